@@ -1,0 +1,60 @@
+# Every command a person or CI types. `make demo` and `make test` do all their set-up on a fresh machine.
+#   PYTHON=python3 make gpu   uses that interpreter as it is: nothing is installed but the package itself
+VENV   := .venv
+RUN    := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
+BASE   ?= python3
+# The CUDA build of torch where there is something to compile or run CUDA with, the CPU build elsewhere. PyPI's own torch wheel
+# for x86-64 Linux is the CUDA build; set TORCH to install another one.
+CUDA   := $(shell command -v nvcc nvidia-smi 2>/dev/null | head -n 1)
+TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0)
+READY  := $(if $(PYTHON),,$(VENV)/.ready)
+BUILT  := build/.built
+SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: demo test gpu bench lint format mutants build clean
+
+demo: $(BUILT)
+	$(RUN) -m bench.train --out runs/demo $(ARGS)
+
+test: $(BUILT)
+	$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+# On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too.
+gpu: $(BUILT)
+	$(RUN) -m bench.gpu $(ARGS)
+
+bench: $(BUILT)
+	$(RUN) -m bench.run $(ARGS)
+
+mutants: $(READY)
+	$(RUN) tests/emulator/mutate.py $(ARGS)
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	git ls-files -co --exclude-standard '*.h' '*.cuh' '*.cu' '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	git ls-files -co --exclude-standard '*.h' '*.cuh' '*.cu' '*.cpp' | xargs $(VENV)/bin/clang-format -i
+
+build: $(BUILT)
+
+$(VENV)/.ready: pyproject.toml
+	@echo "Setting up $(VENV) with $(TORCH) ($(if $(CUDA),found $(CUDA),no CUDA toolkit or GPU found))"
+	test -x $(VENV)/bin/python || $(BASE) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VENV)/bin/python -m pip install --quiet --group test --group lint
+	touch $@
+
+$(BUILT): $(SOURCES) $(READY)
+	@echo "Building amp_kernels for $$($(RUN) -c 'import torch; print("torch", torch.__version__)')"
+	$(if $(PYTHON),$(RUN) setup.py --quiet build_ext --inplace,$(RUN) -m pip install --quiet --no-build-isolation --no-deps -e .)
+	mkdir -p build && touch $@
+	$(RUN) -m amp_kernels info --brief
+
+clean:
+	rm -rf build dist *.egg-info amp_kernels/*.so amp_kernels/_build_info.json runs
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

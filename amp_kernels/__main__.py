@@ -1,0 +1,34 @@
+"""``python -m amp_kernels {info,doctor,bench}``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m amp_kernels", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser("info", help="versions, GPU, what is built, which backend each op takes and why")
+    info.add_argument("--check", action="store_true", help="run a tiny case of every op on every available backend")
+    info.add_argument("--brief", action="store_true", help="only what was built")
+    commands.add_parser("doctor", help="which 16-bit format to train in on this machine, and why")
+    commands.add_parser("bench", help="run the benchmarks", add_help=False)
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.command == "bench":
+        from .bench.run import main as run_bench
+
+        return run_bench(rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if arguments.command == "info":
+        from . import _info
+
+        return _info.run(brief=arguments.brief, check=arguments.check)
+    from . import _doctor
+
+    return _doctor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

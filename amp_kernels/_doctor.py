@@ -1,0 +1,23 @@
+"""``python -m amp_kernels doctor``: which 16-bit format this machine should train in, whether it needs loss scaling, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from . import _load, amp
+
+
+def run() -> int:
+    """Print one verdict per device. Returns the exit status: 0, unless a device cannot train in 16 bits at all."""
+    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else ["cpu"]
+    for name in names:
+        advice = amp.advise(name)
+        print(f"{name}: {advice.device_name}")
+        print(f"  dtype         {str(advice.dtype).removeprefix('torch.')}")
+        print(f"  loss scaling  {'needed' if advice.needs_scaler else 'not needed'}")
+        print(f"  why           {advice.reason}")
+        for warning in advice.warnings:
+            print(f"  warning       {warning}")
+    if "cuda" in _load.absent():
+        print(f"note: no CUDA kernels are loaded: {_load.absent()['cuda']}")
+    return 0

@@ -1,0 +1,92 @@
+"""``python -m amp_kernels info``: what is installed, what is built, which backend each op takes and why."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+
+import torch
+
+from . import _load, _policy
+from ._library import REGISTRY
+from ._version import __version__
+
+
+def devices() -> list[str]:
+    """Device types that ops can run on here."""
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def run(brief: bool = False, check: bool = False) -> int:
+    """Print the report; with ``check`` run a tiny case of every op on every available backend. Returns the exit status."""
+    print(_libraries() if brief else "\n".join([_versions(), "", _libraries(), "", _ops()]))
+    return _check() if check else 0
+
+
+def _versions() -> str:
+    triton = importlib.metadata.version("triton") if _load.has_triton() else "not installed"
+    lines = [
+        f"amp_kernels {__version__}",
+        f"python      {platform.python_version()} ({sys.platform} {platform.machine()})",
+        f"torch       {torch.__version__} (CUDA {torch.version.cuda or 'none'})",
+        f"triton      {triton}",
+    ]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            memory = properties.total_memory / 2**30
+            lines.append(f"gpu {index}       {properties.name}, capability {properties.major}.{properties.minor}, {memory:.0f} GiB")
+    else:
+        lines.append("gpu         none visible")
+    return "\n".join(lines)
+
+
+def _libraries() -> str:
+    info = _load.build_info()
+    lines = []
+    for name, entry in info.get("libraries", {}).items():
+        state = "built" if entry["built"] else f"not built: {entry['reason']}"
+        if entry["built"] and name in _load.absent():
+            state = f"built, not loaded: {_load.absent()[name]}"
+        if entry["built"] and name == "cuda":
+            state += f" with nvcc {info.get('nvcc')} for {', '.join(_load.cuda_archs())}"
+        lines.append(f"library {name:9} {state}")
+    return "\n".join(lines) or f"library           none: {_load.build_reason('cpu')}"
+
+
+def _ops() -> str:
+    rows = [("op", "backends", "chosen", "why")]
+    for name, op in sorted(REGISTRY.items()):
+        if op.composite:
+            rows.append((name, "composite", "", "written over the other ops"))
+            continue
+        built = _policy.built(name)
+        exists = [b for b in ("cpu", "cuda", "triton", "emulate") if getattr(built, b)] + ["reference"]
+        for i, device in enumerate(devices()):
+            capability = torch.cuda.get_device_capability() if device == "cuda" else None
+            try:
+                choice = _policy.choose(name, device, capability, built, _policy.requested_backend())
+                chosen, reason = choice.backend, choice.reason
+            except _policy.BackendUnavailable as error:
+                chosen, reason = "none", str(error)
+            rows.append((name if i == 0 else "", " ".join(exists) if i == 0 else "", f"{device}: {chosen}", reason))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join("  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip() for row in rows)
+
+
+def _check() -> int:
+    from .testing.backends import available_backends, check_backend
+
+    failures = 0
+    print()
+    for name, op in sorted(REGISTRY.items()):
+        for device in devices():
+            for backend in available_backends(op, device):
+                try:
+                    print(f"check {name:20} {device:5} {backend:9} ok, {check_backend(op, backend, device)} cases")
+                except Exception as error:
+                    failures += 1
+                    print(f"check {name:20} {device:5} {backend:9} FAILED: {error}")
+    print("all backends agree with the reference" if not failures else f"{failures} backends FAILED")
+    return min(failures, 1)

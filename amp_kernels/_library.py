@@ -1,0 +1,148 @@
+"""The op registry: every schema is defined here once, in the one ``torch.library`` of the package.
+
+An op exists on every install: its readable torch *reference* is registered as the composite kernel, so the op also runs on meta
+tensors, on devices without a kernel and where nothing could be compiled. The C++ libraries only add implementations for the keys
+``CPU`` and ``CUDA`` (one key holds one kernel); Triton and the emulator are plain functions that :class:`Op` calls when the
+policy (``_policy.py``) picks them.
+
+The stable ABI does not bump version counters, and neither does Triton, so a mutating op gets an ``ADInplaceOrView`` kernel here
+that does: without it, stepping an optimizer between forward and backward would silently give wrong gradients.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from . import _policy
+
+NAMESPACE = "amp_kernels"
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+REGISTRY: dict[str, Op] = {}
+
+Sample = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Op:
+    """One op: its schema, its reference and the choice of a backend at each call."""
+
+    def __init__(self, schema: str, reference: Callable, samples: Callable[[str], Iterable[Sample]], composite: bool):
+        self.schema = torch._C.parse_schema(f"{NAMESPACE}::{schema}")
+        self.name = self.schema.name.removeprefix(f"{NAMESPACE}::")
+        self.reference = reference
+        self.samples = samples
+        self.composite = composite
+        self.mutated = tuple(
+            (i, argument.name)
+            for i, argument in enumerate(self.schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+
+    def __call__(self, *args, **kwargs):
+        if self.composite or torch.compiler.is_compiling():
+            return self.overload(*args, **kwargs)
+        tensor = first_tensor(args)
+        backend = _policy.select(self.name, tensor) if tensor is not None else "reference"
+        if backend in ("cpu", "cuda") or type(tensor) not in _PLAIN:  # a subclass (fake, functional, ...) needs the dispatcher
+            return self.overload(*args, **kwargs)
+        return self.run(backend, *args, **kwargs)
+
+    @property
+    def overload(self):
+        """The op as torch's dispatcher sees it, ``torch.ops.amp_kernels.<name>.default``."""
+        return getattr(getattr(torch.ops, NAMESPACE), self.name).default
+
+    def run(self, backend: str, *args, **kwargs):
+        """Run one backend by name, past the policy: ``info --check``, tests and benchmarks compare backends with this."""
+        if backend in ("cpu", "cuda"):
+            return self.overload(*args, **kwargs)
+        if backend == "reference":
+            result = _below_autograd(self.reference)(*args, **kwargs)
+        else:
+            result = implementation(self.name, backend)(*args, **kwargs)
+        self._bump_versions(args, kwargs)
+        return result
+
+    def _bump_versions(self, args, kwargs) -> None:
+        for position, name in self.mutated:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            tensors = [value] if isinstance(value, torch.Tensor) else list(value or ())
+            torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+    def _adinplaceorview(self, *args, **kwargs):
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            result = self.overload(*args, **kwargs)
+        self._bump_versions(args, kwargs)
+        return result
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def first_tensor(args: Iterable) -> torch.Tensor | None:
+    """The tensor whose device and dtype decide the backend: the first one among the arguments and their lists."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            return value[0]
+    return None
+
+
+def implementation(name: str, backend: str) -> Callable:
+    """The plain function of the Triton or emulator backend: ``launch`` in ``_triton/<name>.py`` or ``_emulate/<name>.py``."""
+    return importlib.import_module(f"{__package__}._{backend}.{name.strip('_')}").launch
+
+
+def define(
+    schema: str,
+    reference: Callable,
+    *,
+    samples: Callable[[str], Iterable[Sample]],
+    differentiable: bool = False,
+    composite: bool = False,
+) -> Op:
+    """Define an op of the package and return it.
+
+    Args:
+        schema: torch schema without the namespace. Tensor lists come before scalars; mutating ops return nothing; no argument
+            is called ``mode`` (functionalization has a parameter of that name).
+        reference: readable, branchless torch implementation (no ``.item()``); it also serves meta tensors.
+        samples: ``samples(device)`` yields ``(args, kwargs)`` of small, seeded calls that cover dtypes and options; opcheck,
+            ``python -m amp_kernels info --check`` and the registry tests run over them.
+        differentiable: the op's file registers its own autograd formula. Otherwise a backward through an out-of-place op
+            raises, instead of silently giving no gradient.
+        composite: the reference *is* the implementation, written over other ops of the package: no backend is chosen.
+    """
+    op = Op(schema, reference, samples, composite)
+    LIBRARY.define(schema)
+    LIBRARY.impl(op.name, reference if composite else _below_autograd(reference), "CompositeExplicitAutograd")
+    if op.mutated:
+        LIBRARY.impl(op.name, op._adinplaceorview, "ADInplaceOrView")
+    elif not differentiable:
+        torch.library.register_autograd(f"{NAMESPACE}::{op.name}", _no_formula(op.name), lib=LIBRARY)
+    REGISTRY[op.name] = op
+    return op
+
+
+def _below_autograd(function: Callable) -> Callable:
+    """A kernel sits below autograd: the torch ops inside it record no graph and may write to leaves, as C++ kernels do."""
+
+    def kernel(*args, **kwargs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return function(*args, **kwargs)
+
+    return kernel
+
+
+def _no_formula(name: str) -> Callable:
+    def backward(ctx, *grads):
+        raise NotImplementedError(
+            f"amp_kernels::{name} is a raw kernel without an autograd formula; call amp_kernels.linear or amp_kernels.matmul, "
+            "which are differentiable, or run it under torch.no_grad()"
+        )
+
+    return backward

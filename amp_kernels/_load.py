@@ -1,0 +1,76 @@
+"""Loads the compiled libraries. Importing never fails and touches no device: what cannot load leaves its reason here."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGE = Path(__file__).parent
+_absent: dict[str, str] = {}
+
+
+@functools.cache
+def build_info() -> dict[str, Any]:
+    """What the build recorded: per library whether it was built or why not, arch list, compilers, torch. Empty if never built."""
+    path = PACKAGE / "_build_info.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def absent() -> dict[str, str]:
+    """The libraries that are not there (``"cpu"``, ``"cuda"``, ``"triton"``, ``"emulate"``), each with the reason."""
+    return _absent
+
+
+def cuda_archs() -> tuple[str, ...]:
+    """The architectures the CUDA library was built for, as in ``TORCH_CUDA_ARCH_LIST``."""
+    return tuple(build_info().get("cuda_archs", ()))
+
+
+@functools.cache
+def has_triton() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        _absent["triton"] = "the package triton is not installed"
+        return False
+    return True
+
+
+def has_module(folder: str, op: str) -> bool:
+    """Whether ``amp_kernels/<folder>/`` has the file of ``op``; found on disk, so that nothing is imported."""
+    return (PACKAGE / folder / f"{op.strip('_')}.py").exists()
+
+
+def has_extension(name: str) -> bool:
+    """Whether the extension module ``amp_kernels.<name>`` was built."""
+    if importlib.util.find_spec(f"{__package__}.{name}") is None:
+        _absent.setdefault("emulate", build_reason("emulator"))
+        return False
+    return True
+
+
+def build_reason(library: str) -> str:
+    """Why the build has no ``library``, in the build's own words."""
+    info = build_info()
+    if not info:
+        return "the package was never built (pip install --no-build-isolation -v .)"
+    entry = info.get("libraries", {}).get(library, {})
+    return entry.get("reason") or f"lib {library} is missing from {PACKAGE} although it was built"
+
+
+def load() -> None:
+    """Load ``libamp_kernels_cpu`` and, under a CUDA build of torch, ``libamp_kernels_cuda``."""
+    for library in ("cpu", "cuda"):
+        path = PACKAGE / f"libamp_kernels_{library}.so"
+        if library == "cuda" and torch.version.cuda is None:
+            _absent["cuda"] = "the installed torch is a CPU build"
+        elif not path.exists():
+            _absent[library] = build_reason(library)
+        else:
+            try:
+                torch.ops.load_library(str(path))
+            except OSError as error:
+                _absent[library] = f"{path.name} does not load: {error}"

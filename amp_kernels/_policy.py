@@ -1,0 +1,196 @@
+"""Which implementation runs: a pure function of the op, the device and what is built, so that it is tested without a GPU.
+
+``AMP_KERNELS_BACKEND=<name>`` or ``with ak.backend("<name>"):`` is an explicit choice: it works or raises
+:class:`BackendUnavailable`. The automatic choice may fall back; each one is a DEBUG line of the logger ``amp_kernels``, and a fall
+to the slow reference on a GPU is a WARNING, once per op.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from . import _load
+
+logger = logging.getLogger("amp_kernels")
+
+BACKENDS = ("cpu", "cuda", "triton", "reference", "emulate")
+_override: contextvars.ContextVar[str | None] = contextvars.ContextVar("amp_kernels_backend", default=None)
+
+
+class BackendUnavailable(RuntimeError):
+    """An explicitly chosen backend cannot run this op here; the message says what exists, why, and the command that fixes it."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What exists for one op on this install.
+
+    ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``absent`` maps a backend to the reason
+    why it does not exist.
+    """
+
+    cpu: bool = False
+    cuda: bool = False
+    cuda_archs: tuple[str, ...] = ()
+    triton: bool = False
+    triton_interpreted: bool = False
+    emulate: bool = False
+    absent: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    backend: str
+    reason: str
+    slow: bool = False
+
+
+def arch_runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether code built for ``arch`` runs on a GPU of ``capability``.
+
+    A cubin runs on its own major version from its own minor version on; ``a`` suffixes run on exactly that chip; ``+PTX`` is
+    compiled by the driver for anything newer.
+    """
+    number = arch.removesuffix("+PTX").rstrip("af")
+    major, minor = (int(part) for part in number.split("."))
+    if arch.endswith("a"):
+        return (major, minor) == capability
+    if arch.endswith("+PTX") and capability >= (major, minor):
+        return True
+    return capability[0] == major and capability[1] >= minor
+
+
+def choose(op: str, device: str, capability: tuple[int, int] | None, built: Built, requested: str | None = None) -> Choice:
+    """Pick the backend of ``op`` for tensors on ``device``.
+
+    Args:
+        op: name of the op, for messages.
+        device: ``"cpu"``, ``"cuda"`` or another torch device type.
+        capability: compute capability of the GPU; ``None`` off CUDA.
+        built: what exists for this op.
+        requested: a name from :data:`BACKENDS` chosen by the user, or ``None``.
+
+    Raises:
+        BackendUnavailable: ``requested`` cannot serve this call.
+        ValueError: ``requested`` is no backend's name.
+    """
+    why_not = _why_not(device, capability, built)
+    if requested is not None:
+        if requested not in BACKENDS:
+            raise ValueError(f"backend {requested!r} is unknown; accepted: {', '.join(BACKENDS)}")
+        if requested in why_not:
+            able = [name for name in BACKENDS if name not in why_not]
+            raise BackendUnavailable(
+                f"amp_kernels: backend {requested!r} was asked for, but {op} on {_describe(device, capability)} cannot use it: "
+                f"{why_not[requested]}. Available here: {', '.join(able)}. {_FIX.get(requested, '')}".rstrip()
+            )
+        return Choice(requested, "asked for")
+    if device == "cpu":
+        if "cpu" not in why_not:
+            return Choice("cpu", "compiled CPU kernel")
+        return Choice("reference", f"no CPU kernel: {why_not['cpu']}")
+    if device == "cuda":
+        if "cuda" not in why_not:
+            return Choice("cuda", f"compiled for {_describe(device, capability)}")
+        if "triton" not in why_not:
+            return Choice("triton", f"no CUDA kernel: {why_not['cuda']}")
+        return Choice("reference", f"no CUDA kernel: {why_not['cuda']}; no Triton kernel: {why_not['triton']}", slow=True)
+    return Choice("reference", f"no kernels for device type {device!r}")
+
+
+_FIX = {
+    "cpu": "To build it: pip install --no-build-isolation -v . (needs a C++20 compiler).",
+    "cuda": "To build it: TORCH_CUDA_ARCH_LIST=<your GPU, such as 9.0a> pip install --no-build-isolation -v . "
+    "(needs a CUDA build of torch and nvcc); python -m amp_kernels info shows what was built.",
+    "triton": "Triton kernels need a CUDA tensor, or TRITON_INTERPRET=1 set before Python starts.",
+    "emulate": "The emulator runs CPU tensors through CUDA kernels for debugging; it is built by pip install --no-build-isolation -v .",
+}
+
+
+def _why_not(device: str, capability: tuple[int, int] | None, built: Built) -> dict[str, str]:
+    """Each backend that cannot run, with the reason."""
+    absent = dict(built.absent)
+    why: dict[str, str] = {}
+    if device != "cpu":
+        why["cpu"] = why["emulate"] = f"the tensors are on {device}"
+    if device != "cuda":
+        why["cuda"] = f"the tensors are on {device}"
+    if not built.cpu:
+        why.setdefault("cpu", absent.get("cpu", "this op has no CPU kernel"))
+    if not built.emulate:
+        why.setdefault("emulate", absent.get("emulate", "this op has no emulated kernel"))
+    if not built.cuda:
+        why.setdefault("cuda", absent.get("cuda", "this op has no CUDA kernel"))
+    elif capability is not None and not any(arch_runs(arch, capability) for arch in built.cuda_archs):
+        why.setdefault("cuda", f"it was built for {', '.join(built.cuda_archs)}, not for {_describe(device, capability)}")
+    if not built.triton:
+        why["triton"] = absent.get("triton", "this op has no Triton kernel")
+    elif device != "cuda" and not built.triton_interpreted:
+        why["triton"] = f"the tensors are on {device} and the interpreter is off"
+    elif device == "cuda" and capability is not None and capability < (8, 0):
+        why["triton"] = f"Triton needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
+    return why
+
+
+def _describe(device: str, capability: tuple[int, int] | None) -> str:
+    return device if capability is None else f"{device} (compute capability {capability[0]}.{capability[1]})"
+
+
+def requested_backend() -> str | None:
+    """The user's explicit choice: the innermost ``backend(...)`` block, else ``AMP_KERNELS_BACKEND``, else ``None``."""
+    return _override.get() or os.environ.get("AMP_KERNELS_BACKEND") or None
+
+
+@contextlib.contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Within the block every op of this thread runs on backend ``name``, or raises :class:`BackendUnavailable`.
+
+    Args:
+        name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"reference"`` or ``"emulate"``.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend: name is {name!r}; accepted: {', '.join(BACKENDS)}")
+    token = _override.set(name)
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def select(op: str, tensor: torch.Tensor) -> str:
+    """The backend for a call whose first tensor is ``tensor``. The answer is cached per op, device and request."""
+    device = tensor.device
+    return _select(op, device.type, device.index, requested_backend())
+
+
+@functools.cache
+def _select(op: str, device_type: str, index: int | None, requested: str | None) -> str:
+    capability = torch.cuda.get_device_capability(index) if device_type == "cuda" else None
+    choice = choose(op, device_type, capability, built(op), requested)
+    logger.debug("%s on %s: %s (%s)", op, device_type, choice.backend, choice.reason)
+    if choice.slow:
+        logger.warning("%s runs on the slow torch reference: %s", op, choice.reason)
+    return choice.backend
+
+
+@functools.cache
+def built(op: str) -> Built:
+    """What this install has for ``op``; touches no device."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return Built(
+        cpu=has(f"amp_kernels::{op}", "CPU"),
+        cuda=has(f"amp_kernels::{op}", "CUDA"),
+        cuda_archs=_load.cuda_archs(),
+        triton=_load.has_triton() and _load.has_module("_triton", op),
+        triton_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        emulate=_load.has_module("_emulate", op) and _load.has_extension("_emulator"),
+        absent=tuple(_load.absent().items()),
+    )

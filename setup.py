@@ -1,0 +1,215 @@
+"""Build entry: CMake + Ninja build the compiled parts, each of which may be missing with a recorded reason.
+
+The op libraries use the LibTorch stable ABI and need only torch's headers and libraries, so the build asks the environment's own
+torch where they are, in a subprocess: an isolated build has no torch of its own and needs none.
+
+Environment variables, meaning what they mean elsewhere: ``TORCH_CUDA_ARCH_LIST``, ``MAX_JOBS``, ``NVCC_THREADS``, ``CUDA_HOME``,
+``DEBUG``. ``AMP_KERNELS_FORCE_CUDA=1`` turns an absent CUDA library into a build failure.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+DEFAULT_ARCHS = "7.5;8.0+PTX;9.0a;12.0+PTX"
+# target of CMake -> the file it makes
+TARGETS = {
+    "cpu": ("amp_kernels_cpu", "libamp_kernels_cpu.so"),
+    "cuda": ("amp_kernels_cuda", "libamp_kernels_cuda.so"),
+    "host": ("_host", "_host.*.so"),
+    "emulator": ("_emulator", "_emulator.*.so"),
+}
+PROBE = (
+    "import json, os, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
+    "'root': os.path.dirname(torch.__file__)}))"
+)
+
+
+class Missing(Exception):
+    """A part cannot be built here; the message is the reason that users get to read."""
+
+
+def find_torch() -> dict:
+    """Version, CUDA version and folder of the torch that will run the package.
+
+    ``-I`` makes the interpreter ignore the overlay of an isolated build, so that it sees the environment pip installs into.
+    """
+    error = ""
+    for flags in ([], ["-I"]):
+        probe = subprocess.run([sys.executable, *flags, "-c", PROBE], capture_output=True, text=True)
+        if probe.returncode == 0:
+            return json.loads(probe.stdout.splitlines()[-1])
+        error = (probe.stderr.strip().splitlines() or [error])[-1]
+    raise Missing(f"torch cannot be imported in this environment ({error}); install torch first, then amp_kernels")
+
+
+def find_nvcc() -> str:
+    """The real nvcc: the one on PATH may be a wrapper script, and CMake needs the toolkit around the compiler."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc")
+    if nvcc is None or not Path(nvcc).exists():
+        raise Missing(f"nvcc was not found ({'CUDA_HOME=' + home if home else 'not on PATH and CUDA_HOME is not set'})")
+    dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+    here = re.search(r"_HERE_=(.+)", dry.stderr)
+    return str(Path(here.group(1).strip()) / "nvcc") if here else nvcc
+
+
+def nvcc_version(nvcc: str) -> str:
+    out = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    return re.search(r"release ([0-9.]+)", out).group(1)
+
+
+def pybind11_include() -> str:
+    try:
+        import pybind11
+    except ImportError as error:
+        raise Missing("pybind11 is not installed in the build environment") from error
+    return pybind11.get_include()
+
+
+class CMakeBuild(build_ext):
+    """Builds each target of CMakeLists.txt by itself and writes ``_build_info.json`` beside the package."""
+
+    def run(self):
+        self.info = {"libraries": {}, "cuda_archs": []}
+        try:
+            self.configure()
+        except Missing as error:
+            for library in TARGETS:
+                self.note(library, str(error))
+        else:
+            for library in TARGETS:
+                if library not in self.info["libraries"]:
+                    self.build_target(library)
+        if os.environ.get("AMP_KERNELS_FORCE_CUDA") == "1" and not self.info["libraries"]["cuda"]["built"]:
+            raise RuntimeError(f"AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built: {self.reason('cuda')}")
+        self.package_dir().mkdir(parents=True, exist_ok=True)
+        (self.package_dir() / "_build_info.json").write_text(json.dumps(self.info, indent=2) + "\n")
+        for library, entry in self.info["libraries"].items():
+            print(f"amp_kernels: {library}: {'built' if entry['built'] else 'NOT built: ' + entry['reason']}")
+
+    def configure(self) -> None:
+        cmake = shutil.which("cmake")
+        ninja = shutil.which("ninja")
+        if cmake is None or ninja is None:
+            raise Missing(f"{'cmake' if cmake is None else 'ninja'} was not found (pip install cmake ninja)")
+        arguments = [
+            f"-DCMAKE_BUILD_TYPE={'Debug' if os.environ.get('DEBUG', '0') not in ('', '0') else 'Release'}",
+            f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            f"-DPython3_EXECUTABLE={sys.executable}",
+        ]
+        tag = f"{sys.implementation.cache_tag}"
+        try:
+            torch = find_torch()
+            self.info["torch"] = torch["version"]
+            tag += f"-torch{torch['version']}"
+            arguments.append(f"-DTORCH_ROOT={torch['root']}")
+            arguments += self.cuda_arguments(torch)
+        except Missing as error:
+            self.note("cpu", str(error))
+            self.note("cuda", str(error))
+        try:
+            arguments.append(f"-DPYBIND11_INCLUDE={pybind11_include()}")
+        except Missing as error:
+            self.note("host", str(error))
+            self.note("emulator", str(error))
+        self.folder = ROOT / "build" / f"cmake-{tag}{'-debug' if 'Debug' in arguments[0] else ''}"
+        step = subprocess.run([cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True)
+        print(step.stdout, step.stderr, file=sys.stderr)
+        if step.returncode and self.info["cuda_archs"]:  # a broken CUDA toolkit must not take the CPU kernels with it
+            self.note("cuda", last_error(step.stdout + step.stderr))
+            self.info["cuda_archs"] = []
+            shutil.rmtree(self.folder)
+            arguments = [argument for argument in arguments if "CUDA" not in argument]
+            step = subprocess.run([cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True)
+        if step.returncode:
+            raise Missing(last_error(step.stdout + step.stderr))
+
+    def cuda_arguments(self, torch: dict) -> list[str]:
+        try:
+            if torch["cuda"] is None:
+                raise Missing("the installed torch is a CPU build")
+            nvcc = find_nvcc()
+            version = nvcc_version(nvcc)
+            if version.split(".")[0] != torch["cuda"].split(".")[0]:
+                raise Missing(f"nvcc is version {version}, torch was built with CUDA {torch['cuda']}: the major versions must agree")
+        except Missing as error:
+            self.note("cuda", str(error))
+            return ["-DAMP_KERNELS_CUDA=OFF"]
+        archs = re.split(r"[;,\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS).strip())
+        self.info["cuda_archs"] = archs
+        self.info["nvcc"] = version
+        return [
+            "-DAMP_KERNELS_CUDA=ON",
+            f"-DCMAKE_CUDA_COMPILER={nvcc}",
+            f"-DCUDAToolkit_ROOT={Path(nvcc).parent.parent}",
+            f"-DAMP_KERNELS_CUDA_ARCHS={';'.join(archs)}",
+            f"-DAMP_KERNELS_NVCC_THREADS={os.environ.get('NVCC_THREADS', '2')}",
+        ]
+
+    def build_target(self, library: str) -> None:
+        target, pattern = TARGETS[library]
+        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
+        command = ["cmake", "--build", self.folder, "--target", target, "-j", jobs]
+        step = subprocess.run(command, capture_output=True, text=True)
+        print(step.stdout, step.stderr, file=sys.stderr)
+        files = list(self.folder.glob(pattern))
+        if step.returncode or not files:
+            self.note(library, last_error(step.stdout + step.stderr))
+            if library == "cuda":
+                self.info["cuda_archs"] = []
+            return
+        self.package_dir().mkdir(parents=True, exist_ok=True)
+        for file in files:
+            # Replaced, not overwritten: a running process may have the old library mapped.
+            temporary = self.package_dir() / f".{file.name}"
+            shutil.copy2(file, temporary)
+            temporary.replace(self.package_dir() / file.name)
+        self.note(library, None)
+
+    def note(self, library: str, reason: str | None) -> None:
+        self.info["libraries"][library] = {"built": reason is None, "reason": reason}
+        if reason is not None:  # never leave a stale binary beside a record that says there is none
+            for stale in self.package_dir().glob(TARGETS[library][1]):
+                stale.unlink()
+
+    def reason(self, library: str) -> str:
+        return self.info["libraries"][library]["reason"]
+
+    def package_dir(self) -> Path:
+        return Path(self.get_ext_fullpath("amp_kernels._host")).parent
+
+    def get_outputs(self):
+        patterns = [pattern for _, pattern in TARGETS.values()] + ["_build_info.json"]
+        return [str(file) for pattern in patterns for file in self.package_dir().glob(pattern)]
+
+
+def last_error(output: str) -> str:
+    """The line that names what went wrong: the first compiler or CMake error, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [i for i, line in enumerate(lines) if re.search(r"\b(fatal error|error)\b|CMake Error", line)]
+    if not errors:
+        return lines[-1] if lines else "the build printed nothing"
+    return " ".join(lines[errors[0] : errors[0] + 2])[:400]
+
+
+setup(
+    ext_modules=[Extension("amp_kernels._host", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+    packages=[
+        ".".join(path.relative_to(ROOT).parts)
+        for path in [ROOT / "amp_kernels", *sorted((ROOT / "amp_kernels").rglob("*"))]
+        if (path / "__init__.py").exists()
+    ]
+    + ["amp_kernels.bench", "amp_kernels.bench.ops"],
+    package_dir={"amp_kernels.bench": "bench"},
+    package_data={"amp_kernels": ["py.typed", "*.pyi"]},
+)
