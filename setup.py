@@ -106,7 +106,7 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
             f"-DPython3_EXECUTABLE={sys.executable}",
         ]
-        tag = f"{sys.implementation.cache_tag}"
+        tag = sys.implementation.cache_tag  # one build folder per kind of build, so that switching back and forth stays cheap
         try:
             torch = find_torch()
             self.info["torch"] = torch["version"]
@@ -121,6 +121,7 @@ class CMakeBuild(build_ext):
         except Missing as error:
             self.note("host", str(error))
             self.note("emulator", str(error))
+        tag += f"-nvcc{self.info['nvcc']}" if self.info["cuda_archs"] else ""
         self.folder = ROOT / "build" / f"cmake-{tag}{'-debug' if 'Debug' in arguments[0] else ''}"
         step = subprocess.run([cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True)
         print(step.stdout, step.stderr, file=sys.stderr)

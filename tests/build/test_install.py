@@ -1,0 +1,142 @@
+"""Installs of every kind, each into a clean virtual environment: what is built is used, what is not is explained.
+
+The environments see this one's torch through a path file, so that nothing is downloaded but the build requirements of the one
+isolated build. They do not see this one's amp_kernels: editable installs work by hooks that a path file does not run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command, cwd=ROOT, check=True, **environment):
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "", "AMP_KERNELS_BACKEND": "", **environment},
+    )
+    if check:
+        assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+def build_wheel(folder: Path, *options, check=True, **environment):
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-v", "-w", folder, *options]
+    result = run(*command, check=check, **environment)
+    return next(folder.glob("*.whl"), None), result
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"), "--no-build-isolation")[0]
+
+
+class Environment:
+    """A clean virtual environment."""
+
+    def __init__(self, folder: Path, torch: bool = True):
+        run(sys.executable, "-m", "venv", folder)
+        self.python = folder / "bin" / "python"
+        self.folder = folder
+        if torch:
+            site = next((folder / "lib").glob("python*/site-packages"))
+            (site / "torch_of_the_tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+
+    def install(self, wheel: Path) -> None:
+        run(self.python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
+
+    def __call__(self, *arguments, **options):
+        return run(self.python, *arguments, cwd=self.folder, **options)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return Environment(tmp_path / "environment")
+
+
+def info_of(wheel: Path) -> dict:
+    return json.loads(zipfile.ZipFile(wheel).read("amp_kernels/_build_info.json"))
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"amp_kernels"}
+    for needed in ("amp_kernels/libamp_kernels_cpu.so", "amp_kernels/bench/run.py", "amp_kernels/py.typed"):
+        assert needed in names
+    assert any(name.startswith("amp_kernels/_host.") and name.endswith(".so") for name in names)
+
+
+def test_wheel_works_in_a_clean_environment(wheel, environment):
+    environment.install(wheel)
+    report = environment("-m", "amp_kernels", "info", "--check").stdout
+    assert "all backends agree with the reference" in report
+    assert "cpu: cpu" in report
+    where = environment("-c", "import amp_kernels; print(amp_kernels.__file__)").stdout
+    assert str(environment.folder) in where
+    assert "--op" in environment("-m", "amp_kernels", "bench", "--help").stdout
+    assert "dtype" in environment("-m", "amp_kernels", "doctor").stdout
+
+
+@pytest.mark.slow
+def test_isolated_build_uses_the_torch_of_the_environment(tmp_path):
+    """pip's build environment holds no torch; the one that pip runs in does."""
+    wheel, _ = build_wheel(tmp_path)
+    libraries = info_of(wheel)["libraries"]
+    assert libraries["cpu"]["built"]
+    assert libraries["host"]["built"]
+
+
+@pytest.mark.slow
+def test_without_torch_the_reason_is_recorded(tmp_path):
+    """Also the editable install: the source folder is a copy, so that this environment's build stays as it is."""
+    bare = Environment(tmp_path / "environment", torch=False)
+    copy = tmp_path / "source"
+    run("git", "clone", "--quiet", ROOT, copy)
+    run(bare.python, "-m", "pip", "install", "--no-deps", "-e", copy)
+    libraries = json.loads((copy / "amp_kernels" / "_build_info.json").read_text())["libraries"]
+    assert "torch cannot be imported" in libraries["cpu"]["reason"]
+    assert "torch cannot be imported" in libraries["cuda"]["reason"]
+    assert libraries["host"]["built"]
+
+
+def test_failing_compiler_leaves_python_and_the_reference(tmp_path, environment):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'error: this compiler is broken' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    copy = tmp_path / "source"  # its own build folder: a compiler is cached by CMake
+    run("git", "clone", "--quiet", ROOT, copy)
+    run(sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "-w", tmp_path, CXX=str(broken))
+    wheel = next(tmp_path.glob("*.whl"))
+    assert not any(library["built"] for library in info_of(wheel)["libraries"].values())
+    environment.install(wheel)
+    report = environment("-m", "amp_kernels", "info", "--check").stdout
+    assert "cpu: reference" in report
+    assert "CMake Error" in report
+    asked = environment(
+        "-c", "import amp_kernels as ak, torch; ak.matmul(torch.ones(2, 2).half(), torch.ones(2, 2).half())",
+        check=False, AMP_KERNELS_BACKEND="cpu",
+    )  # fmt: skip
+    assert "BackendUnavailable" in asked.stderr
+    assert "CMake Error" in asked.stderr
+    assert "pip install --no-build-isolation -v ." in asked.stderr
+
+
+def test_absent_nvcc_is_a_reason_and_a_failure_when_cuda_is_forced(tmp_path):
+    wheel, _ = build_wheel(tmp_path, "--no-build-isolation", CUDA_HOME="/nonexistent")
+    libraries = info_of(wheel)["libraries"]
+    assert libraries["cpu"]["built"]
+    expected = ["nvcc was not found (CUDA_HOME=/nonexistent)", "the installed torch is a CPU build"]
+    assert libraries["cuda"]["reason"] in expected
+    forced = build_wheel(tmp_path / "forced", "--no-build-isolation", check=False, CUDA_HOME="/nonexistent", AMP_KERNELS_FORCE_CUDA="1")
+    assert forced[0] is None
+    assert "AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built" in forced[1].stdout + forced[1].stderr

@@ -1,0 +1,42 @@
+"""Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")
+    parser.addoption("--progress-file", help="write the id of the running test here, so that a hang can be named from outside")
+
+
+def pytest_collection_modifyitems(config, items):
+    if torch.cuda.is_available() or config.getoption("--require-gpu"):
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU (make gpu)"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    progress = item.config.getoption("--progress-file")
+    if progress:
+        Path(progress).write_text(item.nodeid)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.skipped and item.config.getoption("--require-gpu") and "gpu" in item.keywords:
+        report.outcome = "failed"
+        report.longrepr = f"skipped although a GPU is required: {report.longrepr}"
+
+
+@pytest.fixture(autouse=True)
+def _no_backend_from_outside(monkeypatch):
+    """A backend chosen in the developer's shell must not decide what the tests see."""
+    if "AMP_KERNELS_BACKEND" in os.environ:
+        monkeypatch.delenv("AMP_KERNELS_BACKEND")

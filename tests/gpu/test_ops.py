@@ -1,0 +1,59 @@
+"""Every op on every backend that exists on a GPU, against the reference: the samples that opcheck sees, then larger lists."""
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._library import REGISTRY
+from amp_kernels.testing.backends import available_backends, check_backend
+
+pytestmark = pytest.mark.gpu
+
+CASES = [(name, backend) for name in sorted(REGISTRY) for backend in ("cuda", "triton")]
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_backend_equals_the_reference(name, backend):
+    op = REGISTRY[name]
+    if backend in available_backends(op, "cuda"):
+        assert check_backend(op, backend, "cuda") > 0
+
+
+def test_the_compiled_kernels_are_there():
+    """A GPU machine that silently ran on the reference would pass every other test."""
+    assert "cuda" in available_backends(REGISTRY["check_and_norm"], "cuda")
+    assert "triton" in available_backends(REGISTRY["check_and_norm"], "cuda")
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_norm_of_large_lists(backend, dtype, offset):
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = [1, 7, 4096, 1_000_003, 0, 33_554_432]
+    grads = [torch.randn(n + offset, device="cuda", generator=generator).to(dtype)[offset:] for n in sizes]
+    with ak.backend(backend):
+        first = torch.ops.amp_kernels.check_and_norm if backend == "cuda" else REGISTRY["check_and_norm"]
+        sum_sq, found_inf = first(grads)
+        again, _ = first(grads)
+    expected = sum(g.double().square().sum() for g in grads)
+    torch.testing.assert_close(sum_sq.double(), expected, rtol=1e-5, atol=0)
+    assert found_inf.item() == 0
+    assert torch.equal(sum_sq, again)
+    for position in (0, 1, 999_999, 1_000_002):
+        poisoned = [g.clone() for g in grads]
+        poisoned[3][position] = float("inf")
+        with ak.backend(backend):
+            assert REGISTRY["check_and_norm"](poisoned)[1].item() == 1
+
+
+def test_more_than_two_to_the_31_elements():
+    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
+        pytest.fail("this test needs 12 GiB of free GPU memory")
+    grad = torch.zeros(2**31 + 17, dtype=torch.float16, device="cuda")
+    grad[-1] = 3.0
+    sum_sq, found_inf = REGISTRY["check_and_norm"]([grad])
+    assert sum_sq.item() == 9.0
+    assert found_inf.item() == 0
+    grad[-1] = float("nan")
+    assert REGISTRY["check_and_norm"]([grad])[1].item() == 1

@@ -1,0 +1,112 @@
+"""The choice of a backend is a pure function: every machine is tested here without having it."""
+
+import pytest
+
+from amp_kernels._policy import Built, Choice, arch_runs, choose
+
+FULL = Built(cpu=True, cuda=True, cuda_archs=("7.5", "8.0+PTX", "9.0a", "12.0+PTX"), triton=True, emulate=True)
+PYTHON_ONLY = Built(triton=True, absent=(("cpu", "no compiler"), ("cuda", "nvcc was not found")))
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        ("7.5", (7, 5), True),
+        ("7.5", (7, 0), False),  # older minor
+        ("7.5", (8, 0), False),  # a cubin stays within its major version
+        ("8.0", (8, 9), True),
+        ("8.6", (8, 0), False),
+        ("8.0+PTX", (9, 0), True),
+        ("8.0+PTX", (7, 5), False),
+        ("9.0a", (9, 0), True),
+        ("9.0a", (9, 1), False),  # exactly that chip
+        ("9.0a", (10, 0), False),
+        ("12.0+PTX", (12, 1), True),
+        ("10.0", (12, 0), False),
+    ],
+)
+def test_arch_runs(arch, capability, runs):
+    assert arch_runs(arch, capability) is runs
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "built", "backend"),
+    [
+        ("cpu", None, FULL, "cpu"),
+        ("cpu", None, PYTHON_ONLY, "reference"),
+        ("cuda", (9, 0), FULL, "cuda"),
+        ("cuda", (8, 6), FULL, "cuda"),
+        ("cuda", (10, 0), FULL, "cuda"),  # PTX of 8.0
+        ("cuda", (10, 0), Built(cuda=True, cuda_archs=("9.0a",), triton=True), "triton"),
+        ("cuda", (9, 0), PYTHON_ONLY, "triton"),
+        ("cuda", (7, 0), FULL, "reference"),  # V100: nvcc 13 cannot compile for it, Triton needs 8.0
+        ("cuda", (7, 5), PYTHON_ONLY, "reference"),
+        ("xpu", None, FULL, "reference"),
+        ("meta", None, FULL, "reference"),
+    ],
+)
+def test_automatic_choice(device, capability, built, backend):
+    assert choose("gemm", device, capability, built).backend == backend
+
+
+def test_only_a_fall_to_the_reference_on_a_gpu_is_slow():
+    assert choose("gemm", "cuda", (7, 0), FULL).slow
+    assert not choose("gemm", "cuda", (9, 0), PYTHON_ONLY).slow
+    assert not choose("gemm", "cpu", None, PYTHON_ONLY).slow
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference", "emulate"])
+def test_explicit_choice_is_kept_on_the_cpu(backend):
+    assert choose("gemm", "cpu", None, FULL, backend) == Choice(backend, "asked for")
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "built", "requested", "said"),
+    [
+        ("cpu", None, FULL, "cuda", "the tensors are on cpu"),
+        ("cpu", None, FULL, "triton", "the interpreter is off"),
+        ("cuda", (9, 0), FULL, "cpu", "the tensors are on cuda"),
+        ("cuda", (9, 0), FULL, "emulate", "the tensors are on cuda"),
+        ("cuda", (9, 0), PYTHON_ONLY, "cuda", "nvcc was not found"),
+        ("cuda", (7, 0), FULL, "cuda", "built for 7.5, 8.0+PTX, 9.0a, 12.0+PTX"),
+        ("cuda", (7, 5), FULL, "triton", "Triton needs compute capability 8.0"),
+        ("cuda", (9, 0), Built(cuda=True, cuda_archs=("9.0a",)), "triton", "this op has no Triton kernel"),
+    ],
+)
+def test_explicit_choice_works_or_says_why(device, capability, built, requested, said):
+    from amp_kernels import BackendUnavailable
+
+    with pytest.raises(BackendUnavailable) as error:
+        choose("gemm", device, capability, built, requested)
+    for part in (repr(requested), "gemm", said, "Available here", "reference"):
+        assert part in str(error.value)
+
+
+def test_interpreted_triton_runs_on_the_cpu():
+    built = Built(cpu=True, triton=True, triton_interpreted=True)
+    assert choose("gemm", "cpu", None, built, "triton").backend == "triton"
+    assert choose("gemm", "cpu", None, built).backend == "cpu"
+
+
+def test_unknown_backend():
+    import amp_kernels as ak
+
+    with pytest.raises(ValueError, match="'tpu' is unknown; accepted: cpu, cuda, triton, reference, emulate"):
+        choose("gemm", "cpu", None, FULL, "tpu")
+    with pytest.raises(ValueError, match="name is 'tpu'"), ak.backend("tpu"):
+        pass
+
+
+def test_backend_block_beats_the_environment(monkeypatch):
+    import amp_kernels as ak
+    from amp_kernels._policy import requested_backend
+
+    assert requested_backend() is None
+    monkeypatch.setenv("AMP_KERNELS_BACKEND", "cpu")
+    assert requested_backend() == "cpu"
+    with ak.backend("reference"):
+        assert requested_backend() == "reference"
+        with ak.backend("triton"):
+            assert requested_backend() == "triton"
+        assert requested_backend() == "reference"
+    assert requested_backend() == "cpu"
