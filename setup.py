@@ -97,8 +97,10 @@ class CMakeBuild(build_ext):
             print(f"amp_kernels: {library}: {'built' if entry['built'] else 'NOT built: ' + entry['reason']}")
 
     def configure(self) -> None:
-        cmake = shutil.which("cmake")
-        ninja = shutil.which("ninja")
+        # The environment's own tools first: pip does not put the folder of the interpreter on PATH.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        cmake = self.cmake = shutil.which("cmake", path=path)
+        ninja = shutil.which("ninja", path=path)
         if cmake is None or ninja is None:
             raise Missing(f"{'cmake' if cmake is None else 'ninja'} was not found (pip install cmake ninja)")
         arguments = [
@@ -159,7 +161,7 @@ class CMakeBuild(build_ext):
     def build_target(self, library: str) -> None:
         target, pattern = TARGETS[library]
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
-        command = ["cmake", "--build", self.folder, "--target", target, "-j", jobs]
+        command = [self.cmake, "--build", self.folder, "--target", target, "-j", jobs]
         step = subprocess.run(command, capture_output=True, text=True)
         print(step.stdout, step.stderr, file=sys.stderr)
         files = list(self.folder.glob(pattern))

@@ -46,7 +46,9 @@ class Op:
             return self.overload(*args, **kwargs)
         tensor = first_tensor(args)
         backend = _policy.select(self.name, tensor) if tensor is not None else "reference"
-        if backend in ("cpu", "cuda") or type(tensor) not in _PLAIN:  # a subclass (fake, functional, ...) needs the dispatcher
+        if (
+            backend in ("cpu", "cuda") or type(tensor) not in _PLAIN
+        ):  # a subclass (fake, functional, ...) needs the dispatcher
             return self.overload(*args, **kwargs)
         return self.run(backend, *args, **kwargs)
 
@@ -119,7 +121,10 @@ def define(
     """
     op = Op(schema, reference, samples, composite)
     LIBRARY.define(schema)
-    LIBRARY.impl(op.name, reference if composite else _below_autograd(reference), "CompositeExplicitAutograd")
+    if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
+        LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
+    else:
+        LIBRARY.impl(op.name, _below_autograd(reference), "CompositeExplicitAutograd")
     if op.mutated:
         LIBRARY.impl(op.name, op._adinplaceorview, "ADInplaceOrView")
     elif not differentiable:
@@ -129,10 +134,11 @@ def define(
 
 
 def _below_autograd(function: Callable) -> Callable:
-    """A kernel sits below autograd: the torch ops inside it record no graph and may write to leaves, as C++ kernels do."""
+    """A kernel sits below autograd and autocast: the torch ops inside it record no graph, may write to leaves, as C++ kernels do,
+    and compute in the dtypes that they are given."""
 
     def kernel(*args, **kwargs):
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
             return function(*args, **kwargs)
 
     return kernel

@@ -1,0 +1,41 @@
+"""Autocast rules of the ops, in torch's dispatcher, so that ``torch.autocast`` works as with torch's own ops.
+
+``torch.library.register_autocast`` casts to one fixed dtype; these rules follow the dtype that the user gave to
+``torch.autocast``.
+They cast nothing themselves: they pass ``compute_dtype`` on, and the op casts inside, below autograd. So autograd still
+sees the fp32 weight and returns an fp32 gradient that was never rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ._library import LIBRARY, Op
+
+#: Dispatch key of autocast per device type.
+KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def lower_precision(op: Op, adapt: Callable[[tuple, dict, torch.dtype], tuple[tuple, dict]] | None = None) -> None:
+    """Give ``op`` the rule "run in autocast's dtype": its keyword ``compute_dtype`` is set, unless the caller set it.
+
+    Args:
+        op: an op with a keyword argument ``compute_dtype``.
+        adapt: ``(args, kwargs, dtype) -> (args, kwargs)`` completes the call, for arguments that only this rule can
+            know.
+    """
+    for device_type, key in KEYS.items():
+        LIBRARY.impl(op.name, _rule(op, device_type, adapt), key)
+
+
+def _rule(op: Op, device_type: str, adapt: Callable | None) -> Callable:
+    def kernel(*args, compute_dtype=None, **kwargs):
+        dtype = compute_dtype or torch.get_autocast_dtype(device_type)
+        with torch._C._DisableAutocast():
+            if adapt is not None:
+                args, kwargs = adapt(args, kwargs, dtype)
+            return op.overload(*args, compute_dtype=dtype, **kwargs)
+
+    return kernel

@@ -1,0 +1,152 @@
+"""Launch configurations of the Triton kernels: pure functions of shape, dtype and GPU, so that they are tested without one.
+
+Nothing is timed when a program runs: a result would then depend on noise, and the first call of each shape on minutes of trials.
+Instead the candidates of each architecture stand in a table, and a model of the work ranks them. No figure in the model is a fit; it
+counts what a tile costs, in cycles of one multiprocessor, from the rates in its data sheet.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tile, warps and pipeline depth of ``_triton/_gemm_kernel.py``."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # rows of tiles that are computed together, so that they find b in L2
+    tma: bool = False  # whether to load through TMA descriptors where the operands allow it
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the pipeline's stages, for 16-bit operands; barriers come on top."""
+        return self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulator registers of a thread."""
+        return self.block_m * self.block_n // (32 * self.num_warps)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the model knows of a GPU."""
+
+    multiprocessors: int
+    shared_limit: int  # bytes a block may use
+    macs: int  # dense 16-bit multiply-adds a clock and multiprocessor
+    candidates: tuple[GemmConfig, ...]
+    full_epilogue: int  # accumulators a thread beside which the epilogue can hold a second value of each without spilling
+
+
+# (block_m, block_n, block_k, warps, stages), the preferred one first among equals. A tile of 128 x 256 has 128 accumulators a thread:
+# that is as many as fit beside a plain epilogue. On Hopper a 128-wide tile has 8 warps: with 4, Triton has been seen to miscompile.
+_HOPPER = (
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (64, 128, 64, 8, 4),
+    (128, 64, 64, 8, 4),
+    (64, 64, 64, 4, 5),
+    (64, 32, 64, 4, 6),
+    (64, 16, 128, 4, 4),
+)
+# mma.sync keeps operand fragments in registers beside the accumulators: BLOCK_K 32, and 8 warps from 64 x 128 on.
+_AMPERE = (
+    (128, 256, 32, 8, 3),
+    (128, 128, 32, 8, 4),
+    (64, 128, 32, 8, 4),
+    (128, 64, 32, 8, 4),
+    (64, 64, 64, 4, 4),
+    (32, 64, 64, 4, 4),
+    (64, 32, 64, 4, 4),
+    (16, 64, 64, 4, 4),
+    (64, 16, 64, 4, 4),
+)
+# Copies of 4 or 8 bytes take two to four times the addresses.
+_NARROW = (
+    (128, 128, 32, 8, 4),
+    (64, 64, 32, 8, 4),
+    (64, 32, 32, 4, 4),
+    (64, 16, 32, 4, 4),
+)
+# Loads of 2 bytes cannot be asynchronous: they pass through registers, so the tiles are small, and nothing is pipelined.
+_UNALIGNED = (
+    (128, 128, 32, 8, 2),
+    (64, 64, 32, 8, 2),
+    (64, 32, 32, 4, 2),
+    (64, 16, 32, 4, 2),
+)
+
+
+def _rows(*tables: tuple[tuple[int, ...], ...], tma: bool = False) -> tuple[GemmConfig, ...]:
+    return tuple(GemmConfig(*row, tma=tma) for table in tables for row in table)
+
+
+_A100 = Chip(108, 166_912, 1024, _rows(_AMPERE), 32)
+_SMALL = Chip(84, 101_376, 512, _rows(_AMPERE), 32)  # GeForce and workstation chips: 99 KiB of shared memory
+_H100 = Chip(132, 232_448, 2048, _rows(_HOPPER, tma=True), 64)
+_B200 = Chip(148, 232_448, 4096, _rows(_HOPPER), 64)
+
+
+def chip(capability: tuple[int, int]) -> Chip:
+    """The chip of a compute capability; unknown ones are taken for the nearest older one."""
+    major, minor = capability
+    if major in (10, 11):
+        return _B200
+    if major == 9:
+        return _H100
+    return _A100 if (major, minor) == (8, 0) else _SMALL
+
+
+_BY_ACCESS = {1: _rows(_UNALIGNED), 2: _rows(_NARROW), 4: _rows(_NARROW)}
+_FILL_CYCLES = 2000  # from a block's start to its first product, and from its last product to its end: latency that nothing hides
+_L2_BYTES = 32  # a clock and multiprocessor: half of what its port takes, since all of them read at a time
+
+
+@functools.lru_cache(maxsize=4096)
+def gemm_config(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int = 1,
+    out_bytes: int = 2,
+    capability: tuple[int, int] = (8, 0),
+    vec: int = 8,
+    full_epilogue: bool = False,
+) -> GemmConfig:
+    """The configuration for a GEMM of 16-bit operands; each size at least 1, except k.
+
+    Args:
+        m, n, k: rows and columns of the result, and terms of each sum.
+        batch: number of such products.
+        out_bytes: bytes that are stored per result.
+        capability: compute capability of the GPU.
+        vec: elements that one access to the operands may take: 1, 2, 4 or 8.
+        full_epilogue: the epilogue does more than add a bias: an activation other than relu, a stored pre-activation, or c for beta.
+    """
+    target = chip(capability)
+    candidates = _BY_ACCESS.get(vec, target.candidates)
+    if full_epilogue:
+        limit = target.full_epilogue if vec == 8 else 32
+        candidates = tuple(c for c in candidates if c.accumulators <= limit)
+
+    def cycles(config: GemmConfig) -> float:
+        tiles = batch * -(-m // config.block_m) * -(-n // config.block_n)
+        resident = max(1, min(target.shared_limit // (config.shared_bytes + 1024), 4, 512 // (32 * config.num_warps)))
+        waves = -(-tiles // (target.multiprocessors * resident))
+        per_wave = min(resident, -(-tiles // target.multiprocessors))  # blocks that share a multiprocessor
+        steps = -(-k // config.block_k) * config.block_k
+        products = config.block_m * config.block_n / target.macs
+        loads = (config.block_m + config.block_n) * 2 / _L2_BYTES
+        stores = config.block_m * config.block_n * out_bytes / _L2_BYTES
+        return waves * (_FILL_CYCLES + per_wave * (steps * max(products, loads) + stores))
+
+    return min(candidates, key=cycles)

@@ -1,0 +1,123 @@
+"""Which format to train in: the decision rule, as a pure function, and its application to a device.
+
+The rule: bfloat16 has float32's exponent range, so it needs no loss scaling; where the hardware multiplies it at full
+speed it is the choice. float16 is the choice where only it has tensor cores (compute capability 7.0 and 7.5), and then
+small gradients fall below its range (6e-8) unless the loss is scaled. Without tensor cores 16-bit arithmetic is not
+worth its rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to train in on one device.
+
+    Attributes:
+        device_name: as the vendor calls it.
+        dtype: for ``torch.autocast``; ``torch.float32`` means: do not use autocast.
+        needs_scaler: whether gradients need a loss scale (:class:`amp_kernels.GradScaler`).
+        reason: one sentence.
+        warnings: what the user should know beyond that.
+    """
+
+    device_name: str
+    dtype: torch.dtype
+    needs_scaler: bool
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
+def decide(device_type: str, name: str, capability: tuple[int, int] | None, bf16_support: bool) -> Advice:
+    """Apply the rule.
+
+    Args:
+        device_type: torch's device type, such as ``"cuda"`` or ``"cpu"``.
+        name: the device's name, to tell apart chips of one compute capability.
+        capability: compute capability of an NVIDIA GPU, else ``None``.
+        bf16_support: whether the device computes in bfloat16 natively, without emulation.
+    """
+    if device_type == "cuda" and capability is not None:
+        return _decide_nvidia(name, capability, bf16_support)
+    if device_type == "cuda":
+        reason = (
+            "this GPU computes in bfloat16, whose range is float32's" if bf16_support else "this GPU has no bfloat16"
+        )
+        return Advice(name, torch.bfloat16 if bf16_support else torch.float16, not bf16_support, reason)
+    if device_type == "cpu":
+        slow = "this CPU has no bfloat16 instructions: it saves memory, but float32 may be faster"
+        return Advice(
+            name,
+            torch.bfloat16,
+            False,
+            "bfloat16 is the 16-bit format that CPUs accelerate (AVX512-BF16, AMX), and its range is float32's",
+            () if bf16_support else (slow,),
+        )
+    return Advice(name, torch.float32, False, f"there is no rule for devices of type {device_type!r}")
+
+
+def _decide_nvidia(name: str, capability: tuple[int, int], bf16_support: bool) -> Advice:
+    version = f"compute capability {capability[0]}.{capability[1]}"
+    if capability >= (8, 0) and bf16_support:
+        return Advice(
+            name, torch.bfloat16, False, f"{version} has bfloat16 tensor cores, and bfloat16's range is float32's"
+        )
+    if capability < (7, 0):
+        return Advice(
+            name,
+            torch.float32,
+            False,
+            f"{version} has no tensor cores, so 16-bit training gains little and loses precision",
+            ("16-bit weights would still save memory; then use float16 with loss scaling",),
+        )
+    reason = f"{version} has tensor cores for float16 only, and float16's range needs loss scaling"
+    warnings = ["bfloat16 is emulated here: torch accepts it, at less than float32's speed"]
+    if capability < (7, 5):
+        warnings.append(
+            "CUDA 13 no longer compiles for this GPU: the CUDA kernels of this package do not run on it, and ops take "
+            "their torch reference"
+        )
+    elif "GTX 16" in name:
+        reason = f"{version} computes in float16 but not in bfloat16, and float16's range needs loss scaling"
+        warnings.append("GeForce GTX 16 chips have no tensor cores: expect savings in memory rather than time")
+    else:
+        warnings.append("on this architecture matrix products go through torch; the optimizer step has its own kernels")
+    return Advice(name, torch.float16, True, reason, tuple(warnings))
+
+
+def advise(device: torch.device | str | None = None) -> Advice:
+    """Ask a device for its properties and apply the rule.
+
+    Args:
+        device: the device to train on; default: the current CUDA device if there is one, else the CPU.
+    """
+    device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor) if torch.version.hip is None else None
+        with torch.cuda.device(device):
+            return decide("cuda", properties.name, capability, torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return decide("cpu", torch.backends.cpu.get_cpu_capability(), None, _cpu_has_bf16())
+    return decide(device.type, str(device), None, False)
+
+
+def _cpu_has_bf16() -> bool:
+    return any(
+        getattr(torch.cpu, test, lambda: False)() for test in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+
+
+def recommended_dtype(device: torch.device | str | None = None) -> torch.dtype:
+    """The dtype to give to ``torch.autocast`` on a device.
+
+    bfloat16; float16, then with a :class:`amp_kernels.GradScaler`; or float32, where mixed precision does not pay.
+
+    Args:
+        device: the device to train on; default: the current CUDA device if there is one, else the CPU.
+    """
+    return advise(device).dtype

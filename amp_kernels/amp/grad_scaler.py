@@ -1,0 +1,399 @@
+"""torch's gradient scaler without its host sync, with clipping in the same read, and with bounds on the scale.
+
+How a step goes. With an optimizer of this package: one read of the gradients gives the non-finite flag and the norm,
+one pass updates; both decisions stay on the device, and the gradients are not rewritten. With torch's fused optimizers:
+the same check, then torch's own protocol (``grad_scale`` and ``found_inf`` attributes). With any other optimizer:
+unscale in place, then one ``.item()``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..ops import _lists
+from ..ops.check_and_norm import check_and_norm
+from ..ops.unscale import unscale_
+from ..ops.update_scale import update_scale_
+from ..optim._base import FusedOptimizer, largest_flag
+
+_CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
+
+
+class GradScaler(torch.amp.GradScaler):
+    """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
+
+    Everything torch documents holds, checkpoints included. What differs, on purpose:
+
+    - an optimizer of this package or a fused one of torch is stepped without a host sync and without rewriting
+      gradients; with one of this package ``.grad`` is still scaled after the step;
+    - finiteness is tested on the *unscaled* value (torch tests the scaled one and lets ``1e30 / 2**-30`` through);
+    - flags of devices and optimizers are combined by maximum (torch adds them up, and its fused optimizers take 2.0 for
+      "no overflow");
+    - a fused optimizer none of whose parameters has a gradient counts as checked and clean;
+    - a closure is refused in any position, and :meth:`update` takes an integer scale too.
+
+    Args:
+        device: device type, as in torch.
+        init_scale: first scale.
+        growth_factor: above 1; what the scale is multiplied by after ``growth_interval`` iterations without overflow.
+        backoff_factor: below 1; what it is multiplied by after an overflow.
+        growth_interval: in iterations.
+        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips, if asked to).
+        min_scale: the scale is not backed off below this.
+        max_scale: nor grown above this.
+        hysteresis: overflows, counted since the scale last grew, from which on it backs off; 1 is torch's rule.
+            Megatron-LM uses 2.
+        dynamic: ``False`` keeps the scale fixed; an overflow still skips the step.
+
+    Raises:
+        AssertionError: a factor is out of range, as in torch.
+        ValueError: another number is out of range or NaN.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float = 0.0,
+        max_scale: float = math.inf,
+        hysteresis: int = 1,
+        dynamic: bool = True,
+    ) -> None:
+        # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
+        self._growth_factor, self._backoff_factor, self._growth_interval = (
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+        )
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        check = _lists.check_number
+        if self._enabled:
+            # No NaN passes here; torch's own checks let it.
+            check("GradScaler", "init_scale", init_scale, math.ulp(0.0))
+            check("GradScaler", "growth_factor", growth_factor, 1.0)
+            check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0), 1.0)
+            check("GradScaler", "growth_interval", growth_interval, 0)
+        check("GradScaler", "min_scale", min_scale, 0.0)
+        check("GradScaler", "max_scale", max_scale, min_scale)
+        check("GradScaler", "hysteresis", hysteresis, 1)
+        self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
+        self._init_hysteresis_tracker = hysteresis
+        self._hysteresis_tracker: Tensor | None = None
+        self._init_skipped_steps = 0
+        self._skipped_steps: Tensor | None = None
+        self._last_found_infs: list[Tensor] = []
+        self._last_sum_sq: Tensor | None = None
+        self._last_norm: Tensor | None = None
+
+    # ---- what happened, without a sync ----
+
+    @property
+    def last_grad_norm(self) -> Tensor | None:
+        """L2 norm of the unscaled gradients before clipping, as the last :meth:`step` measured it.
+
+        float32, 0-dim, on the device.
+
+        ``None`` if that step measured none: always so without ``max_norm`` unless the optimizer is one of this package
+        and the gradients had not been unscaled before. Infinite or NaN after an overflow.
+        """
+        return self._last_norm if self._last_sum_sq is None else self._last_sum_sq.sqrt()
+
+    @property
+    def last_step_skipped(self) -> Tensor | None:
+        """Whether any optimizer's step was skipped in the iteration that the last :meth:`update` ended.
+
+        bool, 0-dim, on the device; ``None`` before the first one.
+        """
+        if not self._last_found_infs:
+            return None
+        return largest_flag(self._last_found_infs, self._last_found_infs[0].device) > 0
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device."""
+        if self._skipped_steps is None:
+            return torch.tensor(self._init_skipped_steps)
+        return self._skipped_steps.to(torch.int64)
+
+    # ---- the iteration ----
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        self._hysteresis_tracker = torch.full((), self._init_hysteresis_tracker, dtype=torch.int32, device=dev)
+        # A float counter takes the flags as they are, in one small kernel; exact up to 2^53.
+        self._skipped_steps = torch.full((), self._init_skipped_steps, dtype=torch.float64, device=dev)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale in place and check them: one launch per device, no host sync.
+
+        Raises:
+            RuntimeError: called twice since :meth:`update`, or after :meth:`step`.
+            ValueError: a gradient is float16; dividing it in place could underflow. ``step(optimizer, max_norm=...)``
+                clips such gradients, with an optimizer of this package, without unscaling them in place.
+            AssertionError: :meth:`scale` was not called before.
+        """
+        super().unscale_(optimizer)
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not allow_fp16 and any(grad.dtype == torch.float16 for grad in grads):
+            raise ValueError(
+                "Attempting to unscale FP16 gradients. With an optimizer of amp_kernels call step(optimizer, "
+                "max_norm=...) instead of unscale_ and clipping; with another one keep its parameters in float32."
+            )
+        if any(
+            is_traceable_wrapper_subclass(grad) for grad in grads
+        ):  # DTensor: torch's op reduces the flag over the mesh
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
+        with torch.no_grad():
+            for device, tensors in _by_device(_values(optimizer)).items():
+                dense = [tensor if _lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
+                unscale_(dense, flags.get(device), inverse.get(device))
+                for tensor, copy in zip(tensors, dense, strict=True):
+                    if copy is not tensor:
+                        tensor.copy_(copy)
+        return flags._per_device_tensors
+
+    def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
+        """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
+
+        Args:
+            optimizer: any optimizer whose gradients carry this scaler's scale.
+            args, kwargs: for ``optimizer.step``.
+            max_norm: clip the total L2 norm of the unscaled gradients to this, as
+                :func:`torch.nn.utils.clip_grad_norm_` would. An optimizer of this package clips inside its update and
+                leaves ``.grad`` alone; with others this is ``unscale_``, clip, step. Also in effect when the scaler is
+                disabled and when the gradients have been unscaled already.
+
+        Returns:
+            What ``optimizer.step`` returns; ``None`` if a host-side skip happened.
+
+        Raises:
+            RuntimeError: called twice since :meth:`update`, or with a closure.
+            AssertionError: :meth:`scale` was not called before, or (optimizers that are not fused) no parameter has a
+                gradient.
+            ValueError: ``max_norm`` is negative or NaN, or gradients of an optimizer that is not fused are float16.
+        """
+        if max_norm is not None:
+            _lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
+        if self._enabled:
+            if "closure" in kwargs or any(callable(arg) for arg in args):
+                raise RuntimeError(_CLOSURE)
+            self._check_scale_growth_tracker("step")
+            if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+                raise RuntimeError("step() has already been called since the last update().")
+        self._last_sum_sq = self._last_norm = None
+        if isinstance(optimizer, FusedOptimizer):
+            return self._step_ours(optimizer, max_norm, args, kwargs)
+        if max_norm is not None:
+            if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+                self.unscale_(optimizer)
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            self._last_norm = torch.nn.utils.clip_grad_norm_(params, max_norm)
+        takes_scale = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if takes_scale and "grad_scaler" not in inspect.signature(optimizer.step).parameters:
+            return self._step_fused(optimizer, args, kwargs)
+        return super().step(optimizer, *args, **kwargs)  # the old protocol, or none
+
+    def _step_ours(self, optimizer: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict) -> Any:
+        """The optimizer checks, measures, clips and updates; it writes what it found into the request."""
+        request = optimizer.default_request()
+        request.max_norm = max_norm
+        state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
+        ready = state is not None and state["stage"] is OptState.READY
+        if ready:
+            request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
+            request.check = True
+        elif (
+            state is not None
+        ):  # unscaled explicitly; what was done to the gradients since then is the user's will: no new check
+            request.found_inf = self._combined(state)
+        optimizer._request = request
+        try:
+            result = optimizer.step(*args, **kwargs)
+        finally:
+            optimizer._request = None
+            if self._enabled and "grad_scale" in optimizer.__dict__:
+                del optimizer.grad_scale
+        if state is not None:
+            if ready:
+                state["found_inf_per_device"] = request.found_infs or self._clean()
+            state["stage"] = OptState.STEPPED
+        self._last_sum_sq = request.sum_sq
+        return result
+
+    def _step_fused(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
+        """torch's protocol for fused optimizers: they get scale and flag as attributes and skip on the device."""
+        state = self._per_optimizer_states[id(optimizer)]
+        preset = getattr(optimizer, "grad_scale", None)
+        if state["stage"] is OptState.READY:
+            preset = self._scale if preset is None else self._scale * preset
+            self._check_inf_per_device(optimizer, preset)
+        optimizer.grad_scale, optimizer.found_inf = preset, self._combined(state)
+        try:
+            result = optimizer.step(*args, **kwargs)
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+        state["stage"] = OptState.STEPPED
+        return result
+
+    def _check_inf_per_device(
+        self, optimizer: Optimizer, grad_scale: Tensor | None = None
+    ) -> dict[torch.device, Tensor]:
+        """Check without writing the gradients, which torch's does. ``grad_scale``: what they are to be divided by."""
+        self._check_scale_growth_tracker("_check_inf_per_device")
+        grads = _values(optimizer)
+        state = self._per_optimizer_states[id(optimizer)]
+        if any(
+            is_traceable_wrapper_subclass(grad) for grad in grads
+        ):  # DTensor: torch's op reduces the flag over the mesh
+            return super()._check_inf_per_device(optimizer)
+        scales = _MultiDeviceReplicator(self._scale if grad_scale is None else grad_scale)
+        dense = [grad if _lists.is_dense(grad) else grad.contiguous() for grad in grads]
+        found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in _by_device(dense).items()}
+        state["found_inf_per_device"] = found or self._clean()
+        return state["found_inf_per_device"]
+
+    def _clean(self) -> dict[torch.device, Tensor]:
+        """The record of a check that had nothing to look at."""
+        return {self._scale.device: torch.zeros((), dtype=torch.float32, device=self._scale.device)}
+
+    def _combined(self, state: dict[str, Any]) -> Tensor:
+        """One flag out of those of all devices, on the scale's device: their maximum, so that it stays 0 or 1."""
+        return largest_flag((state["found_inf_per_device"] or self._clean()).values(), self._scale.device)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """End the iteration: move the scale by what all checks found, on the device; or set it to ``new_scale``.
+
+        Args:
+            new_scale: a number, or a tensor of one element without gradient on this scaler's device type, as in torch.
+
+        Raises:
+            AssertionError: nothing was checked since the last update, or ``new_scale`` is not acceptable.
+            ValueError: ``new_scale`` is not a positive number.
+        """
+        if not self._enabled:
+            return
+        scale, growth_tracker = self._check_scale_growth_tracker("update")
+        found_infs = [
+            flag.to(scale.device, non_blocking=True)
+            for state in self._per_optimizer_states.values()
+            for flag in state["found_inf_per_device"].values()
+        ]
+        if new_scale is not None:
+            if not isinstance(new_scale, Tensor):
+                _lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
+                new_scale = float(new_scale)
+            elif new_scale.numel() == 1:
+                new_scale = new_scale.reshape(())  # torch accepts shape [1], and then fails to copy it
+            super().update(new_scale)
+        else:
+            if not found_infs:
+                raise AssertionError("No inf checks were recorded prior to update.")
+            if self._dynamic:
+                update_scale_(
+                    scale,
+                    growth_tracker,
+                    self._hysteresis_tracker,
+                    found_infs,
+                    self._growth_factor,
+                    self._backoff_factor,
+                    self._growth_interval,
+                    self._min_scale,
+                    self._max_scale,
+                    self._hysteresis,
+                )
+            self._per_optimizer_states.clear()
+        if found_infs:
+            self._last_found_infs = found_infs
+            self._skipped_steps.add_(largest_flag(found_infs, scale.device))
+
+    # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's entries and this class's own, as numbers (syncs); torch's scaler loads it. Empty if disabled."""
+        state = super().state_dict()
+        if state:
+            state.update(
+                min_scale=self._min_scale,
+                max_scale=self._max_scale,
+                hysteresis=self._hysteresis,
+                _hysteresis_tracker=self._get_hysteresis_tracker(),
+                _skipped_steps=int(self.skipped_steps.item()),
+            )
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, or torch's, which leaves this class's own entries as they are.
+
+        Raises:
+            RuntimeError: the dict is empty, that is, from a disabled scaler.
+        """
+        super().load_state_dict(state_dict)
+        if not self._enabled:
+            return
+        self._min_scale = state_dict.get("min_scale", self._min_scale)
+        self._max_scale = state_dict.get("max_scale", self._max_scale)
+        self._hysteresis = state_dict.get("hysteresis", self._hysteresis)
+        self._init_hysteresis_tracker = state_dict.get("_hysteresis_tracker", self._hysteresis)
+        self._init_skipped_steps = state_dict.get("_skipped_steps", 0)
+        if self._scale is not None:
+            self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
+            self._skipped_steps.fill_(self._init_skipped_steps)
+
+    def _get_hysteresis_tracker(self) -> int:
+        tracker = self._hysteresis_tracker
+        return self._init_hysteresis_tracker if tracker is None else int(tracker.item())
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_last_found_infs"], state["_last_sum_sq"], state["_last_norm"] = [], None, None
+        if self._enabled:
+            state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
+            state["_init_skipped_steps"] = int(self.skipped_steps.item())
+            state["_hysteresis_tracker"] = state["_skipped_steps"] = None
+        return state
+
+
+def _values(optimizer: Optimizer) -> list[Tensor]:
+    """The optimizer's gradients, as dense tensors: of a sparse one its values.
+
+    A float16 sparse gradient is coalesced first, as torch does, because adding up duplicate entries may overflow; that
+    replaces ``.grad``.
+    """
+    values = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                if param.grad.dtype == torch.float16:
+                    param.grad = param.grad.coalesce()
+                values.append(param.grad._values())
+            else:
+                values.append(param.grad)
+    return values
+
+
+def _by_device(tensors: list[Tensor]) -> dict[torch.device, list[Tensor]]:
+    groups: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.device].append(tensor)
+    return groups

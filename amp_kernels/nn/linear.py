@@ -1,0 +1,47 @@
+"""``Linear``: torch.nn.Linear over ``amp_kernels.linear``, with an optional fused activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ops.gemm import check_activation
+from ..ops.linear import linear
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear whose forward is :func:`amp_kernels.linear`; same parameters, initialisation and state_dict.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in torch.nn.Linear.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"`` or ``"silu"``: applied in fp32 before the
+            one rounding.
+
+    Shapes: ``[..., in_features]`` to ``[..., out_features]``.
+
+    Raises:
+        ValueError: ``activation`` is none of these.
+    """
+
+    activation: str | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = None,
+    ) -> None:
+        check_activation("Linear", activation)
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
+        self.activation = activation
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")

@@ -1,0 +1,232 @@
+"""Blocks: how an optimizer's state reaches the update ops, and what their references share.
+
+Only parameters and gradients travel as lists of tensors. Everything else lives in flat 1-D buffers: a *block* is a set
+of parameters of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus
+one step counter per parameter. ``layout``, an int64 CPU tensor ``[n, 4]``, says where: row ``i`` is ``(block, offset,
+slot, group)``; the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its
+step counter is ``steps[slot]``, its hyper-parameters are entry ``group`` of the lists. Elements are taken in memory
+order, so state and parameter match whatever the strides.
+
+A buffer with 0 elements means the block has no such state. Masters: float32 holds full masters of 16-bit parameters,
+int16 the remainders of :mod:`._master`; without one the parameter is its own master. Shadows: float16 or bfloat16
+copies of float32 parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import _lists
+from ._master import join_master, split_master
+
+MAXIMIZE, NESTEROV, COUPLED_DECAY = 1, 2, 4  # bits of a group's flags
+
+PARAMS = (torch.float16, torch.bfloat16, torch.float32)
+GRADS = (torch.float16, torch.bfloat16, torch.float32)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def fma(a: Tensor | float, b: Tensor, c: Tensor) -> Tensor:
+    """float32 ``a * b + c`` with one rounding, as the compiled kernels compute it (the product is exact in double)."""
+    return (b.double() * a + c.double()).float()
+
+
+def rounded(value: float | Tensor) -> float | Tensor:
+    """A scalar derived in double, rounded once to float32."""
+    return value.float() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32).item()
+
+
+@dataclass
+class StepScalars:
+    """What the device decided about this step."""
+
+    inv_scale: Tensor | float
+    clip: Tensor | float
+    taken: Tensor | None  # None: never skipped
+
+    @classmethod
+    def make(
+        cls, grad_scale: Tensor | None, found_inf: Tensor | None, sum_sq: Tensor | None, max_norm: float
+    ) -> StepScalars:
+        clip: Tensor | float = 1.0
+        if sum_sq is not None:
+            clip = (max_norm / (sum_sq.reshape(()).sqrt() + 1e-6)).clamp(max=1.0)
+        taken = None if found_inf is None else ~(found_inf.reshape(()) > 0)
+        return cls(_lists.inverse_scale(grad_scale), clip, taken)
+
+    def gradient(self, grad: Tensor, flags: int) -> Tensor:
+        """The gradient that the update sees, float32 in memory order."""
+        value = _lists.flat(grad).float() * self.inv_scale * self.clip
+        return -value if flags & MAXIMIZE else value
+
+    def store(self, target: Tensor, value: Tensor) -> None:
+        """Write ``value`` rounded to nearest even, unless the step is skipped."""
+        value = value.to(target.dtype)
+        target.copy_(value if self.taken is None else torch.where(self.taken, value, target))
+
+
+def piece(buffer: Tensor, offset: int, numel: int) -> Tensor | None:
+    """One parameter's part of a block's buffer, or ``None`` if the block has none."""
+    return None if buffer.numel() == 0 else buffer[offset : offset + numel]
+
+
+def load_weight(param: Tensor, master: Tensor | None) -> Tensor:
+    """The float32 weight to be updated, in memory order."""
+    if master is None:
+        return _lists.flat(param).float()
+    return master.clone() if master.dtype == torch.float32 else join_master(_lists.flat(param), master)
+
+
+def store_weight(
+    scalars: StepScalars, weight: Tensor, param: Tensor, master: Tensor | None, shadow: Tensor | None
+) -> None:
+    target = _lists.flat(param)
+    if master is not None and master.dtype == torch.int16:
+        half, remainder = split_master(weight, param.dtype)
+        scalars.store(target, half)
+        scalars.store(master, remainder)
+        return
+    scalars.store(target, weight)
+    if master is not None:
+        scalars.store(master, weight)
+    if shadow is not None:
+        scalars.store(shadow, weight)
+
+
+def check_update(
+    op: str,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    buffers: dict[str, tuple[Sequence[Tensor], tuple[torch.dtype, ...]]],
+    steps: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    scalars: dict[str, Tensor | None],
+    hyper: dict[str, Sequence[float]],
+) -> None:
+    """Raise unless the arguments of an update op fit together.
+
+    ``buffers`` maps each name to its list and accepted dtypes.
+
+    Raises:
+        TypeError: a dtype is not accepted.
+        ValueError: lengths, shapes, strides, devices or places in a block do not match.
+    """
+    _lists.check_list(op, "params", params, PARAMS)
+    _lists.check_list(op, "grads", grads, GRADS)
+    device = params[0].device
+    if len(grads) != len(params):
+        raise ValueError(f"{op}: {len(params)} params and {len(grads)} grads; accepted: one grad for each param")
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        if param.shape != grad.shape or param.device != grad.device or not _lists.same_order(param, grad):
+            raise ValueError(
+                f"{op}: params[{i}] is {_lists.describe(param)} and grads[{i}] {_lists.describe(grad)}; "
+                "shape, strides and device must be the same"
+            )
+    _check_buffers(op, device, buffers, steps)
+    _check_layout(op, params, buffers, steps, layout, len(hyper["lr"]))
+    for name, scalar in scalars.items():
+        if scalar is not None:
+            _lists.check_scalar(op, name, scalar, device)
+    groups = len(hyper["lr"])
+    for name, values in hyper.items():
+        if len(values) != groups:
+            raise ValueError(f"{op}: {name} has {len(values)} entries and lr {groups}; accepted: one per param group")
+    if lrs and len(lrs) != groups:
+        raise ValueError(f"{op}: lrs has {len(lrs)} entries; accepted: none, or one per param group ({groups})")
+    for i, lr in enumerate(lrs):
+        _lists.check_scalar(op, f"lrs[{i}]", lr, device)
+
+
+def _check_buffers(op: str, device: torch.device, buffers: dict, steps: Sequence[Tensor]) -> None:
+    for name, (tensors, dtypes) in {**buffers, "steps": (steps, (torch.float32,))}.items():
+        if len(tensors) != len(steps):
+            raise ValueError(f"{op}: {name} has {len(tensors)} entries and steps {len(steps)}; accepted: one per block")
+        for b, buffer in enumerate(tensors):
+            if buffer.dtype not in dtypes:
+                raise TypeError(f"{op}: {name}[{b}] is {buffer.dtype}; accepted: {_lists.names(dtypes)}")
+            if buffer.dim() != 1 or not buffer.is_contiguous() or buffer.device != device:
+                raise ValueError(
+                    f"{op}: {name}[{b}] is {_lists.describe(buffer)}; accepted: a flat, contiguous buffer on {device}"
+                )
+
+
+def _check_layout(
+    op: str, params: Sequence[Tensor], buffers: dict, steps: Sequence[Tensor], layout: Tensor, groups: int
+) -> None:
+    if layout.dtype != torch.int64 or layout.device.type != "cpu" or tuple(layout.shape) != (len(params), 4):
+        raise ValueError(f"{op}: layout is {_lists.describe(layout)}; accepted: int64[{len(params)}, 4] on the CPU")
+    for i, (block, offset, slot, group) in enumerate(layout.tolist()):
+        row = f"{op}: layout[{i}] is {(block, offset, slot, group)}"
+        if not 0 <= block < len(steps):
+            raise ValueError(f"{row}; there are {len(steps)} blocks")
+        if not 0 <= slot < steps[block].numel():
+            raise ValueError(f"{row}; steps[{block}] has {steps[block].numel()} slots")
+        if not 0 <= group < groups:
+            raise ValueError(f"{row}; there are {groups} param groups")
+        end = offset + params[i].numel()
+        for name, (tensors, _) in buffers.items():
+            size = tensors[block].numel()
+            if offset < 0 or (end > size and not (size == 0 and name in ("masters", "shadows", "momentum_buffers"))):
+                raise ValueError(f"{row}; {name}[{block}] has {size} elements, params[{i}] needs {offset} to {end}")
+        for name, accepted in (("masters", HALVES), ("shadows", (torch.float32,))):
+            if buffers[name][0][block].numel() and params[i].dtype not in accepted:
+                raise TypeError(
+                    f"{op}: params[{i}] is {params[i].dtype} and block {block} has {name}; "
+                    f"accepted: {_lists.names(accepted)}"
+                )
+
+
+def sample_blocks(
+    device: str,
+    seed: int,
+    dtypes: Sequence[torch.dtype],
+    moments: int,
+    *,
+    grad_dtype: torch.dtype | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    master: torch.dtype | None = None,
+    shadow: torch.dtype | None = None,
+) -> dict:
+    """Arguments for a small update: one block of three params (one empty, one transposed) and one group per dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    out: dict = {
+        "params": [],
+        "grads": [],
+        "moments": [[] for _ in range(moments)],
+        "steps": [],
+        "masters": [],
+        "shadows": [],
+    }
+    rows = []
+    for block, dtype in enumerate(dtypes):
+        total = 0
+        masters = torch.zeros(512, dtype=master) if master is not None and dtype in HALVES else torch.zeros(0)
+        for slot, shape in enumerate([(5, 7), (0,), (300,)]):
+            weight = torch.randn(shape, generator=generator)
+            grad = torch.randn(shape, generator=generator)
+            if slot == 0:
+                weight, grad = weight.t(), grad.t()
+            param = weight.to(dtype)
+            rows.append((block, total, slot, block))
+            if masters.numel():
+                part = masters[total : total + param.numel()]
+                part.copy_(
+                    _lists.flat(weight) if master == torch.float32 else split_master(_lists.flat(weight), dtype)[1]
+                )
+                if master == torch.int16:
+                    _lists.flat(param).copy_(split_master(_lists.flat(weight), dtype)[0])
+            out["params"].append(param.to(device))
+            out["grads"].append(grad.to(device, grad_dtype or dtype))
+            total += -(-param.numel() // 16) * 16
+        out["masters"].append(masters.to(device))
+        has_shadow = shadow is not None and dtype == torch.float32
+        out["shadows"].append(torch.zeros(512 if has_shadow else 0, dtype=shadow or torch.float16, device=device))
+        out["steps"].append(torch.arange(3, dtype=torch.float32, device=device))
+        for moment in out["moments"]:  # squares, because a second moment is never negative
+            moment.append(torch.randn(512, generator=generator).square().to(device, state_dtype))
+    return {**out, "layout": torch.tensor(rows)}

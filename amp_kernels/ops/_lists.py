@@ -1,0 +1,106 @@
+"""What the ops over tensor lists share: which tensors they take, and how elements of a dense tensor are numbered.
+
+Elementwise list ops walk memory, not indices: element ``i`` of a dense tensor is the ``i``-th one in memory, whatever
+the order of its dimensions. A parameter in ``channels_last`` therefore costs no copy, as long as its gradient and state
+have the same strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements cover one range of memory without gaps or overlap, in any order of the dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((st, sz) for st, sz in zip(tensor.stride(), tensor.shape, strict=True) if sz != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def same_order(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape are laid out alike; strides of dimensions of size 1 mean nothing."""
+    if a.stride() == b.stride():
+        return True
+    if a.numel() == 0:
+        return True
+    return all(s == t for s, t, size in zip(a.stride(), b.stride(), a.shape, strict=True) if size != 1)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A dense tensor as a 1-D view in memory order."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def describe(tensor: Tensor) -> str:
+    """For error messages: dtype, shape, strides and device."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}{list(tensor.shape)} with strides {tuple(tensor.stride())} on {tensor.device}"
+
+
+def names(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def check_list(op: str, argument: str, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
+    """Raise unless ``tensors`` is a non-empty list of dense tensors of one device and of the given dtypes.
+
+    Raises:
+        TypeError: an entry is no tensor, or of another dtype.
+        ValueError: the list is empty, or an entry is sparse, not dense, or on another device than the first.
+    """
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{op}: {argument} is a {type(tensors).__name__}; accepted: a list of tensors")
+    if not tensors:
+        raise ValueError(f"{op}: {argument} is an empty list; at least one tensor is needed")
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{op}: {argument}[{i}] is a {type(tensor).__name__}; accepted: a tensor")
+        if tensor.dtype not in dtypes:
+            raise TypeError(f"{op}: {argument}[{i}] is {tensor.dtype}; accepted: {names(dtypes)}")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{op}: {argument}[{i}] has layout {tensor.layout}; accepted: torch.strided (dense)")
+        if tensor.device != tensors[0].device:
+            raise ValueError(
+                f"{op}: {argument}[{i}] is on {tensor.device} and {argument}[0] on {tensors[0].device}; "
+                "one call takes one device"
+            )
+        if not is_dense(tensor):
+            raise ValueError(
+                f"{op}: {argument}[{i}] is {describe(tensor)}, which leaves gaps in memory or overlaps itself; "
+                "accepted: any order of dimensions that covers its memory once (call .contiguous())"
+            )
+
+
+def check_scalar(
+    op: str, argument: str, tensor: Tensor, device: torch.device, dtype: torch.dtype = torch.float32
+) -> None:
+    """Raise unless ``tensor`` holds one element of ``dtype`` on ``device``."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{op}: {argument} is a {type(tensor).__name__}; accepted: a tensor of one element")
+    if tensor.dtype != dtype or tensor.numel() != 1:
+        raise TypeError(f"{op}: {argument} is {describe(tensor)}; accepted: one element of {names([dtype])}")
+    if tensor.device != device:
+        raise ValueError(f"{op}: {argument} is on {tensor.device} and the tensors on {device}; move it there first")
+
+
+def check_number(op: str, argument: str, value: float, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise unless ``low <= value <= high``; NaN never passes."""
+    if not low <= value <= high:
+        raise ValueError(f"{op}: {argument} is {value}; accepted: a number from {low} to {high}")
+
+
+def inverse_scale(grad_scale: Tensor | None) -> Tensor | float:
+    """``1 / grad_scale``, the reciprocal taken in double and rounded once, as torch.amp.GradScaler does; 1 without a
+    scale."""
+    return 1.0 if grad_scale is None else grad_scale.reshape(()).double().reciprocal().float()

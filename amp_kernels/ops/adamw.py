@@ -1,0 +1,226 @@
+"""One AdamW (or Adam) step over a list of parameters: unscale, clip, moments, master, 16-bit weight, all in one
+pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .._library import Sample, define
+from . import _blocks, _lists
+from ._blocks import COUPLED_DECAY, HALVES, MAXIMIZE, StepScalars, fma, piece, rounded
+
+
+def _reference(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    shadows: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    sum_sq: Tensor | None,
+    lr: Sequence[float],
+    beta1: Sequence[float],
+    beta2: Sequence[float],
+    eps: Sequence[float],
+    weight_decay: Sequence[float],
+    flags: Sequence[int],
+    max_norm: float,
+) -> None:
+    if layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
+        return
+    scalars = StepScalars.make(grad_scale, found_inf, sum_sq, max_norm)
+    for param, grad, (block, offset, slot, group) in zip(params, grads, layout.tolist(), strict=True):
+        n = param.numel()
+        exp_avg, exp_avg_sq = exp_avgs[block][offset : offset + n], exp_avg_sqs[block][offset : offset + n]
+        master, shadow = piece(masters[block], offset, n), piece(shadows[block], offset, n)
+        rate = lrs[group].reshape(()).double() if lrs else lr[group]
+        decay = weight_decay[group]
+
+        step = steps[block][slot] + 1
+        correction1 = 1 - beta1[group] ** step.double()
+        correction2 = 1 - beta2[group] ** step.double()
+
+        p, m, v = _blocks.load_weight(param, master), exp_avg.float(), exp_avg_sq.float()
+        g = scalars.gradient(grad, flags[group])
+        if not flags[group] & COUPLED_DECAY:
+            p = p * rounded(1 - rate * decay)
+        elif decay != 0:
+            g = fma(rounded(decay), p, g)
+        m = fma(rounded(1 - beta1[group]), g - m, m)
+        v = fma(g * rounded(1 - beta2[group]), g, v * rounded(beta2[group]))
+        denom = v.sqrt() / rounded(correction2.sqrt()) + rounded(eps[group])
+        p = fma(rounded(-rate / correction1), m / denom, p)
+
+        _blocks.store_weight(scalars, p, param, master, shadow)
+        scalars.store(exp_avg, m)
+        scalars.store(exp_avg_sq, v)
+        scalars.store(steps[block][slot], step)
+
+
+def samples(device: str) -> Iterator[Sample]:
+    f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+
+    def call(
+        seed, dtypes, *, flags=0, lrs=False, scale=None, found=None, max_norm=None, decay=0.01, **options
+    ) -> Sample:
+        b = _blocks.sample_blocks(device, seed, dtypes, 2, **options)
+        groups = len(dtypes)
+
+        def scalar(value):
+            return None if value is None else torch.tensor(value, device=device)
+
+        return (
+            b["params"],
+            b["grads"],
+            *b["moments"],
+            b["steps"],
+            b["masters"],
+            b["shadows"],
+            b["layout"],
+            [scalar(0.01 * (i + 1)) for i in range(groups)] if lrs else [],
+            scalar(scale),
+            scalar(found),
+            scalar(None if max_norm is None else 400.0),
+            [1e-3 * (i + 1) for i in range(groups)],
+            [0.9] * groups,
+            [0.999] * groups,
+            [1e-8] * groups,
+            [decay] * groups,
+            [flags] * groups,
+            max_norm or 0.0,
+        ), {}
+
+    yield call(10, [f32])
+    yield call(11, [f32, bf16, f16], scale=1024.0, found=0.0, max_norm=1.0)
+    yield call(12, [f32], grad_dtype=f16, shadow=f16, scale=8.0)
+    yield call(13, [f32, bf16], shadow=bf16, master=f32, grad_dtype=bf16)
+    yield call(14, [f16, bf16], master=torch.int16, max_norm=0.5)
+    yield call(15, [bf16], master=torch.int16, state_dtype=bf16)
+    yield call(16, [f32], flags=MAXIMIZE, decay=0.0, lrs=True)
+    yield call(17, [f32, f16], flags=COUPLED_DECAY, master=f32, lrs=True)
+    yield call(18, [f32, bf16, f16], found=2.0, scale=4.0, master=torch.int16, shadow=f16)  # skipped
+
+
+op = define(
+    "adamw_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] steps, "
+    "Tensor(e!)[] masters, Tensor(f!)[] shadows, Tensor layout, Tensor[] lrs, Tensor? grad_scale, Tensor? found_inf, "
+    "Tensor? sum_sq, float[] lr, float[] beta1, float[] beta2, float[] eps, float[] weight_decay, int[] flags, "
+    "float max_norm) -> ()",
+    _reference,
+    samples=samples,
+)
+
+
+def adamw_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    shadows: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    sum_sq: Tensor | None,
+    lr: Sequence[float],
+    beta1: Sequence[float],
+    beta2: Sequence[float],
+    eps: Sequence[float],
+    weight_decay: Sequence[float],
+    flags: Sequence[int],
+    max_norm: float,
+) -> None:
+    """One AdamW step of a list of parameters in place, skipped on the device if ``found_inf`` says so. No host sync.
+
+    With ``g = grad / grad_scale * clip`` and ``clip = min(1, max_norm / (sqrt(sum_sq) + 1e-6))`` (the formula of
+    :func:`torch.nn.utils.clip_grad_norm_`), in float32 whatever is stored::
+
+        step += 1;  p *= 1 - lr * weight_decay;  m += (1 - beta1) * (g - m);  v = beta2 * v + (1 - beta2) * g * g
+        p -= lr / (1 - beta1**step) * m / (sqrt(v) / sqrt(1 - beta2**step) + eps)
+
+    the order of operations of :class:`torch.optim.AdamW`'s single-tensor form (Loshchilov and Hutter, ICLR 2019). ``p``
+    is the float32 master if there is one; the parameter and the shadow receive it rounded. State layout: see
+    :mod:`amp_kernels.ops._blocks`.
+
+    Args:
+        params: float16, bfloat16 or float32, dense, one device; updated.
+        grads: same shapes and strides as ``params``, float16, bfloat16 or float32 whatever the param's dtype; only
+            read.
+        exp_avgs, exp_avg_sqs: first and second moments, one flat float32 or bfloat16 buffer per block; updated.
+        steps: one float32 buffer per block, one counter per param; incremented.
+        masters: per block float32 masters or int16 remainders of 16-bit params, or 0 elements; updated.
+        shadows: per block a float16 or bfloat16 copy of float32 params, or 0 elements; overwritten.
+        layout: int64 ``[n, 4]`` on the CPU, row ``(block, offset, slot, group)`` for each param.
+        lrs: empty, or one float32 scalar per group that replaces ``lr`` and is read on the device.
+        grad_scale: loss scale the grads still carry, float32 scalar; ``None`` means 1.
+        found_inf: float32 scalar; if it is above 0 nothing changes, step counters included. ``None`` never skips.
+        sum_sq: squared norm of the unscaled grads (:func:`~amp_kernels.ops.check_and_norm.check_and_norm`); ``None``
+            does not clip.
+        lr, beta1, beta2, eps, weight_decay: one value per param group.
+        flags: per group, sum of 1 (maximize) and 4 (coupled L2 decay: Adam instead of AdamW).
+        max_norm: norm to clip to; read only if ``sum_sq`` is given.
+
+    Raises:
+        TypeError: a dtype is not accepted.
+        ValueError: lists, shapes, strides, devices or layout do not match, or a number is out of range or NaN.
+    """
+    check = _lists.check_number
+    for i in range(len(lr)):
+        check("adamw_", f"lr[{i}]", lr[i], 0.0)
+    for name, values in (("beta1", beta1), ("beta2", beta2)):
+        for i, value in enumerate(values):
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"adamw_: {name}[{i}] is {value}; accepted: a number from 0 to below 1")
+    for i, value in enumerate(eps):
+        check("adamw_", f"eps[{i}]", value, 0.0)
+    for i, value in enumerate(weight_decay):
+        check("adamw_", f"weight_decay[{i}]", value, 0.0)
+    if sum_sq is not None:
+        check("adamw_", "max_norm", max_norm, 0.0)
+    _blocks.check_update(
+        "adamw_",
+        params,
+        grads,
+        {
+            "exp_avgs": (exp_avgs, (torch.float32, torch.bfloat16)),
+            "exp_avg_sqs": (exp_avg_sqs, (torch.float32, torch.bfloat16)),
+            "masters": (masters, (torch.float32, torch.int16)),
+            "shadows": (shadows, HALVES),
+        },
+        steps,
+        layout,
+        lrs,
+        {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
+        {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay, "flags": flags},
+    )
+    op(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        steps,
+        masters,
+        shadows,
+        layout,
+        lrs,
+        grad_scale,
+        found_inf,
+        sum_sq,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        flags,
+        max_norm,
+    )

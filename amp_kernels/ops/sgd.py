@@ -1,0 +1,195 @@
+"""One SGD step over a list of parameters: unscale, clip, momentum, master, 16-bit weight, all in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .._library import Sample, define
+from . import _blocks, _lists
+from ._blocks import HALVES, MAXIMIZE, NESTEROV, StepScalars, fma, piece, rounded
+
+
+def _reference(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    shadows: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    sum_sq: Tensor | None,
+    lr: Sequence[float],
+    momentum: Sequence[float],
+    dampening: Sequence[float],
+    weight_decay: Sequence[float],
+    flags: Sequence[int],
+    max_norm: float,
+) -> None:
+    if layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
+        return
+    scalars = StepScalars.make(grad_scale, found_inf, sum_sq, max_norm)
+    for param, grad, (block, offset, slot, group) in zip(params, grads, layout.tolist(), strict=True):
+        n = param.numel()
+        buffer = piece(momentum_buffers[block], offset, n)
+        master, shadow = piece(masters[block], offset, n), piece(shadows[block], offset, n)
+        rate = lrs[group].reshape(()).double() if lrs else lr[group]
+        step = steps[block][slot] + 1
+
+        p = _blocks.load_weight(param, master)
+        g = scalars.gradient(grad, flags[group])
+        if weight_decay[group] != 0:
+            g = fma(rounded(weight_decay[group]), p, g)
+        if buffer is not None:
+            keep = rounded(momentum[group])
+            history = fma(keep, buffer.float(), g * rounded(1 - dampening[group]))
+            updated = torch.where(step == 1, g, history)  # the first step that is taken starts the buffer, as in torch
+            scalars.store(buffer, updated)
+            g = fma(keep, updated, g) if flags[group] & NESTEROV else updated
+        p = fma(rounded(-rate), g, p)
+
+        _blocks.store_weight(scalars, p, param, master, shadow)
+        scalars.store(steps[block][slot], step)
+
+
+def samples(device: str) -> Iterator[Sample]:
+    f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+
+    def call(
+        seed, dtypes, *, momentum=0.9, dampening=0.0, flags=0, lrs=False, scale=None, found=None, **options
+    ) -> Sample:
+        max_norm = options.pop("max_norm", None)
+        b = _blocks.sample_blocks(device, seed, dtypes, 1, **options)
+        groups = len(dtypes)
+
+        def scalar(value):
+            return None if value is None else torch.tensor(value, device=device)
+
+        return (
+            b["params"],
+            b["grads"],
+            b["moments"][0] if momentum else [buffer[:0] for buffer in b["moments"][0]],
+            b["steps"],
+            b["masters"],
+            b["shadows"],
+            b["layout"],
+            [scalar(0.01 * (i + 1)) for i in range(groups)] if lrs else [],
+            scalar(scale),
+            scalar(found),
+            scalar(None if max_norm is None else 400.0),
+            [1e-2 * (i + 1) for i in range(groups)],
+            [momentum] * groups,
+            [dampening] * groups,
+            [1e-4] * groups,
+            [flags] * groups,
+            max_norm or 0.0,
+        ), {}
+
+    yield call(20, [f32])
+    yield call(21, [f32, bf16, f16], momentum=0.0, scale=256.0, found=0.0, max_norm=1.0)
+    yield call(22, [f32], dampening=0.1, shadow=bf16, grad_dtype=f16)
+    yield call(23, [bf16, f16], master=torch.int16, flags=NESTEROV, max_norm=0.5)
+    yield call(24, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True)
+    yield call(25, [f16], master=torch.int16, state_dtype=bf16)
+    yield call(26, [f32, f16], found=1.0, scale=4.0, master=f32, shadow=f16)  # skipped
+
+
+op = define(
+    "sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, Tensor(c!)[] steps, "
+    "Tensor(d!)[] masters, Tensor(e!)[] shadows, Tensor layout, Tensor[] lrs, Tensor? grad_scale, Tensor? found_inf, "
+    "Tensor? sum_sq, float[] lr, float[] momentum, float[] dampening, float[] weight_decay, int[] flags, "
+    "float max_norm) -> ()",
+    _reference,
+    samples=samples,
+)
+
+
+def sgd_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    shadows: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    sum_sq: Tensor | None,
+    lr: Sequence[float],
+    momentum: Sequence[float],
+    dampening: Sequence[float],
+    weight_decay: Sequence[float],
+    flags: Sequence[int],
+    max_norm: float,
+) -> None:
+    """One SGD step of a list of parameters in place, skipped on the device if ``found_inf`` says so. No host sync.
+
+    With ``g = grad / grad_scale * clip`` and ``clip = min(1, max_norm / (sqrt(sum_sq) + 1e-6))``, in float32 whatever
+    is stored::
+
+        step += 1;  g += weight_decay * p;  buffer = g if step == 1 else momentum * buffer + (1 - dampening) * g
+        p -= lr * (g + momentum * buffer if nesterov else buffer)
+
+    as :class:`torch.optim.SGD`. The first step is the first one that is *taken*: a momentum buffer that an overflow
+    left unwritten is never read. Without a momentum buffer ``p -= lr * g``. State layout: see
+    :mod:`amp_kernels.ops._blocks`.
+
+    Args:
+        params, grads, steps, masters, shadows, layout, lrs, grad_scale, found_inf, sum_sq, max_norm: as in
+            :func:`~amp_kernels.ops.adamw.adamw_`.
+        momentum_buffers: one flat float32 or bfloat16 buffer per block, or 0 elements for a block without momentum;
+            updated.
+        lr, momentum, dampening, weight_decay: one value per param group.
+        flags: per group, sum of 1 (maximize) and 2 (nesterov).
+
+    Raises:
+        TypeError: a dtype is not accepted.
+        ValueError: lists, shapes, strides, devices or layout do not match, or a number is out of range or NaN.
+    """
+    for name, values in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+        for i, value in enumerate(values):
+            _lists.check_number("sgd_", f"{name}[{i}]", value, 0.0)
+    for i, value in enumerate(dampening):
+        _lists.check_number("sgd_", f"dampening[{i}]", value)
+    if sum_sq is not None:
+        _lists.check_number("sgd_", "max_norm", max_norm, 0.0)
+    _blocks.check_update(
+        "sgd_",
+        params,
+        grads,
+        {
+            "momentum_buffers": (momentum_buffers, (torch.float32, torch.bfloat16)),
+            "masters": (masters, (torch.float32, torch.int16)),
+            "shadows": (shadows, HALVES),
+        },
+        steps,
+        layout,
+        lrs,
+        {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
+        {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "flags": flags},
+    )
+    op(
+        params,
+        grads,
+        momentum_buffers,
+        steps,
+        masters,
+        shadows,
+        layout,
+        lrs,
+        grad_scale,
+        found_inf,
+        sum_sq,
+        lr,
+        momentum,
+        dampening,
+        weight_decay,
+        flags,
+        max_norm,
+    )

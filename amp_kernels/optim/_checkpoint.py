@@ -1,0 +1,258 @@
+"""State in blocks: how it is laid out, filled, shown as torch shows it, saved and loaded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import _lists
+from ..ops._blocks import HALVES
+from ..ops._master import join_master, split_master
+from ._state import Block, Place, signature, state_layout, view_like
+
+
+class _Opaque:
+    """Keeps torch's load_state_dict, which casts every tensor to the parameter's dtype, away from a loaded state."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+class BlockedState(torch.optim.Optimizer):
+    """The half of :class:`~amp_kernels.optim._base.FusedOptimizer` that owns the state.
+
+    ``self.state[param]`` shows views of the flat buffers under torch's names; ``self._places`` knows where they are. A
+    user may change a view in place, or replace or clear ``self.state[param]``: the next step notices and takes over
+    what is shown.
+    """
+
+    _shows_step = True  # whether state[param]["step"] exists, as in the torch optimizer of the same name
+    _required: tuple[str, ...] = ()  # what a loaded state must have
+    _options = ("master_weights", "shadow_dtype", "state_dtype", "max_grad_norm", "skip_nonfinite")
+
+    def _moment_names(self, group: dict, loaded: dict) -> tuple[str, ...]:
+        """State of a parameter of ``group`` that is as large as the parameter; ``loaded``: what a checkpoint has for
+        it."""
+        raise NotImplementedError
+
+    def _check_group(self, group: dict) -> None:
+        """Raise if the group's hyper-parameters are not acceptable."""
+        raise NotImplementedError
+
+    def _check_range(self, label: str, value: Any) -> None:
+        """Raise unless ``value >= 0``, in torch's wording; NaN never passes."""
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{self._name}: {label} is a tensor of {value.numel()} elements; accepted: 1-element")
+        if not value >= 0.0:
+            raise ValueError(f"Invalid {label}: {value}")
+
+    def _check_float(self, label: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            raise ValueError(f"{self._name}: {label} is a tensor; accepted: a number (only lr may be a tensor)")
+
+    def _set_options(
+        self,
+        master_weights: str,
+        shadow_dtype: torch.dtype | None,
+        state_dtype: torch.dtype,
+        max_grad_norm: float | None,
+        skip_nonfinite: bool,
+    ) -> None:
+        name = type(self).__name__
+        if master_weights not in ("fp32", "split"):
+            raise ValueError(f"{name}: master_weights is {master_weights!r}; accepted: 'fp32', 'split'")
+        if shadow_dtype not in (None, *HALVES):
+            raise ValueError(f"{name}: shadow_dtype is {shadow_dtype}; accepted: None, {_lists.names(HALVES)}")
+        if state_dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"{name}: state_dtype is {state_dtype}; accepted: float32, bfloat16")
+        if max_grad_norm is not None:
+            _lists.check_number(name, "max_grad_norm", max_grad_norm, 0.0)
+        self.master_weights = master_weights
+        self.shadow_dtype = shadow_dtype
+        self.state_dtype = state_dtype
+        self.max_grad_norm = max_grad_norm
+        self.skip_nonfinite = bool(skip_nonfinite)
+        self._forget_places()
+
+    def _forget_places(self) -> None:
+        self._places: dict[int, Place] = {}  # by id(param): hashing a tensor is slow, and a place keeps its parameter
+        self._batches: tuple[tuple, list] = ((), [])  # of the last step, with what they depend on
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _pack(self, entries: Iterable[tuple[dict, Tensor, dict]]) -> tuple[list[Place], list[tuple[Tensor, Tensor]]]:
+        """Build blocks for ``(group, param, values)`` and fill them with the given values, or with initial ones if
+        there are none.
+
+        Changes nothing that exists. Returns the places, and the parameters that must be overwritten with a weight to
+        agree with a loaded master (only split masters: a tie may have been rounded the other way).
+        """
+        sets: dict[tuple, list[tuple[Tensor, dict]]] = {}
+        for group, param, values in entries:
+            if not _lists.is_dense(param):
+                raise ValueError(
+                    f"{self._name}: a parameter is {_lists.describe(param)}, which leaves gaps in memory or overlaps "
+                    "itself; accepted: any order of dimensions that covers its memory once"
+                )
+            names = self._moment_names(group, values)
+            sets.setdefault((id(group), param.device, param.dtype, names), []).append((param, values))
+        places: list[Place] = []
+        overwrite: list[tuple[Tensor, Tensor]] = []
+        for (_, device, dtype, names), members in sets.items():
+            params = [param for param, _ in members]
+            offsets, total = state_layout([param.numel() for param in params])
+            master_dtype = torch.int16 if dtype in HALVES and self.master_weights == "split" else torch.float32
+            has_shadow = dtype == torch.float32 and self.shadow_dtype is not None
+            block = Block(
+                params,
+                offsets,
+                steps=torch.zeros(len(params), dtype=torch.float32, device=device),
+                moments={name: torch.zeros(total, dtype=self.state_dtype, device=device) for name in names},
+                master=torch.zeros(total if dtype in HALVES else 0, dtype=master_dtype, device=device),
+                shadow=torch.zeros(total if has_shadow else 0, dtype=self.shadow_dtype or torch.float16, device=device),
+            )
+            if has_shadow:
+                block.shadow_views = [view_like(block.shadow, p, o) for p, o in zip(params, offsets, strict=True)]
+            for slot, (param, values) in enumerate(members):
+                shown = {"step": block.steps[slot]} if self._shows_step else {}
+                shown.update((name, view_like(buffer, param, offsets[slot])) for name, buffer in block.moments.items())
+                if block.master.numel():
+                    key = "master" if master_dtype == torch.float32 else "remainder"
+                    shown[key] = view_like(block.master, param, offsets[slot])
+                self._fill(param, shown, block.steps[slot], values, overwrite)
+                places.append(Place(param, block, slot, shown or None, signature(param)))
+        return places, overwrite
+
+    def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
+        """Copy a loaded or carried-over state into its views; without one (``values`` is empty) it starts at zero."""
+        for name in {**dict.fromkeys(shown), "master": None}:
+            value = values.get(name)
+            if value is not None and name != "step" and value.shape != param.shape:
+                raise ValueError(
+                    f"{self._name}: the loaded {name} has shape {list(value.shape)}, its parameter {list(param.shape)}"
+                )
+            if value is not None and name in shown and name != "step":
+                shown[name].copy_(value)
+            elif value is None and values and name in self._required:
+                raise ValueError(
+                    f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
+                )
+        step.copy_(torch.as_tensor(self._loaded_step(values), dtype=torch.float32).reshape(()))
+        master = values.get("master")
+        if "master" in shown and master is None:
+            shown["master"].copy_(param)
+        elif "remainder" in shown and master is not None:
+            weight, remainder = split_master(master.to(param.device, torch.float32), param.dtype)
+            shown["remainder"].copy_(remainder)
+            overwrite.append((param, weight))
+
+    def _loaded_step(self, values: dict) -> Tensor | float:
+        return values.get("step", 0.0)  # a tensor, or a number in old checkpoints
+
+    def _commit(self, places: list[Place], overwrite: list[tuple[Tensor, Tensor]], state: dict) -> None:
+        for param, weight in overwrite:
+            param.copy_(weight)
+        for place in places:
+            self._places[id(place.param)] = place
+            if place.state is not None:
+                state[place.param] = place.state
+        for block in {place.block for place in places}:
+            block.refresh_shadows()
+
+    def _exported(self, param: Tensor, values: dict) -> dict:
+        """A parameter's state as a checkpoint shows it: masters are float32 however they are kept."""
+        if "remainder" not in values:
+            return values
+        rest = {key: value for key, value in values.items() if key != "remainder"}
+        return {**rest, "master": join_master(param.detach(), values["remainder"])}
+
+    def reload_model_params(self) -> None:
+        """Take over the parameters as they are now: masters are set to them, shadows too.
+
+        To be called after 16-bit parameters were overwritten (``model.load_state_dict``, an EMA swap): with a master
+        the next step would otherwise continue from the old weights.
+        """
+        with torch.no_grad():
+            for place in self._places.values():
+                if place.state is not None and "master" in place.state:
+                    place.state["master"].copy_(place.param)
+                elif place.state is not None and "remainder" in place.state:
+                    place.state["remainder"].zero_()
+            for block in {place.block for place in self._places.values()}:
+                block.refresh_shadows()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept.
+
+        The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
+        per view.
+        """
+        handle = self.register_state_dict_post_hook(type(self)._export, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _export(self, state_dict: dict[str, Any]) -> None:
+        params = [param for group in self.param_groups for param in group["params"]]
+        state = state_dict["state"]
+        for key, values in state.items():
+            if isinstance(key, int) and key < len(params):
+                state[key] = self._exported(params[key], values)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, and reads torch's checkpoints, fused or not; values are copied into the flat buffers.
+
+        Moments and masters are not rounded to the parameter's dtype. A 16-bit parameter whose state has no ``master``
+        starts from the parameter as it is; a split master that is loaded also sets its parameter.
+
+        Raises:
+            ValueError: groups, shapes or keys do not fit; nothing has been changed then.
+        """
+
+        def shield(_, loaded):
+            return {**loaded, "state": {key: _Opaque(values) for key, values in loaded["state"].items()}}
+
+        handle = self.register_load_state_dict_pre_hook(shield)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[Any, Any] = defaultdict(dict)
+        for param, values in self.state.items():
+            if isinstance(param, Tensor):
+                values = self._exported(param, values)
+            state[param] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+        return {
+            **super().__getstate__(),
+            "state": state,
+            "options": {name: getattr(self, name) for name in self._options},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also the last step of load_state_dict: ``state`` then holds new states and groups only."""
+        state = dict(state)
+        self.__dict__.update(state.pop("options", {}))
+        groups = state["param_groups"]
+        for group in groups:
+            self._check_group(group)
+        loaded = {key: value.value if isinstance(value, _Opaque) else value for key, value in state["state"].items()}
+        owned = {param for group in groups for param in group["params"]}
+        with torch.no_grad():
+            packed = self._pack(
+                (group, param, loaded[param]) for group in groups for param in group["params"] if loaded.get(param)
+            )
+            rest = defaultdict(dict, {key: value for key, value in loaded.items() if key not in owned})
+            super().__setstate__({**state, "state": rest})
+            self._forget_places()
+            self._commit(*packed, rest)
+        for group in groups:
+            group["fused"], group["foreach"] = True, None

@@ -1,0 +1,129 @@
+"""AdamW over float32, float16 and bfloat16 parameters, in one fused pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ..ops._blocks import COUPLED_DECAY
+from ..ops.adamw import op as adamw_
+from ._base import FusedOptimizer
+
+
+class AdamW(FusedOptimizer, torch.optim.AdamW):
+    """:class:`torch.optim.AdamW` in one pass over memory: unscaling, clipping, moments, master weight and 16-bit copies
+    together.
+
+    Arithmetic is float32 whatever is stored, in the order of torch's single-tensor implementation (Loshchilov and
+    Hutter, "Decoupled weight decay regularization", ICLR 2019). Checkpoints are interchangeable with torch's in both
+    directions.
+
+    Args:
+        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
+            mixed.
+        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
+            too).
+        betas: decay rates of the moments, two floats in [0, 1).
+        eps: added to the root of the second moment.
+        weight_decay: decoupled decay, multiplied by ``lr``.
+        amsgrad: only ``False``.
+        maximize: ascend instead of descend.
+        foreach, fused: accepted for compatibility; the step is always fused.
+        capturable: accepted for compatibility; a step can always be captured in a CUDA graph, once the state exists.
+        differentiable: only ``False``.
+        master_weights: where a 16-bit parameter's float32 weight lives: ``"fp32"`` keeps it beside the parameter,
+            ``"split"`` keeps the 16 bits that the parameter lacks (2 bytes instead of 4; bfloat16 loses nothing,
+            float16 nothing above 2^-17). float32 parameters are their own masters.
+        shadow_dtype: ``torch.float16`` or ``torch.bfloat16`` keeps a copy of each float32 parameter, written by the
+            step, that :func:`amp_kernels.linear` uses under autocast instead of casting the weight in every forward.
+        state_dtype: of the moments, ``torch.float32`` or ``torch.bfloat16``.
+        max_grad_norm: clip the total L2 norm of all gradients to this in every step, as
+            :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. ``scaler.step(opt, max_norm=...)`` has
+            precedence.
+        skip_nonfinite: skip, on the device, a step whose gradients are not all finite; for training without a scaler.
+
+    Raises:
+        ValueError: a number is out of range or NaN, or an option is not among those accepted.
+        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+    """
+
+    _required = ("step", "exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        master_weights: str = "fp32",
+        shadow_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype = torch.float32,
+        max_grad_norm: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self._set_options(master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach if fused else None,  # torch refuses the pair
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=True,
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        self._check_float("betas[0]", group["betas"][0])
+        self._check_float("betas[1]", group["betas"][1])
+        self._check_float("weight_decay", group["weight_decay"])
+        self._check_range("learning rate", group["lr"])
+        self._check_range("epsilon value", group["eps"])
+        self._check_range("weight_decay value", group["weight_decay"])
+        for index, beta in enumerate(group["betas"]):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        if group.get("amsgrad"):
+            raise ValueError(f"{self._name}: amsgrad is True; accepted: False (torch.optim.AdamW has it)")
+
+    def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq"
+
+    def _flags(self) -> list[int]:
+        coupled = [0 if group["decoupled_weight_decay"] else COUPLED_DECAY for group in self.param_groups]
+        return [flags | extra for flags, extra in zip(super()._flags(), coupled, strict=True)]
+
+    def _update(self, batch, grads, tensors, max_norm) -> None:
+        adamw_(
+            batch.params,
+            grads,
+            [block.moments["exp_avg"] for block in batch.blocks],
+            [block.moments["exp_avg_sq"] for block in batch.blocks],
+            [block.steps for block in batch.blocks],
+            [block.master for block in batch.blocks],
+            [block.shadow for block in batch.blocks],
+            batch.layout,
+            *tensors,
+            self._host_lrs(),
+            [group["betas"][0] for group in self.param_groups],
+            [group["betas"][1] for group in self.param_groups],
+            self._numbers("eps"),
+            self._numbers("weight_decay"),
+            self._flags(),
+            max_norm,
+        )

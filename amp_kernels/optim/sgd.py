@@ -1,0 +1,146 @@
+"""SGD over float32, float16 and bfloat16 parameters, in one fused pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ..ops import _lists
+from ..ops._blocks import NESTEROV
+from ..ops.sgd import op as sgd_
+from ._base import FusedOptimizer
+
+
+class SGD(FusedOptimizer, torch.optim.SGD):
+    """:class:`torch.optim.SGD` in one pass over memory: unscaling, clipping, momentum, master weight and 16-bit copies
+    together.
+
+    Arithmetic is float32 whatever is stored. Checkpoints are interchangeable with torch's in both directions. The
+    momentum buffer starts with the first step that is *taken*, also when an overflow skipped earlier ones.
+
+    Args:
+        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
+            mixed.
+        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
+            too).
+        momentum: 0 keeps no buffer.
+        dampening: of the gradient that enters the buffer.
+        weight_decay: L2 term added to the gradient.
+        nesterov: needs a momentum and no dampening.
+        maximize: ascend instead of descend.
+        foreach, fused: accepted for compatibility; the step is always fused.
+        differentiable: only ``False``.
+        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite: as in :class:`AdamW`.
+
+    Raises:
+        ValueError: a number is out of range or NaN, or an option is not among those accepted.
+        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+    """
+
+    _shows_step = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        master_weights: str = "fp32",
+        shadow_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype = torch.float32,
+        max_grad_norm: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self._set_options(master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite)
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach if fused else None,  # torch refuses the pair
+            differentiable=differentiable,
+            fused=True,
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for key in ("momentum", "dampening", "weight_decay"):
+            self._check_float(key, group[key])
+        self._check_range("learning rate", group["lr"])
+        self._check_range("momentum value", group["momentum"])
+        self._check_range("weight_decay value", group["weight_decay"])
+        _lists.check_number(self._name, "dampening", group["dampening"])
+        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+
+    def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] != 0 or loaded.get("momentum_buffer") is not None else ()
+
+    def _loaded_step(self, values: dict[str, Any]) -> float:
+        return 0.0 if values.get("momentum_buffer") is None else 1.0
+
+    def _exported(self, param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+        """torch has no buffer before the first step that is taken; ours exists then, but holds nothing."""
+        place = self._places.get(id(param))
+        unwritten = (
+            place is not None
+            and place.state is values
+            and "momentum_buffer" in values
+            and place.block.steps[place.slot].item() == 0
+        )
+        values = super()._exported(param, values)
+        return {**values, "momentum_buffer": None} if unwritten else values
+
+    def _flags(self) -> list[int]:
+        nesterov = [NESTEROV if group["nesterov"] else 0 for group in self.param_groups]
+        return [flags | extra for flags, extra in zip(super()._flags(), nesterov, strict=True)]
+
+    def _collect(self):
+        for group in self.param_groups:
+            if group["momentum"] != 0:
+                self._add_momentum(group["params"])
+        return super()._collect()
+
+    def _add_momentum(self, params: list[Tensor]) -> None:
+        """Momentum was switched on after the state was made: forget the places of what has no buffer, so that it is
+        made anew."""
+        for param in params:
+            place = self._places.get(id(param))
+            if place is not None and not place.block.moments:
+                del self._places[id(param)]
+
+    def _update(self, batch, grads, tensors, max_norm) -> None:
+        empty = torch.empty(0, device=batch.device)
+        momenta = [self.param_groups[index]["momentum"] for index in batch.groups]
+        sgd_(
+            batch.params,
+            grads,
+            [
+                block.moments["momentum_buffer"] if momentum != 0 else empty
+                for block, momentum in zip(batch.blocks, momenta, strict=True)
+            ],
+            [block.steps for block in batch.blocks],
+            [block.master for block in batch.blocks],
+            [block.shadow for block in batch.blocks],
+            batch.layout,
+            *tensors,
+            self._host_lrs(),
+            self._numbers("momentum"),
+            self._numbers("dampening"),
+            self._numbers("weight_decay"),
+            self._flags(),
+            max_norm,
+        )

@@ -1,0 +1,134 @@
+"""Error bounds of a GEMM, from the arithmetic: what a correct kernel cannot exceed, against float64 of the same 16-bit
+inputs.
+
+With ``G = |a| @ |b| + |bias|`` in float64 and K terms, of which the hardware adds p between two roundings of the
+accumulator::
+
+    |error| <= u_out |result|  +  slope (K / p + 16) 2^-23 G  +  2e-6 |result| (activations)  +  tiny_out
+
+The first term is the one rounding of the result (u_out half an ulp), the second the fp32 accumulation (2^-23 and not
+2^-24, because tensor cores truncate), carried through the activation by its largest slope, the last half the smallest
+subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science
+7:e330, 2021.
+
+The bound grows with K and would hide one dropped product among many, and with a global error measure one bad row among
+many. So a
+kernel is tested three ways: this bound elementwise, :func:`assert_frobenius` on the whole, and exactly on inputs whose
+result is representable (generators.py, tests/ops/test_gemm.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..ops.gemm import ACTIVATIONS
+
+#: Half an ulp relative to the result, and half the smallest subnormal.
+UNIT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+TINY = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150, torch.float64: 0.0}
+
+#: Relative Frobenius error that storing the result alone may cost. bf16 partial sums (split-K in the output type) reach
+#: 2.6e-3.
+FROBENIUS = {torch.float16: 2.4e-4, torch.bfloat16: 1.9e-3}
+
+#: The largest slope of each activation.
+SLOPE = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.10}
+
+
+def products_per_rounding(device: torch.device | str) -> int:
+    """How many products the hardware adds exactly before it rounds the accumulator: 16 on sm_90, 8 on sm_80, 4 before,
+    1 on a CPU."""
+    if torch.device(device).type != "cuda":
+        return 1
+    major = torch.cuda.get_device_capability(device)[0]
+    return 16 if major >= 9 else 8 if major == 8 else 4
+
+
+def reference_and_bound(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    out_dtype: torch.dtype,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``activation(alpha * a @ b + beta * c + bias)`` in float64, and what a kernel's result may differ from it,
+    elementwise.
+
+    Args:
+        a, b, bias, c: the kernel's own inputs; leading dimensions broadcast.
+        activation: as in :func:`amp_kernels.linear`.
+        out_dtype: dtype of the kernel's result.
+        alpha, beta: factors of the product and of ``c``.
+    """
+    z = alpha * torch.matmul(a.double(), b.double())
+    size = abs(alpha) * torch.matmul(a.double().abs(), b.double().abs())
+    for term in ([bias.double()] if bias is not None else []) + ([beta * c.double()] if c is not None and beta else []):
+        z, size = z + term, size + term.abs()
+    activation = activation or "none"
+    reference = ACTIVATIONS[activation](z)
+    accumulation = SLOPE[activation] * (a.shape[-1] / products_per_rounding(a.device) + 16) * 2.0**-23 * size
+    if activation not in ("none", "relu"):
+        accumulation = accumulation + 2e-6 * reference.abs()
+    u = UNIT_ROUNDOFF[out_dtype]
+    return reference, u * reference.abs() + (1 + u) * accumulation + TINY[out_dtype]
+
+
+def assert_within(actual: torch.Tensor, reference: torch.Tensor, bound: torch.Tensor, what: str = "result") -> None:
+    """Every element of ``actual`` lies within ``bound`` of ``reference``; NaN and inf stand where the reference has
+    them.
+
+    Where the reference, give or take the bound, reaches the overflow threshold of the dtype, inf of that sign is right,
+    too.
+    """
+    assert actual.shape == reference.shape, f"{what}: shape {list(actual.shape)}, expected {list(reference.shape)}"
+    if not actual.numel():
+        return
+    value = actual.double()
+    largest = torch.finfo(actual.dtype).max
+    threshold = largest * (1 + UNIT_ROUNDOFF[actual.dtype] / 2)
+    overflow = (reference.abs() + bound >= threshold) & (
+        value == torch.copysign(torch.full_like(value, math.inf), reference)
+    )
+    same = (value == reference) | (value.isnan() & reference.isnan())
+    good = same | overflow | ((value - reference).abs() <= bound)
+    if not good.all():
+        ratio = torch.where(good, 0.0, ((value - reference).abs() / bound).nan_to_num(math.inf))
+        worst = int(ratio.argmax())
+        index = [int(i) for i in torch.unravel_index(torch.tensor(worst), reference.shape)]
+        raise AssertionError(
+            f"{what}: {int((~good).sum())} of {good.numel()} elements are out of bounds; the worst, at {index}, is "
+            f"{value.flatten()[worst].item():.9g}, expected {reference.flatten()[worst].item():.9g} within "
+            f"{bound.flatten()[worst].item():.3g}"
+        )
+
+
+def frobenius_gate(out_dtype: torch.dtype, k: int) -> float:
+    """The largest relative Frobenius error of a correct GEMM over random data with inner size ``k``."""
+    return FROBENIUS.get(out_dtype, 4e-8 * (k / 16) + 3e-7)
+
+
+def assert_frobenius(actual: torch.Tensor, reference: torch.Tensor, k: int, what: str = "result") -> None:
+    """The relative Frobenius error stays below :func:`frobenius_gate`. For random data of at least some hundred
+    elements."""
+    error = ((actual.double() - reference).norm() / reference.norm()).item()
+    gate = frobenius_gate(actual.dtype, k)
+    assert error <= gate, (
+        f"{what}: relative Frobenius error {error:.3g}, accepted: {gate:.3g} ({actual.dtype}, K = {k})"
+    )
+
+
+def assert_unbiased(actual: torch.Tensor, reference: torch.Tensor, what: str = "result") -> None:
+    """The mean of the signed relative errors is within three standard errors of 0. A store that truncates is far
+    outside."""
+    error = (actual.double() - reference) / reference
+    error = error[reference != 0]
+    sigmas = abs(error.mean() / (error.std() / math.sqrt(error.numel()))).item()
+    assert sigmas <= 3, (
+        f"{what}: the mean relative error {error.mean().item():.3g} is {sigmas:.1f} standard errors from 0"
+    )

@@ -1,0 +1,61 @@
+"""Tensors in the middle of NaN: a kernel that reads or writes beyond its operands shows it in the result or around
+it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+
+
+def embed(
+    tensor: torch.Tensor, *, transposed: bool = False, offset: int = 0, pad: int = 3, step: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of ``tensor`` as a view into a larger buffer whose other elements are NaN.
+
+    Args:
+        tensor: two or more dimensions, a floating dtype.
+        transposed: the last two dimensions are swapped in memory.
+        offset: elements between the start of the (aligned) buffer and the view.
+        pad: elements of NaN after each row, and rows of NaN after each matrix: the leading dimension exceeds the row by
+            ``pad``.
+        step: distance of neighbours in a row, in elements.
+
+    Returns:
+        ``(view, buffer)``: the view has the values, shape and dtype of ``tensor``; ``buffer`` is the 1-D memory behind
+        it.
+    """
+    source = tensor.mT if transposed else tensor
+    *batch, rows, columns = source.shape
+    line = columns * step + pad
+    matrix = (rows + pad) * line
+    buffer = torch.full((offset + math.prod(batch) * matrix + pad,), math.nan, dtype=tensor.dtype, device=tensor.device)
+    strides = [matrix * math.prod(batch[i + 1 :]) for i in range(len(batch))]
+    view = buffer.as_strided(source.shape, (*strides, line, step), offset)
+    view.copy_(source)
+    return (view.mT if transposed else view), buffer
+
+
+def assert_only_written(buffer: torch.Tensor, view: torch.Tensor) -> None:
+    """``view`` holds no NaN, and everything else in the ``buffer`` of :func:`embed` still is NaN."""
+    assert not view.isnan().any(), f"{int(view.isnan().sum())} elements of the result were not written"
+    outside = torch.ones_like(buffer, dtype=torch.bool)
+    outside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
+    touched = outside & ~buffer.isnan()
+    assert not touched.any(), f"memory beside the result was written, first at element {int(touched.nonzero()[0])}"
+
+
+@contextlib.contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Within the block torch fills new memory with NaN, so that elements which a kernel forgot to write show."""
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled

@@ -1,0 +1,126 @@
+"""Where AdamW's numbers live: the layouts that `ops/adamw.py` and `step.py` time, and torch's way to the same result.
+
+With 16-bit weights torch keeps FP32 parameters and casts them after each step (or in each forward): that cast is part
+of its time. Its gradients are FP32 then, so nothing is counted against it for casting them.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from . import lists
+
+LR, BETAS, EPS, WEIGHT_DECAY = 1e-2, (0.9, 0.999), 1e-8, 0.1
+STEPS = 2  # of the check: the second reads the moments that the first wrote
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`update_bytes` is what an update must move a parameter: everything it reads and writes, once."""
+
+    name: str
+    param: torch.dtype
+    update_bytes: int
+    options: dict = field(default_factory=dict)  # of ak.optim.AdamW
+    shadow: bool = False
+
+    @property
+    def half(self) -> bool:
+        return self.param != torch.float32
+
+    def bounds(self) -> dict[str, float]:
+        """Accepted relative errors: the rounding of what is stored; bf16 moments act on the weights too."""
+        moments = 2.0**-8 if self.options.get("state_dtype") else 1e-5
+        return {"params": (2.0**-8 if self.half else 2e-6) + (moments if moments > 1e-5 else 0.0), "exp_avg": moments}
+
+
+LAYOUTS = (
+    Layout("fp32", torch.float32, 28),
+    Layout("fp32 + bf16 shadow", torch.float32, 30, {"shadow_dtype": torch.bfloat16}, shadow=True),
+    Layout("bf16 + fp32 master", torch.bfloat16, 28, {"master_weights": "fp32"}),
+    Layout("bf16 + split master", torch.bfloat16, 26, {"master_weights": "split"}),
+    Layout(
+        "bf16 + split, bf16 moments",
+        torch.bfloat16,
+        18,
+        {"master_weights": "split", "state_dtype": torch.bfloat16},
+    ),
+)
+
+
+@dataclass
+class Inputs:
+    """Weights that are the same number in FP32 and 16 bits, and gradients."""
+
+    params: list[torch.Tensor]
+    grads: list[torch.Tensor]
+
+
+def draw(layout: Layout, shapes: list[lists.Shape], generator: torch.Generator) -> Inputs:
+    def normal(shape: lists.Shape, scale: float) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.bfloat16)
+        return drawn.mul_(scale).to(layout.param)
+
+    return Inputs([normal(shape, 0.02) for shape in shapes], [normal(shape, 1.0) for shape in shapes])
+
+
+class TorchAdamW:
+    """torch's fused AdamW on FP32 parameters and gradients, and the 16-bit copy of the weights if there is one."""
+
+    def __init__(self, layout: Layout, inputs: Inputs):
+        self.params = [param.float() for param in inputs.params]
+        for param, grad in zip(self.params, inputs.grads, strict=True):
+            param.grad = grad.float()
+        cuda = self.params[0].device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self.params, lr=LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True, capturable=cuda
+        )
+        self.copies = [param.bfloat16() for param in self.params] if layout.half or layout.shadow else []
+        self.shown = self.copies if layout.half else self.params
+
+    def cast(self) -> None:
+        if self.copies:
+            torch._foreach_copy_(self.copies, self.params)
+
+    def results(self) -> dict:
+        state = self.optimizer.state
+        return {"params": self.shown, "exp_avg": [state[param]["exp_avg"] for param in self.params]}
+
+
+class OurAdamW:
+    """ak.optim.AdamW in the layout."""
+
+    def __init__(self, layout: Layout, inputs: Inputs):
+        import amp_kernels as ak
+
+        self.params = inputs.params
+        for param, grad in zip(self.params, inputs.grads, strict=True):
+            param.grad = grad
+        self.optimizer = ak.optim.AdamW(
+            self.params, lr=LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, **layout.options
+        )
+
+    def results(self) -> dict:
+        state = self.optimizer.state
+        return {"params": self.params, "exp_avg": [state[param]["exp_avg"] for param in self.params]}
+
+
+def reference(layout: Layout, inputs: Inputs, max_norm: float | None) -> dict:
+    """STEPS steps of AdamW in float64 on the same gradients, clipped to `max_norm`."""
+    clip = 1.0
+    if max_norm is not None:
+        norm = sum(grad.double().square().sum() for grad in inputs.grads).sqrt()
+        clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    params, exp_avgs = [], []
+    for param, grad in zip(inputs.params, inputs.grads, strict=True):
+        p, g = param.double(), grad.double() * clip
+        m, v = torch.zeros_like(p), torch.zeros_like(p)
+        for step in range(1, STEPS + 1):
+            p = p * (1 - LR * WEIGHT_DECAY)
+            m = BETAS[0] * m + (1 - BETAS[0]) * g
+            v = BETAS[1] * v + (1 - BETAS[1]) * g * g
+            p = p - LR * (m / (1 - BETAS[0] ** step)) / ((v / (1 - BETAS[1] ** step)).sqrt() + EPS)
+        params.append(p)
+        exp_avgs.append(m)
+    bounds = layout.bounds()
+    return {"params": (params, bounds["params"]), "exp_avg": (exp_avgs, bounds["exp_avg"])}

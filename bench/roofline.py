@@ -1,0 +1,60 @@
+"""The two ceilings of a machine, measured in the run whose figures they judge: memory copy and large matrix product."""
+
+import time
+
+import torch
+
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # of one buffer, far beyond any cache
+MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Roofline:
+    """`bandwidth` in bytes/s (read plus written) and `peak[dtype]` in flops/s.
+
+    The peak of a 16-bit dtype is that of the faster 16-bit product: a slow library routine is not the machine's limit.
+    """
+
+    def __init__(self, device: torch.device, seconds: float):
+        self.bandwidth = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
+        self.peak = {}
+        for name, dtype in DTYPES.items():
+            if device.type == "cuda" or name != "fp16":  # torch's CPU routine for FP16 is far below the machine
+                self.peak[name] = 2 * MATMUL_SIZE[device.type] ** 3 / _matmul_seconds(device, dtype, seconds)
+        self.peak["fp16"] = self.peak["bf16"] = max(self.peak.get("fp16", 0.0), self.peak["bf16"])
+
+    def floor_seconds(self, count_bytes: int, flops: int, dtype: str) -> float:
+        """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16)."""
+        return max(count_bytes / self.bandwidth, flops / self.peak.get(dtype.split()[0], self.peak["fp32"]))
+
+    def record(self) -> dict[str, float]:
+        peaks = {f"tflops_{name}": value / 1e12 for name, value in self.peak.items()}
+        return {"copy_gb_per_s": self.bandwidth / 1e9, **peaks}
+
+
+def _copy_seconds(device: torch.device, seconds: float) -> float:
+    source = torch.empty(COPY_BYTES[device.type] // 4, device=device).normal_()
+    target = torch.empty_like(source)
+    return _settled(lambda: target.copy_(source), device, seconds)
+
+
+def _matmul_seconds(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    size = MATMUL_SIZE[device.type]
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return _settled(lambda: a @ b, device, seconds)
+
+
+def _settled(call, device: torch.device, seconds: float) -> float:
+    """Median seconds of a call in the second half of `seconds`: on a GPU the clock has then settled."""
+    times = []
+    start = time.perf_counter()
+    while len(times) < 4 or time.perf_counter() - start < seconds:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    settled = sorted(times[len(times) // 2 :])
+    return settled[len(settled) // 2]

@@ -1,0 +1,246 @@
+"""The main job: train a byte-level GPT on real text in FP32, BF16 and FP16, with stock torch AMP and with amp_kernels.
+
+python -m bench.train                    # every precision with both providers, then a table, a plot and a JSON record
+python -m bench.train --dtype fp16 --provider amp_kernels --steps 200
+python -m bench.train --dtype fp16 --no-scaler
+python -m bench.train --resume           # after Ctrl-C: continues bit for bit
+"""
+
+import sys
+
+if __package__ in (None, ""):  # run as a file: make `bench` a package, and keep this folder's names off the top level
+    from pathlib import Path
+
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    __package__ = "bench"
+    import bench  # noqa: F401
+
+import argparse
+import dataclasses
+import gc
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from . import checkpoint, environment, report
+from .data import Text, load_text
+from .model import MODELS
+from .trainers import TRAINERS
+from .trial import DTYPES, Settings, Trial
+
+CHECKPOINT = "checkpoint.pt"
+
+
+class UsageError(Exception):
+    """A bad option: shown as one line, without a traceback."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UsageError(f"{message} (--help lists the options)")
+
+
+class Interrupts:
+    """The first SIGINT or SIGTERM asks the run to stop after its step and save; a second ends the process."""
+
+    def __init__(self):
+        self.signal: int | None = None
+        self.previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def _note(self, number: int, frame) -> None:
+        self.signal = number
+        self.restore()
+        print("\nstopping after this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    def restore(self) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m bench.train", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--model", choices=MODELS, help="default: micro on the CPU, gpt2 on CUDA")
+    parser.add_argument("--steps", type=int, help="steps of each run (default: the model's)")
+    parser.add_argument("--dtype", help=f"comma-separated list of {', '.join(DTYPES)} (default: all)")
+    parser.add_argument("--provider", help=f"comma-separated list of {', '.join(TRAINERS)} (default: all)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
+    parser.add_argument("--no-scaler", action="store_true", help="FP16 without loss scaling, to see what it is for")
+    parser.add_argument("--seed", type=int, help="of weights and batches (default 0)")
+    parser.add_argument("--text", metavar="FILE", help="train on this file instead of Python's reference manual")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="only deterministic kernels (CUDA attention has others)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder of table, plot, record and checkpoint (default bench/results/<device>/train)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the interrupted job of the --out folder, with its options"
+    )
+    return parser.parse_args(argv)
+
+
+def settings_from(options: argparse.Namespace, device: torch.device) -> Settings:
+    """Options with their defaults filled in. Raises UsageError."""
+    model = options.model or ("gpt2" if device.type == "cuda" else "micro")
+    steps = MODELS[model].steps if options.steps is None else options.steps
+    if steps < 1:
+        raise UsageError(f"argument --steps: {steps} is not a positive number")
+    dtypes = _choices("--dtype", options.dtype, DTYPES)
+    if device.type == "cuda" and "bf16" in dtypes and not torch.cuda.is_bf16_supported(including_emulation=False):
+        if options.dtype:
+            raise UsageError(f"argument --dtype: {environment.device_name(device)} has no bf16; choose fp16 or fp32")
+        print(f"{environment.device_name(device)} has no bf16: left out")
+        dtypes = tuple(dtype for dtype in dtypes if dtype != "bf16")
+    return Settings(
+        model=model,
+        steps=steps,
+        dtypes=dtypes,
+        providers=_choices("--provider", options.provider, TRAINERS),
+        scaler=not options.no_scaler,
+        seed=0 if options.seed is None else options.seed,
+        deterministic=options.deterministic,
+        device=str(device),
+    )
+
+
+def _choices(option: str, given: str | None, accepted) -> tuple[str, ...]:
+    if given is None:
+        return tuple(accepted)
+    chosen = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    for name in chosen:
+        if name not in accepted:
+            raise UsageError(
+                f"argument {option}: {name!r} is unknown; accepted: {', '.join(accepted)} (comma-separated)"
+            )
+    return chosen
+
+
+def resume(options: argparse.Namespace, path: Path, text: Text) -> tuple[Settings, list[dict], dict | None]:
+    """Settings, finished runs and the unfinished one's state. Options given with --resume must agree with them."""
+    try:
+        saved = checkpoint.load(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(f"argument --resume: {error}") from None
+    settings = Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in saved["settings"].items()})
+    asked = {
+        "model": options.model,
+        "steps": options.steps,
+        "dtypes": options.dtype and _choices("--dtype", options.dtype, DTYPES),
+        "providers": options.provider and _choices("--provider", options.provider, TRAINERS),
+        "scaler": False if options.no_scaler else None,
+        "seed": options.seed,
+        "deterministic": True if options.deterministic else None,
+        "device": options.device and str(environment.pick_device(options.device)),
+    }
+    for name, value in asked.items():
+        if value is not None and value != getattr(settings, name):
+            raise UsageError(
+                f"argument --resume: the checkpoint has {name} = {getattr(settings, name)}, the command line {value}"
+            )
+    if saved["text"] != text.sha256:
+        raise UsageError(f"argument --resume: the checkpoint was trained on another text than {text.source}")
+    environment.pick_device(settings.device)
+    return settings, saved["finished"], saved["running"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the job; returns the process's exit code."""
+    try:
+        options = parse(argv)
+        text = load_text(options.text)
+        device = environment.pick_device(options.device)
+        out = options.out or environment.results_folder(device) / "train"
+        if options.resume:
+            settings, finished, running = resume(options, out / CHECKPOINT, text)
+        else:
+            settings, finished, running = settings_from(options, device), [], None
+        if "amp_kernels" in settings.providers:
+            _require_amp_kernels()
+        out.mkdir(parents=True, exist_ok=True)
+    except (UsageError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return run(settings, text, finished, running, out)
+    except torch.OutOfMemoryError as error:
+        print(f"error: not enough GPU memory; choose a smaller --model ({str(error).splitlines()[0]})", file=sys.stderr)
+        return 1
+
+
+def _require_amp_kernels() -> None:
+    try:
+        import amp_kernels  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"amp_kernels cannot be imported ({error}); install it (make build), or use --provider torch"
+        ) from None
+
+
+def run(settings: Settings, text: Text, finished: list[dict], running: dict | None, out: Path) -> int:
+    """Every run that is not in `finished` yet, the first from the state `running` if there is one; then the report."""
+    device = torch.device(settings.device)
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    machine = environment.describe(device)
+    plan = [(provider, dtype) for dtype in settings.dtypes for provider in settings.providers]
+    summary = f"{settings.model}, {settings.steps} steps, seed {settings.seed}, on {machine['device']}"
+    print(f"{summary}; text: {text.source}, {text.train.numel():,} training bytes; {len(plan)} runs")
+
+    def save(state: dict | None) -> None:
+        content = {
+            "settings": dataclasses.asdict(settings),
+            "text": text.sha256,
+            "finished": finished,
+            "running": state,
+        }
+        checkpoint.save(out / CHECKPOINT, content)
+
+    interrupts = Interrupts()
+    try:
+        for provider, dtype in plan[len(finished) :]:
+            trial = Trial(settings, text, provider, dtype, running)
+            if not trial.train(interrupts):
+                save(trial.state())
+                print(f"saved {out / CHECKPOINT} at step {trial.step} of {trial.name}; add --resume to continue")
+                return 128 + interrupts.signal
+            finished.append(trial.result())
+            running = trial = None
+            gc.collect()  # the model of this run must not count in the next one's memory
+            save(None)
+    finally:
+        interrupts.restore()
+
+    shown = report.table(finished)
+    print(f"\n{shown}\n")
+    report.write_json(
+        out / "train.json",
+        {
+            "settings": dataclasses.asdict(settings),
+            "model": dataclasses.asdict(MODELS[settings.model]),
+            "text": {"source": text.source, "sha256": text.sha256},
+            "machine": machine,
+            "memory": "peak of torch's allocator over the run"
+            if device.type == "cuda"
+            else "peak of torch's CPU allocator in a step",
+            "runs": finished,
+        },
+    )
+    (out / "train.txt").write_text(f"{summary}\n{shown}\n")
+    written = ["train.json", "train.txt"]
+    if report.plot(out / "train.png", finished, summary):
+        written.insert(0, "train.png")
+    else:
+        print("no plot: matplotlib is not installed (pip install matplotlib)")
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    print(f"{', '.join(written)} in {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

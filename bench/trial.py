@@ -1,0 +1,220 @@
+"""One run of the main job: one provider, one precision, from the seed to the validation loss; it can stop and go on.
+
+Everything a step depends on is in `state()`: parameters, optimizer, scaler, random generators and the step number,
+which is also the position in the data. Histories are kept on the device, so that a step never waits for the host.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .data import Text
+from .model import GPT, MODELS
+from .progress import Progress
+from .trainers import TRAINERS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SEGMENT = 10  # steps between two synchronizations: the unit of timing and of the progress bar
+EVALUATIONS = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the outcome of a run, apart from the text. Plain values: they travel in the checkpoint."""
+
+    model: str
+    steps: int
+    dtypes: tuple[str, ...]
+    providers: tuple[str, ...]
+    scaler: bool
+    seed: int
+    deterministic: bool
+    device: str
+
+
+class Trial:
+    """Trains `settings.model` with `provider` in `dtype` (a key of DTYPES); `saved` is a state() to continue."""
+
+    def __init__(self, settings: Settings, text: Text, provider: str, dtype: str, saved: dict | None = None):
+        self.settings, self.text, self.provider, self.dtype = settings, text, provider, dtype
+        self.config = MODELS[settings.model]
+        self.device = torch.device(settings.device)
+        self.scaled = dtype == "fp16" and settings.scaler
+        self.name = f"{dtype} {provider}" + ("" if self.scaled or dtype != "fp16" else " unscaled")
+        self.points = {settings.steps * (i + 1) // EVALUATIONS for i in range(EVALUATIONS)} - {0}
+
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        torch.manual_seed(settings.seed)
+        model = GPT(self.config).to(self.device)  # drawn on the CPU: the same weights on every device
+        self.trainer = TRAINERS[provider](
+            model, self.device, self.config.lr, scaled=self.scaled, growth_interval=self.config.growth_interval
+        )
+        self.losses = torch.full((settings.steps,), float("nan"), device=self.device)
+        self.scales = torch.full((settings.steps,), float("nan"), device=self.device)
+        self.validation: list[list[float]] = []  # [step, loss]
+        self.step_seconds: list[float] = []  # one mean per timed segment
+        self.seconds = 0.0
+        self.peak_bytes = 0
+        self.step = 0
+        if saved is not None:
+            self._load(saved)
+        self.first_step = self.step
+
+    def train(self, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Runs until the end (True) or until `interrupted()` (False), which is asked after every step."""
+        progress = Progress(self.name, self.settings.steps, self.step)
+        try:
+            while self.step < self.settings.steps:
+                stopped = self._segment(interrupted)
+                if self.step in self.points and not any(step == self.step for step, _ in self.validation):
+                    self.validation.append([self.step, self._validate()])
+                progress.update(self.step, **self._figures())
+                if stopped:
+                    return False
+            return True
+        finally:
+            self.peak_bytes = max(self.peak_bytes, self._cuda_peak())
+            progress.close()
+
+    def _segment(self, interrupted: Callable[[], bool]) -> bool:
+        """Steps up to the next synchronization; True if interrupted."""
+        start = self.step
+        end = min(p for p in {(start // SEGMENT + 1) * SEGMENT, *self.points} if p > start)
+        self._synchronize()
+        begin = time.perf_counter()
+        stopped = False
+        while self.step < end and not stopped:
+            # The second step of a process is the first that finds optimizer state: its memory is every later step's.
+            second = self.step == min(self.first_step + 1, self.settings.steps - 1)
+            with self._count_cpu_memory() if second else contextlib.nullcontext():
+                self._train_step()
+            stopped = interrupted()
+        self._synchronize()
+        elapsed = time.perf_counter() - begin
+        self.seconds += elapsed
+        # The first segment of a process holds warm-up and the memory count; an interrupted one may be a single step.
+        if start > self.first_step and self.step == end:
+            self.step_seconds.append(elapsed / (end - start))
+        return stopped
+
+    def _train_step(self) -> None:
+        tokens, targets = self._to_device(
+            self.text.batch(self.settings.seed, self.step, self.config.batch, self.config.context)
+        )
+        self.trainer.set_lr(self.config.lr_at(self.step, self.settings.steps))
+        with self._autocast():
+            loss = self.trainer.model(tokens, targets)
+        self.trainer.update(loss)
+        self.losses[self.step] = loss.detach()
+        self.scales[self.step] = self.trainer.scale()
+        self.step += 1
+
+    @torch.no_grad()
+    def _validate(self) -> float:
+        """Mean loss over the validation windows in the run's own precision."""
+        self.trainer.model.eval()
+        losses = []
+        for batch in self.text.validation_batches(self.config.batch, self.config.context, self.config.eval_batches):
+            with self._autocast():
+                losses.append(self.trainer.model(*self._to_device(batch)))
+        self.trainer.model.train()
+        return torch.stack(losses).double().mean().item()
+
+    def state(self) -> dict:
+        """Everything needed to continue bit for bit, loadable with weights_only=True."""
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        return {
+            "provider": self.provider,
+            "dtype": self.dtype,
+            "step": self.step,
+            "trainer": self.trainer.state(),
+            "random": random,
+            "losses": self.losses,
+            "scales": self.scales,
+            "validation": self.validation,
+            "step_seconds": self.step_seconds,
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def _load(self, saved: dict) -> None:
+        self.trainer.load_state(saved["trainer"])
+        self.step = saved["step"]
+        self.losses.copy_(saved["losses"])
+        self.scales.copy_(saved["scales"])
+        self.validation = saved["validation"]
+        self.step_seconds = saved["step_seconds"]
+        self.seconds, self.peak_bytes = saved["seconds"], saved["peak_bytes"]
+        torch.set_rng_state(saved["random"]["cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(saved["random"]["cuda"], self.device)
+
+    def result(self) -> dict:
+        """The run as plain values: what the table, the plot and the JSON record are made of."""
+        per_step = statistics.median(self.step_seconds) if self.step_seconds else self.seconds / max(self.step, 1)
+        return {
+            "name": self.name,
+            "provider": self.provider,
+            "dtype": self.dtype,
+            "scaled": self.scaled,
+            "steps": self.step,
+            "validation_loss": self.validation[-1][1],
+            "tokens_per_second": self.config.batch * self.config.context / per_step,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_bytes,
+            "final_scale": self.scales[-1].item() if self.scaled else None,
+            "skipped_steps": self.step - self.trainer.updates(),
+            "validation": self.validation,
+            "losses": self.losses.tolist(),
+            "scales": self.scales.tolist() if self.scaled else None,
+        }
+
+    def _figures(self) -> dict[str, str]:
+        figures = {"loss": f"{self.losses[self.step - 1].item():.3f}"}
+        if self.scaled:
+            figures["scale"] = f"2^{self.scales[self.step - 1].log2().item():.0f}"
+            figures["skipped"] = str(self.step - self.trainer.updates())
+        if self.step_seconds:
+            figures["steps/s"] = f"{1 / self.step_seconds[-1]:.1f}"
+        return figures
+
+    def _autocast(self):
+        dtype = DTYPES[self.dtype]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+    def _to_device(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.to(self.device) for tensor in batch]
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _cuda_peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    @contextlib.contextmanager
+    def _count_cpu_memory(self):
+        """On the CPU, the peak of one step: what is held anyway plus the most that torch's allocator held on top of it.
+
+        The process's resident size would mostly show the interpreter, libtorch and scratch space of the BLAS.
+        """
+        if self.device.type == "cuda":
+            yield
+            return
+        held = self.trainer.held_bytes()
+        with torch.autograd.profiler.profile(profile_memory=True, acc_events=True) as profile:
+            yield
+        events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+        current = highest = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            current += event.nbytes()
+            highest = max(highest, current)
+        self.peak_bytes = max(self.peak_bytes, held + highest)

@@ -1,0 +1,37 @@
+#pragma once
+// Qualifiers and indices that every kernel uses. Two implementations stand behind csrc/device: nvcc's, here, and the emulator's
+// (csrc/emulator, chosen by AK_EMULATE), so that the same kernel source runs on a GPU and, checked, on a CPU.
+#ifdef AK_EMULATE
+#include "emulator/platform.h"
+#else
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+/// Opens a kernel: `template <int kRows> AK_KERNEL(256, 2) scale_kernel(float* out, AK_PARAM(Table) table) {...}`.
+/// At most `max_threads` per block; registers are limited so that `min_blocks` blocks fit on one SM.
+#define AK_KERNEL(max_threads, min_blocks) __global__ void __launch_bounds__(max_threads, min_blocks)
+/// A function that kernels call.
+#define AK_DEVICE __device__ __forceinline__
+/// A kernel parameter that is a struct: stays in constant memory, is never copied to the stack, and its address may be taken.
+#define AK_PARAM(...) const __grid_constant__ __VA_ARGS__
+#define AK_UNROLL _Pragma("unroll")
+
+namespace ak {
+
+inline constexpr int kWarpThreads = 32;
+
+AK_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+AK_DEVICE int block_threads() { return static_cast<int>(blockDim.x); }
+AK_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
+AK_DEVICE int grid_blocks() { return static_cast<int>(gridDim.x); }
+
+}  // namespace ak
+#endif
+
+namespace ak {
+
+AK_DEVICE int warp_index() { return thread_index() / kWarpThreads; }
+AK_DEVICE int lane_index() { return thread_index() % kWarpThreads; }
+
+}  // namespace ak

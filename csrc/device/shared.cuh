@@ -1,0 +1,50 @@
+#pragma once
+// Shared memory. Static arrays come only from shared<T, N>(); the dynamic block is addressed by 32-bit numbers, as the asynchronous
+// units (TMA, wgmma, mbarrier) want it.
+#include "device/memory.cuh"
+
+#ifdef AK_EMULATE
+#include "emulator/shared.h"
+#else
+
+namespace ak {
+
+/// A pointer to shared memory: index it, add to it. On the emulator a class that checks every access.
+template <class T>
+using SharedPtr = T*;
+
+/// A static array of N values in shared memory. The same (T, N, Tag) always means the same array.
+template <class T, int N, class Tag = void>
+AK_DEVICE SharedPtr<T> shared() {
+  __shared__ alignas(16) T storage[N];
+  return storage;
+}
+
+/// First byte of the dynamic shared memory. Aligned to 16 bytes only: whoever needs more rounds up.
+AK_DEVICE uint32_t dynamic_shared() {
+  extern __shared__ __align__(1024) uint8_t ak_dynamic_shared[];
+  return static_cast<uint32_t>(__cvta_generic_to_shared(ak_dynamic_shared));
+}
+
+/// The dynamic shared memory at `address` as values of type T.
+template <class T>
+AK_DEVICE SharedPtr<T> shared_at(uint32_t address) {
+  return static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
+/// 16 bytes from a 16-byte aligned address.
+AK_DEVICE Vec<uint32_t, 4> load_shared_16(uint32_t address) {
+  Vec<uint32_t, 4> v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.data[0]), "=r"(v.data[1]), "=r"(v.data[2]), "=r"(v.data[3])
+               : "r"(address)
+               : "memory");
+  return v;
+}
+/// Two floats to an 8-byte aligned address.
+AK_DEVICE void store_shared_2(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+}  // namespace ak
+#endif

@@ -1,0 +1,44 @@
+#pragma once
+// Operations of one warp. All 32 lanes must call them together.
+#include "device/platform.cuh"
+
+#ifdef AK_EMULATE
+#include "emulator/warp.h"
+#else
+
+namespace ak {
+
+/// All lanes wait for each other, and see each other's earlier memory accesses.
+AK_DEVICE void warp_sync() { __syncwarp(); }
+/// The value that lane `lane ^ mask` passed.
+template <class T>
+AK_DEVICE T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+/// The value that lane `lane` passed.
+template <class T>
+AK_DEVICE T shuffle(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+/// Bit i says whether lane i passed true.
+AK_DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
+
+}  // namespace ak
+#endif
+
+namespace ak {
+
+/// op over the values of all lanes, in the same order in every lane. `op` must be commutative to the last bit, as + and max are.
+template <class T, class Op>
+AK_DEVICE T warp_reduce(T value, Op op) {
+  AK_UNROLL
+  for (int mask = kWarpThreads / 2; mask > 0; mask /= 2) value = op(value, shuffle_xor(value, mask));
+  return value;
+}
+template <class T>
+AK_DEVICE T warp_sum(T value) {
+  return warp_reduce(value, [](T a, T b) { return a + b; });
+}
+AK_DEVICE bool warp_any(bool predicate) { return ballot(predicate) != 0; }
+
+}  // namespace ak

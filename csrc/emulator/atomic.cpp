@@ -1,0 +1,44 @@
+#include "emulator/atomic.h"
+
+#include <map>
+
+#include "emulator/machine.h"
+#include "emulator/memory.h"
+
+namespace ak::emu {
+
+void atomic_global(void* p, std::size_t bytes, Order order, const std::function<void()>& update) {
+  check_previous_kernel();
+  machine->yield();
+  Region& region = global_memory().find(p, bytes);
+  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail(format("the address is not aligned to %zu bytes", bytes));
+  const auto offset = static_cast<std::size_t>(static_cast<char*>(p) - region.base);
+  check_initialised(region, offset, bytes);
+  Clock& clock = current->clock;
+  if (!region.shadow) region.shadow = std::make_unique<Shadow>(region.bytes);
+  const auto conflict = region.shadow->write(offset, bytes, clock, Access::of(clock.actor, clock.now, true));
+  if (conflict.access) {
+    fail(format("race: '%s' + %zu bytes is also touched without an atomic by %s", region.name.c_str(), offset,
+                machine->describe(conflict.access.actor()).c_str()));
+  }
+  mark_written(region, offset, bytes);
+  Release& location = machine->atomic_location(p);
+  const Knowledge before = location.take();
+  if (order == Order::kAcqRel) {
+    clock.acquire(before);
+    location.add(clock);
+  } else {
+    clock.seen_relaxed = join(clock.seen_relaxed, before);
+    if (clock.fenced) location.add(clock.fenced);
+  }
+  location.add(before);
+  update();
+}
+
+void fence_gpu() {
+  Clock& clock = current->clock;
+  clock.acquire(clock.seen_relaxed);
+  clock.fenced = with(clock.base, clock.actor, clock.now++);
+}
+
+}  // namespace ak::emu

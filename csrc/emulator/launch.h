@@ -1,0 +1,25 @@
+#pragma once
+// launch() on the emulator: the kernel runs to its end before launch returns, under the schedule that emu::options().seed chooses.
+#include <tuple>
+#include <utility>
+
+#include "device/status.h"
+#include "emulator/machine.h"
+
+namespace ak {
+namespace emu {
+
+/// Checks what the driver would refuse, runs, and keeps the message of a failure for this thread.
+Status run_kernel(const LaunchConfig& config, const std::function<void()>& body);
+
+}  // namespace emu
+
+template <class... Params, class... Args>
+Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... args) {
+  std::tuple<std::decay_t<Params>...> copies(std::forward<Args>(args)...);
+  return emu::run_kernel(config, [&] { std::apply(kernel, copies); });
+}
+
+inline int device_sm_count() { return emu::options().sm_count; }
+
+}  // namespace ak

@@ -1,0 +1,92 @@
+#pragma once
+// Global memory of the emulated machine: the buffers a kernel may touch. Everything else is out of bounds.
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulator/shadow.h"
+
+namespace ak::emu {
+
+/// One buffer, wherever its bytes are.
+struct Region {
+  std::string name;
+  char* base = nullptr;
+  std::size_t bytes = 0;
+  bool writable = true;
+  std::vector<bool> initialised;   // by granule
+  std::vector<bool> written;       // by granule, by kernels only
+  std::unique_ptr<Shadow> shadow;  // of the launch that runs now
+};
+
+/// All regions. Regions may not overlap.
+class GlobalMemory {
+ public:
+  Region* add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable = true);
+  void remove(Region* region);
+  void clear() { regions_.clear(); }
+  /// The region that holds all `bytes` from `p`; fails, naming the nearest one, if there is none.
+  Region& find(const void* p, std::size_t bytes);
+  /// Forgets who touched what: launches are ordered after one another.
+  void start_launch();
+
+ private:
+  std::map<uintptr_t, std::unique_ptr<Region>> regions_;
+  Region* last_ = nullptr;
+};
+GlobalMemory& global_memory();
+
+/// Host memory that kernels may use: n values between red zones. Fresh memory reads as NaN and counts as uninitialised until the
+/// host or a kernel writes it. `offset` shifts the first element away from the 256-byte boundary, as a view's storage offset does.
+template <class T>
+class Buffer {
+ public:
+  Buffer(std::string name, std::size_t n, std::size_t offset = 0) : n_(n), storage_(n * sizeof(T) + offset * sizeof(T) + 768, 0xff) {
+    auto start = (reinterpret_cast<uintptr_t>(storage_.data()) + kRedZone + 255) & ~uintptr_t{255};
+    data_ = reinterpret_cast<T*>(start) + offset;
+    region_ = global_memory().add(std::move(name), data_, n * sizeof(T), false);
+  }
+  Buffer(std::string name, const std::vector<T>& values, std::size_t offset = 0) : Buffer(std::move(name), values.size(), offset) {
+    for (std::size_t i = 0; i < n_; i++) set(i, values[i]);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { global_memory().remove(region_); }
+
+  T* data() { return data_; }
+  std::size_t size() const { return n_; }
+  const T& operator[](std::size_t i) const { return data_[i]; }
+  void set(std::size_t i, T value) {
+    data_[i] = value;
+    for (std::size_t b = i * sizeof(T); b < (i + 1) * sizeof(T); b += kGranule) region_->initialised[b / kGranule] = true;
+  }
+  void fill(T value) {
+    for (std::size_t i = 0; i < n_; i++) set(i, value);
+  }
+  /// "" or a sentence: the first element that no kernel wrote, or a damaged red zone (a write that bypassed the vocabulary).
+  std::string check_written() const {
+    for (std::size_t i = 0; i < n_; i++) {
+      if (!region_->written[i * sizeof(T) / kGranule]) return region_->name + "[" + std::to_string(i) + "] was never written";
+    }
+    return check_red_zones();
+  }
+  std::string check_red_zones() const {
+    const auto* first = reinterpret_cast<const unsigned char*>(data_);
+    for (const unsigned char* p = storage_.data(); p != storage_.data() + storage_.size(); p++) {
+      if ((p < first || p >= first + n_ * sizeof(T)) && *p != 0xff) return "the red zone of " + region_->name + " was overwritten";
+    }
+    return "";
+  }
+
+ private:
+  static constexpr std::size_t kRedZone = 256;
+  std::size_t n_;
+  std::vector<unsigned char> storage_;
+  T* data_;
+  Region* region_;
+};
+
+}  // namespace ak::emu

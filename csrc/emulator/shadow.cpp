@@ -1,0 +1,62 @@
+#include "emulator/shadow.h"
+
+#include <new>
+
+namespace ak::emu {
+
+Shadow::Shadow(std::size_t bytes) : cells_(static_cast<Cell*>(std::calloc(bytes / kGranule + 1, sizeof(Cell)))) {
+  if (!cells_) throw std::bad_alloc();
+}
+
+void Shadow::note_read(Cell& cell, const Clock& clock) {
+  const Access mine = Access::of(clock.actor, clock.now);
+  if (cell.read == mine) return;
+  // A read that happened before this one need not be remembered: whoever is ordered after this one is ordered after that one too.
+  const bool many = cell.read.actor_plus_1 == kMany;
+  if (!many && (!cell.read || clock.knows(cell.read.actor(), cell.read.epoch))) {
+    cell.read = mine;
+    return;
+  }
+  if (!many) {
+    many_.push_back({cell.read});
+    cell.read = {kMany, static_cast<Epoch>(many_.size() - 1)};
+  }
+  auto& reads = many_[cell.read.epoch];
+  for (Access& a : reads) {
+    if (clock.knows(a.actor(), a.epoch)) {
+      a = mine;
+      return;
+    }
+  }
+  reads.push_back(mine);
+}
+
+Access Shadow::read(std::size_t offset, std::size_t bytes, const Clock& clock) {
+  const std::size_t end = (offset + bytes + kGranule - 1) / kGranule;
+  for (std::size_t i = offset / kGranule; i < end; i++) {
+    Cell& cell = cells_[i];
+    if (cell.write && !clock.knows(cell.write.actor(), cell.write.epoch)) return cell.write;
+    note_read(cell, clock);
+  }
+  return {};
+}
+
+Shadow::Conflict Shadow::write(std::size_t offset, std::size_t bytes, const Clock& clock, Access as) {
+  const std::size_t end = (offset + bytes + kGranule - 1) / kGranule;
+  for (std::size_t i = offset / kGranule; i < end; i++) {
+    Cell& cell = cells_[i];
+    const bool both_atomic = as.atomic() && cell.write.atomic();
+    if (cell.write && !both_atomic && !clock.knows(cell.write.actor(), cell.write.epoch)) return {cell.write, true};
+    Access racing{};
+    for_each_read(i * kGranule, [&](Access a) {
+      if (!clock.knows(a.actor(), a.epoch)) racing = a;
+    });
+    if (racing) return {racing, false};
+    cell.write = as;
+    if (cell.read.actor_plus_1 == kMany) many_[cell.read.epoch].clear();
+    cell.read = {};
+  }
+  return {{}, false};
+}
+
+}  // namespace ak::emu

@@ -1,0 +1,72 @@
+#pragma once
+// Shadow of a piece of memory: who wrote and who read each 2-byte granule last, within one launch. (Two threads that touch the two
+// bytes of one granule look like a race; no kernel here stores single bytes.)
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "emulator/clock.h"
+
+namespace ak::emu {
+
+inline constexpr std::size_t kGranule = 2;
+
+/// An access in somebody's epoch. Actors are stored plus one: all zero bytes mean "nobody".
+struct Access {
+  uint32_t actor_plus_1 = 0;
+  Epoch epoch = 0;
+
+  explicit operator bool() const { return actor_plus_1 != 0; }
+  Actor actor() const { return (actor_plus_1 & ~kAtomicBit) - 1; }
+  bool atomic() const { return actor_plus_1 & kAtomicBit; }
+  bool operator==(const Access&) const = default;
+
+  static constexpr uint32_t kAtomicBit = 1u << 31;
+  static Access of(Actor actor, Epoch epoch, bool atomic = false) {
+    return {(actor + 1) | (atomic ? kAtomicBit : 0u), epoch};
+  }
+};
+
+class Shadow {
+ public:
+  explicit Shadow(std::size_t bytes);
+
+  /// The earlier access that `clock`'s thread does not know of, if reading these bytes now is a race.
+  Access read(std::size_t offset, std::size_t bytes, const Clock& clock);
+  struct Conflict {
+    Access access;
+    bool was_write;
+  };
+  /// The same for a write by `clock`'s thread, recorded as `as` (the thread itself, or what will complete the write for it).
+  Conflict write(std::size_t offset, std::size_t bytes, const Clock& clock, Access as);
+
+  Access last_write(std::size_t offset) const { return cells_[offset / kGranule].write; }
+  /// Calls `visit(access)` for every recorded read of the granule at `offset`.
+  template <class Visit>
+  void for_each_read(std::size_t offset, Visit visit) const {
+    const Cell& cell = cells_[offset / kGranule];
+    if (cell.read.actor_plus_1 == kMany) {
+      for (Access a : many_[cell.read.epoch]) visit(a);
+    } else if (cell.read) {
+      visit(cell.read);
+    }
+  }
+  bool written(std::size_t offset) const { return static_cast<bool>(last_write(offset)); }
+
+ private:
+  struct Cell {
+    Access write, read;
+  };
+  static constexpr uint32_t kMany = 0xffffffffu;  // read.epoch is then an index into many_
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+
+  void note_read(Cell& cell, const Clock& clock);
+
+  std::unique_ptr<Cell[], Free> cells_;  // from calloc: pages that nobody touches cost nothing
+  std::vector<std::vector<Access>> many_;
+};
+
+}  // namespace ak::emu

@@ -1,0 +1,163 @@
+#include "emulator/tma.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "emulator/access.h"
+#include "emulator/mbarrier.h"
+#include "emulator/memory.h"
+#include "emulator/proxy.h"
+
+namespace ak::emu {
+namespace {
+
+/// The rows of a box: where each lies in global and in shared memory, and which of its elements are inside the tensor.
+struct BoxCopy {
+  TensorMapSpec spec;
+  Box at;
+  uint32_t shared;  // offset of the box
+
+  uint32_t row_count() const { return spec.box[1] * (spec.rank == 3 ? spec.box[2] : 1); }
+  uint32_t element() const { return bytes_of(spec.type); }
+  uint32_t bytes() const { return row_count() * row_bytes(spec.swizzle); }
+
+  /// Elements [first, last) of the row are inside the tensor; `global` is where element 0 of it is or would be.
+  struct Row {
+    char* global;
+    uint32_t first, last;
+  };
+  Row row(uint32_t r) const {
+    const int64_t y = at.y + static_cast<int64_t>(r % spec.box[1]), z = spec.rank == 3 ? at.z + static_cast<int64_t>(r / spec.box[1]) : 0;
+    const auto inside = [](int64_t i, uint64_t size) { return i >= 0 && i < static_cast<int64_t>(size); };
+    Row result{nullptr, 0, 0};
+    if (!inside(y, spec.size[1]) || (spec.rank == 3 && !inside(z, spec.size[2]))) return result;
+    const int64_t width = static_cast<int64_t>(spec.size[0]) - at.x;
+    if (width <= 0) return result;
+    result.first = at.x < 0 ? static_cast<uint32_t>(std::min<int64_t>(-static_cast<int64_t>(at.x), spec.box[0])) : 0;
+    result.last = static_cast<uint32_t>(std::min<int64_t>(width, spec.box[0]));
+    const int64_t index = at.x + y * static_cast<int64_t>(spec.stride[0]) + z * (spec.rank == 3 ? static_cast<int64_t>(spec.stride[1]) : 0);
+    result.global = static_cast<char*>(const_cast<void*>(spec.base)) + index * static_cast<int64_t>(element());
+    return result;
+  }
+  /// Offset in shared memory of element e of row r. The pattern follows the address, which starts at kSharedBase.
+  uint32_t place(uint32_t r, uint32_t e) const {
+    return swizzled(shared + kSharedBase + r * row_bytes(spec.swizzle) + e * element(), spec.swizzle) - kSharedBase;
+  }
+};
+
+BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address) {
+  const BoxCopy copy{map.spec, at, 0};
+  const uint32_t pattern = 8 * row_bytes(map.spec.swizzle);
+  if (address % pattern != 0) fail(format("shared address 0x%x is not at a multiple of %u bytes, where the swizzle pattern starts", address & kWindow, pattern));
+  if (at.x * static_cast<int64_t>(copy.element()) % 16 != 0) fail(format("x = %d is not at a multiple of 16 bytes", at.x));
+  BoxCopy placed = copy;
+  placed.shared = shared_offset(cta, address, copy.bytes());
+  return placed;
+}
+
+}  // namespace
+
+void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier_address, Box at, uint32_t blocks) {
+  check_previous_kernel();
+  const auto& ctas = current->cta->cluster->ctas;
+  if (blocks == 0 || blocks >> ctas.size() != 0) fail(format("blocks = 0x%x names CTAs beyond the cluster's %zu", blocks, ctas.size()));
+  for (Cta* cta : ctas) {
+    if (!(blocks >> cta->rank & 1)) continue;
+    if (cta->exited) fail(format("CTA %d, into which this loads, has exited", cta->index));
+    const BoxCopy copy = box_copy(map, at, *cta, to);
+    Barrier& barrier = barrier_at(*cta, barrier_address, true);
+    claim_shared_for_async(*cta, copy.shared, copy.bytes(), Access::of(barrier.actor, barrier.completed + 1));
+    for (uint32_t r = 0; r < copy.row_count(); r++) {
+      const BoxCopy::Row row = copy.row(r);
+      if (row.first >= row.last) continue;
+      const char* from = row.global + row.first * copy.element();
+      const std::size_t bytes = (row.last - row.first) * copy.element();
+      Region& region = global_memory().find(from, bytes);
+      check_initialised(region, static_cast<std::size_t>(from - region.base), bytes);
+    }
+    // Until the bytes come, whoever reads them gets NaN.
+    std::memset(&cta->shared[copy.shared], 0xff, copy.bytes());
+    machine->post([cta, copy, barrier_address] {
+      if (cta->exited) fail(format("a TMA load arrives in CTA %d, which has exited", cta->index));
+      for (uint32_t r = 0; r < copy.row_count(); r++) {
+        const BoxCopy::Row row = copy.row(r);
+        for (uint32_t e = 0; e < copy.spec.box[0]; e++) {
+          uint8_t* to = &cta->shared[copy.place(r, e)];
+          if (e >= row.first && e < row.last) {
+            std::memcpy(to, row.global + e * copy.element(), copy.element());
+          } else {
+            std::memset(to, 0, copy.element());
+          }
+        }
+      }
+      complete_bytes(*cta, barrier_address, copy.bytes());
+    });
+  }
+}
+
+void tma_store(const TensorMap& map, uint32_t from, Box at, bool add) {
+  check_previous_kernel();
+  Cta& cta = *current->cta;
+  if (from >> 24 != static_cast<uint32_t>(cta.rank)) fail("a TMA store reads its own CTA's shared memory");
+  if (add && map.spec.type != ElementType::kFloat32) fail("a TMA reduction of other than fp32 is not modelled");
+  BulkStores& bulk = current->bulk;
+  if (!bulk.used) {
+    bulk.used = true;
+    bulk.reader = machine->new_actor("a TMA store of " + machine->describe(current->clock.actor));
+    bulk.writer = machine->new_actor("a TMA store of " + machine->describe(current->clock.actor));
+  }
+  const uint32_t group = bulk.committed + 1;
+  const BoxCopy copy = box_copy(map, at, cta, from);
+  for (uint32_t r = 0; r < copy.row_count(); r++) {
+    const BoxCopy::Row row = copy.row(r);
+    if (row.first >= row.last) continue;
+    for (uint32_t e = row.first; e < row.last; e++) check_async_read(cta, copy.place(r, e), current->clock);
+    char* to = row.global + row.first * copy.element();
+    const std::size_t bytes = (row.last - row.first) * copy.element();
+    claim_global_for_async(to, bytes, Access::of(bulk.writer, group, add));
+  }
+  note_async_read(cta, {copy.shared, copy.shared + copy.bytes(), bulk.reader, group});
+  Cta* source = &cta;
+  bulk.open.push_back(machine->post([source, copy, add] {
+    for (uint32_t r = 0; r < copy.row_count(); r++) {
+      const BoxCopy::Row row = copy.row(r);
+      for (uint32_t e = row.first; e < row.last; e++) {
+        const uint8_t* value = &source->shared[copy.place(r, e)];
+        char* to = row.global + e * copy.element();
+        if (add) {
+          float sum, addend;
+          std::memcpy(&sum, to, 4);
+          std::memcpy(&addend, value, 4);
+          sum += addend;
+          std::memcpy(to, &sum, 4);
+        } else {
+          std::memcpy(to, value, copy.element());
+        }
+      }
+    }
+  }));
+}
+
+void bulk_commit() {
+  BulkStores& bulk = current->bulk;
+  bulk.groups.push_back(std::move(bulk.open));
+  bulk.open.clear();
+  bulk.committed++;
+}
+
+void bulk_wait(uint32_t allowed, bool read_only) {
+  BulkStores& bulk = current->bulk;
+  if (!bulk.open.empty()) fail("bulk stores were issued but not committed, so this wait does not cover them");
+  while (bulk.groups.size() > allowed) {
+    for (AsyncId id : bulk.groups.front()) machine->force(id);
+    bulk.groups.pop_front();
+  }
+  if (!bulk.used || bulk.committed <= allowed) return;
+  Clock& clock = current->clock;
+  bulk.known_read = std::max(bulk.known_read, bulk.committed - allowed);
+  clock.acquire(with(nullptr, bulk.reader, bulk.known_read));
+  if (read_only) return;
+  clock.acquire(with(nullptr, bulk.writer, bulk.committed - allowed));
+}
+
+}  // namespace ak::emu

@@ -1,0 +1,54 @@
+#pragma once
+// device/tma.cuh on the emulator.
+#include "device/tensor_map.cuh"
+#include "emulator/machine.h"
+
+namespace ak {
+namespace emu {
+
+struct Box {
+  int x, y, z;
+};
+void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier, Box at, uint32_t blocks);
+void tma_store(const TensorMap& map, uint32_t from, Box at, bool add);
+void bulk_commit();
+void bulk_wait(uint32_t allowed, bool read_only);
+
+}  // namespace emu
+
+inline void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z = 0) {
+  emu::enter("tma_load");
+  emu::tma_load(to, *map, barrier, {x, y, z}, 1u << emu::current->cta->rank);
+}
+inline void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, uint16_t blocks) {
+  emu::enter("tma_load_multicast");
+  emu::tma_load(to, *map, barrier, {x, y, 0}, blocks);
+}
+inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
+  emu::enter("tma_store");
+  emu::tma_store(*map, from, {x, y, z}, false);
+}
+inline void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y) {
+  emu::enter("tma_reduce_add");
+  emu::tma_store(*map, from, {x, y, 0}, true);
+}
+inline void bulk_commit() {
+  emu::enter("bulk_commit");
+  emu::bulk_commit();
+}
+template <int N>
+void bulk_wait_read() {
+  emu::enter("bulk_wait_read");
+  emu::bulk_wait(N, true);
+}
+template <int N>
+void bulk_wait() {
+  emu::enter("bulk_wait");
+  emu::bulk_wait(N, false);
+}
+inline void fence_proxy_async() {
+  emu::enter("fence_proxy_async");
+  emu::current->clock.proxy_fence();
+}
+
+}  // namespace ak

@@ -1,0 +1,56 @@
+// Host side of device/tensor_list.cuh: cuts a list of tensors into launches. Torch-free, needs no GPU.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "device/tensor_list.cuh"
+
+namespace ak {
+
+// How many of `Args::kTensors` places at a time a list takes: empty tensors take none.
+template <class Args, class Entry>
+int launch_count(std::span<const Entry> entries) {
+  const int64_t places = std::count_if(entries.begin(), entries.end(), [](const Entry& e) { return e.numel > 0; });
+  return static_cast<int>((places + Args::kTensors - 1) / Args::kTensors);
+}
+
+// The launches of a list, one after the other:
+//   LaunchPlan<Args, Entry> plan(entries);
+//   while (plan.next(args)) launch(..., args);
+// `Entry` has a member `numel`. `Args` is what the kernel gets: a ChunkMap `map`, its capacity `kTensors`, and
+// `set(place, entry, position of the entry in the list)`, which copies the rest.
+template <class Args, class Entry>
+class LaunchPlan {
+ public:
+  explicit LaunchPlan(std::span<const Entry> entries) : entries_(entries) {}
+
+  // Fills `args` for the next launch; false, with an empty map, when nothing is left.
+  bool next(Args& args) {
+    auto& map = args.map;
+    map.tensors = 0;
+    map.chunks = 0;
+    for (; next_ < entries_.size() && map.tensors < Args::kTensors; next_++) {
+      const Entry& entry = entries_[next_];
+      if (entry.numel == 0) continue;
+      const int place = map.tensors;
+      map.numel[place] = entry.numel;
+      map.chunks += static_cast<uint32_t>((entry.numel + kChunk - 1) / kChunk);
+      map.end[place] = map.chunks;
+      map.tensors++;
+      args.set(place, entry, next_);
+    }
+    return map.tensors > 0;
+  }
+
+ private:
+  std::span<const Entry> entries_;
+  size_t next_ = 0;
+};
+
+// Blocks of a persistent grid: as many as run at once, and none without work.
+inline int grid_for(uint32_t chunks, int resident_blocks) {
+  return static_cast<int>(std::clamp<uint32_t>(chunks, 1, static_cast<uint32_t>(resident_blocks)));
+}
+
+}  // namespace ak

@@ -1,0 +1,18 @@
+// The activation that a schema's string argument names.
+#pragma once
+
+#include <string>
+
+#include "math/activation.h"
+#include "ops/check.h"
+
+namespace ak {
+
+inline Activation activation_named(const char* op, const std::string& name) {
+  for (int i = 0; i < kActivations; ++i) {
+    if (name == kActivationNames[i]) return static_cast<Activation>(i);
+  }
+  fail(op, ": activation is '", name, "'; accepted: none, relu, gelu, gelu_tanh, silu");
+}
+
+}  // namespace ak

@@ -1,0 +1,33 @@
+// Arguments of CPU kernels whose values the kernel reads: everything must be host memory.
+#pragma once
+
+#include "ops/check.h"
+
+namespace ak {
+
+inline void check_cpu(const char* op, ArgName name, const Tensor& t) {
+  AK_CHECK(t.is_cpu(), op, ": ", name, " must be on the CPU like the other arguments");
+}
+
+template <typename T>
+inline constexpr ScalarType kScalarType = ScalarType::Undefined;
+template <>
+inline constexpr ScalarType kScalarType<float> = ScalarType::Float;
+template <>
+inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
+
+template <typename T>
+T* scalar_data(const char* op, ArgName name, const Tensor& t) {
+  check_one_element(op, name, t, kScalarType<T>);
+  check_cpu(op, name, t);
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+template <typename T>
+T read_scalar(const char* op, ArgName name, const Tensor& t) {
+  check_one_element(op, name, t, kScalarType<T>);
+  check_cpu(op, name, t);
+  return *static_cast<const T*>(t.const_data_ptr());
+}
+
+}  // namespace ak

@@ -1,0 +1,45 @@
+// Work over a list of tensors, cut into chunks whose bounds depend on the tensors alone, so that a result assembled per
+// chunk is the same for any number of threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace ak {
+
+inline constexpr int64_t kChunk = 16384;  // elements; small enough to balance two tensors over many threads
+inline constexpr int64_t kGrain = 65536;  // elements below which a thread costs more than it saves
+
+struct Chunk {
+  int64_t tensor, begin, end;
+};
+
+template <typename NumelOf>
+std::vector<Chunk> make_chunks(int64_t tensors, const NumelOf& numel_of) {
+  std::vector<Chunk> chunks;
+  chunks.reserve(static_cast<size_t>(tensors));
+  for (int64_t i = 0; i < tensors; ++i) {
+    const int64_t numel = numel_of(i);
+    for (int64_t begin = 0; begin < numel; begin += kChunk)
+      chunks.push_back({i, begin, std::min(begin + kChunk, numel)});
+  }
+  return chunks;
+}
+
+// Calls work(index, chunk) for every chunk, on several threads. `work` must not throw.
+template <typename Work>
+void for_each_chunk(const std::vector<Chunk>& chunks, const Work& work) {
+  if (chunks.empty()) return;
+  int64_t elements = 0;
+  for (const Chunk& c : chunks) elements += c.end - c.begin;
+  const int64_t count = static_cast<int64_t>(chunks.size());
+  const int64_t grain = std::max<int64_t>(1, count * kGrain / std::max<int64_t>(1, elements));
+  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work(i, chunks[static_cast<size_t>(i)]);
+  });
+}
+
+}  // namespace ak

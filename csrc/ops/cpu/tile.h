@@ -1,0 +1,76 @@
+// A stretch of a 16-bit or fp32 tensor as floats, small enough to stay in the L1 cache. Kernels load their operands
+// into tiles, run one loop over floats, and store: the number of loops to compile is the sum over dtypes, not the
+// product, and the extra traffic is L1's.
+#pragma once
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include "math/half.h"
+#include "math/split_master.h"
+#include "ops/cpu/simd.h"
+
+namespace ak {
+
+using torch::headeronly::ScalarType;
+
+inline constexpr int64_t kTile = 1024;
+
+template <typename T>
+AK_SIMD_CLONES void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
+}
+
+template <typename T>
+AK_SIMD_CLONES void round_span(const float* __restrict from, T* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = round_to<T>(from[i]);
+}
+
+template <typename T>
+AK_SIMD_CLONES void join_span(const T* __restrict weight, const int16_t* __restrict remainder, float* __restrict master,
+                              int64_t n) {
+  for (int64_t i = 0; i < n; ++i) master[i] = join_master(weight[i], remainder[i]);
+}
+
+template <typename T>
+AK_SIMD_CLONES void split_span(const float* __restrict master, T* __restrict weight, int16_t* __restrict remainder,
+                               int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const SplitMaster<T> s = split_master<T>(master[i]);
+    weight[i].bits = s.weight.bits;  // by member: gcc does not vectorise the copy of a struct out of a struct
+    remainder[i] = s.remainder;
+  }
+}
+
+template <typename T>
+AK_SIMD_CLONES bool any_non_finite(const T* x, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= is_finite(x[i]) ? 0u : 1u;
+  return found != 0;
+}
+
+// Elements [at, at + n) of an fp16, bf16 or fp32 tensor: in place if they are fp32, else converted into `buffer`.
+inline const float* load_tile(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+  if (dtype == ScalarType::Float) return static_cast<const float*>(data) + at;
+  if (dtype == ScalarType::Half) {
+    widen_span(static_cast<const fp16*>(data) + at, buffer, n);
+  } else {
+    widen_span(static_cast<const bf16*>(data) + at, buffer, n);
+  }
+  return buffer;
+}
+
+// The same for elements that will be changed.
+inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+  return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
+}
+
+// Rounds `tile` to the tensor's dtype. Elements of an fp32 tensor were changed in place.
+inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {
+  if (dtype == ScalarType::Half) {
+    round_span(tile, static_cast<fp16*>(data) + at, n);
+  } else if (dtype == ScalarType::BFloat16) {
+    round_span(tile, static_cast<bf16*>(data) + at, n);
+  }
+}
+
+}  // namespace ak

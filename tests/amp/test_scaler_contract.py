@@ -1,0 +1,442 @@
+"""torch.amp.GradScaler's contract, line by line, on ours: the same script must behave the same."""
+
+import pickle
+
+import pytest
+import torch
+from torch.amp.grad_scaler import OptState
+
+import amp_kernels as ak
+from amp_kernels.amp import GradScaler
+from amp_kernels.optim import SGD, AdamW
+
+OPTIMIZERS = {
+    "ours": lambda p: AdamW(p, lr=0.1),
+    "ours sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "torch fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "torch": lambda p: torch.optim.SGD(p, lr=0.1),
+}
+EACH = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+
+def setup(make=OPTIMIZERS["ours"], n=4, **options):
+    p = torch.nn.Parameter(torch.arange(1.0, n + 1))
+    return p, make([p]), GradScaler("cpu", **{"init_scale": 8.0, **options})
+
+
+def backward(scaler, p, factor=1.0):
+    p.grad = None
+    scaler.scale((p * factor).sum()).backward()
+
+
+def test_constructor():
+    scaler = GradScaler("cpu")
+    assert isinstance(scaler, torch.amp.GradScaler)
+    assert (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (65536.0, 2.0, 0.5)
+    assert (scaler.get_growth_interval(), scaler._get_growth_tracker(), scaler.is_enabled()) == (2000, 0, True)
+    positional = GradScaler("cpu", 4.0, 3.0, 0.25, 7, True)
+    assert (positional.get_scale(), positional.get_growth_factor()) == (4.0, 3.0)
+    with pytest.raises(AssertionError, match="growth factor must be > 1"):
+        GradScaler("cpu", growth_factor=1.0)
+    with pytest.raises(AssertionError, match="backoff factor must be < 1"):
+        GradScaler("cpu", backoff_factor=1.0)
+    GradScaler("cpu", growth_factor=1.0, enabled=False)  # checked only when enabled
+    assert ak.GradScaler is GradScaler
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("min_scale", -1.0), ("max_scale", 0.5), ("hysteresis", 0), ("init_scale", 0.0), ("growth_interval", -1)]
+    + [(k, float("nan")) for k in ("min_scale", "max_scale", "init_scale", "growth_factor", "backoff_factor")],
+)
+def test_bad_options(option, value):
+    with pytest.raises(ValueError, match=f"GradScaler: {option} is {value}"):
+        GradScaler("cpu", **{"min_scale": 1.0, option: value})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without CUDA")
+def test_without_cuda_it_warns_and_is_disabled():
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        scaler = GradScaler()
+    assert not scaler.is_enabled()
+
+
+def test_scale_is_created_lazily_and_keeps_containers():
+    scaler = setup()[2]
+    assert scaler._scale is None
+    nest = scaler.scale([torch.ones(2), (torch.ones(1), [torch.ones(())])])
+    assert isinstance(nest, list)
+    assert isinstance(nest[1], tuple)
+    assert nest[1][1][0].item() == 8.0
+    assert isinstance(scaler.scale(iter([torch.ones(1)])), map)
+    assert scaler.scale(torch.ones((), dtype=torch.float16)).dtype == torch.float32
+    assert scaler.scale(torch.ones(1, dtype=torch.float16)).dtype == torch.float16
+    assert (scaler._scale.dtype, scaler._growth_tracker.dtype) == (torch.float32, torch.int32)
+    with pytest.raises(ValueError, match="outputs must be a Tensor or an iterable of Tensors"):
+        scaler.scale([3])
+
+
+@EACH
+def test_methods_before_scale(make):
+    _, optimizer, scaler = setup(make)
+    for call, name in [
+        (lambda: scaler.unscale_(optimizer), "unscale_"),
+        (lambda: scaler.step(optimizer), "step"),
+        (lambda: scaler.update(), "update"),
+    ]:
+        with pytest.raises(AssertionError, match=f"Attempted {name} but _scale is None"):
+            call()
+
+
+@EACH
+def test_order_of_calls(make):
+    p, optimizer, scaler = setup(make)
+    backward(scaler, p)
+    with pytest.raises(AssertionError, match="No inf checks were recorded prior to update"):
+        scaler.update()
+    scaler.unscale_(optimizer)
+    assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED
+    with pytest.raises(
+        RuntimeError, match=r"unscale_\(\) has already been called on this optimizer since the last update"
+    ):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) is being called after step\(\)"):
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match=r"step\(\) has already been called since the last update"):
+        scaler.step(optimizer)
+    scaler.update()
+    assert not scaler._per_optimizer_states
+    backward(scaler, p)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@EACH
+@pytest.mark.parametrize("how", ["keyword", "positional"])
+def test_closures_are_refused(make, how):
+    """torch's guard sees the keyword only; a positional closure's gradients would be neither unscaled nor checked."""
+    p, optimizer, scaler = setup(make)
+    backward(scaler, p)
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match="Closure use is not currently supported"):
+        scaler.step(optimizer, closure=lambda: None) if how == "keyword" else scaler.step(optimizer, lambda: None)
+    assert torch.equal(p, before)
+    disabled = GradScaler("cpu", enabled=False)
+    assert disabled.step(optimizer, lambda: 3) == 3  # a disabled scaler just steps
+
+
+@EACH
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("bad", [None, torch.inf, -torch.inf, torch.nan])
+def test_step_updates_or_skips_as_torchs(make, explicit, bad):
+    p, optimizer, scaler = setup(make)
+    q, reference, theirs = setup(make)
+    theirs = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(3):
+        for param, opt, s in ((p, optimizer, scaler), (q, reference, theirs)):
+            backward(s, param, 2.0)
+            if bad is not None and s._get_growth_tracker() == 1:
+                param.grad[1] = bad
+            if explicit:
+                s.unscale_(opt)
+            s.step(opt)
+            s.update()
+    assert torch.equal(p, q)
+    assert scaler.state_dict().items() >= theirs.state_dict().items()
+    assert scaler.skipped_steps.item() == (bad is not None)
+
+
+def tensors_of(optimizer):
+    """Everything a step may write, the step counter and the flat buffers with their padding included."""
+    for place in optimizer._places.values():
+        yield place.param.detach()
+        block = place.block
+        yield from (block.steps, *block.moments.values(), block.master, block.shadow)
+
+
+def bytes_of(tensor):
+    return tensor.contiguous().view(torch.uint8).tolist() if tensor.dim() else [tensor.item()]
+
+
+def test_skip_leaves_everything_bit_identical():
+    for dtype, mode in [(torch.float32, "fp32"), (torch.bfloat16, "fp32"), (torch.float16, "split")]:
+        for kind in (AdamW, SGD):
+            p = torch.nn.Parameter(torch.randn(50).to(dtype))
+            options = {"momentum": 0.9} if kind is SGD else {}
+            optimizer = kind([p], lr=0.1, master_weights=mode, shadow_dtype=torch.float16, **options)
+            scaler = GradScaler("cpu", init_scale=8.0)
+            for bad in (False, True):
+                backward(scaler, p)
+                if bad:
+                    p.grad[49] = torch.nan
+                    before = [bytes_of(t) for t in tensors_of(optimizer)]
+                scaler.step(optimizer, max_norm=1.0)
+                scaler.update()
+            assert [bytes_of(t) for t in tensors_of(optimizer)] == before
+            assert len(before) > 4
+            assert scaler.last_step_skipped.item() is True
+
+
+@EACH
+def test_gradients_after_the_step(make):
+    """Ours stay scaled. torch's unfused are unscaled in place, its fused are rewritten unscaled by the kernel
+    itself."""
+    p, optimizer, scaler = setup(make)
+    backward(scaler, p)
+    scaler.step(optimizer)
+    ours = isinstance(optimizer, (AdamW, SGD))
+    assert torch.equal(p.grad, torch.full_like(p, 8.0 if ours else 1.0))
+
+
+@EACH
+def test_no_recheck_after_an_explicit_unscale(make):
+    p, optimizer, scaler = setup(make)
+    backward(scaler, p)
+    scaler.unscale_(optimizer)
+    p.grad[0] = torch.nan
+    scaler.step(optimizer)
+    scaler.update()
+    assert p[0].isnan()
+    assert not p[1:].isnan().any()
+    assert scaler.get_scale() == 8.0
+
+
+@EACH
+def test_preset_grad_scale_multiplies_in(make):
+    """Users fold a clipping factor into it."""
+    p, optimizer, scaler = setup(make)
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        pytest.skip("an attribute that unfused optimizers do not read")
+    q, reference, theirs = setup(make)
+    theirs = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for param, opt, s in ((p, optimizer, scaler), (q, reference, theirs)):
+        backward(s, param)
+        opt.grad_scale = torch.tensor(4.0)
+        s.step(opt)
+        assert not hasattr(opt, "grad_scale")
+        assert not hasattr(opt, "found_inf")
+        s.update()
+    assert torch.equal(p, q)
+
+
+@EACH
+def test_return_value_and_arguments(make):
+    p, optimizer, scaler = setup(make)
+    seen = []
+    original = type(optimizer).step
+    optimizer.step = lambda *args, **kwargs: seen.append((args, kwargs)) or original(optimizer) or 42
+    backward(scaler, p)
+    assert scaler.step(optimizer, "x", y=1) == 42
+    assert seen == [(("x",), {"y": 1})]
+
+
+def test_optimizer_with_a_grad_scaler_argument():
+    class Old(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure=None, *, grad_scaler=None):
+            self.got = grad_scaler
+            grad_scaler.unscale_(self)
+            return super().step()
+
+    p, optimizer, scaler = setup(lambda ps: Old(ps, lr=0.1))
+    backward(scaler, p)
+    with pytest.warns(FutureWarning, match="GradScaler is going to stop passing itself"):
+        scaler.step(optimizer)
+    assert optimizer.got is scaler
+
+
+def test_optimizers_without_gradients():
+    _, optimizer, scaler = setup(OPTIMIZERS["torch"])
+    scaler.scale(torch.ones(()))
+    with pytest.raises(AssertionError, match="No inf checks were recorded for this optimizer"):
+        scaler.step(optimizer)
+    for name in ("ours", "torch fused"):  # counts as clean
+        _, optimizer, scaler = setup(OPTIMIZERS[name])
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler._get_growth_tracker() == 1
+        assert not scaler.last_step_skipped
+
+
+@EACH
+def test_half_gradients(make):
+    """The explicit unscale_ raises as torch's and says what to do instead; the fused paths accept them."""
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
+    optimizer, scaler = make([p]), GradScaler("cpu", init_scale=8.0)
+    backward(scaler, p)
+    with pytest.raises(ValueError, match=r"Attempting to unscale FP16 gradients.*step\(optimizer, max_norm="):
+        scaler.unscale_(optimizer)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    backward(scaler, p)
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        scaler.step(optimizer)
+        assert (p < 1).all()
+    else:
+        with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
+            scaler.step(optimizer)
+
+
+@EACH
+def test_bfloat16_gradients_may_be_unscaled(make):
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer, scaler = make([p]), GradScaler("cpu", init_scale=8.0)
+    backward(scaler, p)
+    scaler.unscale_(optimizer)
+    assert torch.equal(p.grad, torch.ones_like(p))
+
+
+def test_sparse_gradients():
+    """Of torch's optimizers that take them. Duplicate float16 entries are added up before the check: here to inf."""
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.nn.functional.embedding(torch.tensor([1, 1]), weight, sparse=True).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(weight[1], torch.full((2,), -1.0))
+    half = torch.nn.Parameter(torch.ones(3, 1, dtype=torch.float16))
+    half.grad = torch.sparse_coo_tensor([[1, 1]], torch.full((2, 1), 6e4, dtype=torch.float16), (3, 1))
+    fused = torch.optim.SGD([half], lr=1.0)
+    found = scaler._unscale_grads_(fused, torch.ones(()), torch.zeros(()), True)
+    assert found[torch.device("cpu")].item() == 1
+    assert half.grad.is_coalesced()
+
+
+def test_strided_gradients_that_do_not_cover_their_memory():
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = torch.optim.SGD([p], lr=1.0), GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    memory = torch.full((8,), 4.0)
+    p.grad = memory[::2]
+    scaler.step(optimizer)
+    assert torch.equal(memory, torch.tensor([1.0, 4.0] * 4))
+    assert not p.any()
+
+
+def test_update_with_a_new_scale():
+    p, optimizer, scaler = setup()
+    backward(scaler, p)
+    scaler.step(optimizer)
+    scaler._growth_tracker.fill_(5)
+    for value, expected in [(2.0, 2.0), (4, 4.0), (torch.tensor(16.0), 16.0), (torch.tensor([32.0]), 32.0)]:
+        scaler.update(value)
+        assert scaler.get_scale() == expected
+        assert scaler._get_growth_tracker() == 5
+        assert not scaler._per_optimizer_states
+    tensor = torch.tensor(3.0)
+    scaler.update(tensor)
+    tensor.fill_(9.0)
+    assert scaler.get_scale() == 3.0
+    for bad in (torch.ones(2), torch.ones((), requires_grad=True), torch.ones((), device="meta")):
+        with pytest.raises(AssertionError, match="new_scale should be a float or a 1-element"):
+            scaler.update(bad)
+    for bad in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="new_scale is"):
+            scaler.update(bad)
+
+
+def test_growth_backoff_and_interval():
+    p, optimizer, scaler = setup(growth_interval=2, growth_factor=4.0, backoff_factor=0.25)
+    scales = []
+    for bad in (0, 0, 0, 1, 0, 0, 1, 1):
+        backward(scaler, p, torch.inf if bad else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [8.0, 32.0, 32.0, 8.0, 8.0, 32.0, 8.0, 2.0]
+    scaler.set_growth_interval(1)
+    scaler.set_growth_factor(3.0)
+    scaler.set_backoff_factor(0.5)
+    backward(scaler, p)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 6.0
+
+
+def test_growth_stops_at_the_largest_float():
+    p, optimizer, scaler = setup(init_scale=2.0**127, growth_interval=1)
+    scaler.scale(torch.ones(()))
+    p.grad = torch.zeros(4)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**127
+    assert scaler._get_growth_tracker() == 0
+
+
+def test_disabled():
+    p, optimizer, scaler = setup(enabled=False)
+    out = torch.ones(2)
+    assert scaler.scale(out) is out
+    p.grad = torch.ones(4)
+    scaler.unscale_(optimizer)
+    assert torch.equal(p.grad, torch.ones(4))
+    before = p.detach().clone()
+    scaler.step(optimizer)
+    assert not torch.equal(p, before)
+    scaler.update()
+    assert (scaler.get_scale(), scaler._get_growth_tracker(), scaler.state_dict()) == (1.0, 0, {})
+    assert (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()) == (2.0, 0.5, 2000)
+    scaler.load_state_dict({})
+    assert not pickle.loads(pickle.dumps(scaler)).is_enabled()
+    assert scaler.skipped_steps.item() == 0
+
+
+# ---- checkpoints ----
+
+
+def trained():
+    p, optimizer, scaler = setup(growth_interval=5, hysteresis=2, min_scale=0.5)
+    for bad in (0, 1, 0, 0):
+        backward(scaler, p, torch.inf if bad else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return p, optimizer, scaler
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_state_dict_round_trip(initialised):
+    _, _, scaler = trained()
+    state = scaler.state_dict()
+    torchs = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+    assert set(state) == torchs | {"min_scale", "max_scale", "hysteresis", "_hysteresis_tracker", "_skipped_steps"}
+    assert all(type(v) in (int, float) for v in state.values())
+    assert (state["_hysteresis_tracker"], state["_growth_tracker"], state["_skipped_steps"]) == (1, 2, 1)
+    other = GradScaler("cpu")
+    if initialised:
+        other.scale(torch.ones(()))
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    other.scale(torch.ones(()))
+    assert other.state_dict() == state
+    with pytest.raises(RuntimeError, match="The source state dict is empty"):
+        other.load_state_dict({})
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_state_dict_interchange_with_torch(initialised):
+    _, _, scaler = trained()
+    theirs = torch.amp.GradScaler("cpu")
+    theirs.load_state_dict(scaler.state_dict())
+    assert scaler.state_dict().items() >= theirs.state_dict().items()
+    other = GradScaler("cpu", hysteresis=3, max_scale=100.0)
+    if initialised:
+        other.scale(torch.ones(()))
+    other.load_state_dict(theirs.state_dict())
+    assert other.state_dict().items() >= theirs.state_dict().items()
+    assert (other.state_dict()["hysteresis"], other.state_dict()["max_scale"]) == (3, 100.0)
+    assert other.state_dict()["_hysteresis_tracker"] == 3
+
+
+def test_pickling():
+    p, optimizer, scaler = trained()
+    other = pickle.loads(pickle.dumps(scaler))
+    assert other._scale is None
+    assert other.state_dict() == scaler.state_dict()
+    backward(other, p)
+    assert other._hysteresis_tracker.item() == scaler._hysteresis_tracker.item()
+    backward(scaler, p)
+    scaler.step(optimizer)
+    with pytest.raises(AssertionError, match="may only be pickled at the beginning"):
+        pickle.dumps(scaler)

@@ -1,0 +1,330 @@
+"""What ours adds: clipping in the step, no host sync, bounds, counters; and whole loops with several losses and
+optimizers."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_kernels.amp import GradScaler
+from amp_kernels.optim import SGD, AdamW
+
+OPTIMIZERS = {
+    "ours": lambda p: AdamW(p, lr=0.1),
+    "ours sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "torch fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "torch": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+}
+EACH = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+HOST_READS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
+
+
+class NoHostRead(TorchDispatchMode):
+    """Fails on every op by which Python would learn a tensor's value: on a GPU each of them waits for the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in HOST_READS, f"{func} reads a value on the host"
+        return func(*args, **(kwargs or {}))
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def batches(n, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(5, 6, generator=generator) for _ in range(n)]
+
+
+def gap(a, b):
+    return max((x - y).abs().max().item() for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@EACH
+@pytest.mark.parametrize("max_norm", [0.05, 1e9, 0.0])
+@pytest.mark.parametrize("state", ["scaled", "unscaled", "disabled"])
+def test_max_norm_is_unscale_clip_step(make, max_norm, state):
+    ours, theirs = model(), model()
+    one, two = make(ours.parameters()), make(theirs.parameters())
+    scaler = GradScaler("cpu", init_scale=64.0, enabled=state != "disabled")
+    reference = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=state != "disabled")
+    for x in batches(4):
+        one.zero_grad()
+        scaler.scale(ours(x).square().mean()).backward()
+        if state == "unscaled":
+            scaler.unscale_(one)
+        scaler.step(one, max_norm=max_norm)
+        scaler.update()
+        two.zero_grad()
+        reference.scale(theirs(x).square().mean()).backward()
+        reference.unscale_(two)
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        reference.step(two)
+        reference.update()
+        torch.testing.assert_close(scaler.last_grad_norm, norm, rtol=1e-5, atol=1e-7)
+        assert scaler.last_grad_norm.shape == ()
+    assert gap(ours, theirs) <= 2e-6
+
+
+def test_max_norm_has_precedence_over_the_optimizers_own():
+    ours, theirs = model(), model()
+    one, two = SGD(ours.parameters(), max_grad_norm=1e-3, lr=1.0), SGD(theirs.parameters(), lr=1.0)
+    scaler, reference = GradScaler("cpu", init_scale=4.0), GradScaler("cpu", init_scale=4.0)
+    for m, o, s in ((ours, one, scaler), (theirs, two, reference)):
+        s.scale(m(batches(1)[0]).square().mean()).backward()
+        s.step(o, max_norm=0.5)
+        s.update()
+    assert gap(ours, theirs) == 0
+    scaler.scale(ours(batches(1)[0]).square().mean()).backward()
+    before = copy.deepcopy(ours)
+    scaler.step(one)  # now the optimizer's own: at most 1e-3 far
+    moved = (
+        sum((a - b).square().sum() for a, b in zip(ours.parameters(), before.parameters(), strict=True)).sqrt().item()
+    )
+    assert moved == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
+def test_bad_max_norm_changes_nothing(max_norm):
+    m = model()
+    optimizer, scaler = AdamW(m.parameters()), GradScaler("cpu")
+    scaler.scale(m(batches(1)[0]).sum()).backward()
+    with pytest.raises(ValueError, match="max_norm is"):
+        scaler.step(optimizer, max_norm=max_norm)
+    scaler.step(optimizer)
+
+
+def test_last_grad_norm_without_max_norm():
+    m = model()
+    scaler = GradScaler("cpu", init_scale=16.0)
+    for make, measured in ((OPTIMIZERS["ours"], True), (OPTIMIZERS["torch"], False)):
+        optimizer = make(m.parameters())
+        optimizer.zero_grad()
+        scaler.scale(m(batches(1)[0]).sum()).backward()
+        expected = torch.nn.utils.get_total_norm([p.grad / 16 for p in m.parameters()])
+        scaler.step(optimizer)
+        scaler.update()
+        if measured:
+            torch.testing.assert_close(scaler.last_grad_norm, expected)
+        else:
+            assert scaler.last_grad_norm is None
+
+
+@EACH
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_no_host_read(make, max_norm, explicit):
+    """During step, update and the reads of the counters. One .item() is torch's contract for optimizers that cannot
+    skip."""
+    m = model()
+    optimizer, scaler = make(m.parameters()), GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    skips_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
+    for i, x in enumerate(batches(4)):
+        optimizer.zero_grad()
+        scaler.scale(m(x).sum()).backward()
+        with NoHostRead():
+            if explicit:
+                scaler.unscale_(optimizer)
+            if i == 0 or skips_on_device:
+                guard = (
+                    contextlib.nullcontext()
+                    if skips_on_device
+                    else pytest.raises(AssertionError, match="reads a value")
+                )
+                with guard:
+                    scaler.step(optimizer, max_norm=max_norm)
+            if i == 0 and not skips_on_device:
+                break
+            scaler.update()
+            assert scaler.last_step_skipped.shape == scaler.skipped_steps.shape == ()
+            assert scaler.last_grad_norm is None or scaler.last_grad_norm.shape == ()
+
+
+def test_torchs_scaler_drives_our_optimizers_without_a_host_read():
+    m = model()
+    optimizer, scaler = AdamW(m.parameters(), max_grad_norm=1.0), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for x in batches(3):
+        optimizer.zero_grad()
+        scaler.scale(m(x).sum()).backward()
+        with NoHostRead():
+            scaler.step(optimizer)
+            scaler.update()
+
+
+class CountItems(TorchDispatchMode):
+    reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.reads += func.overloadpacket.__name__ in HOST_READS
+        return func(*args, **(kwargs or {}))
+
+
+def test_exactly_one_host_read_with_other_optimizers():
+    m = model()
+    optimizer, scaler = torch.optim.SGD(m.parameters(), lr=0.1), GradScaler("cpu")
+    scaler.scale(m(batches(1)[0]).sum()).backward()
+    with CountItems() as count:
+        scaler.step(optimizer)
+        scaler.update()
+    assert count.reads == 1
+
+
+# ---- whole loops ----
+
+
+@EACH
+def test_accumulation(make):
+    ours, theirs = model(), model()
+    one, two = make(ours.parameters()), make(theirs.parameters())
+    scaler = GradScaler("cpu", init_scale=2.0**10)
+    data = batches(8)
+    for i, x in enumerate(data):
+        scaler.scale(ours(x).square().mean() / 4).backward()
+        (theirs(x).square().mean() / 4).backward()
+        if i % 4 == 3:
+            scaler.step(one, max_norm=10.0)
+            scaler.update()
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 10.0)
+            two.step()
+            one.zero_grad()
+            two.zero_grad()
+    assert gap(ours, theirs) <= 1e-6
+
+
+def test_two_optimizers_one_scaler():
+    """One optimizer's inf skips only that optimizer; update() backs off once for everyone."""
+    a, b = model(0), model(1)
+    first, second = AdamW(a.parameters()), torch.optim.AdamW(b.parameters(), fused=True)
+    scaler = GradScaler("cpu", init_scale=16.0)
+    scaler.scale(a(batches(1)[0]).sum() + b(batches(1)[0]).sum()).backward()
+    next(a.parameters()).grad.view(-1)[3] = torch.inf
+    before_a, before_b = copy.deepcopy(a), copy.deepcopy(b)
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+    assert gap(a, before_a) == 0
+    assert gap(b, before_b) > 0
+    assert scaler.get_scale() == 8.0
+    assert scaler.skipped_steps.item() == 1
+    for bad in (False, True):  # two overflows in one iteration count once, and flags are not added up
+        first.zero_grad()
+        second.zero_grad()
+        scaler.scale(a(batches(1)[0]).sum() + b(batches(1)[0]).sum()).backward()
+        if bad:
+            for m in (a, b):
+                next(m.parameters()).grad.view(-1)[0] = torch.nan
+        scaler.step(first)
+        scaler.step(second)
+        scaler.update()
+    assert scaler.get_scale() == 4.0
+    assert scaler.skipped_steps.item() == 2
+
+
+def test_several_losses():
+    ours, theirs = model(), model()
+    one, two = AdamW(ours.parameters()), torch.optim.AdamW(theirs.parameters())
+    scaler = GradScaler("cpu", init_scale=2.0**12)
+    for x in batches(3):
+        out = ours(x)
+        for loss in scaler.scale([out.square().mean(), out.abs().mean()]):
+            loss.backward(retain_graph=True)
+        scaler.step(one)
+        scaler.update()
+        one.zero_grad()
+        out = theirs(x)
+        (out.square().mean() + out.abs().mean()).backward()
+        two.step()
+        two.zero_grad()
+    assert gap(ours, theirs) <= 1e-6
+
+
+def test_gradient_penalty():
+    ours, theirs = model(), model()
+    one, two = AdamW(ours.parameters()), torch.optim.AdamW(theirs.parameters())
+    scaler = GradScaler("cpu", init_scale=2.0**8)
+    for x in batches(3):
+        loss = ours(x).square().mean()
+        scaled = torch.autograd.grad(scaler.scale(loss), list(ours.parameters()), create_graph=True)
+        penalty = sum((g / scaler.get_scale()).square().sum() for g in scaled)
+        scaler.scale(loss + penalty).backward()
+        scaler.step(one)
+        scaler.update()
+        one.zero_grad()
+        loss = theirs(x).square().mean()
+        grads = torch.autograd.grad(loss, list(theirs.parameters()), create_graph=True)
+        (loss + sum(g.square().sum() for g in grads)).backward()
+        two.step()
+        two.zero_grad()
+    assert gap(ours, theirs) <= 1e-6
+
+
+def test_scheduler_order_warning_is_torchs(recwarn):
+    """Our step is always called, so the scheduler's "step before optimizer" warning does not appear on a skipped first
+    step."""
+    m = model()
+    optimizer = AdamW(m.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = GradScaler("cpu")
+    scaler.scale(m(batches(1)[0]).sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
+
+
+# ---- bounds and counters ----
+
+
+def drive(scaler, overflows):
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer, scales = SGD([p], lr=0.0), []
+    for bad in overflows:
+        scaler.scale(torch.ones(()))
+        p.grad = torch.full((2,), torch.inf if bad else 0.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def test_min_and_max_scale():
+    assert drive(GradScaler("cpu", init_scale=4.0, min_scale=1.0), [1] * 5) == [2.0, 1.0, 1.0, 1.0, 1.0]
+    assert drive(GradScaler("cpu", init_scale=4.0, max_scale=12.0, growth_interval=1), [0] * 4) == [
+        8.0,
+        12.0,
+        12.0,
+        12.0,
+    ]
+
+
+def test_hysteresis():
+    """A backoff from the third overflow on; the count starts over only when the scale grows (Megatron-LM's rule)."""
+    scaler = GradScaler("cpu", init_scale=64.0, hysteresis=3, growth_interval=2)
+    assert drive(scaler, [1, 1, 0, 1, 1]) == [64.0, 64.0, 64.0, 32.0, 16.0]
+    assert drive(scaler, [0, 0, 1, 1, 1]) == [16.0, 32.0, 32.0, 32.0, 16.0]
+
+
+def test_static_scale_still_skips():
+    scaler = GradScaler("cpu", init_scale=64.0, growth_interval=1, dynamic=False)
+    assert drive(scaler, [0, 1, 0, 1]) == [64.0] * 4
+    assert scaler.skipped_steps.item() == 2
+    assert scaler.last_step_skipped.item() is True
+
+
+def test_interval_zero_never_grows():
+    assert drive(GradScaler("cpu", init_scale=4.0, growth_interval=0), [0, 0, 1, 0]) == [4.0, 4.0, 2.0, 2.0]
+
+
+def test_counters():
+    scaler = GradScaler("cpu")
+    assert scaler.last_step_skipped is None
+    assert scaler.skipped_steps.item() == 0
+    drive(scaler, [1, 1, 0])
+    assert (scaler.skipped_steps.item(), scaler.skipped_steps.dtype) == (2, torch.int64)
+    assert scaler.last_step_skipped.item() is False
+    kept = scaler.last_step_skipped
+    drive(scaler, [1])
+    assert (scaler.last_step_skipped.item(), kept.item()) == (True, False)

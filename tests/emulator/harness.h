@@ -1,0 +1,81 @@
+// What the tests on the emulator share: which seeds to run, and how failures are counted and told.
+//   test_X            the seeds that `make test` runs
+//   test_X 24         that many seeds per case
+//   test_X --seed 17  replays one schedule
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "device/launch.cuh"
+#include "emulator/memory.h"
+
+namespace ak::test {
+
+struct Seeds {
+  uint64_t first = 0, count = 4;
+
+  Seeds(int argc, char** argv, uint64_t usual) : count(usual) {
+    if (argc == 3 && std::strcmp(argv[1], "--seed") == 0) {
+      first = std::strtoull(argv[2], nullptr, 10);
+      count = 1;
+    } else if (argc == 2) {
+      count = std::strtoull(argv[1], nullptr, 10);
+    } else if (argc != 1) {
+      std::fprintf(stderr, "usage: %s [number of seeds | --seed SEED]\n", argv[0]);
+      std::exit(2);
+    }
+  }
+};
+
+class Cases {
+ public:
+  Cases(const char* name, Seeds seeds) : name_(name), seeds_(seeds) {}
+
+  /// Calls run() once per seed; it returns "" or what is wrong. The first failure of a case is told.
+  template <class Run>
+  void check(const std::string& title, Run run) {
+    cases_++;
+    for (uint64_t seed = seeds_.first; seed < seeds_.first + seeds_.count; seed++) {
+      emu::options() = {};
+      emu::options().seed = seed;
+      const std::string wrong = run();
+      if (wrong.empty()) continue;
+      failures_++;
+      std::printf("FAIL %s, --seed %llu: %s\n", title.c_str(), static_cast<unsigned long long>(seed), wrong.c_str());
+      return;
+    }
+  }
+  /// Passes if run() reports something that contains `part` under at least one seed.
+  template <class Run>
+  void check_fails(const std::string& title, const char* part, Run run) {
+    cases_++;
+    std::string last = "nothing was reported";
+    for (uint64_t seed = seeds_.first; seed < seeds_.first + seeds_.count; seed++) {
+      emu::options() = {};
+      emu::options().seed = seed;
+      const std::string wrong = run();
+      if (wrong.find(part) != std::string::npos) return;
+      if (!wrong.empty()) last = wrong;
+    }
+    failures_++;
+    std::printf("FAIL %s: expected \"%s\", got: %s\n", title.c_str(), part, last.c_str());
+  }
+
+  int finish() const {
+    std::printf("%s: %d cases, %d failures\n", name_, cases_, failures_);
+    return failures_ == 0 ? 0 : 1;
+  }
+
+ private:
+  const char* name_;
+  Seeds seeds_;
+  int cases_ = 0, failures_ = 0;
+};
+
+inline std::string message_of(const Status& status) { return status.ok() ? "" : status.message; }
+
+}  // namespace ak::test

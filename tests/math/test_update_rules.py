@@ -1,0 +1,157 @@
+"""csrc/math/adamw.h and sgd.h: against torch.optim in float64, and bit for bit against the formula as written."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from amp_kernels import _host
+
+F = np.float32
+N = 20_000
+
+
+def fma(a, b, c):
+    """a * b + c with one rounding: the product of two fp32 numbers is exact in a long double."""
+    return (np.longdouble(a) * np.longdouble(b) + np.longdouble(c)).astype(F)
+
+
+def data(seed: int, *, spread: float = 4.0) -> tuple[np.ndarray, ...]:
+    """Weights, moments and gradients over many orders of magnitude, some of them zero."""
+    r = np.random.default_rng(seed)
+    p, m, g = (r.standard_normal(N) * 10.0 ** r.uniform(-spread, spread, N) for _ in range(3))
+    v = np.square(r.standard_normal(N)) * 10.0 ** r.uniform(-2 * spread, 2 * spread, N)
+    g[::97] = 0
+    m[::101] = v[::101] = 0
+    return tuple(a.astype(F) for a in (p, m, v, g))
+
+
+def adamw_as_written(p, m, v, g, *, step, lr, beta1, beta2, eps, wd, coupled, inv_scale, clip):
+    bc1, bc2 = 1 - beta1**step, 1 - beta2**step
+    g = (g * F(inv_scale)) * F(clip)
+    if coupled:
+        g = fma(F(wd), p, g) if wd else g
+    else:
+        p = p * F(1 - lr * wd)
+    m = fma(F(1 - beta1), g - m, m)
+    v = fma(F(1 - beta2) * g, g, F(beta2) * v)
+    return fma(-F(lr / bc1), m / (np.sqrt(v) / F(math.sqrt(bc2)) + F(eps)), p), m, v
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("step", [1, 2, 3, 1000])
+def test_adamw_bit_for_bit(step, wd, coupled):
+    p, m, v, g = data(step)
+    options = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+    expected = adamw_as_written(p, m, v, g, step=step, wd=wd, coupled=coupled, inv_scale=2.0**-7, clip=0.3, **options)
+    _host.adamw(p, m, v, g, step=step, weight_decay=wd, coupled_decay=coupled, inv_scale=2.0**-7, clip=0.3, **options)
+    for name, actual, wanted in zip("pmv", (p, m, v), expected, strict=True):
+        assert np.array_equal(actual.view(np.uint32), wanted.view(np.uint32)), name
+
+
+@pytest.mark.parametrize(
+    ("momentum", "dampening", "nesterov"), [(0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.25, False), (0.9, 0.0, True)]
+)
+@pytest.mark.parametrize("wd", [0.0, 1e-2])
+@pytest.mark.parametrize("step", [1, 2])
+def test_sgd_bit_for_bit(step, wd, momentum, dampening, nesterov):
+    p, b, _, g = data(20 + step)
+    e = (g * F(0.5)) * F(0.7)
+    e = fma(F(wd), p, e) if wd else e
+    if momentum:
+        wanted_b = e if step == 1 else fma(F(momentum), b, F(1 - dampening) * e)
+        e = fma(F(momentum), wanted_b, e) if nesterov else wanted_b
+    wanted = fma(-F(0.01), e, p)
+    options = {"lr": 0.01, "momentum": momentum, "dampening": dampening, "weight_decay": wd, "nesterov": nesterov}
+    _host.sgd(p, b if momentum else None, g, step=step, inv_scale=0.5, clip=0.7, **options)
+    assert np.array_equal(p.view(np.uint32), wanted.view(np.uint32))
+    if momentum:
+        assert np.array_equal(b.view(np.uint32), wanted_b.view(np.uint32))
+
+
+def run_torch(make, p: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    weight = torch.nn.Parameter(torch.from_numpy(p).double())
+    optimizer = make([weight])
+    for g in grads:
+        weight.grad = torch.from_numpy(g).double()
+        optimizer.step()
+    return weight.detach().numpy()
+
+
+def gradients(seed: int, steps: int) -> list[np.ndarray]:
+    r = np.random.default_rng(seed)
+    return [r.standard_normal(N).astype(F) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize(("optimizer", "coupled"), [(torch.optim.AdamW, False), (torch.optim.Adam, True)])
+def test_adamw_follows_torch_in_float64(optimizer, coupled, wd):
+    """Each of 30 steps moves a weight by about lr and rounds it and the update a few times."""
+    p = np.random.default_rng(1).standard_normal(N).astype(F)
+    grads = gradients(2, 30)
+    options = {"lr": 1e-2, "eps": 1e-6}
+    expected = run_torch(lambda w: optimizer(w, betas=(0.9, 0.98), weight_decay=wd, **options), p, grads)
+    m, v = np.zeros_like(p), np.zeros_like(p)
+    for step, g in enumerate(grads, start=1):
+        _host.adamw(p, m, v, g, step=step, beta1=0.9, beta2=0.98, weight_decay=wd, coupled_decay=coupled, **options)
+    bound = 30 * 2.0**-24 * (np.abs(expected) + 1) + 30 * 1e-2 * 2.0**-19  # the update itself to 32 u: g - m cancels
+    assert np.all(np.abs(p - expected) <= bound)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.0, "dampening": 0.0},
+        {"momentum": 0.9, "dampening": 0.0},
+        {"momentum": 0.9, "dampening": 0.5},
+        {"momentum": 0.9, "dampening": 0.0, "nesterov": True},
+    ],
+)
+@pytest.mark.parametrize("wd", [0.0, 1e-2])
+def test_sgd_follows_torch_in_float64(options, wd):
+    p = np.random.default_rng(3).standard_normal(N).astype(F)
+    grads = gradients(4, 30)
+    expected = run_torch(lambda w: torch.optim.SGD(w, lr=1e-2, weight_decay=wd, **options), p, grads)
+    buffer = np.full_like(p, np.nan)  # never read before the first step has filled it
+    for step, g in enumerate(grads, start=1):
+        _host.sgd(p, buffer if options["momentum"] else None, g, step=step, lr=1e-2, weight_decay=wd, **options)
+    assert np.all(np.abs(p - expected) <= 30 * 2.0**-24 * (np.abs(expected) + 1) * 2)
+
+
+def test_an_infinite_weight_does_not_reach_the_moments_without_coupled_decay():
+    p, m, v, g = (np.full(1, x, dtype=F) for x in (np.inf, 0.0, 0.0, 1.0))
+    _host.adamw(p, m, v, g, step=1, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
+    assert np.isfinite(m[0])
+    assert np.isfinite(v[0])
+
+
+def test_late_steps_have_no_bias_correction():
+    """At step 2^24, the last one fp32 can count to, both corrections are 1."""
+    p, m, v, g = (np.full(1, x, dtype=F) for x in (0.0, 1.0, 1.0, 1.0))
+    _host.adamw(p, m, v, g, step=2.0**24, lr=0.5, beta1=0.9, beta2=0.999, eps=0.0, weight_decay=0.0)
+    assert p[0] == -0.5
+
+
+def test_clip_and_scale_formulas():
+    assert _host.inverse_scale(3.0) == F(1 / 3)
+    assert _host.inverse_scale(65536.0) == 2.0**-16
+    assert _host.clip_factor(4.0, 1.0) == F(1) / (F(2) + F(1e-6))
+    assert _host.clip_factor(0.0, 1.0) == 1.0
+    assert _host.clip_factor(1.0, 5.0) == 1.0
+    assert _host.clip_factor(math.inf, 1.0) == 0.0
+    assert math.isnan(_host.clip_factor(math.nan, 1.0))
+    g = torch.nn.Parameter(torch.zeros(4))
+    g.grad = torch.tensor([3.0, 4.0, 12.0, 84.0])
+    torch.nn.utils.clip_grad_norm_([g], 10.0)
+    factor = _host.clip_factor(85.0**2, 10.0)
+    np.testing.assert_allclose(g.grad.numpy(), np.array([3, 4, 12, 84], F) * F(factor), rtol=2.0**-22)
+
+
+def test_arrays_must_fit():
+    p, m, v, g = (np.zeros(3, dtype=F) for _ in range(4))
+    with pytest.raises(ValueError, match="adamw: arrays of 3 and 2 elements"):
+        _host.adamw(p, m, v[:2].copy(), g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
+    with pytest.raises(TypeError):  # a converted copy would be updated instead of the caller's array
+        _host.adamw(p.astype(np.float64), m, v, g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)

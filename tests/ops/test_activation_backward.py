@@ -1,0 +1,124 @@
+"""activation_backward: every 16-bit pre-activation, against the derivative in float64."""
+
+import math
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._policy import requested_backend
+from amp_kernels.ops.activation_backward import (
+    ACTIVATION_BACKWARD,
+    activation_backward,
+    differentiable_activation_backward,
+)
+from amp_kernels.ops.gemm import ACTIVATIONS
+from amp_kernels.testing.backends import available_backends
+from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from amp_kernels.testing.generators import HALF_DTYPES
+from amp_kernels.testing.poison import embed, poisoned_allocations
+
+TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(ACTIVATION_BACKWARD, "cpu"))]
+if torch.cuda.is_available():
+    TARGETS += [
+        pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(ACTIVATION_BACKWARD, "cuda")
+    ]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
+def device(request):
+    device, backend = request.param
+    with ak.backend(backend):
+        yield device
+
+
+def derivative(z: torch.Tensor, activation: str) -> torch.Tensor:
+    z = z.double().requires_grad_()
+    return torch.autograd.grad(ACTIVATIONS[activation](z).sum(), z)[0]
+
+
+def test_the_compiled_kernel_is_there():
+    assert "cpu" in available_backends(ACTIVATION_BACKWARD, "cpu")
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("grad_dtype", ["own", "float32"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_code(device, dtype, grad_dtype, activation):
+    z = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    torchs = requested_backend() == "reference"
+    z = z[z.abs() < (1e12 if torchs else math.inf)].to(
+        device
+    )  # torch's tanh form in fp32 overflows for z^3 and gives NaN
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(z.shape, generator=generator).to(device, dtype if grad_dtype == "own" else torch.float32)
+    with poisoned_allocations():
+        out = activation_backward(grad, z, activation=activation)
+    reference = grad.double() * derivative(z, activation)
+    # One rounding to the result's type, and the derivative in fp32: a few units of 2^-24 absolute, as it is of size 1;
+    # more in torch's tanh form, which subtracts numbers near 1.
+    derivative_error = 2.0**-18 if torchs else 2.0**-20
+    bound = UNIT_ROUNDOFF[dtype] * reference.abs() + derivative_error * grad.double().abs() + TINY[dtype]
+    assert out.dtype == dtype
+    assert_within(out, reference, bound)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_any_strides(device, activation):
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(3, 5, 7, generator=generator).to(device, torch.bfloat16)
+    grad = torch.randn(3, 5, 7, generator=generator).to(device, torch.bfloat16)
+    expected = activation_backward(grad, z, activation=activation)
+    strided = activation_backward(embed(grad, transposed=True)[0], embed(z, step=2, offset=1)[0], activation=activation)
+    assert torch.equal(strided, expected)
+    assert strided.is_contiguous()
+    ones = torch.ones((), device=device, dtype=torch.bfloat16).expand(3, 5, 7)
+    assert torch.equal(
+        activation_backward(ones, z, activation=activation),
+        activation_backward(ones.contiguous(), z, activation=activation),
+    )
+    assert activation_backward(grad[:0], z[:0], activation=activation).shape == (0, 5, 7)
+
+
+def test_relu_chooses_and_does_not_multiply(device):
+    z = torch.tensor([-1.0, 0.0, 1.0, math.nan], device=device, dtype=torch.float16)
+    grad = torch.full((4,), math.inf, device=device)
+    assert activation_backward(grad, z, activation="relu").tolist() == [0, 0, math.inf, math.inf]
+
+
+def test_the_result_is_not_its_argument(device):
+    """Also where there is nothing to compute."""
+    z = torch.ones(4, device=device)
+    out = activation_backward(z, z, activation="none")
+    assert out.data_ptr() != z.data_ptr()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_differentiable_form_is_the_same_function(activation):
+    generator = torch.Generator().manual_seed(0)
+    z, grad = (torch.randn(64, generator=generator).bfloat16() for _ in range(2))
+    torch.testing.assert_close(
+        differentiable_activation_backward(grad, z, activation),
+        activation_backward(grad, z, activation=activation),
+        rtol=2.0**-7,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("grad", "preact", "activation", "error", "message"),
+    [
+        (torch.ones(2).double(), torch.ones(2), "relu", TypeError, "grad has dtype float64; accepted: float32"),
+        (torch.ones(2).half(), torch.ones(2).bfloat16(), "relu", TypeError, "grad has dtype float16"),
+        (torch.ones(2), torch.ones(2).int(), "relu", TypeError, "preact has dtype int32"),
+        (torch.ones(3), torch.ones(2), "relu", ValueError, r"grad has shape \[3\]; accepted: that of preact, \[2\]"),
+        (torch.ones(2), torch.ones(2), "mish", ValueError, "activation is 'mish'"),
+        (torch.ones(2, device="meta"), torch.ones(2), "relu", ValueError, "preact is on cpu, but grad is on meta"),
+    ],
+)
+def test_bad_input(grad, preact, activation, error, message):
+    with pytest.raises(error, match=message):
+        activation_backward(grad, preact, activation=activation)
+    if grad.device == preact.device:
+        with pytest.raises(RuntimeError, match=r"^activation_backward: "):
+            torch.ops.amp_kernels.activation_backward(grad, preact, activation=activation)

@@ -1,0 +1,168 @@
+"""check_and_norm on the CPU: the norm against float64, the flag against every place a bad value can stand."""
+
+import math
+
+import pytest
+import torch
+
+import amp_kernels.ops.check_and_norm as module
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+OP = torch.ops.amp_kernels.check_and_norm.default
+
+
+def run(grads, scale=None) -> tuple[float, float]:
+    kept = [g.clone() for g in grads]
+    sum_sq, found_inf = OP(grads, None if scale is None else torch.tensor(scale))
+    for result in (sum_sq, found_inf):
+        assert result.dtype == torch.float32
+        assert result.shape == ()
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(kept, grads, strict=True))  # read only
+    return sum_sq.item(), found_inf.item()
+
+
+def expected(grads, scale=1.0) -> float:
+    return sum(((g.double() / scale) ** 2).sum().item() for g in grads)
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [0, 1, 2, 15, 63, 64, 65, 1023, 1024, 1025, 16383, 16384, 16385, 100_003])
+def test_norm_at_every_tail(dtype, n):
+    """Unscaling and squaring round once each, the sum is formed in double: 2 u in all, and the result rounds."""
+    grad = randn(n, dtype=dtype)
+    sum_sq, found_inf = run([grad], 3.0)
+    assert found_inf == 0.0
+    assert sum_sq == pytest.approx(expected([grad], 3.0), rel=4 * 2.0**-24, abs=0)
+
+
+def test_mixed_list_counts_every_tensor_once():
+    """Powers of 4, so that each tensor's share can be read off the sum."""
+    shapes = [(2,), (0, 5), (), (3, 3), (1,)]
+    grads = [torch.full(s, 2.0**i, dtype=FLOATS[i % 4]) for i, s in enumerate(shapes)]
+    assert run(grads) == (2 * 1 + 0 + 1 * 16 + 9 * 64 + 1 * 256, 0.0)
+
+
+def test_nothing_but_empty_tensors():
+    assert run([torch.zeros(0), torch.zeros(3, 0, dtype=torch.float16)], 2.0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_bad_value_at_every_position(dtype, bad):
+    """Every place in the first lanes and tail, and the edges of tiles (1024) and chunks (16384)."""
+    n = 16384 + 1024 + 71
+    grad = randn(n, dtype=dtype)
+    edges = [e + d for e in (1024, 2048, 16384, 16384 + 1024) for d in (-2, -1, 0, 1)]
+    for position in [*range(130), *edges, *range(n - 75, n)]:
+        grad[position], kept = bad, grad[position].clone()
+        assert run([grad], 4.0)[1] == 1.0, position
+        grad[position] = kept
+    assert run([grad], 4.0)[1] == 0.0
+
+
+@pytest.mark.parametrize("bad", range(5))
+def test_bad_value_in_every_tensor_of_the_list(bad):
+    grads = [randn(5, dtype=FLOATS[i % 4], seed=i) for i in range(5)]
+    grads[bad][-1] = math.nan
+    assert run(grads)[1] == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_finite_gradient_that_is_not_finite_unscaled(dtype):
+    """Scale 2^-30: 1e30 is finite, 1e30 * 2^30 is not. torch's scaler applies it and the weights become NaN."""
+    grad = torch.full((9,), 1e30, dtype=dtype)
+    assert run([grad], 2.0**-30)[1] == 1.0
+    assert run([grad])[1] == 0.0
+
+
+def test_scale_underflow():
+    """A scale that was halved to zero: the inverse is inf, and every gradient, zero too, is refused."""
+    assert run([torch.zeros(3)], 0.0)[1] == 1.0
+    assert run([torch.ones(3)], 0.0)[1] == 1.0
+
+
+def test_the_flag_is_not_taken_from_the_sum():
+    """Finite gradients whose squares overflow fp32, and ones whose sum does in double."""
+    assert run([torch.full((9,), 1e30)]) == (math.inf, 0.0)
+    assert run([torch.full((4,), 1e200, dtype=torch.float64)]) == (math.inf, 0.0)
+
+
+def test_small_gradients_do_not_vanish():
+    """1e-25 squared is below fp32's range, a million of them are not."""
+    grads = [torch.full((1000,), 1e-20)] * 1000
+    assert run(grads)[0] == pytest.approx(1e-34, rel=1e-6)
+    assert run([torch.full((7,), 2.0**-24, dtype=torch.float16)])[0] == pytest.approx(
+        7 * 2.0**-48, rel=1e-7
+    )  # subnormal
+
+
+def test_the_largest_values():
+    assert run([torch.tensor([65504.0], dtype=torch.float16)])[0] == pytest.approx(65504.0**2, rel=1e-7)
+    assert run([torch.tensor([3e38])], 1.0)[1] == 0.0
+
+
+def test_inverse_scale_is_rounded_once_from_double():
+    """fp32 3 / fp32 reciprocal: the tested value is g * float(1 / 3), as in torch's scaler."""
+    grad = torch.full((1,), 3.0)
+    assert run([grad], 3.0)[0] == torch.tensor((3.0 * torch.tensor(1 / 3).item()), dtype=torch.float32).square().item()
+
+
+def test_same_bits_for_any_number_of_threads_and_run():
+    grads = [randn(300_001, seed=1), randn(7, seed=2), randn(123_457, seed=3, dtype=torch.bfloat16)]
+    threads = torch.get_num_threads()
+    results = set()
+    try:
+        for n in (1, 2, 3, 7, 2, 1):
+            torch.set_num_threads(n)
+            results.add(run(grads, 8.0))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(results) == 1
+
+
+def test_strides():
+    base = randn(4, 6, 5, 3)
+    for grad in (
+        base.to(memory_format=torch.channels_last),
+        base.permute(2, 0, 3, 1),
+        base.transpose(0, 1),
+        base[:, :1],
+    ):
+        if grad.shape[1] == 1:
+            with pytest.raises(
+                RuntimeError, match=r"check_and_norm: grads\[1\] must cover its memory without gaps or overlap"
+            ):
+                run([base, grad])
+        else:
+            assert run([grad])[0] == pytest.approx(expected([base]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("grads", "scale", "message"),
+    [
+        ([], torch.ones(()), "grads must not be empty"),
+        (
+            [torch.zeros(2), torch.zeros(3, dtype=torch.int32)],
+            None,
+            r"grads\[1\] must have dtype float16, bfloat16, float32, float64; got int32",
+        ),
+        ([torch.zeros(2, dtype=torch.complex64)], None, r"grads\[0\] must have dtype"),
+        ([torch.zeros(3).expand(2, 3)], None, r"grads\[0\] must cover .* got shape \(2, 3\) with strides \(0, 1\)"),
+        ([torch.zeros(3)], torch.ones(2), r"grad_scale must have one element; got shape \(2\)"),
+        ([torch.zeros(3)], torch.ones((), dtype=torch.float64), "grad_scale must have dtype float32; got float64"),
+    ],
+)
+def test_bad_calls(grads, scale, message):
+    with pytest.raises(RuntimeError, match=message):
+        OP(grads, scale)
+
+
+def test_agrees_with_the_python_reference():
+    grads = [randn(5000, dtype=d, seed=i) for i, d in enumerate(FLOATS)]
+    scale = torch.tensor(7.0)
+    for actual, wanted in zip(OP(grads, scale), module.op.reference(grads, scale), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=0)

@@ -1,0 +1,364 @@
+"""linear: forward within the bound, gradients in the right dtype and rounded once, autocast, shadows, double backward,
+compile."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+
+from amp_kernels.ops import linear as linear_module
+from amp_kernels.ops.gemm import ACTIVATIONS
+from amp_kernels.ops.linear import LINEAR, linear
+from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
+from amp_kernels.testing.generators import HALF_DTYPES
+
+PUBLIC_ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu"]
+
+
+def normal(*shape, dtype=torch.float32, seed=0, grad=False, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_(grad)
+
+
+def problem(dtype, bias_dtype, grad=False, rows=(3, 20)):
+    """x [3, 20, 70], weight [50, 70], bias [50]."""
+    return (
+        normal(*rows, 70, dtype=dtype, grad=grad),
+        normal(50, 70, dtype=dtype, seed=1, grad=grad, scale=0.12),
+        None if bias_dtype is None else normal(50, dtype=bias_dtype, seed=2, grad=grad),
+    )
+
+
+def exact(x, weight, bias, activation):
+    """The same in float64, with leaves of its own."""
+    leaves = [None if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    return ACTIVATIONS[activation or "none"](F.linear(*leaves)), leaves
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("bias", [None, "own", "float32"])
+@pytest.mark.parametrize("activation", PUBLIC_ACTIVATIONS)
+def test_forward_is_within_the_bound(dtype, bias, activation):
+    x, weight, bias = problem(dtype, {None: None, "own": dtype, "float32": torch.float32}[bias])
+    out = linear(x, weight, bias, activation=activation)
+    assert out.dtype == dtype
+    reference, bound = reference_and_bound(x, weight.t(), bias, activation=activation, out_dtype=dtype)
+    assert_within(out, reference, bound)
+    recorded = linear(x.requires_grad_(), weight, bias, activation=activation)
+    assert torch.equal(recorded, out)
+
+
+@pytest.mark.parametrize("shape", [(70,), (4, 70), (2, 3, 4, 70), (0, 70), (2, 0, 3, 70)])
+def test_leading_dimensions(shape):
+    x, weight = normal(*shape, dtype=torch.float16, grad=True), normal(50, 70, dtype=torch.float16, seed=1, grad=True)
+    out = linear(x, weight, activation="gelu")
+    assert out.shape == (*shape[:-1], 50)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert weight.grad.shape == weight.shape
+    assert x.numel() or not weight.grad.any()
+
+
+def test_no_input_features_leave_the_activated_bias():
+    x, weight = (
+        torch.zeros(3, 0, dtype=torch.float16, requires_grad=True),
+        torch.zeros(4, 0, dtype=torch.float16, requires_grad=True),
+    )
+    bias = torch.tensor([-1.0, 0.0, 1.0, 2.0], requires_grad=True)
+    out = linear(x, weight, bias, activation="relu")
+    assert torch.equal(out, bias.detach().relu().half().expand(3, 4))
+    out.sum().backward()
+    assert (x.grad.shape, weight.grad.shape) == ((3, 0), (4, 0))
+    assert bias.grad.tolist() == [0, 0, 3, 3]
+    no_outputs = linear(
+        torch.zeros(3, 5, dtype=torch.float16), torch.zeros(0, 5, dtype=torch.float16), activation="silu"
+    )
+    assert no_outputs.shape == (3, 0)
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("activation", PUBLIC_ACTIVATIONS)
+@pytest.mark.parametrize("bias", [None, "own", "float32"])
+def test_gradients(dtype, activation, bias):
+    x, weight, bias = problem(dtype, {None: None, "own": dtype, "float32": torch.float32}[bias], grad=True)
+    out = linear(x, weight, bias, activation=activation)
+    grad = normal(*out.shape, dtype=dtype, seed=3)
+    out.backward(grad)
+    reference, leaves = exact(x, weight, bias, activation)
+    reference.backward(grad.double())
+    for actual, leaf in zip((x, weight, bias), leaves, strict=True):
+        if actual is not None:
+            assert actual.grad.dtype == actual.dtype
+            # Up to three roundings to 16 bits: z, dz and the gradient itself.
+            error = ((actual.grad.double() - leaf.grad).norm() / leaf.grad.norm()).item()
+            assert error < (1 if activation is None else 3) * frobenius_gate(dtype, 70)
+
+
+@pytest.mark.parametrize("autocast", HALF_DTYPES)
+@pytest.mark.parametrize("weight_dtype", [torch.float32, *HALF_DTYPES])
+@pytest.mark.parametrize("x_dtype", [torch.float32, *HALF_DTYPES])
+def test_autocast(autocast, weight_dtype, x_dtype):
+    """Computes in the user's dtype, and each gradient comes in the dtype of its tensor, with one rounding and no cast
+    before."""
+    x, weight, bias = (
+        normal(6, 70, dtype=x_dtype, grad=True),
+        normal(50, 70, dtype=weight_dtype, seed=1, grad=True),
+        None,
+    )
+    if weight_dtype == torch.float32:
+        bias = normal(50, seed=2, grad=True)
+    with torch.autocast("cpu", autocast):
+        out = linear(x, weight, bias)
+    assert out.dtype == autocast
+    x16, weight16 = x.detach().to(autocast), weight.detach().to(autocast)
+    assert_within(out, *reference_and_bound(x16, weight16.t(), bias, out_dtype=autocast))
+    grad = normal(6, 50, dtype=autocast, seed=3)
+    out.backward(grad)
+    for tensor, operands in ((x, (grad, weight16)), (weight, (grad.t(), x16))):
+        assert tensor.grad.dtype == tensor.dtype
+        assert_within(tensor.grad, *reference_and_bound(*operands, out_dtype=tensor.dtype))
+    if bias is not None:
+        torch.testing.assert_close(bias.grad, grad.double().sum(0).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_an_fp32_weight_gets_the_fp32_sums():
+    """1 + 2^-12 does not exist in bf16; a gradient that passed through 16 bits would be 1."""
+    x = torch.tensor([[1.0], [2.0**-12]])
+    weight = torch.ones(1, 1, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        linear(x, weight).sum().backward()
+    assert weight.grad.item() == 1 + 2.0**-12
+
+
+def test_the_bias_gradient_is_summed_in_fp32():
+    """bf16 sums of ones stand still at 256."""
+    bias = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)
+    linear(torch.zeros(1024, 3, dtype=torch.bfloat16), torch.zeros(2, 3, dtype=torch.bfloat16), bias).sum().backward()
+    assert bias.grad.tolist() == [1024, 1024]
+
+
+def test_autocast_saves_16_bit_tensors_only():
+    saved = []
+    x, weight, bias = problem(torch.float32, torch.float32, grad=True)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+    ):
+        linear(x, weight, bias, activation="gelu")
+    assert sorted(t.numel() for t in saved) == sorted((x.numel(), weight.numel(), 60 * 50))
+    assert all(t.dtype == torch.bfloat16 for t in saved)
+
+
+def test_only_the_gradients_that_are_needed():
+    """A frozen weight needs no saved x, and one product; a frozen input needs no saved weight."""
+    for frozen, kept in ((1, 50 * 70), (0, 60 * 70)):
+        saved, tensors = [], list(problem(torch.bfloat16, None, grad=True))
+        tensors[frozen].requires_grad_(False)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):  # noqa: B023
+            out = linear(*tensors)
+        assert saved == [kept]
+        out.sum().backward()
+        assert tensors[frozen].grad is None
+        assert tensors[1 - frozen].grad is not None
+
+
+def test_autocast_leaves_float64_alone():
+    x, weight, bias = problem(torch.float64, torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear(x, weight, bias, activation="silu"), F.silu(F.linear(x, weight, bias)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", PUBLIC_ACTIVATIONS)
+def test_wide_types_are_torchs_own(dtype, activation):
+    x, weight, bias = problem(dtype, dtype)
+    assert torch.equal(
+        linear(x, weight, bias, activation=activation), ACTIVATIONS[activation or "none"](F.linear(x, weight, bias))
+    )
+
+
+@pytest.mark.parametrize("activation", PUBLIC_ACTIVATIONS)
+def test_gradcheck_in_float64(activation):
+    tensors = [
+        normal(*shape, dtype=torch.float64, seed=i, grad=True) for i, shape in enumerate(((2, 3, 4), (5, 4), (5,)))
+    ]
+    function = lambda x, weight, bias: linear(x, weight, bias, activation=activation)  # noqa: E731
+    assert gradcheck(function, tensors)
+    assert gradgradcheck(function, tensors)
+
+
+# ---- double backward
+
+
+def _gradient_penalty(function, tensors):
+    """Second derivatives with respect to all: the loss is the squared norm of the gradients of a cubic."""
+    grads = torch.autograd.grad((function(*tensors).double() ** 3).sum(), tensors, create_graph=True)
+    return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), tensors)
+
+
+@pytest.mark.parametrize("activation", PUBLIC_ACTIVATIONS)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float16, None), (torch.float32, torch.float16), (torch.float32, torch.bfloat16)]
+)
+@pytest.mark.parametrize("with_shadow", [False, True])
+def test_double_backward(activation, dtypes, with_shadow):
+    dtype, autocast = dtypes
+    tensors = [
+        normal(24, 16, seed=0, scale=0.3).double(),
+        normal(20, 16, seed=1, scale=0.3).double(),
+        normal(20, seed=2, scale=0.3).double(),
+    ]
+    expected = _gradient_penalty(
+        lambda *t: ACTIVATIONS[activation or "none"](F.linear(*t)), [t.requires_grad_() for t in tensors]
+    )
+    leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    shadow = leaves[1].detach().to(autocast) if with_shadow and autocast else None
+
+    def function(x, weight, bias):
+        return LINEAR(x, weight, bias, shadow, activation=activation or "none", compute_dtype=autocast)
+
+    for actual, reference in zip(_gradient_penalty(function, leaves), expected, strict=True):
+        assert actual.dtype == dtype
+        error = ((actual.double() - reference).norm() / reference.norm()).item()
+        assert error < (4e-2 if autocast == torch.bfloat16 else 5e-3)  # some ten roundings, each of half an ulp at most
+
+
+# ---- shadows
+
+
+def test_a_shadow_is_read_in_place_of_the_weight():
+    x, weight = normal(4, 8), normal(3, 8, seed=1, grad=True)
+    shadow = normal(3, 8, seed=9, dtype=torch.bfloat16)  # recognisable: it is no copy of the weight
+    out = LINEAR(x, weight, None, shadow, compute_dtype=torch.bfloat16)
+    assert torch.equal(out, linear(x.bfloat16(), shadow))
+    out.float().sum().backward()
+    assert weight.grad.dtype == torch.float32
+    assert torch.equal(weight.grad, x.bfloat16().float().sum(0).expand(3, 8))
+
+
+@pytest.fixture
+def shadows(monkeypatch):
+    """Stands in for the optimizer's book of shadows."""
+    from amp_kernels.optim import _state
+
+    book = {}
+    monkeypatch.setattr(_state, "fresh_shadow", lambda weight, dtype: book.get((id(weight), dtype)))
+    return book
+
+
+def test_autocast_looks_for_a_fresh_shadow(shadows):
+    x, weight = normal(4, 8), normal(3, 8, seed=1, grad=True)
+    shadow = normal(3, 8, seed=9, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear(x, weight), linear(x, weight.detach().bfloat16()))
+    shadows[id(weight), torch.bfloat16] = shadow
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear(x, weight), linear(x.bfloat16(), shadow))
+    with torch.autocast("cpu", torch.float16):  # the shadow is of another dtype
+        assert torch.equal(linear(x, weight), linear(x, weight.detach().half()))
+    assert linear(x, weight).dtype == torch.float32
+
+
+def test_a_shadow_changed_before_backward_is_an_error(shadows):
+    """As in autograd everywhere: backward must not silently use the weights of the next step."""
+    x, weight = normal(4, 8, grad=True), normal(3, 8, seed=1, grad=True)
+    shadow = shadows[id(weight), torch.bfloat16] = weight.detach().bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = linear(x, weight)
+    shadow.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+# ---- strides, compile, bad input
+
+
+def test_expanded_and_transposed_inputs():
+    x, weight, _ = problem(torch.bfloat16, None)
+    wide = x[:1].expand(5, 20, 70)
+    assert torch.equal(linear(wide, weight), linear(wide.contiguous(), weight))
+    assert torch.equal(linear(x.transpose(0, 1), weight), linear(x, weight).transpose(0, 1))
+    assert torch.equal(linear(x, weight.t().contiguous().t()), linear(x, weight))
+
+
+@pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_fullgraph(autocast, dynamic):
+    def step(x, weight, bias):
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            hidden = linear(x, weight, bias, activation="gelu")
+            return linear(hidden, weight.t())
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (4, 6) if dynamic else (4,):
+        results = []
+        for function in (step, compiled):
+            x, weight, bias = problem(
+                torch.float32 if autocast else torch.bfloat16, torch.float32, grad=True, rows=(2, rows)
+            )
+            out = function(x, weight, bias)
+            out.float().pow(2).sum().backward()
+            results.append((out.detach(), x.grad, weight.grad, bias.grad))
+        for eager, traced in zip(*results, strict=True):
+            assert eager.dtype == traced.dtype
+            assert torch.equal(eager, traced)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "activation", "error", "message"),
+    [
+        (
+            (torch.ones(2, 3).half(), torch.ones(4, 3)),
+            None,
+            TypeError,
+            "x is float16, weight is float32; accepted: one dtype",
+        ),
+        ((torch.ones(2, 3).half(), torch.ones(4, 3).bfloat16()), None, TypeError, "x is float16, weight is bfloat16"),
+        ((torch.ones(2, 3).long(), torch.ones(4, 3)), None, TypeError, "x has dtype int64"),
+        ((torch.ones(2, 3), torch.ones(4, 3).cfloat()), None, TypeError, "weight has dtype complex64"),
+        ((torch.ones(2, 3), torch.ones(3)), None, ValueError, r"weight \[3\]; accepted: \[..., in_features\]"),
+        ((torch.ones(2, 3), torch.ones(4, 2)), None, ValueError, r"x has shape \[2, 3\] and weight \[4, 2\]"),
+        ((torch.ones(()), torch.ones(4, 2)), None, ValueError, r"x has shape \[\]"),
+        (
+            (torch.ones(2, 3), torch.ones(4, 3), torch.ones(3)),
+            None,
+            ValueError,
+            r"bias has shape \[3\]; accepted: \[4\]",
+        ),
+        (
+            (torch.ones(2, 3), torch.ones(4, 3), torch.ones(4).half()),
+            None,
+            TypeError,
+            "bias has dtype float16; accepted: float32",
+        ),
+        (
+            (torch.ones(2, 3).half(), torch.ones(4, 3).half(), torch.ones(4).bfloat16()),
+            None,
+            TypeError,
+            "bias has dtype bfloat16",
+        ),
+        ((torch.ones(2, 3), torch.ones(4, 3, device="meta")), None, ValueError, "weight is on meta, but x is on cpu"),
+        (
+            (torch.ones(2, 3), torch.ones(4, 3)),
+            "tanh",
+            ValueError,
+            "activation is 'tanh'; accepted: None, 'none', 'relu'",
+        ),
+        ((torch.ones(2, 3), torch.ones(4, 3)), torch.relu, ValueError, "activation is <built-in"),
+    ],
+)
+def test_bad_input(arguments, activation, error, message):
+    with pytest.raises(error, match=message):
+        linear(*arguments, activation=activation)
+
+
+def test_a_bad_shadow():
+    x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    with pytest.raises(TypeError, match="shadow has dtype float16; accepted: bfloat16"):
+        LINEAR(x, weight, None, weight.half(), compute_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="shadow has shape"):
+        LINEAR(x, weight, None, weight.t().half(), compute_dtype=torch.float16)
+    assert linear_module.LINEAR is LINEAR

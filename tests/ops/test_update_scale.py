@@ -1,0 +1,112 @@
+"""update_scale_ on the CPU: the rule of csrc/math/loss_scale.h (tests/math/test_loss_scale.py) over tensors."""
+
+import itertools
+
+import pytest
+import torch
+
+import amp_kernels.ops.update_scale as module
+from amp_kernels import _host
+
+OP = torch.ops.amp_kernels.update_scale_.default
+
+
+def state(scale=1024.0, growth=0, hysteresis=1):
+    return torch.tensor(scale), torch.tensor(growth, dtype=torch.int32), torch.tensor(hysteresis, dtype=torch.int32)
+
+
+def run(tensors, found, growth=2.0, backoff=0.5, interval=2, low=0.0, high=float("inf"), hysteresis=1, op=OP):
+    op(*tensors, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis)
+    return tuple(t.item() for t in tensors)
+
+
+@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+def test_follows_the_rule(op):
+    """All combinations of state, flag and options, against csrc/math."""
+    grid = itertools.product(
+        (1024.0, 2.0**-149, 3e38, 1.5),
+        (0, 1, 4),
+        (-1, 0, 1, 2),
+        (False, True),
+        (0, 1, 2),
+        (0.0, 1.0),
+        (2000.0, float("inf")),
+        (1, 3),
+    )
+    for scale, growth, left, overflow, interval, low, high, hysteresis in grid:
+        wanted = _host.update_loss_scale(
+            scale,
+            growth,
+            left,
+            overflow,
+            1.9,
+            0.4,
+            growth_interval=interval,
+            min_scale=low,
+            max_scale=high,
+            hysteresis=hysteresis,
+        )
+        got = run(state(scale, growth, left), [float(overflow)], 1.9, 0.4, interval, low, high, hysteresis, op=op)
+        assert got == wanted, (scale, growth, left, overflow, interval, low, high, hysteresis)
+
+
+@pytest.mark.parametrize(
+    ("found", "overflow"),
+    [
+        ([0.0], False),
+        ([0.0, 0.0], False),
+        ([2.0], True),
+        ([0.0, 1.0], True),
+        ([1.0, 0.0, 0.0], True),
+        ([1e-30], True),
+        ([-1.0], False),
+    ],
+)
+def test_any_positive_flag_is_an_overflow(found, overflow):
+    """2.0 is the sum of two devices' flags; flags of several optimizers are not added, so they cannot cancel."""
+    assert run(state(), found)[0] == (512.0 if overflow else 1024.0)
+
+
+def test_equals_torchs_op_along_a_sequence():
+    ours, (scale, tracker, _) = state(65536.0), state(65536.0)
+    for overflow in [0, 0, 1, 0, 0, 0, 1, 1, 0, 0]:
+        run(ours, [float(overflow)])
+        torch._amp_update_scale_(scale, tracker, torch.tensor(float(overflow)), 2.0, 0.5, 2)
+        assert (ours[0].item(), ours[1].item()) == (scale.item(), tracker.item())
+
+
+def test_shape_one_is_accepted():
+    tensors = tuple(t.reshape(1) for t in state())
+    assert run(tensors, [1.0])[0] == 512.0
+
+
+@pytest.mark.parametrize(
+    ("position", "tensor", "message"),
+    [
+        (0, torch.tensor(1.0, dtype=torch.float64), "scale must have dtype float32; got float64"),
+        (0, torch.ones(2), "scale must have one element"),
+        (1, torch.tensor(0), "growth_tracker must have dtype int32; got int64"),
+        (2, torch.tensor(0.0), "hysteresis_tracker must have dtype int32; got float32"),
+    ],
+)
+def test_bad_calls_change_nothing(position, tensor, message):
+    tensors = list(state())
+    tensors[position] = tensor
+    before = [t.clone() for t in tensors]
+    with pytest.raises(RuntimeError, match=f"update_scale_: {message}"):
+        OP(*tensors, [torch.tensor(1.0)], 2.0, 0.5, 2, 0.0, 1e9, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+
+
+def test_bad_flag_changes_nothing():
+    tensors = state()
+    with pytest.raises(RuntimeError, match=r"found_infs\[1\] must have dtype float32; got int64"):
+        OP(*tensors, [torch.tensor(1.0), torch.tensor(1)], 2.0, 0.5, 2, 0.0, 1e9, 1)
+    assert [t.item() for t in tensors] == [1024.0, 0, 1]
+
+
+def test_version_counters():
+    tensors = state()
+    versions = [t._version for t in tensors]
+    run(tensors, [0.0])
+    assert [t._version for t in tensors] == [v + 1 for v in versions]

@@ -1,0 +1,105 @@
+"""Every op of the registry, on its own samples: torch's opcheck, backends against the reference, fake tensors,
+aot_eager."""
+
+import copy
+
+import pytest
+import torch
+
+import amp_kernels  # noqa: F401  (defines the ops)
+from amp_kernels._library import REGISTRY
+from amp_kernels.testing.backends import available_backends, check_backend
+
+NAMES = sorted(REGISTRY)
+
+
+def samples(name):
+    return list(REGISTRY[name].samples("cpu"))
+
+
+def detached(values):
+    """Clones without autograd, so that a mutating op may write to them."""
+    return copy.deepcopy(
+        [[t.detach() for t in v] if isinstance(v, list) and v and isinstance(v[0], torch.Tensor) else v for v in values]
+    )
+
+
+def test_every_op_has_samples():
+    assert {"adamw_", "check_and_norm", "gemm", "sgd_", "unscale_", "update_scale_"} <= set(NAMES)
+    for name in NAMES:
+        assert samples(name), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name):
+    for args, kwargs in samples(name):
+        torch.library.opcheck(REGISTRY[name].overload, args, kwargs)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not REGISTRY[n].composite])
+def test_compiled_backends_agree_with_the_reference(name):
+    for backend in available_backends(REGISTRY[name], "cpu"):
+        if backend not in ("triton", "emulate"):  # they have tests of their own, with their own process settings
+            assert check_backend(REGISTRY[name], backend, "cpu") == len(samples(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_seeded(name):
+    for first, second in zip(samples(name), samples(name), strict=True):
+        for a, b in zip(flat(first), flat(second), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if REGISTRY[n].mutated])
+def test_mutating_op_bumps_versions_of_what_it_mutates_and_of_nothing_else(name):
+    op = REGISTRY[name]
+    for run in (op, op.overload, lambda *a, **k: op.run("reference", *a, **k)):
+        args, kwargs = samples(name)[0]
+        args = detached(args)
+        mutated = {position for position, _ in op.mutated}
+        before = [[t._version for t in flat(value)] for value in args]
+        run(*args, **kwargs)
+        for i, value in enumerate(args):
+            for old, tensor in zip(before[i], flat(value), strict=True):
+                if tensor.numel():
+                    assert (tensor._version > old) == (i in mutated), (name, i)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_aot_eager_gives_the_eager_result(name):
+    op = REGISTRY[name]
+    for args, kwargs in samples(name)[:3]:
+        eager_args, compiled_args = detached(args), detached(args)
+        torch._dynamo.reset()
+        expected = op(*eager_args, **kwargs)
+        actual = torch.compile(lambda *a, op=op, kw=kwargs: op(*a, **kw), backend="aot_eager", fullgraph=True)(
+            *compiled_args
+        )
+        torch.testing.assert_close([actual, compiled_args], [expected, eager_args], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meta_tensors(name):
+    """Shapes and dtypes without data: what deferred initialisation and shape propagation need."""
+    args, kwargs = samples(name)[0]
+    meta = [
+        value if isinstance(value, torch.Tensor) and value.dtype == torch.int64 else to_meta(value) for value in args
+    ]
+    expected = REGISTRY[name].run("reference", *detached(args), **kwargs)
+    actual = REGISTRY[name].overload(*meta, **{key: to_meta(value) for key, value in kwargs.items()})
+    for e, a in zip(flat(expected), flat(actual), strict=True):
+        assert (a.shape, a.dtype, a.device.type) == (e.shape, e.dtype, "meta")
+
+
+def to_meta(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("meta")
+    return [to_meta(v) for v in value] if isinstance(value, list) else value
+
+
+def flat(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return flat(list(value.values()))
+    return [t for v in value for t in flat(v)] if isinstance(value, (list, tuple)) else []

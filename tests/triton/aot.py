@@ -1,0 +1,80 @@
+"""Compiles Triton kernels for GPUs that are not there, through the real launchers: what they pass is what gets specialized.
+
+Within :func:`compiling_for` each kernel launch compiles the kernel for the given architecture, appends it to a list, and runs nothing;
+tensors may be on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+#: Shared memory that one block may use.
+SHARED_LIMIT = {80: 166_912, 90: 232_448, 100: 232_448, 120: 101_376}
+
+
+class _Driver:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch  # Triton keeps its kernels by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
+    """Compile instead of launching; yields the list that the kernels are appended to."""
+    kernels: list[CompiledKernel] = []
+    run, active = JITFunction.run, driver._active
+
+    def record(self, *args, grid, warmup, **kwargs):
+        kernels.append(run(self, *args, grid=grid, warmup=True, **kwargs))
+        return kernels[-1]
+
+    JITFunction.run = record
+    driver.set_active(_Driver(arch))
+    try:
+        yield kernels
+    finally:
+        JITFunction.run, driver._active = run, active
+
+
+@dataclass(frozen=True)
+class Usage:
+    registers: int
+    stack: int  # bytes of local memory a thread: spilled registers
+    shared: int  # bytes a block
+
+
+def usage(kernel: CompiledKernel) -> Usage:
+    """What the compiled kernel takes of a multiprocessor, as its machine code says."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL"))
+    return Usage(registers, stack + local, kernel.metadata.shared)
+
+
+def count(pattern: str, kernel: CompiledKernel) -> int:
+    """How often a regular expression occurs in the kernel's PTX."""
+    return len(re.findall(pattern, kernel.asm["ptx"]))

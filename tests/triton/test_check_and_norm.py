@@ -1,0 +1,26 @@
+"""check_and_norm's Triton kernels, compiled for GPUs that are not there: they compile, load wide, and fit."""
+
+import pytest
+import torch
+
+from amp_kernels._triton import check_and_norm as module
+
+from . import aot
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize(("tensors", "scaled"), [(1, False), (161, True), (module.TENSORS_PER_LAUNCH, True)])
+def test_compiles_with_wide_loads(arch, tensors, scaled):
+    grads = [torch.zeros(1, dtype=torch.bfloat16)] * tensors
+    with aot.compiling_for(arch) as kernels:
+        module.launch(grads, torch.ones(()) if scaled else None)
+    main, finish = kernels
+    # fp16 and bf16 take one 16-byte load for a thread's eight elements, fp32 two, fp64 four. A lost alignment hint or a masked main
+    # loop makes all of them scalar.
+    assert aot.count(r"ld\.global\.v4\.b32", main) == 4
+    assert aot.count(r"ld\.global\.v2\.b64", main) == 4
+    for kernel in (main, finish):
+        used = aot.usage(kernel)
+        assert used.stack <= 16, "two saved registers outside of the loops are tolerated, spills within them are more"
+        assert used.registers <= 96  # 4 programs of 128 threads on an SM take 512 times this; there are 65,536
+        assert used.shared <= 4096

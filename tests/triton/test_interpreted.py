@@ -1,0 +1,26 @@
+"""Runs each interpreted_*.py of this folder in a process of its own: Triton chooses between compiler and interpreter at import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+FILES = sorted(path.name for path in FOLDER.glob("interpreted_*.py"))
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+
+def test_there_are_files():
+    assert FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_interpreted(name):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / name)]
+    run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+    assert "skipped" not in run.stdout, run.stdout
