@@ -3,10 +3,27 @@
 Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
 """
 
-from . import _load, ops
+from . import _load, amp, nn, ops, optim
 from ._policy import BackendUnavailable, backend
 from ._version import __version__
+from .amp import GradScaler, recommended_dtype
+from .nn import convert
+from .ops.linear import linear
+from .ops.matmul import matmul
 
 _load.load()  # after the schemas of ops/: C++ only adds implementations
 
-__all__ = ["BackendUnavailable", "__version__", "backend", "ops"]
+__all__ = [
+    "BackendUnavailable",
+    "GradScaler",
+    "__version__",
+    "amp",
+    "backend",
+    "convert",
+    "linear",
+    "matmul",
+    "nn",
+    "ops",
+    "optim",
+    "recommended_dtype",
+]

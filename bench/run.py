@@ -23,7 +23,7 @@ from .harness import Case, Effort, measure
 from .plot import plot
 from .roofline import Roofline
 
-HANG_SECONDS = 300  # for one case, checks and warm-up included
+HANG_SECONDS = 180  # for one case, checks and warm-up included
 KEY = ("op", "shape", "dtype", "provider")
 COLUMNS = (
     "op",
@@ -120,6 +120,8 @@ def main(argv: list[str] | None = None) -> int:
             row.update({key: machine[key] for key in ("device", "commit", "date", "versions")}, **ceilings)
         rows += measured
         gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what one case cached must not be what the next one lacks
     if not rows:
         print("error: no case matches --op, --shape, --dtype and --provider (--list names them)", file=sys.stderr)
         return 2

@@ -35,6 +35,11 @@ def fma(a: Tensor | float, b: Tensor, c: Tensor) -> Tensor:
     return (b.double() * a + c.double()).float()
 
 
+def sqrt(x: Tensor) -> Tensor:
+    """float32 root, correctly rounded: torch's own on the CPU (a vector math library) may be one unit off."""
+    return x.double().sqrt().float()
+
+
 def rounded(value: float | Tensor) -> float | Tensor:
     """A scalar derived in double, rounded once to float32."""
     return value.float() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32).item()
@@ -54,7 +59,7 @@ class StepScalars:
     ) -> StepScalars:
         clip: Tensor | float = 1.0
         if sum_sq is not None:
-            clip = (max_norm / (sum_sq.reshape(()).sqrt() + 1e-6)).clamp(max=1.0)
+            clip = (max_norm / (sqrt(sum_sq.reshape(())) + 1e-6)).clamp(max=1.0)
         taken = None if found_inf is None else ~(found_inf.reshape(()) > 0)
         return cls(_lists.inverse_scale(grad_scale), clip, taken)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._library import Sample, define
 from . import _blocks, _lists
-from ._blocks import COUPLED_DECAY, HALVES, MAXIMIZE, StepScalars, fma, piece, rounded
+from ._blocks import COUPLED_DECAY, HALVES, MAXIMIZE, StepScalars, fma, piece, rounded, sqrt
 
 
 def _reference(
@@ -56,7 +56,7 @@ def _reference(
             g = fma(rounded(decay), p, g)
         m = fma(rounded(1 - beta1[group]), g - m, m)
         v = fma(g * rounded(1 - beta2[group]), g, v * rounded(beta2[group]))
-        denom = v.sqrt() / rounded(correction2.sqrt()) + rounded(eps[group])
+        denom = sqrt(v) / rounded(correction2.sqrt()) + rounded(eps[group])
         p = fma(rounded(-rate / correction1), m / denom, p)
 
         _blocks.store_weight(scalars, p, param, master, shadow)
@@ -102,7 +102,7 @@ def samples(device: str) -> Iterator[Sample]:
     yield call(11, [f32, bf16, f16], scale=1024.0, found=0.0, max_norm=1.0)
     yield call(12, [f32], grad_dtype=f16, shadow=f16, scale=8.0)
     yield call(13, [f32, bf16], shadow=bf16, master=f32, grad_dtype=bf16)
-    yield call(14, [f16, bf16], master=torch.int16, max_norm=0.5)
+    yield call(14, [f16, bf16], master=torch.int16, max_norm=100.0)
     yield call(15, [bf16], master=torch.int16, state_dtype=bf16)
     yield call(16, [f32], flags=MAXIMIZE, decay=0.0, lrs=True)
     yield call(17, [f32, f16], flags=COUPLED_DECAY, master=f32, lrs=True)

@@ -39,7 +39,7 @@ def samples(device: str) -> Iterator[Sample]:
         ([torch.full((9,), 1e30, device=device)], torch.tensor(2.0**-30, device=device)),
         {},
     )  # finite, but not once unscaled
-    yield ([torch.full((9,), 1e30, device=device)], None), {}  # finite elements whose squares overflow
+    yield ([torch.full((9,), 3e38, device=device)], None), {}  # finite elements whose sum and squares overflow
     transposed = torch.randn(8, 6, generator=generator).to(device).t()
     yield ([transposed, transposed.contiguous()],), {"grad_scale": scale}
 
@@ -69,7 +69,7 @@ def check_and_norm(grads: Sequence[Tensor], grad_scale: Tensor | None = None) ->
         TypeError: a dtype is not accepted (integers and complex numbers are not).
         ValueError: the list is empty, or a tensor is sparse, not dense, or on another device.
     """
-    grads = list(grads)
+    grads = grads if isinstance(grads, Tensor) else list(grads)
     _lists.check_list("check_and_norm", "grads", grads, _lists.FLOATS)
     if grad_scale is not None:
         _lists.check_scalar("check_and_norm", "grad_scale", grad_scale, grads[0].device)

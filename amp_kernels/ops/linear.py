@@ -78,24 +78,23 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_preact, grad_x16, grad_weight16):
-        with torch._C._DisableAutocast():  # backward computes in the dtypes of its forward, wherever it is called
-            x16, weight16, preact, weight = ctx.saved_tensors
-            x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-            if weight is not None and torch.is_grad_enabled():
-                weight16 = weight.to(weight16.dtype)
-            dz = _preactivation_gradient(ctx.activation, grad, grad_preact, preact)
-            grad_x = grad_weight = grad_bias = None
-            if dz is not None:
-                dz = _flat(dz)
-                if ctx.needs_input_grad[0]:
-                    grad_x = differentiable_product(dz, weight16, x_dtype).view(ctx.x_shape)
-                if ctx.needs_input_grad[1]:
-                    grad_weight = differentiable_product(dz.t(), _flat(x16), weight_dtype)
-                if ctx.needs_input_grad[2]:
-                    grad_bias = dz.sum(0, dtype=torch.float32).to(bias_dtype)
-            grad_x = add_gradient(grad_x, grad_x16, x_dtype)
-            grad_weight = add_gradient(grad_weight, grad_weight16, weight_dtype)
-            return grad_x, grad_weight, grad_bias, None, None, None
+        x16, weight16, preact, weight = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        if weight is not None and torch.is_grad_enabled():
+            weight16 = weight.to(weight16.dtype)
+        dz = _preactivation_gradient(ctx.activation, grad, grad_preact, preact)
+        grad_x = grad_weight = grad_bias = None
+        if dz is not None:
+            dz = _flat(dz)
+            if ctx.needs_input_grad[0]:
+                grad_x = differentiable_product(dz, weight16, x_dtype).view(ctx.x_shape)
+            if ctx.needs_input_grad[1]:
+                grad_weight = differentiable_product(dz.t(), _flat(x16), weight_dtype)
+            if ctx.needs_input_grad[2]:
+                grad_bias = dz.sum(0, dtype=torch.float32).to(bias_dtype)
+        grad_x = add_gradient(grad_x, grad_x16, x_dtype)
+        grad_weight = add_gradient(grad_weight, grad_weight16, weight_dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def _preactivation_gradient(

@@ -67,7 +67,11 @@ def product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.T
 
 
 def differentiable_product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """:func:`product` for use inside a backward, which may itself be recorded (``create_graph=True``)."""
+    """:func:`product` for use inside a backward, which may itself be recorded (``create_graph=True``).
+
+    Not the op: its autocast rule would turn the forward's dtype into another one where backward is called inside
+    autocast.
+    """
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Matmul.apply(a, b, a.dtype, out_dtype)[0]
     return product(a, b, out_dtype)
@@ -94,19 +98,18 @@ class _Matmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_a16, grad_b16):
-        with torch._C._DisableAutocast():  # backward computes in the dtypes of its forward, wherever it is called
-            a, b = ctx.saved_tensors
-            (a_shape, b_shape), (a_dtype, b_dtype, compute_dtype) = ctx.shapes, ctx.dtypes
-            grad_a = grad_b = None
-            if grad is not None:
-                grad = grad.to(compute_dtype)
-                if ctx.needs_input_grad[0]:
-                    grad_a = _reduced_product(grad, b.mT, a_shape, a_dtype)
-                if ctx.needs_input_grad[1]:
-                    if len(b_shape) == 2 and grad.ndim > 2:
-                        a, grad = a.flatten(0, -2), grad.flatten(0, -2)
-                    grad_b = _reduced_product(a.mT, grad, b_shape, b_dtype)
-            return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None
+        a, b = ctx.saved_tensors
+        (a_shape, b_shape), (a_dtype, b_dtype, compute_dtype) = ctx.shapes, ctx.dtypes
+        grad_a = grad_b = None
+        if grad is not None:
+            grad = grad.to(compute_dtype)
+            if ctx.needs_input_grad[0]:
+                grad_a = _reduced_product(grad, b.mT, a_shape, a_dtype)
+            if ctx.needs_input_grad[1]:
+                if len(b_shape) == 2 and grad.ndim > 2:
+                    a, grad = a.flatten(0, -2), grad.flatten(0, -2)
+                grad_b = _reduced_product(a.mT, grad, b_shape, b_dtype)
+        return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None
 
 
 def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

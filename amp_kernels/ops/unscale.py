@@ -66,7 +66,7 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
         TypeError: a dtype is not accepted.
         ValueError: the list is empty, or a tensor is sparse, not dense, or on another device.
     """
-    grads = list(grads)
+    grads = grads if isinstance(grads, Tensor) else list(grads)
     _lists.check_list("unscale_", "grads", grads, _lists.FLOATS)
     _lists.check_scalar("unscale_", "found_inf", found_inf, grads[0].device)
     _lists.check_scalar("unscale_", "inv_scale", inv_scale, grads[0].device)

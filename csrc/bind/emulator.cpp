@@ -1,5 +1,6 @@
-// _emulator: CUDA kernels of the package on CPU memory, checked by the emulator (csrc/emulator). No torch header: the Python side
-// (amp_kernels/_emulate) passes addresses, and says which bytes exist; a kernel that touches others is an error.
+// _emulator: CUDA kernels of the package on CPU memory, checked by the emulator (csrc/emulator). No torch header: the
+// Python side (amp_kernels/_emulate) passes addresses, and says which bytes exist; a kernel that touches others is an
+// error.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -32,7 +33,8 @@ using Piece = std::tuple<std::string, Address, size_t, bool>;
 class Visible {
  public:
   explicit Visible(std::vector<Piece> pieces) {
-    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return std::get<1>(a) < std::get<1>(b); });
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return std::get<1>(a) < std::get<1>(b); });
     for (const auto& [name, address, bytes, initialised] : pieces) {
       if (bytes == 0) continue;
       if (!pieces_.empty() && address < pieces_.back().end) {
@@ -74,8 +76,8 @@ void set_options(uint64_t seed, int sm_count, bool truncate_mma) {
 
 using Grad = std::tuple<Address, int64_t, int>;  // address, numel, DType
 
-void run_check_and_norm(const std::vector<Piece>& memory, const std::vector<Grad>& grads, Address grad_scale, Address sum_sq,
-                        Address found_inf) {
+void run_check_and_norm(const std::vector<Piece>& memory, const std::vector<Grad>& grads, Address grad_scale,
+                        Address sum_sq, Address found_inf) {
   const Visible visible(memory);
   std::vector<GradRef> refs;
   for (const auto& [data, numel, dtype] : grads) refs.push_back({at<void>(data), numel, static_cast<DType>(dtype)});
@@ -112,10 +114,12 @@ struct AdamWParam {
   }
 };
 
-using Group = std::tuple<double, double, double, double, double, bool, bool, Address>;  // ..., coupled decay, maximize, lr tensor
+using Group =
+    std::tuple<double, double, double, double, double, bool, bool, Address>;  // ..., coupled decay, maximize, lr tensor
 
-void run_adamw(const std::vector<Piece>& memory, const std::vector<AdamWParam>& params, const std::vector<Group>& groups,
-               Address grad_scale, Address found_inf, Address sum_sq, double max_norm) {
+void run_adamw(const std::vector<Piece>& memory, const std::vector<AdamWParam>& params,
+               const std::vector<Group>& groups, Address grad_scale, Address found_inf, Address sum_sq,
+               double max_norm) {
   const Visible visible(memory);
   std::vector<AdamWTensor> tensors;
   for (const AdamWParam& p : params) tensors.push_back(p.tensor);
@@ -123,7 +127,8 @@ void run_adamw(const std::vector<Piece>& memory, const std::vector<AdamWParam>& 
   for (const auto& [lr, beta1, beta2, eps, decay, coupled, maximize, lr_tensor] : groups) {
     all.push_back({{lr, beta1, beta2, eps, decay, coupled}, at<float>(lr_tensor), maximize});
   }
-  const StepDecisions decisions{at<float>(grad_scale), at<float>(found_inf), at<float>(sum_sq), static_cast<float>(max_norm)};
+  const StepDecisions decisions{at<float>(grad_scale), at<float>(found_inf), at<float>(sum_sq),
+                                static_cast<float>(max_norm)};
   emu::Buffer<uint64_t> scratch("scratch", (adamw_scratch_bytes(tensors.size()) + 7) / 8);
   check(adamw(tensors, all, decisions, scratch.data(), nullptr));
 }

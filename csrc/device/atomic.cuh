@@ -8,14 +8,16 @@
 
 namespace ak {
 
-/// *p += value, relaxed; returns the old value. The order of additions is not fixed: not for sums that must be reproducible.
+/// *p += value, relaxed; returns the old value. The order of additions is not fixed: not for sums that must be
+/// reproducible.
 template <class T>
 AK_DEVICE T atomic_add(T* p, T value) {
   return atomicAdd(p, value);
 }
 
-/// Counts up and wraps: *p = *p >= last ? 0 : *p + 1; returns the old value. Acquires and releases at GPU scope: what was written
-/// before a block's increment is visible after an increment that sees it. Wrapping leaves the counter ready for the next launch.
+/// Counts up and wraps: *p = *p >= last ? 0 : *p + 1; returns the old value. Acquires and releases at GPU scope: what
+/// was written before a block's increment is visible after an increment that sees it. Wrapping leaves the counter ready
+/// for the next launch.
 AK_DEVICE uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(last) : "memory");

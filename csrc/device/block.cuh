@@ -28,7 +28,8 @@ template <class Op>
 struct BlockReduceArray;
 struct LastBlockFlag;
 
-/// op over the values of all kThreads threads of the block, in every thread, in an order that never changes. May be called again at once.
+/// op over the values of all kThreads threads of the block, in every thread, in an order that never changes. May be
+/// called again at once.
 template <int kThreads, class T, class Op>
 AK_DEVICE T block_reduce(T value, Op op) {
   constexpr int kWarps = kThreads / kWarpThreads;
@@ -47,8 +48,8 @@ AK_DEVICE T block_sum(T value) {
   return block_reduce<kThreads>(value, [](T a, T b) { return a + b; });
 }
 
-/// True, in every thread, in the one block that gets here last, which then sees what all blocks wrote to global memory before. `counter`
-/// must be 0 before the launch and is 0 again after it.
+/// True, in every thread, in the one block that gets here last, which then sees what all blocks wrote to global memory
+/// before. `counter` must be 0 before the launch and is 0 again after it.
 AK_DEVICE bool last_block_done(uint32_t* counter) {
   auto is_last = shared<uint32_t, 1, LastBlockFlag>();
   const uint32_t last = static_cast<uint32_t>(grid_blocks()) - 1;

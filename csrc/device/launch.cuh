@@ -9,12 +9,13 @@
 namespace ak {
 
 struct LaunchConfig {
-  const char* name;               ///< what errors call the kernel
-  int grid;                       ///< blocks
-  int block;                      ///< threads per block, a multiple of 32
-  std::size_t shared_bytes = 0;   ///< dynamic shared memory
-  int cluster = 1;                ///< blocks per cluster (sm_90 and later when above 1)
-  bool overlap_previous = false;  ///< may start before the kernel in front of it ends; then it must call wait_for_previous_kernel()
+  const char* name;              ///< what errors call the kernel
+  int grid;                      ///< blocks
+  int block;                     ///< threads per block, a multiple of 32
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory
+  int cluster = 1;               ///< blocks per cluster (sm_90 and later when above 1)
+  bool overlap_previous =
+      false;  ///< may start before the kernel in front of it ends; then it must call wait_for_previous_kernel()
   Stream stream = nullptr;
 };
 

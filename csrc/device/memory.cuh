@@ -1,6 +1,6 @@
 #pragma once
-// Global memory. Kernels reach it only through these functions: on the emulator each one checks that the bytes belong to a buffer,
-// are aligned, were written before they are read, and are not in a race with another thread.
+// Global memory. Kernels reach it only through these functions: on the emulator each one checks that the bytes belong
+// to a buffer, are aligned, were written before they are read, and are not in a race with another thread.
 #include "device/platform.cuh"
 
 namespace ak {

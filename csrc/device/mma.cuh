@@ -1,6 +1,7 @@
 #pragma once
-// Tensor-core instructions of one warp: ldmatrix, stmatrix, mma.sync. Fragments in the PTX manual's order: lane l holds, of an 8 x 8
-// matrix of 16-bit elements, row l / 4, columns 2 (l % 4) and the next, in one 32-bit register (the lower column in the lower half).
+// Tensor-core instructions of one warp: ldmatrix, stmatrix, mma.sync. Fragments in the PTX manual's order: lane l
+// holds, of an 8 x 8 matrix of 16-bit elements, row l / 4, columns 2 (l % 4) and the next, in one 32-bit register (the
+// lower column in the lower half).
 #include "device/platform.cuh"
 #include "math/half.h"
 
@@ -40,24 +41,27 @@ AK_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
 }
 /// Stores four 8 x 8 matrices, addresses as for ldmatrix_x4 (sm_90).
 AK_DEVICE void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row_address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
-               "r"(r[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row_address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
-/// d[16 x 8] += a[16 x 16] b[16 x 8], T is fp16 or bf16, sums in fp32 (sm_80). Lane l holds of d: rows l / 4 and 8 + l / 4, columns
-/// 2 (l % 4) and the next; of a: the 8 x 8 matrices top left, bottom left, top right, bottom right; of b: top, bottom, transposed.
+/// d[16 x 8] += a[16 x 16] b[16 x 8], T is fp16 or bf16, sums in fp32 (sm_80). Lane l holds of d: rows l / 4 and 8 + l
+/// / 4, columns 2 (l % 4) and the next; of a: the 8 x 8 matrices top left, bottom left, top right, bottom right; of b:
+/// top, bottom, transposed.
 template <class T>
 AK_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (std::is_same_v<T, bf16>) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   } else {
     static_assert(std::is_same_v<T, fp16>, "mma takes fp16 or bf16");
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 }
 /// d[16 x 8] += a[16 x 8] b[8 x 8]: a is the left half of the above, b the top (fp16: sm_75, bf16: sm_80).

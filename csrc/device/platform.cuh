@@ -1,6 +1,7 @@
 #pragma once
-// Qualifiers and indices that every kernel uses. Two implementations stand behind csrc/device: nvcc's, here, and the emulator's
-// (csrc/emulator, chosen by AK_EMULATE), so that the same kernel source runs on a GPU and, checked, on a CPU.
+// Qualifiers and indices that every kernel uses. Two implementations stand behind csrc/device: nvcc's, here, and the
+// emulator's (csrc/emulator, chosen by AK_EMULATE), so that the same kernel source runs on a GPU and, checked, on a
+// CPU.
 #ifdef AK_EMULATE
 #include "emulator/platform.h"
 #else
@@ -13,7 +14,8 @@
 #define AK_KERNEL(max_threads, min_blocks) __global__ void __launch_bounds__(max_threads, min_blocks)
 /// A function that kernels call.
 #define AK_DEVICE __device__ __forceinline__
-/// A kernel parameter that is a struct: stays in constant memory, is never copied to the stack, and its address may be taken.
+/// A kernel parameter that is a struct: stays in constant memory, is never copied to the stack, and its address may be
+/// taken.
 #define AK_PARAM(...) const __grid_constant__ __VA_ARGS__
 #define AK_UNROLL _Pragma("unroll")
 

@@ -1,6 +1,7 @@
 #pragma once
-// setmaxnreg: a warpgroup gives registers back, another one takes them (sm_90). All warps of the warpgroup must execute it. The kernel
-// needs AK_KERNEL(threads, 1), or ptxas ignores it; the sum over the warpgroups must fit what the launch was given.
+// setmaxnreg: a warpgroup gives registers back, another one takes them (sm_90). All warps of the warpgroup must execute
+// it. The kernel needs AK_KERNEL(threads, 1), or ptxas ignores it; the sum over the warpgroups must fit what the launch
+// was given.
 #include "device/platform.cuh"
 
 #ifdef AK_EMULATE

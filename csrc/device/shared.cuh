@@ -1,6 +1,6 @@
 #pragma once
-// Shared memory. Static arrays come only from shared<T, N>(); the dynamic block is addressed by 32-bit numbers, as the asynchronous
-// units (TMA, wgmma, mbarrier) want it.
+// Shared memory. Static arrays come only from shared<T, N>(); the dynamic block is addressed by 32-bit numbers, as the
+// asynchronous units (TMA, wgmma, mbarrier) want it.
 #include "device/memory.cuh"
 
 #ifdef AK_EMULATE

@@ -1,6 +1,6 @@
 #pragma once
-// Tensor maps: how the TMA unit sees a tensor in global memory, and which box of it one copy moves. Built on the host, passed to the
-// kernel with AK_PARAM(TensorMap).
+// Tensor maps: how the TMA unit sees a tensor in global memory, and which box of it one copy moves. Built on the host,
+// passed to the kernel with AK_PARAM(TensorMap).
 #include <cstdint>
 
 #include "device/platform.cuh"
@@ -11,10 +11,12 @@ namespace ak {
 enum class ElementType { kFloat16, kBFloat16, kFloat32 };
 constexpr uint32_t bytes_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
 
-/// How a box is stirred in shared memory so that column accesses hit all banks: the 16-byte chunk within a row of 32, 64 or 128 bytes
-/// is XORed with the row. The innermost box dimension must fill such a row.
+/// How a box is stirred in shared memory so that column accesses hit all banks: the 16-byte chunk within a row of 32,
+/// 64 or 128 bytes is XORed with the row. The innermost box dimension must fill such a row.
 enum class Swizzle { k32, k64, k128 };
-constexpr uint32_t row_bytes(Swizzle swizzle) { return swizzle == Swizzle::k32 ? 32 : swizzle == Swizzle::k64 ? 64 : 128; }
+constexpr uint32_t row_bytes(Swizzle swizzle) {
+  return swizzle == Swizzle::k32 ? 32 : swizzle == Swizzle::k64 ? 64 : 128;
+}
 
 /// A dense box view of 2 or 3 dimensions, innermost first. The base and all strides are multiples of 16 bytes.
 struct TensorMapSpec {
@@ -40,9 +42,9 @@ using TensorMap = CUtensorMap;
 
 /// Encodes `spec`; the driver's reason if it refuses.
 inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                              const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   // Asked of the runtime, so that nothing links against libcuda, which a build machine need not have.
   static const Encode encode = [] {
     void* function = nullptr;
@@ -50,10 +52,12 @@ inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
     return reinterpret_cast<Encode>(found == cudaDriverEntryPointSuccess ? function : nullptr);
   }();
-  if (encode == nullptr) return {static_cast<int>(cudaErrorNotSupported), "the CUDA driver has no cuTensorMapEncodeTiled"};
+  if (encode == nullptr)
+    return {static_cast<int>(cudaErrorNotSupported), "the CUDA driver has no cuTensorMapEncodeTiled"};
   const CUtensorMapDataType types[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                                        CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
-  const CUtensorMapSwizzle swizzles[] = {CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
+  const CUtensorMapSwizzle swizzles[] = {CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B,
+                                         CU_TENSOR_MAP_SWIZZLE_128B};
   cuuint64_t size[3], stride[2];
   cuuint32_t box[3];
   const cuuint32_t element_stride[3] = {1, 1, 1};
@@ -63,8 +67,8 @@ inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
     if (i + 1 < spec.rank) stride[i] = spec.stride[i] * bytes_of(spec.type);
   }
   const CUresult result =
-      encode(map, types[static_cast<int>(spec.type)], static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.base), size,
-             stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[static_cast<int>(spec.swizzle)],
+      encode(map, types[static_cast<int>(spec.type)], static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.base),
+             size, stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[static_cast<int>(spec.swizzle)],
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) return {static_cast<int>(result), "cuTensorMapEncodeTiled refused the tensor"};
   return {};

@@ -1,9 +1,10 @@
 #pragma once
 // TMA: one thread asks, the copy engine moves a whole box between global and shared memory (sm_90).
 //
-// Loads end on an mbarrier; parts of the box outside the tensor become zeros. Stores and reductions end in bulk groups of the thread
-// that issued them; parts outside are left out. The engine is another *proxy*: what threads wrote to shared memory it sees only after
-// fence_proxy_async() by the writers and a barrier, and the same holds before it overwrites what threads have read.
+// Loads end on an mbarrier; parts of the box outside the tensor become zeros. Stores and reductions end in bulk groups
+// of the thread that issued them; parts outside are left out. The engine is another *proxy*: what threads wrote to
+// shared memory it sees only after fence_proxy_async() by the writers and a barrier, and the same holds before it
+// overwrites what threads have read.
 #include "device/platform.cuh"
 #include "device/tensor_map.cuh"
 
@@ -16,20 +17,24 @@ namespace ak {
 /// Box at (x, y) to shared address `to`; its bytes count on `barrier` of this block.
 AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map),
-      "r"(barrier), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
 AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-/// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses, counting on each block's own barrier.
+/// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses, counting on each
+/// block's own barrier.
 AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, uint16_t blocks) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], "
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4}], [%2], "
       "%5;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
       : "memory");
@@ -37,18 +42,19 @@ AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t ba
 
 /// Box from shared address `from` to (x, y).
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y)
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+               "r"(x), "r"(y)
                : "memory");
 }
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from), "r"(x),
-               "r"(y), "r"(z)
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
+               "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 /// The same, but adds to what is there (fp32).
 AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
-               "r"(x), "r"(y)
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y)
                : "memory");
 }
 

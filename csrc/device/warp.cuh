@@ -28,7 +28,8 @@ AK_DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(0xffffffffu, pr
 
 namespace ak {
 
-/// op over the values of all lanes, in the same order in every lane. `op` must be commutative to the last bit, as + and max are.
+/// op over the values of all lanes, in the same order in every lane. `op` must be commutative to the last bit, as + and
+/// max are.
 template <class T, class Op>
 AK_DEVICE T warp_reduce(T value, Op op) {
   AK_UNROLL

@@ -6,8 +6,8 @@
 //   wgmma_commit();
 //   wgmma_wait<0>();                                // only now may d be read, or the shared memory be overwritten
 //
-// Thread t of the warpgroup holds, of d, rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
-// d[4 j + 2 h + c] is row h of those, column c of those, for j = 0 .. N / 8 - 1.
+// Thread t of the warpgroup holds, of d, rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the
+// next: d[4 j + 2 h + c] is row h of those, column c of those, for j = 0 .. N / 8 - 1.
 #include "device/platform.cuh"
 #include "device/tensor_map.cuh"
 #include "math/half.h"
@@ -17,10 +17,12 @@ namespace ak {
 /// Which index of an operand lies contiguous in shared memory: k, or m (of A) or n (of B).
 enum class Major { kK, kMN };
 
-/// Shared memory descriptor of an operand tile. K-major: `leading` is not used, `stride` is the distance between groups of 8 rows. MN-major:
-/// `leading` is the distance between swizzle rows' worth of m or n (64 elements at 128 bytes), `stride` between groups of 8 k. The tile
-/// must start where the swizzle pattern does (at a multiple of 1024, 512 or 256 bytes), but for the k steps within a K-major row.
-AK_DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride, Swizzle swizzle = Swizzle::k128) {
+/// Shared memory descriptor of an operand tile. K-major: `leading` is not used, `stride` is the distance between groups
+/// of 8 rows. MN-major: `leading` is the distance between swizzle rows' worth of m or n (64 elements at 128 bytes),
+/// `stride` between groups of 8 k. The tile must start where the swizzle pattern does (at a multiple of 1024, 512 or
+/// 256 bytes), but for the k steps within a K-major row.
+AK_DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride,
+                                    Swizzle swizzle = Swizzle::k128) {
   const uint64_t mode = swizzle == Swizzle::k128 ? 1 : swizzle == Swizzle::k64 ? 2 : 3;
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
          static_cast<uint64_t>(stride >> 4) << 32 | mode << 62;
@@ -35,8 +37,8 @@ AK_DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t
 
 namespace ak {
 
-/// Orders this thread's accesses to accumulator registers with the wgmma that follow. Needed before the first one, and whenever an
-/// ordinary instruction has touched the registers since.
+/// Orders this thread's accesses to accumulator registers with the wgmma that follow. Needed before the first one, and
+/// whenever an ordinary instruction has touched the registers since.
 AK_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /// Closes a group: the wgmma issued since the last one.
 AK_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -1,6 +1,6 @@
 #pragma once
-// The wgmma instruction for every N. Inline assembly cannot count, so the register lists are spelled out: AK_NAMES_j are the names of
-// the first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
+// The wgmma instruction for every N. Inline assembly cannot count, so the register lists are spelled out: AK_NAMES_j
+// are the names of the first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
 #include <type_traits>
 
 #include "device/platform.cuh"
@@ -73,24 +73,25 @@
 #define AK_OUTPUTS_32 AK_OUTPUTS_31, AK_OUTPUT_4(124)
 
 // a, b, p, ta and tb are the names of the operands behind the accumulators.
-#define AK_WGMMA_TEXT(n, type, j, a, b, p, ta, tb)                                                                          \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, " p ", 0;\n"                                                                            \
-  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" AK_NAMES_##j "}, " a ", " b ", p, 1, 1, " ta ", " tb \
-  ";\n}\n"
+#define AK_WGMMA_TEXT(n, type, j, a, b, p, ta, tb)                                                                  \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " p                                                                             \
+  ", 0;\n"                                                                                                          \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" AK_NAMES_##j "}, " a ", " b ", p, 1, 1, " ta \
+                                                                                    ", " tb ";\n}\n"
 
-#define AK_WGMMA(n, j, a, b, p, ta, tb)                                                                                  \
-  template <class T, int kTransposeA, int kTransposeB>                                                                   \
-  AK_DEVICE void wgmma_instance(float(&d)[n / 2], uint64_t desc_a, uint64_t desc_b, int accumulate) {                    \
-    if constexpr (std::is_same_v<T, bf16>) {                                                                             \
-      asm volatile(AK_WGMMA_TEXT(n, "bf16", j, a, b, p, ta, tb)                                                          \
-                   : AK_OUTPUTS_##j                                                                                      \
-                   : "l"(desc_a), "l"(desc_b), "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));                     \
-    } else {                                                                                                             \
-      static_assert(std::is_same_v<T, fp16>, "wgmma takes fp16 or bf16");                                                \
-      asm volatile(AK_WGMMA_TEXT(n, "f16", j, a, b, p, ta, tb)                                                           \
-                   : AK_OUTPUTS_##j                                                                                      \
-                   : "l"(desc_a), "l"(desc_b), "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));                     \
-    }                                                                                                                    \
+#define AK_WGMMA(n, j, a, b, p, ta, tb)                                                                \
+  template <class T, int kTransposeA, int kTransposeB>                                                 \
+  AK_DEVICE void wgmma_instance(float (&d)[n / 2], uint64_t desc_a, uint64_t desc_b, int accumulate) { \
+    if constexpr (std::is_same_v<T, bf16>) {                                                           \
+      asm volatile(AK_WGMMA_TEXT(n, "bf16", j, a, b, p, ta, tb)                                        \
+                   : AK_OUTPUTS_##j                                                                    \
+                   : "l"(desc_a), "l"(desc_b), "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));   \
+    } else {                                                                                           \
+      static_assert(std::is_same_v<T, fp16>, "wgmma takes fp16 or bf16");                              \
+      asm volatile(AK_WGMMA_TEXT(n, "f16", j, a, b, p, ta, tb)                                         \
+                   : AK_OUTPUTS_##j                                                                    \
+                   : "l"(desc_a), "l"(desc_b), "r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));   \
+    }                                                                                                  \
   }
 
 namespace ak::detail {
@@ -135,7 +136,8 @@ AK_WGMMA(256, 32, "%128", "%129", "%130", "%131", "%132")
 
 namespace ak {
 
-/// d (+)= A B for operands of type T (fp16 or bf16); `accumulate` false starts from zero. N = 2 * kRegisters: 8 to 256 in steps of 8.
+/// d (+)= A B for operands of type T (fp16 or bf16); `accumulate` false starts from zero. N = 2 * kRegisters: 8 to 256
+/// in steps of 8.
 template <class T, Major kA, Major kB, int kRegisters>
 AK_DEVICE void wgmma(float (&d)[kRegisters], uint64_t desc_a, uint64_t desc_b, bool accumulate) {
   detail::wgmma_instance<T, kA == Major::kMN, kB == Major::kMN>(d, desc_a, desc_b, accumulate);

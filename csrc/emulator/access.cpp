@@ -9,7 +9,8 @@ namespace ak::emu {
 namespace {
 
 void check_alignment(uintptr_t address, std::size_t alignment) {
-  if (address % alignment != 0) fail(format("the address ends in 0x%x: not aligned to %zu bytes", static_cast<unsigned>(address % 256), alignment));
+  if (address % alignment != 0)
+    fail(format("the address ends in 0x%x: not aligned to %zu bytes", static_cast<unsigned>(address % 256), alignment));
 }
 
 Shadow& shadow_of(Region& region) {
@@ -44,7 +45,8 @@ void mark_written(Region& region, std::size_t offset, std::size_t bytes) {
 }
 
 void check_previous_kernel() {
-  if (machine->shape.overlap_previous && !current->previous_done) fail("global memory is touched before wait_for_previous_kernel()");
+  if (machine->shape.overlap_previous && !current->previous_done)
+    fail("global memory is touched before wait_for_previous_kernel()");
 }
 
 void read_global(void* to, const void* from, std::size_t bytes, std::size_t alignment) {
@@ -66,7 +68,8 @@ void write_global(void* to, const void* from, std::size_t bytes, std::size_t ali
   const auto offset = static_cast<std::size_t>(static_cast<char*>(to) - region.base);
   const Clock& clock = current->clock;
   const auto conflict = shadow_of(region).write(offset, bytes, clock, Access::of(clock.actor, clock.now));
-  if (conflict.access) race("write", in_region(region, offset), conflict.was_write ? "written" : "read", conflict.access);
+  if (conflict.access)
+    race("write", in_region(region, offset), conflict.was_write ? "written" : "read", conflict.access);
   mark_written(region, offset, bytes);
   std::memcpy(to, from, bytes);
 }
@@ -97,7 +100,8 @@ void read_shared(void* to, uint32_t address, std::size_t bytes) {
   for (uint32_t i = offset; i < offset + bytes; i += kGranule) {
     if (!cta.shadow->written(i)) fail("uninitialised read of " + in_shared(i));
   }
-  if (Access racing = cta.shadow->read(offset, bytes, current->clock)) race("read", in_shared(offset), "written", racing);
+  if (Access racing = cta.shadow->read(offset, bytes, current->clock))
+    race("read", in_shared(offset), "written", racing);
   std::memcpy(to, &cta.shared[offset], bytes);
 }
 
@@ -108,7 +112,8 @@ void write_shared(uint32_t address, const void* from, std::size_t bytes) {
   const Clock& clock = current->clock;
   for (const AsyncRead& r : cta.async_reads) {
     if (offset < r.high && offset + bytes > r.low && !clock.knows(r.actor, r.epoch)) {
-      fail(format("race: write of %s, which %s may still read", in_shared(offset).c_str(), machine->describe(r.actor).c_str()));
+      fail(format("race: write of %s, which %s may still read", in_shared(offset).c_str(),
+                  machine->describe(r.actor).c_str()));
     }
   }
   const auto conflict = cta.shadow->write(offset, bytes, clock, Access::of(clock.actor, clock.now));

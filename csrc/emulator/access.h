@@ -17,7 +17,8 @@ void mark_written(Region& region, std::size_t offset, std::size_t bytes);
 /// Fails unless every granule has been written by the host or a kernel.
 void check_initialised(const Region& region, std::size_t offset, std::size_t bytes);
 
-/// Offset in the CTA's shared memory of the 32-bit address; fails if the bytes are not all inside what the launch asked for.
+/// Offset in the CTA's shared memory of the 32-bit address; fails if the bytes are not all inside what the launch asked
+/// for.
 uint32_t shared_offset(const Cta& cta, uint32_t address, std::size_t bytes);
 /// The CTA of the running thread's cluster that a 32-bit address is in.
 Cta& cta_at(uint32_t address);

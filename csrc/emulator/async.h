@@ -1,6 +1,6 @@
 #pragma once
-// State of what runs beside the threads: mbarriers, bulk stores, cp.async groups, wgmma queues. The operations on it live in the header
-// of each hardware idea; here are only the structures the machine owns.
+// State of what runs beside the threads: mbarriers, bulk stores, cp.async groups, wgmma queues. The operations on it
+// live in the header of each hardware idea; here are only the structures the machine owns.
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -38,14 +38,16 @@ struct AsyncQueue {
   virtual void run_one() = 0;
 };
 
-/// Shared bytes [low, high) that something asynchronous reads in its `epoch`: nobody may overwrite them before knowing that epoch.
+/// Shared bytes [low, high) that something asynchronous reads in its `epoch`: nobody may overwrite them before knowing
+/// that epoch.
 struct AsyncRead {
   uint32_t low, high;
   Actor actor;
   Epoch epoch;
 };
 
-/// Bulk stores (TMA stores and reductions) of one thread. Two actors: one whose epochs say "has read shared memory", one "is in global".
+/// Bulk stores (TMA stores and reductions) of one thread. Two actors: one whose epochs say "has read shared memory",
+/// one "is in global".
 struct BulkStores {
   std::vector<AsyncId> open;                // issued, not committed
   std::deque<std::vector<AsyncId>> groups;  // committed, not waited for
@@ -67,9 +69,9 @@ struct CopyGroups {
 /// An mbarrier in shared memory.
 struct Barrier {
   int count = 0, pending = 0;
-  long bytes = 0;      // expected and not yet arrived
+  long bytes = 0;       // expected and not yet arrived
   Epoch completed = 0;  // phases
-  Actor actor = 0;     // epoch p of it is the completion of phase p
+  Actor actor = 0;      // epoch p of it is the completion of phase p
   Access initialised;   // by which thread
   Access init_fence;    // its fence.mbarrier_init
   Release release;

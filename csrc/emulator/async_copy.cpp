@@ -24,7 +24,8 @@ void copy_async(uint32_t to, const void* from, int bytes, int from_bytes) {
   write_shared(to, poison, static_cast<std::size_t>(bytes));
   Cta& cta = cta_at(to);
   const uint32_t offset = shared_offset(cta, to, static_cast<std::size_t>(bytes));
-  cta.shadow->write(offset, static_cast<std::size_t>(bytes), current->clock, Access::of(copies.actor, copies.committed + 1));
+  cta.shadow->write(offset, static_cast<std::size_t>(bytes), current->clock,
+                    Access::of(copies.actor, copies.committed + 1));
   Cta* target = &cta;
   copies.open.push_back(machine->post([target, offset, bytes, copied = std::to_array(data)] {
     std::memcpy(&target->shared[offset], copied.data(), static_cast<std::size_t>(bytes));
@@ -44,7 +45,8 @@ void copy_wait(uint32_t allowed) {
     for (AsyncId id : copies.groups.front()) machine->force(id);
     copies.groups.pop_front();
   }
-  if (copies.used && copies.committed > allowed) current->clock.acquire(with(nullptr, copies.actor, copies.committed - allowed));
+  if (copies.used && copies.committed > allowed)
+    current->clock.acquire(with(nullptr, copies.actor, copies.committed - allowed));
 }
 
 }  // namespace ak::emu

@@ -1,6 +1,6 @@
 #pragma once
-// device/atomic.cuh on the emulator. Atomics are where threads of different blocks meet, so each one lets others run first; a relaxed
-// one orders nothing unless fences stand around it.
+// device/atomic.cuh on the emulator. Atomics are where threads of different blocks meet, so each one lets others run
+// first; a relaxed one orders nothing unless fences stand around it.
 #include <functional>
 
 #include "emulator/access.h"

@@ -1,11 +1,12 @@
 #pragma once
-// Happens-before, by vector clocks. Every thread is an actor; so is everything asynchronous that completes by itself (the loads that
-// arrive on one mbarrier, the wgmma groups of one warpgroup, the bulk stores of one thread). An actor counts epochs; a thread carries
-// what it knows of every actor, and barriers and atomics pass knowledge on. Two accesses to the same bytes, one of them a write, are
-// a race unless the later one's thread knows the earlier one's epoch: no unlucky interleaving is needed to find it.
+// Happens-before, by vector clocks. Every thread is an actor; so is everything asynchronous that completes by itself
+// (the loads that arrive on one mbarrier, the wgmma groups of one warpgroup, the bulk stores of one thread). An actor
+// counts epochs; a thread carries what it knows of every actor, and barriers and atomics pass knowledge on. Two
+// accesses to the same bytes, one of them a write, are a race unless the later one's thread knows the earlier one's
+// epoch: no unlucky interleaving is needed to find it.
 //
-// The threads of a block mostly know the same, so knowledge is immutable and shared, and joins are remembered: a barrier of 256 threads
-// costs one pass over the actors, not 256.
+// The threads of a block mostly know the same, so knowledge is immutable and shared, and joins are remembered: a
+// barrier of 256 threads costs one pass over the actors, not 256.
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -46,7 +47,8 @@ struct Clock {
   Knowledge seen_relaxed;
 };
 
-/// True if a fence.proxy.async stands between epoch `epoch` of the thread with clock `other` and now in `issuer`: executed by either.
+/// True if a fence.proxy.async stands between epoch `epoch` of the thread with clock `other` and now in `issuer`:
+/// executed by either.
 bool proxy_fenced(const Clock& other, Epoch epoch, const Clock& issuer);
 
 /// Collects what arriving threads know, until a barrier hands all of it to whoever passes.

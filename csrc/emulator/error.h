@@ -1,5 +1,6 @@
 #pragma once
-// Errors of the emulated machine. fail() is called from inside an operation; the machine adds kernel, CTA, warp, seed and operation.
+// Errors of the emulated machine. fail() is called from inside an operation; the machine adds kernel, CTA, warp, seed
+// and operation.
 #include <cstdarg>
 #include <cstdio>
 #include <string>

@@ -70,8 +70,8 @@ Fiber::~Fiber() {
 
 #else
 
-// swapcontext makes two system calls to keep the signal mask, which no kernel changes; this switch saves what the ABI asks for and is
-// about fifty times faster.
+// swapcontext makes two system calls to keep the signal mask, which no kernel changes; this switch saves what the ABI
+// asks for and is about fifty times faster.
 asm(R"(
 .text
 .type ak_emu_switch, @function

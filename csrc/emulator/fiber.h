@@ -24,7 +24,8 @@ class Fiber {
   char* stack_ = nullptr;
 };
 
-/// Bytes a kernel may use of a fiber's stack; running over them is a segmentation fault (a guard page), not silent damage.
+/// Bytes a kernel may use of a fiber's stack; running over them is a segmentation fault (a guard page), not silent
+/// damage.
 inline constexpr std::size_t kFiberStackBytes = 64 << 10;
 
 }  // namespace ak::emu

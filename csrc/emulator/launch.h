@@ -1,5 +1,6 @@
 #pragma once
-// launch() on the emulator: the kernel runs to its end before launch returns, under the schedule that emu::options().seed chooses.
+// launch() on the emulator: the kernel runs to its end before launch returns, under the schedule that
+// emu::options().seed chooses.
 #include <tuple>
 #include <utility>
 

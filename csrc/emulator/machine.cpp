@@ -17,8 +17,8 @@ Options& options() {
 
 namespace {
 
-// How the next warp is chosen. Uniform choice keeps all threads in step; a ranking lets one warp, or one CTA, run far ahead of the
-// others, and a CTA that hardly runs is what exposes peers that do not wait for it.
+// How the next warp is chosen. Uniform choice keeps all threads in step; a ranking lets one warp, or one CTA, run far
+// ahead of the others, and a CTA that hardly runs is what exposes peers that do not wait for it.
 enum WarpPolicy { kUniform, kRankedWarps, kRankedCtas, kOneCtaBehind, kWarpPolicies };
 // How eagerly asynchronous operations happen: at once, now and then, or only when no thread can go on.
 enum AsyncPolicy { kEager, kMixed, kLazy, kAsyncPolicies };
@@ -89,7 +89,8 @@ void Machine::start_cta(int index) {
 }
 
 void Machine::start_waiting_ctas() {
-  while (started_ < shape.grid && (resident_ == 0 || resident_ + shape.block * shape.cluster <= options().resident_threads)) {
+  while (started_ < shape.grid &&
+         (resident_ == 0 || resident_ + shape.block * shape.cluster <= options().resident_threads)) {
     for (int i = 0; i < shape.cluster; i++) start_cta(started_++);
   }
 }
@@ -195,7 +196,8 @@ void Machine::finish(Thread& thread) {
   std::fill(cta.shared.begin(), cta.shared.end(), uint8_t{0xff});
   for (auto& group : cta.warpgroups) {
     if ((group->open || !group->queue.empty() || !group->in_flight.empty())) {
-      error_ = format("CTA %d, warpgroup %d exits with wgmma operations that nothing waited for", cta.index, group->index);
+      error_ =
+          format("CTA %d, warpgroup %d exits with wgmma operations that nothing waited for", cta.index, group->index);
     }
   }
   resident_ -= shape.block;
@@ -360,11 +362,14 @@ void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<v
     machine->yield();
   } else {
     machine->block(meeting.waiting, [&meeting, expected, generation] {
-      return format("%d of %d threads have come", meeting.generation == generation ? meeting.arrived : expected, expected);
+      return format("%d of %d threads have come", meeting.generation == generation ? meeting.arrived : expected,
+                    expected);
     });
   }
 }
 
-void meet_warp(bool ordered, const std::function<void()>& last) { meet(current->warp->meeting, kWarpSize, ordered, last); }
+void meet_warp(bool ordered, const std::function<void()>& last) {
+  meet(current->warp->meeting, kWarpSize, ordered, last);
+}
 
 }  // namespace ak::emu

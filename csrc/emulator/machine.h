@@ -1,6 +1,6 @@
 #pragma once
-// The emulated GPU: threads as fibers, CTAs, clusters, and the seeded scheduler that decides who runs next and when an asynchronous
-// operation really happens.
+// The emulated GPU: threads as fibers, CTAs, clusters, and the seeded scheduler that decides who runs next and when an
+// asynchronous operation really happens.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,18 +20,19 @@ struct Warp;
 
 /// Settings of the launches to come.
 struct Options {
-  uint64_t seed = 0;              ///< chooses the schedule; the same seed replays it exactly
-  int sm_count = 2;               ///< what device_sm_count() returns
-  int resident_threads = 4096;    ///< CTAs wait for room beyond this, as on a real GPU
-  bool truncate_mma = false;      ///< tensor cores align and truncate their sums (see mma.h) instead of rounding each step once
+  uint64_t seed = 0;            ///< chooses the schedule; the same seed replays it exactly
+  int sm_count = 2;             ///< what device_sm_count() returns
+  int resident_threads = 4096;  ///< CTAs wait for room beyond this, as on a real GPU
+  bool truncate_mma =
+      false;  ///< tensor cores align and truncate their sums (see mma.h) instead of rounding each step once
   uint64_t max_switches = 20'000'000;  ///< more than this without an end is reported as a livelock
 };
 Options& options();
 
 inline constexpr int kWarpSize = 32;
-inline constexpr uint32_t kSharedBase = 1024;      // the system's own part of shared memory comes first
-inline constexpr uint32_t kSharedLimit = 232448;   // 227 KB, opt-in maximum of sm_90
-inline constexpr uint32_t kWindow = 0xffffff;      // address of shared memory = rank in the cluster << 24 | offset
+inline constexpr uint32_t kSharedBase = 1024;     // the system's own part of shared memory comes first
+inline constexpr uint32_t kSharedLimit = 232448;  // 227 KB, opt-in maximum of sm_90
+inline constexpr uint32_t kWindow = 0xffffff;     // address of shared memory = rank in the cluster << 24 | offset
 
 struct Thread {
   Fiber fiber;
@@ -44,8 +45,8 @@ struct Thread {
   Clock clock;
   BulkStores bulk;
   CopyGroups copies;
-  bool wgmma_fenced = false;    // since the accumulators last came back
-  bool previous_done = false;   // wait_for_previous_kernel() was called
+  bool wgmma_fenced = false;   // since the accumulators last came back
+  bool previous_done = false;  // wait_for_previous_kernel() was called
 
   int lane() const { return index % kWarpSize; }
 };
@@ -53,11 +54,12 @@ struct Thread {
 struct Warp {
   Cta* cta = nullptr;
   int index = 0;
-  uint32_t ready = 0;  // lanes that could run now
+  uint32_t ready = 0;   // lanes that could run now
   bool active = false;  // listed in the scheduler
   uint64_t rank = 0;
   Rendezvous meeting;
-  uint64_t slot[2][kWarpSize][4];  // what the lanes bring to a collective; two sets in turn, a fast lane may already be in the next one
+  uint64_t slot[2][kWarpSize][4];  // what the lanes bring to a collective; two sets in turn, a fast lane may already be
+                                   // in the next one
 };
 
 struct Cluster {
@@ -79,8 +81,8 @@ struct Cta {
   Rendezvous all, named[16];
   bool any[2] = {};  // block_any's vote, by parity of the barrier's generation
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
-  int registers_free = 0;                // setmaxnreg's pool, per thread of a warpgroup
-  std::vector<int> registers;            // by warpgroup
+  int registers_free = 0;      // setmaxnreg's pool, per thread of a warpgroup
+  std::vector<int> registers;  // by warpgroup
   WaitList waiting_for_registers;
 };
 
@@ -177,7 +179,8 @@ extern Thread* current;
 /// Marks the operation that the running thread is in, for errors.
 inline void enter(const char* operation) { current->operation = operation; }
 
-/// All `expected` threads meet; the last to arrive runs `last` first. With `ordered`, everyone then knows what everyone did.
+/// All `expected` threads meet; the last to arrive runs `last` first. With `ordered`, everyone then knows what everyone
+/// did.
 void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<void()>& last = {});
 /// meet() of the running thread's warp.
 void meet_warp(bool ordered, const std::function<void()>& last = {});

@@ -9,9 +9,11 @@ constexpr long kMaxBytes = (1 << 20) - 1;  // the transaction counter has 21 bit
 
 void end_phase_if_complete(Cta& cta, Barrier& barrier) {
   if (barrier.pending < 0) fail(format("more than %d arrivals in one phase", barrier.count));
-  if (std::labs(barrier.bytes) > kMaxBytes) fail(format("%ld bytes are more than the barrier can count", barrier.bytes));
+  if (std::labs(barrier.bytes) > kMaxBytes)
+    fail(format("%ld bytes are more than the barrier can count", barrier.bytes));
   if (barrier.pending != 0) return;
-  if (barrier.bytes < 0) fail(format("%ld bytes more than expected arrived on an mbarrier of CTA %d", -barrier.bytes, cta.index));
+  if (barrier.bytes < 0)
+    fail(format("%ld bytes more than expected arrived on an mbarrier of CTA %d", -barrier.bytes, cta.index));
   if (barrier.bytes > 0) return;
   barrier.completed++;
   barrier.pending = barrier.count;
@@ -32,7 +34,8 @@ void mbarrier_init(uint32_t address, int arrivals) {
   Barrier& barrier = cta.barriers[offset];
   barrier = Barrier{};
   barrier.count = barrier.pending = arrivals;
-  barrier.actor = machine->new_actor(format("a TMA load that ends on the mbarrier at shared memory + 0x%x of CTA %d", offset, cta.index));
+  barrier.actor = machine->new_actor(
+      format("a TMA load that ends on the mbarrier at shared memory + 0x%x of CTA %d", offset, cta.index));
   barrier.initialised = Access::of(current->clock.actor, current->clock.now);
 }
 
@@ -46,14 +49,17 @@ void mbarrier_init_fence() {
 Barrier& barrier_at(Cta& cta, uint32_t address, bool across) {
   const uint32_t offset = shared_offset(cta, address, 8);
   auto it = cta.barriers.find(offset);
-  if (it == cta.barriers.end()) fail(format("no mbarrier was initialised at shared memory + 0x%x of CTA %d", offset, cta.index));
+  if (it == cta.barriers.end())
+    fail(format("no mbarrier was initialised at shared memory + 0x%x of CTA %d", offset, cta.index));
   Barrier& barrier = it->second;
   const Access first = across ? barrier.init_fence : barrier.initialised;
   if (across && !first) {
-    fail(format("the mbarrier at shared memory + 0x%x of CTA %d was initialised without mbarrier_init_fence()", offset, cta.index));
+    fail(format("the mbarrier at shared memory + 0x%x of CTA %d was initialised without mbarrier_init_fence()", offset,
+                cta.index));
   }
   if (!current->clock.knows(first.actor(), first.epoch)) {
-    fail(format("the mbarrier at shared memory + 0x%x of CTA %d is used with no barrier after its initialisation", offset, cta.index));
+    fail(format("the mbarrier at shared memory + 0x%x of CTA %d is used with no barrier after its initialisation",
+                offset, cta.index));
   }
   return barrier;
 }

@@ -39,17 +39,20 @@ class GlobalMemory {
 };
 GlobalMemory& global_memory();
 
-/// Host memory that kernels may use: n values between red zones. Fresh memory reads as NaN and counts as uninitialised until the
-/// host or a kernel writes it. `offset` shifts the first element away from the 256-byte boundary, as a view's storage offset does.
+/// Host memory that kernels may use: n values between red zones. Fresh memory reads as NaN and counts as uninitialised
+/// until the host or a kernel writes it. `offset` shifts the first element away from the 256-byte boundary, as a view's
+/// storage offset does.
 template <class T>
 class Buffer {
  public:
-  Buffer(std::string name, std::size_t n, std::size_t offset = 0) : n_(n), storage_(n * sizeof(T) + offset * sizeof(T) + 768, 0xff) {
+  Buffer(std::string name, std::size_t n, std::size_t offset = 0)
+      : n_(n), storage_(n * sizeof(T) + offset * sizeof(T) + 768, 0xff) {
     auto start = (reinterpret_cast<uintptr_t>(storage_.data()) + kRedZone + 255) & ~uintptr_t{255};
     data_ = reinterpret_cast<T*>(start) + offset;
     region_ = global_memory().add(std::move(name), data_, n * sizeof(T), false);
   }
-  Buffer(std::string name, const std::vector<T>& values, std::size_t offset = 0) : Buffer(std::move(name), values.size(), offset) {
+  Buffer(std::string name, const std::vector<T>& values, std::size_t offset = 0)
+      : Buffer(std::move(name), values.size(), offset) {
     for (std::size_t i = 0; i < n_; i++) set(i, values[i]);
   }
   Buffer(const Buffer&) = delete;
@@ -61,22 +64,26 @@ class Buffer {
   const T& operator[](std::size_t i) const { return data_[i]; }
   void set(std::size_t i, T value) {
     data_[i] = value;
-    for (std::size_t b = i * sizeof(T); b < (i + 1) * sizeof(T); b += kGranule) region_->initialised[b / kGranule] = true;
+    for (std::size_t b = i * sizeof(T); b < (i + 1) * sizeof(T); b += kGranule)
+      region_->initialised[b / kGranule] = true;
   }
   void fill(T value) {
     for (std::size_t i = 0; i < n_; i++) set(i, value);
   }
-  /// "" or a sentence: the first element that no kernel wrote, or a damaged red zone (a write that bypassed the vocabulary).
+  /// "" or a sentence: the first element that no kernel wrote, or a damaged red zone (a write that bypassed the
+  /// vocabulary).
   std::string check_written() const {
     for (std::size_t i = 0; i < n_; i++) {
-      if (!region_->written[i * sizeof(T) / kGranule]) return region_->name + "[" + std::to_string(i) + "] was never written";
+      if (!region_->written[i * sizeof(T) / kGranule])
+        return region_->name + "[" + std::to_string(i) + "] was never written";
     }
     return check_red_zones();
   }
   std::string check_red_zones() const {
     const auto* first = reinterpret_cast<const unsigned char*>(data_);
     for (const unsigned char* p = storage_.data(); p != storage_.data() + storage_.size(); p++) {
-      if ((p < first || p >= first + n_ * sizeof(T)) && *p != 0xff) return "the red zone of " + region_->name + " was overwritten";
+      if ((p < first || p >= first + n_ * sizeof(T)) && *p != 0xff)
+        return "the red zone of " + region_->name + " was overwritten";
     }
     return "";
   }

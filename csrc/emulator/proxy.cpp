@@ -8,16 +8,18 @@
 namespace ak::emu {
 namespace {
 
-/// Fails if the generic access `access` to shared memory + `offset` is not ordered, with a proxy fence, before what `clock` asks for now.
+/// Fails if the generic access `access` to shared memory + `offset` is not ordered, with a proxy fence, before what
+/// `clock` asks for now.
 void check_ordered(Access access, const Clock& clock, uint32_t offset, const char* did, const char* now) {
   const std::string who = machine->describe(access.actor());
   if (!clock.knows(access.actor(), access.epoch)) {
-    fail(format("race: shared memory + 0x%x, %s by %s, is to be %s with nothing that orders the two", offset, did, who.c_str(), now));
+    fail(format("race: shared memory + 0x%x, %s by %s, is to be %s with nothing that orders the two", offset, did,
+                who.c_str(), now));
   }
   const Clock* generic = machine->clock_of(access.actor());
   if (generic != nullptr && !proxy_fenced(*generic, access.epoch, clock)) {
-    fail(format("shared memory + 0x%x, %s by %s, is to be %s by the async proxy without a fence_proxy_async() between", offset, did,
-                who.c_str(), now));
+    fail(format("shared memory + 0x%x, %s by %s, is to be %s by the async proxy without a fence_proxy_async() between",
+                offset, did, who.c_str(), now));
   }
 }
 
@@ -71,8 +73,9 @@ void claim_global_for_async(char* to, std::size_t bytes, Access as) {
   if (as.atomic()) check_initialised(region, offset, bytes);
   const auto conflict = region.shadow->write(offset, bytes, current->clock, as);
   if (conflict.access) {
-    fail(format("race: '%s' + %zu bytes, %s by %s, is to be written with nothing that orders the two", region.name.c_str(), offset,
-                conflict.was_write ? "written" : "read", machine->describe(conflict.access.actor()).c_str()));
+    fail(format("race: '%s' + %zu bytes, %s by %s, is to be written with nothing that orders the two",
+                region.name.c_str(), offset, conflict.was_write ? "written" : "read",
+                machine->describe(conflict.access.actor()).c_str()));
   }
   mark_written(region, offset, bytes);
 }

@@ -11,8 +11,9 @@ constexpr uint32_t swizzled(uint32_t address, Swizzle swizzle) {
   return address ^ ((address >> 7 & mask) << 4);
 }
 
-/// An asynchronous unit, asked by the running thread, is going to overwrite these bytes; they belong to `as` from now on. Fails unless
-/// the thread knows that every earlier reader and writer is done, with a proxy fence after those that were threads.
+/// An asynchronous unit, asked by the running thread, is going to overwrite these bytes; they belong to `as` from now
+/// on. Fails unless the thread knows that every earlier reader and writer is done, with a proxy fence after those that
+/// were threads.
 void claim_shared_for_async(Cta& cta, uint32_t offset, uint32_t bytes, Access as);
 /// An asynchronous unit is going to read the granule at `offset` on behalf of a thread with `clock`.
 void check_async_read(const Cta& cta, uint32_t offset, const Clock& clock);

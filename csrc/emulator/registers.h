@@ -1,5 +1,6 @@
 #pragma once
-// device/registers.cuh on the emulator: the registers of a block are a pool, and an increase waits until the pool can give.
+// device/registers.cuh on the emulator: the registers of a block are a pool, and an increase waits until the pool can
+// give.
 #include "emulator/machine.h"
 
 namespace ak {

@@ -1,6 +1,6 @@
 #pragma once
-// Shadow of a piece of memory: who wrote and who read each 2-byte granule last, within one launch. (Two threads that touch the two
-// bytes of one granule look like a race; no kernel here stores single bytes.)
+// Shadow of a piece of memory: who wrote and who read each 2-byte granule last, within one launch. (Two threads that
+// touch the two bytes of one granule look like a race; no kernel here stores single bytes.)
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
@@ -38,7 +38,8 @@ class Shadow {
     Access access;
     bool was_write;
   };
-  /// The same for a write by `clock`'s thread, recorded as `as` (the thread itself, or what will complete the write for it).
+  /// The same for a write by `clock`'s thread, recorded as `as` (the thread itself, or what will complete the write for
+  /// it).
   Conflict write(std::size_t offset, std::size_t bytes, const Clock& clock, Access as);
 
   Access last_write(std::size_t offset) const { return cells_[offset / kGranule].write; }

@@ -14,7 +14,8 @@ inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
             spec.box[0] * element == row_bytes(spec.swizzle);
   for (int i = 0; i < spec.rank && ok; i++) {
     ok = spec.size[i] >= 1 && spec.size[i] <= uint64_t{1} << 32 && spec.box[i] >= 1 && spec.box[i] <= 256;
-    if (i + 1 < spec.rank) ok = ok && spec.stride[i] * element % 16 == 0 && spec.stride[i] * element < uint64_t{1} << 40;
+    if (i + 1 < spec.rank)
+      ok = ok && spec.stride[i] * element % 16 == 0 && spec.stride[i] * element < uint64_t{1} << 40;
   }
   if (!ok) return {1, "cuTensorMapEncodeTiled refused the tensor"};
   map->spec = spec;

@@ -27,7 +27,8 @@ struct BoxCopy {
     uint32_t first, last;
   };
   Row row(uint32_t r) const {
-    const int64_t y = at.y + static_cast<int64_t>(r % spec.box[1]), z = spec.rank == 3 ? at.z + static_cast<int64_t>(r / spec.box[1]) : 0;
+    const int64_t y = at.y + static_cast<int64_t>(r % spec.box[1]),
+                  z = spec.rank == 3 ? at.z + static_cast<int64_t>(r / spec.box[1]) : 0;
     const auto inside = [](int64_t i, uint64_t size) { return i >= 0 && i < static_cast<int64_t>(size); };
     Row result{nullptr, 0, 0};
     if (!inside(y, spec.size[1]) || (spec.rank == 3 && !inside(z, spec.size[2]))) return result;
@@ -35,7 +36,8 @@ struct BoxCopy {
     if (width <= 0) return result;
     result.first = at.x < 0 ? static_cast<uint32_t>(std::min<int64_t>(-static_cast<int64_t>(at.x), spec.box[0])) : 0;
     result.last = static_cast<uint32_t>(std::min<int64_t>(width, spec.box[0]));
-    const int64_t index = at.x + y * static_cast<int64_t>(spec.stride[0]) + z * (spec.rank == 3 ? static_cast<int64_t>(spec.stride[1]) : 0);
+    const int64_t index = at.x + y * static_cast<int64_t>(spec.stride[0]) +
+                          z * (spec.rank == 3 ? static_cast<int64_t>(spec.stride[1]) : 0);
     result.global = static_cast<char*>(const_cast<void*>(spec.base)) + index * static_cast<int64_t>(element());
     return result;
   }
@@ -48,8 +50,11 @@ struct BoxCopy {
 BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address) {
   const BoxCopy copy{map.spec, at, 0};
   const uint32_t pattern = 8 * row_bytes(map.spec.swizzle);
-  if (address % pattern != 0) fail(format("shared address 0x%x is not at a multiple of %u bytes, where the swizzle pattern starts", address & kWindow, pattern));
-  if (at.x * static_cast<int64_t>(copy.element()) % 16 != 0) fail(format("x = %d is not at a multiple of 16 bytes", at.x));
+  if (address % pattern != 0)
+    fail(format("shared address 0x%x is not at a multiple of %u bytes, where the swizzle pattern starts",
+                address & kWindow, pattern));
+  if (at.x * static_cast<int64_t>(copy.element()) % 16 != 0)
+    fail(format("x = %d is not at a multiple of 16 bytes", at.x));
   BoxCopy placed = copy;
   placed.shared = shared_offset(cta, address, copy.bytes());
   return placed;
@@ -60,7 +65,8 @@ BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address)
 void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier_address, Box at, uint32_t blocks) {
   check_previous_kernel();
   const auto& ctas = current->cta->cluster->ctas;
-  if (blocks == 0 || blocks >> ctas.size() != 0) fail(format("blocks = 0x%x names CTAs beyond the cluster's %zu", blocks, ctas.size()));
+  if (blocks == 0 || blocks >> ctas.size() != 0)
+    fail(format("blocks = 0x%x names CTAs beyond the cluster's %zu", blocks, ctas.size()));
   for (Cta* cta : ctas) {
     if (!(blocks >> cta->rank & 1)) continue;
     if (cta->exited) fail(format("CTA %d, into which this loads, has exited", cta->index));

@@ -1,5 +1,6 @@
 #pragma once
-// device/warp.cuh on the emulator: lanes bring their values to a meeting of the warp. Only warp_sync orders memory accesses.
+// device/warp.cuh on the emulator: lanes bring their values to a meeting of the warp. Only warp_sync orders memory
+// accesses.
 #include <cstring>
 
 #include "emulator/machine.h"
@@ -8,7 +9,7 @@ namespace ak {
 namespace emu {
 
 /// The set of slots that the running warp's next collective uses.
-inline uint64_t (&warp_slots())[kWarpSize][4] { return current->warp->slot[current->warp->meeting.generation % 2]; }
+inline uint64_t (&warp_slots()) [kWarpSize][4] { return current->warp->slot[current->warp->meeting.generation % 2]; }
 
 /// Every lane brings `value` and gets the one that lane `from_lane` brought.
 template <class T>

@@ -31,18 +31,22 @@ struct Operand {
     row = row_bytes(swizzle);
     // Bits 7 and up that the pattern uses must be those of the row number. A step within a K-major row stays below.
     const uint32_t pattern = 8 * row, inside = mn ? 0 : row - 1;
-    if (start & (pattern - 1) & ~inside) fail(format("the descriptor's start 0x%x is not where the swizzle pattern starts", start));
-    if (!mn && (start & inside) + 2 * kK > row) fail(format("16 elements of k from 0x%x on do not fit into one row of the swizzle", start));
+    if (start & (pattern - 1) & ~inside)
+      fail(format("the descriptor's start 0x%x is not where the swizzle pattern starts", start));
+    if (!mn && (start & inside) + 2 * kK > row)
+      fail(format("16 elements of k from 0x%x on do not fit into one row of the swizzle", start));
   }
 
-  /// Calls visit(offset in shared memory, index, k) for every run of 8 elements that lie together: along k, or along the index.
+  /// Calls visit(offset in shared memory, index, k) for every run of 8 elements that lie together: along k, or along
+  /// the index.
   template <class Visit>
   void for_each_chunk(Visit visit) const {
     for (int i = 0; i < rows; i += mn_major ? 8 : 1) {
       for (int k = 0; k < kK; k += mn_major ? 1 : 8) {
         const auto I = static_cast<uint32_t>(i), K = static_cast<uint32_t>(k), per_row = row / 2;
-        const uint32_t address = mn_major ? start + I / per_row * leading + K / 8 * stride + K % 8 * row + I % per_row * 2
-                                          : start + I / 8 * stride + I % 8 * row + K * 2;
+        const uint32_t address = mn_major
+                                     ? start + I / per_row * leading + K / 8 * stride + K % 8 * row + I % per_row * 2
+                                     : start + I / 8 * stride + I % 8 * row + K * 2;
         visit(swizzled(address, swizzle), i, k);
       }
     }
@@ -164,7 +168,8 @@ void wgmma_wait(uint32_t allowed) {
     std::erase_if(group.in_flight, [&](const auto& entry) {
       const Warpgroup::Accumulator& accumulator = entry.second;
       if (accumulator.last_group > finished) return false;
-      for_each_register(accumulator.n, [&](int t, int j, std::size_t i) { accumulator.registers[t][j] = accumulator.values[i]; });
+      for_each_register(accumulator.n,
+                        [&](int t, int j, std::size_t i) { accumulator.registers[t][j] = accumulator.values[i]; });
       return returned = true;
     });
     for (int t = 0; t < kGroupThreads; t++) {
@@ -184,7 +189,9 @@ void Warpgroup::run_one() {
   std::vector<float> b(n * kK);  // [n][k]
   Operand(op.a, op.a_mn_major, kM).for_each_chunk([&](uint32_t address, int i, int k) {
     const uint32_t offset = shared_offset(*cta, address, 16);
-    for (int e = 0; e < 8; e++) a[op.a_mn_major ? i + e : i][op.a_mn_major ? k : k + e] = element(*cta, offset + 2 * static_cast<uint32_t>(e), op.fp16);
+    for (int e = 0; e < 8; e++)
+      a[op.a_mn_major ? i + e : i][op.a_mn_major ? k : k + e] =
+          element(*cta, offset + 2 * static_cast<uint32_t>(e), op.fp16);
   });
   Operand(op.b, op.b_mn_major, op.n).for_each_chunk([&](uint32_t address, int i, int k) {
     const uint32_t offset = shared_offset(*cta, address, 16);

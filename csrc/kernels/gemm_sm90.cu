@@ -9,8 +9,8 @@ namespace {
 constexpr int kReduceThreads = 256;
 constexpr int kReduceVector = 4;
 
-/// Adds the partial sums of every element in order and stores the result; one thread per kReduceVector columns. Reads 4 bytes per element
-/// and split; the grid covers the matrix once.
+/// Adds the partial sums of every element in order and stores the result; one thread per kReduceVector columns. Reads 4
+/// bytes per element and split; the grid covers the matrix once.
 template <class T, GemmOutput kOutput>
 AK_KERNEL(kReduceThreads, 4)
 gemm_reduce_kernel(const float* partials, void* c, int64_t ld_c, int m, int n, int64_t pitch, int splits) {
@@ -47,9 +47,12 @@ template <class T, Major kMajorA, Major kMajorB, GemmOutput kOutput>
 Status with_tile(const GemmProblem& q, GemmTile tile, int splits, Stream stream) {
   using namespace gemm;
   switch (tile) {
-    case GemmTile::k128x256x2: return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<128, 256, 4, 2, 2>>(q, splits, stream);
-    case GemmTile::k128x128: return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<128, 128, 6, 1, 2>>(q, splits, stream);
-    case GemmTile::k64x64: return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<64, 64, 12, 1, 1>>(q, splits, stream);
+    case GemmTile::k128x256x2:
+      return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<128, 256, 4, 2, 2>>(q, splits, stream);
+    case GemmTile::k128x128:
+      return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<128, 128, 6, 1, 2>>(q, splits, stream);
+    case GemmTile::k64x64:
+      return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<64, 64, 12, 1, 1>>(q, splits, stream);
     case GemmTile::k128x144:
       if constexpr (kMajorB == Major::kK && kOutput == GemmOutput::kInputType) {
         return launch_gemm<T, kMajorA, kMajorB, kOutput, Tile<128, 144, 5, 1, 2>>(q, splits, stream);
@@ -92,20 +95,26 @@ int useful_splits(int k, int splits) {
 template <class T>
 Status gemm_sm90(const GemmProblem& q, GemmTile tile, GemmOutput output, Stream stream) {
   switch (output) {
-    case GemmOutput::kInputType: return with_layout<T, GemmOutput::kInputType>(q, tile, 1, stream);
-    case GemmOutput::kFloat32: return with_layout<T, GemmOutput::kFloat32>(q, tile, 1, stream);
-    case GemmOutput::kAccumulate: return with_layout<T, GemmOutput::kAccumulate>(q, tile, 1, stream);
-    case GemmOutput::kPartials: break;
+    case GemmOutput::kInputType:
+      return with_layout<T, GemmOutput::kInputType>(q, tile, 1, stream);
+    case GemmOutput::kFloat32:
+      return with_layout<T, GemmOutput::kFloat32>(q, tile, 1, stream);
+    case GemmOutput::kAccumulate:
+      return with_layout<T, GemmOutput::kAccumulate>(q, tile, 1, stream);
+    case GemmOutput::kPartials:
+      break;
   }
   return refuse("gemm_sm90: partial sums are gemm_sm90_split's");
 }
 
 size_t gemm_sm90_split_bytes(const GemmProblem& q, int splits) {
-  return static_cast<size_t>(useful_splits(q.k, splits)) * static_cast<size_t>(q.m) * static_cast<size_t>(partial_pitch(q.n)) * 4;
+  return static_cast<size_t>(useful_splits(q.k, splits)) * static_cast<size_t>(q.m) *
+         static_cast<size_t>(partial_pitch(q.n)) * 4;
 }
 
 template <class T>
-Status gemm_sm90_split(const GemmProblem& q, GemmTile tile, GemmOutput output, int splits, void* scratch, Stream stream) {
+Status gemm_sm90_split(const GemmProblem& q, GemmTile tile, GemmOutput output, int splits, void* scratch,
+                       Stream stream) {
   splits = useful_splits(q.k, splits);
   GemmProblem partial = q;
   partial.c = scratch;
@@ -113,10 +122,14 @@ Status gemm_sm90_split(const GemmProblem& q, GemmTile tile, GemmOutput output, i
   const Status status = with_layout<T, GemmOutput::kPartials>(partial, tile, splits, stream);
   if (!status.ok()) return status;
   switch (output) {
-    case GemmOutput::kInputType: return reduce<T, GemmOutput::kInputType>(q, scratch, splits, stream);
-    case GemmOutput::kFloat32: return reduce<T, GemmOutput::kFloat32>(q, scratch, splits, stream);
-    case GemmOutput::kAccumulate: return reduce<T, GemmOutput::kAccumulate>(q, scratch, splits, stream);
-    case GemmOutput::kPartials: break;
+    case GemmOutput::kInputType:
+      return reduce<T, GemmOutput::kInputType>(q, scratch, splits, stream);
+    case GemmOutput::kFloat32:
+      return reduce<T, GemmOutput::kFloat32>(q, scratch, splits, stream);
+    case GemmOutput::kAccumulate:
+      return reduce<T, GemmOutput::kAccumulate>(q, scratch, splits, stream);
+    case GemmOutput::kPartials:
+      break;
   }
   return refuse("gemm_sm90_split: the output is one of the three final ones");
 }

@@ -1,16 +1,18 @@
 // gemm_sm90: C = A B on Hopper, fp16 or bf16 in, fp32 accumulate.
 //
-// Work: 2 m n k flops against 2 (m k + k n) + 2 or 4 m n bytes. From a few hundred in every dimension on the tensor cores are the limit,
-// and on a large product the power they draw. Everything below exists to keep them busy.
-// Plan: a persistent grid; each block (or pair of blocks, a cluster) takes output tiles in turn. One warpgroup, the producer, only asks
-// the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one or two others, the consumers, each
-// own some rows of the tile and run wgmma straight from there. `full` barriers say that a stage has arrived, `empty` barriers that all
-// its readers are done. In a cluster the two blocks share the columns of B: each loads half and multicasts it to both. The accumulators
-// leave through shared memory: a swizzled box for a TMA store, or, for widths that are no multiple of 64, rows that each warp stores.
-// All four layouts are the same code: an operand that is contiguous along m or n is loaded in boxes of 64 x 64 and its descriptors say so.
-// Traps: a stage may be released only when the wgmma that read it is known to be complete, which is one k step later than it was issued.
-// In a cluster a stage is released to both blocks, since both write into it, and no block may exit before its peer's last arrival.
-// Threads write the staging buffer through another proxy than the store reads it: each writer fences, then all meet, then one stores.
+// Work: 2 m n k flops against 2 (m k + k n) + 2 or 4 m n bytes. From a few hundred in every dimension on the tensor
+// cores are the limit, and on a large product the power they draw. Everything below exists to keep them busy. Plan: a
+// persistent grid; each block (or pair of blocks, a cluster) takes output tiles in turn. One warpgroup, the producer,
+// only asks the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one or two others,
+// the consumers, each own some rows of the tile and run wgmma straight from there. `full` barriers say that a stage has
+// arrived, `empty` barriers that all its readers are done. In a cluster the two blocks share the columns of B: each
+// loads half and multicasts it to both. The accumulators leave through shared memory: a swizzled box for a TMA store,
+// or, for widths that are no multiple of 64, rows that each warp stores. All four layouts are the same code: an operand
+// that is contiguous along m or n is loaded in boxes of 64 x 64 and its descriptors say so. Traps: a stage may be
+// released only when the wgmma that read it is known to be complete, which is one k step later than it was issued. In a
+// cluster a stage is released to both blocks, since both write into it, and no block may exit before its peer's last
+// arrival. Threads write the staging buffer through another proxy than the store reads it: each writer fences, then all
+// meet, then one stores.
 #pragma once
 #include <algorithm>
 
@@ -27,24 +29,27 @@
 namespace ak {
 namespace gemm {
 
-constexpr int kBlockK = 64;              // 128 bytes: one row of the swizzle
+constexpr int kBlockK = 64;               // 128 bytes: one row of the swizzle
 constexpr int kSliceBytes = 64 * 64 * 2;  // 64 rows (or columns) of one stage
 constexpr int kGroupThreads = 128;
 
 /// A tile of C and how it is worked on. Rows are shared out evenly among the consumer warpgroups.
 template <int kBlockM_, int kBlockN_, int kStages_, int kCluster_, int kConsumers_>
 struct Tile {
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCluster = kCluster_, kConsumers = kConsumers_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCluster = kCluster_,
+                       kConsumers = kConsumers_;
   static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
   static constexpr int kConsumerM = kBlockM / kConsumers;
   static constexpr int kSlicesM = kConsumerM / 64;  // wgmma is 64 rows high
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   static constexpr bool kBoxes = kBlockN % 64 == 0;  // 16-bit output goes through TMA boxes of 64 columns
   static constexpr int kStageColumns = kBlockN % 128 == 0 ? 128 : 64;  // of 16-bit output, staged at a time
-  static constexpr int kRowPitch = kBlockN * 2 + 16;                   // without boxes; 16 bytes on, so that rows differ in banks
+  static constexpr int kRowPitch = kBlockN * 2 + 16;  // without boxes; 16 bytes on, so that rows differ in banks
   static_assert(kConsumers == 1 || kConsumers == 2, "one or two consumer warpgroups");
   static_assert(kConsumerM % 64 == 0, "a consumer's rows are a multiple of 64");
-  static_assert(kStages >= 2, "a stage is released one step after its use: with a single one, producer and consumer wait for each other");
+  static_assert(
+      kStages >= 2,
+      "a stage is released one step after its use: with a single one, producer and consumer wait for each other");
 };
 
 template <GemmOutput kOutput, class Tile>
@@ -55,7 +60,8 @@ constexpr int staging_bytes() {
 template <GemmOutput kOutput, class Tile>
 constexpr int shared_bytes() {
   constexpr int kAlignment = 1024, kBarriers = 16 * Tile::kStages;
-  return kAlignment + Tile::kStages * (Tile::kBytesA + Tile::kBytesB) + Tile::kConsumers * staging_bytes<kOutput, Tile>() + kBarriers;
+  return kAlignment + Tile::kStages * (Tile::kBytesA + Tile::kBytesB) +
+         Tile::kConsumers * staging_bytes<kOutput, Tile>() + kBarriers;
 }
 
 struct Args {
@@ -137,11 +143,13 @@ struct Pipeline {
 
 /// The producer's one thread: fills stages as they become empty.
 template <Major kMajorA, Major kMajorB, class Pipeline, class Tile>
-AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap* map_a, const TensorMap* map_b, int rank) {
+AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap* map_a, const TensorMap* map_b,
+                       int rank) {
   // Each block of the cluster brings its share of B's columns to all of them.
   constexpr int kShareN = Tile::kBlockN / Tile::kCluster;
   constexpr uint16_t kEveryBlock = (1 << Tile::kCluster) - 1;
-  static_assert(kMajorB == Major::kK || kShareN % 64 == 0, "an n-major B comes in boxes of 64 columns, per block of the cluster");
+  static_assert(kMajorB == Major::kK || kShareN % 64 == 0,
+                "an n-major B comes in boxes of 64 columns, per block of the cluster");
   static_assert(kShareN % 8 == 0, "the swizzle pattern repeats every 8 rows");
   Work work;
   while (scheduler.next(work)) {
@@ -179,7 +187,8 @@ AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap*
 /// Descriptor of the k16 slice number `k16` of a tile that starts at `address`.
 template <Major kMajor>
 AK_DEVICE uint64_t operand(uint32_t address, int k16) {
-  return kMajor == Major::kK ? wgmma_descriptor(address + k16 * 32, 16, 1024) : wgmma_descriptor(address + k16 * 2048, kSliceBytes, 1024);
+  return kMajor == Major::kK ? wgmma_descriptor(address + k16 * 32, 16, 1024)
+                             : wgmma_descriptor(address + k16 * 2048, kSliceBytes, 1024);
 }
 
 /// One consumer's main loop: sums the steps of `work` into `acc`, releasing each stage once its wgmma are complete.
@@ -200,7 +209,8 @@ AK_DEVICE void multiply(Pipeline& p, const Work& work, int consumer, float (&acc
       AK_UNROLL
       for (int i = 0; i < Tile::kSlicesM; i++) {
         const bool accumulate = step != work.first_step || k16 != 0;
-        wgmma<T, kMajorA, kMajorB>(acc[i], operand<kMajorA>(a + i * kSliceBytes, k16), operand<kMajorB>(b, k16), accumulate);
+        wgmma<T, kMajorA, kMajorB>(acc[i], operand<kMajorA>(a + i * kSliceBytes, k16), operand<kMajorB>(b, k16),
+                                   accumulate);
       }
     }
     wgmma_commit();
@@ -225,8 +235,8 @@ AK_DEVICE uint32_t in_box(int row, int chunk) { return row * 128 + ((chunk ^ (ro
 
 /// Stores a slice of 64 rows as 16-bit values by TMA, kStageColumns at a time.
 template <class T, class Tile>
-AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const TensorMap* map_c, uint32_t staging, int consumer, int m,
-                                   int n, const Args& args) {
+AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const TensorMap* map_c, uint32_t staging,
+                                   int consumer, int m, int n, const Args& args) {
   constexpr int kColumns = Tile::kStageColumns;
   const int thread = thread_index() % kGroupThreads, warp = thread / kWarpThreads, lane = lane_index();
   AK_UNROLL
@@ -254,7 +264,8 @@ AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const 
 
 /// Stores a slice of 64 rows as 16-bit values, each warp its 16 rows, for widths that do not divide into boxes.
 template <class T, class Tile>
-AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], uint32_t staging, int m, int n, const Args& args) {
+AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], uint32_t staging, int m, int n,
+                                  const Args& args) {
   constexpr int kPitch = Tile::kRowPitch, kChunks = Tile::kBlockN / 8;
   const int warp = thread_index() % kGroupThreads / kWarpThreads, lane = lane_index();
   const uint32_t mine = staging + warp * 16 * kPitch;
@@ -284,8 +295,8 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], uint32_
 
 /// Stores a slice of 64 rows in fp32 by TMA, or adds it, 64 columns at a time: two boxes with rows of 32 values.
 template <GemmOutput kOutput, class Tile>
-AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const TensorMap* map_c, uint32_t staging, int consumer, int m, int n,
-                                 int split, const Args& args) {
+AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const TensorMap* map_c, uint32_t staging,
+                                 int consumer, int m, int n, int split, const Args& args) {
   const int thread = thread_index() % kGroupThreads, warp = thread / kWarpThreads, lane = lane_index();
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / 64; part++) {
@@ -377,10 +388,11 @@ Status launch_gemm(const GemmProblem& q, int splits, Stream stream) {
     return TensorMapSpec{p, kType, 2, {size(rows), size(q.k)}, {static_cast<uint64_t>(ld)}, {64, kBlockK}};
   };
   TensorMap map_a, map_b, map_c;
-  Status status = make_tensor_map(&map_a, kMajorA == Major::kK ? k_major(q.a, q.m, q.ld_a, Tile::kBlockM) : mn_major(q.a, q.m, q.ld_a));
+  Status status = make_tensor_map(
+      &map_a, kMajorA == Major::kK ? k_major(q.a, q.m, q.ld_a, Tile::kBlockM) : mn_major(q.a, q.m, q.ld_a));
   if (!status.ok()) return status;
   status = make_tensor_map(&map_b, kMajorB == Major::kK ? k_major(q.b, q.n, q.ld_b, Tile::kBlockN / Tile::kCluster)
-                                                         : mn_major(q.b, q.n, q.ld_b));
+                                                        : mn_major(q.b, q.n, q.ld_b));
   if (!status.ok()) return status;
   const uint64_t ld_c = static_cast<uint64_t>(q.ld_c), plane = ld_c * size(q.m);
   TensorMapSpec c{q.c, ElementType::kFloat32, 2, {size(q.n), size(q.m), size(splits)}, {ld_c, plane}, {32, 64, 1}};

@@ -1,4 +1,5 @@
-// 16-bit matrix product on Hopper's tensor cores, fp32 inside: C = A B, in all four layouts, without transposing copies.
+// 16-bit matrix product on Hopper's tensor cores, fp32 inside: C = A B, in all four layouts, without transposing
+// copies.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +16,15 @@ enum class GemmOutput {
   kPartials,    ///< of a split product: one fp32 sum per split, [splits][m][n]; used by gemm_sm90_split
 };
 
-/// A is m x k, B is k x n, C is m x n and row-major. Distances are in elements; every pointer, and every distance in bytes, is a multiple of 16.
+/// A is m x k, B is k x n, C is m x n and row-major. Distances are in elements; every pointer, and every distance in
+/// bytes, is a multiple of 16.
 struct GemmProblem {
   const void* a;
   const void* b;
   void* c;
-  int m, n, k;         ///< all at least 1
-  int64_t ld_a, ld_b;  ///< between rows of A (columns, where m_major_a), and between columns of B (rows, where n_major_b)
+  int m, n, k;  ///< all at least 1
+  int64_t ld_a,
+      ld_b;  ///< between rows of A (columns, where m_major_a), and between columns of B (rows, where n_major_b)
   int64_t ld_c;
   bool m_major_a;  ///< A lies with m contiguous, as the transpose of a row-major matrix
   bool n_major_b;  ///< B lies with n contiguous: row-major. Otherwise k is contiguous, as in x W^T
@@ -37,9 +40,10 @@ Status gemm_sm90(const GemmProblem& problem, GemmTile tile, GemmOutput output, S
 /// Bytes of scratch that gemm_sm90_split needs.
 size_t gemm_sm90_split_bytes(const GemmProblem& problem, int splits);
 
-/// The same with k cut into `splits` parts that run side by side, for few tiles and long k. The parts are added in order, so the result is
-/// reproducible. `scratch` is aligned to 16 bytes and may hold anything.
+/// The same with k cut into `splits` parts that run side by side, for few tiles and long k. The parts are added in
+/// order, so the result is reproducible. `scratch` is aligned to 16 bytes and may hold anything.
 template <class T>
-Status gemm_sm90_split(const GemmProblem& problem, GemmTile tile, GemmOutput output, int splits, void* scratch, Stream stream);
+Status gemm_sm90_split(const GemmProblem& problem, GemmTile tile, GemmOutput output, int splits, void* scratch,
+                       Stream stream);
 
 }  // namespace ak

@@ -40,10 +40,9 @@ AK_HD float to_float(fp16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
   // Normal numbers: move the fields up and rebias the exponent (127 - 15 = 112). inf and NaN need 112 more to reach
-  // 255, and NaN its quiet bit.
+  // 255.
   const uint32_t special = magnitude >= 0x7c00u ? 112u << 23 : 0u;
-  const uint32_t quiet = magnitude > 0x7c00u ? 0x00400000u : 0u;
-  const uint32_t normal = ((magnitude << 13) + (112u << 23) + special) | quiet;
+  const uint32_t normal = (magnitude << 13) + (112u << 23) + special;
   // Subnormal numbers: the 10 bits under a leading one of weight 2^-14 are the value plus that one; the subtraction is
   // exact.
   const uint32_t subnormal = bits_of(float_of((magnitude << 13) + (113u << 23)) - 0x1p-14f);
@@ -89,7 +88,8 @@ struct RoundTo<fp16> {
     // rounds.
     const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - (126u << 23);
     const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
-    const uint32_t limited = magnitude >= 0x477ff000u ? 0x7c00u : finite;  // 65520 and above round to inf
+    const uint32_t limited =
+        magnitude >= (143u << 23) ? 0x7c00u : finite;  // from 65536 on; 65520 has been rounded up to it
     return {static_cast<uint16_t>(magnitude > 0x7f800000u ? 0x7fffu : sign | limited)};
 #endif
   }

@@ -328,3 +328,26 @@ def test_counters():
     kept = scaler.last_step_skipped
     drive(scaler, [1])
     assert (scaler.last_step_skipped.item(), kept.item()) == (True, False)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_dtensor_gradients_take_torchs_path(fused, tmp_path):
+    """FSDP2's parameters: torch's op knows how to reduce the flag over the mesh, ours would see a bare shard."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        p = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+        optimizer, scaler = torch.optim.AdamW([p], lr=0.5, fused=fused), GradScaler("cpu", init_scale=8.0)
+        for bad in (False, True):
+            optimizer.zero_grad()
+            scaler.scale((p * (torch.inf if bad else 1.0)).sum().to_local()).backward()
+            before = p.detach().full_tensor().clone()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(p.full_tensor(), before) == bad
+        assert scaler.get_scale() == 4.0
+    finally:
+        dist.destroy_process_group()

@@ -46,6 +46,7 @@ class Cases {
       if (wrong.empty()) continue;
       failures_++;
       std::printf("FAIL %s, --seed %llu: %s\n", title.c_str(), static_cast<unsigned long long>(seed), wrong.c_str());
+      std::fflush(stdout);  // whoever plants bugs stops reading here
       return;
     }
   }

@@ -35,9 +35,11 @@ enum class Bug {
 
 constexpr int kRows = 8, kStages = 2;
 
-/// to = 2 from, box by box: loads into a ring of stages, doubles every value in a staging buffer, stores. Block b has every grid-th box.
+/// to = 2 from, box by box: loads into a ring of stages, doubles every value in a staging buffer, stores. Block b has
+/// every grid-th box.
 template <Swizzle kSwizzle, Bug kBug>
-AK_KERNEL(64, 1) double_kernel(AK_PARAM(TensorMap) from, AK_PARAM(TensorMap) to, int boxes_x, int boxes) {
+AK_KERNEL(64, 1)
+double_kernel(AK_PARAM(TensorMap) from, AK_PARAM(TensorMap) to, int boxes_x, int boxes) {
   constexpr int kRowBytes = static_cast<int>(row_bytes(kSwizzle)), kColumns = kRowBytes / 4, kBytes = kRows * kRowBytes;
   const uint32_t ring = ((dynamic_shared() + 1023) & ~1023u) + (kBug == Bug::kMisalignedStage ? 128 : 0);
   const uint32_t staging = ring + kStages * kBytes;
@@ -103,13 +105,20 @@ std::string double_all(int columns = 72, int rows = 21) {
   emu::Buffer<float> from("from", static_cast<size_t>(rows * columns)), to("to", static_cast<size_t>(rows * columns));
   for (size_t i = 0; i < from.size(); i++) from.set(i, static_cast<float>(i));
   const auto map_of = [&](float* p, TensorMap* map) {
-    return make_tensor_map(map, {p, ElementType::kFloat32, 2, {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)},
-                                 {static_cast<uint64_t>(columns)}, {kColumns, kRows}, kSwizzle});
+    return make_tensor_map(map, {p,
+                                 ElementType::kFloat32,
+                                 2,
+                                 {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)},
+                                 {static_cast<uint64_t>(columns)},
+                                 {kColumns, kRows},
+                                 kSwizzle});
   };
   TensorMap from_map, to_map;
   if (!map_of(from.data(), &from_map).ok() || !map_of(to.data(), &to_map).ok()) return "no tensor map";
-  const int boxes_x = (columns + static_cast<int>(kColumns) - 1) / static_cast<int>(kColumns), boxes = boxes_x * ((rows + kRows - 1) / kRows);
-  const LaunchConfig config{.name = "double", .grid = 2, .block = 64, .shared_bytes = 1024 + 3 * kRows * row_bytes(kSwizzle) + 128 + 32};
+  const int boxes_x = (columns + static_cast<int>(kColumns) - 1) / static_cast<int>(kColumns),
+            boxes = boxes_x * ((rows + kRows - 1) / kRows);
+  const LaunchConfig config{
+      .name = "double", .grid = 2, .block = 64, .shared_bytes = 1024 + 3 * kRows * row_bytes(kSwizzle) + 128 + 32};
   const Status status = launch(double_kernel<kSwizzle, kBug>, config, from_map, to_map, boxes_x, boxes);
   if (!status.ok()) return status.message;
   for (size_t i = 0; i < to.size(); i++) {
@@ -123,24 +132,37 @@ void tma(Cases& cases) {
   cases.check("64-byte swizzle", [] { return double_all<Swizzle::k64, Bug::kNone>(); });
   cases.check("32-byte swizzle", [] { return double_all<Swizzle::k32, Bug::kNone>(); });
   constexpr Swizzle s = Swizzle::k128;
-  cases.check_fails("no init fence", "without mbarrier_init_fence()", [] { return double_all<s, Bug::kNoInitFence>(); });
-  cases.check_fails("no sync after init", "no barrier after its initialisation", [] { return double_all<s, Bug::kNoInitSync>(); });
-  cases.check_fails("no wait for the load", "written by a TMA load that ends on the mbarrier", [] { return double_all<s, Bug::kNoWait>(); });
+  cases.check_fails("no init fence", "without mbarrier_init_fence()",
+                    [] { return double_all<s, Bug::kNoInitFence>(); });
+  cases.check_fails("no sync after init", "no barrier after its initialisation",
+                    [] { return double_all<s, Bug::kNoInitSync>(); });
+  cases.check_fails("no wait for the load", "written by a TMA load that ends on the mbarrier",
+                    [] { return double_all<s, Bug::kNoWait>(); });
   cases.check_fails("wrong parity", "double", [] { return double_all<s, Bug::kWrongParity>(); });
-  cases.check_fails("too few bytes expected", "16 bytes more than expected arrived", [] { return double_all<s, Bug::kTooFewBytes>(); });
-  cases.check_fails("too many bytes expected", "0 of 1 arrivals and 16 bytes are missing", [] { return double_all<s, Bug::kTooManyBytes>(); });
+  cases.check_fails("too few bytes expected", "16 bytes more than expected arrived",
+                    [] { return double_all<s, Bug::kTooFewBytes>(); });
+  cases.check_fails("too many bytes expected", "0 of 1 arrivals and 16 bytes are missing",
+                    [] { return double_all<s, Bug::kTooManyBytes>(); });
   cases.check_fails("the load announced twice", "double", [] { return double_all<s, Bug::kDoubleArrival>(); });
-  cases.check_fails("no fence after writing", "without a fence_proxy_async()", [] { return double_all<s, Bug::kNoWriteFence>(); });
-  cases.check_fails("no wait for the writers", "to be read with nothing that orders", [] { return double_all<s, Bug::kNoWriteSync>(); });
-  cases.check_fails("fence after the barrier", "without a fence_proxy_async()", [] { return double_all<s, Bug::kFenceTooLate>(); });
-  cases.check_fails("buffer reused under a store", "which a TMA store of CTA", [] { return double_all<s, Bug::kNoStoreWait>(); });
+  cases.check_fails("no fence after writing", "without a fence_proxy_async()",
+                    [] { return double_all<s, Bug::kNoWriteFence>(); });
+  cases.check_fails("no wait for the writers", "to be read with nothing that orders",
+                    [] { return double_all<s, Bug::kNoWriteSync>(); });
+  cases.check_fails("fence after the barrier", "without a fence_proxy_async()",
+                    [] { return double_all<s, Bug::kFenceTooLate>(); });
+  cases.check_fails("buffer reused under a store", "which a TMA store of CTA",
+                    [] { return double_all<s, Bug::kNoStoreWait>(); });
   cases.check_fails("group never closed", "not committed", [] { return double_all<s, Bug::kNoCommit>(); });
   cases.check_fails("no final wait", "may still read shared memory", [] { return double_all<s, Bug::kNoFinalWait>(); });
-  cases.check_fails("misaligned stage", "where the swizzle pattern starts", [] { return double_all<s, Bug::kMisalignedStage>(); });
-  cases.check_fails("misaligned column", "not at a multiple of 16 bytes", [] { return double_all<s, Bug::kMisalignedColumn>(); });
+  cases.check_fails("misaligned stage", "where the swizzle pattern starts",
+                    [] { return double_all<s, Bug::kMisalignedStage>(); });
+  cases.check_fails("misaligned column", "not at a multiple of 16 bytes",
+                    [] { return double_all<s, Bug::kMisalignedColumn>(); });
   cases.check_fails("two blocks, one box", "race: 'to'", [] { return double_all<s, Bug::kOverlap>(); });
-  cases.check_fails("a stage over the barriers", "is to be overwritten", [] { return double_all<s, Bug::kOverBarriers>(); });
-  cases.check_fails("rows that are no multiple of 16 bytes", "no tensor map", [] { return double_all<s, Bug::kNone>(70); });
+  cases.check_fails("a stage over the barriers", "is to be overwritten",
+                    [] { return double_all<s, Bug::kOverBarriers>(); });
+  cases.check_fails("rows that are no multiple of 16 bytes", "no tensor map",
+                    [] { return double_all<s, Bug::kNone>(70); });
 }
 
 // ---- loading over what threads have read
@@ -149,7 +171,8 @@ enum class ReloadBug { kNone, kNoFence, kNoSync };
 
 /// All threads read one box after the other from the same place.
 template <ReloadBug kBug>
-AK_KERNEL(64, 1) reload_kernel(AK_PARAM(TensorMap) from, float* out, int boxes) {
+AK_KERNEL(64, 1)
+reload_kernel(AK_PARAM(TensorMap) from, float* out, int boxes) {
   const uint32_t box = (dynamic_shared() + 1023) & ~1023u, full = box + 8 * 128, empty = full + 8;
   const int t = thread_index();
   if (t == 0) {
@@ -177,8 +200,10 @@ std::string reload() {
   emu::Buffer<float> from("from", 4 * 8 * 32), out("out", 4 * 8 * 32);
   for (size_t i = 0; i < from.size(); i++) from.set(i, static_cast<float>(i / 32));
   TensorMap map;
-  if (!make_tensor_map(&map, {from.data(), ElementType::kFloat32, 2, {32, 32}, {32}, {32, 8}}).ok()) return "no tensor map";
-  const Status status = launch(reload_kernel<kBug>, {.name = "reload", .grid = 1, .block = 64, .shared_bytes = 2048 + 16}, map, out.data(), 4);
+  if (!make_tensor_map(&map, {from.data(), ElementType::kFloat32, 2, {32, 32}, {32}, {32, 8}}).ok())
+    return "no tensor map";
+  const Status status = launch(
+      reload_kernel<kBug>, {.name = "reload", .grid = 1, .block = 64, .shared_bytes = 2048 + 16}, map, out.data(), 4);
   if (!status.ok()) return status.message;
   for (size_t i = 0; i < out.size(); i++) {
     if (out[i] != from[i]) return "wrong value";
@@ -189,12 +214,14 @@ std::string reload() {
 void reloads(Cases& cases) {
   cases.check("loading over what was read", [] { return reload<ReloadBug::kNone>(); });
   cases.check_fails("no fence after reading", "read by CTA 0", [] { return reload<ReloadBug::kNoFence>(); });
-  cases.check_fails("no wait for the readers", "is to be overwritten with nothing that orders", [] { return reload<ReloadBug::kNoSync>(); });
+  cases.check_fails("no wait for the readers", "is to be overwritten with nothing that orders",
+                    [] { return reload<ReloadBug::kNoSync>(); });
 }
 
 // ---- three dimensions, reductions, multicast
 
-/// Block b moves plane b: loads one box, stores it to `to` and adds it to `sum`; the box hangs over the edges on all sides.
+/// Block b moves plane b: loads one box, stores it to `to` and adds it to `sum`; the box hangs over the edges on all
+/// sides.
 AK_KERNEL(32, 1) plane_kernel(AK_PARAM(TensorMap) from, AK_PARAM(TensorMap) to, AK_PARAM(TensorMap) sum) {
   const uint32_t box = (dynamic_shared() + 1023) & ~1023u, full = box + 2 * 8 * 128;
   if (thread_index() != 0) return;
@@ -222,7 +249,8 @@ std::string planes(bool initialise_sum) {
   ok = ok && make_tensor_map(&maps[2], {sum.data(), ElementType::kFloat32, 2, {32, 8}, {32}, {32, 8}}).ok();
   if (!ok) return "no tensor map";
   const Status status =
-      launch(plane_kernel, {.name = "planes", .grid = 2, .block = 32, .shared_bytes = 1024 + 2 * 8 * 128 + 8}, maps[0], maps[1], maps[2]);
+      launch(plane_kernel, {.name = "planes", .grid = 2, .block = 32, .shared_bytes = 1024 + 2 * 8 * 128 + 8}, maps[0],
+             maps[1], maps[2]);
   if (!status.ok()) return status.message;
   for (size_t i = 0; i < to.size(); i++) {
     if (to[i] != from[i]) return "wrong copy";
@@ -239,7 +267,8 @@ std::string planes(bool initialise_sum) {
 
 /// Block 0 multicasts one box to both blocks of the cluster.
 template <bool kBothExpect>
-AK_KERNEL(32, 1) multicast_kernel(AK_PARAM(TensorMap) from, float* out) {
+AK_KERNEL(32, 1)
+multicast_kernel(AK_PARAM(TensorMap) from, float* out) {
   const uint32_t box = (dynamic_shared() + 1023) & ~1023u, full = box + 8 * 128;
   if (thread_index() == 0) {
     mbarrier_init(full, 1);
@@ -262,7 +291,8 @@ std::string multicast() {
   emu::Buffer<float> from("from", 256), out("out", 512);
   for (size_t i = 0; i < 256; i++) from.set(i, static_cast<float>(i));
   TensorMap map;
-  if (!make_tensor_map(&map, {from.data(), ElementType::kFloat32, 2, {32, 8}, {32}, {32, 8}}).ok()) return "no tensor map";
+  if (!make_tensor_map(&map, {from.data(), ElementType::kFloat32, 2, {32, 8}, {32}, {32, 8}}).ok())
+    return "no tensor map";
   const LaunchConfig config{.name = "multicast", .grid = 2, .block = 32, .shared_bytes = 1024 + 1024 + 8, .cluster = 2};
   const Status status = launch(multicast_kernel<kBothExpect>, config, map, out.data());
   if (!status.ok()) return status.message;
@@ -276,7 +306,8 @@ void boxes(Cases& cases) {
   cases.check("3-D boxes over every edge, reduction", [] { return planes(true); });
   cases.check_fails("adding to uninitialised memory", "uninitialised read of 'sum'", [] { return planes(false); });
   cases.check("multicast", [] { return multicast<true>(); });
-  cases.check_fails("a block that does not expect the multicast", "-1024 bytes are missing", [] { return multicast<false>(); });
+  cases.check_fails("a block that does not expect the multicast", "-1024 bytes are missing",
+                    [] { return multicast<false>(); });
 }
 
 // ---- cp.async
@@ -285,7 +316,8 @@ enum class CopyBug { kNone, kNoWait, kWaitForOlder, kNoCommit, kNoSync };
 
 /// Copies n floats through shared memory in pieces of kBytes, two groups in flight; short pieces are filled with zeros.
 template <int kBytes, CopyBug kBug>
-AK_KERNEL(32, 1) staged_kernel(const float* from, float* to, int n) {
+AK_KERNEL(32, 1)
+staged_kernel(const float* from, float* to, int n) {
   constexpr int kEach = kBytes / 4, kRound = 32 * kEach;
   const uint32_t ring = dynamic_shared();
   const int t = thread_index(), rounds = (n + kRound - 1) / kRound;
@@ -329,9 +361,11 @@ void copies(Cases& cases) {
   cases.check("8 bytes", [] { return staged<8, CopyBug::kNone>(); });
   cases.check("16 bytes", [] { return staged<16, CopyBug::kNone>(); });
   cases.check_fails("no wait", "written by a cp.async", [] { return staged<16, CopyBug::kNoWait>(); });
-  cases.check_fails("waits for one group too few", "written by a cp.async", [] { return staged<16, CopyBug::kWaitForOlder>(); });
+  cases.check_fails("waits for one group too few", "written by a cp.async",
+                    [] { return staged<16, CopyBug::kWaitForOlder>(); });
   cases.check_fails("no commit", "cp.async", [] { return staged<16, CopyBug::kNoCommit>(); });
-  cases.check_fails("other lanes' copies without a barrier", "read of shared memory", [] { return staged<16, CopyBug::kNoSync>(); });
+  cases.check_fails("other lanes' copies without a barrier", "read of shared memory",
+                    [] { return staged<16, CopyBug::kNoSync>(); });
 }
 
 }  // namespace

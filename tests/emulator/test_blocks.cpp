@@ -1,4 +1,5 @@
-// The emulator's own tests, part 2: warps, blocks, clusters, registers, launches; deadlocks and who is to blame; replay by seed.
+// The emulator's own tests, part 2: warps, blocks, clusters, registers, launches; deadlocks and who is to blame; replay
+// by seed.
 #include "device/block.cuh"
 #include "device/cluster.cuh"
 #include "device/dependent_launch.cuh"
@@ -41,9 +42,11 @@ AK_KERNEL(128, 1) halves_kernel(int* out) {
 }
 
 void barriers(Cases& cases) {
-  cases.check_fails("half of the block at a barrier", "64 threads (warps 0-1) of CTA 0 waits in block_sync: 64 of 128 threads have come",
+  cases.check_fails("half of the block at a barrier",
+                    "64 threads (warps 0-1) of CTA 0 waits in block_sync: 64 of 128 threads have come",
                     [] { return run(half_a_block_kernel, {.name = "k", .grid = 1, .block = 128}); });
-  cases.check_fails("one barrier, two counts", "others called it for", [] { return run(two_counts_kernel, {.name = "k", .grid = 1, .block = 128}); });
+  cases.check_fails("one barrier, two counts", "others called it for",
+                    [] { return run(two_counts_kernel, {.name = "k", .grid = 1, .block = 128}); });
   cases.check_fails("lanes in different collectives", "others that must do the same are in",
                     [] { return run(diverged_warp_kernel, {.name = "k", .grid = 1, .block = 32}); });
   cases.check("named barriers of two halves", [] {
@@ -63,7 +66,8 @@ enum class ClusterBug { kNone, kNoFirstSync, kNoInitFence, kNoLastSync, kTooMany
 
 /// Each block arrives on its peer's barrier and waits for its peer's arrival on its own.
 template <ClusterBug kBug>
-AK_KERNEL(32, 1) greet_kernel(unsigned* out) {
+AK_KERNEL(32, 1)
+greet_kernel(unsigned* out) {
   const uint32_t barrier = dynamic_shared(), peer = cluster_rank() ^ 1;
   if (thread_index() == 0) {
     mbarrier_init(barrier, 1);
@@ -84,7 +88,8 @@ AK_KERNEL(32, 1) greet_kernel(unsigned* out) {
 template <ClusterBug kBug>
 std::string greet() {
   emu::Buffer<unsigned> out("out", 4);
-  const std::string error = run(greet_kernel<kBug>, {.name = "greet", .grid = 4, .block = 32, .shared_bytes = 16, .cluster = 2}, out.data());
+  const std::string error =
+      run(greet_kernel<kBug>, {.name = "greet", .grid = 4, .block = 32, .shared_bytes = 16, .cluster = 2}, out.data());
   if (!error.empty()) return error;
   for (size_t i = 0; i < 4; i++) {
     if (out[i] != i % 2) return "wrong rank";
@@ -97,17 +102,20 @@ void clusters(Cases& cases) {
   cases.check_fails("peer not ready", "greet", [] { return greet<ClusterBug::kNoFirstSync>(); });
   cases.check_fails("no init fence", "without mbarrier_init_fence()", [] { return greet<ClusterBug::kNoInitFence>(); });
   cases.check_fails("peer has exited", "has exited", [] { return greet<ClusterBug::kNoLastSync>(); });
-  cases.check_fails("a second arrival ends a second phase", "mbarrier_wait: mbarrier at shared memory + 0x", [] { return greet<ClusterBug::kTooManyArrivals>(); });
+  cases.check_fails("a second arrival ends a second phase", "mbarrier_wait: mbarrier at shared memory + 0x",
+                    [] { return greet<ClusterBug::kTooManyArrivals>(); });
   cases.check_fails("a grid that is no multiple of the cluster", "cluster = 2 does not divide grid = 3", [] {
     emu::Buffer<unsigned> out("out", 4);
-    return run(greet_kernel<ClusterBug::kNone>, {.name = "greet", .grid = 3, .block = 32, .shared_bytes = 16, .cluster = 2}, out.data());
+    return run(greet_kernel<ClusterBug::kNone>,
+               {.name = "greet", .grid = 3, .block = 32, .shared_bytes = 16, .cluster = 2}, out.data());
   });
 }
 
 // ---- registers: 384 threads are given 168 each, 504 in all
 
 template <int kProducer, int kConsumer>
-AK_KERNEL(384, 1) registers_kernel() {
+AK_KERNEL(384, 1)
+registers_kernel() {
   if (thread_index() < 128) {
     registers_decrease<kProducer>();
   } else {
@@ -121,7 +129,8 @@ AK_KERNEL(128, 1) half_a_warpgroup_kernel() {
 void registers(Cases& cases) {
   const LaunchConfig config{.name = "registers", .grid = 1, .block = 384};
   cases.check("40 + 2 x 232", [&] { return run(registers_kernel<40, 232>, config); });
-  cases.check_fails("40 + 2 x 240", "240 registers a thread, 168 owned, only", [&] { return run(registers_kernel<40, 240>, config); });
+  cases.check_fails("40 + 2 x 240", "240 registers a thread, 168 owned, only",
+                    [&] { return run(registers_kernel<40, 240>, config); });
   cases.check_fails("an increase that is a decrease", "owns 168 registers a thread and asks for 160",
                     [&] { return run(registers_kernel<40, 160>, config); });
   cases.check_fails("half a warpgroup", "64 of 128 threads have come",
@@ -149,10 +158,12 @@ AK_KERNEL(32, 1) spin_kernel(unsigned* flag) {
 void launches(Cases& cases) {
   const auto dependent = [](bool wait) {
     emu::Buffer<float> out("out", 32);
-    return run(dependent_kernel, {.name = "dependent", .grid = 1, .block = 32, .overlap_previous = true}, out.data(), wait);
+    return run(dependent_kernel, {.name = "dependent", .grid = 1, .block = 32, .overlap_previous = true}, out.data(),
+               wait);
   };
   cases.check("waits for the kernel in front", [&] { return dependent(true); });
-  cases.check_fails("does not wait for the kernel in front", "before wait_for_previous_kernel()", [&] { return dependent(false); });
+  cases.check_fails("does not wait for the kernel in front", "before wait_for_previous_kernel()",
+                    [&] { return dependent(false); });
   const auto spin = [](int resident) {
     emu::options().resident_threads = resident;
     emu::options().max_switches = 100000;

@@ -1,5 +1,6 @@
-// gemm_sm90 on the emulator: every layout, output, tile and cluster shape over tails of m, n and k, bit for bit. The inputs are small
-// integers, so every sum is exact in fp32 and only one result is right, whatever the order of additions.
+// gemm_sm90 on the emulator: every layout, output, tile and cluster shape over tails of m, n and k, bit for bit. The
+// inputs are small integers, so every sum is exact in fp32 and only one result is right, whatever the order of
+// additions.
 #include <cmath>
 
 #include "harness.h"
@@ -46,9 +47,20 @@ class Problem {
   }
 
   GemmProblem describe(void* c) {
-    return {a_.data(), b_.data(), c, shape_.m, shape_.n, shape_.k, ld_a_, ld_b_, ld_c_, kMajorA == Major::kMN, kMajorB == Major::kMN};
+    return {a_.data(),
+            b_.data(),
+            c,
+            shape_.m,
+            shape_.n,
+            shape_.k,
+            ld_a_,
+            ld_b_,
+            ld_c_,
+            kMajorA == Major::kMN,
+            kMajorB == Major::kMN};
   }
-  /// The result of `run(problem)` in buffers of type Out, whose elements start as `initial` (uninitialised if that is NaN).
+  /// The result of `run(problem)` in buffers of type Out, whose elements start as `initial` (uninitialised if that is
+  /// NaN).
   template <class Out, class Run>
   std::string compare(float initial, Run run) {
     emu::options().sm_count = shape_.sms;
@@ -65,7 +77,8 @@ class Problem {
       // Nothing beyond the last column may be touched.
       for (int64_t n = shape_.n; n < ld_c_; n++) {
         const float padding = to_float(c[static_cast<size_t>(m * ld_c_ + n)]);
-        if (initial == initial ? padding != initial : padding == padding) return emu::format("the padding of row %d was written", m);
+        if (initial == initial ? padding != initial : padding == padding)
+          return emu::format("the padding of row %d was written", m);
       }
     }
     return c.check_red_zones();
@@ -92,7 +105,9 @@ template <class T, Major kMajorA, Major kMajorB, GemmOutput kOutput, class Tile>
 void check(Cases& cases, const char* what, const Shape& s) {
   Problem<T, kMajorA, kMajorB> problem(s);
   cases.check(title(what, s), [&] {
-    auto run = [](const GemmProblem& q) { return gemm::launch_gemm<T, kMajorA, kMajorB, kOutput, Tile>(q, 1, nullptr); };
+    auto run = [](const GemmProblem& q) {
+      return gemm::launch_gemm<T, kMajorA, kMajorB, kOutput, Tile>(q, 1, nullptr);
+    };
     if constexpr (kOutput == GemmOutput::kInputType) return problem.template compare<T>(NAN, run);
     if constexpr (kOutput == GemmOutput::kFloat32) return problem.template compare<float>(NAN, run);
     return problem.template compare<float>(3.0f, run);
@@ -145,7 +160,8 @@ void outputs(Cases& cases) {
   check<fp16, MN, MN, kAdd, Tile<128, 64, 4, 1, 2>>(cases, "accumulate", {128, 72, 128, 0, 1, 1});
   check_split<bf16, K, K>(cases, "split, 16 bit", GemmTile::k64x64, kSame, {70, 66, 520, 0, 3});
   check_split<fp16, MN, MN>(cases, "split, accumulate", GemmTile::k64x64, kAdd, {64, 72, 320, 8, 5});
-  check_split<bf16, K, MN>(cases, "split, rounded up", GemmTile::k128x128, kFloat, {136, 64, 330, 0, 4});  // 6 steps: 3 parts of 2
+  check_split<bf16, K, MN>(cases, "split, rounded up", GemmTile::k128x128, kFloat,
+                           {136, 64, 330, 0, 4});  // 6 steps: 3 parts of 2
 }
 
 }  // namespace

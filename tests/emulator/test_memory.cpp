@@ -1,5 +1,5 @@
-// The emulator's own tests, part 1: global and shared memory, races, atomics, reductions. Every check is shown to fire on a kernel with
-// one thing wrong, and to stay silent on the right one.
+// The emulator's own tests, part 1: global and shared memory, races, atomics, reductions. Every check is shown to fire
+// on a kernel with one thing wrong, and to stay silent on the right one.
 #include <cmath>
 
 #include "device/block.cuh"
@@ -11,7 +11,8 @@ namespace {
 // ---- global memory
 
 AK_KERNEL(64, 1) copy_kernel(const float* from, float* to, int n) {
-  for (int i = 4 * (block_index() * block_threads() + thread_index()); i < n; i += 4 * grid_blocks() * block_threads()) {
+  for (int i = 4 * (block_index() * block_threads() + thread_index()); i < n;
+       i += 4 * grid_blocks() * block_threads()) {
     store_vec<Cache::kStreaming>(to + i, load_vec<4, Cache::kStreaming>(from + i));
   }
 }
@@ -34,10 +35,11 @@ void global_memory(Cases& cases) {
     emu::Buffer<float> from("from", std::vector<float>(998, 1.0f)), to("to", 1000);
     return copy(from.data(), to.data(), 1000);
   });
-  cases.check_fails("store past the end", "store: out of bounds: 16 bytes that end 16 bytes after the end of 'to'", [&] {
-    emu::Buffer<float> from("from", values), to("to", 996);
-    return copy(from.data(), to.data(), 1000);
-  });
+  cases.check_fails("store past the end", "store: out of bounds: 16 bytes that end 16 bytes after the end of 'to'",
+                    [&] {
+                      emu::Buffer<float> from("from", values), to("to", 996);
+                      return copy(from.data(), to.data(), 1000);
+                    });
   cases.check_fails("store before the start", "before 'to'", [&] {
     emu::Buffer<float> from("from", values), to("to", 1000);
     return copy(from.data(), to.data() - 4, 4);
@@ -69,7 +71,8 @@ enum class Sync { kNone, kWarp, kBlock };
 
 /// Every thread writes its value and reads the one `distance` threads on; then everything again, shifted.
 template <Sync kBetween, Sync kAfter>
-AK_KERNEL(128, 1) rotate_kernel(int distance, int* out) {
+AK_KERNEL(128, 1)
+rotate_kernel(int distance, int* out) {
   auto values = shared<int, 128>();
   const int t = thread_index();
   const auto sync = [](Sync how) {
@@ -79,7 +82,8 @@ AK_KERNEL(128, 1) rotate_kernel(int distance, int* out) {
   for (int round = 0; round < 2; round++) {
     values[t] = t + round;
     sync(kBetween);
-    store(out + round * 128 + t, static_cast<int>(values[t / 32 * 32 % 128 + (t + distance) % (distance < 32 ? 32 : 128) % 128]));
+    store(out + round * 128 + t,
+          static_cast<int>(values[t / 32 * 32 % 128 + (t + distance) % (distance < 32 ? 32 : 128) % 128]));
     sync(kAfter);
   }
 }
@@ -87,15 +91,18 @@ AK_KERNEL(128, 1) rotate_kernel(int distance, int* out) {
 template <Sync kBetween, Sync kAfter>
 std::string rotate(int distance) {
   emu::Buffer<int> out("out", 256);
-  const Status status = launch(rotate_kernel<kBetween, kAfter>, {.name = "rotate", .grid = 1, .block = 128}, distance, out.data());
+  const Status status =
+      launch(rotate_kernel<kBetween, kAfter>, {.name = "rotate", .grid = 1, .block = 128}, distance, out.data());
   return status.ok() ? out.check_written() : status.message;
 }
 
 void shared_races(Cases& cases) {
   cases.check("block_sync on both sides", [] { return rotate<Sync::kBlock, Sync::kBlock>(1); });
   cases.check("warp_sync within a warp", [] { return rotate<Sync::kWarp, Sync::kWarp>(1); });
-  cases.check_fails("read before the write is ordered", "read of shared memory", [] { return rotate<Sync::kNone, Sync::kBlock>(1); });
-  cases.check_fails("write while others may still read", "race: write of shared memory", [] { return rotate<Sync::kBlock, Sync::kNone>(1); });
+  cases.check_fails("read before the write is ordered", "read of shared memory",
+                    [] { return rotate<Sync::kNone, Sync::kBlock>(1); });
+  cases.check_fails("write while others may still read", "race: write of shared memory",
+                    [] { return rotate<Sync::kBlock, Sync::kNone>(1); });
   cases.check_fails("warp_sync is not enough across warps", "race: read of shared memory",
                     [] { return rotate<Sync::kWarp, Sync::kBlock>(64); });
 }
@@ -123,7 +130,8 @@ void shared_limits(Cases& cases) {
   const auto run = [&](void (*kernel)(float*)) {
     return message_of(launch(kernel, {.name = "shared", .grid = 1, .block = 32}, out.data()));
   };
-  cases.check_fails("uninitialised shared memory", "uninitialised read of shared memory", [&] { return run(uninitialised_shared_kernel); });
+  cases.check_fails("uninitialised shared memory", "uninitialised read of shared memory",
+                    [&] { return run(uninitialised_shared_kernel); });
   cases.check_fails("outside shared memory", "are outside of the block's", [&] { return run(outside_shared_kernel); });
   cases.check_fails("more shared memory than there is", "240000 bytes of shared memory are needed",
                     [] { return message_of(launch(large_shared_kernel, {.name = "large", .grid = 1, .block = 32})); });
@@ -138,7 +146,8 @@ enum class Publish { kLastBlockDone, kFences, kFenceBefore, kFenceAfter, kRelaxe
 
 /// Blocks leave partial sums; the one that counts itself last adds them.
 template <Publish kHow>
-AK_KERNEL(64, 1) sum_kernel(const float* x, int n, float* partials, unsigned* counter, float* total) {
+AK_KERNEL(64, 1)
+sum_kernel(const float* x, int n, float* partials, unsigned* counter, float* total) {
   float sum = 0;
   for (int i = block_index() * 64 + thread_index(); i < n; i += 64 * grid_blocks()) sum += load(x + i);
   sum = block_sum<64>(sum);
@@ -165,8 +174,8 @@ std::string sum() {
   emu::options().resident_threads = 64 * 3;  // the last blocks start when the first ones are done
   emu::Buffer<float> x("x", std::vector<float>(1000, 0.5f)), partials("partials", 5), total("total", 1);
   emu::Buffer<unsigned> counter("counter", std::vector<unsigned>(1, 0u));
-  const Status status = launch(sum_kernel<kHow>, {.name = "sum", .grid = 5, .block = 64}, x.data(), 1000, partials.data(),
-                               counter.data(), total.data());
+  const Status status = launch(sum_kernel<kHow>, {.name = "sum", .grid = 5, .block = 64}, x.data(), 1000,
+                               partials.data(), counter.data(), total.data());
   if (!status.ok()) return status.message;
   if (total[0] != 500.0f) return "wrong sum";
   return kHow == Publish::kLastBlockDone && counter[0] != 0 ? "the counter was not left at 0" : "";
@@ -195,8 +204,10 @@ AK_KERNEL(96, 1) reduce_kernel(float* out) {
 void atomics(Cases& cases) {
   cases.check("last_block_done", [] { return sum<Publish::kLastBlockDone>(); });
   cases.check("a relaxed atomic between fences", [] { return sum<Publish::kFences>(); });
-  cases.check_fails("no fence before the atomic", "race: read of 'partials'", [] { return sum<Publish::kFenceAfter>(); });
-  cases.check_fails("no fence after the atomic", "race: read of 'partials'", [] { return sum<Publish::kFenceBefore>(); });
+  cases.check_fails("no fence before the atomic", "race: read of 'partials'",
+                    [] { return sum<Publish::kFenceAfter>(); });
+  cases.check_fails("no fence after the atomic", "race: read of 'partials'",
+                    [] { return sum<Publish::kFenceBefore>(); });
   cases.check_fails("no fence", "race: read of 'partials'", [] { return sum<Publish::kRelaxed>(); });
   const auto add = [](bool plain) {
     emu::Buffer<float> total("total", std::vector<float>(1, 0.0f));

@@ -1,5 +1,5 @@
-// The emulator's own tests, part 4: wgmma for every N, layout and swizzle; ldmatrix, stmatrix and mma.sync; the arithmetic of the
-// tensor cores. Small integers, so that only one result is right.
+// The emulator's own tests, part 4: wgmma for every N, layout and swizzle; ldmatrix, stmatrix and mma.sync; the
+// arithmetic of the tensor cores. Small integers, so that only one result is right.
 #include <cmath>
 
 #include "device/block.cuh"
@@ -25,11 +25,13 @@ enum class Bug { kNone, kNoFence, kNoCommit, kNoWait, kWaitTooFew, kOverwrite, k
 
 constexpr int kDepth = 64;
 
-/// How an operand of `kRows` (m or n) by kDepth lies in shared memory: as columns of swizzle rows, each as wide as the swizzle.
+/// How an operand of `kRows` (m or n) by kDepth lies in shared memory: as columns of swizzle rows, each as wide as the
+/// swizzle.
 template <Major kMajor, Swizzle kSwizzle, int kRows>
 struct Layout {
   static constexpr int kWide = static_cast<int>(row_bytes(kSwizzle)) / 2;  // elements of a swizzle row
-  static constexpr int kColumns = (kMajor == Major::kK ? kDepth : kRows) / kWide, kLong = kMajor == Major::kK ? kRows : kDepth;
+  static constexpr int kColumns = (kMajor == Major::kK ? kDepth : kRows) / kWide,
+                       kLong = kMajor == Major::kK ? kRows : kDepth;
   static constexpr int kColumnBytes = kLong * kWide * 2;
   static constexpr int kBytes = kColumns * kColumnBytes;
 
@@ -45,7 +47,8 @@ struct Layout {
 };
 
 template <class T, Major kA, Major kB, Swizzle kSwizzle, int kN, Bug kBug>
-AK_KERNEL(128, 1) product_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, float* out) {
+AK_KERNEL(128, 1)
+product_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, float* out) {
   using A = Layout<kA, kSwizzle, 64>;
   using B = Layout<kB, kSwizzle, kN>;
   const uint32_t a = (dynamic_shared() + 1023) & ~1023u, b = a + A::kBytes, full = b + B::kBytes;
@@ -64,7 +67,8 @@ AK_KERNEL(128, 1) product_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) 
   if (kBug != Bug::kNoFence) wgmma_fence();
   for (int k16 = 0; k16 < kDepth / 16; k16++) {
     const uint32_t skew = kBug == Bug::kMisaligned ? 128 : kBug == Bug::kDisagree && t == 77 ? 32 : 0;
-    wgmma<T, kA, kB>(d, A::descriptor(a, k16), B::descriptor(b, k16) + (skew >> 4), kBug == Bug::kNoScaleReset || k16 != 0);
+    wgmma<T, kA, kB>(d, A::descriptor(a, k16), B::descriptor(b, k16) + (skew >> 4),
+                     kBug == Bug::kNoScaleReset || k16 != 0);
     if (kBug == Bug::kWaitTooFew) wgmma_commit();
   }
   if (kBug != Bug::kNoCommit && kBug != Bug::kWaitTooFew) wgmma_commit();
@@ -85,21 +89,25 @@ std::string product() {
   constexpr ElementType kType = std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16;
   const auto map_of = [&](const T* p, Major major, uint64_t rows, TensorMap* map) {
     const uint64_t inner = major == Major::kK ? kDepth : rows, outer = major == Major::kK ? rows : kDepth;
-    return make_tensor_map(map, {p, kType, 2, {inner, outer}, {inner}, {row_bytes(kSwizzle) / 2, static_cast<uint32_t>(outer)}, kSwizzle});
+    return make_tensor_map(
+        map, {p, kType, 2, {inner, outer}, {inner}, {row_bytes(kSwizzle) / 2, static_cast<uint32_t>(outer)}, kSwizzle});
   };
   TensorMap map_a, map_b;
   if (!map_of(a.data(), kA, 64, &map_a).ok() || !map_of(b.data(), kB, kN, &map_b).ok()) return "no tensor map";
-  const LaunchConfig config{.name = "product", .grid = 1, .block = 128, .shared_bytes = 1024 + (64 + kN) * kDepth * 2 + 8};
+  const LaunchConfig config{
+      .name = "product", .grid = 1, .block = 128, .shared_bytes = 1024 + (64 + kN) * kDepth * 2 + 8};
   const Status status = launch(product_kernel<T, kA, kB, kSwizzle, kN, kBug>, config, map_a, map_b, out.data());
   if (!status.ok()) return status.message;
   for (size_t m = 0; m < 64; m++) {
     for (size_t n = 0; n < kN; n++) {
       float sum = 0;
       for (size_t k = 0; k < kDepth; k++) {
-        const size_t in_a = kA == Major::kK ? m * kDepth + k : k * 64 + m, in_b = kB == Major::kK ? n * kDepth + k : k * kN + n;
+        const size_t in_a = kA == Major::kK ? m * kDepth + k : k * 64 + m,
+                     in_b = kB == Major::kK ? n * kDepth + k : k * kN + n;
         sum += to_float(a[in_a]) * to_float(b[in_b]);
       }
-      if (!(out[m * kN + n] == sum)) return emu::format("N = %d: d[%zu, %zu] is %g, expected %g", kN, m, n, out[m * kN + n], sum);
+      if (!(out[m * kN + n] == sum))
+        return emu::format("N = %d: d[%zu, %zu] is %g, expected %g", kN, m, n, out[m * kN + n], sum);
     }
   }
   return "";
@@ -127,17 +135,23 @@ void wgmmas(Cases& cases) {
   cases.check_fails("no fence", "no wgmma_fence()", [] { return product<bf16, K, K, s128, 64, Bug::kNoFence>(); });
   cases.check_fails("no commit", "not committed", [] { return product<bf16, K, K, s128, 64, Bug::kNoCommit>(); });
   cases.check_fails("no wait", "nothing waited for", [] { return product<bf16, K, K, s128, 64, Bug::kNoWait>(); });
-  cases.check_fails("a group too few", "nothing waited for", [] { return product<bf16, K, K, s128, 64, Bug::kWaitTooFew>(); });
-  cases.check_fails("operand overwritten", "race: write of shared memory", [] { return product<bf16, K, K, s128, 64, Bug::kOverwrite>(); });
-  cases.check_fails("sum does not start at 0", "expected", [] { return product<bf16, K, K, s128, 64, Bug::kNoScaleReset>(); });
-  cases.check_fails("misaligned descriptor", "swizzle pattern starts", [] { return product<bf16, K, K, s128, 64, Bug::kMisaligned>(); });
-  cases.check_fails("descriptors differ", "do not agree", [] { return product<bf16, K, K, s128, 64, Bug::kDisagree>(); });
+  cases.check_fails("a group too few", "nothing waited for",
+                    [] { return product<bf16, K, K, s128, 64, Bug::kWaitTooFew>(); });
+  cases.check_fails("operand overwritten", "race: write of shared memory",
+                    [] { return product<bf16, K, K, s128, 64, Bug::kOverwrite>(); });
+  cases.check_fails("sum does not start at 0", "expected",
+                    [] { return product<bf16, K, K, s128, 64, Bug::kNoScaleReset>(); });
+  cases.check_fails("misaligned descriptor", "swizzle pattern starts",
+                    [] { return product<bf16, K, K, s128, 64, Bug::kMisaligned>(); });
+  cases.check_fails("descriptors differ", "do not agree",
+                    [] { return product<bf16, K, K, s128, 64, Bug::kDisagree>(); });
 }
 
 // ---- mma.sync: one warp, C[16 x 8] = A[16 x kK] B[kK x 8], through ldmatrix and stmatrix
 
 template <class T, int kK, bool kTransposedB>
-AK_KERNEL(32, 1) fragment_kernel(const T* a, const T* b, T* c) {
+AK_KERNEL(32, 1)
+fragment_kernel(const T* a, const T* b, T* c) {
   // Rows of 16 elements and 16 bytes more, so that the eight rows of a matrix differ in banks.
   constexpr int kPitch = 48;
   const uint32_t in_a = dynamic_shared(), in_b = in_a + 16 * kPitch, out = in_b + 16 * kPitch;
@@ -148,7 +162,8 @@ AK_KERNEL(32, 1) fragment_kernel(const T* a, const T* b, T* c) {
     tile_b[i / 16 * kPitch / 2 + i % 16] = load(b + i);
   }
   warp_sync();
-  // Lane l gives the row l % 16 of the left (l < 16) or right half: matrices in the order top left, bottom left, top right, bottom right.
+  // Lane l gives the row l % 16 of the left (l < 16) or right half: matrices in the order top left, bottom left, top
+  // right, bottom right.
   const uint32_t offset = static_cast<uint32_t>(lane % 16 * kPitch + lane / 16 * 16);
   uint32_t ra[4], rb[4];
   ldmatrix_x4(ra, in_a + offset);
@@ -182,8 +197,10 @@ std::string fragments() {
   for (size_t m = 0; m < 16; m++) {
     for (size_t n = 0; n < 16; n++) {
       float sum = 1;
-      for (size_t k = 0; k < kK; k++) sum += to_float(a[m * 16 + k]) * to_float(b[kTransposedB ? k * 16 + n % 8 : n % 8 * 16 + k]);
-      if (!(to_float(c[m * 16 + n]) == sum)) return emu::format("c[%zu, %zu] is %g, expected %g", m, n, to_float(c[m * 16 + n]), sum);
+      for (size_t k = 0; k < kK; k++)
+        sum += to_float(a[m * 16 + k]) * to_float(b[kTransposedB ? k * 16 + n % 8 : n % 8 * 16 + k]);
+      if (!(to_float(c[m * 16 + n]) == sum))
+        return emu::format("c[%zu, %zu] is %g, expected %g", m, n, to_float(c[m * 16 + n]), sum);
     }
   }
   return "";
@@ -214,7 +231,8 @@ void arithmetic(Cases& cases) {
     if (sum(true, -1.0f, {-0x1p-24f, -0x1p-30f}, {1, 1}) != -1.0f) return "not cut towards 0";
     // Two bits beyond fp32's 24 are kept: four quarters of the last bit make one, eight eighths make none.
     const std::vector<float> ones4(4, 1.0f), ones8(8, 1.0f);
-    if (sum(true, 1.0f, std::vector<float>(4, 0x1p-25f), ones4) != 1.0f + 0x1p-23f) return "the extra bits are not kept";
+    if (sum(true, 1.0f, std::vector<float>(4, 0x1p-25f), ones4) != 1.0f + 0x1p-23f)
+      return "the extra bits are not kept";
     if (sum(true, 1.0f, std::vector<float>(8, 0x1p-26f), ones8) != 1.0f) return "more than the extra bits are kept";
     if (sum(true, 0x1p24f, {1, 1}, {1, 1}) != 0x1p24f + 2) return "integers are not exact";
     return "";

@@ -37,6 +37,15 @@ def device(request):
         yield device
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small products on many threads mostly wait; the test that needs threads sets them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
@@ -80,6 +89,21 @@ def test_error_of_long_sums(device, generator, dtype, k):
         assert_frobenius(out, reference, k)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_rows_shared_by_threads(device, generator, threads):
+    """Large enough that the epilogue is cut into pieces."""
+    torch.set_num_threads(threads)
+    a = operand(2, 201, 40, dtype=torch.bfloat16, generator=generator, device=device)
+    b = operand(2, 40, 500, dtype=torch.bfloat16, generator=generator, device=device, scale=0.2)
+    c = torch.ones(2, 201, 500, device=device)
+    with poisoned_allocations():
+        out = gemm(a, b, activation="silu")
+        gemm_accumulate_(c, a, b)
+    assert_within(out, *reference_and_bound(a, b, activation="silu", out_dtype=torch.bfloat16))
+    ones = torch.ones_like(c)
+    assert_within(c, *reference_and_bound(a, b, beta=1.0, c=ones, out_dtype=torch.float32))
+
+
 def _bf16_partials(a, b):
     halves = (a[:, i : i + 512].float() @ b[i : i + 512].float() for i in range(0, 2048, 512))
     return sum(half.bfloat16() for half in halves)
@@ -114,8 +138,11 @@ def test_the_bound_rejects_a_wrong_element(generator):
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_integers_are_exact_at_every_edge_size(device, generator, dtype):
     """Every sum and product is an integer that even the 16-bit result holds, so nothing may be off."""
+    triples = {
+        triple for s, t in itertools.product(EDGE_SIZES, repeat=2) for triple in ((s, t, t), (t, s, t), (t, t, s))
+    }
     with poisoned_allocations():
-        for m, n, k in itertools.product(EDGE_SIZES, repeat=3):
+        for m, n, k in sorted(triples):
             limit = 1 if dtype == torch.bfloat16 else 4
             a = integers(m, k, limit=limit, dtype=dtype, generator=generator, device=device)
             b = integers(n, k, limit=limit, dtype=dtype, generator=generator, device=device).t()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import amp_kernels.optim as akopt
+from amp_kernels.optim import _state
 from amp_kernels.optim._state import ALIGN, fresh_shadow, refresh_shadows, state_layout
 
 BOTH = pytest.mark.parametrize(("name", "options"), [("AdamW", {}), ("SGD", {"momentum": 0.9, "dampening": 0.5})])
@@ -304,3 +305,16 @@ def test_shadow_is_not_used_while_tracing():
 
     look(p)
     assert found == [True]
+
+
+def test_check_mode_catches_writes_that_versions_do_not_see(monkeypatch):
+    monkeypatch.setattr(_state, "_CHECK", True)
+    model = torch.nn.Linear(3, 2)
+    optimizer = akopt.SGD(model.parameters(), shadow_dtype=torch.float16)
+    step(optimizer, list(model.parameters()))
+    assert fresh_shadow(model.weight, torch.float16) is not None
+    model.weight.data.mul_(2)
+    with pytest.raises(RuntimeError, match="is out of date"):
+        fresh_shadow(model.weight, torch.float16)
+    refresh_shadows(model)
+    assert fresh_shadow(model.weight, torch.float16) is not None

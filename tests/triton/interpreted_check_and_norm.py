@@ -39,7 +39,7 @@ def make(n, dtype, offset=0, seed=0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 7, 8, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
+@pytest.mark.parametrize("n", [1, 7, 8, 1023, 1024, 1025, 16383, 16384, 16385, 70000])
 def test_sizes(dtype, n):
     check([make(n, dtype)])
 

@@ -19,7 +19,7 @@ def test_there_are_files():
 
 @pytest.mark.parametrize("name", FILES)
 def test_interpreted(name):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / name)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FOLDER / name)]
     run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout

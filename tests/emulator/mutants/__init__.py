@@ -1,0 +1,21 @@
+"""The bugs that ``make mutants`` plants, one at a time: one file for the kernels of one test program.
+
+A list module has ``TEST``, the program that must fail, and ``MUTANTS``.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In ``file`` (under csrc/), the ``nth`` occurrence of ``old`` becomes ``new``. White space in ``old`` matches any white space.
+
+    ``missed`` explains why no test can notice, if none can; such a mutant counts as missed all the same.
+    """
+
+    file: str
+    old: str
+    new: str
+    why: str
+    nth: int = 1
+    missed: str = ""

@@ -1,0 +1,118 @@
+"""Mutation test of the kernels: plants one bug at a time and counts how many the tests on the emulator catch.
+
+    tests/emulator/mutate.py                    all lists in mutants/
+    tests/emulator/mutate.py gemm_sm90          one list
+    tests/emulator/mutate.py gemm_sm90 --only 3,7
+
+A mutant rebuilds only the test program of its kernel, against the emulator as it is. Fails if fewer than 90 % are caught, or if a miss is
+not explained in the list. The last line is "N of M caught".
+"""
+
+import argparse
+import concurrent.futures
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from mutants import Mutant
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BUILD = ROOT / "build" / "emulator"
+COMPILER = os.environ.get("CXX", "c++")
+TIMEOUT = 300
+NEEDED_SHARE = 0.9
+
+
+def plant(mutant: Mutant) -> str:
+    """The text of the mutant's file with the bug in it."""
+    text = (ROOT / "csrc" / mutant.file).read_text()
+    pattern = r"\s+".join(re.escape(piece) for piece in mutant.old.split())
+    found = list(re.finditer(pattern, text))
+    if len(found) < mutant.nth:
+        sys.exit(f"{mutant.file} has {len(found)} times {mutant.old!r}, the list asks for number {mutant.nth}: {mutant.why}")
+    place = found[mutant.nth - 1]
+    return text[: place.start()] + mutant.new + text[place.end() :]
+
+
+def build_and_run(test: str, sources: Path, program: Path) -> tuple[str, str]:
+    """("caught", the first failure), ("missed", "") or ("broken", the compiler's message)."""
+    command = [COMPILER, "-std=c++20", "-O0", "-DAK_EMULATE", "-ffp-contract=off", "-w", "-I", sources, "-I", HERE]
+    command += [HERE / f"{test}.cpp", BUILD / "lib" / "libak_emulator.a", "-o", program]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    if compiled.returncode:
+        errors = [line for line in compiled.stderr.splitlines() if "error" in line]
+        return "broken", (errors or ["the compiler said nothing"])[0]
+    # The first failure is enough; the other cases need not run.
+    run = subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    timer = threading.Timer(TIMEOUT, run.kill)
+    timer.start()
+    failure = next((line for line in run.stdout if line.startswith("FAIL")), None)
+    if failure is not None:
+        run.kill()
+    code = run.wait()
+    timer.cancel()
+    run.stdout.close()
+    if failure is None and code == 0:
+        return "missed", ""
+    return "caught", failure.strip() if failure else f"the test ends with code {code}"
+
+
+def try_mutant(test: str, mutant: Mutant | None) -> tuple[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder) / "csrc"
+        for part in ("device", "emulator", "kernels", "math"):
+            shutil.copytree(ROOT / "csrc" / part, sources / part)
+        if mutant is not None:
+            (sources / mutant.file).write_text(plant(mutant))
+        return build_and_run(test, sources, Path(folder) / "test")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lists", nargs="*", help="names of files in mutants/ (default: all)")
+    parser.add_argument("--only", help="comma-separated numbers of the mutants to try")
+    arguments = parser.parse_args()
+    names = arguments.lists or sorted(p.stem for p in (HERE / "mutants").glob("*.py") if p.stem != "__init__")
+    only = {int(number) for number in arguments.only.split(",")} if arguments.only else None
+
+    for command in (["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"], ["cmake", "--build", BUILD, "--target", "ak_emulator"]):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    jobs = []
+    for name in names:
+        module = importlib.import_module(f"mutants.{name}")
+        for mutant in module.MUTANTS:
+            plant(mutant)  # a stale entry ends the run before it has begun
+        jobs.append((f"{name}, nothing planted", module.TEST, None))
+        jobs += [(f"{name} {i}", module.TEST, m) for i, m in enumerate(module.MUTANTS) if only is None or i in only]
+
+    caught, total, faults = 0, 0, []
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        results = pool.map(lambda job: try_mutant(job[1], job[2]), jobs)
+        for (title, _, mutant), (outcome, detail) in zip(jobs, results, strict=True):
+            if mutant is None:
+                if outcome != "missed":
+                    sys.exit(f"{title}: the test fails as it is: {detail}")
+                continue
+            total += 1
+            caught += outcome == "caught"
+            print(f"{outcome:6} {title}: {mutant.why}: {detail[:200] or mutant.missed or 'NOT EXPLAINED'}", flush=True)
+            if outcome == "broken" or (outcome == "missed" and not mutant.missed):
+                faults.append(title)
+            if outcome == "caught" and mutant.missed:
+                faults.append(f"{title} (explained as a miss, but it is caught)")
+    if faults:
+        print("to be looked at: " + ", ".join(faults))
+    print(f"{caught} of {total} caught")
+    return 1 if faults or caught < NEEDED_SHARE * total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""``AMP_KERNELS_BACKEND=emulate``: CUDA kernels run on CPU tensors through the op, bit for bit like the CPU backend, and say what is wrong."""
+
+import os
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._library import REGISTRY
+from amp_kernels._load import PACKAGE
+
+EMULATED = sorted(path.stem for path in (PACKAGE / "_emulate").glob("*.py") if path.stem != "__init__")
+OPS = [op for name, op in sorted(REGISTRY.items()) if name.strip("_") in EMULATED]
+
+
+def tensors(values):
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
+
+
+def test_the_list_is_not_empty():
+    assert {"check_and_norm", "adamw_"} <= {op.name for op in OPS}
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("seed", [0, 5])
+def test_same_bits_as_the_cpu_kernel(op, seed, monkeypatch):
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_SEED", str(seed))
+    for (args, kwargs), (cpu_args, cpu_kwargs) in zip(op.samples("cpu"), op.samples("cpu"), strict=True):
+        with torch.no_grad(), ak.backend("emulate"):
+            result = op(*args, **kwargs)
+        with torch.no_grad(), ak.backend("cpu"):
+            expected = op(*cpu_args, **cpu_kwargs)
+        if result is None:
+            result, expected = (args, kwargs.values()), (cpu_args, cpu_kwargs.values())
+        for got, want in zip(tensors(result), tensors(expected), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_environment_variable_selects_it(monkeypatch):
+    import amp_kernels._emulate.check_and_norm as emulated
+
+    calls = []
+    real = emulated.launch
+    monkeypatch.setattr(emulated, "launch", lambda *args: calls.append(args) or real(*args))
+    monkeypatch.setitem(os.environ, "AMP_KERNELS_BACKEND", "emulate")
+    sum_sq, found_inf = ak.ops.check_and_norm.check_and_norm([torch.full((100,), 3.0)])
+    assert (len(calls), sum_sq.item(), found_inf.item()) == (1, 900.0, 0.0)
+
+
+def test_an_access_out_of_bounds_is_an_error_that_can_be_replayed(monkeypatch):
+    from amp_kernels import _emulator
+
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_SEED", "7")
+    grad, out = torch.zeros(8), torch.empty(2)
+    pieces = [("grad", grad.data_ptr(), 32, True), ("out", out.data_ptr(), 8, False)]
+    _emulator.set_options(seed=7)
+    with pytest.raises(RuntimeError, match=r"kernel check_and_norm, seed 7: CTA 0, warp 0 .*, load: out of bounds: .*'grad'"):
+        _emulator.check_and_norm(pieces, [(grad.data_ptr(), 9, 2)], 0, out.data_ptr(), out.data_ptr() + 4)

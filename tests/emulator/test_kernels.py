@@ -1,0 +1,37 @@
+"""Builds and runs the C++ tests of this folder: the emulator's own, and those of every kernel on it. Needs a C++20 compiler, no CUDA.
+
+A failure prints the line to replay it: ``build/emulator/test_X --seed N``.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "build" / "emulator"
+TESTS = sorted(path.stem for path in HERE.glob("test_*.cpp"))
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    for tool in ("cmake", "ninja"):
+        assert shutil.which(tool), f"{tool} was not found (pip install cmake ninja)"
+    for command in (["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"], ["cmake", "--build", BUILD]):
+        step = subprocess.run(command, capture_output=True, text=True)
+        assert step.returncode == 0, step.stdout[-4000:] + step.stderr[-4000:]
+    return BUILD
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_on_emulator(programs: Path, test: str):
+    run = subprocess.run([programs / test], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+
+
+def test_every_kernel_is_tested():
+    """A kernel that cannot run on the emulator is not finished."""
+    sources = "".join(path.read_text() for path in HERE.glob("test_*.cpp"))
+    for kernel in (HERE.parents[1] / "csrc" / "kernels").glob("*.cu"):
+        assert f'"kernels/{kernel.name}"' in sources, f"no test_*.cpp includes kernels/{kernel.name}"

@@ -1,0 +1,193 @@
+"""The public functions over tensor lists: what they refuse, with which words, and that nothing is changed before."""
+
+import inspect
+
+import pytest
+import torch
+
+from amp_kernels.ops.adamw import adamw_
+from amp_kernels.ops.adamw import samples as adamw_samples
+from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels.ops.sgd import samples as sgd_samples
+from amp_kernels.ops.sgd import sgd_
+from amp_kernels.ops.unscale import unscale_
+from amp_kernels.ops.update_scale import update_scale_
+
+ONE = torch.ones(())
+META = torch.ones(2, device="meta")
+
+LISTS = [
+    ([], ValueError, "grads is an empty list"),
+    ([torch.ones(2), 3.0], TypeError, r"grads\[1\] is a float"),
+    ([torch.ones(2), torch.ones(2, dtype=torch.int32)], TypeError, r"grads\[1\] is torch.int32; accepted: float16"),
+    ([torch.ones(2, dtype=torch.complex64)], TypeError, r"grads\[0\] is torch.complex64"),
+    ([torch.ones(2).to_sparse()], ValueError, r"grads\[0\] has layout torch.sparse_coo"),
+    ([torch.ones(2), META], ValueError, r"grads\[1\] is on meta and grads\[0\] on cpu"),
+    (
+        [torch.ones(4, 4)[:, ::2]],
+        ValueError,
+        r"grads\[0\] is float32\[4, 2\] with strides \(4, 2\) on cpu, which leaves gaps",
+    ),
+    ([torch.ones(3).expand(2, 3)], ValueError, ".*which leaves gaps in memory or overlaps itself"),
+]
+
+
+@pytest.mark.parametrize(("grads", "error", "text"), LISTS)
+def test_lists(grads, error, text):
+    with pytest.raises(error, match=f"check_and_norm: {text}"):
+        check_and_norm(grads)
+    found = torch.zeros(())
+    with pytest.raises(error, match=f"unscale_: {text}"):
+        unscale_(grads, found, ONE)
+    assert found.item() == 0
+
+
+def test_a_tensor_is_no_list_and_a_generator_is():
+    with pytest.raises(TypeError, match="check_and_norm: grads is a Tensor; accepted: a list of tensors"):
+        check_and_norm(torch.ones(3))
+    with pytest.raises(TypeError, match="unscale_: grads is a Tensor; accepted: a list of tensors"):
+        unscale_(torch.ones(3), torch.zeros(()), ONE)
+    assert check_and_norm(torch.full((2,), 2.0) for _ in range(2))[0].item() == 16.0
+
+
+@pytest.mark.parametrize(
+    ("scalar", "error", "text"),
+    [
+        (2.0, TypeError, "is a float; accepted: a tensor of one element"),
+        (torch.ones(2), TypeError, r"is float32\[2\].*accepted: one element of float32"),
+        (torch.ones((), dtype=torch.float64), TypeError, "accepted: one element of float32"),
+        (torch.ones((), device="meta"), ValueError, "is on meta and the tensors on cpu"),
+    ],
+)
+def test_scalars(scalar, error, text):
+    grads = [torch.ones(2)]
+    for call in (
+        lambda: check_and_norm(grads, scalar),
+        lambda: unscale_(grads, scalar, ONE),
+        lambda: unscale_(grads, torch.zeros(()), scalar),
+        lambda: update_scale_(ONE.clone(), torch.tensor(0).int(), torch.tensor(1).int(), [scalar]),
+        lambda: adamw_(*change(adamw_samples, grad_scale=scalar)),
+        lambda: sgd_(*change(sgd_samples, found_inf=scalar)),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    assert torch.equal(grads[0], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"growth_factor": 0.5}, "growth_factor is 0.5"),
+        ({"backoff_factor": 0.0}, "backoff_factor is 0.0"),
+        ({"backoff_factor": 1.5}, "backoff_factor is 1.5"),
+        ({"growth_interval": -1}, "growth_interval is -1"),
+        ({"min_scale": -1.0}, "min_scale is -1.0"),
+        ({"min_scale": 2.0, "max_scale": 1.0}, "max_scale is 1.0; accepted: a number from 2.0"),
+        ({"hysteresis": 0}, "hysteresis is 0"),
+        *(
+            ({key: float("nan")}, f"{key} is nan")
+            for key in ("growth_factor", "backoff_factor", "min_scale", "max_scale")
+        ),
+    ],
+)
+def test_update_scale_numbers(options, text):
+    scale, tracker, left = torch.tensor(4.0), torch.tensor(0).int(), torch.tensor(1).int()
+    with pytest.raises(ValueError, match=f"update_scale_: {text}"):
+        update_scale_(scale, tracker, left, [torch.ones(())], **options)
+    assert (scale.item(), tracker.item(), left.item()) == (4.0, 0, 1)
+
+
+def test_update_scale_tensors():
+    scale, tracker, left = torch.tensor(4.0), torch.tensor(0).int(), torch.tensor(1).int()
+    with pytest.raises(ValueError, match="found_infs is an empty list"):
+        update_scale_(scale, tracker, left, [])
+    with pytest.raises(TypeError, match="growth_tracker is int64"):
+        update_scale_(scale, tracker.long(), left, [ONE])
+    with pytest.raises(TypeError, match="hysteresis_tracker is float32"):
+        update_scale_(scale, tracker, scale, [ONE])
+
+
+NAN = float("nan")
+
+
+def change(samples, index=0, **changes):
+    """A valid call with some arguments replaced; a callable makes the new value from the old one."""
+    function = adamw_ if samples is adamw_samples else sgd_
+    args = dict(zip(inspect.signature(function).parameters, list(samples("cpu"))[index][0], strict=True))
+    for key, value in changes.items():
+        args[key] = value(args[key]) if callable(value) else value
+    return list(args.values())
+
+
+def longer(tensors):
+    return [*tensors, tensors[0]]
+
+
+UPDATES = [
+    (
+        {"params": lambda p: [t.double() for t in p]},
+        TypeError,
+        "params.0. is torch.float64; accepted: float16, bfloat16, float32",
+    ),
+    ({"grads": lambda g: [t.double() for t in g]}, TypeError, "grads.0. is torch.float64"),
+    ({"grads": lambda g: g[:-1]}, ValueError, "3 params and 2 grads"),
+    ({"grads": lambda g: [g[0].contiguous(), *g[1:]]}, ValueError, "shape, strides and device must be the same"),
+    ({"grads": lambda g: [g[0].t(), *g[1:]]}, ValueError, "shape, strides and device must be the same"),
+    ({"steps": longer}, ValueError, "1 entries and steps 2"),
+    ({"steps": lambda s: [s[0].double()]}, TypeError, "steps.0. is torch.float64"),
+    ({"masters": lambda m: [torch.zeros(512)]}, TypeError, "block 0 has masters; accepted: float16, bfloat16"),
+    ({"masters": lambda m: [torch.zeros(512, dtype=torch.int32)]}, TypeError, "masters.0. is torch.int32"),
+    ({"shadows": lambda s: [torch.zeros(512)]}, TypeError, "shadows.0. is torch.float32"),
+    ({"shadows": lambda s: [torch.zeros(16, dtype=torch.float16)]}, ValueError, "shadows.0. has 16 elements"),
+    ({"layout": lambda x: x[:2]}, ValueError, r"layout is int64\[2, 4\].*accepted: int64\[3, 4\]"),
+    ({"layout": lambda x: x.int()}, ValueError, "layout is int32"),
+    ({"layout": lambda x: x + torch.tensor([1, 0, 0, 0])}, ValueError, "there are 1 blocks"),
+    ({"layout": lambda x: x + torch.tensor([0, 400, 0, 0])}, ValueError, "has 512 elements"),
+    ({"layout": lambda x: x - torch.tensor([0, 1, 0, 0])}, ValueError, "has 512 elements"),
+    ({"layout": lambda x: x + torch.tensor([0, 0, 1, 0])}, ValueError, "has 3 slots"),
+    ({"layout": lambda x: x + torch.tensor([0, 0, 0, 1])}, ValueError, "there are 1 param groups"),
+    ({"lrs": [torch.ones(()), torch.ones(())]}, ValueError, "lrs has 2 entries"),
+    ({"lrs": [torch.ones((), dtype=torch.float64)]}, TypeError, "lrs.0. is float64"),
+    ({"lr": [NAN]}, ValueError, "lr.0. is nan"),
+    ({"lr": [-1.0]}, ValueError, "lr.0. is -1.0"),
+    ({"weight_decay": [NAN]}, ValueError, "weight_decay.0. is nan"),
+    ({"flags": [0, 0]}, ValueError, "flags has 2 entries and lr 1"),
+    ({"sum_sq": torch.ones(()), "max_norm": NAN}, ValueError, "max_norm is nan"),
+]
+ADAMW = [
+    ({"beta1": [1.0]}, ValueError, "beta1.0. is 1.0; accepted: a number from 0 to below 1"),
+    ({"beta2": [NAN]}, ValueError, "beta2.0. is nan"),
+    ({"eps": [-1.0]}, ValueError, "eps.0. is -1.0"),
+    (
+        {"exp_avgs": lambda m: [t.half() for t in m]},
+        TypeError,
+        "exp_avgs.0. is torch.float16; accepted: float32, bfloat16",
+    ),
+    ({"exp_avg_sqs": lambda m: [t.view(16, 32) for t in m]}, ValueError, "accepted: a flat, contiguous buffer on cpu"),
+    ({"exp_avgs": lambda m: [t[:0] for t in m]}, ValueError, "exp_avgs.0. has 0 elements"),
+]
+SGD = [
+    ({"momentum": [NAN]}, ValueError, "momentum.0. is nan"),
+    ({"dampening": [NAN]}, ValueError, "dampening.0. is nan"),
+    ({"momentum_buffers": lambda m: [t.double() for t in m]}, TypeError, "momentum_buffers.0. is torch.float64"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "samples", "changes", "error", "text"),
+    [(adamw_, adamw_samples, *case) for case in UPDATES + ADAMW]
+    + [(sgd_, sgd_samples, *case) for case in UPDATES + SGD],
+)
+def test_updates(function, samples, changes, error, text):
+    args = change(samples, **changes)
+    before = [[t.clone() for t in value] for value in args[:6]]
+    with pytest.raises(error, match=f"{function.__name__}: .*{text}"):
+        function(*args)
+    for old, value in zip(before, args[:6], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(old, value, strict=True))
+
+
+@pytest.mark.parametrize(("function", "samples"), [(adamw_, adamw_samples), (sgd_, sgd_samples)])
+def test_every_sample_passes_the_checks(function, samples):
+    for index in range(len(list(samples("cpu")))):
+        function(*change(samples, index))

@@ -1,0 +1,89 @@
+"""What the registry promises for every op: version counters, dispatch of an explicit backend, import without side effects."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels import _policy
+from amp_kernels._library import REGISTRY
+
+MUTATING = [name for name, op in REGISTRY.items() if op.mutated]
+RAW = [name for name, op in REGISTRY.items() if not op.mutated and not op.composite and name != "check_and_norm"]
+
+
+def mutated_tensors(op, args, kwargs):
+    for position, name in op.mutated:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        yield from [value] if isinstance(value, torch.Tensor) else value or ()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference", "emulate"])
+@pytest.mark.parametrize("name", MUTATING)
+def test_every_backend_bumps_versions(name, backend):
+    """Or a step between forward and backward gives silently wrong gradients."""
+    op = REGISTRY[name]
+    if backend == "emulate" and not _policy.built(name).emulate:
+        return  # not every kernel runs on the emulator
+    args, kwargs = next(iter(op.samples("cpu")))
+    before = [t._version for t in mutated_tensors(op, args, kwargs)]
+    with ak.backend(backend):
+        op(*args, **kwargs)
+    after = [t._version for t in mutated_tensors(op, args, kwargs)]
+    assert before, name
+    assert all(b > a for a, b in zip(before, after, strict=True))
+
+
+def test_a_step_between_forward_and_backward_is_an_error():
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    optimizer = ak.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.randn(4, 4)
+    loss = (torch.randn(2, 4, requires_grad=True) @ weight).square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_backward_through_a_raw_op_raises(name):
+    """Instead of silently giving no gradient."""
+    op = REGISTRY[name]
+    args, kwargs = next(iter(op.samples("cpu")))
+    args = tuple(a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args)
+    out = op(*args, **kwargs)
+    out = out[0] if isinstance(out, tuple) else out
+    with pytest.raises(NotImplementedError, match="raw kernel without an autograd formula"):
+        out.sum().backward()
+
+
+def test_every_op_has_samples_of_more_than_one_dtype():
+    for name, op in REGISTRY.items():
+        lists = [value if isinstance(value, (list, tuple)) else [value] for args, _ in op.samples("cpu") for value in args]
+        dtypes = {t.dtype for values in lists for t in values if isinstance(t, torch.Tensor)}
+        assert {torch.float32, torch.float16, torch.bfloat16} <= dtypes or name == "update_scale_", (name, dtypes)
+
+
+def test_import_touches_no_device_and_loads_no_triton():
+    code = (
+        "import sys, torch; import amp_kernels; assert not torch.cuda.is_initialized(); "
+        "assert 'triton' not in sys.modules, 'triton was imported'"
+    )
+    baseline = subprocess.run([sys.executable, "-c", "import sys, torch; print('triton' in sys.modules)"], capture_output=True, text=True)
+    if baseline.stdout.strip() == "True":  # torch itself imported it
+        code = "import torch; import amp_kernels; assert not torch.cuda.is_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("command", "expected"), [(["info", "--check"], "all backends agree"), (["doctor"], "dtype")])
+def test_commands(command, expected):
+    result = subprocess.run([sys.executable, "-m", "amp_kernels", *command], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert expected in result.stdout
+
+
+def test_unknown_option_is_an_error():
+    result = subprocess.run([sys.executable, "-m", "amp_kernels", "info", "--chekc"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "--chekc" in result.stderr

@@ -1,0 +1,223 @@
+"""The Triton GEMM in the interpreter; run by test_interpreted.py with TRITON_INTERPRET=1.
+
+Most tests use a tile of 16 x 32 x 16, so that a few dozen rows and columns already make several tiles, groups of tiles and steps.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from triton.runtime.interpreter import GridExecutor
+
+from amp_kernels._autotune import GemmConfig
+from amp_kernels._library import REGISTRY
+from amp_kernels._triton import _gemm, gemm, gemm_accumulate, gemm_preact
+from amp_kernels.testing.backends import check_backend
+from amp_kernels.testing.bounds import assert_within, reference_and_bound
+from amp_kernels.testing.generators import EXACT_INTEGERS, HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
+from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
+
+CONFIG = GemmConfig(16, 32, 16, num_warps=4, num_stages=2, group_m=2)
+TMA = GemmConfig(16, 32, 16, num_warps=4, num_stages=2, group_m=2, tma=True)
+
+
+def rng(*seed):
+    return torch.Generator().manual_seed(hash(seed) % 2**31)
+
+
+def exact_operands(shape_a, shape_b, dtype, layouts=("row", "row"), limit=2):
+    generator = rng(*shape_a, *shape_b)
+    return tuple(
+        integers(*shape, limit=limit, dtype=dtype, generator=generator, layout=layout)
+        for shape, layout in zip((shape_a, shape_b), layouts, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_preact", "gemm_accumulate_"])
+def test_samples_of_the_op(name):
+    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
+
+
+@pytest.mark.parametrize("layouts", itertools.product(LAYOUTS, LAYOUTS), ids="-".join)
+def test_layouts_are_read_in_place(layouts):
+    """Sums of small integers, bit for bit, with NaN in the padding of the operands."""
+    for i, shape in enumerate([(), (2,)]):
+        a, b = exact_operands((*shape, 37, 41), (*shape, 41, 70), HALF_DTYPES[i], layouts)
+        assert 41 * 2 * 2 <= EXACT_INTEGERS[a.dtype]
+        c, buffer = embed(torch.full((*shape, 37, 70), math.nan, dtype=a.dtype))
+        _gemm.run(c, a, b, config=CONFIG)
+        assert torch.equal(c.double(), a.double() @ b.double())
+        assert_only_written(buffer, c)
+
+
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_sizes_around_tiles_and_vectors(dtype, out_dtype):
+    sizes = [(1, 1, 1), (7, 9, 8), (8, 7, 9), (64, 65, 63), (65, 64, 16), (17, 33, 17), (1, 8, 64), (63, 1, 65), (16, 257, 7)]
+    with poisoned_allocations():
+        for m, n, k in [*sizes, (0, 5, 3), (5, 0, 3), (0, 0, 0), (5, 3, 0)]:
+            a, b = exact_operands((m, k), (k, n), dtype, limit=1)
+            assert torch.equal(gemm.launch(a, b, out_dtype=out_dtype).double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("tile", [(16, 16, 16), (64, 16, 32), (16, 64, 64)])
+@pytest.mark.parametrize("group_m", [1, 3, 8])
+def test_every_tile_of_every_batch_is_computed_once(tile, group_m):
+    a, b = exact_operands((3, 150, 20), (3, 20, 90), torch.float16)
+    c = torch.full((3, 150, 90), math.nan)
+    _gemm.run(c, a, b, config=GemmConfig(*tile, 4, 2, group_m))
+    assert torch.equal(c.double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("a_layout", ["row", "column"])
+@pytest.mark.parametrize("b_layout", ["row", "column"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_tma_descriptors(a_layout, b_layout, shape, monkeypatch):
+    described = []
+    descriptor = _gemm._descriptor
+    monkeypatch.setattr(_gemm, "_descriptor", lambda *args: described.append(descriptor(*args)) or described[-1])
+    a, b = exact_operands((*shape, 40, 48), (*shape, 48, 72), torch.bfloat16, (a_layout, b_layout))
+    c = torch.full((*shape, 40, 72), math.nan)
+    _gemm.run(c, a, b, config=TMA)
+    assert torch.equal(c.double(), a.double() @ b.double())
+    assert len(described) == 2
+
+
+def test_only_what_tma_can_address_goes_through_it():
+    x = torch.zeros(3, 16, 24, dtype=torch.float16)
+    assert _gemm._fits_tma(x, False)
+    assert _gemm._fits_tma(x.mT, True)
+    assert _gemm._fits_tma(x[:1, :, :21], False), "a tail of the contiguous dimension is clipped"
+    for no in (
+        x[:, :, 1:],  # address
+        x[:, :, ::2],  # no contiguous dimension
+        x.mT,  # of the other order
+        x[:, :, :0],  # nothing
+        x[:1].expand(3, 16, 24),  # one matrix for all batches
+        x[:, :1].expand(3, 16, 24),  # one row for all
+        torch.zeros(3, 16, 20, dtype=torch.float16),  # rows that do not begin at 16 bytes
+        torch.zeros(3 * 388, dtype=torch.float16).as_strided((3, 16, 24), (388, 24, 1)),  # matrices that do not
+    ):
+        assert not _gemm._fits_tma(no, False)
+
+
+def test_access_widths():
+    """What an access may take: bounded by the address, the strides and the extent of the contiguous dimension."""
+    x = torch.zeros(4, 64, 64, dtype=torch.float16)
+
+    def order(t):
+        return _gemm._order(t)
+
+    assert order(x) == (False, 8)
+    assert order(x.mT) == (True, 8)
+    assert order(x[:, :, 4:]) == (False, 4)
+    assert order(x[:, :, 1:]) == (False, 1)
+    assert order(x[:, :, :62]) == (False, 2)
+    assert order(x[:, :33]) == (False, 8)
+    assert order(x[:, :, ::2]) == (False, 1)
+    assert order(x.flatten()[: 3 * 62 * 62].view(3, 62, 62)) == (False, 2)
+    assert order(x.float()) == (False, 4)
+    assert order(x[:1, :, :1]) == (False, 1)
+    assert order(torch.zeros(1, 64, 1, dtype=torch.float16)) == (True, 8), "a column is contiguous along its rows"
+    assert order(x[0, 0].as_strided((1, 1, 64), (7, 5, 1))) == (False, 8), "strides of single rows and matrices do not count"
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+def test_epilogue(activation, out_dtype):
+    for dtype in HALF_DTYPES:
+        generator = rng(activation, str(out_dtype))
+        a = operand(33, 40, dtype=dtype, generator=generator)
+        b = operand(40, 50, dtype=dtype, generator=generator, layout="column")
+        for bias in (None, torch.randn(50, generator=generator), torch.randn(100, generator=generator).to(dtype)[::2]):
+            kwargs = {"activation": activation, "out_dtype": out_dtype}
+            y = gemm.launch(a, b, bias, **kwargs)
+            assert y.dtype == out_dtype
+            assert_within(y, *reference_and_bound(a, b, bias, **kwargs))
+            y_again, z = gemm_preact.launch(a, b, bias, **kwargs)
+            assert torch.equal(y_again, y), "the activation must see the unrounded value"
+            assert torch.equal(z, gemm.launch(a, b, bias, out_dtype=out_dtype))
+
+
+def test_one_rounding_to_nearest_even():
+    """1 + 2^-8 is a tie between two bf16 numbers, and 1 + 2^-8 + 2^-16 is not: it must not become one by an earlier rounding."""
+    ones = torch.ones(1, 3, dtype=torch.bfloat16)
+    column = torch.tensor([[1.0], [2.0**-8], [0.0]], dtype=torch.bfloat16)
+    for third, expected in ((0.0, 1.0), (2.0**-16, 1 + 2.0**-7), (-(2.0**-16), 1.0)):
+        column[2] = third
+        assert gemm.launch(ones, column).item() == expected
+
+
+def test_k_zero_is_the_activation_of_the_bias():
+    for config in (CONFIG, TMA):
+        c = torch.full((3, 40), math.nan)
+        bias = torch.linspace(-3, 3, 40)
+        a, b = torch.empty(3, 0, dtype=torch.float16), torch.empty(0, 40, dtype=torch.float16)
+        _gemm.run(c, a, b, bias, activation="relu", config=config)
+        assert torch.equal(c, bias.relu().expand(3, 40))
+
+
+def test_infinity_and_nan_pass_and_overflow_is_infinite():
+    a = torch.tensor([[math.inf, 1], [math.nan, 1], [60000.0, 60000.0], [1, 1]], dtype=torch.float16)
+    b = torch.ones(2, 1, dtype=torch.float16)
+    got = gemm.launch(a, b).flatten().tolist()
+    assert got[0] == got[2] == math.inf
+    assert math.isnan(got[1])
+    assert got[3] == 2
+    cancelling = torch.tensor([65504.0, -65504.0], dtype=torch.float16).repeat(512)
+    assert gemm.launch(cancelling[None], torch.ones(1024, 1, dtype=torch.float16)).item() == 0
+
+
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.5, 0.0), (-2.0, 0.25), (0.0, 1.0)])
+def test_accumulate(alpha, beta, column_major):
+    for shape in ((), (2,)):
+        a, b = exact_operands((*shape, 21, 18), (*shape, 18, 36), torch.float16)
+        start = torch.randint(-8, 9, (*shape, 21, 36), generator=rng(alpha, beta)).float()
+        expected = alpha * (a.double() @ b.double()) + beta * start.double()
+        c, buffer = embed(start if beta else torch.full_like(start, math.nan), transposed=column_major, offset=1)
+        assert gemm_accumulate.launch(c, a, b, alpha=alpha, beta=beta) is None
+        assert torch.equal(c.double(), expected)
+        assert_only_written(buffer, c)
+
+
+def test_accumulate_without_terms_scales():
+    c = torch.full((3, 4), 6.0)
+    empty = torch.empty(3, 0, dtype=torch.bfloat16), torch.empty(0, 4, dtype=torch.bfloat16)
+    gemm_accumulate.launch(c, *empty, beta=0.5)
+    assert (c == 3).all()
+    gemm_accumulate.launch(c, *empty, beta=0.0)
+    assert (c == 0).all()
+
+
+@pytest.mark.parametrize("operand_name", ["a", "b", "c"])
+@pytest.mark.parametrize("stride", [2**26, 2**27])
+def test_more_than_2_to_31_elements(operand_name, stride, monkeypatch):
+    """Rows 2^26 elements apart: the third tile begins at 2^31. At 2^27 an offset within a tile reaches that, too."""
+    # The memory is reserved, not touched: the interpreter must not copy it, as it does after a launch (here onto itself).
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *args: None)
+    rows = 33 if stride == 2**26 else 17
+
+    def far_apart(t):
+        memory = torch.empty((rows - 1) * stride + t.shape[1], dtype=t.dtype)
+        return memory.as_strided(t.shape, (stride, 1)).copy_(t)
+
+    m, k, n = (rows, 8, 16) if operand_name != "b" else (8, rows, 16)
+    a, b = exact_operands((m, k), (k, n), torch.float16, limit=1)
+    c = torch.zeros(m, n, dtype=torch.float16)
+    expected = (a.double() @ b.double()).to(c.dtype)
+    a, b, c = (far_apart(t) if name == operand_name else t for name, t in zip("abc", (a, b, c), strict=True))
+    assert _gemm._spans_int32({"a": a, "b": b, "c": c}[operand_name].unsqueeze(0), (16, 16)) == (stride == 2**26)
+    _gemm.run(c, a, b, config=GemmConfig(16, 16, 16, num_warps=4, num_stages=2))
+    assert torch.equal(c, expected)
+
+
+def test_arguments_are_checked_before_memory_is_touched():
+    a, b = torch.zeros(2, 3, dtype=torch.float16), torch.zeros(3, 2, dtype=torch.float16)
+    with pytest.raises(ValueError, match="bias has shape"):
+        gemm.launch(a, b, torch.zeros(1))
+    with pytest.raises(TypeError, match="b is bfloat16"):
+        gemm_preact.launch(a, b.bfloat16(), activation="relu")
+    with pytest.raises(ValueError, match="c has shape"):
+        gemm_accumulate.launch(torch.zeros(2, 1), a, b)
