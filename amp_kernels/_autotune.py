@@ -42,7 +42,7 @@ class Chip:
     shared_limit: int  # bytes a block may use
     macs: int  # dense 16-bit multiply-adds a clock and multiprocessor
     candidates: tuple[GemmConfig, ...]
-    full_epilogue: int  # accumulators a thread beside which the epilogue can hold a second value of each without spilling
+    full_epilogue: int  # accumulators a thread that leave the epilogue room for a second value of each
 
 
 # (block_m, block_n, block_k, warps, stages), the preferred one first among equals. A tile of 128 x 256 has 128 accumulators a thread:
@@ -57,6 +57,8 @@ _HOPPER = (
     (64, 32, 64, 4, 6),
     (64, 16, 128, 4, 4),
 )
+# On Blackwell a tile of 256 rows spills as soon as there is a bias.
+_BLACKWELL = tuple(row for row in _HOPPER if row[0] < 256)
 # mma.sync keeps operand fragments in registers beside the accumulators: BLOCK_K 32, and 8 warps from 64 x 128 on.
 _AMPERE = (
     (128, 256, 32, 8, 3),
@@ -85,14 +87,14 @@ _UNALIGNED = (
 )
 
 
-def _rows(*tables: tuple[tuple[int, ...], ...], tma: bool = False) -> tuple[GemmConfig, ...]:
-    return tuple(GemmConfig(*row, tma=tma) for table in tables for row in table)
+def _rows(table: tuple[tuple[int, ...], ...], tma: bool = False) -> tuple[GemmConfig, ...]:
+    return tuple(GemmConfig(*row, tma=tma) for row in table)
 
 
 _A100 = Chip(108, 166_912, 1024, _rows(_AMPERE), 32)
 _SMALL = Chip(84, 101_376, 512, _rows(_AMPERE), 32)  # GeForce and workstation chips: 99 KiB of shared memory
 _H100 = Chip(132, 232_448, 2048, _rows(_HOPPER, tma=True), 64)
-_B200 = Chip(148, 232_448, 4096, _rows(_HOPPER), 64)
+_B200 = Chip(148, 232_448, 4096, _rows(_BLACKWELL), 64)
 
 
 def chip(capability: tuple[int, int]) -> Chip:
@@ -106,7 +108,7 @@ def chip(capability: tuple[int, int]) -> Chip:
 
 
 _BY_ACCESS = {1: _rows(_UNALIGNED), 2: _rows(_NARROW), 4: _rows(_NARROW)}
-_FILL_CYCLES = 2000  # from a block's start to its first product, and from its last product to its end: latency that nothing hides
+_FILL_CYCLES = 2000  # of a block before its first product and after its last one: latency that nothing hides
 _L2_BYTES = 32  # a clock and multiprocessor: half of what its port takes, since all of them read at a time
 
 

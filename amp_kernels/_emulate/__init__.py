@@ -1,7 +1,8 @@
-"""CUDA kernels on CPU tensors, for debugging: the kernel's own source runs on the emulator (``csrc/emulator``), which reports out of
-bounds and uninitialised accesses, races, deadlocks and broken rules of the asynchronous units. Slow: some hundred nanoseconds an element.
+"""CUDA kernels on CPU tensors, for debugging: the kernel's own source runs on the emulator (``csrc/emulator``).
 
-``AMP_KERNELS_EMULATE_SEED`` chooses the schedule of threads and copies (default 0). An error names its seed; the same seed gives the same run.
+It reports out of bounds and uninitialised accesses, races, deadlocks and broken rules of the asynchronous units. Slow: some
+hundred nanoseconds an element. ``AMP_KERNELS_EMULATE_SEED`` chooses the schedule of threads and copies (default 0); an error
+names its seed, and the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from .. import _emulator
 
-DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}  # enum DType of csrc/device/tensor_list.cuh
+DTYPE_CODES = {
+    torch.float16: 0,
+    torch.bfloat16: 1,
+    torch.float32: 2,
+    torch.float64: 3,
+}  # enum DType of csrc/device/tensor_list.cuh
 
 Piece = tuple[str, int, int, bool]
 

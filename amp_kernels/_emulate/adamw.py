@@ -64,7 +64,11 @@ def launch(
             group,
         )
         entry.set_moments(
-            place("exp_avg", offset), dtype("exp_avg"), place("exp_avg_sq", offset), dtype("exp_avg_sq"), place("step", slot)
+            place("exp_avg", offset),
+            dtype("exp_avg"),
+            place("exp_avg_sq", offset),
+            dtype("exp_avg_sq"),
+            place("step", slot),
         )
         if masters[block].numel() > 0:
             entry.set_master(place("master", offset), masters[block].dtype == torch.int16)

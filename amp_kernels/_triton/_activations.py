@@ -2,6 +2,9 @@
 
 Every fused multiply-add is written out and the kernels that call these functions are compiled with ``enable_fp_fusion=False``, so
 that a result has the bits of the CPU and CUDA kernels. Nothing comes from libdevice, which the interpreter does not have.
+
+``tl.map_elementwise`` makes the compiler finish one element before it begins the next. Written over whole tensors, the functions
+would keep every intermediate value of every accumulator alive at once, and spill more than a kilobyte a thread.
 """
 
 import triton
@@ -29,6 +32,13 @@ def _clamp(x, low, high):
 
 @triton.jit
 def _divide(n, d):
+    """n / d for d in [1, 6] and n in [0, 1], rounded to nearest as long as n is not subnormal.
+
+    One Newton step on the hardware's approximate reciprocal, one correction of the quotient by its exact remainder (Markstein, IBM
+    Journal of Research and Development 34(1), 1990). ``div_rn`` gives the same bits, but branches, for operands that do not occur
+    here; in an epilogue that costs hundreds of bytes of spilled registers. The one known exception is 1 / (2 - 2^-23), which is a
+    unit in the last place off unless the reciprocal is already right.
+    """
     r = 1.0 / d
     r = tl.fma(tl.fma(-d, r, 1.0), r, r)
     q = n * r

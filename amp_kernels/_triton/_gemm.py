@@ -57,6 +57,7 @@ def run(
             full_epilogue=preact is not None or beta is not None or activation not in ("none", "relu"),
         )
     a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)
+    c_box = (config.block_m, config.block_n)
     tma = config.tma and _fits_tma(a, a_column_major) and _fits_tma(b, b_column_major)
     grid = batch * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
     with torch.cuda.device(c.device if c.is_cuda else -1):
@@ -82,7 +83,7 @@ def run(
             VEC_A=vec_a,
             VEC_B=vec_b,
             VEC_C=vec_c,
-            WIDE=not (_spans_int32(a, a_box) and _spans_int32(b, b_box) and _spans_int32(c3, (config.block_m, config.block_n))),
+            WIDE=not (_spans_int32(a, a_box) and _spans_int32(b, b_box) and _spans_int32(c3, c_box)),
             TMA=tma,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,

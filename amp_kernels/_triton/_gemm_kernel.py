@@ -72,10 +72,13 @@ def _load_box(descriptor, batch, row, column, COLUMN_MAJOR: tl.constexpr, ROWS: 
         return descriptor.load([batch.to(tl.int32), row, column]).reshape(ROWS, COLUMNS)
 
 
+_STRIDES = ["stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"]
+
+
 # The VEC arguments say what alignment matters, so that a size which happens to divide by 16 does not compile another kernel.
 @triton.jit(
     do_not_specialize=["M", "N", "K", "stride_ab", "stride_bb", "stride_cb"],
-    do_not_specialize_on_alignment=["a", "b", "c", "preact", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"],
+    do_not_specialize_on_alignment=["a", "b", "c", "preact", *_STRIDES],
 )
 def gemm_kernel(
     a,  # [batch, M, K]: a pointer, or with TMA a descriptor; likewise b

@@ -39,9 +39,19 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
 
 
 def _fma(self, x, y, z):
-    # A product of two fp32 numbers is exact in fp64, so that only its sum with z is rounded before the last rounding.
-    wide = x.data.astype(np.float64) * y.data + z.data
-    return TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+    if z.data.dtype != np.float32:
+        return TensorHandle(x.data * y.data + z.data, z.dtype.scalar)
+    # The product is exact in fp64. Its sum with z is rounded to odd there, which the rounding to fp32 then cannot tell from the exact
+    # sum (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008).
+    with np.errstate(all="ignore"):
+        product, addend = np.broadcast_arrays(x.data.astype(np.float64) * y.data, z.data.astype(np.float64))
+        total = product + addend
+        part = total - product
+        error = (product - (total - part)) + (addend - part)
+        even = (total.view(np.int64) & 1) == 0
+        odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+        exact = (error == 0) | ~np.isfinite(total)
+        return TensorHandle(np.where(exact | ~even, total, odd).astype(np.float32), tl.float32)
 
 
 def correct() -> None:

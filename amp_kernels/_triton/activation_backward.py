@@ -58,8 +58,13 @@ def launch(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torc
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/activation_backward.py``."""
     _check(grad, preact, activation)
     out = torch.empty(preact.shape, dtype=preact.dtype, device=preact.device)
-    if out.numel() == 0:
-        return out
+    if out.numel() > 0:
+        _run(out, grad, preact, activation)
+    return out
+
+
+def _run(out: torch.Tensor, grad: torch.Tensor, preact: torch.Tensor, activation: str) -> None:
+    """Writes the contiguous, non-empty ``out``."""
     columns = out.numel() if out.ndim == 0 or (grad.is_contiguous() and preact.is_contiguous()) else out.shape[-1]
     grad, preact = grad.reshape(-1, columns), preact.reshape(-1, columns)
     rows = grad.shape[0]
@@ -82,7 +87,6 @@ def launch(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torc
             num_warps=8,
             enable_fp_fusion=False,
         )
-    return out
 
 
 def _strides(t: torch.Tensor) -> tuple[int, int]:

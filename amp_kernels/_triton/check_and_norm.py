@@ -1,12 +1,13 @@
-"""check_and_norm in Triton: one read of a list of gradients of any dtypes, then one program that adds the partial results.
+"""check_and_norm in Triton: one read of a list of gradients of any dtypes, then one program that adds the partial sums.
 
-A Triton kernel cannot take a list in its arguments, so the addresses lie in a table on the device. Programs walk over the chunks of
-the whole list; each keeps the running chunk totals of the list in registers and finds a chunk's tensor by counting the totals at or
-below it, which costs no memory access. Sums are kept in fp32 within a chunk and in fp64 above, and nothing is added by atomics, so a
-call gives the same bits each time.
+A Triton kernel cannot take a list in its arguments, so the addresses lie in a table on the device. Programs walk over
+the chunks of the whole list; each keeps the running chunk totals of the list in registers and finds a chunk's tensor by
+counting the totals at or below it, which costs no memory access. Sums are kept in fp32 within a chunk and in fp64
+above, and nothing is added by atomics, so a call gives the same bits each time.
 
-The speed hangs on ``tl.multiple_of`` in ``_sum_squares``: without the hint, or under a mask of unknown divisibility, every load
-becomes scalar. The elements before the first 16-byte boundary are peeled off, so that the hint is true for any address.
+The speed hangs on ``tl.multiple_of`` in ``_sum_squares``: without the hint, or under a mask of unknown divisibility,
+every load becomes scalar. The elements before the first 16-byte boundary are peeled off, so that the hint is true for
+any address.
 """
 
 from __future__ import annotations
@@ -38,16 +39,13 @@ def _not_finite(x):
 
 @triton.jit
 def _add(x, inv_scale, total, bad):
-    if x.dtype == tl.float64:
-        unscaled = x * inv_scale.to(tl.float64)
-    else:
-        unscaled = x.to(tl.float32) * inv_scale
+    unscaled = (x if x.dtype == tl.float64 else x.to(tl.float32)) * inv_scale.to(total.dtype)
     return total + unscaled * unscaled, bad | _not_finite(unscaled)
 
 
 @triton.jit
 def _sum_squares(address, begin, count, inv_scale, bad, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of squares of ``count`` elements, one per lane of the block, in fp64, and ``bad`` with the non-finite lanes set."""
+    """Sums of squares of ``count`` elements, one per lane of the block, in fp64; sets ``bad`` in non-finite lanes."""
     offsets = tl.arange(0, BLOCK)
     size: tl.constexpr = ELEMENT.primitive_bitwidth // 8
     address += begin * size
@@ -72,11 +70,8 @@ def _sum_squares(address, begin, count, inv_scale, bad, ELEMENT: tl.constexpr, B
 @triton.jit
 def check_and_norm_kernel(table, tensors, grad_scale, sums, flags, TENSORS: tl.constexpr, BLOCK: tl.constexpr):
     """Writes this program's sum of squares and non-finite flag to its slot of ``sums`` and ``flags``."""
-    if grad_scale is None:
-        inv_scale = 1.0
-    else:
-        inv_scale = (1.0 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
-    inv_scale = tl.cast(inv_scale, tl.float32)
+    scale = 1.0 if grad_scale is None else tl.load(grad_scale)
+    inv_scale = (1.0 / tl.cast(scale, tl.float64)).to(tl.float32)
     places = tl.arange(0, TENSORS)
     ends = tl.load(table + places * TABLE_COLUMNS + 3, mask=places < tensors, other=0x7FFFFFFF).to(tl.int32)
     chunks = tl.load(table + (tensors - 1) * TABLE_COLUMNS + 3).to(tl.int32)
@@ -157,8 +152,9 @@ _captured: list[torch.Tensor] = []
 def _table(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """The list as the kernel reads it, kept until the list changes.
 
-    A table is never written again, and one that a CUDA graph reads, or is filled from, lives as long as the process: a replay must
-    find it unchanged. The stream is part of the key because the copy is only ordered before later work of its own stream.
+    A table is never written again, and one that a CUDA graph reads, or is filled from, lives as long as the process: a
+    replay must find it unchanged. The stream is part of the key because the copy is only ordered before later work of
+    its own stream.
     """
     on_gpu = device.type == "cuda"
     stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0

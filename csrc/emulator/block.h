@@ -11,10 +11,13 @@ inline void block_sync() {
 inline bool block_any(bool predicate) {
   emu::enter("block_any");
   emu::Cta& cta = *emu::current->cta;
-  const std::size_t set = cta.all.generation % 2;
-  cta.any[set] |= predicate;
-  emu::meet(cta.all, emu::machine->shape.block, true, [&] { cta.any[1 - set] = false; });
-  return cta.any[set];
+  const int vote = cta.vote;  // the same for all: it changes when the last one has come
+  cta.any[vote] |= predicate;
+  emu::meet(cta.all, emu::machine->shape.block, true, [&] {
+    cta.vote = 1 - vote;
+    cta.any[cta.vote] = false;
+  });
+  return cta.any[vote];
 }
 inline void named_barrier(int id, int threads) {
   emu::enter("named_barrier");

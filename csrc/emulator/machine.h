@@ -79,7 +79,8 @@ struct Cta {
   std::map<uint32_t, Barrier> barriers;  // mbarriers, by offset
   std::vector<AsyncRead> async_reads;    // of shared memory, by TMA stores and wgmma
   Rendezvous all, named[16];
-  bool any[2] = {};  // block_any's vote, by parity of the barrier's generation
+  bool any[2] = {};  // block_any's votes, in turn: a fast thread may already be in the next one
+  int vote = 0;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
   int registers_free = 0;      // setmaxnreg's pool, per thread of a warpgroup
   std::vector<int> registers;  // by warpgroup

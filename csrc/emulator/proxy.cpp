@@ -66,6 +66,20 @@ void note_async_read(Cta& cta, AsyncRead read) {
   cta.async_reads.push_back(read);
 }
 
+void check_async_global_read(Region& region, std::size_t offset, std::size_t bytes) {
+  if (!region.shadow) return;  // nobody has touched it in this launch
+  for (std::size_t i = offset; i < offset + bytes; i += kGranule) {
+    const Access write = region.shadow->last_write(i);
+    if (!write) continue;
+    const bool generic = machine->clock_of(write.actor()) != nullptr;
+    if (!generic && current->clock.knows(write.actor(), write.epoch)) continue;
+    // fence_proxy_async() covers shared memory only; a kernel that needs the wider fence adds it to the vocabulary.
+    fail(format("race: '%s' + %zu bytes, written by %s in this launch, is to be read by the async proxy%s",
+                region.name.c_str(), i, machine->describe(write.actor()).c_str(),
+                generic ? ", which no fence of the vocabulary orders" : " with nothing that orders the two"));
+  }
+}
+
 void claim_global_for_async(char* to, std::size_t bytes, Access as) {
   Region& region = global_memory().find(to, bytes);
   const auto offset = static_cast<std::size_t>(to - region.base);

@@ -79,7 +79,9 @@ void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier_address, Box a
       const char* from = row.global + row.first * copy.element();
       const std::size_t bytes = (row.last - row.first) * copy.element();
       Region& region = global_memory().find(from, bytes);
-      check_initialised(region, static_cast<std::size_t>(from - region.base), bytes);
+      const auto offset = static_cast<std::size_t>(from - region.base);
+      check_initialised(region, offset, bytes);
+      check_async_global_read(region, offset, bytes);
     }
     // Until the bytes come, whoever reads them gets NaN.
     std::memset(&cta->shared[copy.shared], 0xff, copy.bytes());

@@ -1,11 +1,13 @@
-// check_and_norm: reads every gradient once and answers two questions, is one of them inf or NaN, and how long is their vector.
+// check_and_norm: reads every gradient once and answers two questions, is one of them inf or NaN, and how long is their
+// vector.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list. A thread adds the squares of its share of a
-// chunk in the gradient's precision (at least fp32), and the chunks in double, so that the error of the sum is that of a few
-// additions, however long the list. Each block leaves one partial result in its own slot; the block that finishes last adds the slots.
-// Traps: the check looks at each *unscaled* element and never at the sum, which may overflow on finite gradients. Nothing is added
-// with atomics: their order changes from run to run, and with it the last bits of the norm and of every weight after the clip.
+// Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list. A thread adds the squares of
+// its share of a chunk in the gradient's precision (at least fp32), and the chunks in double, so that the error of the
+// sum is that of a few additions, however long the list. Each block leaves one partial result in its own slot; the
+// block that finishes last adds the slots. Traps: the check looks at each *unscaled* element and never at the sum,
+// which may overflow on finite gradients. Nothing is added with atomics: their order changes from run to run, and with
+// it the last bits of the norm and of every weight after the clip.
 #include "kernels/check_and_norm.h"
 
 #include <type_traits>
@@ -37,7 +39,8 @@ struct NormArgs {
   }
 };
 constexpr int kNormTensors = 1536;
-static_assert(sizeof(NormArgs<kNormTensors>) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
+static_assert(sizeof(NormArgs<kNormTensors>) + 128 <= kArgumentBytes,
+              "the list and the other arguments must fit one launch");
 
 /// The per-call scratch: one slot for each block of each launch.
 struct NormSlots {
@@ -61,7 +64,8 @@ AK_DEVICE float widen(T x) {
 AK_DEVICE float add_square(float sum, float x) { return fma(x, x, sum); }
 AK_DEVICE double add_square(double sum, double x) { return sum + x * x; }
 
-/// This thread's share of the sum of squares of `count` unscaled gradients. Clears `finite` if one of the share is inf or NaN.
+/// This thread's share of the sum of squares of `count` unscaled gradients. Clears `finite` if one of the share is inf
+/// or NaN.
 template <int kThreads, class T>
 AK_DEVICE double sum_squares(const T* grads, int count, float inv_scale, bool& finite) {
   constexpr int kWide = 16 / sizeof(T);
@@ -106,7 +110,8 @@ AK_DEVICE double sum_squares(const T* grads, int count, float inv_scale, bool& f
 
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kNormBlocksPerSm)
-check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int launch, const float* grad_scale, float* sum_sq, float* found_inf) {
+check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int launch, const float* grad_scale,
+                      float* sum_sq, float* found_inf) {
   const float inv_scale = grad_scale == nullptr ? 1.0f : inverse_scale(load(grad_scale));
   double sum = 0;
   bool finite = true;
@@ -115,13 +120,22 @@ check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int launch
     const TensorChunk chunk = args.map.find(index, tensor);
     tensor = chunk.tensor;
     auto add_chunk = [&]<class T>(T) {
-      sum += sum_squares<kThreads>(static_cast<const T*>(args.data[tensor]) + chunk.begin, chunk.count, inv_scale, finite);
+      sum +=
+          sum_squares<kThreads>(static_cast<const T*>(args.data[tensor]) + chunk.begin, chunk.count, inv_scale, finite);
     };
     switch (args.dtype[tensor]) {
-      case DType::kFloat16: add_chunk(fp16{}); break;
-      case DType::kBFloat16: add_chunk(bf16{}); break;
-      case DType::kFloat32: add_chunk(float{}); break;
-      case DType::kFloat64: add_chunk(double{}); break;
+      case DType::kFloat16:
+        add_chunk(fp16{});
+        break;
+      case DType::kBFloat16:
+        add_chunk(bf16{});
+        break;
+      case DType::kFloat32:
+        add_chunk(float{});
+        break;
+      case DType::kFloat64:
+        add_chunk(double{});
+        break;
     }
   }
 
@@ -160,8 +174,8 @@ int norm_launches(std::span<const GradRef> grads) {
 namespace detail {
 
 template <int kThreads, class Args>
-Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float* grad_scale, void* scratch, float* sum_sq,
-                         float* found_inf, Stream stream) {
+Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float* grad_scale, void* scratch,
+                         float* sum_sq, float* found_inf, Stream stream) {
   const int launches = norm_launches<Args>(grads);
   const NormSlots slots = NormSlots::in(scratch, blocks * launches, launches);
   LaunchPlan<Args, GradRef> plan(grads);
@@ -179,12 +193,13 @@ Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float
 }  // namespace detail
 
 size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads) {
-  const size_t slots = static_cast<size_t>(norm_launches<NormArgs<kNormTensors>>(grads)) * device_sm_count() * kNormBlocksPerSm;
+  const size_t slots =
+      static_cast<size_t>(norm_launches<NormArgs<kNormTensors>>(grads)) * device_sm_count() * kNormBlocksPerSm;
   return kNormScratchZeroed + slots * (sizeof(double) + sizeof(uint32_t));
 }
 
-Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, void* scratch, float* sum_sq, float* found_inf,
-                      Stream stream) {
+Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, void* scratch, float* sum_sq,
+                      float* found_inf, Stream stream) {
   return detail::check_and_norm_on<kNormThreads, NormArgs<kNormTensors>>(
       device_sm_count() * kNormBlocksPerSm, grads, grad_scale, scratch, sum_sq, found_inf, stream);
 }

@@ -1,9 +1,10 @@
 // What every optimizer kernel shares: elements of a dtype known at run time, and the ways a weight is kept.
 //
-// One launch serves tensors of many dtypes. Compiling a loop for each combination of gradient, moments and weight would make a
-// hundred of them; instead the few instructions of a conversion are chosen at run time (uniformly for a block, and arithmetic is not
-// what an update waits for), and only the ways to keep a weight are separate loops. The order is always: fetch everything, then
-// convert. A conversion waits for its load, so a load issued after one would wait too, and the memory would idle.
+// One launch serves tensors of many dtypes. Compiling a loop for each combination of gradient, moments and weight would
+// make a hundred of them; instead the few instructions of a conversion are chosen at run time (uniformly for a block,
+// and arithmetic is not what an update waits for), and only the ways to keep a weight are separate loops. The order is
+// always: fetch everything, then convert. A conversion waits for its load, so a load issued after one would wait too,
+// and the memory would idle.
 #pragma once
 #include "device/memory.cuh"
 #include "device/tensor_list.cuh"
@@ -12,7 +13,8 @@
 
 namespace ak {
 
-/// `V` consecutive elements of fp32, fp16 or bf16 as they lie in memory: V words, or V/2 (one for V = 1) of which the rest is unused.
+/// `V` consecutive elements of fp32, fp16 or bf16 as they lie in memory: V words, or V/2 (one for V = 1) of which the
+/// rest is unused.
 template <int V>
 struct RawElements;
 
@@ -107,7 +109,8 @@ AK_DEVICE void store_moment(void* tensor, DType dtype, int64_t i, const float (&
 /// How the weights of a tensor are kept: `main` is read and written, `second` depends.
 enum class WeightKind : uint8_t {
   kFp32,          ///< main: fp32
-  kFp32CopyFp16,  ///< main: fp32; second: an fp16 copy, written only (the weight of an fp32 master, or the shadow of an fp32 weight)
+  kFp32CopyFp16,  ///< main: fp32; second: an fp16 copy, written only (the weight of an fp32 master, or the shadow of an
+                  ///< fp32 weight)
   kFp32CopyBf16,  ///< the same with a bf16 copy
   kFp16,          ///< main: fp16, its own master
   kBf16,          ///< main: bf16, its own master
@@ -183,13 +186,20 @@ struct SplitWeight {
 template <class F>
 AK_DEVICE void with_weight(WeightKind kind, F f) {
   switch (kind) {
-    case WeightKind::kFp32: return f(PlainWeight<float>{});
-    case WeightKind::kFp32CopyFp16: return f(CopiedWeight<fp16>{});
-    case WeightKind::kFp32CopyBf16: return f(CopiedWeight<bf16>{});
-    case WeightKind::kFp16: return f(PlainWeight<fp16>{});
-    case WeightKind::kBf16: return f(PlainWeight<bf16>{});
-    case WeightKind::kSplitFp16: return f(SplitWeight<fp16>{});
-    case WeightKind::kSplitBf16: return f(SplitWeight<bf16>{});
+    case WeightKind::kFp32:
+      return f(PlainWeight<float>{});
+    case WeightKind::kFp32CopyFp16:
+      return f(CopiedWeight<fp16>{});
+    case WeightKind::kFp32CopyBf16:
+      return f(CopiedWeight<bf16>{});
+    case WeightKind::kFp16:
+      return f(PlainWeight<fp16>{});
+    case WeightKind::kBf16:
+      return f(PlainWeight<bf16>{});
+    case WeightKind::kSplitFp16:
+      return f(SplitWeight<fp16>{});
+    case WeightKind::kSplitBf16:
+      return f(SplitWeight<bf16>{});
   }
 }
 

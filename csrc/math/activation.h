@@ -26,9 +26,9 @@ AK_HD float clamp(float x, float low, float high) {
   return raised > high ? high : raised;
 }
 
-// exp(x) for x <= 0, to 1.4 u. 2^n e^r with |r| <= ln 2 / 2; polynomial and split of ln 2 from Cephes (Moshier), expf.
+// exp(x) for -170 <= x <= 0, to 1.4 u. 2^n e^r with |r| <= ln 2 / 2; polynomial and split of ln 2 from Cephes
+// (Moshier), expf. Every caller clamps its argument; results that round to zero come out as zero.
 AK_HD float exp_nonpositive(float x) {
-  x = x < -105.0f ? -105.0f : x;                            // exp(-105) rounds to zero
   const float shifted = fma(x, 0x1.715476p+0f, 0x1.8p23f);  // x / ln 2, rounded to an integer in the low mantissa bits
   const float n = shifted - 0x1.8p23f;
   float r = fma(n, -0.693359375f, x);

@@ -1,5 +1,5 @@
-// What adamw_ and sgd_ share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py) and the checks that
-// keep each access of an update inside its tensor.
+// What adamw_ and sgd_ share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py)
+// and the checks that keep each access of an update inside its tensor.
 #pragma once
 
 #include <utility>
@@ -46,14 +46,15 @@ struct UpdateTensors {
 
 // A float list with one value per group.
 inline void check_groups(const char* op, const char* name, size_t size, size_t groups) {
-  AK_CHECK(size == groups, op, ": ", name, " has ", size, " entries and lr ", groups, "; accepted: one per param group");
+  AK_CHECK(size == groups, op, ": ", name, " has ", size, " entries and lr ", groups,
+           "; accepted: one per param group");
 }
 
 namespace detail {
 
 // Elements [offset, offset + numel) of a block's buffer, or nothing if the buffer is empty and may be.
-inline Span piece(const UpdateTensors& t, ArgName param, const char* name, const Tensor& buffer, int64_t offset, int64_t numel,
-                  bool may_be_absent) {
+inline Span piece(const UpdateTensors& t, ArgName param, const char* name, const Tensor& buffer, int64_t offset,
+                  int64_t numel, bool may_be_absent) {
   const int64_t size = buffer.numel();
   if (size == 0 && may_be_absent) return {};
   AK_CHECK(offset >= 0 && numel <= size && offset <= size - numel, t.op, ": ", param, " needs ", numel,
@@ -64,13 +65,15 @@ inline Span piece(const UpdateTensors& t, ArgName param, const char* name, const
 
 }  // namespace detail
 
-// The parameters with their state. Raises unless every access the update would make is inside its tensor; changes nothing.
-// `check_place(name, tensor)` raises if the kernel cannot reach the tensor; `layout` alone is always read by the host.
+// The parameters with their state. Raises unless every access the update would make is inside its tensor; changes
+// nothing. `check_place(name, tensor)` raises if the kernel cannot reach the tensor; `layout` alone is always read by
+// the host.
 template <typename CheckPlace>
 std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t groups, const CheckPlace& check_place) {
-  const auto check_buffers = [&](const char* name, const TensorList& buffers, std::initializer_list<ScalarType> dtypes) {
-    AK_CHECK(buffers.size() == t.steps.size(), t.op, ": ", name, " has ", buffers.size(), " entries and steps ", t.steps.size(),
-             "; accepted: one per block");
+  const auto check_buffers = [&](const char* name, const TensorList& buffers,
+                                 std::initializer_list<ScalarType> dtypes) {
+    AK_CHECK(buffers.size() == t.steps.size(), t.op, ": ", name, " has ", buffers.size(), " entries and steps ",
+             t.steps.size(), "; accepted: one per block");
     for (size_t b = 0; b < buffers.size(); ++b) {
       const ArgName arg{name, static_cast<int64_t>(b)};
       check_dtype(t.op, arg, buffers[b], dtypes);
@@ -90,8 +93,9 @@ std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t 
     check_place(p, param);
     check_place(g, grad);
     check_dense(t.op, p, param);
-    AK_CHECK(same_layout(param, grad), t.op, ": ", g, " has shape ", Ints{grad.sizes()}, " and strides ", Ints{grad.strides()}, ", ", p,
-             " has shape ", Ints{param.sizes()}, " and strides ", Ints{param.strides()}, "; they must be the same");
+    AK_CHECK(same_layout(param, grad), t.op, ": ", g, " has shape ", Ints{grad.sizes()}, " and strides ",
+             Ints{grad.strides()}, ", ", p, " has shape ", Ints{param.sizes()}, " and strides ", Ints{param.strides()},
+             "; they must be the same");
   };
 
   const int64_t count = static_cast<int64_t>(t.params.size());
@@ -101,7 +105,8 @@ std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t 
   AK_CHECK(t.layout.dim() == 2 && t.layout.size(0) == count && t.layout.size(1) == 4 && t.layout.is_contiguous(), t.op,
            ": layout must be contiguous with shape (", count, ", 4); got shape ", Ints{t.layout.sizes()});
   check_buffers("steps", t.steps, {ScalarType::Float});
-  for (const auto& [name, buffers] : t.moments) check_buffers(name, *buffers, {ScalarType::Float, ScalarType::BFloat16});
+  for (const auto& [name, buffers] : t.moments)
+    check_buffers(name, *buffers, {ScalarType::Float, ScalarType::BFloat16});
   check_buffers("masters", t.masters, {ScalarType::Float, ScalarType::Short});
   check_buffers("shadows", t.shadows, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
   if (!t.lrs.empty()) check_groups(t.op, "lrs", t.lrs.size(), static_cast<size_t>(groups));
@@ -130,14 +135,15 @@ std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t 
     p.grad = {const_cast<char*>(static_cast<const char*>(grad.const_data_ptr())), grad.scalar_type()};
     p.step = reinterpret_cast<float*>(detail::piece(t, name, "steps", t.steps[b], slot, 1, false).data);
     for (size_t k = 0; k < t.moments.size(); ++k) {
-      p.moments[k] = detail::piece(t, name, t.moments[k].first, (*t.moments[k].second)[b], offset, numel, !t.moments_required);
+      p.moments[k] =
+          detail::piece(t, name, t.moments[k].first, (*t.moments[k].second)[b], offset, numel, !t.moments_required);
     }
     p.master = detail::piece(t, name, "masters", t.masters[b], offset, numel, true);
     p.shadow = detail::piece(t, name, "shadows", t.shadows[b], offset, numel, true);
     AK_CHECK(!p.master.data || is_half(p.param.dtype), t.op, ": ", name, " is ", dtype_name(p.param.dtype),
              " and its block has masters; accepted: float16, bfloat16");
-    AK_CHECK(!p.shadow.data || (p.param.dtype == ScalarType::Float && is_half(p.shadow.dtype)), t.op, ": ", name, " is ",
-             dtype_name(p.param.dtype), " and its block has ", dtype_name(p.shadow.dtype),
+    AK_CHECK(!p.shadow.data || (p.param.dtype == ScalarType::Float && is_half(p.shadow.dtype)), t.op, ": ", name,
+             " is ", dtype_name(p.param.dtype), " and its block has ", dtype_name(p.shadow.dtype),
              " shadows; accepted: float16 or bfloat16 shadows of float32 params");
     result.push_back(p);
   }

@@ -1,4 +1,4 @@
-"""What each CUDA kernel may take of a multiprocessor, and what its machine code must contain. Checked by test_kernel_budgets.py.
+"""What each CUDA kernel may take of a multiprocessor, and what its machine code must contain.
 
 A row holds for every instance of the kernel on every architecture. A kernel without a row fails the test.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Budget:
     registers: int  # a thread, at most
-    shared: int  # static bytes a block, at most; what nvcc reserves for itself on sm_90 and later (1,024) is not counted
+    shared: int  # static bytes a block, at most, without the 1,024 that the system takes on sm_90 and later
     wide_loads: int = 0  # 16-byte loads from global memory, at least
     in_flight: int = 0  # longest run of them without any other instruction, at least: they all wait for memory together
     why: str = ""
@@ -23,17 +23,20 @@ BUDGETS = {
         shared=128,
         wide_loads=4 * (4 + 1),
         in_flight=4,
-        why="4 dtypes, each with an unrolled loop of 4 loads and a loop for the rest; 64 registers let 4 blocks of 256 share an SM",
+        why="4 dtypes, each with an unrolled loop of 4 loads and a loop for the rest; 64 registers let 4 blocks of 256 "
+        "share an SM",
     ),
     "adamw_kernel": Budget(
         registers=112,
         shared=0,
         wide_loads=7 * 7,
         in_flight=6,
-        why="7 ways to keep a weight, each loading two words of gradient and moments and one or two of weight; 128 registers is the "
-        "limit for the 2 blocks of 256 an SM runs, and near it ptxas starts to spill in the loops",
+        why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
+        "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs, and near it ptxas starts to spill",
     ),
     "adamw_prepare_kernel": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
-    "gemm_sm90_kernel": Budget(registers=168, shared=0, why="what setmaxnreg starts from: 3 warpgroups times 168 fill the file"),
+    "gemm_sm90_kernel": Budget(
+        registers=168, shared=0, why="3 warpgroups of 168, where setmaxnreg starts, fill the file"
+    ),
     "gemm_reduce_kernel": Budget(registers=64, shared=0, why="bandwidth: 4 blocks of 256 share an SM"),
 }

@@ -1,6 +1,7 @@
 """Registers, spills, shared memory and wide loads of every CUDA kernel, read from the machine code the build made.
 
-Needs nvcc, no GPU. The library that was built is read if it has the default architectures; otherwise the kernels are compiled here.
+Needs nvcc, no GPU. The library that was built is read if it has the default architectures; otherwise the kernels are
+compiled here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     tests/emulator/mutate.py gemm_sm90          one list
     tests/emulator/mutate.py gemm_sm90 --only 3,7
 
-A mutant rebuilds only the test program of its kernel, against the emulator as it is. Fails if fewer than 90 % are caught, or if a miss is
-not explained in the list. The last line is "N of M caught".
+A mutant rebuilds only the test program of its kernel, against the emulator as it is. Fails if fewer than 90 % are caught, or
+if a miss is not explained in the list. The last line is "N of M caught".
 """
 
 import argparse
@@ -26,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "emulator"
 COMPILER = os.environ.get("CXX", "c++")
+# An environment's own cmake and ninja count, also where it was not activated.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 TIMEOUT = 300
 NEEDED_SHARE = 0.9
 
@@ -36,7 +38,9 @@ def plant(mutant: Mutant) -> str:
     pattern = r"\s+".join(re.escape(piece) for piece in mutant.old.split())
     found = list(re.finditer(pattern, text))
     if len(found) < mutant.nth:
-        sys.exit(f"{mutant.file} has {len(found)} times {mutant.old!r}, the list asks for number {mutant.nth}: {mutant.why}")
+        sys.exit(
+            f"{mutant.file} has {len(found)} times {mutant.old!r}, the list asks for number {mutant.nth}: {mutant.why}"
+        )
     place = found[mutant.nth - 1]
     return text[: place.start()] + mutant.new + text[place.end() :]
 
@@ -82,8 +86,11 @@ def main() -> int:
     names = arguments.lists or sorted(p.stem for p in (HERE / "mutants").glob("*.py") if p.stem != "__init__")
     only = {int(number) for number in arguments.only.split(",")} if arguments.only else None
 
-    for command in (["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"], ["cmake", "--build", BUILD, "--target", "ak_emulator"]):
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for command in (
+        ["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"],
+        ["cmake", "--build", BUILD, "--target", "ak_emulator"],
+    ):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PATH": PATH})
 
     jobs = []
     for name in names:

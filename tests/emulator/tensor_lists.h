@@ -18,39 +18,55 @@ inline int64_t pick(Rng& rng, const std::vector<int64_t>& from) { return from[rn
 inline double uniform(Rng& rng) { return static_cast<double>(rng() >> 11) * 0x1p-53; }
 inline float symmetric(Rng& rng, float bound) { return static_cast<float>(2 * uniform(rng) - 1) * bound; }
 
-/// A buffer of n elements that a kernel may touch, its first element `offset` elements away from the 256-byte boundary. The bytes
-/// around it are red zones.
+/// A buffer of n elements that a kernel may touch, its first element `offset` elements away from the 256-byte boundary.
+/// The bytes around it are red zones.
 class AnyBuffer {
  public:
   AnyBuffer(const std::string& name, DType dtype, size_t n, size_t offset = 0) : dtype_(dtype), n_(n) {
     switch (dtype) {
-      case DType::kFloat64: f64_ = std::make_unique<emu::Buffer<double>>(name, n, offset); break;
-      case DType::kFloat32: f32_ = std::make_unique<emu::Buffer<float>>(name, n, offset); break;
-      default: u16_ = std::make_unique<emu::Buffer<uint16_t>>(name, n, offset); break;
+      case DType::kFloat64:
+        f64_ = std::make_unique<emu::Buffer<double>>(name, n, offset);
+        break;
+      case DType::kFloat32:
+        f32_ = std::make_unique<emu::Buffer<float>>(name, n, offset);
+        break;
+      default:
+        u16_ = std::make_unique<emu::Buffer<uint16_t>>(name, n, offset);
+        break;
     }
   }
 
   DType dtype() const { return dtype_; }
   size_t size() const { return n_; }
   void* data() const {
-    return f64_ ? static_cast<void*>(f64_->data()) : f32_ ? static_cast<void*>(f32_->data()) : static_cast<void*>(u16_->data());
+    return f64_   ? static_cast<void*>(f64_->data())
+           : f32_ ? static_cast<void*>(f32_->data())
+                  : static_cast<void*>(u16_->data());
   }
   void set_bits(size_t i, uint16_t bits) { u16_->set(i, bits); }
   void set(size_t i, double x) {
     switch (dtype_) {
-      case DType::kFloat64: return f64_->set(i, x);
-      case DType::kFloat32: return f32_->set(i, static_cast<float>(x));
-      case DType::kFloat16: return u16_->set(i, round_to<fp16>(static_cast<float>(x)).bits);
-      case DType::kBFloat16: return u16_->set(i, round_to<bf16>(static_cast<float>(x)).bits);
+      case DType::kFloat64:
+        return f64_->set(i, x);
+      case DType::kFloat32:
+        return f32_->set(i, static_cast<float>(x));
+      case DType::kFloat16:
+        return u16_->set(i, round_to<fp16>(static_cast<float>(x)).bits);
+      case DType::kBFloat16:
+        return u16_->set(i, round_to<bf16>(static_cast<float>(x)).bits);
     }
   }
   double get64(size_t i) const { return dtype_ == DType::kFloat64 ? (*f64_)[i] : static_cast<double>(get(i)); }
   float get(size_t i) const {
     switch (dtype_) {
-      case DType::kFloat64: return static_cast<float>((*f64_)[i]);
-      case DType::kFloat32: return (*f32_)[i];
-      case DType::kFloat16: return to_float(fp16{(*u16_)[i]});
-      default: return to_float(bf16{(*u16_)[i]});
+      case DType::kFloat64:
+        return static_cast<float>((*f64_)[i]);
+      case DType::kFloat32:
+        return (*f32_)[i];
+      case DType::kFloat16:
+        return to_float(fp16{(*u16_)[i]});
+      default:
+        return to_float(bf16{(*u16_)[i]});
     }
   }
   uint16_t bits(size_t i) const { return (*u16_)[i]; }

@@ -1,5 +1,5 @@
-// adamw_ on the emulator: every way to keep a weight, every dtype of gradient and moments, all alignments, sizes and tails, bit for bit
-// against math/adamw.h applied element by element, under many schedules.
+// adamw_ on the emulator: every way to keep a weight, every dtype of gradient and moments, all alignments, sizes and
+// tails, bit for bit against math/adamw.h applied element by element, under many schedules.
 #include <cstring>
 
 #include "kernels/adamw.cu"
@@ -11,7 +11,8 @@ namespace {
 /// One parameter with all its state, and what the state should be after the step.
 struct Param {
   WeightKind kind;
-  std::unique_ptr<AnyBuffer> param, grad, exp_avg, exp_avg_sq, master, shadow;  // master: fp32, or remainders as raw 16 bits
+  std::unique_ptr<AnyBuffer> param, grad, exp_avg, exp_avg_sq, master,
+      shadow;  // master: fp32, or remainders as raw 16 bits
   int group;
   std::vector<std::vector<char>> expected;
 
@@ -76,8 +77,10 @@ struct Model {
   }
 };
 
-/// A weight of the given kind; both uses of a kFp32Copy* are drawn: a 16-bit param with an fp32 master, an fp32 param with a shadow.
-std::unique_ptr<Param> make_param(Rng& rng, WeightKind kind, size_t n, int group, const std::vector<int64_t>& offsets, bool shift_state) {
+/// A weight of the given kind; both uses of a kFp32Copy* are drawn: a 16-bit param with an fp32 master, an fp32 param
+/// with a shadow.
+std::unique_ptr<Param> make_param(Rng& rng, WeightKind kind, size_t n, int group, const std::vector<int64_t>& offsets,
+                                  bool shift_state) {
   auto p = std::make_unique<Param>();
   p->kind = kind;
   p->group = group;
@@ -91,7 +94,9 @@ std::unique_ptr<Param> make_param(Rng& rng, WeightKind kind, size_t n, int group
   p->exp_avg_sq = buffer("exp_avg_sq", moment(), shift_state);
   const DType copy = kind == WeightKind::kFp32CopyFp16 ? kF16 : kB16;
   switch (kind) {
-    case WeightKind::kFp32: p->param = buffer("param", kF32, true); break;
+    case WeightKind::kFp32:
+      p->param = buffer("param", kF32, true);
+      break;
     case WeightKind::kFp32CopyFp16:
     case WeightKind::kFp32CopyBf16:
       if (rng() % 2) {
@@ -103,7 +108,9 @@ std::unique_ptr<Param> make_param(Rng& rng, WeightKind kind, size_t n, int group
       }
       break;
     case WeightKind::kFp16:
-    case WeightKind::kBf16: p->param = buffer("param", kind == WeightKind::kFp16 ? kF16 : kB16, true); break;
+    case WeightKind::kBf16:
+      p->param = buffer("param", kind == WeightKind::kFp16 ? kF16 : kB16, true);
+      break;
     case WeightKind::kSplitFp16:
     case WeightKind::kSplitBf16:
       p->param = buffer("param", kind == WeightKind::kSplitFp16 ? kF16 : kB16, true);
@@ -126,7 +133,8 @@ std::unique_ptr<Param> make_param(Rng& rng, WeightKind kind, size_t n, int group
   return p;
 }
 
-Model make_model(Rng& rng, const std::vector<std::pair<WeightKind, int64_t>>& shapes, const std::vector<int64_t>& offsets) {
+Model make_model(Rng& rng, const std::vector<std::pair<WeightKind, int64_t>>& shapes,
+                 const std::vector<int64_t>& offsets) {
   Model m;
   for (int g = 0; g < 3; g++) {
     AdamWGroup group{};
@@ -142,8 +150,8 @@ Model make_model(Rng& rng, const std::vector<std::pair<WeightKind, int64_t>>& sh
     m.groups.push_back(group);
   }
   for (auto [kind, n] : shapes) {
-    m.params.push_back(
-        make_param(rng, kind, static_cast<size_t>(n), static_cast<int>(rng() % m.groups.size()), offsets, rng() % 4 == 0));
+    m.params.push_back(make_param(rng, kind, static_cast<size_t>(n), static_cast<int>(rng() % m.groups.size()), offsets,
+                                  rng() % 4 == 0));
   }
   m.steps = std::make_unique<emu::Buffer<float>>("steps", m.params.size());
   for (size_t i = 0; i < m.params.size(); i++) m.steps->set(i, static_cast<float>(rng() % 5 ? rng() % 3 : 1000));
@@ -252,7 +260,8 @@ std::string compare(Model& m, const Decisions& d, const Run& run) {
     for (AnyBuffer* b : p.state()) {
       const bool remainder = is_split(p.kind) && b == p.master.get();
       if (!same_elements(*b, p.expected[j], !remainder, &at)) {
-        return param + "element " + std::to_string(at) + " of " + std::to_string(b->size()) + " of state " + std::to_string(j);
+        return param + "element " + std::to_string(at) + " of " + std::to_string(b->size()) + " of state " +
+               std::to_string(j);
       }
       if (!b->check_red_zones().empty()) return param + b->check_red_zones();
       j++;
@@ -271,7 +280,8 @@ WeightKind kind_number(uint64_t i) { return static_cast<WeightKind>(i % 7); }
 template <int kThreads, int kPlaces, int kRows>
 auto small_instance(const Model& m, const Decisions& d, int blocks) {
   return [&m, &d, blocks](std::span<const AdamWTensor> tensors, AdamWRow* rows) {
-    const Status prepared = detail::adamw_prepare_on<32, PrepareArgs<kRows>, kRows>(tensors, m.groups, d.on_device, rows, nullptr);
+    const Status prepared =
+        detail::adamw_prepare_on<32, PrepareArgs<kRows>, kRows>(tensors, m.groups, d.on_device, rows, nullptr);
     if (!prepared.ok()) return prepared;
     return detail::adamw_update_on<kThreads, AdamWArgs<kPlaces>>(blocks, tensors, d.on_device, rows, nullptr);
   };
@@ -332,7 +342,8 @@ void shipped_instance(Cases& cases) {
       d.scale_by(64.0f);
       d.clip_to(1.0f, 100.0f);
       d.found(0.0f);
-      if (adamw_scratch_bytes(m.params.size()) != m.params.size() * sizeof(AdamWRow)) return "scratch is not one row a parameter";
+      if (adamw_scratch_bytes(m.params.size()) != m.params.size() * sizeof(AdamWRow))
+        return "scratch is not one row a parameter";
       return compare(m, d, [&](std::span<const AdamWTensor> tensors, AdamWRow* rows) {
         return adamw(tensors, m.groups, d.on_device, rows, nullptr);
       });

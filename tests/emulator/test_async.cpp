@@ -265,6 +265,44 @@ std::string planes(bool initialise_sum) {
   return to.check_written();
 }
 
+/// Writes a box, stores it by TMA or with threads, and loads it again.
+template <bool kByThreads, bool kWait>
+AK_KERNEL(32, 1)
+back_and_forth_kernel(AK_PARAM(TensorMap) map, float* global) {
+  const uint32_t box = (dynamic_shared() + 1023) & ~1023u, again = box + 1024, full = again + 1024;
+  const int t = thread_index();
+  if (t == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+  }
+  for (int i = t; i < 128; i += 32) store_shared_2(box + i * 8, 1.0f, 1.0f);
+  fence_proxy_async();
+  for (int i = t; kByThreads && i < 256; i += 32) store(global + i, 1.0f);
+  warp_sync();
+  if (t == 0) {
+    if (!kByThreads) tma_store(&map, box, 0, 0);
+    bulk_commit();
+    if (kWait) bulk_wait<0>();
+    mbarrier_arrive_expect_tx(full, 1024);
+    tma_load(again, &map, full, 0, 0);
+    bulk_wait<0>();
+  }
+  mbarrier_wait(full, 0);
+  if (float_of(load_shared_16(again + t * 16)[0]) != 1.0f) store(global + 256, 1.0f);
+}
+
+template <bool kByThreads, bool kWait>
+std::string back_and_forth() {
+  emu::Buffer<float> global("global", 257);
+  TensorMap map;
+  if (!make_tensor_map(&map, {global.data(), ElementType::kFloat32, 2, {32, 8}, {32}, {32, 8}}).ok())
+    return "no tensor map";
+  const LaunchConfig config{.name = "back_and_forth", .grid = 1, .block = 32, .shared_bytes = 1024 + 2048 + 8};
+  const Status status = launch(back_and_forth_kernel<kByThreads, kWait>, config, map, global.data());
+  if (!status.ok()) return status.message;
+  return global[256] == 1.0f ? "wrong value" : "";
+}
+
 /// Block 0 multicasts one box to both blocks of the cluster.
 template <bool kBothExpect>
 AK_KERNEL(32, 1)
@@ -305,6 +343,11 @@ std::string multicast() {
 void boxes(Cases& cases) {
   cases.check("3-D boxes over every edge, reduction", [] { return planes(true); });
   cases.check_fails("adding to uninitialised memory", "uninitialised read of 'sum'", [] { return planes(false); });
+  cases.check("load of what was stored", [] { return back_and_forth<false, true>(); });
+  cases.check_fails("load while the store is under way", "race: 'global'",
+                    [] { return back_and_forth<false, false>(); });
+  cases.check_fails("load of what threads have written", "no fence of the vocabulary",
+                    [] { return back_and_forth<true, true>(); });
   cases.check("multicast", [] { return multicast<true>(); });
   cases.check_fails("a block that does not expect the multicast", "-1024 bytes are missing",
                     [] { return multicast<false>(); });

@@ -1,4 +1,4 @@
-"""``AMP_KERNELS_BACKEND=emulate``: CUDA kernels run on CPU tensors through the op, bit for bit like the CPU backend, and say what is wrong."""
+"""``AMP_KERNELS_BACKEND=emulate``: CUDA kernels on CPU tensors through the op, bit for bit like the CPU backend."""
 
 import os
 
@@ -58,5 +58,7 @@ def test_an_access_out_of_bounds_is_an_error_that_can_be_replayed(monkeypatch):
     grad, out = torch.zeros(8), torch.empty(2)
     pieces = [("grad", grad.data_ptr(), 32, True), ("out", out.data_ptr(), 8, False)]
     _emulator.set_options(seed=7)
-    with pytest.raises(RuntimeError, match=r"kernel check_and_norm, seed 7: CTA 0, warp 0 .*, load: out of bounds: .*'grad'"):
+    with pytest.raises(
+        RuntimeError, match=r"kernel check_and_norm, seed 7: CTA 0, warp 0 .*, load: out of bounds: .*'grad'"
+    ):
         _emulator.check_and_norm(pieces, [(grad.data_ptr(), 9, 2)], 0, out.data_ptr(), out.data_ptr() + 4)

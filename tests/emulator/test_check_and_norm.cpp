@@ -1,12 +1,13 @@
-// check_and_norm on the emulator: lists of mixed dtypes, sizes, alignments and non-finite elements, bit for bit against the same sum
-// formed serially, under many schedules.
+// check_and_norm on the emulator: lists of mixed dtypes, sizes, alignments and non-finite elements, bit for bit against
+// the same sum formed serially, under many schedules.
 #include "kernels/check_and_norm.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {
 namespace {
 
-/// What the kernel should return, formed without it: the order of additions written down once more, thread after thread.
+/// What the kernel should return, formed without it: the order of additions written down once more, thread after
+/// thread.
 struct Expected {
   double sum = 0;
   bool found = false;
@@ -47,10 +48,18 @@ class Serial {
         for (int t = 0; t < threads_; t++) {
           auto& sum = per_thread[static_cast<size_t>(t)];
           switch (g.dtype) {
-            case DType::kFloat16: sum += share(static_cast<const fp16*>(g.data) + begin, count, t); break;
-            case DType::kBFloat16: sum += share(static_cast<const bf16*>(g.data) + begin, count, t); break;
-            case DType::kFloat32: sum += share(static_cast<const float*>(g.data) + begin, count, t); break;
-            case DType::kFloat64: sum += share(static_cast<const double*>(g.data) + begin, count, t); break;
+            case DType::kFloat16:
+              sum += share(static_cast<const fp16*>(g.data) + begin, count, t);
+              break;
+            case DType::kBFloat16:
+              sum += share(static_cast<const bf16*>(g.data) + begin, count, t);
+              break;
+            case DType::kFloat32:
+              sum += share(static_cast<const float*>(g.data) + begin, count, t);
+              break;
+            case DType::kFloat64:
+              sum += share(static_cast<const double*>(g.data) + begin, count, t);
+              break;
           }
         }
       }
@@ -58,8 +67,8 @@ class Serial {
     return tree(per_thread);
   }
 
-  /// Thread t's elements in their order: one of those before the first 16-byte boundary, one of those after the last, then its
-  /// vectors.
+  /// Thread t's elements in their order: one of those before the first 16-byte boundary, one of those after the last,
+  /// then its vectors.
   template <class T>
   double share(const T* p, int64_t count, int t) {
     const int64_t wide = 16 / static_cast<int64_t>(sizeof(T));
@@ -137,8 +146,9 @@ std::string compare(const List& list, const float* scale_value, int blocks) {
   std::vector<std::vector<char>> before;
   for (auto& b : list.buffers) before.push_back(b->bytes());
 
-  const Status status = detail::check_and_norm_on<kThreads, Args>(blocks, list.grads, scale_value ? scale.data() : nullptr,
-                                                                  scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
+  const Status status =
+      detail::check_and_norm_on<kThreads, Args>(blocks, list.grads, scale_value ? scale.data() : nullptr,
+                                                scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
   if (!status.ok()) return status.message;
   const float inv_scale = scale_value ? inverse_scale(*scale_value) : 1.0f;
   const Expected expected = Serial(list.grads, inv_scale, kThreads, blocks, kPlaces).run();
@@ -187,7 +197,8 @@ void random_lists(Cases& cases) {
     const int blocks = 1 + static_cast<int>(rng() % 4);
     const bool scaled = rng() % 3 != 0;
     const std::string title = "random list " + std::to_string(number);
-    cases.check(title + ", 3 tensors a launch", [&] { return compare<64, 3>(list, scaled ? &scale : nullptr, blocks); });
+    cases.check(title + ", 3 tensors a launch",
+                [&] { return compare<64, 3>(list, scaled ? &scale : nullptr, blocks); });
     cases.check(title + ", one launch", [&] { return compare<32, 16>(list, &scale, blocks); });
   }
 }
@@ -210,6 +221,15 @@ void non_finite(Cases& cases) {
       return compare<64, 2>(list, nullptr, 2);
     });
   }
+  // More slots than threads: each thread of the last block looks at several, and the first of them counts too.
+  {
+    List list;
+    for (int i = 0; i < 20; i++) list.add(DType::kFloat16, 3, 0);
+    Rng rng(7);
+    list.fill(rng);
+    list.buffers[0]->set(1, NAN);
+    cases.check("non-finite element in the first of 40 slots", [&] { return compare<32, 1>(list, nullptr, 2); });
+  }
   // A finite gradient that only the scale makes infinite, and finite gradients whose sum is infinite: a skip, and none.
   for (float scale : {0x1p-30f, 1.0f}) {
     List list;
@@ -217,7 +237,8 @@ void non_finite(Cases& cases) {
     for (size_t i = 0; i < 3; i++) list.buffers[0]->set(i, 1e30);
     cases.check("1e30 with a scale of " + std::to_string(scale), [&]() -> std::string {
       const Expected expected = Serial(list.grads, inverse_scale(scale), 32, 1, 1).run();
-      if (expected.found != (scale < 1) || std::isfinite(static_cast<float>(expected.sum))) return "the test itself is wrong";
+      if (expected.found != (scale < 1) || std::isfinite(static_cast<float>(expected.sum)))
+        return "the test itself is wrong";
       return compare<32, 1>(list, &scale, 1);
     });
   }
@@ -235,7 +256,8 @@ void shipped_instance(Cases& cases) {
       emu::Buffer<char> scratch("scratch", check_and_norm_scratch_bytes(list.grads));
       for (size_t i = 0; i < kNormScratchZeroed; i++) scratch.set(i, 0);
       emu::Buffer<float> sum_sq("sum_sq", 1), found_inf("found_inf", 1);
-      const Status status = check_and_norm(list.grads, nullptr, scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
+      const Status status =
+          check_and_norm(list.grads, nullptr, scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
       if (!status.ok()) return status.message;
       const int blocks = device_sm_count() * kNormBlocksPerSm;
       const Expected expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kNormTensors).run();

@@ -1,15 +1,19 @@
-"""Builds and runs the C++ tests of this folder: the emulator's own, and those of every kernel on it. Needs a C++20 compiler, no CUDA.
+"""Builds and runs the C++ tests of this folder: the emulator's own, and those of every kernel on it.
 
-A failure prints the line to replay it: ``build/emulator/test_X --seed N``.
+Needs a C++20 compiler, no CUDA. A failure prints the seed to replay it with: ``build/emulator/test_X --seed N``.
 """
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+# An environment's own cmake and ninja count, also where it was not activated.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 BUILD = HERE.parents[1] / "build" / "emulator"
 TESTS = sorted(path.stem for path in HERE.glob("test_*.cpp"))
 
@@ -17,9 +21,9 @@ TESTS = sorted(path.stem for path in HERE.glob("test_*.cpp"))
 @pytest.fixture(scope="session")
 def programs() -> Path:
     for tool in ("cmake", "ninja"):
-        assert shutil.which(tool), f"{tool} was not found (pip install cmake ninja)"
+        assert shutil.which(tool, path=PATH), f"{tool} was not found (pip install cmake ninja)"
     for command in (["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"], ["cmake", "--build", BUILD]):
-        step = subprocess.run(command, capture_output=True, text=True)
+        step = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
         assert step.returncode == 0, step.stdout[-4000:] + step.stderr[-4000:]
     return BUILD
 

@@ -3,26 +3,28 @@
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from amp_kernels import _host
 from amp_kernels._library import REGISTRY
-from amp_kernels._triton import activation_backward, gemm
+from amp_kernels._triton import _activations, activation_backward
 from amp_kernels.ops.activation_backward import DERIVATIVES
 from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.poison import poisoned_allocations
+from amp_kernels.testing.poison import assert_only_written
 
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]
 
 # Every exponent, both signs, eight mantissas; then the range in which the functions bend; then what is special.
-CODES = (np.arange(2**9)[:, None] << 23) + np.random.default_rng(0).integers(0, 2**23, (2**9, 8))
+CODES = (np.arange(2**9)[:, None] << 23) + np.random.default_rng(0).integers(0, 2**23, (2**9, 16))
 X = np.concatenate(
     [
         CODES.astype(np.uint32).view(np.float32).ravel(),
-        np.linspace(-16, 16, 8001, dtype=np.float32),
+        np.linspace(-16, 16, 4001, dtype=np.float32),
         np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 14.5, -14.5, 11.5, -11.5, 128.0, -128.0], np.float32),
     ]
 )
-X = X[~(np.isnan(X) & (np.arange(X.size) < CODES.size))]
+X = np.resize(X[np.isfinite(X) | (np.arange(X.size) >= CODES.size)], 2**14)  # NaN once; the rest of the block repeats
 
 
 def distance(got, expected):
@@ -31,50 +33,65 @@ def distance(got, expected):
     return np.where(np.isnan(got) & np.isnan(expected), 0, np.abs(ordered[0] - ordered[1]))
 
 
-def subnormal_scale(x):
-    return np.abs(x) < 2.0**-100
+@triton.jit
+def both_kernel(x, grad, y, dx, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, _activations.activate(tl.load(x + i), ACTIVATION))
+    tl.store(dx + i, _activations.activate_backward(tl.load(grad + i), tl.load(x + i), ACTIVATION))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_forward_has_the_bits_of_the_host(name):
-    nothing = torch.empty(1, 0, dtype=torch.float16), torch.empty(0, X.size, dtype=torch.float16)
-    got = gemm.launch(*nothing, torch.from_numpy(X), activation=name, out_dtype=torch.float32).numpy()[0]
-    # 0 + bias turns -0 into 0.
-    compare(got, _host.activate(name, X + np.float32(0)))
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_backward_has_the_bits_of_the_host(name):
+def test_bits_of_the_host(name):
     grad = np.random.default_rng(1).standard_normal(X.size).astype(np.float32)
-    got = activation_backward.launch(torch.from_numpy(grad), torch.from_numpy(X), activation=name).numpy()
-    compare(got, _host.activate_backward(name, grad, X))
+    y, dx = torch.empty(X.size), torch.empty(X.size)
+    both_kernel[(1,)](torch.from_numpy(X), torch.from_numpy(grad), y, dx, ACTIVATION=name, BLOCK=X.size)
+    compare(y.numpy(), _host.activate(name, X))
+    compare(dx.numpy(), _host.activate_backward(name, grad, X))
 
 
 def compare(got, expected):
     apart = distance(got, expected)
-    # The division by Newton steps is not correctly rounded where its remainder is subnormal.
-    assert apart[~subnormal_scale(expected)].max() == 0, (X[apart.argmax()], got[apart.argmax()], expected[apart.argmax()])
-    assert np.abs(got - expected)[subnormal_scale(expected)].max(initial=0) <= 2.0**-122
+    # The Newton steps of the division round correctly as long as their remainder is a normal number.
+    small = np.abs(expected) < 2.0**-100
+    worst = np.where(small, 0, apart).argmax()
+    assert apart[worst] == 0, f"at {X[worst]!r}: {got[worst]!r}, on the host {expected[worst]!r}"
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(got - expected)
+    assert difference[small].max(initial=0) <= 2.0**-122
 
 
 def test_samples_of_the_op():
     assert check_backend(REGISTRY["activation_backward"], "triton", "cpu") > 0
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2047,), (2049,), (3, 5), (2, 3, 700), (5, 1), (70, 2100)])
+@pytest.mark.parametrize("shape", [(), (1,), (2047,), (2049,), (3, 5), (2, 3, 40), (5, 1), (3, 2100)])
 def test_shapes_and_strides(shape):
     generator = torch.Generator().manual_seed(len(shape))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         z = (2 * torch.randn(shape, generator=generator)).to(dtype)
         g = torch.randn(shape, generator=generator)
-        for grad, preact in ((g.to(dtype), z), (g, z), (g.flatten()[:1].expand(z.numel()).reshape(shape), z), *permuted(g, z)):
-            with poisoned_allocations():
-                got = activation_backward.launch(grad, preact, activation="gelu")
+        for grad, preact in (
+            (g.to(dtype), z),
+            (g, z),
+            (g.flatten()[:1].expand(z.numel()).reshape(shape), z),
+            *permuted(g, z),
+        ):
+            got = activation_backward.launch(grad, preact, activation="gelu")
             expected = DERIVATIVES["gelu"](grad.double(), preact.double()).to(dtype)
             assert got.dtype == dtype
             assert got.is_contiguous()
             tolerance = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-20}[dtype]
-            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance / 8)
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(1, 2047), (1, 4096), (3, 2049), (130, 33), (7, 1)])
+def test_writes_the_result_and_nothing_else(shape):
+    ones = torch.ones(shape)
+    buffer = torch.full((ones.numel() + 5000,), torch.nan)
+    out = buffer[2500:-2500].view(shape)
+    activation_backward._run(out, ones.mT.contiguous().mT, ones, "none")
+    assert torch.equal(out, ones)
+    assert_only_written(buffer, out)
 
 
 def permuted(g, z):

@@ -1,4 +1,4 @@
-"""check_and_norm's Triton kernel in the interpreter, against float64; run by test_interpreted.py with TRITON_INTERPRET=1."""
+"""check_and_norm's Triton kernel in the interpreter, against float64; run by test_interpreted.py."""
 
 import pytest
 import torch

@@ -39,34 +39,34 @@ def test_samples_of_the_op(name):
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 
 
-@pytest.mark.parametrize("layouts", itertools.product(LAYOUTS, LAYOUTS), ids="-".join)
+@pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, LAYOUTS)), ids="-".join)
 def test_layouts_are_read_in_place(layouts):
     """Sums of small integers, bit for bit, with NaN in the padding of the operands."""
-    for i, shape in enumerate([(), (2,)]):
-        a, b = exact_operands((*shape, 37, 41), (*shape, 41, 70), HALF_DTYPES[i], layouts)
-        assert 41 * 2 * 2 <= EXACT_INTEGERS[a.dtype]
-        c, buffer = embed(torch.full((*shape, 37, 70), math.nan, dtype=a.dtype))
-        _gemm.run(c, a, b, config=CONFIG)
-        assert torch.equal(c.double(), a.double() @ b.double())
-        assert_only_written(buffer, c)
+    number = list(itertools.product(LAYOUTS, LAYOUTS)).index(layouts)
+    shape, dtype = ((2,), ())[number % 2], HALF_DTYPES[number // 2 % 2]
+    a, b = exact_operands((*shape, 37, 41), (*shape, 41, 70), dtype, layouts)
+    assert EXACT_INTEGERS[a.dtype] >= 41 * 2 * 2
+    c, buffer = embed(torch.full((*shape, 37, 70), math.nan, dtype=a.dtype))
+    _gemm.run(c, a, b, config=GemmConfig(32, 64, 32, num_warps=4, num_stages=2))
+    assert torch.equal(c.double(), a.double() @ b.double())
+    assert_only_written(buffer, c)
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_sizes_around_tiles_and_vectors(dtype, out_dtype):
-    sizes = [(1, 1, 1), (7, 9, 8), (8, 7, 9), (64, 65, 63), (65, 64, 16), (17, 33, 17), (1, 8, 64), (63, 1, 65), (16, 257, 7)]
+    sizes = [(1, 1, 1), (7, 9, 8), (8, 7, 9), (64, 65, 63), (65, 64, 16), (17, 33, 17), (1, 8, 64), (63, 1, 65)]
     with poisoned_allocations():
         for m, n, k in [*sizes, (0, 5, 3), (5, 0, 3), (0, 0, 0), (5, 3, 0)]:
             a, b = exact_operands((m, k), (k, n), dtype, limit=1)
             assert torch.equal(gemm.launch(a, b, out_dtype=out_dtype).double(), a.double() @ b.double())
 
 
-@pytest.mark.parametrize("tile", [(16, 16, 16), (64, 16, 32), (16, 64, 64)])
 @pytest.mark.parametrize("group_m", [1, 3, 8])
-def test_every_tile_of_every_batch_is_computed_once(tile, group_m):
-    a, b = exact_operands((3, 150, 20), (3, 20, 90), torch.float16)
-    c = torch.full((3, 150, 90), math.nan)
-    _gemm.run(c, a, b, config=GemmConfig(*tile, 4, 2, group_m))
+def test_every_tile_of_every_batch_is_computed_once(group_m):
+    a, b = exact_operands((2, 110, 4), (2, 4, 40), torch.float16)
+    c = torch.full((2, 110, 40), math.nan)
+    _gemm.run(c, a, b, config=GemmConfig(16, 16, 16, num_warps=4, num_stages=2, group_m=group_m))
     assert torch.equal(c.double(), a.double() @ b.double())
 
 
@@ -120,7 +120,7 @@ def test_access_widths():
     assert order(x.float()) == (False, 4)
     assert order(x[:1, :, :1]) == (False, 1)
     assert order(torch.zeros(1, 64, 1, dtype=torch.float16)) == (True, 8), "a column is contiguous along its rows"
-    assert order(x[0, 0].as_strided((1, 1, 64), (7, 5, 1))) == (False, 8), "strides of single rows and matrices do not count"
+    assert order(x[0, 0].as_strided((1, 1, 64), (7, 5, 1))) == (False, 8), "strides of single rows do not count"
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
@@ -128,7 +128,7 @@ def test_access_widths():
 def test_epilogue(activation, out_dtype):
     for dtype in HALF_DTYPES:
         generator = rng(activation, str(out_dtype))
-        a = operand(33, 40, dtype=dtype, generator=generator)
+        a = operand(17, 40, dtype=dtype, generator=generator)
         b = operand(40, 50, dtype=dtype, generator=generator, layout="column")
         for bias in (None, torch.randn(50, generator=generator), torch.randn(100, generator=generator).to(dtype)[::2]):
             kwargs = {"activation": activation, "out_dtype": out_dtype}
@@ -192,12 +192,11 @@ def test_accumulate_without_terms_scales():
 
 
 @pytest.mark.parametrize("operand_name", ["a", "b", "c"])
-@pytest.mark.parametrize("stride", [2**26, 2**27])
-def test_more_than_2_to_31_elements(operand_name, stride, monkeypatch):
-    """Rows 2^26 elements apart: the third tile begins at 2^31. At 2^27 an offset within a tile reaches that, too."""
+@pytest.mark.parametrize(("rows", "stride"), [(33, 2**26), (9, 2**28)])
+def test_more_than_2_to_31_elements(operand_name, rows, stride, monkeypatch):
+    """Rows 2^26 elements apart: the third tile begins at 2^31. At 2^28 the offsets within a tile reach that, too."""
     # The memory is reserved, not touched: the interpreter must not copy it, as it does after a launch (here onto itself).
     monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *args: None)
-    rows = 33 if stride == 2**26 else 17
 
     def far_apart(t):
         memory = torch.empty((rows - 1) * stride + t.shape[1], dtype=t.dtype)

@@ -15,8 +15,8 @@ def test_compiles_with_wide_loads(arch, tensors, scaled):
     with aot.compiling_for(arch) as kernels:
         module.launch(grads, torch.ones(()) if scaled else None)
     main, finish = kernels
-    # fp16 and bf16 take one 16-byte load for a thread's eight elements, fp32 two, fp64 four. A lost alignment hint or a masked main
-    # loop makes all of them scalar.
+    # fp16 and bf16 take one 16-byte load for a thread's eight elements, fp32 two, fp64 four. A lost alignment hint or a
+    # masked main loop makes all of them scalar.
     assert aot.count(r"ld\.global\.v4\.b32", main) == 4
     assert aot.count(r"ld\.global\.v2\.b64", main) == 4
     for kernel in (main, finish):

@@ -1,4 +1,4 @@
-"""Runs each interpreted_*.py of this folder in a process of its own: Triton chooses between compiler and interpreter at import."""
+"""Runs each interpreted_*.py in a process of its own: Triton chooses between compiler and interpreter at import."""
 
 import os
 import subprocess
@@ -20,7 +20,9 @@ def test_there_are_files():
 @pytest.mark.parametrize("name", FILES)
 def test_interpreted(name):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FOLDER / name)]
-    run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout

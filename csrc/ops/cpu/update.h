@@ -1,4 +1,5 @@
-// What adamw_ and sgd_ share on the CPU: the decisions of a step, and how a weight is kept. Their arguments: ops/update_arguments.h.
+// What adamw_ and sgd_ share on the CPU: the decisions of a step, and how a weight is kept. Their arguments:
+// ops/update_arguments.h.
 #pragma once
 
 #include <vector>

@@ -21,7 +21,9 @@ AdamWTensor tensor_of(const UpdateParam& p) {
   t.exp_avg_dtype = dtype_of(p.moments[0].dtype);
   t.exp_avg_sq_dtype = dtype_of(p.moments[1].dtype);
   t.step = p.step;
-  t.master_kind = !p.master.data ? Master::kNone : p.master.dtype == ScalarType::Short ? Master::kSplit : Master::kFloat32;
+  t.master_kind = !p.master.data                        ? Master::kNone
+                  : p.master.dtype == ScalarType::Short ? Master::kSplit
+                                                        : Master::kFloat32;
   t.master = p.master.data;
   t.shadow = p.shadow.data;
   t.shadow_dtype = dtype_of(p.shadow.dtype);
@@ -30,11 +32,11 @@ AdamWTensor tensor_of(const UpdateParam& p) {
 }
 
 void run_adamw(const TensorList params, const TensorList grads, const TensorList exp_avgs, const TensorList exp_avg_sqs,
-               const TensorList steps, const TensorList masters, const TensorList shadows, const Tensor layout, const TensorList lrs,
-               const std::optional<Tensor> grad_scale, const std::optional<Tensor> found_inf, const std::optional<Tensor> sum_sq,
-               const std::vector<double> lr, const std::vector<double> beta1, const std::vector<double> beta2,
-               const std::vector<double> eps, const std::vector<double> weight_decay, const std::vector<int64_t> flags,
-               double max_norm) {
+               const TensorList steps, const TensorList masters, const TensorList shadows, const Tensor layout,
+               const TensorList lrs, const std::optional<Tensor> grad_scale, const std::optional<Tensor> found_inf,
+               const std::optional<Tensor> sum_sq, const std::vector<double> lr, const std::vector<double> beta1,
+               const std::vector<double> beta2, const std::vector<double> eps, const std::vector<double> weight_decay,
+               const std::vector<int64_t> flags, double max_norm) {
   if (params.empty()) return;
   check_groups(kOp, "beta1", beta1.size(), lr.size());
   check_groups(kOp, "beta2", beta2.size(), lr.size());
@@ -48,8 +50,9 @@ void run_adamw(const TensorList params, const TensorList grads, const TensorList
                                 sum_sq};
   std::vector<AdamWTensor> tensors;
   tensors.reserve(params.size());
-  for (const UpdateParam& p : check_update_arguments(arguments, static_cast<int64_t>(lr.size()),
-                                                     [&](ArgName name, const Tensor& t) { call.check_place(name, t); })) {
+  for (const UpdateParam& p :
+       check_update_arguments(arguments, static_cast<int64_t>(lr.size()),
+                              [&](ArgName name, const Tensor& t) { call.check_place(name, t); })) {
     tensors.push_back(tensor_of(p));
   }
   std::vector<AdamWGroup> groups;

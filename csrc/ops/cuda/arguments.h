@@ -27,16 +27,18 @@ inline DType dtype_of(ScalarType dtype) {
   }
 }
 
-// The device of a call, made current while the object lives, and torch's current stream on it. Everything is enqueued there, nothing
-// waits, and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
+// The device of a call, made current while the object lives, and torch's current stream on it. Everything is enqueued
+// there, nothing waits, and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
 class CudaCall {
  public:
-  CudaCall(const char* op, ArgName name, const Tensor& first) : op_(op), index_(device_of(op, name, first)), guard_(index_) {
+  CudaCall(const char* op, ArgName name, const Tensor& first)
+      : op_(op), index_(device_of(op, name, first)), guard_(index_) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream_));
   }
 
   void check_place(ArgName name, const Tensor& t) const {
-    AK_CHECK(t.is_cuda() && t.get_device_index() == index_, op_, ": ", name, " must be on cuda:", index_, " like the other arguments");
+    AK_CHECK(t.is_cuda() && t.get_device_index() == index_, op_, ": ", name, " must be on cuda:", index_,
+             " like the other arguments");
   }
   const float* scalar(ArgName name, const std::optional<Tensor>& t) const {
     if (!t) return nullptr;
@@ -46,7 +48,8 @@ class CudaCall {
   }
 
   Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) const {
-    const torch::stable::Device device(torch::headeronly::DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(index_));
+    const torch::stable::Device device(torch::headeronly::DeviceType::CUDA,
+                                       static_cast<torch::stable::DeviceIndex>(index_));
     return torch::stable::empty(size, dtype, std::nullopt, device);
   }
   // Freed when the tensor goes: the allocator hands the memory to later work of the same stream only.

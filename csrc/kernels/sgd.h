@@ -1,0 +1,23 @@
+// SGD, with or without momentum, over a list of parameters of any dtypes and groups, with unscaling, clipping,
+// skipping, fp32 or split masters and 16-bit shadows in the same pass.
+#pragma once
+#include <cstddef>
+#include <span>
+
+#include "device/status.h"
+#include "kernels/update.h"
+#include "math/sgd.h"
+
+namespace ak {
+
+using SgdGroup = ParamGroup<SgdOptions>;
+
+/// Bytes of device memory one call needs; they may hold anything.
+size_t sgd_scratch_bytes(size_t params);
+
+/// One step of every parameter; its first moment is the momentum buffer, null for a parameter without momentum, and
+/// there is no second. `scratch` is aligned to 16 bytes.
+Status sgd(std::span<const ParamState> params, std::span<const SgdGroup> groups, const StepDecisions& decisions,
+           void* scratch, Stream stream);
+
+}  // namespace ak

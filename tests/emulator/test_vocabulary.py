@@ -1,0 +1,78 @@
+"""The PTX side of csrc/device: ptxas accepts every entry, and the GEMM's machine code is what its main loop needs. Needs nvcc, no GPU."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to check"),
+    pytest.mark.slow,
+]
+
+
+def nvcc(source: Path, arch: str, output: Path) -> None:
+    gencode = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    command = [
+        "nvcc",
+        "-std=c++20",
+        "--fmad=false",
+        "--expt-relaxed-constexpr",
+        gencode,
+        "-I",
+        ROOT / "csrc",
+        "-cubin",
+        source,
+        "-o",
+        output,
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+def sass(cubin: Path) -> list[str]:
+    """The opcodes of a cubin, in order."""
+    tool = shutil.which("cuobjdump")
+    if tool is None:
+        import triton
+
+        tool = triton.knobs.nvidia.cuobjdump.path
+    run = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", run.stdout, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("arch", ["75", "80", "90a", "120"])
+def test_ptxas_accepts_every_entry(arch, tmp_path):
+    nvcc(Path(__file__).parent / "vocabulary.cu", arch, tmp_path / "vocabulary.cubin")
+
+
+@pytest.mark.parametrize(
+    ("major_a", "major_b", "output", "tile"),
+    [
+        ("kK", "kK", "kInputType", "128, 256, 4, 2, 2"),
+        ("kMN", "kMN", "kAccumulate", "128, 128, 6, 1, 2"),
+        ("kMN", "kK", "kInputType", "128, 144, 5, 1, 2"),
+    ],
+)
+def test_gemm_main_loop(major_a, major_b, output, tile, tmp_path):
+    """wgmma is there, and nothing stands between two of them that would drain the tensor cores: no memory barrier (what
+    mbarrier.arrive.release.cluster compiles to), no spill, and no wait after each instruction (ptxas serialising them)."""
+    source = tmp_path / "gemm.cu"
+    source.write_text(
+        '#include "kernels/gemm_sm90.cuh"\n'
+        f"template ak::Status ak::gemm::launch_gemm<ak::bf16, ak::Major::{major_a}, ak::Major::{major_b}, ak::GemmOutput::{output}, "
+        f"ak::gemm::Tile<{tile}>>(const ak::GemmProblem&, int, ak::Stream);\n"
+    )
+    nvcc(source, "90a", tmp_path / "gemm.cubin")
+    opcodes = sass(tmp_path / "gemm.cubin")
+    multiplications = [i for i, opcode in enumerate(opcodes) if opcode.startswith("HGMMA")]
+    assert len(multiplications) >= 4
+    main_loop = opcodes[multiplications[0] : multiplications[-1] + 1]
+    assert not [opcode for opcode in main_loop if opcode.startswith(("MEMBAR", "ERRBAR", "STL", "LDL"))]
+    waits = sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in main_loop)
+    assert waits <= len(multiplications) / 4, "a wait per k step, not per wgmma"
+    assert any(opcode.startswith("USETMAXREG") for opcode in opcodes)
