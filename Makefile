@@ -11,13 +11,27 @@ READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: demo test gpu bench lint format mutants build clean
+# Another torch for `make abi`: one binary serves all of them from 2.10 on.
+ABI_TORCH ?= torch==2.13.0
+ABI := build/abi
+
+.PHONY: demo test abi gpu bench lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
 
 test: $(BUILT)
 	$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+# The wheel built here, tested under another torch.
+abi: $(BUILT)
+	rm -rf $(ABI)/wheel
+	$(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $(ABI)/wheel
+	test -x $(ABI)/venv/bin/python || $(BASE) -m venv $(ABI)/venv
+	$(ABI)/venv/bin/python -m pip install --quiet "$(ABI_TORCH)" pytest hypothesis mpmath "numpy<2.4"
+	$(ABI)/venv/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
+	cd $(ABI) && venv/bin/python -m amp_kernels info --check
+	cd $(ABI) && venv/bin/python -m pytest ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 
 # On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too.
 gpu: $(BUILT)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from .environment import results_folder
+
 ROOT = Path(__file__).resolve().parents[1]
 TEST_SECONDS = 150  # per test file
 BENCH_SECONDS = 240
@@ -31,7 +33,7 @@ def main() -> int:
         print(f"make gpu needs these packages: {', '.join(missing)}", file=sys.stderr)
         return 2
     print(f"absent, not used: {', '.join(n for n in OPTIONAL if importlib.util.find_spec(n) is None) or 'nothing'}")
-    results = Path(os.environ.get("RESULTS") or default_results())
+    results = Path(os.environ.get("RESULTS") or results_folder(torch.device("cuda")))
     results.mkdir(parents=True, exist_ok=True)
     rows = [_run("info --check", [sys.executable, "-m", "amp_kernels", "info", "--check"], TEST_SECONDS)]
     progress = results / ".running"
@@ -46,11 +48,6 @@ def main() -> int:
         print(f"{name:32} {outcome:40} {seconds:6.1f} s")
     print(f"results: {results}")
     return int(any(outcome != "passed" for _, outcome, _ in rows))
-
-
-def default_results() -> Path:
-    """``bench/results/<gpu>``, the folder of this machine's figures."""
-    return ROOT / "bench" / "results" / torch.cuda.get_device_name().lower().replace(" ", "-")
 
 
 def _run(name: str, command: list, seconds: int, progress: Path | None = None) -> tuple[str, str, float]:

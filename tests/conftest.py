@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported. Idle OpenMP threads that spin take the cores from the processes that tests start beside this one.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 

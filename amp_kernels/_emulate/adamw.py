@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from .. import _emulator
 from ..ops._blocks import COUPLED_DECAY, MAXIMIZE
-from . import DTYPE_CODES, Memory
+from . import Memory, _update
 
 
 def launch(
@@ -35,61 +34,21 @@ def launch(
 ) -> None:
     """``amp_kernels::adamw_``; see ``amp_kernels/ops/adamw.py``."""
     memory = Memory()
-    blocks = [
-        {
-            "exp_avg": (memory.add(f"exp_avgs[{i}]", exp_avgs[i]), exp_avgs[i]),
-            "exp_avg_sq": (memory.add(f"exp_avg_sqs[{i}]", exp_avg_sqs[i]), exp_avg_sqs[i]),
-            "step": (memory.add(f"steps[{i}]", steps[i]), steps[i]),
-            "master": (memory.add(f"masters[{i}]", masters[i]), masters[i]),
-            "shadow": (memory.add(f"shadows[{i}]", shadows[i]), shadows[i]),
-        }
-        for i in range(len(exp_avgs))
-    ]
-    entries = []
-    for i, (param, grad, (block, offset, slot, group)) in enumerate(zip(params, grads, layout.tolist(), strict=True)):
-
-        def place(name: str, index: int, state=blocks[block]) -> int:
-            address, tensor = state[name]
-            return address + index * tensor.element_size()
-
-        def dtype(name: str, state=blocks[block]) -> int:
-            return DTYPE_CODES[state[name][1].dtype]
-
-        entry = _emulator.AdamWParam(
-            memory.add(f"params[{i}]", param),
-            DTYPE_CODES[param.dtype],
-            memory.add(f"grads[{i}]", grad),
-            DTYPE_CODES[grad.dtype],
-            param.numel(),
-            group,
-        )
-        entry.set_moments(
-            place("exp_avg", offset),
-            dtype("exp_avg"),
-            place("exp_avg_sq", offset),
-            dtype("exp_avg_sq"),
-            place("step", slot),
-        )
-        if masters[block].numel() > 0:
-            entry.set_master(place("master", offset), masters[block].dtype == torch.int16)
-        if shadows[block].numel() > 0:
-            entry.set_shadow(place("shadow", offset), dtype("shadow"))
-        entries.append(entry)
+    moments = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
+    entries = _update.params_of(memory, params, grads, moments, steps, masters, shadows, layout)
+    lr_at = _update.lr_addresses(memory, lrs, len(lr))
     groups = [
-        (
+        _emulator.AdamWGroup(
             lr[g],
             beta1[g],
             beta2[g],
             eps[g],
             weight_decay[g],
             bool(flags[g] & COUPLED_DECAY),
+            lr_at[g],
             bool(flags[g] & MAXIMIZE),
-            memory.add(f"lrs[{g}]", lrs[g] if lrs else None),
         )
         for g in range(len(lr))
     ]
-    decisions = [
-        memory.add(name, tensor)
-        for name, tensor in (("grad_scale", grad_scale), ("found_inf", found_inf), ("sum_sq", sum_sq))
-    ]
-    _emulator.adamw(memory.pieces, entries, groups, *decisions, max_norm)
+    decisions = _update.decisions_of(memory, grad_scale, found_inf, sum_sq, max_norm)
+    _emulator.adamw(memory.pieces, entries, groups, decisions)

@@ -13,6 +13,9 @@
 #include "emulator/memory.h"
 #include "kernels/adamw.cu"
 #include "kernels/check_and_norm.cu"
+#include "kernels/sgd.cu"
+#include "kernels/unscale.cu"
+#include "kernels/update_scale.cu"
 
 namespace py = pybind11;
 
@@ -86,64 +89,105 @@ void run_check_and_norm(const std::vector<Piece>& memory, const std::vector<Grad
   check(check_and_norm(refs, at<float>(grad_scale), scratch.data(), at<float>(sum_sq), at<float>(found_inf), nullptr));
 }
 
-struct AdamWParam {
-  AdamWTensor tensor{};
+void run_unscale(const std::vector<Piece>& memory, const std::vector<Grad>& grads, Address found_inf,
+                 Address inv_scale) {
+  const Visible visible(memory);
+  std::vector<MutableGradRef> refs;
+  for (const auto& [data, numel, dtype] : grads) refs.push_back({at<void>(data), numel, static_cast<DType>(dtype)});
+  check(unscale(refs, at<float>(found_inf), at<float>(inv_scale), nullptr));
+}
 
-  AdamWParam(Address param, int param_dtype, Address grad, int grad_dtype, int64_t numel, int group) {
-    tensor.param = at<void>(param);
-    tensor.param_dtype = static_cast<DType>(param_dtype);
-    tensor.grad = at<void>(grad);
-    tensor.grad_dtype = static_cast<DType>(grad_dtype);
-    tensor.numel = numel;
-    tensor.group = group;
+void run_update_scale(const std::vector<Piece>& memory, Address scale, Address growth_tracker,
+                      Address hysteresis_tracker, const std::vector<Address>& found_infs,
+                      const LossScaleOptions& options) {
+  const Visible visible(memory);
+  std::vector<const float*> found;
+  for (Address a : found_infs) found.push_back(at<const float>(a));
+  emu::Buffer<uint64_t> scratch("scratch", (update_scale_scratch_bytes(found.size()) + 7) / 8);
+  const LossScaleRef ref{at<float>(scale), at<int32_t>(growth_tracker), at<int32_t>(hysteresis_tracker)};
+  check(update_scale(ref, found, options, scratch.data(), nullptr));
+}
+
+/// A parameter, set up step by step from Python.
+struct Param {
+  ParamState state{};
+
+  Param(Address param, int param_dtype, Address grad, int grad_dtype, int64_t numel, Address step, int group) {
+    state.param = at<void>(param);
+    state.param_dtype = static_cast<DType>(param_dtype);
+    state.grad = at<void>(grad);
+    state.grad_dtype = static_cast<DType>(grad_dtype);
+    state.numel = numel;
+    state.step = at<float>(step);
+    state.group = group;
   }
-  void set_moments(Address exp_avg, int exp_avg_dtype, Address exp_avg_sq, int exp_avg_sq_dtype, Address step) {
-    tensor.exp_avg = at<void>(exp_avg);
-    tensor.exp_avg_dtype = static_cast<DType>(exp_avg_dtype);
-    tensor.exp_avg_sq = at<void>(exp_avg_sq);
-    tensor.exp_avg_sq_dtype = static_cast<DType>(exp_avg_sq_dtype);
-    tensor.step = at<float>(step);
+  void set_moment(int which, Address data, int dtype) {
+    state.moments[which] = at<void>(data);
+    state.moment_dtypes[which] = static_cast<DType>(dtype);
   }
-  void set_master(Address master, bool split) {
-    tensor.master = at<void>(master);
-    tensor.master_kind = split ? Master::kSplit : Master::kFloat32;
+  void set_master(Address data, bool split) {
+    state.master = at<void>(data);
+    state.master_kind = split ? Master::kSplit : Master::kFloat32;
   }
-  void set_shadow(Address shadow, int dtype) {
-    tensor.shadow = at<void>(shadow);
-    tensor.shadow_dtype = static_cast<DType>(dtype);
+  void set_shadow(Address data, int dtype) {
+    state.shadow = at<void>(data);
+    state.shadow_dtype = static_cast<DType>(dtype);
   }
 };
 
-using Group =
-    std::tuple<double, double, double, double, double, bool, bool, Address>;  // ..., coupled decay, maximize, lr tensor
-
-void run_adamw(const std::vector<Piece>& memory, const std::vector<AdamWParam>& params,
-               const std::vector<Group>& groups, Address grad_scale, Address found_inf, Address sum_sq,
-               double max_norm) {
+/// Runs one of the update kernels: `run(params, groups, decisions, scratch, stream)` is its launcher.
+template <class Group, class ScratchBytes, class Run>
+void run_update(const std::vector<Piece>& memory, const std::vector<Param>& params, const std::vector<Group>& groups,
+                const std::tuple<Address, Address, Address, double>& decided, ScratchBytes scratch_bytes, Run run) {
   const Visible visible(memory);
-  std::vector<AdamWTensor> tensors;
-  for (const AdamWParam& p : params) tensors.push_back(p.tensor);
-  std::vector<AdamWGroup> all;
-  for (const auto& [lr, beta1, beta2, eps, decay, coupled, maximize, lr_tensor] : groups) {
-    all.push_back({{lr, beta1, beta2, eps, decay, coupled}, at<float>(lr_tensor), maximize});
-  }
+  std::vector<ParamState> states;
+  for (const Param& p : params) states.push_back(p.state);
+  const auto& [grad_scale, found_inf, sum_sq, max_norm] = decided;
   const StepDecisions decisions{at<float>(grad_scale), at<float>(found_inf), at<float>(sum_sq),
                                 static_cast<float>(max_norm)};
-  emu::Buffer<uint64_t> scratch("scratch", (adamw_scratch_bytes(tensors.size()) + 7) / 8);
-  check(adamw(tensors, all, decisions, scratch.data(), nullptr));
+  emu::Buffer<uint64_t> scratch("scratch", (scratch_bytes(states.size()) + 7) / 8);
+  check(run(std::span<const ParamState>(states), std::span<const Group>(groups), decisions, scratch.data(), nullptr));
 }
 
 }  // namespace
 }  // namespace ak
 
 PYBIND11_MODULE(_emulator, m) {
+  using namespace ak;
   m.doc() = "CUDA kernels of amp_kernels on CPU memory, checked by the emulator. Addresses are integers; 0 is null.";
-  m.def("set_options", &ak::set_options, py::arg("seed") = 0, py::arg("sm_count") = 2, py::arg("truncate_mma") = false);
-  m.def("check_and_norm", &ak::run_check_and_norm);
-  py::class_<ak::AdamWParam>(m, "AdamWParam")
-      .def(py::init<ak::Address, int, ak::Address, int, int64_t, int>())
-      .def("set_moments", &ak::AdamWParam::set_moments)
-      .def("set_master", &ak::AdamWParam::set_master)
-      .def("set_shadow", &ak::AdamWParam::set_shadow);
-  m.def("adamw", &ak::run_adamw);
+  m.def("set_options", &set_options, py::arg("seed") = 0, py::arg("sm_count") = 2, py::arg("truncate_mma") = false);
+  m.def("check_and_norm", &run_check_and_norm);
+  m.def("unscale", &run_unscale);
+  m.def("update_scale", [](const std::vector<Piece>& memory, Address scale, Address growth, Address hysteresis,
+                           const std::vector<Address>& found_infs, double growth_factor, double backoff_factor,
+                           int64_t growth_interval, double min_scale, double max_scale, int64_t hysteresis_steps) {
+    run_update_scale(memory, scale, growth, hysteresis, found_infs,
+                     {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis_steps});
+  });
+
+  py::class_<Param>(m, "Param")
+      .def(py::init<Address, int, Address, int, int64_t, Address, int>())
+      .def("set_moment", &Param::set_moment)
+      .def("set_master", &Param::set_master)
+      .def("set_shadow", &Param::set_shadow);
+  py::class_<AdamWGroup>(m, "AdamWGroup")
+      .def(py::init([](double lr, double beta1, double beta2, double eps, double weight_decay, bool coupled,
+                       Address lr_at, bool maximize) {
+        return AdamWGroup{{lr, beta1, beta2, eps, weight_decay, coupled}, at<float>(lr_at), maximize};
+      }));
+  py::class_<SgdGroup>(m, "SgdGroup")
+      .def(py::init([](double lr, double momentum, double dampening, double weight_decay, bool nesterov, Address lr_at,
+                       bool maximize) {
+        return SgdGroup{{lr, momentum, dampening, weight_decay, nesterov}, at<float>(lr_at), maximize};
+      }));
+  using Decided = std::tuple<Address, Address, Address, double>;
+  m.def("adamw", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
+                    const std::vector<AdamWGroup>& groups, const Decided& decided) {
+    run_update(memory, params, groups, decided, adamw_scratch_bytes,
+               [](auto... arguments) { return adamw(arguments...); });
+  });
+  m.def("sgd", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
+                  const std::vector<SgdGroup>& groups, const Decided& decided) {
+    run_update(memory, params, groups, decided, sgd_scratch_bytes, [](auto... arguments) { return sgd(arguments...); });
+  });
 }

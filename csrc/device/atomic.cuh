@@ -24,6 +24,12 @@ AK_DEVICE uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {
   return old;
 }
 
+/// *p = value, relaxed: threads anywhere on the GPU may store the same value at the same time, which without an atomic
+/// would be a race.
+AK_DEVICE void store_relaxed(float* p, float value) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(value) : "memory");
+}
+
 /// Orders this thread's earlier accesses before its later ones as seen from the whole GPU.
 AK_DEVICE void fence_gpu() { __threadfence(); }
 

@@ -38,6 +38,11 @@ inline uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {
   return old;
 }
 
+inline void store_relaxed(float* p, float value) {
+  emu::enter("store_relaxed");
+  emu::atomic_global(p, sizeof *p, emu::Order::kRelaxed, [&] { *p = value; });
+}
+
 inline void fence_gpu() {
   emu::enter("fence_gpu");
   emu::fence_gpu();

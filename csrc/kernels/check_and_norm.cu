@@ -10,37 +10,18 @@
 // it the last bits of the norm and of every weight after the clip.
 #include "kernels/check_and_norm.h"
 
-#include <type_traits>
-
 #include "device/block.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "kernels/tensor_list.h"
+#include "kernels/vector_walk.cuh"
 #include "math/clip.h"
-#include "math/half.h"
 
 namespace ak {
 namespace {
 
 constexpr int kNormThreads = 256;
 constexpr int kNormBlocksPerSm = 2;
-
-/// The tensors of one launch.
-template <int N>
-struct NormArgs {
-  static constexpr int kTensors = N;
-  ChunkMap<N> map;
-  const void* data[N];
-  DType dtype[N];
-
-  void set(int place, const GradRef& grad, size_t) {
-    data[place] = grad.data;
-    dtype[place] = grad.dtype;
-  }
-};
-constexpr int kNormTensors = 1536;
-static_assert(sizeof(NormArgs<kNormTensors>) + 128 <= kArgumentBytes,
-              "the list and the other arguments must fit one launch");
 
 /// The per-call scratch: one slot for each block of each launch.
 struct NormSlots {
@@ -68,9 +49,6 @@ AK_DEVICE double add_square(double sum, double x) { return sum + x * x; }
 /// or NaN.
 template <int kThreads, class T>
 AK_DEVICE double sum_squares(const T* grads, int count, float inv_scale, bool& finite) {
-  constexpr int kWide = 16 / sizeof(T);
-  constexpr int kInFlight = 4;  // loads a thread issues before it waits for the first
-  const int thread = thread_index();
   decltype(widen(T{})) sum = 0;
   auto add = [&](T grad) {
     const auto x = unscale(widen(grad), inv_scale);
@@ -78,33 +56,10 @@ AK_DEVICE double sum_squares(const T* grads, int count, float inv_scale, bool& f
     sum = add_square(sum, x);
   };
 
-  // Up to the first 16-byte boundary, and after the last one, single elements.
-  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(grads) / sizeof(T) % kWide);
-  const int to_boundary = (kWide - misaligned) % kWide;
-  const int head = to_boundary < count ? to_boundary : count;
-  const int vectors = (count - head) / kWide;
-  const int tail = head + vectors * kWide;
-  if (thread < head) add(load<Cache::kStreaming>(grads + thread));
-  if (thread < count - tail) add(load<Cache::kStreaming>(grads + tail + thread));
-
-  constexpr int kStride = kThreads * kWide;
-  const T* at = grads + head + thread * kWide;
-  int left = vectors - thread;  // this thread's are every kThreads-th of them
-  for (; left > (kInFlight - 1) * kThreads; left -= kInFlight * kThreads, at += kInFlight * kStride) {
-    Vec<T, kWide> v[kInFlight];
+  for_each_vector<kThreads>(grads, count, [&]<int N>(const T*, const Vec<T, N>& v) {
     AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) v[k] = load_vec<kWide, Cache::kStreaming>(at + k * kStride);
-    AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) {
-      AK_UNROLL
-      for (int j = 0; j < kWide; j++) add(v[k][j]);
-    }
-  }
-  for (; left > 0; left -= kThreads, at += kStride) {
-    const auto v = load_vec<kWide, Cache::kStreaming>(at);
-    AK_UNROLL
-    for (int j = 0; j < kWide; j++) add(v[j]);
-  }
+    for (int j = 0; j < N; j++) add(v[j]);
+  });
   return sum;
 }
 
@@ -119,24 +74,10 @@ check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int launch
   for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
     const TensorChunk chunk = args.map.find(index, tensor);
     tensor = chunk.tensor;
-    auto add_chunk = [&]<class T>(T) {
+    with_dtype(args.dtype[tensor], [&]<class T>(T) {
       sum +=
           sum_squares<kThreads>(static_cast<const T*>(args.data[tensor]) + chunk.begin, chunk.count, inv_scale, finite);
-    };
-    switch (args.dtype[tensor]) {
-      case DType::kFloat16:
-        add_chunk(fp16{});
-        break;
-      case DType::kBFloat16:
-        add_chunk(bf16{});
-        break;
-      case DType::kFloat32:
-        add_chunk(float{});
-        break;
-      case DType::kFloat64:
-        add_chunk(double{});
-        break;
-    }
+    });
   }
 
   sum = block_sum<kThreads>(sum);
@@ -193,14 +134,14 @@ Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float
 }  // namespace detail
 
 size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads) {
-  const size_t slots =
-      static_cast<size_t>(norm_launches<NormArgs<kNormTensors>>(grads)) * device_sm_count() * kNormBlocksPerSm;
+  const size_t slots = static_cast<size_t>(norm_launches<GradListArgs<const void, kGradListTensors>>(grads)) *
+                       device_sm_count() * kNormBlocksPerSm;
   return kNormScratchZeroed + slots * (sizeof(double) + sizeof(uint32_t));
 }
 
 Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, void* scratch, float* sum_sq,
                       float* found_inf, Stream stream) {
-  return detail::check_and_norm_on<kNormThreads, NormArgs<kNormTensors>>(
+  return detail::check_and_norm_on<kNormThreads, GradListArgs<const void, kGradListTensors>>(
       device_sm_count() * kNormBlocksPerSm, grads, grad_scale, scratch, sum_sq, found_inf, stream);
 }
 

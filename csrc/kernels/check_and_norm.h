@@ -1,19 +1,12 @@
 // Read-only check of gradients for inf and NaN, and their L2 norm, over a list of tensors of any dtypes in one launch.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 #include <span>
 
 #include "device/status.h"
-#include "device/tensor_list.cuh"
+#include "kernels/grad_list.h"
 
 namespace ak {
-
-struct GradRef {
-  const void* data;  // aligned to its element; elements in memory order
-  int64_t numel;
-  DType dtype;
-};
 
 // Bytes of device memory one call of check_and_norm needs for `grads` on the current device. The first
 // kNormScratchZeroed bytes must be zero when the kernels start; the rest may hold anything.

@@ -2,9 +2,10 @@
 // to know about SGD.
 //
 // Work: 10 bytes (split master, no momentum, 16-bit gradient) to 22 bytes (fp32 weight, shadow, fp32 momentum and
-// gradient) an element and a handful of instructions: bandwidth is the limit. Trap: whether a momentum buffer holds
-// history is told by the parameter's own step count, which a skipped step does not advance; what lies in the buffer
-// before the first step that counts is fetched like any other element, and never used.
+// gradient) an element and a handful of instructions: bandwidth is the limit. A thread has as little as 48 bytes in
+// flight, so three blocks share an SM, for which the registers suffice. Trap: whether a momentum buffer holds history
+// is told by the parameter's own step count, which a skipped step does not advance; what lies in the buffer before the
+// first step that counts is fetched like any other element, and never used.
 #include "kernels/sgd.h"
 
 #include "kernels/update_step.cuh"
@@ -19,7 +20,7 @@ struct SgdRule {
   static constexpr const char* kPrepareName = "sgd_prepare";
   static constexpr int kMoments = 1;
   static constexpr bool kMomentsOptional = true;
-  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kBlocksPerSm = 3;
   static constexpr int kPrepareTensors = 560;
   static constexpr int kTensors = 620;
 

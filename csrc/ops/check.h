@@ -60,6 +60,13 @@ inline const char* dtype_name(ScalarType dtype) {
   }
 }
 
+template <typename T>
+inline constexpr ScalarType kScalarType = ScalarType::Undefined;
+template <>
+inline constexpr ScalarType kScalarType<float> = ScalarType::Float;
+template <>
+inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
+
 inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
 
 // "grads[3]", made only when a message needs it.

@@ -1,6 +1,7 @@
 """What each CUDA kernel may take of a multiprocessor, and what its machine code must contain.
 
-A row holds for every instance of the kernel on every architecture. A kernel without a row fails the test.
+A row holds for every instance of the kernel on every architecture; ``kernel<Class>`` for the instances with that class. A
+kernel without a row fails the test.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ BUDGETS = {
         why="4 dtypes, each with an unrolled loop of 4 loads and a loop for the rest; 64 registers let 4 blocks of 256 "
         "share an SM",
     ),
-    "adamw_kernel": Budget(
+    "unscale_kernel": Budget(
+        registers=64,
+        shared=0,
+        wide_loads=4 * (4 + 1),
+        in_flight=4,
+        why="the walk of check_and_norm_kernel",
+    ),
+    "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
+    "update_kernel<AdamWRule>": Budget(
         registers=112,
         shared=0,
         wide_loads=7 * 7,
@@ -34,7 +43,15 @@ BUDGETS = {
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
         "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs, and near it ptxas starts to spill",
     ),
-    "adamw_prepare_kernel": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
+    "update_prepare_kernel<AdamWRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
+    "update_kernel<SgdRule>": Budget(
+        registers=80,
+        shared=0,
+        wide_loads=7 * 5,
+        in_flight=4,
+        why="as AdamW's with one moment; 80 registers let 3 blocks of 256 share an SM",
+    ),
+    "update_prepare_kernel<SgdRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
     "gemm_sm90_kernel": Budget(
         registers=168, shared=0, why="3 warpgroups of 168, where setmaxnreg starts, fill the file"
     ),

@@ -115,7 +115,9 @@ def test_failing_compiler_leaves_python_and_the_reference(tmp_path, environment)
     broken.chmod(0o755)
     copy = tmp_path / "source"  # its own build folder: a compiler is cached by CMake
     run("git", "clone", "--quiet", ROOT, copy)
-    run(sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "-w", tmp_path, CXX=str(broken))
+    run(
+        sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "-w", tmp_path, CXX=str(broken)
+    )
     wheel = next(tmp_path.glob("*.whl"))
     assert not any(library["built"] for library in info_of(wheel)["libraries"].values())
     environment.install(wheel)
@@ -137,6 +139,8 @@ def test_absent_nvcc_is_a_reason_and_a_failure_when_cuda_is_forced(tmp_path):
     assert libraries["cpu"]["built"]
     expected = ["nvcc was not found (CUDA_HOME=/nonexistent)", "the installed torch is a CPU build"]
     assert libraries["cuda"]["reason"] in expected
-    forced = build_wheel(tmp_path / "forced", "--no-build-isolation", check=False, CUDA_HOME="/nonexistent", AMP_KERNELS_FORCE_CUDA="1")
+    forced = build_wheel(
+        tmp_path / "forced", "--no-build-isolation", check=False, CUDA_HOME="/nonexistent", AMP_KERNELS_FORCE_CUDA="1"
+    )
     assert forced[0] is None
     assert "AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built" in forced[1].stdout + forced[1].stderr

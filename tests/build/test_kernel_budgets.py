@@ -69,8 +69,8 @@ def binaries(tmp_path_factory) -> list[Path]:
 
 
 def kernel_of(symbol: str) -> str | None:
-    """The kernel's name, from its mangled one, where the length stands in front."""
-    names = [name for name in BUDGETS if f"{len(name)}{name}" in symbol]
+    """The kernel's key in BUDGETS, by the names in its mangled one, where the length stands in front of each."""
+    names = [key for key in BUDGETS if all(f"{len(name)}{name}" in symbol for name in re.findall(r"\w+", key))]
     return names[0] if names else None
 
 

@@ -136,7 +136,7 @@ struct List {
 /// Runs `kThreads` threads with `kPlaces` tensors a launch; "" or what is wrong.
 template <int kThreads, int kPlaces>
 std::string compare(const List& list, const float* scale_value, int blocks) {
-  using Args = NormArgs<kPlaces>;
+  using Args = GradListArgs<const void, kPlaces>;
   const int launches = norm_launches<Args>(list.grads);
   const size_t scratch_bytes = kNormScratchZeroed + static_cast<size_t>(launches * blocks) * 12;
   emu::Buffer<uint32_t> scratch("scratch", scratch_bytes / 4);
@@ -246,7 +246,7 @@ void non_finite(Cases& cases) {
 
 /// As the package calls it: the shipped instance and its own scratch size, from no element at all to several launches.
 void shipped_instance(Cases& cases) {
-  for (int tensors : {0, 1, 3, kNormTensors, kNormTensors + 2}) {
+  for (int tensors : {0, 1, 3, kGradListTensors, kGradListTensors + 2}) {
     Rng rng(static_cast<uint64_t>(tensors));
     List list;
     for (int i = 0; i < tensors; i++) list.add(DType::kBFloat16, i % 7 ? 2 : 300, static_cast<size_t>(i % 3));
@@ -260,7 +260,7 @@ void shipped_instance(Cases& cases) {
           check_and_norm(list.grads, nullptr, scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
       if (!status.ok()) return status.message;
       const int blocks = device_sm_count() * kNormBlocksPerSm;
-      const Expected expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kNormTensors).run();
+      const Expected expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kGradListTensors).run();
       if (sum_sq[0] != static_cast<float>(expected.sum)) return "wrong sum_sq";
       return found_inf[0] == 0.0f ? "" : "wrong found_inf";
     });

@@ -35,6 +35,7 @@ all_chips_kernel(const float* f, const fp16* h, const double* d, float* f_out, f
   named_barrier(1, 128);
   const bool any = warp_any(values[lane_index()] > 0) || block_any(ballot(true) == 0);
   atomic_add(f_out, shuffle(block_sum<128>(any ? 1.0f : 2.0f), 3));
+  store_relaxed(f_out, 1.0f);
   fence_gpu();
   if (last_block_done(counter)) store(counter + 1, atomic_add(counter, 1u));
   uint32_t r[4];

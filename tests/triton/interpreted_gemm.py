@@ -113,6 +113,8 @@ def test_access_widths():
     assert order(x.mT) == (True, 8)
     assert order(x[:, :, 4:]) == (False, 4)
     assert order(x[:, :, 1:]) == (False, 1)
+    for offset, vec in ((1, 1), (2, 2), (4, 4), (8, 8)):
+        assert order(x.flatten()[offset:][: 64 * 64].view(1, 64, 64)) == (False, vec), "the address alone"
     assert order(x[:, :, :62]) == (False, 2)
     assert order(x[:, :33]) == (False, 8)
     assert order(x[:, :, ::2]) == (False, 1)

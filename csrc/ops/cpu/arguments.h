@@ -10,13 +10,6 @@ inline void check_cpu(const char* op, ArgName name, const Tensor& t) {
 }
 
 template <typename T>
-inline constexpr ScalarType kScalarType = ScalarType::Undefined;
-template <>
-inline constexpr ScalarType kScalarType<float> = ScalarType::Float;
-template <>
-inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
-
-template <typename T>
 T* scalar_data(const char* op, ArgName name, const Tensor& t) {
   check_one_element(op, name, t, kScalarType<T>);
   check_cpu(op, name, t);

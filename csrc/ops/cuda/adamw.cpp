@@ -1,35 +1,12 @@
 // adamw_ on CUDA: checks, memory, launch of kernels/adamw.cu.
 #include "kernels/adamw.h"
 
-#include "ops/cuda/arguments.h"
-#include "ops/update_arguments.h"
+#include "ops/cuda/update.h"
 
 namespace ak {
 namespace {
 
 constexpr const char* kOp = "adamw_";
-
-AdamWTensor tensor_of(const UpdateParam& p) {
-  AdamWTensor t{};
-  t.param = p.param.data;
-  t.grad = p.grad.data;
-  t.numel = p.numel;
-  t.param_dtype = dtype_of(p.param.dtype);
-  t.grad_dtype = dtype_of(p.grad.dtype);
-  t.exp_avg = p.moments[0].data;
-  t.exp_avg_sq = p.moments[1].data;
-  t.exp_avg_dtype = dtype_of(p.moments[0].dtype);
-  t.exp_avg_sq_dtype = dtype_of(p.moments[1].dtype);
-  t.step = p.step;
-  t.master_kind = !p.master.data                        ? Master::kNone
-                  : p.master.dtype == ScalarType::Short ? Master::kSplit
-                                                        : Master::kFloat32;
-  t.master = p.master.data;
-  t.shadow = p.shadow.data;
-  t.shadow_dtype = dtype_of(p.shadow.dtype);
-  t.group = static_cast<int>(p.group);
-  return t;
-}
 
 void run_adamw(const TensorList params, const TensorList grads, const TensorList exp_avgs, const TensorList exp_avg_sqs,
                const TensorList steps, const TensorList masters, const TensorList shadows, const Tensor layout,
@@ -48,23 +25,15 @@ void run_adamw(const TensorList params, const TensorList grads, const TensorList
                                 true,   steps,  masters,    shadows,
                                 layout, lrs,    grad_scale, found_inf,
                                 sum_sq};
-  std::vector<AdamWTensor> tensors;
-  tensors.reserve(params.size());
-  for (const UpdateParam& p :
-       check_update_arguments(arguments, static_cast<int64_t>(lr.size()),
-                              [&](ArgName name, const Tensor& t) { call.check_place(name, t); })) {
-    tensors.push_back(tensor_of(p));
-  }
+  const std::vector<ParamState> states = check_update(call, arguments, lr.size());
   std::vector<AdamWGroup> groups;
   for (size_t g = 0; g < lr.size(); ++g) {
-    groups.push_back({{lr[g], beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kCoupledDecay) != 0},
-                      lrs.empty() ? nullptr : static_cast<const float*>(lrs[g].const_data_ptr()),
-                      (flags[g] & kMaximize) != 0});
+    const AdamWOptions options{lr[g], beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kCoupledDecay) != 0};
+    groups.push_back(param_group(options, lrs, g, flags[g]));
   }
-  const StepDecisions decisions{call.scalar({"grad_scale"}, grad_scale), call.scalar({"found_inf"}, found_inf),
-                                call.scalar({"sum_sq"}, sum_sq), static_cast<float>(max_norm)};
-  const Tensor scratch = call.scratch(adamw_scratch_bytes(tensors.size()));
-  call.check(adamw(tensors, groups, decisions, scratch.mutable_data_ptr(), call.stream()));
+  const StepDecisions decisions = step_decisions(call, arguments, max_norm);
+  const Tensor scratch = call.scratch(adamw_scratch_bytes(states.size()));
+  call.check(adamw(states, groups, decisions, scratch.mutable_data_ptr(), call.stream()));
 }
 
 }  // namespace

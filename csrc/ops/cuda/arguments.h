@@ -6,8 +6,11 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
+#include <type_traits>
+
 #include "device/status.h"
 #include "device/tensor_list.cuh"
+#include "kernels/grad_list.h"
 #include "ops/check.h"
 
 namespace ak {
@@ -40,11 +43,38 @@ class CudaCall {
     AK_CHECK(t.is_cuda() && t.get_device_index() == index_, op_, ": ", name, " must be on cuda:", index_,
              " like the other arguments");
   }
-  const float* scalar(ArgName name, const std::optional<Tensor>& t) const {
-    if (!t) return nullptr;
-    check_one_element(op_, name, *t, ScalarType::Float);
-    check_place(name, *t);
-    return static_cast<const float*>(t->const_data_ptr());
+  const float* scalar(ArgName name, const Tensor& t) const {
+    check_one_element(op_, name, t, ScalarType::Float);
+    check_place(name, t);
+    return static_cast<const float*>(t.const_data_ptr());
+  }
+  const float* scalar(ArgName name, const std::optional<Tensor>& t) const { return t ? scalar(name, *t) : nullptr; }
+  // The same for one that the kernel writes.
+  template <typename T>
+  T* mutable_scalar(ArgName name, const Tensor& t) const {
+    check_one_element(op_, name, t, kScalarType<T>);
+    check_place(name, t);
+    return static_cast<T*>(t.mutable_data_ptr());
+  }
+  // A list of dense gradients, for the kernels that look at each element once.
+  template <typename Void>
+  std::vector<GradRefTo<Void>> grad_refs(const TensorList& grads) const {
+    std::vector<GradRefTo<Void>> refs;
+    refs.reserve(grads.size());
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const ArgName name{"grads", static_cast<int64_t>(i)};
+      check_dtype(op_, name, grads[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
+      check_place(name, grads[i]);
+      check_dense(op_, name, grads[i]);
+      Void* data;
+      if constexpr (std::is_const_v<Void>) {
+        data = grads[i].const_data_ptr();
+      } else {
+        data = grads[i].mutable_data_ptr();
+      }
+      refs.push_back({data, grads[i].numel(), dtype_of(grads[i].scalar_type())});
+    }
+    return refs;
   }
 
   Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) const {

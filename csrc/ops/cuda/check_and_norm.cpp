@@ -12,15 +12,7 @@ constexpr const char* kOp = "check_and_norm";
 std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std::optional<Tensor> grad_scale) {
   AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
   const CudaCall call(kOp, {"grads", 0}, grads[0]);
-  std::vector<GradRef> refs;
-  refs.reserve(grads.size());
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const ArgName name{"grads", static_cast<int64_t>(i)};
-    check_dtype(kOp, name, grads[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
-    call.check_place(name, grads[i]);
-    check_dense(kOp, name, grads[i]);
-    refs.push_back({grads[i].const_data_ptr(), grads[i].numel(), dtype_of(grads[i].scalar_type())});
-  }
+  const std::vector<GradRef> refs = call.grad_refs<const void>(grads);
   const float* scale = call.scalar({"grad_scale"}, grad_scale);
 
   const Tensor sum_sq = call.empty({}, ScalarType::Float), found_inf = call.empty({}, ScalarType::Float);

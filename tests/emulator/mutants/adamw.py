@@ -1,143 +1,134 @@
-"""Bugs in the AdamW kernels, in the ways to keep a weight, and in the cutting of a list into chunks and launches."""
+"""Bugs in the optimizer kernels, in the ways to keep a weight, and in the cutting of a list into chunks and launches."""
 
 from . import Mutant
 
 TEST = "test_adamw"
-KERNEL = "kernels/adamw.cu"
-UPDATE = "kernels/update.cuh"
+STEP = "kernels/update_step.cuh"
+WEIGHTS = "kernels/update.cuh"
 PLAN = "kernels/tensor_list.h"
 CHUNKS = "device/tensor_list.cuh"
 
 MUTANTS = [
     # ---- decisions of the step
     Mutant(
-        KERNEL,
+        STEP,
         "if (i >= args.tensors || skipped(decisions)) return;",
         "if (i >= args.tensors) return;",
         "a skipped step counts",
     ),
     Mutant(
-        KERNEL,
+        STEP,
         "if (i >= args.tensors || skipped(decisions)) return;",
         "if (skipped(decisions)) return;",
         "threads beyond the list go on",
     ),
-    Mutant(KERNEL, "if (skipped(decisions)) return; int tensor", "int tensor", "a skipped step changes the weights"),
+    Mutant(STEP, "if (skipped(decisions)) return; int tensor", "int tensor", "a skipped step changes the weights"),
+    Mutant(STEP, "load(args.step[i]) + 1.0f;", "load(args.step[i]);", "the step is not counted"),
+    Mutant(STEP, "store(args.step[i], step);", "", "the count is not stored"),
     Mutant(
-        KERNEL,
-        "const float step = load(args.step[i]) + 1.0f;",
-        "const float step = load(args.step[i]);",
-        "the step is not counted",
-    ),
-    Mutant(KERNEL, "store(args.step[i], step);", "", "the count is not stored"),
-    Mutant(
-        KERNEL,
+        STEP,
         "if (args.lr[i] != nullptr) options.lr = load(args.lr[i]);",
         "",
         "the learning rate on the device is ignored",
     ),
-    Mutant(KERNEL, "if (args.maximize[i]) row.clip = -row.clip;", "", "maximize is ignored"),
+    Mutant(STEP, "if (args.maximize[i]) row.clip = -row.clip;", "", "maximize is ignored"),
+    Mutant(STEP, "inverse_scale(load(decisions.grad_scale))", "load(decisions.grad_scale)", "multiplies by the scale"),
+    Mutant(STEP, "clip_factor(load(decisions.sum_sq), decisions.max_norm)", "1.0f", "does not clip"),
     Mutant(
-        KERNEL, "inverse_scale(load(decisions.grad_scale))", "load(decisions.grad_scale)", "multiplies by the scale"
-    ),
-    Mutant(KERNEL, "clip_factor(load(decisions.sum_sq), decisions.max_norm)", "1.0f", "does not clip"),
-    Mutant(
-        KERNEL,
+        STEP,
         "effective_grad(grad[j], row.inv_scale, row.clip)",
         "effective_grad(grad[j], row.clip, 1.0f)",
         "does not unscale",
     ),
     # ---- which row, which tensor
     Mutant(
-        KERNEL,
+        STEP,
         "row[place] = static_cast<uint32_t>(position);",
         "row[place] = static_cast<uint32_t>(place);",
         "scalars of another parameter",
     ),
-    Mutant(KERNEL, "decisions, rows + begin);", "decisions, rows);", "a later launch overwrites the first rows"),
-    Mutant(KERNEL, "groups[t.group]", "groups[0]", "every parameter is taken for group 0"),
-    Mutant(KERNEL, "tensors[begin + i]", "tensors[i]", "every launch prepares the first parameters"),
-    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks update one chunk"),
-    Mutant(KERNEL, "tensor = chunk.tensor;", "tensor = 0;", "every chunk is taken for the first tensor's"),
+    Mutant(STEP, "decisions, rows + begin);", "decisions, rows);", "a later launch overwrites the first rows"),
+    Mutant(STEP, "groups[p.group]", "groups[0]", "every parameter is taken for group 0"),
+    Mutant(STEP, "params[begin + i]", "params[i]", "every launch prepares the first parameters"),
+    Mutant(STEP, "index += grid_blocks()", "index += 1", "several blocks update one chunk"),
+    Mutant(STEP, "tensor = chunk.tensor;", "tensor = 0;", "every chunk is taken for the first tensor's"),
     # ---- elements
     Mutant(
-        KERNEL,
+        STEP,
         "args.aligned[tensor] ? chunk.count / 8 * 8 : 0",
         "chunk.count / 8 * 8",
         "unaligned tensors take the vector path",
     ),
     Mutant(
-        KERNEL,
+        STEP,
         "args.aligned[tensor] ? chunk.count / 8 * 8 : 0",
         "args.aligned[tensor] ? (chunk.count + 7) / 8 * 8 : 0",
         "the tail is rounded up",
     ),
     Mutant(
-        KERNEL,
-        "int i = by_eight + thread_index(); i < chunk.count",
-        "int i = by_eight + thread_index(); i < chunk.count - 1",
-        "the last element is left out",
+        STEP, "thread_index(); i < chunk.count;", "thread_index(); i < chunk.count - 1;", "the last element is left out"
     ),
     Mutant(
-        KERNEL,
-        "i += kThreads * 8) update_elements",
-        "i += kThreads) update_elements",
-        "elements are updated several times",
+        STEP, "i < by_eight; i += kThreads * 8", "i < by_eight; i += kThreads", "elements are updated several times"
     ),
-    Mutant(KERNEL, "int i = thread_index() * 8;", "int i = thread_index();", "vectors overlap"),
+    Mutant(STEP, "int i = thread_index() * 8;", "int i = thread_index();", "vectors overlap"),
     Mutant(
-        KERNEL, "store_moment(c.exp_avg_sq, c.exp_avg_sq_dtype, i, exp_avg_sq);", "", "the second moment is not stored"
-    ),
-    Mutant(
-        KERNEL,
-        "store_moment(c.exp_avg, c.exp_avg_dtype, i, exp_avg);",
-        "store_moment(c.exp_avg, c.exp_avg_sq_dtype, i, exp_avg);",
-        "the first moment is stored in the second one's dtype",
+        STEP,
+        "if (has_moments) store_moment",
+        "if (has_moments && m == 0) store_moment",
+        "the second moment is not stored",
     ),
     Mutant(
-        KERNEL,
-        "fetch<V>(c.exp_avg_sq, c.exp_avg_sq_dtype, i)",
-        "fetch<V>(c.exp_avg, c.exp_avg_sq_dtype, i)",
+        STEP,
+        "store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m])",
+        "store_moment(t.moments[m], t.moment_dtypes[0], i, moments[m])",
+        "the second moment is stored in the first one's dtype",
+    ),
+    Mutant(
+        STEP,
+        "fetch<V>(t.moments[m], t.moment_dtypes[m], i)",
+        "fetch<V>(t.moments[0], t.moment_dtypes[m], i)",
         "the first moment is read twice",
     ),
+    Mutant(STEP, "second[place] = p.master;", "second[place] = p.shadow;", "the remainder is looked for in the shadow"),
     Mutant(
-        KERNEL, "second[place] = t.master;", "second[place] = t.shadow;", "the remainder is looked for in the shadow"
-    ),
-    Mutant(
-        KERNEL,
+        STEP,
         "half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16",
         "WeightKind::kSplitBf16",
         "an fp16 split master is taken for bf16",
     ),
     Mutant(
-        KERNEL,
-        "t.shadow_dtype == DType::kFloat16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16",
+        STEP,
+        "p.shadow_dtype == DType::kFloat16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16",
         "WeightKind::kFp32CopyBf16",
         "an fp16 shadow is written as bf16",
     ),
-    # ---- ways to keep a weight
-    Mutant(UPDATE, "store_rounded<T>(second, i, x);", "", "the 16-bit copy is not written"),
-    Mutant(UPDATE, "raw.remainder[j] = split.remainder;", "raw.remainder[j] = 0;", "the remainder is dropped"),
     Mutant(
-        UPDATE,
+        STEP, "aligned[place] && is_aligned(p.moments[m])", "aligned[place]", "a moment's alignment is not looked at"
+    ),
+    # ---- ways to keep a weight
+    Mutant(WEIGHTS, "store_rounded<T>(second, i, x);", "", "the 16-bit copy is not written"),
+    Mutant(WEIGHTS, "raw.remainder[j] = split.remainder;", "raw.remainder[j] = 0;", "the remainder is dropped"),
+    Mutant(
+        WEIGHTS,
         "x[j] = join_master(raw.weight[j], raw.remainder[j]);",
         "x[j] = to_float(raw.weight[j]);",
         "the remainder is not read",
     ),
     Mutant(
-        UPDATE,
+        WEIGHTS,
         "static_cast<uint16_t>(raw.low[j] >> 16)",
         "static_cast<uint16_t>(raw.low[j])",
         "every other 16-bit element is the one before",
     ),
     Mutant(
-        UPDATE,
+        WEIGHTS,
         "x[j + 4] = float_of(raw.high[j]);",
         "x[j + 4] = float_of(raw.low[j]);",
         "the upper four elements repeat the lower",
     ),
     Mutant(
-        UPDATE,
+        WEIGHTS,
         "load_vec<4, Cache::kStreaming>(words + 4)",
         "load_vec<4, Cache::kStreaming>(words + 2)",
         "the upper half is read from the wrong place",
@@ -145,13 +136,6 @@ MUTANTS = [
     # ---- chunks and launches
     Mutant(
         PLAN, "(entry.numel + kChunk - 1) / kChunk", "entry.numel / kChunk", "the last chunk of a tensor has no number"
-    ),
-    Mutant(
-        PLAN,
-        "if (entry.numel == 0) continue;",
-        "",
-        "an empty tensor takes a place",
-        missed="such a place has no chunks, so only room in the launch is lost: the result is right",
     ),
     Mutant(CHUNKS, "if (index < end[low]) high = low;", "high = low;", "the search never leaves the last tensor"),
     Mutant(

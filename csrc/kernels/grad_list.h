@@ -1,0 +1,36 @@
+// Lists of gradients for the kernels that look at each element once: what they are made of, and how many fit a launch.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "device/tensor_list.cuh"
+
+namespace ak {
+
+template <class Void>  // void or const void
+struct GradRefTo {
+  Void* data;  // aligned to its element; elements in memory order
+  int64_t numel;
+  DType dtype;
+};
+using GradRef = GradRefTo<const void>;
+using MutableGradRef = GradRefTo<void>;
+
+/// The gradients of one launch.
+template <class Void, int N>
+struct GradListArgs {
+  static constexpr int kTensors = N;
+  ChunkMap<N> map;
+  Void* data[N];
+  DType dtype[N];
+
+  void set(int place, const GradRefTo<Void>& grad, size_t) {
+    data[place] = grad.data;
+    dtype[place] = grad.dtype;
+  }
+};
+inline constexpr int kGradListTensors = 1536;
+static_assert(sizeof(GradListArgs<void, kGradListTensors>) + 128 <= kArgumentBytes,
+              "the list and the other arguments must fit one launch");
+
+}  // namespace ak

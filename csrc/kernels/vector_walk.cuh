@@ -1,0 +1,59 @@
+// A run of elements walked by a whole block in 16-byte accesses, wherever its first element lies.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "device/memory.cuh"
+#include "device/tensor_list.cuh"
+#include "math/half.h"
+
+namespace ak {
+
+/// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec that
+/// was loaded from `address`: one element before the first 16-byte boundary and after the last one, 16 bytes between
+/// them. `f` may store to `address`. Which elements a thread gets, and in which order, depends on alignment and count
+/// alone.
+template <int kThreads, class T, class F>
+AK_DEVICE void for_each_vector(T* data, int count, F f) {
+  using Element = std::remove_const_t<T>;
+  constexpr int kWide = 16 / sizeof(T);
+  constexpr int kInFlight = 4;  // loads a thread issues before it waits for the first
+  const int thread = thread_index();
+
+  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % kWide);
+  const int to_boundary = (kWide - misaligned) % kWide;
+  const int head = to_boundary < count ? to_boundary : count;
+  const int vectors = (count - head) / kWide;
+  const int tail = head + vectors * kWide;
+  if (thread < head) f(data + thread, load_vec<1, Cache::kStreaming>(data + thread));
+  if (thread < count - tail) f(data + tail + thread, load_vec<1, Cache::kStreaming>(data + tail + thread));
+
+  constexpr int kStride = kThreads * kWide;
+  T* at = data + head + thread * kWide;
+  int left = vectors - thread;  // this thread's are every kThreads-th of them
+  for (; left > (kInFlight - 1) * kThreads; left -= kInFlight * kThreads, at += kInFlight * kStride) {
+    Vec<Element, kWide> v[kInFlight];
+    AK_UNROLL
+    for (int k = 0; k < kInFlight; k++) v[k] = load_vec<kWide, Cache::kStreaming>(at + k * kStride);
+    AK_UNROLL
+    for (int k = 0; k < kInFlight; k++) f(at + k * kStride, v[k]);
+  }
+  for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, Cache::kStreaming>(at));
+}
+
+/// Calls f with a value of the type that `dtype` names.
+template <class F>
+AK_DEVICE void with_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(fp16{});
+    case DType::kBFloat16:
+      return f(bf16{});
+    case DType::kFloat32:
+      return f(float{});
+    case DType::kFloat64:
+      return f(double{});
+  }
+}
+
+}  // namespace ak

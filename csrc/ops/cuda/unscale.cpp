@@ -1,0 +1,22 @@
+// unscale_(grads, found_inf, inv_scale) on CUDA: checks, launch of kernels/unscale.cu.
+#include "kernels/unscale.h"
+
+#include "ops/cuda/arguments.h"
+
+namespace ak {
+namespace {
+
+constexpr const char* kOp = "unscale_";
+
+void run_unscale(const TensorList grads, const Tensor found_inf, const Tensor inv_scale) {
+  const CudaCall call(kOp, {"found_inf"}, found_inf);
+  const std::vector<MutableGradRef> refs = call.grad_refs<void>(grads);
+  const float* factor = call.scalar({"inv_scale"}, inv_scale);
+  float* flag = call.mutable_scalar<float>({"found_inf"}, found_inf);
+  call.check(unscale(refs, flag, factor, call.stream()));
+}
+
+}  // namespace
+}  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("unscale_", TORCH_BOX(&ak::run_unscale)); }

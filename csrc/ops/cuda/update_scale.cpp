@@ -1,0 +1,31 @@
+// update_scale_ on CUDA: checks, memory, launch of kernels/update_scale.cu.
+#include "kernels/update_scale.h"
+
+#include "ops/cuda/arguments.h"
+
+namespace ak {
+namespace {
+
+constexpr const char* kOp = "update_scale_";
+
+void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Tensor hysteresis_tracker,
+                      const TensorList found_infs, double growth_factor, double backoff_factor, int64_t growth_interval,
+                      double min_scale, double max_scale, int64_t hysteresis) {
+  const CudaCall call(kOp, {"scale"}, scale);
+  const LossScaleRef at{call.mutable_scalar<float>({"scale"}, scale),
+                        call.mutable_scalar<int32_t>({"growth_tracker"}, growth_tracker),
+                        call.mutable_scalar<int32_t>({"hysteresis_tracker"}, hysteresis_tracker)};
+  std::vector<const float*> flags;
+  flags.reserve(found_infs.size());
+  for (size_t i = 0; i < found_infs.size(); ++i) {
+    flags.push_back(call.scalar({"found_infs", static_cast<int64_t>(i)}, found_infs[i]));
+  }
+  const Tensor scratch = call.scratch(update_scale_scratch_bytes(flags.size()));
+  call.check(update_scale(at, flags, {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis},
+                          scratch.mutable_data_ptr(), call.stream()));
+}
+
+}  // namespace
+}  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("update_scale_", TORCH_BOX(&ak::run_update_scale)); }

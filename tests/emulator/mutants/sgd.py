@@ -1,0 +1,68 @@
+"""Bugs in the SGD kernel, and in the shared step where a parameter may come without moments."""
+
+from . import Mutant
+
+TEST = "test_sgd"
+KERNEL = "kernels/sgd.cu"
+STEP = "kernels/update_step.cuh"
+
+MUTANTS = [
+    # ---- the rule
+    Mutant(KERNEL, "if (momentum) {", "if (true) {", "a parameter without buffer is given momentum"),
+    Mutant(KERNEL, "if (momentum) {", "if (scalars.nesterov) {", "momentum counts only with nesterov"),
+    Mutant(
+        KERNEL,
+        "sgd_momentum(weight, moments[0], grad, scalars);",
+        "sgd(weight, grad, scalars);",
+        "momentum is left out",
+    ),
+    Mutant(
+        KERNEL,
+        "sgd_scalars(options, step)",
+        "sgd_scalars(options, step + 1.0f)",
+        "the first step takes the buffer for history",
+    ),
+    Mutant(KERNEL, "sgd_scalars(options, step)", "sgd_scalars(options, 1.0f)", "every step is the first"),
+    Mutant(KERNEL, "kMomentsOptional = true", "kMomentsOptional = false", "a missing buffer is read"),
+    # ---- the step
+    Mutant(STEP, "t.moments[0] != nullptr;", "t.moments[0] == nullptr;", "buffers are used where there are none"),
+    Mutant(
+        STEP,
+        "if (has_moments) raw_moments[m] = fetch",
+        "if (row.scalars.first) raw_moments[m] = fetch",
+        "the buffer is read in the first step only",
+    ),
+    Mutant(
+        STEP,
+        "if (has_moments) store_moment",
+        "if (has_moments && i != 0) store_moment",
+        "the first elements of the buffer are not stored",
+    ),
+    Mutant(STEP, "moments[m][j] = of_element[m];", "moments[m][j] = moments[m][j];", "the buffer never changes"),
+    Mutant(
+        STEP,
+        "decode(raw_moments[m], t.moment_dtypes[m], moments[m]);",
+        "decode(raw_moments[m], t.grad_dtype, moments[m]);",
+        "the buffer is taken for the gradient's dtype",
+    ),
+    Mutant(
+        STEP,
+        "aligned[place] = aligned[place] && is_aligned(p.moments[m]);",
+        "",
+        "unaligned buffers take the vector path",
+    ),
+    Mutant(
+        STEP,
+        "moment_dtypes[m][place] = p.moment_dtypes[m];",
+        "moment_dtypes[m][place] = DType::kFloat32;",
+        "a bf16 buffer is taken for fp32",
+    ),
+    Mutant(
+        STEP,
+        "if (i >= args.tensors || skipped(decisions)) return;",
+        "if (i >= args.tensors) return;",
+        "a skipped step counts, and the next one takes the buffer for history",
+    ),
+    Mutant(STEP, "store(args.step[i], step);", "", "the count is not stored: every step is the first"),
+    Mutant(STEP, "if (args.maximize[i]) row.clip = -row.clip;", "", "maximize is ignored"),
+]
