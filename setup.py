@@ -86,11 +86,11 @@ class CMakeBuild(build_ext):
             for library in TARGETS:
                 self.note(library, str(error))
         else:
+            self.require_cuda()  # before minutes are spent on the rest
             for library in TARGETS:
                 if library not in self.info["libraries"]:
                     self.build_target(library)
-        if os.environ.get("AMP_KERNELS_FORCE_CUDA") == "1" and not self.info["libraries"]["cuda"]["built"]:
-            raise RuntimeError(f"AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built: {self.reason('cuda')}")
+        self.require_cuda()
         self.package_dir().mkdir(parents=True, exist_ok=True)
         (self.package_dir() / "_build_info.json").write_text(json.dumps(self.info, indent=2) + "\n")
         for library, entry in self.info["libraries"].items():
@@ -108,7 +108,9 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
             f"-DPython3_EXECUTABLE={sys.executable}",
         ]
-        tag = sys.implementation.cache_tag  # one build folder per kind of build, so that switching back and forth stays cheap
+        tag = (
+            sys.implementation.cache_tag
+        )  # one build folder per kind of build, so that switching back and forth stays cheap
         try:
             torch = find_torch()
             self.info["torch"] = torch["version"]
@@ -125,14 +127,18 @@ class CMakeBuild(build_ext):
             self.note("emulator", str(error))
         tag += f"-nvcc{self.info['nvcc']}" if self.info["cuda_archs"] else ""
         self.folder = ROOT / "build" / f"cmake-{tag}{'-debug' if 'Debug' in arguments[0] else ''}"
-        step = subprocess.run([cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True)
+        step = subprocess.run(
+            [cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True
+        )
         print(step.stdout, step.stderr, file=sys.stderr)
         if step.returncode and self.info["cuda_archs"]:  # a broken CUDA toolkit must not take the CPU kernels with it
             self.note("cuda", last_error(step.stdout + step.stderr))
             self.info["cuda_archs"] = []
             shutil.rmtree(self.folder)
             arguments = [argument for argument in arguments if "CUDA" not in argument]
-            step = subprocess.run([cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True)
+            step = subprocess.run(
+                [cmake, "-S", ROOT, "-B", self.folder, "-G", "Ninja", *arguments], capture_output=True, text=True
+            )
         if step.returncode:
             raise Missing(last_error(step.stdout + step.stderr))
 
@@ -143,7 +149,9 @@ class CMakeBuild(build_ext):
             nvcc = find_nvcc()
             version = nvcc_version(nvcc)
             if version.split(".")[0] != torch["cuda"].split(".")[0]:
-                raise Missing(f"nvcc is version {version}, torch was built with CUDA {torch['cuda']}: the major versions must agree")
+                raise Missing(
+                    f"nvcc is version {version}, torch was built with CUDA {torch['cuda']}: the major versions must agree"
+                )
         except Missing as error:
             self.note("cuda", str(error))
             return ["-DAMP_KERNELS_CUDA=OFF"]
@@ -178,14 +186,17 @@ class CMakeBuild(build_ext):
             temporary.replace(self.package_dir() / file.name)
         self.note(library, None)
 
+    def require_cuda(self) -> None:
+        """Raise if the CUDA library was demanded and is known to be missing."""
+        entry = self.info["libraries"].get("cuda", {"built": True})
+        if os.environ.get("AMP_KERNELS_FORCE_CUDA") == "1" and not entry["built"]:
+            raise RuntimeError(f"AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built: {entry['reason']}")
+
     def note(self, library: str, reason: str | None) -> None:
         self.info["libraries"][library] = {"built": reason is None, "reason": reason}
         if reason is not None:  # never leave a stale binary beside a record that says there is none
             for stale in self.package_dir().glob(TARGETS[library][1]):
                 stale.unlink()
-
-    def reason(self, library: str) -> str:
-        return self.info["libraries"][library]["reason"]
 
     def package_dir(self) -> Path:
         return Path(self.get_ext_fullpath("amp_kernels._host")).parent

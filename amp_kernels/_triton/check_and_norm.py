@@ -1,8 +1,6 @@
 """check_and_norm in Triton: one read of a list of gradients of any dtypes, then one program that adds the partial sums.
 
-A Triton kernel cannot take a list in its arguments, so the addresses lie in a table on the device. Programs walk over
-the chunks of the whole list; each keeps the running chunk totals of the list in registers and finds a chunk's tensor by
-counting the totals at or below it, which costs no memory access. Sums are kept in fp32 within a chunk and in fp64
+Programs walk over the chunks of the whole list (``_tables.py``). Sums are kept in fp32 within a chunk and in fp64
 above, and nothing is added by atomics, so a call gives the same bits each time.
 
 The speed hangs on ``tl.multiple_of`` in ``_sum_squares``: without the hint, or under a mask of unknown divisibility,
@@ -12,35 +10,23 @@ any address.
 
 from __future__ import annotations
 
-import collections
-
 import torch
 import triton
 import triton.language as tl
 
-CHUNK = tl.constexpr(16384)
-TABLE_COLUMNS = tl.constexpr(4)  # address, numel, dtype code, chunks up to and including this tensor
+from . import _tables
+from ._tables import chunk_ends, find_chunk, not_finite
+
+TABLE_COLUMNS = tl.constexpr(4)  # chunks up to and including this tensor, numel, address, dtype code
 DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
-TENSORS_PER_LAUNCH = 1024
 BLOCK = 1024
 PROGRAMS_PER_SM = 4
-INTERPRETED_PROGRAMS = 3  # off the GPU: few, since the interpreter runs one after the other, and not a power of two
-
-
-@triton.jit
-def _not_finite(x):
-    if x.dtype == tl.float64:
-        bits = x.to(tl.int64, bitcast=True)
-        return (bits & 0x7FF0000000000000) == 0x7FF0000000000000
-    else:
-        bits = x.to(tl.int32, bitcast=True)
-        return (bits & 0x7F800000) == 0x7F800000
 
 
 @triton.jit
 def _add(x, inv_scale, total, bad):
     unscaled = (x if x.dtype == tl.float64 else x.to(tl.float32)) * inv_scale.to(total.dtype)
-    return total + unscaled * unscaled, bad | _not_finite(unscaled)
+    return total + unscaled * unscaled, bad | not_finite(unscaled)
 
 
 @triton.jit
@@ -72,20 +58,12 @@ def check_and_norm_kernel(table, tensors, grad_scale, sums, flags, TENSORS: tl.c
     """Writes this program's sum of squares and non-finite flag to its slot of ``sums`` and ``flags``."""
     scale = 1.0 if grad_scale is None else tl.load(grad_scale)
     inv_scale = (1.0 / tl.cast(scale, tl.float64)).to(tl.float32)
-    places = tl.arange(0, TENSORS)
-    ends = tl.load(table + places * TABLE_COLUMNS + 3, mask=places < tensors, other=0x7FFFFFFF).to(tl.int32)
-    chunks = tl.load(table + (tensors - 1) * TABLE_COLUMNS + 3).to(tl.int32)
+    ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     total = tl.zeros((BLOCK,), tl.float64)
     bad = tl.zeros((BLOCK,), tl.int1)
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        before = ends <= chunk
-        tensor = tl.sum(before.to(tl.int32), 0)
-        first_chunk = tl.max(tl.where(before, ends, 0), 0)
-        row = table + tensor * TABLE_COLUMNS
-        address = tl.load(row)
-        begin = (chunk - first_chunk).to(tl.int64) * CHUNK
-        count = tl.minimum(tl.load(row + 1) - begin, CHUNK).to(tl.int32)
-        dtype = tl.load(row + 2)
+        row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
+        address, dtype = tl.load(row + 2), tl.load(row + 3)
         if dtype == 0:
             part, bad = _sum_squares(address, begin, count, inv_scale, bad, tl.float16, BLOCK)
         elif dtype == 1:
@@ -116,64 +94,26 @@ def finish_kernel(sums, flags, slots, sum_sq, found_inf, BLOCK: tl.constexpr):
 def launch(grads: list[torch.Tensor], grad_scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """``amp_kernels::check_and_norm`` for tensors that Triton can reach; see ``amp_kernels/ops/check_and_norm.py``."""
     device = grads[0].device
-    filled = [grad for grad in grads if grad.numel() > 0]
+    tables = _tables.tensor_tables([(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads], device)
     sum_sq = torch.empty((), dtype=torch.float32, device=device)
     found_inf = torch.empty_like(sum_sq)
-    if not filled:
+    if not tables:
         return sum_sq.zero_(), found_inf.zero_()
-    lists = [filled[i : i + TENSORS_PER_LAUNCH] for i in range(0, len(filled), TENSORS_PER_LAUNCH)]
-    programs = INTERPRETED_PROGRAMS
-    if device.type == "cuda":
-        programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
-    sums = torch.empty(len(lists) * programs, dtype=torch.float64, device=device)
-    flags = torch.empty(len(lists) * programs, dtype=torch.int32, device=device)
-    with torch.cuda.device(device if device.type == "cuda" else -1):
-        for i, tensors in enumerate(lists):
+    programs = _tables.programs(device, PROGRAMS_PER_SM)
+    sums = torch.empty(len(tables) * programs, dtype=torch.float64, device=device)
+    flags = torch.empty(len(tables) * programs, dtype=torch.int32, device=device)
+    with _tables.on(device):
+        for i, table in enumerate(tables):
             slots = slice(i * programs, (i + 1) * programs)
             check_and_norm_kernel[(programs,)](
-                _table(tensors, device),
-                len(tensors),
+                table.rows,
+                table.tensors,
                 grad_scale,
                 sums[slots],
                 flags[slots],
-                TENSORS=max(16, triton.next_power_of_2(len(tensors))),
+                TENSORS=table.capacity,
                 BLOCK=BLOCK,
                 num_warps=4,
             )
         finish_kernel[(1,)](sums, flags, sums.numel(), sum_sq, found_inf, BLOCK=BLOCK, num_warps=4)
     return sum_sq, found_inf
-
-
-_TABLES_KEPT = 32
-_tables: collections.OrderedDict[tuple, torch.Tensor] = collections.OrderedDict()
-_captured: list[torch.Tensor] = []
-
-
-def _table(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The list as the kernel reads it, kept until the list changes.
-
-    A table is never written again, and one that a CUDA graph reads, or is filled from, lives as long as the process: a
-    replay must find it unchanged. The stream is part of the key because the copy is only ordered before later work of
-    its own stream.
-    """
-    on_gpu = device.type == "cuda"
-    stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
-    key = (device, stream, *((t.data_ptr(), t.numel(), t.dtype) for t in tensors))
-    table = _tables.pop(key, None)
-    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
-    if table is None:
-        rows, chunks = [], 0
-        for t in tensors:
-            chunks += triton.cdiv(t.numel(), CHUNK.value)
-            rows.append((t.data_ptr(), t.numel(), DTYPE_CODES[t.dtype], chunks))
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=on_gpu)
-        table = host.to(device, non_blocking=True)
-        if capturing:
-            _captured.append(host)
-    if capturing:
-        _captured.append(table)
-    else:
-        _tables[key] = table
-        if len(_tables) > _TABLES_KEPT:
-            _tables.popitem(last=False)
-    return table

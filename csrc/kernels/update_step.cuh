@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "device/launch.cuh"
 #include "kernels/tensor_list.h"
@@ -125,14 +126,13 @@ struct UpdateOperands {
 };
 
 /// Elements i .. i + V - 1.
-template <class Rule, class Weight, int V>
+template <class Rule, bool kHasMoments, class Weight, int V>
 AK_DEVICE void update_elements(const UpdateOperands<Rule>& t, const UpdateRow<Rule>& row, int64_t i) {
-  const bool has_moments = !Rule::kMomentsOptional || t.moments[0] != nullptr;
   const auto raw_grad = fetch<V>(t.grad, t.grad_dtype, i);
   RawElements<V> raw_moments[Rule::kMoments] = {};
   AK_UNROLL
   for (int m = 0; m < Rule::kMoments; m++) {
-    if (has_moments) raw_moments[m] = fetch<V>(t.moments[m], t.moment_dtypes[m], i);
+    if (kHasMoments) raw_moments[m] = fetch<V>(t.moments[m], t.moment_dtypes[m], i);
   }
   const auto raw_weight = Weight::template fetch<V>(t.main, t.second, i);
 
@@ -147,13 +147,13 @@ AK_DEVICE void update_elements(const UpdateOperands<Rule>& t, const UpdateRow<Ru
     AK_UNROLL
     for (int m = 0; m < Rule::kMoments; m++) of_element[m] = moments[m][j];
     const float g = effective_grad(grad[j], row.inv_scale, row.clip);
-    Rule::update(weight[j], of_element, has_moments, g, row.scalars);
+    Rule::update(weight[j], of_element, kHasMoments, g, row.scalars);
     AK_UNROLL
     for (int m = 0; m < Rule::kMoments; m++) moments[m][j] = of_element[m];
   }
   AK_UNROLL
   for (int m = 0; m < Rule::kMoments; m++) {
-    if (has_moments) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
+    if (kHasMoments) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
   }
   Weight::store(t.main, t.second, i, weight);
 }
@@ -180,10 +180,16 @@ update_kernel(AK_PARAM(UpdateArgs<Rule, kTensors>) args, AK_PARAM(StepDecisions)
     }
     const int by_eight = args.aligned[tensor] ? chunk.count / 8 * 8 : 0;
     with_weight(args.kind[tensor], [&]<class Weight>(Weight) {
-      for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8)
-        update_elements<Rule, Weight, 8>(t, row, chunk.begin + i);
-      for (int i = by_eight + thread_index(); i < chunk.count; i += kThreads)
-        update_elements<Rule, Weight, 1>(t, row, chunk.begin + i);
+      auto update = [&]<bool kHasMoments>(std::bool_constant<kHasMoments>) {
+        for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8)
+          update_elements<Rule, kHasMoments, Weight, 8>(t, row, chunk.begin + i);
+        for (int i = by_eight + thread_index(); i < chunk.count; i += kThreads)
+          update_elements<Rule, kHasMoments, Weight, 1>(t, row, chunk.begin + i);
+      };
+      if constexpr (Rule::kMomentsOptional) {
+        if (t.moments[0] == nullptr) return update(std::false_type{});
+      }
+      update(std::true_type{});
     });
   }
 }

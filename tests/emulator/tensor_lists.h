@@ -8,6 +8,7 @@
 
 #include "device/tensor_list.cuh"
 #include "harness.h"
+#include "kernels/grad_list.h"
 #include "math/half.h"
 
 namespace ak::test {
@@ -85,5 +86,50 @@ class AnyBuffer {
   std::unique_ptr<emu::Buffer<float>> f32_;
   std::unique_ptr<emu::Buffer<uint16_t>> u16_;
 };
+
+/// Gradients with the buffers behind them.
+template <class Void>
+struct GradList {
+  std::vector<std::unique_ptr<AnyBuffer>> buffers;
+  std::vector<GradRefTo<Void>> grads;
+
+  void add(DType dtype, size_t n, size_t offset) {
+    buffers.push_back(std::make_unique<AnyBuffer>("grads[" + std::to_string(buffers.size()) + "]", dtype, n, offset));
+    grads.push_back({buffers.back()->data(), static_cast<int64_t>(n), dtype});
+  }
+  void fill(Rng& rng) {
+    for (auto& b : buffers) {
+      for (size_t i = 0; i < b->size(); i++) b->set(i, symmetric(rng, 4.0f));
+    }
+  }
+};
+
+/// Tensors of all dtypes, sizes and alignments; `large`: some of more than one chunk.
+template <class Void>
+GradList<Void> random_list(Rng& rng, int tensors, bool large) {
+  static const std::vector<int64_t> kSizes = {0,  1,  1,  2,  3,  5,   7,   8,   9,    15,  16,
+                                              17, 31, 63, 64, 65, 127, 255, 513, 1000, 4096};
+  static const std::vector<int64_t> kLargeSizes = {kChunk - 1, kChunk, kChunk + 1, 2 * kChunk + 3};
+  static const std::vector<int64_t> kOffsets = {0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
+  GradList<Void> list;
+  for (int i = 0; i < tensors; i++) {
+    const auto dtype = static_cast<DType>(rng() % 4);
+    const int64_t n = large && i % 4 == 1 ? pick(rng, kLargeSizes) : pick(rng, kSizes);
+    list.add(dtype, static_cast<size_t>(n), static_cast<size_t>(pick(rng, kOffsets)));
+  }
+  list.fill(rng);
+  return list;
+}
+
+/// As many small tensors as a shipped instance is tested with; an empty one for none.
+template <class Void>
+GradList<Void> list_of(int tensors) {
+  Rng rng(static_cast<uint64_t>(tensors));
+  GradList<Void> list;
+  for (int i = 0; i < tensors; i++) list.add(DType::kBFloat16, i % 7 ? 2 : 300, static_cast<size_t>(i % 3));
+  if (tensors == 0) list.add(DType::kFloat32, 0, 0);
+  list.fill(rng);
+  return list;
+}
 
 }  // namespace ak::test

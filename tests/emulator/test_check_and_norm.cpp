@@ -118,20 +118,7 @@ class Serial {
   bool found_ = false;
 };
 
-struct List {
-  std::vector<std::unique_ptr<AnyBuffer>> buffers;
-  std::vector<GradRef> grads;
-
-  void add(DType dtype, size_t n, size_t offset) {
-    buffers.push_back(std::make_unique<AnyBuffer>("grads[" + std::to_string(buffers.size()) + "]", dtype, n, offset));
-    grads.push_back({buffers.back()->data(), static_cast<int64_t>(n), dtype});
-  }
-  void fill(Rng& rng) {
-    for (auto& b : buffers) {
-      for (size_t i = 0; i < b->size(); i++) b->set(i, symmetric(rng, 4.0f));
-    }
-  }
-};
+using List = GradList<const void>;
 
 /// Runs `kThreads` threads with `kPlaces` tensors a launch; "" or what is wrong.
 template <int kThreads, int kPlaces>
@@ -173,26 +160,11 @@ std::string compare(const List& list, const float* scale_value, int blocks) {
   return "";
 }
 
-const std::vector<int64_t> kSizes = {0, 1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 255, 513, 1000, 4096};
-const std::vector<int64_t> kLargeSizes = {kChunk - 1, kChunk, kChunk + 1, 2 * kChunk + 3};
-const std::vector<int64_t> kOffsets = {0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
-
-List random_list(Rng& rng, int tensors, bool large) {
-  List list;
-  for (int i = 0; i < tensors; i++) {
-    const auto dtype = static_cast<DType>(rng() % 4);
-    const int64_t n = large && i % 4 == 1 ? pick(rng, kLargeSizes) : pick(rng, kSizes);
-    list.add(dtype, static_cast<size_t>(n), static_cast<size_t>(pick(rng, kOffsets)));
-  }
-  list.fill(rng);
-  return list;
-}
-
 void random_lists(Cases& cases) {
   const std::vector<float> scales = {1.0f, 8.0f, 3.0f, 65536.0f, 0x1p-20f};
   for (uint64_t number = 0; number < 40; number++) {
     Rng rng(number);
-    const List list = random_list(rng, 1 + static_cast<int>(rng() % 11), number % 4 == 0);
+    const List list = random_list<const void>(rng, 1 + static_cast<int>(rng() % 11), number % 4 == 0);
     const float scale = scales[rng() % scales.size()];
     const int blocks = 1 + static_cast<int>(rng() % 4);
     const bool scaled = rng() % 3 != 0;
@@ -247,11 +219,7 @@ void non_finite(Cases& cases) {
 /// As the package calls it: the shipped instance and its own scratch size, from no element at all to several launches.
 void shipped_instance(Cases& cases) {
   for (int tensors : {0, 1, 3, kGradListTensors, kGradListTensors + 2}) {
-    Rng rng(static_cast<uint64_t>(tensors));
-    List list;
-    for (int i = 0; i < tensors; i++) list.add(DType::kBFloat16, i % 7 ? 2 : 300, static_cast<size_t>(i % 3));
-    if (tensors == 0) list.add(DType::kFloat32, 0, 0);
-    list.fill(rng);
+    List list = list_of<const void>(tensors);
     cases.check("shipped instance, " + std::to_string(tensors) + " tensors", [&]() -> std::string {
       emu::Buffer<char> scratch("scratch", check_and_norm_scratch_bytes(list.grads));
       for (size_t i = 0; i < kNormScratchZeroed; i++) scratch.set(i, 0);

@@ -10,20 +10,7 @@
 namespace ak::test {
 namespace {
 
-struct List {
-  std::vector<std::unique_ptr<AnyBuffer>> buffers;
-  std::vector<MutableGradRef> grads;
-
-  void add(DType dtype, size_t n, size_t offset) {
-    buffers.push_back(std::make_unique<AnyBuffer>("grads[" + std::to_string(buffers.size()) + "]", dtype, n, offset));
-    grads.push_back({buffers.back()->data(), static_cast<int64_t>(n), dtype});
-  }
-  void fill(Rng& rng) {
-    for (auto& b : buffers) {
-      for (size_t i = 0; i < b->size(); i++) b->set(i, symmetric(rng, 4.0f));
-    }
-  }
-};
+using List = GradList<void>;
 
 template <class T>
 T product(T grad, float inv_scale, bool& found) {
@@ -99,28 +86,13 @@ auto small_instance(int blocks) {
   };
 }
 
-const std::vector<int64_t> kSizes = {0, 1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 255, 513, 1000, 4096};
-const std::vector<int64_t> kLargeSizes = {kChunk - 1, kChunk, kChunk + 1, 2 * kChunk + 3};
-const std::vector<int64_t> kOffsets = {0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
-
-List random_list(Rng& rng, int tensors, bool large) {
-  List list;
-  for (int i = 0; i < tensors; i++) {
-    const auto dtype = static_cast<DType>(rng() % 4);
-    const int64_t n = large && i % 4 == 1 ? pick(rng, kLargeSizes) : pick(rng, kSizes);
-    list.add(dtype, static_cast<size_t>(n), static_cast<size_t>(pick(rng, kOffsets)));
-  }
-  list.fill(rng);
-  return list;
-}
-
 void random_lists(Cases& cases) {
   const std::vector<float> factors = {1.0f, 0.125f, 1.0f / 3, 0x1p-16f, 0x1p-24f};  // the last: subnormal fp16
   for (uint64_t number = 0; number < 40; number++) {
     const std::string title = "random list " + std::to_string(number);
     auto run = [&](auto instance, uint64_t salt) {
       Rng rng(2 * number + salt);
-      List list = random_list(rng, 1 + static_cast<int>(rng() % 11), number % 4 == 0);
+      List list = random_list<void>(rng, 1 + static_cast<int>(rng() % 11), number % 4 == 0);
       const float factor = factors[rng() % factors.size()];
       return compare(list, factor, number % 3 == 0 ? 2.0f : 0.0f, instance(1 + static_cast<int>(rng() % 4)));
     };
@@ -187,11 +159,7 @@ void overflow_of_the_product(Cases& cases) {
 void shipped_instance(Cases& cases) {
   for (int tensors : {0, 1, 3, kGradListTensors, kGradListTensors + 2}) {
     cases.check("shipped instance, " + std::to_string(tensors) + " tensors", [&] {
-      Rng rng(static_cast<uint64_t>(tensors));
-      List list;
-      for (int i = 0; i < tensors; i++) list.add(DType::kBFloat16, i % 7 ? 2 : 300, static_cast<size_t>(i % 3));
-      if (tensors == 0) list.add(DType::kFloat32, 0, 0);
-      list.fill(rng);
+      List list = list_of<void>(tensors);
       return compare(list, 0.25f, 0.0f,
                      [](std::span<const MutableGradRef> grads, float* found_inf, const float* inv_scale) {
                        return unscale(grads, found_inf, inv_scale, nullptr);

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amp_kernels._triton import _tables
 from amp_kernels._triton import check_and_norm as module
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -88,7 +89,7 @@ def test_empty_lists_and_tensors():
 
 
 def test_more_tensors_than_one_launch_takes():
-    grads = [make(1 + i % 3, DTYPES[i % 4], seed=i) for i in range(module.TENSORS_PER_LAUNCH + 5)]
+    grads = [make(1 + i % 3, DTYPES[i % 4], seed=i) for i in range(_tables.TENSORS_PER_TABLE + 5)]
     grads[-1][0] = 100.0
     check(grads)
     grads[-1][0] = float("nan")
@@ -96,11 +97,11 @@ def test_more_tensors_than_one_launch_takes():
 
 
 def test_a_table_is_reused_only_for_the_same_list(monkeypatch):
-    monkeypatch.setattr(module, "_tables", type(module._tables)())
+    monkeypatch.setattr(_tables, "_uploads", type(_tables._uploads)())
     x = make(50, torch.float32)
     check([x])
     check([x])
-    assert len(module._tables) == 1
+    assert len(_tables._uploads) == 1
     check([x[:49]])  # same address, fewer elements
     check([x.view(torch.float16)])  # same address, other dtype
-    assert len(module._tables) == 3
+    assert len(_tables._uploads) == 3

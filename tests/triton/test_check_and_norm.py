@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from amp_kernels._triton import _tables
 from amp_kernels._triton import check_and_norm as module
 
 from . import aot
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize(("tensors", "scaled"), [(1, False), (161, True), (module.TENSORS_PER_LAUNCH, True)])
+@pytest.mark.parametrize(("tensors", "scaled"), [(1, False), (161, True), (_tables.TENSORS_PER_TABLE, True)])
 def test_compiles_with_wide_loads(arch, tensors, scaled):
     grads = [torch.zeros(1, dtype=torch.bfloat16)] * tensors
     with aot.compiling_for(arch) as kernels:

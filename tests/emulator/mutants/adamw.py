@@ -74,8 +74,8 @@ MUTANTS = [
     Mutant(STEP, "int i = thread_index() * 8;", "int i = thread_index();", "vectors overlap"),
     Mutant(
         STEP,
-        "if (has_moments) store_moment",
-        "if (has_moments && m == 0) store_moment",
+        "if (kHasMoments) store_moment",
+        "if (kHasMoments && m == 0) store_moment",
         "the second moment is not stored",
     ),
     Mutant(

@@ -25,17 +25,17 @@ MUTANTS = [
     Mutant(KERNEL, "sgd_scalars(options, step)", "sgd_scalars(options, 1.0f)", "every step is the first"),
     Mutant(KERNEL, "kMomentsOptional = true", "kMomentsOptional = false", "a missing buffer is read"),
     # ---- the step
-    Mutant(STEP, "t.moments[0] != nullptr;", "t.moments[0] == nullptr;", "buffers are used where there are none"),
+    Mutant(STEP, "t.moments[0] == nullptr", "t.moments[0] != nullptr", "buffers are used where there are none"),
     Mutant(
         STEP,
-        "if (has_moments) raw_moments[m] = fetch",
+        "if (kHasMoments) raw_moments[m] = fetch",
         "if (row.scalars.first) raw_moments[m] = fetch",
         "the buffer is read in the first step only",
     ),
     Mutant(
         STEP,
-        "if (has_moments) store_moment",
-        "if (has_moments && i != 0) store_moment",
+        "if (kHasMoments) store_moment",
+        "if (kHasMoments && i != 0) store_moment",
         "the first elements of the buffer are not stored",
     ),
     Mutant(STEP, "moments[m][j] = of_element[m];", "moments[m][j] = moments[m][j];", "the buffer never changes"),

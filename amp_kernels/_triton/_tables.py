@@ -1,0 +1,130 @@
+"""Lists of tensors for Triton kernels, which cannot take one in their arguments: tables of integers on the device.
+
+A kernel walks over the chunks of a whole list. A row of a :class:`TensorTable` is one tensor: the chunks up to and
+including it, its number of elements, and whatever the kernel wants to know besides. The running totals of the list stay
+in registers, and a chunk's tensor is found by counting the totals at or below it, which costs no memory access.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+CHUNK = tl.constexpr(16384)
+TENSORS_PER_TABLE = 1024
+INTERPRETED_PROGRAMS = 3  # off the GPU: few, since the interpreter runs one after the other, and not a power of two
+
+
+@triton.jit
+def chunk_ends(table, tensors, COLUMNS: tl.constexpr, TENSORS: tl.constexpr):
+    """The running totals of chunks, one per tensor, and the last of them."""
+    places = tl.arange(0, TENSORS)
+    ends = tl.load(table + places * COLUMNS, mask=places < tensors, other=0x7FFFFFFF).to(tl.int32)
+    return ends, tl.load(table + (tensors - 1) * COLUMNS).to(tl.int32)
+
+
+@triton.jit
+def find_chunk(table, ends, chunk, COLUMNS: tl.constexpr):
+    """The row of a chunk's tensor, the chunk's first element and its number of elements."""
+    before = ends <= chunk
+    row = table + tl.sum(before.to(tl.int32), 0) * COLUMNS
+    begin = (chunk - tl.max(tl.where(before, ends, 0), 0)).to(tl.int64) * CHUNK
+    return row, begin, tl.minimum(tl.load(row + 1) - begin, CHUNK).to(tl.int32)
+
+
+@triton.jit
+def not_finite(x):
+    """Whether x is infinite or NaN, by its bits. Any of the four dtypes."""
+    if x.dtype == tl.float64:
+        bits = x.to(tl.int64, bitcast=True)
+        return (bits & 0x7FF0000000000000) == 0x7FF0000000000000
+    elif x.dtype == tl.float32:
+        bits = x.to(tl.int32, bitcast=True)
+        return (bits & 0x7F800000) == 0x7F800000
+    elif x.dtype == tl.bfloat16:
+        bits = x.to(tl.int16, bitcast=True)
+        return (bits & 0x7F80) == 0x7F80
+    else:
+        bits = x.to(tl.int16, bitcast=True)
+        return (bits & 0x7C00) == 0x7C00
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """The tensors of one launch."""
+
+    rows: torch.Tensor
+    tensors: int
+    chunks: int
+
+    @property
+    def capacity(self) -> int:
+        """A power of two: how many lanes the totals take. Few different ones, since each is compiled for."""
+        return max(16, triton.next_power_of_2(self.tensors))
+
+
+def tensor_tables(tensors: Sequence[tuple[int, ...]], device: torch.device) -> list[TensorTable]:
+    """One table for each :data:`TENSORS_PER_TABLE` tensors that have elements; entries begin with their number."""
+    filled = [entry for entry in tensors if entry[0] > 0]
+    tables = []
+    for first in range(0, len(filled), TENSORS_PER_TABLE):
+        rows, chunks = [], 0
+        for entry in filled[first : first + TENSORS_PER_TABLE]:
+            chunks += triton.cdiv(entry[0], CHUNK.value)
+            rows.append((chunks, *entry))
+        tables.append(TensorTable(upload(tuple(rows), device), len(rows), chunks))
+    return tables
+
+
+def programs(device: torch.device, per_sm: int) -> int:
+    """Programs of a persistent grid."""
+    if device.type != "cuda":
+        return INTERPRETED_PROGRAMS
+    return per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on(device: torch.device) -> torch.cuda.device:
+    """A context in which Triton launches on ``device``."""
+    return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+def bits(x: float) -> int:
+    """A double as a table holds it."""
+    return struct.unpack("<q", struct.pack("<d", x))[0]
+
+
+_UPLOADS_KEPT = 64
+_uploads: collections.OrderedDict[tuple, torch.Tensor] = collections.OrderedDict()
+_captured: list[torch.Tensor] = []
+
+
+def upload(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
+    """Rows of 64-bit integers as a tensor on the device, kept for the next call that needs the same.
+
+    A table is never written again, and one that a CUDA graph reads, or is filled from, lives as long as the process: a
+    replay must find it unchanged. The stream is part of the key because the copy is only ordered before later work of
+    its own stream.
+    """
+    on_gpu = device.type == "cuda"
+    stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
+    key = (device, stream, rows)
+    table = _uploads.pop(key, None)
+    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
+    if table is None:
+        host = torch.tensor(rows, dtype=torch.int64, pin_memory=on_gpu)
+        table = host.to(device, non_blocking=True)
+        if capturing:
+            _captured.append(host)
+    if capturing:
+        _captured.append(table)
+    else:
+        _uploads[key] = table
+        if len(_uploads) > _UPLOADS_KEPT:
+            _uploads.popitem(last=False)
+    return table
