@@ -36,7 +36,9 @@ def _versions() -> str:
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             memory = properties.total_memory / 2**30
-            lines.append(f"gpu {index}       {properties.name}, capability {properties.major}.{properties.minor}, {memory:.0f} GiB")
+            lines.append(
+                f"gpu {index}       {properties.name}, capability {properties.major}.{properties.minor}, {memory:.0f} GiB"
+            )
     else:
         lines.append("gpu         none visible")
     return "\n".join(lines)
@@ -72,7 +74,9 @@ def _ops() -> str:
                 chosen, reason = "none", str(error)
             rows.append((name if i == 0 else "", " ".join(exists) if i == 0 else "", f"{device}: {chosen}", reason))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join("  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip() for row in rows
+    )
 
 
 def _check() -> int:

@@ -68,6 +68,19 @@ class Op:
         self._bump_versions(args, kwargs)
         return result
 
+    def _without_cpp_kernel(self, *args, **kwargs):
+        """The op's kernel in the dispatcher where C++ registered none: the policy's choice, else the reference.
+
+        Compiled and exported programs call ops through the dispatcher, so without this an install that has Triton kernels only
+        would run its reference there.
+        """
+        tensor = first_tensor(args)
+        if type(tensor) in _PLAIN and not tensor.is_meta:
+            backend = _policy.select(self.name, tensor)
+            if backend in ("triton", "emulate"):
+                return implementation(self.name, backend)(*args, **kwargs)
+        return self.reference(*args, **kwargs)
+
     def _bump_versions(self, args, kwargs) -> None:
         for position, name in self.mutated:
             value = args[position] if position < len(args) else kwargs.get(name)
@@ -124,7 +137,7 @@ def define(
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
         LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
     else:
-        LIBRARY.impl(op.name, _below_autograd(reference), "CompositeExplicitAutograd")
+        LIBRARY.impl(op.name, _below_autograd(op._without_cpp_kernel), "CompositeExplicitAutograd")
     if op.mutated:
         LIBRARY.impl(op.name, op._adinplaceorview, "ADInplaceOrView")
     elif not differentiable:

@@ -68,7 +68,9 @@ def arch_runs(arch: str, capability: tuple[int, int]) -> bool:
     return capability[0] == major and capability[1] >= minor
 
 
-def choose(op: str, device: str, capability: tuple[int, int] | None, built: Built, requested: str | None = None) -> Choice:
+def choose(
+    op: str, device: str, capability: tuple[int, int] | None, built: Built, requested: str | None = None
+) -> Choice:
     """Pick the backend of ``op`` for tensors on ``device``.
 
     Args:
@@ -102,7 +104,9 @@ def choose(op: str, device: str, capability: tuple[int, int] | None, built: Buil
             return Choice("cuda", f"compiled for {_describe(device, capability)}")
         if "triton" not in why_not:
             return Choice("triton", f"no CUDA kernel: {why_not['cuda']}")
-        return Choice("reference", f"no CUDA kernel: {why_not['cuda']}; no Triton kernel: {why_not['triton']}", slow=True)
+        return Choice(
+            "reference", f"no CUDA kernel: {why_not['cuda']}; no Triton kernel: {why_not['triton']}", slow=True
+        )
     return Choice("reference", f"no kernels for device type {device!r}")
 
 
@@ -130,7 +134,9 @@ def _why_not(device: str, capability: tuple[int, int] | None, built: Built) -> d
     if not built.cuda:
         why.setdefault("cuda", absent.get("cuda", "this op has no CUDA kernel"))
     elif capability is not None and not any(arch_runs(arch, capability) for arch in built.cuda_archs):
-        why.setdefault("cuda", f"it was built for {', '.join(built.cuda_archs)}, not for {_describe(device, capability)}")
+        why.setdefault(
+            "cuda", f"it was built for {', '.join(built.cuda_archs)}, not for {_describe(device, capability)}"
+        )
     if not built.triton:
         why["triton"] = absent.get("triton", "this op has no Triton kernel")
     elif device != "cuda" and not built.triton_interpreted:

@@ -13,7 +13,9 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")
-    parser.addoption("--progress-file", help="write the id of the running test here, so that a hang can be named from outside")
+    parser.addoption(
+        "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -24,7 +24,7 @@ from .check_and_norm import DTYPE_CODES
 TABLE_COLUMNS = tl.constexpr(4)  # chunks up to and including this tensor, numel, address, dtype code
 BLOCK_BYTES = 4096  # two 16-byte accesses a thread
 EDGE = tl.constexpr(256)  # elements of a masked access: no fewer than threads, which would then share elements and race
-PROGRAMS_PER_SM = 6
+PROGRAMS_PER_SM = 8
 
 
 @triton.jit
@@ -89,5 +89,11 @@ def launch(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.
     with _tables.on(device):
         for table in tables:
             unscale_kernel[(min(programs, table.chunks),)](
-                table.rows, table.tensors, found_inf, inv_scale, TENSORS=table.capacity, BLOCK_BYTES=BLOCK_BYTES, num_warps=4
+                table.rows,
+                table.tensors,
+                found_inf,
+                inv_scale,
+                TENSORS=table.capacity,
+                BLOCK_BYTES=BLOCK_BYTES,
+                num_warps=4,
             )

@@ -1,7 +1,7 @@
 """``linear``: ``activation(x @ weight^T + bias)``, differentiable to any order, with an autocast rule.
 
 The op is composite: it decomposes into ``gemm``, ``gemm_preact`` and ``activation_backward``. fp32 and fp64 outside
-autocast take torch's own linear and activation.
+autocast take torch's own linear and activation; so do torch.func transforms and forward-mode AD, in the working dtype.
 
 Precision. Bias and activation are computed in fp32 from the fp32 sums, the result is rounded once. Under autocast ``x``
 is cast once and kept for backward in 16 bits; the bias keeps its dtype; the weight is cast inside the op, or read from
@@ -31,7 +31,7 @@ from .gemm import (
     check_same_device,
     check_tensor,
 )
-from .matmul import FLOATING_DTYPES, add_gradient, differentiable_product, working_dtype
+from .matmul import FLOATING_DTYPES, add_gradient, differentiable_product, under_transform, working_dtype
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
@@ -115,6 +115,9 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     _check(x, weight, bias, shadow, dtype, activation)
     if dtype not in OPERAND_DTYPES:
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
+    if under_transform():
+        bias = None if bias is None else bias.to(dtype)
+        return ACTIVATIONS[activation](F.linear(x.to(dtype), weight.to(dtype), bias))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return _Linear.apply(x, weight, bias, shadow, activation, dtype)[0]
     weight16 = weight.to(dtype) if shadow is None else shadow

@@ -5,7 +5,8 @@ The op is composite: it decomposes into ``gemm`` above autograd and fake tensors
 
 Backward of ``out = a @ b``: ``da = grad @ b^T`` and ``db = a^T @ grad``, each with one rounding to the dtype of ``a``
 and ``b``: an fp32 operand, cast to 16 bits by autocast, gets an fp32 gradient straight from the fp32 sums. Gradients of
-operands that were broadcast are summed over the batch in fp32 before that rounding.
+operands that were broadcast are summed over the batch in fp32 before that rounding. torch.func transforms and
+forward-mode AD take torch's own matmul in the working dtype.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import _autocast
 from .._library import Sample, define
@@ -51,6 +53,15 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
             f"{op}: {given}; accepted: {hint} (torch.autocast casts float16, bfloat16 and float32 to one dtype)"
         )
     return next(iter(dtypes.values()))
+
+
+def under_transform() -> bool:
+    """Whether a torch.func transform or forward-mode AD is at work.
+
+    The formulas of this package are those of reverse mode; what a raw op passes on to a transform is no tangent at all,
+    and so a derivative of zero. torch's own operations serve every transform.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
@@ -136,6 +147,9 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None):
         return torch.matmul(a, b)
     check_out_dtype("matmul", out_dtype, OUTPUT_DTYPES)
     out_dtype = out_dtype or dtype
+    if under_transform():
+        wide = dtype if out_dtype == dtype else torch.float32
+        return torch.matmul(a.to(dtype).to(wide), b.to(dtype).to(wide)).to(out_dtype)
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(1) if b.ndim == 1 else b
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):

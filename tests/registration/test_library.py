@@ -60,7 +60,9 @@ def test_backward_through_a_raw_op_raises(name):
 
 def test_every_op_has_samples_of_more_than_one_dtype():
     for name, op in REGISTRY.items():
-        lists = [value if isinstance(value, (list, tuple)) else [value] for args, _ in op.samples("cpu") for value in args]
+        lists = [
+            value if isinstance(value, (list, tuple)) else [value] for args, _ in op.samples("cpu") for value in args
+        ]
         dtypes = {t.dtype for values in lists for t in values if isinstance(t, torch.Tensor)}
         assert {torch.float32, torch.float16, torch.bfloat16} <= dtypes or name == "update_scale_", (name, dtypes)
 
@@ -70,7 +72,9 @@ def test_import_touches_no_device_and_loads_no_triton():
         "import sys, torch; import amp_kernels; assert not torch.cuda.is_initialized(); "
         "assert 'triton' not in sys.modules, 'triton was imported'"
     )
-    baseline = subprocess.run([sys.executable, "-c", "import sys, torch; print('triton' in sys.modules)"], capture_output=True, text=True)
+    baseline = subprocess.run(
+        [sys.executable, "-c", "import sys, torch; print('triton' in sys.modules)"], capture_output=True, text=True
+    )
     if baseline.stdout.strip() == "True":  # torch itself imported it
         code = "import torch; import amp_kernels; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,77 @@
+"""torch.func transforms and forward-mode AD over matmul and linear give what they give over torch's own ops."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+import amp_kernels as ak
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(ours, stock):
+    """Equal up to a few roundings to 16 bits: the stock route rounds where ours does not."""
+    torch.testing.assert_close(ours.float(), stock.float(), rtol=0.03, atol=0.03)
+
+
+@pytest.fixture(params=["own dtype", "autocast"])
+def setting(request):
+    """(dtype of the tensors, context): 16-bit tensors as they are, or fp32 ones under autocast."""
+    if request.param == "own dtype":
+        return torch.bfloat16, torch.autocast("cpu", enabled=False)
+    return torch.float32, torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_forward_mode(setting, requires_grad):
+    """A dropped tangent counts as zero, so a wrong derivative would pass unnoticed."""
+    dtype, context = setting
+    x, tangent = normal(3, 8).to(dtype), normal(3, 8, seed=1).to(dtype)
+    weight = normal(4, 8, seed=2).to(dtype).requires_grad_(requires_grad)
+
+    def ours(x):
+        return ak.matmul(ak.linear(x, weight, activation="silu"), weight)
+
+    def stock(x):
+        return F.silu(F.linear(x, weight)) @ weight
+
+    with context:
+        expected = torch.func.jvp(stock, (x,), (tangent,))[1]
+        assert_close(torch.func.jvp(ours, (x,), (tangent,))[1], expected)
+        with forward_ad.dual_level():
+            assert_close(forward_ad.unpack_dual(ours(forward_ad.make_dual(x, tangent))).tangent, expected)
+
+
+def test_per_sample_gradients(setting):
+    dtype, context = setting
+    x, parameters = (
+        normal(5, 8).to(dtype),
+        {"weight": normal(4, 8, seed=1).to(dtype), "bias": normal(4, seed=2).to(dtype)},
+    )
+
+    def loss(linear):
+        return lambda p, row: linear(row, p["weight"], p["bias"]).float().square().sum()
+
+    with context:
+        ours, stock = (
+            torch.vmap(torch.func.grad(loss(linear)), in_dims=(None, 0))(parameters, x)
+            for linear in (ak.linear, F.linear)
+        )
+    for name, parameter in parameters.items():
+        assert ours[name].shape == (5, *parameter.shape)
+        assert ours[name].dtype == dtype
+        assert_close(ours[name], stock[name])
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_matmul_keeps_its_output_dtype(out_dtype):
+    """fp32 out of 16-bit operands stays unrounded: 1 + 2^-12 is a sum that bf16 does not hold."""
+    a = torch.tensor([[1.0, 2.0**-12]], dtype=torch.bfloat16)
+    b = torch.ones(2, 1, dtype=torch.bfloat16)
+    out, tangent = torch.func.jvp(lambda a: ak.matmul(a, b, out_dtype=out_dtype), (a,), (a,))
+    expected = torch.tensor([[1 + 2.0**-12]]).to(out_dtype or torch.bfloat16)
+    assert torch.equal(out, expected)
+    assert torch.equal(tangent, expected)
