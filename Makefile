@@ -65,7 +65,7 @@ $(VENV)/.ready: pyproject.toml
 
 $(BUILT): $(SOURCES) $(READY)
 	@echo "Building amp_kernels for $$($(RUN) -c 'import torch; print("torch", torch.__version__)')"
-	$(if $(PYTHON),$(RUN) setup.py --quiet build_ext --inplace,$(RUN) -m pip install --quiet --no-build-isolation --no-deps -e .)
+	$(if $(PYTHON),$(RUN) setup.py --quiet build_ext --inplace,PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --no-build-isolation --no-deps -e .)
 	mkdir -p build && touch $@
 	$(RUN) -m amp_kernels info --brief
 

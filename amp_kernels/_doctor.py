@@ -8,7 +8,7 @@ from . import _load, amp
 
 
 def run() -> int:
-    """Print one verdict per device. Returns the exit status: 0, unless a device cannot train in 16 bits at all."""
+    """Print one verdict per device. Returns the exit status, always 0: every device can train in some format."""
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else ["cpu"]
     for name in names:
         advice = amp.advise(name)

@@ -37,7 +37,8 @@ def main() -> int:
     results.mkdir(parents=True, exist_ok=True)
     rows = [_run("info --check", [sys.executable, "-m", "amp_kernels", "info", "--check"], TEST_SECONDS)]
     progress = results / ".running"
-    for file in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
+    for file in sorted(files):
         command = [sys.executable, "-m", "pytest", file, "-m", "gpu", "--require-gpu", "--progress-file", progress]
         rows.append(_run(file.name, command, TEST_SECONDS, progress))
     command = [sys.executable, "-m", "bench.run", "--quick", "--out", results]

@@ -15,7 +15,7 @@ def launch(grads: Sequence[Tensor], grad_scale: Tensor | None = None) -> tuple[T
     """``amp_kernels::check_and_norm``; see ``amp_kernels/ops/check_and_norm.py``."""
     memory = Memory()
     refs = [(memory.add(f"grads[{i}]", g), g.numel(), DTYPE_CODES[g.dtype]) for i, g in enumerate(grads)]
-    sum_sq, found_inf = torch.empty((), dtype=torch.float32), torch.empty((), dtype=torch.float32)
+    sum_sq, found_inf = (torch.empty((), dtype=torch.float32, device="cpu") for _ in range(2))
     scalars = (
         memory.add("grad_scale", grad_scale),
         memory.add("sum_sq", sum_sq, initialised=False),

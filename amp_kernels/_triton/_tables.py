@@ -117,7 +117,7 @@ def upload(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Ten
     table = _uploads.pop(key, None)
     capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     if table is None:
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=on_gpu)
+        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         table = host.to(device, non_blocking=True)
         if capturing:
             _captured.append(host)

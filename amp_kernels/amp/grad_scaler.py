@@ -124,9 +124,9 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def skipped_steps(self) -> Tensor:
-        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device."""
+        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device (the CPU before the first use)."""
         if self._skipped_steps is None:
-            return torch.tensor(self._init_skipped_steps)
+            return torch.tensor(self._init_skipped_steps, device="cpu")
         return self._skipped_steps.to(torch.int64)
 
     # ---- the iteration ----

@@ -42,7 +42,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 def rounded(value: float | Tensor) -> float | Tensor:
     """A scalar derived in double, rounded once to float32."""
-    return value.float() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32).item()
+    return value.float() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32, device="cpu").item()
 
 
 @dataclass

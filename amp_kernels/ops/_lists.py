@@ -97,7 +97,8 @@ def check_scalar(
 def check_number(op: str, argument: str, value: float, low: float = -math.inf, high: float = math.inf) -> None:
     """Raise unless ``low <= value <= high``; NaN never passes."""
     if not low <= value <= high:
-        raise ValueError(f"{op}: {argument} is {value}; accepted: a number from {low} to {high}")
+        start = "above 0" if low == math.ulp(0.0) else f"from {low}"
+        raise ValueError(f"{op}: {argument} is {value}; accepted: a number {start} to {high}")
 
 
 def inverse_scale(grad_scale: Tensor | None) -> Tensor | float:

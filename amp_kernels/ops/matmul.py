@@ -227,7 +227,7 @@ def matmul(
     if out is None:
         return MATMUL(a, b, out_dtype=out_dtype)
     dtype = working_dtype("matmul", None, a=a, b=b)
-    with torch.autocast(a.device.type, enabled=False):
+    with torch._C._DisableAutocast():
         _check_out(a, b, out, out_dtype, OUTPUT_DTYPES if dtype in OPERAND_DTYPES else (dtype,))
         result = MATMUL(a, b, out_dtype=out.dtype)
         if result.shape != out.shape:
@@ -255,7 +255,7 @@ def _check_out(a, b, out, out_dtype: torch.dtype | None, accepted: tuple[torch.d
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors surely share memory. Views with gaps may interleave without doing so, and pass, as in
     torch."""
-    if torch.compiler.is_compiling() or not x.numel() or not y.numel():
+    if torch.compiler.is_compiling() or x.is_meta or not x.numel() or not y.numel():
         return False
     if not (torch.ops.aten.is_non_overlapping_and_dense(x) and torch.ops.aten.is_non_overlapping_and_dense(y)):
         return False

@@ -8,6 +8,7 @@ the defaults; :class:`FusedOptimizer` comes first and replaces everything that t
 from __future__ import annotations
 
 import logging
+import numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -82,7 +83,10 @@ class FusedOptimizer(BlockedState):
                         f"{self._name}: params[{i}] has layout {param.layout}; accepted: torch.strided (dense)"
                     )
                 if is_traceable_wrapper_subclass(param):
-                    raise TypeError(f"{self._name}: params[{i}] is a {type(param).__name__}; accepted: plain tensors")
+                    raise TypeError(
+                        f"{self._name}: params[{i}] is a {type(param).__name__}; accepted: plain tensors "
+                        f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
+                    )
             self._check_group(group)
         except Exception:
             self.param_groups.pop()
@@ -176,7 +180,8 @@ class FusedOptimizer(BlockedState):
                 batch.shadows.append((param, block.shadow_views[place.slot]))
             rows[param.device].append((position, place.offset, place.slot, index))
         for device, batch in batches.items():
-            batch.layout = torch.tensor(rows[device], dtype=torch.int64)
+            # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
+            batch.layout = torch.tensor(rows[device], dtype=torch.int64, device="cpu")
         return list(batches.values())
 
     # ---- the step ----
@@ -246,7 +251,7 @@ class FusedOptimizer(BlockedState):
         for group in self.param_groups:
             for key, value in group.items():
                 for number in value if isinstance(value, tuple) else (value,):
-                    if isinstance(number, float) and number != number:
+                    if isinstance(number, numbers.Real) and number != number:  # NumPy's floats are Real too
                         raise ValueError(f"{self._name}: {key} is {value}")
 
     def _tensor_lrs(self, device: torch.device) -> list[Tensor]:

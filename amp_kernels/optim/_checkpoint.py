@@ -143,7 +143,7 @@ class BlockedState(torch.optim.Optimizer):
                 raise ValueError(
                     f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
                 )
-        step.copy_(torch.as_tensor(self._loaded_step(values), dtype=torch.float32).reshape(()))
+        step.copy_(torch.as_tensor(self._loaded_step(values), dtype=torch.float32, device=step.device).reshape(()))
         master = values.get("master")
         if "master" in shown and master is None:
             shown["master"].copy_(param)

@@ -123,7 +123,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
                 del self._places[id(param)]
 
     def _update(self, batch, grads, tensors, max_norm) -> None:
-        empty = torch.empty(0, device=batch.device)
+        empty = torch.empty(0, dtype=torch.float32, device=batch.device)
         momenta = [self.param_groups[index]["momentum"] for index in batch.groups]
         sgd_(
             batch.params,

@@ -57,3 +57,37 @@ def test_more_than_two_to_the_31_elements():
     assert found_inf.item() == 0
     grad[-1] = float("nan")
     assert REGISTRY["check_and_norm"]([grad])[1].item() == 1
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_unscale_of_more_tensors_than_one_launch_takes(offset):
+    generator = torch.Generator("cuda").manual_seed(0)
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    sizes = [1 + i % 700 for i in range(4000)] + [5_000_011]
+    grads = [
+        torch.randn(n + offset, device="cuda", generator=generator).to(dtypes[i % 4])[offset:]
+        for i, n in enumerate(sizes)
+    ]
+    expected = [g.clone() for g in grads]
+    found, expected_found = torch.zeros((), device="cuda"), torch.zeros((), device="cuda")
+    inverse = torch.tensor(1 / 1024, device="cuda")
+    REGISTRY["unscale_"].run("cuda", grads, found, inverse)
+    REGISTRY["unscale_"].run("reference", expected, expected_found, inverse)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
+    assert found.item() == expected_found.item() == 0
+    grads[-1][-1] = float("nan")
+    REGISTRY["unscale_"].run("cuda", grads, found, inverse)
+    assert found.item() == 1
+
+
+@pytest.mark.parametrize("position", [0, 255, 256, 999])
+def test_update_scale_of_more_flags_than_one_launch_takes(position):
+    flags = [torch.zeros((), device="cuda") for _ in range(1000)]
+    scale = torch.tensor(1024.0, device="cuda")
+    growth, hysteresis = (torch.tensor(n, dtype=torch.int32, device="cuda") for n in (5, 1))
+    call = (2.0, 0.5, 2000, 0.0, float("inf"), 1)
+    REGISTRY["update_scale_"].run("cuda", scale, growth, hysteresis, flags, *call)
+    assert (scale.item(), growth.item()) == (1024.0, 6)
+    flags[position].fill_(1)
+    REGISTRY["update_scale_"].run("cuda", scale, growth, hysteresis, flags, *call)
+    assert (scale.item(), growth.item()) == (512.0, 0)

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels.ops.gemm import ACTIVATIONS, GEMM, gemm, gemm_accumulate_, gemm_preact
@@ -351,28 +349,3 @@ def test_the_compiled_kernel_checks_what_could_corrupt_memory(args, kwargs):
     """A call of torch.ops passes by the public function's checks."""
     with pytest.raises(RuntimeError, match=r"^gemm: "):
         torch.ops.amp_kernels.gemm(*args, **kwargs)
-
-
-# ---- any combination
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_any_shape_layout_dtype_and_epilogue(data):
-    sizes = st.integers(0, 40)
-    m, n, k = (data.draw(sizes, label=name) for name in "mnk")
-    batch = data.draw(st.sampled_from([(), (1,), (3,)]), label="batch")
-    dtype = data.draw(st.sampled_from(HALF_DTYPES), label="dtype")
-    out_dtype = data.draw(st.sampled_from(OUT_DTYPES), label="out_dtype")
-    layouts = [data.draw(st.sampled_from(list(LAYOUTS)), label="layout") for _ in "ab"]
-    bias_dtype = data.draw(st.sampled_from([None, dtype, torch.float32]), label="bias")
-    activation = data.draw(st.sampled_from(list(ACTIVATIONS)), label="activation")
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
-    a = operand(*batch, m, k, dtype=dtype, generator=generator, layout=layouts[0])
-    b = operand(*batch, k, n, dtype=dtype, generator=generator, layout=layouts[1])
-    bias = None if bias_dtype is None else torch.randn(n, generator=generator).to(bias_dtype)
-    reference, bound = reference_and_bound(a, b, bias, activation=activation, out_dtype=out_dtype)
-    assert_within(gemm(a, b, bias, activation=activation, out_dtype=out_dtype), reference, bound, "gemm")
-    out, z = gemm_preact(a, b, bias, activation=activation, out_dtype=out_dtype)
-    assert_within(out, reference, bound, "gemm_preact")
-    assert_within(z, *reference_and_bound(a, b, bias, out_dtype=out_dtype), "z")

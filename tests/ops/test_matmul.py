@@ -48,6 +48,12 @@ def test_shapes_and_values_are_torch_matmuls(shapes, dtype):
         assert torch.equal(out, expected)
 
 
+def test_out_on_meta():
+    """Shape propagation: meta tensors have no memory, so none of it is shared."""
+    a, out = torch.empty(3, 4, dtype=torch.float16, device="meta"), torch.empty(3, 5, device="meta")
+    assert matmul(a, a.new_empty(4, 5), out=out) is out
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES)
 def test_out_dtype(dtype, out_dtype):

@@ -4,6 +4,7 @@ changes."""
 import inspect
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,11 +168,12 @@ def test_bad_gradients_change_nothing(name, kind):
 
 
 @BOTH
-def test_nan_that_a_scheduler_wrote_changes_nothing(name):
+@pytest.mark.parametrize("nan", [float("nan"), np.float32("nan")], ids=["float", "numpy"])
+def test_nan_that_a_scheduler_wrote_changes_nothing(name, nan):
     p = params(1)[0]
     optimizer = make(name, [p])
     p.grad = torch.ones(3)
-    optimizer.param_groups[0]["lr"] = float("nan")
+    optimizer.param_groups[0]["lr"] = nan
     with pytest.raises(ValueError, match="lr is nan"):
         optimizer.step()
     assert torch.equal(p, torch.ones(3))

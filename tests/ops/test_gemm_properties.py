@@ -1,0 +1,31 @@
+"""gemm and gemm_preact over any combination of shape, layout, dtype and epilogue, within the bound of the arithmetic."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_kernels.ops.gemm import ACTIVATIONS, gemm, gemm_preact
+from amp_kernels.testing.bounds import assert_within, reference_and_bound
+from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, operand
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_shape_layout_dtype_and_epilogue(data):
+    sizes = st.integers(0, 40)
+    m, n, k = (data.draw(sizes, label=name) for name in "mnk")
+    batch = data.draw(st.sampled_from([(), (1,), (3,)]), label="batch")
+    dtype = data.draw(st.sampled_from(HALF_DTYPES), label="dtype")
+    out_dtype = data.draw(st.sampled_from(OUT_DTYPES), label="out_dtype")
+    layouts = [data.draw(st.sampled_from(list(LAYOUTS)), label="layout") for _ in "ab"]
+    bias_dtype = data.draw(st.sampled_from([None, dtype, torch.float32]), label="bias")
+    activation = data.draw(st.sampled_from(list(ACTIVATIONS)), label="activation")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
+    a = operand(*batch, m, k, dtype=dtype, generator=generator, layout=layouts[0])
+    b = operand(*batch, k, n, dtype=dtype, generator=generator, layout=layouts[1])
+    bias = None if bias_dtype is None else torch.randn(n, generator=generator).to(bias_dtype)
+    reference, bound = reference_and_bound(a, b, bias, activation=activation, out_dtype=out_dtype)
+    assert_within(gemm(a, b, bias, activation=activation, out_dtype=out_dtype), reference, bound, "gemm")
+    out, z = gemm_preact(a, b, bias, activation=activation, out_dtype=out_dtype)
+    assert_within(out, reference, bound, "gemm_preact")
+    assert_within(z, *reference_and_bound(a, b, bias, out_dtype=out_dtype), "z")

@@ -1,0 +1,236 @@
+"""adamw_ and sgd_ in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from amp_kernels import _host
+from amp_kernels._library import REGISTRY
+from amp_kernels._triton import _tables, _update, adamw, sgd
+from amp_kernels._triton._split_master import join_master, split_master
+from amp_kernels.testing.backends import check_backend
+
+from ..ops.update_oracle import BF16, F16, F32, KINDS, NAMES, Kind, Update, flat
+from .bits import assert_same_bits
+
+MAXIMIZE, NESTEROV, COUPLED = 1, 2, 4
+SHAPES = ((7, 5), (0, 3), (), (1031,))
+LAUNCH = {"adamw": adamw.launch, "sgd": sgd.launch}
+SPLIT = Kind(BF16, master=torch.int16)
+
+
+def check(op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtype=F32, first=False, seed=0, **call):
+    """One step of the CPU op and one of Triton's give the same bits everywhere, beside the parameters too.
+
+    ``change(update)`` may alter the arguments. Returns Triton's.
+    """
+    moments = 2 if op == "adamw" else 1
+    runs = [Update(kinds, seed, shapes, grad_dtype, moment_dtype, moments, first) for _ in range(2)]
+    for run, function in zip(runs, (None, LAUNCH[op]), strict=True):
+        if change:
+            change(run)
+        getattr(run, op)(**call, op=function)
+    for i, (wanted, got) in enumerate(zip(runs[0].tensors, runs[1].tensors, strict=True)):
+        assert_same_bits(flat(got), flat(wanted), f"{op}, tensor {i}")
+    return runs[1]
+
+
+@pytest.mark.parametrize("name", ["adamw_", "sgd_"])
+def test_samples_of_the_op(name):
+    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("grad_dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("moment_dtype", [F32, BF16])
+def test_every_way_to_keep_a_weight(op, grad_dtype, moment_dtype):
+    """All in one call, each with a learning rate and a decay of its own, scaled and clipped."""
+    groups = range(len(KINDS))
+    check(
+        op,
+        KINDS,
+        grad_dtype=grad_dtype,
+        moment_dtype=moment_dtype,
+        lr=[1e-3 * (i + 1) for i in groups],
+        weight_decay=[0.01 * i for i in groups],
+        grad_scale=3.0,
+        sum_sq=50.0,
+        max_norm=2.0,
+        found_inf=0.0,
+    )
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_adamw_flags_and_options(first):
+    flags = [0, MAXIMIZE, COUPLED, MAXIMIZE | COUPLED, COUPLED]
+    options = {"beta1": [0.9, 0.0, 0.5, 0.95, 0.9], "beta2": [0.999, 0.9, 0.0, 0.99, 0.9999]}
+    decay = [0.1, 0.0, 0.1, 0.2, 0.0]
+    check("adamw", [Kind(F32)] * 5, first=first, flags=flags, **options, eps=[0.0, 1e-8, 1e-3, 1e-6, 1e-8], weight_decay=decay)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("momentum", [True, False])
+def test_sgd_flags_and_options(first, momentum):
+    def drop_buffers(update):
+        if not momentum:
+            update.buffers = [[buffer[:0] for buffer in update.buffers[0]]]
+
+    flags = [0, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV, 0]
+    check(
+        "sgd",
+        [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
+        drop_buffers,
+        first=first,
+        flags=flags,
+        momentum=[0.9, 0.5, 0.9, 0.95, 0.0],
+        dampening=[0.1, 0.0, 0.0, 0.0, 0.5],
+        weight_decay=[0.1, 0.0, 0.1, 0.2, 0.0],
+    )
+
+
+@pytest.mark.parametrize("step", [1, 10, 1000, 123_456, 2**24 - 1])
+def test_bias_corrections(step):
+    def advance(update):
+        update.steps[0].fill_(step - 1)
+
+    check("adamw", [Kind(F32)], advance, shapes=((40,),), beta1=0.9, beta2=0.9999999)
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+def test_lr_tensors_override_lr(op):
+    check(op, [Kind(F32)] * 2, lr=7.0, lrs=[0.25, 0.003])
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("found_inf", [1.0, 2.0, 1e-30, math.inf])
+def test_a_skipped_step_changes_nothing(op, found_inf):
+    run = check(op, [Kind(F32, shadow=F16), SPLIT], found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
+    before = Update([Kind(F32, shadow=F16), SPLIT], shapes=SHAPES, moments=len(run.buffers))
+    for kept, now in zip(before.tensors, run.tensors, strict=True):
+        assert_same_bits(flat(now), flat(kept))
+
+
+@pytest.mark.parametrize("found_inf", [0.0, -1.0, math.nan])
+def test_a_step_that_is_taken(found_inf):
+    assert check("adamw", [Kind(F32)], found_inf=found_inf).step(0) == 1.0
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1e-40, 1.0, 20.0, 1e300, math.inf])
+@pytest.mark.parametrize("sum_sq", [0.0, 400.0, math.inf, math.nan])
+def test_clip_factors(sum_sq, max_norm):
+    check("sgd", [Kind(F32)], shapes=((20,),), sum_sq=sum_sq, max_norm=max_norm)
+
+
+@pytest.mark.parametrize("grad_scale", [2.0**-30, 3.0, 65536.0, 2.0**127])
+def test_grad_scales(grad_scale):
+    check("sgd", [Kind(F32)], shapes=((20,),), grad_scale=grad_scale)
+
+
+def shifted(tensors, offset):
+    """Copies of dense tensors that begin ``offset`` elements behind a 16-byte boundary."""
+    moved = []
+    for t in tensors:
+        storage = torch.zeros(t.numel() + offset, dtype=t.dtype)
+        moved.append(storage.as_strided(t.shape, t.stride(), offset).copy_(t))
+    return moved
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("which", ["params", "grads"])
+@pytest.mark.parametrize("offset", [1, 4])
+def test_unaligned_tensors(op, which, offset):
+    """Some aligned and some not, in one call."""
+
+    def misalign(update):
+        tensors = getattr(update, which)
+        tensors[1:] = shifted(tensors[1:], offset)
+
+    check(op, [SPLIT, Kind(F32, shadow=BF16)], misalign, shapes=((2055,), (1024,), (2055,)))
+
+
+@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
+def test_sizes(n):
+    check("sgd", [SPLIT], shapes=((n,),))
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+def test_chunks_of_several_tensors_and_tables(op, monkeypatch):
+    monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 2)
+    check(op, [Kind(BF16, master=F32)], shapes=((17003,), (5,), (33000,), (), (16384,)))
+
+
+def test_more_parameters_than_a_program_prepares():
+    check("adamw", [Kind(F32)], shapes=((1,),) * (2 * _update.PREPARE_BLOCK + 3))
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+def test_nothing_but_empty_parameters(op):
+    assert check(op, [Kind(F32)], shapes=((0,), (2, 0))).step(1) == 2.0
+
+
+def test_dense_strides_in_memory_order():
+    def relayout(update):
+        for tensors in (update.params, update.grads):
+            tensors[:] = [t.to(memory_format=torch.channels_last) for t in tensors]
+
+    check("adamw", [Kind(F16, master=F32)], relayout, shapes=((2, 3, 4, 5), (4, 2, 3, 3)))
+
+
+@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_special_values(op, weight_decay):
+    """Infinities, NaN and values that round to subnormals and to infinity reach the same elements."""
+    special = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, 1e-38, 6e-8, 65519.0, 65520.0, 3.4e38])
+
+    def plant(update):
+        for tensors in (update.params, update.grads):
+            for t in tensors:
+                grid = special.repeat(len(special), 1)
+                t.copy_((grid if t is tensors[0] or tensors is update.params else grid.T).reshape(-1).to(t.dtype))
+
+    kinds = [Kind(F32), Kind(F16), Kind(BF16), Kind(F32, shadow=F16), SPLIT, Kind(F16, master=torch.int16)]
+    with np.errstate(all="ignore"):
+        n = len(special) ** 2
+        options = {"flags": COUPLED} if op == "adamw" else {}
+        check(op, kinds, plant, shapes=((n,),), grad_dtype=F32, weight_decay=weight_decay, **options)
+
+
+@triton.jit
+def _split_and_join(x, weight, remainder, joined, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    upper, lower = split_master(tl.load(x + at), HALF)
+    tl.store(weight + at, upper)
+    tl.store(remainder + at, lower)
+    tl.store(joined + at, join_master(upper, lower, HALF))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_split_masters_have_the_format_of_the_package(dtype):
+    """Every upper half of an fp32 code with lower halves around the ties, random and all ones; NaN bits too."""
+    random = torch.randint(0, 2**16, (2**16,), generator=torch.Generator().manual_seed(0))
+    codes = torch.stack([(torch.arange(2**16) << 16) | lower for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, random)])
+    x = codes.flatten().to(torch.int32).view(F32)
+    weight, remainder = (torch.empty(x.numel(), dtype=torch.int16) for _ in range(2))
+    joined = torch.empty_like(x)
+    _split_and_join[(x.numel() // 2**16,)](x, weight, remainder, joined, HALF=_update.ELEMENTS[dtype], BLOCK=2**16)
+    wanted_weight, wanted_remainder = _host.split_master(x.numpy(), NAMES[dtype])
+    assert np.array_equal(weight.numpy().view(np.uint16), wanted_weight)
+    assert np.array_equal(remainder.numpy(), wanted_remainder)
+    wanted = _host.join_master(wanted_weight, wanted_remainder, NAMES[dtype])
+    assert np.array_equal(joined.numpy().view(np.uint32), wanted.view(np.uint32))
+
+
+def test_a_second_step_reuses_the_tables_and_a_new_gradient_does_not(monkeypatch):
+    monkeypatch.setattr(_tables, "_uploads", type(_tables._uploads)())
+    update = Update([Kind(F32)], shapes=SHAPES)
+    update.adamw(op=adamw.launch)
+    tables = len(_tables._uploads)
+    update.adamw(op=adamw.launch)
+    assert len(_tables._uploads) == tables
+    update.grads = [g.clone() for g in update.grads]
+    update.adamw(op=adamw.launch)
+    assert len(_tables._uploads) == tables + 1

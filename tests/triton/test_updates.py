@@ -1,0 +1,108 @@
+"""unscale_, update_scale_, adamw_ and sgd_ in Triton, compiled for GPUs that are not there: wide accesses, registers, exact
+arithmetic."""
+
+import pytest
+import torch
+
+from amp_kernels._triton import _tables, _update, adamw, sgd, unscale, update_scale
+
+from ..ops.update_oracle import BF16, F16, F32, Kind, Update
+from . import aot
+
+ARCHS = [80, 90, 100]
+WIDE_LOAD, WIDE_STORE = r"ld\.global\.cg\.v4\.b32", r"st\.global\.cs\.v4\.b32"
+REGISTERS = 65_536
+
+
+def check_fits(kernel, programs_per_sm):
+    used = aot.usage(kernel)
+    assert used.stack <= 16, f"{used}: spilled registers"  # a word or two outside of the loops
+    assert used.registers * 128 * programs_per_sm <= REGISTERS, used
+    assert used.shared * programs_per_sm <= 64 * 1024, used
+
+
+def check_rounding(kernel):
+    """Nothing is approximated, flushed to zero or fused behind the formula's back."""
+    assert aot.count(r"\.ftz|\.approx|\.full", kernel) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("tensors", [1, _tables.TENSORS_PER_TABLE])
+def test_unscale(arch, tensors):
+    with aot.compiling_for(arch) as kernels:
+        unscale.launch([torch.zeros(1)] * tensors, torch.zeros(()), torch.ones(()))
+    (kernel,) = kernels
+    # Two 16-byte accesses a thread for each of fp16, bf16 and fp32, and two for fp64.
+    assert (aot.count(WIDE_LOAD, kernel), aot.count(WIDE_STORE, kernel)) == (6, 6)
+    assert (aot.count(r"ld\.global\.cg\.v2\.b64", kernel), aot.count(r"st\.global\.cs\.v2\.b64", kernel)) == (2, 2)
+    check_fits(kernel, unscale.PROGRAMS_PER_SM)
+    check_rounding(kernel)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_update_scale(arch):
+    trackers = (torch.zeros((), dtype=torch.int32) for _ in range(2))
+    with aot.compiling_for(arch) as kernels:
+        update_scale.launch(torch.ones(()), *trackers, [torch.zeros(())], 2.0, 0.5, 2000, 0.0, 1e9, 1)
+    check_fits(kernels[0], 1)
+    check_rounding(kernels[0])
+
+
+def compile_update(arch, op, kind, *, grad=None, moment=F32, tensors=1, skew=0):
+    """The two kernels of a step of parameters of one kind, by the launcher."""
+    update = Update([kind], shapes=((8,),) * tensors, grad_dtype=grad, moment_dtype=moment, moments=2 if op is adamw else 1)
+    update.grads = [torch.zeros(8 + skew, dtype=g.dtype)[skew:] for g in update.grads]
+    for tensors in (update.params, update.grads, *update.buffers, update.masters, update.shadows):
+        for t in tensors:
+            assert t.data_ptr() % 16 == (skew * t.element_size() if tensors is update.grads else 0)
+    call = {"grad_scale": 2.0, "found_inf": 0.0, "sum_sq": 1.0, "max_norm": 1.0}
+    with aot.compiling_for(arch) as kernels:
+        getattr(update, op.__name__.rpartition(".")[2])(op=op.launch, **call)
+    return kernels
+
+
+#: kind -> 16-byte loads and stores of a thread's eight elements: one for a 16-bit operand, two for fp32
+KINDS = {
+    "split_bf16": (Kind(BF16, master=torch.int16), 3, 2),
+    "split_fp16": (Kind(F16, master=torch.int16), 3, 2),
+    "master": (Kind(BF16, master=F32), 3, 3),
+    "shadow": (Kind(F32, shadow=F16), 3, 3),
+    "plain_bf16": (Kind(BF16), 2, 1),
+}
+CASES = [
+    *[(arch, adamw, "split_bf16", BF16, F32) for arch in ARCHS],
+    (80, adamw, "shadow", F16, F32),
+    (90, adamw, "split_fp16", F16, F32),
+    (90, adamw, "master", BF16, F32),
+    (100, adamw, "plain_bf16", BF16, BF16),
+    (80, sgd, "split_bf16", BF16, F32),
+    (90, sgd, "master", BF16, BF16),
+    (100, sgd, "shadow", BF16, F32),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "op", "name", "grad", "moment"), CASES, ids=lambda x: getattr(x, "__name__", str(x)).rpartition(".")[2]
+)
+def test_updates(arch, op, name, grad, moment):
+    kind, loads, stores = KINDS[name]
+    prepare, update = compile_update(arch, op, kind, grad=grad, moment=moment, tensors=161)
+    of_moments = (2 if op is adamw else 1) * (2 if moment == F32 else 1)
+    assert aot.count(WIDE_LOAD, update) == loads + of_moments
+    assert aot.count(WIDE_STORE, update) == stores + of_moments
+    for kernel in (prepare, update):
+        check_fits(kernel, _update.PROGRAMS_PER_SM)
+        check_rounding(kernel)
+    assert aot.count(r"fma\.rn\.f64", prepare) == 0
+
+
+def test_the_largest_table_fits():
+    update = compile_update(90, adamw, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE)[1]
+    check_fits(update, _update.PROGRAMS_PER_SM)
+
+
+def test_unaligned_gradients_are_never_read_wide():
+    """A wide access to them would fault."""
+    update = compile_update(90, adamw, KINDS["master"][0], skew=1)[1]
+    assert aot.count(r"(ld|st)\.global\.c.\.v", update) == 0
+    check_fits(update, _update.PROGRAMS_PER_SM)
