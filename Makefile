@@ -3,12 +3,13 @@
 VENV   := .venv
 RUN    := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
 BASE   ?= python3
-# The CUDA build of torch where there is something to compile or run CUDA with, the CPU build elsewhere. PyPI's own torch wheel
-# for x86-64 Linux is the CUDA build; set TORCH to install another one.
+# The CUDA build of torch where there is something to compile or run CUDA with, the CPU build elsewhere. PyPI's wheel for x86-64
+# Linux is a CUDA build, which runs without CUDA too; pip takes the smaller CPU build if it is pointed to PyTorch's CPU index
+# (PIP_EXTRA_INDEX_URL). TORCH names another one.
 CUDA   := $(shell command -v nvcc nvidia-smi 2>/dev/null | head -n 1)
 TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0)
 READY  := $(if $(PYTHON),,$(VENV)/.ready)
-BUILT  := build/.built
+BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 # Another torch for `make abi`: one binary serves all of them from 2.10 on.

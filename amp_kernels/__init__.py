@@ -6,7 +6,7 @@ Importing never fails for want of a compiled library and touches no device; ``py
 from . import _load, amp, nn, ops, optim
 from ._policy import BackendUnavailable, backend
 from ._version import __version__
-from .amp import GradScaler, recommended_dtype
+from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
 from .nn import convert
 from .ops.linear import linear
 from .ops.matmul import matmul
@@ -19,7 +19,9 @@ __all__ = [
     "__version__",
     "amp",
     "backend",
+    "clip_grad_norm_",
     "convert",
+    "get_total_norm",
     "linear",
     "matmul",
     "nn",

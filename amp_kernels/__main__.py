@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 
 
@@ -16,6 +17,8 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "bench":
+        if importlib.util.find_spec(f"{__package__}.bench") is None:
+            parser.error("the benchmarks are a part of the installed package; in a source tree run python -m bench.run")
         from .bench.run import main as run_bench
 
         return run_bench(rest)

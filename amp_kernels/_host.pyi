@@ -53,6 +53,17 @@ def sgd(
     inv_scale: float = 1.0,
     clip: float = 1.0,
 ) -> None: ...
+def lion(
+    p: _Floats,
+    m: _Floats,
+    grad: _Floats,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    inv_scale: float = 1.0,
+    clip: float = 1.0,
+) -> None: ...
 def update_loss_scale(
     scale: float,
     growth_tracker: int,

@@ -8,7 +8,6 @@ to the slow reference on a GPU is a WARNING, once per op.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import logging
 import os
@@ -22,7 +21,8 @@ from . import _load
 logger = logging.getLogger("amp_kernels")
 
 BACKENDS = ("cpu", "cuda", "triton", "reference", "emulate")
-_override: contextvars.ContextVar[str | None] = contextvars.ContextVar("amp_kernels_backend", default=None)
+# Not per thread: autograd runs the backward of CUDA tensors in threads of its own, which must see the choice.
+_override: str | None = None
 
 
 class BackendUnavailable(RuntimeError):
@@ -152,23 +152,27 @@ def _describe(device: str, capability: tuple[int, int] | None) -> str:
 
 def requested_backend() -> str | None:
     """The user's explicit choice: the innermost ``backend(...)`` block, else ``AMP_KERNELS_BACKEND``, else ``None``."""
-    return _override.get() or os.environ.get("AMP_KERNELS_BACKEND") or None
+    return _override or os.environ.get("AMP_KERNELS_BACKEND") or None
 
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Within the block every op of this thread runs on backend ``name``, or raises :class:`BackendUnavailable`.
+    """Within the block every op, in any thread, runs on backend ``name``, or raises :class:`BackendUnavailable`.
 
     Args:
         name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"reference"`` or ``"emulate"``.
+
+    A program that torch.compile or torch.export made calls ops through torch's dispatcher, which holds one kernel per
+    device: where that is a compiled one, it runs there whatever was chosen.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name is {name!r}; accepted: {', '.join(BACKENDS)}")
-    token = _override.set(name)
+    global _override
+    previous, _override = _override, name
     try:
         yield
     finally:
-        _override.reset(token)
+        _override = previous
 
 
 def select(op: str, tensor: torch.Tensor) -> str:

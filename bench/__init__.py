@@ -1,4 +1,4 @@
-"""Benchmarks: the main job (`train`), and a harness that times every op against its peers (`run`, `ops/`, `step`)."""
+"""Benchmarks: training (`train`), and a harness that times the ops against their peers (`run`, `ops/`, `step`)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The text of the main job: Python's own reference manual, as bytes.
+"""The text of the training benchmark: Python's own reference manual, as bytes.
 
 `pydoc_data.topics` ships inside CPython (about 460 KB of English with code), so a real text is at hand on every machine
 without a download. Bytes are the tokens: a vocabulary of 256, no tokenizer. Every tenth block of 8 KiB is held out

@@ -1,4 +1,4 @@
-"""The main job: train a byte-level GPT on real text in FP32, BF16 and FP16, with stock torch AMP and with amp_kernels.
+"""The training benchmark: train a byte-level GPT on real text in FP32, BF16 and FP16, with stock torch AMP and with amp_kernels.
 
 python -m bench.train                    # every precision with both providers, then a table, a plot and a JSON record
 python -m bench.train --dtype fp16 --provider amp_kernels --steps 200
@@ -79,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="folder of table, plot, record and checkpoint (default bench/results/<device>/train)"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="continue the interrupted job of the --out folder, with its options"
+        "--resume", action="store_true", help="continue the interrupted run of the --out folder, with its options"
     )
     return parser.parse_args(argv)
 
@@ -149,7 +149,7 @@ def resume(options: argparse.Namespace, path: Path, text: Text) -> tuple[Setting
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the job; returns the process's exit code."""
+    """Runs the benchmark; returns the process's exit code."""
     try:
         options = parse(argv)
         text = load_text(options.text)

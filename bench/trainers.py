@@ -1,4 +1,4 @@
-"""The two sides of the main job: the same training step written for stock torch AMP and for amp_kernels.
+"""The two sides of the training benchmark: the same training step written for stock torch AMP and for amp_kernels.
 
 Everything the comparison turns on is here; the loop in trial.py knows neither. Both follow the usual recipe: FP32
 parameters, autocast around the forward pass, dynamic loss scaling for FP16, gradients clipped to norm 1, AdamW.

@@ -1,4 +1,4 @@
-"""One run of the main job: one provider, one precision, from the seed to the validation loss; it can stop and go on.
+"""One run of the training benchmark: one provider, one precision, from the seed to the validation loss; it can stop and go on.
 
 Everything a step depends on is in `state()`: parameters, optimizer, scaler, random generators and the step number,
 which is also the position in the data. Histories are kept on the device, so that a step never waits for the host.

@@ -1,17 +1,18 @@
-"""What the emulated optimizer kernels share: parameters and their state as ``_emulator.Param``."""
+"""What the emulated optimizer kernels share: parameters and their state as ``_emulator.Param``, and the call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .. import _emulator
+from ..ops._blocks import MAXIMIZE
 from . import DTYPE_CODES, Memory
 
 
-def params_of(
+def _params_of(
     memory: Memory,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
@@ -52,13 +53,37 @@ def params_of(
     return entries
 
 
-def lr_addresses(memory: Memory, lrs: Sequence[Tensor], groups: int) -> list[int]:
+def _lr_addresses(memory: Memory, lrs: Sequence[Tensor], groups: int) -> list[int]:
     """Where each group's learning rate lies, 0 where the host's number counts."""
     return [memory.add(f"lrs[{i}]", lr) for i, lr in enumerate(lrs)] or [0] * groups
 
 
-def decisions_of(
-    memory: Memory, grad_scale: Tensor | None, found_inf: Tensor | None, sum_sq: Tensor | None, max_norm: float
-) -> tuple[int, int, int, float]:
+def launch(
+    kernel: Callable[..., None],
+    group_type: Callable[..., object],
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    moments: dict[str, Sequence[Tensor]],
+    steps: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    shadows: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    sum_sq: Tensor | None,
+    options: Sequence[tuple[float, ...]],
+    flags: Sequence[int],
+    max_norm: float,
+) -> None:
+    """One step; the arguments are the ops'. ``options``: for each group the values of the optimizer's C++ Options."""
+    memory = Memory()
+    entries = _params_of(memory, params, grads, moments, steps, masters, shadows, layout)
+    lr_at = _lr_addresses(memory, lrs, len(options))
+    groups = [
+        group_type(*values, address, bool(flag & MAXIMIZE))
+        for values, address, flag in zip(options, lr_at, flags, strict=True)
+    ]
     named = (("grad_scale", grad_scale), ("found_inf", found_inf), ("sum_sq", sum_sq))
-    return (*(memory.add(name, tensor) for name, tensor in named), max_norm)
+    decisions = (*(memory.add(name, tensor) for name, tensor in named), max_norm)
+    kernel(memory.pieces, entries, groups, decisions)

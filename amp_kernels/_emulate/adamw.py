@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _emulator
-from ..ops._blocks import COUPLED_DECAY, MAXIMIZE
-from . import Memory, _update
+from ..ops._blocks import COUPLED_DECAY
+from . import _update
 
 
 def launch(
@@ -33,22 +33,8 @@ def launch(
     max_norm: float,
 ) -> None:
     """``amp_kernels::adamw_``; see ``amp_kernels/ops/adamw.py``."""
-    memory = Memory()
-    moments = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-    entries = _update.params_of(memory, params, grads, moments, steps, masters, shadows, layout)
-    lr_at = _update.lr_addresses(memory, lrs, len(lr))
-    groups = [
-        _emulator.AdamWGroup(
-            lr[g],
-            beta1[g],
-            beta2[g],
-            eps[g],
-            weight_decay[g],
-            bool(flags[g] & COUPLED_DECAY),
-            lr_at[g],
-            bool(flags[g] & MAXIMIZE),
-        )
-        for g in range(len(lr))
-    ]
-    decisions = _update.decisions_of(memory, grad_scale, found_inf, sum_sq, max_norm)
-    _emulator.adamw(memory.pieces, entries, groups, decisions)
+    coupled = [bool(flag & COUPLED_DECAY) for flag in flags]
+    options = list(zip(lr, beta1, beta2, eps, weight_decay, coupled, strict=True))
+    state = params, grads, {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}, steps, masters, shadows, layout
+    tensors = lrs, grad_scale, found_inf, sum_sq
+    _update.launch(_emulator.adamw, _emulator.AdamWGroup, *state, *tensors, options, flags, max_norm)

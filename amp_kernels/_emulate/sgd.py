@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _emulator
-from ..ops._blocks import MAXIMIZE, NESTEROV
-from . import Memory, _update
+from ..ops._blocks import NESTEROV
+from . import _update
 
 
 def launch(
@@ -31,21 +31,8 @@ def launch(
     max_norm: float,
 ) -> None:
     """``amp_kernels::sgd_``; see ``amp_kernels/ops/sgd.py``."""
-    memory = Memory()
-    moments = {"momentum_buffers": momentum_buffers}
-    entries = _update.params_of(memory, params, grads, moments, steps, masters, shadows, layout)
-    lr_at = _update.lr_addresses(memory, lrs, len(lr))
-    groups = [
-        _emulator.SgdGroup(
-            lr[g],
-            momentum[g],
-            dampening[g],
-            weight_decay[g],
-            bool(flags[g] & NESTEROV),
-            lr_at[g],
-            bool(flags[g] & MAXIMIZE),
-        )
-        for g in range(len(lr))
-    ]
-    decisions = _update.decisions_of(memory, grad_scale, found_inf, sum_sq, max_norm)
-    _emulator.sgd(memory.pieces, entries, groups, decisions)
+    nesterov = [bool(flag & NESTEROV) for flag in flags]
+    options = list(zip(lr, momentum, dampening, weight_decay, nesterov, strict=True))
+    state = params, grads, {"momentum_buffers": momentum_buffers}, steps, masters, shadows, layout
+    tensors = lrs, grad_scale, found_inf, sum_sq
+    _update.launch(_emulator.sgd, _emulator.SgdGroup, *state, *tensors, options, flags, max_norm)

@@ -1,4 +1,4 @@
-"""What adamw_ and sgd_ share in Triton: one step over a list of parameters, as kernels that know the optimizer by two
+"""What all updates share in Triton: one step over a list of parameters, as kernels that know the optimizer by two
 functions alone.
 
 ``prepare_kernel``, one lane a parameter: increments the step count and derives from it, in double, the few scalars that
@@ -99,9 +99,7 @@ def prepare_kernel(
 
 
 @triton.jit
-def _update_elements(
-    pointers, offsets, mask, inv_scale, clip, scalars, ELEMENTS: tl.constexpr, APPLY: tl.constexpr
-):
+def _update_elements(pointers, offsets, mask, inv_scale, clip, scalars, ELEMENTS: tl.constexpr, APPLY: tl.constexpr):
     """One block. Everything is fetched before anything is converted: a conversion waits for its load, and a load issued
     after one might wait too."""
     MAIN: tl.constexpr = ELEMENTS[1]

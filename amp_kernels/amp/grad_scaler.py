@@ -79,13 +79,14 @@ class GradScaler(torch.amp.GradScaler):
             backoff_factor,
             growth_interval,
         )
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         check = _lists.check_number
+        if enabled:  # torch's own checks: some versions let NaN pass, some fail on it without a word
+            check("GradScaler", "growth_factor", growth_factor)
+            check("GradScaler", "backoff_factor", backoff_factor)
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         if self._enabled:
-            # No NaN passes here; torch's own checks let it.
             check("GradScaler", "init_scale", init_scale, math.ulp(0.0))
-            check("GradScaler", "growth_factor", growth_factor, 1.0)
-            check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0), 1.0)
+            check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
             check("GradScaler", "growth_interval", growth_interval, 0)
         check("GradScaler", "min_scale", min_scale, 0.0)
         check("GradScaler", "max_scale", max_scale, min_scale)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._library import Sample
 from . import _lists
 from ._master import join_master, split_master
 
@@ -147,6 +148,13 @@ def check_update(
         _lists.check_scalar(op, f"lrs[{i}]", lr, device)
 
 
+def check_betas(op: str, argument: str, values: Sequence[float]) -> None:
+    """Raise unless every decay rate of a moment is in [0, 1); NaN never passes."""
+    for i, value in enumerate(values):
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{op}: {argument}[{i}] is {value}; accepted: a number from 0 to below 1")
+
+
 def _check_buffers(op: str, device: torch.device, buffers: dict, steps: Sequence[Tensor]) -> None:
     for name, (tensors, dtypes) in {**buffers, "steps": (steps, (torch.float32,))}.items():
         if len(tensors) != len(steps):
@@ -235,3 +243,43 @@ def sample_blocks(
         for moment in out["moments"]:  # squares, because a second moment is never negative
             moment.append(torch.randn(512, generator=generator).square().to(device, state_dtype))
     return {**out, "layout": torch.tensor(rows)}
+
+
+def sample_call(
+    device: str,
+    seed: int,
+    dtypes: Sequence[torch.dtype],
+    moments: int,
+    *hyper: float,
+    lr: float,
+    flags: int = 0,
+    lrs: bool = False,
+    scale: float | None = None,
+    found: float | None = None,
+    max_norm: float | None = None,
+    **options,
+) -> Sample:
+    """A call of an update op on :func:`sample_blocks`; ``hyper``: what stands between ``lr`` and ``flags``."""
+    b = sample_blocks(device, seed, dtypes, moments, **options)
+    groups = len(dtypes)
+
+    def scalar(value):
+        return None if value is None else torch.tensor(value, device=device)
+
+    return (
+        b["params"],
+        b["grads"],
+        *b["moments"],
+        b["steps"],
+        b["masters"],
+        b["shadows"],
+        b["layout"],
+        [scalar(0.01 * (i + 1)) for i in range(groups)] if lrs else [],
+        scalar(scale),
+        scalar(found),
+        scalar(None if max_norm is None else 400.0),
+        [lr * (i + 1) for i in range(groups)],
+        *([value] * groups for value in hyper),
+        [flags] * groups,
+        max_norm or 0.0,
+    ), {}

@@ -68,35 +68,8 @@ def _reference(
 def samples(device: str) -> Iterator[Sample]:
     f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 
-    def call(
-        seed, dtypes, *, flags=0, lrs=False, scale=None, found=None, max_norm=None, decay=0.01, **options
-    ) -> Sample:
-        b = _blocks.sample_blocks(device, seed, dtypes, 2, **options)
-        groups = len(dtypes)
-
-        def scalar(value):
-            return None if value is None else torch.tensor(value, device=device)
-
-        return (
-            b["params"],
-            b["grads"],
-            *b["moments"],
-            b["steps"],
-            b["masters"],
-            b["shadows"],
-            b["layout"],
-            [scalar(0.01 * (i + 1)) for i in range(groups)] if lrs else [],
-            scalar(scale),
-            scalar(found),
-            scalar(None if max_norm is None else 400.0),
-            [1e-3 * (i + 1) for i in range(groups)],
-            [0.9] * groups,
-            [0.999] * groups,
-            [1e-8] * groups,
-            [decay] * groups,
-            [flags] * groups,
-            max_norm or 0.0,
-        ), {}
+    def call(seed, dtypes, *, decay=0.01, **options) -> Sample:
+        return _blocks.sample_call(device, seed, dtypes, 2, 0.9, 0.999, 1e-8, decay, lr=1e-3, **options)
 
     yield call(10, [f32])
     yield call(11, [f32, bf16, f16], scale=1024.0, found=0.0, max_norm=1.0)
@@ -178,9 +151,7 @@ def adamw_(
     for i in range(len(lr)):
         check("adamw_", f"lr[{i}]", lr[i], 0.0)
     for name, values in (("beta1", beta1), ("beta2", beta2)):
-        for i, value in enumerate(values):
-            if not 0.0 <= value < 1.0:
-                raise ValueError(f"adamw_: {name}[{i}] is {value}; accepted: a number from 0 to below 1")
+        _blocks.check_betas("adamw_", name, values)
     for i, value in enumerate(eps):
         check("adamw_", f"eps[{i}]", value, 0.0)
     for i, value in enumerate(weight_decay):

@@ -17,12 +17,13 @@ the unrounded fp32 ``z``, and the only rounding is the final one, to nearest eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
 from .._library import Sample, define
+from ._lists import names
 
 #: The activations of the epilogue, as they are named in the schemas, in torch's own definitions.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,10 +41,6 @@ OUTPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # ---- argument checks, shared by the ops that end in a GEMM
 
 
-def listed(dtypes: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
 def check_activation(op: str, activation: str | None) -> str:
     """The schema's name of ``activation``; ``None`` means ``"none"``."""
     name = "none" if activation is None else activation
@@ -58,7 +55,7 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
     if tensor.layout != torch.strided:
         raise TypeError(f"{op}: {name} has layout {tensor.layout}; accepted: torch.strided")
     if tensor.dtype not in dtypes:
-        raise TypeError(f"{op}: {name} has dtype {listed([tensor.dtype])}; accepted: {listed(dtypes)}")
+        raise TypeError(f"{op}: {name} has dtype {names([tensor.dtype])}; accepted: {names(dtypes)}")
 
 
 def check_same_device(op: str, **tensors: torch.Tensor | None) -> None:
@@ -78,16 +75,14 @@ def check_bias(op: str, bias: torch.Tensor | None, width: int, dtypes: tuple[tor
 
 def check_out_dtype(op: str, out_dtype: torch.dtype | None, dtypes: tuple[torch.dtype, ...]) -> None:
     if out_dtype is not None and out_dtype not in dtypes:
-        raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: None, {listed(dtypes)}")
+        raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: None, {names(dtypes)}")
 
 
 def _check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
     check_tensor(op, "a", a, OPERAND_DTYPES)
     check_tensor(op, "b", b, OPERAND_DTYPES)
     if a.dtype != b.dtype:
-        raise TypeError(
-            f"{op}: a is {listed([a.dtype])} and b is {listed([b.dtype])}; accepted: the same dtype for both"
-        )
+        raise TypeError(f"{op}: a is {names([a.dtype])} and b is {names([b.dtype])}; accepted: the same dtype for both")
     if a.ndim not in (2, 3) or b.ndim != a.ndim:
         raise ValueError(
             f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: [M, K] and [K, N], or [B, M, K] and "
@@ -112,7 +107,10 @@ def _check_gemm(op: str, a, b, bias, activation: str | None, out_dtype: torch.dt
 
 
 def _preactivation(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    z = torch.matmul(a.float(), b.float())
+    if a.is_cuda and a.numel() and b.numel():  # tensor cores with fp32 sums, which only CUDA's mm and bmm offer
+        z = (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+    else:
+        z = torch.matmul(a.float(), b.float())
     return z if bias is None else z + bias.float()
 
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from .. import _autocast
 from .._library import Sample, define
+from ._lists import FLOATS
 from .activation_backward import ACTIVATION_BACKWARD, differentiable_activation_backward
 from .gemm import (
     ACTIVATIONS,
@@ -31,7 +32,7 @@ from .gemm import (
     check_same_device,
     check_tensor,
 )
-from .matmul import FLOATING_DTYPES, add_gradient, differentiable_product, under_transform, working_dtype
+from .matmul import add_gradient, differentiable_product, under_transform, working_dtype
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +150,7 @@ def _samples(device: str) -> Iterator[Sample]:
     def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
-    for i, dtype in enumerate(FLOATING_DTYPES):
+    for i, dtype in enumerate(FLOATS):
         activation = list(ACTIVATIONS)[i + 1]
         yield (normal(4, 5, dtype=dtype), normal(3, 5, dtype=dtype)), {}
         yield (

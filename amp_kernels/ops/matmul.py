@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from .. import _autocast
 from .._library import Sample, define
+from ._lists import FLOATS, names
 from .gemm import (
     GEMM,
     OPERAND_DTYPES,
@@ -26,10 +27,7 @@ from .gemm import (
     check_out_dtype,
     check_same_device,
     check_tensor,
-    listed,
 )
-
-FLOATING_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.Tensor) -> torch.dtype:
@@ -38,16 +36,16 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
     As in torch.autocast, float64 is not eligible for a cast: it keeps its dtype, and mixing it with others is an error.
     """
     for name, tensor in tensors.items():
-        check_tensor(op, name, tensor, FLOATING_DTYPES)
+        check_tensor(op, name, tensor, FLOATS)
     check_same_device(op, **tensors)
     if compute_dtype is not None and compute_dtype not in OPERAND_DTYPES:
-        raise TypeError(f"{op}: compute_dtype is {compute_dtype}; accepted: None, {listed(OPERAND_DTYPES)}")
+        raise TypeError(f"{op}: compute_dtype is {compute_dtype}; accepted: None, {names(OPERAND_DTYPES)}")
     dtypes = {
         name: t.dtype if compute_dtype is None or t.dtype == torch.float64 else compute_dtype
         for name, t in tensors.items()
     }
     if len(set(dtypes.values())) > 1:
-        given = ", ".join(f"{name} is {listed([t.dtype])}" for name, t in tensors.items())
+        given = ", ".join(f"{name} is {names([t.dtype])}" for name, t in tensors.items())
         hint = "one dtype for all" if compute_dtype is None else "float64 for all or for none"
         raise TypeError(
             f"{op}: {given}; accepted: {hint} (torch.autocast casts float16, bfloat16 and float32 to one dtype)"
@@ -179,7 +177,7 @@ def _samples(device: str) -> Iterator[Sample]:
     def normal(*shape: int, dtype: torch.dtype, grad: bool = False) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
-    for dtype in FLOATING_DTYPES:
+    for dtype in FLOATS:
         yield (normal(3, 5, dtype=dtype), normal(5, 4, dtype=dtype)), {}
         yield (normal(2, 3, 5, dtype=dtype, grad=True), normal(5, 4, dtype=dtype, grad=True)), {}
     for dtype in OPERAND_DTYPES:

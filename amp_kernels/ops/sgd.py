@@ -60,35 +60,11 @@ def _reference(
 def samples(device: str) -> Iterator[Sample]:
     f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 
-    def call(
-        seed, dtypes, *, momentum=0.9, dampening=0.0, flags=0, lrs=False, scale=None, found=None, **options
-    ) -> Sample:
-        max_norm = options.pop("max_norm", None)
-        b = _blocks.sample_blocks(device, seed, dtypes, 1, **options)
-        groups = len(dtypes)
-
-        def scalar(value):
-            return None if value is None else torch.tensor(value, device=device)
-
-        return (
-            b["params"],
-            b["grads"],
-            b["moments"][0] if momentum else [buffer[:0] for buffer in b["moments"][0]],
-            b["steps"],
-            b["masters"],
-            b["shadows"],
-            b["layout"],
-            [scalar(0.01 * (i + 1)) for i in range(groups)] if lrs else [],
-            scalar(scale),
-            scalar(found),
-            scalar(None if max_norm is None else 400.0),
-            [1e-2 * (i + 1) for i in range(groups)],
-            [momentum] * groups,
-            [dampening] * groups,
-            [1e-4] * groups,
-            [flags] * groups,
-            max_norm or 0.0,
-        ), {}
+    def call(seed, dtypes, *, momentum=0.9, dampening=0.0, **options) -> Sample:
+        args, kwargs = _blocks.sample_call(device, seed, dtypes, 1, momentum, dampening, 1e-4, lr=1e-2, **options)
+        if not momentum:
+            args = (*args[:2], [buffer[:0] for buffer in args[2]], *args[3:])
+        return args, kwargs
 
     yield call(20, [f32])
     yield call(21, [f32, bf16, f16], momentum=0.0, scale=256.0, found=0.0, max_norm=1.0)

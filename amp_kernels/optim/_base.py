@@ -1,8 +1,9 @@
 """What the fused optimizers have in common: state in blocks, the step protocol with a gradient scaler, checkpoints.
 
-An optimizer of this package is ``class X(FusedOptimizer, torch.optim.X)``. Deriving from torch's class of the same name
-makes ``isinstance`` checks of training frameworks hold, and its constructor supplies the validation, the group keys and
-the defaults; :class:`FusedOptimizer` comes first and replaces everything that touches state.
+An optimizer of this package is ``class X(FusedOptimizer, torch.optim.X)``, or ``class X(FusedOptimizer)`` where torch
+has none. Deriving from torch's class of the same name makes ``isinstance`` checks of training frameworks hold, and its
+constructor supplies the validation, the group keys and the defaults; :class:`FusedOptimizer` comes first and replaces
+everything that touches state.
 """
 
 from __future__ import annotations
@@ -271,6 +272,10 @@ class FusedOptimizer(BlockedState):
 
     def _numbers(self, key: str) -> list[float]:
         return [float(group[key]) for group in self.param_groups]
+
+    def _betas(self) -> tuple[list[float], list[float]]:
+        """The first and the second decay rate of each group."""
+        return tuple([float(group["betas"][k]) for group in self.param_groups] for k in range(2))
 
     def _flags(self) -> list[int]:
         return [MAXIMIZE if group["maximize"] else 0 for group in self.param_groups]

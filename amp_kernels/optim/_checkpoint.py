@@ -54,6 +54,13 @@ class BlockedState(torch.optim.Optimizer):
         if isinstance(value, Tensor):
             raise ValueError(f"{self._name}: {label} is a tensor; accepted: a number (only lr may be a tensor)")
 
+    def _check_betas(self, betas: tuple[float, float]) -> None:
+        """Raise unless both are numbers in [0, 1), in torch's wording; NaN never passes."""
+        for index, beta in enumerate(betas):
+            self._check_float(f"betas[{index}]", beta)
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+
     def _set_options(
         self,
         master_weights: str,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops._blocks import COUPLED_DECAY
-from ..ops.adamw import op as adamw_
-from ._base import FusedOptimizer
+from ._adam import AdamStep
 
 
-class AdamW(FusedOptimizer, torch.optim.AdamW):
+class AdamW(AdamStep, torch.optim.AdamW):
     """:class:`torch.optim.AdamW` in one pass over memory: unscaling, clipping, moments, master weight and 16-bit copies
     together.
 
@@ -51,8 +47,6 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
     """
 
-    _required = ("step", "exp_avg", "exp_avg_sq")
-
     def __init__(
         self,
         params: ParamsT,
@@ -86,44 +80,4 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             capturable=capturable,
             differentiable=differentiable,
             fused=True,
-        )
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        self._check_float("betas[0]", group["betas"][0])
-        self._check_float("betas[1]", group["betas"][1])
-        self._check_float("weight_decay", group["weight_decay"])
-        self._check_range("learning rate", group["lr"])
-        self._check_range("epsilon value", group["eps"])
-        self._check_range("weight_decay value", group["weight_decay"])
-        for index, beta in enumerate(group["betas"]):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-        if group.get("amsgrad"):
-            raise ValueError(f"{self._name}: amsgrad is True; accepted: False (torch.optim.AdamW has it)")
-
-    def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
-        return "exp_avg", "exp_avg_sq"
-
-    def _flags(self) -> list[int]:
-        coupled = [0 if group["decoupled_weight_decay"] else COUPLED_DECAY for group in self.param_groups]
-        return [flags | extra for flags, extra in zip(super()._flags(), coupled, strict=True)]
-
-    def _update(self, batch, grads, tensors, max_norm) -> None:
-        adamw_(
-            batch.params,
-            grads,
-            [block.moments["exp_avg"] for block in batch.blocks],
-            [block.moments["exp_avg_sq"] for block in batch.blocks],
-            [block.steps for block in batch.blocks],
-            [block.master for block in batch.blocks],
-            [block.shadow for block in batch.blocks],
-            batch.layout,
-            *tensors,
-            self._host_lrs(),
-            [group["betas"][0] for group in self.param_groups],
-            [group["betas"][1] for group in self.param_groups],
-            self._numbers("eps"),
-            self._numbers("weight_decay"),
-            self._flags(),
-            max_norm,
         )

@@ -13,6 +13,7 @@
 #include "emulator/memory.h"
 #include "kernels/adamw.cu"
 #include "kernels/check_and_norm.cu"
+#include "kernels/lion.cu"
 #include "kernels/sgd.cu"
 #include "kernels/unscale.cu"
 #include "kernels/update_scale.cu"
@@ -180,6 +181,10 @@ PYBIND11_MODULE(_emulator, m) {
                        bool maximize) {
         return SgdGroup{{lr, momentum, dampening, weight_decay, nesterov}, at<float>(lr_at), maximize};
       }));
+  py::class_<LionGroup>(m, "LionGroup")
+      .def(py::init([](double lr, double beta1, double beta2, double weight_decay, Address lr_at, bool maximize) {
+        return LionGroup{{lr, beta1, beta2, weight_decay}, at<float>(lr_at), maximize};
+      }));
   using Decided = std::tuple<Address, Address, Address, double>;
   m.def("adamw", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
                     const std::vector<AdamWGroup>& groups, const Decided& decided) {
@@ -189,5 +194,10 @@ PYBIND11_MODULE(_emulator, m) {
   m.def("sgd", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
                   const std::vector<SgdGroup>& groups, const Decided& decided) {
     run_update(memory, params, groups, decided, sgd_scratch_bytes, [](auto... arguments) { return sgd(arguments...); });
+  });
+  m.def("lion", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
+                   const std::vector<LionGroup>& groups, const Decided& decided) {
+    run_update(memory, params, groups, decided, lion_scratch_bytes,
+               [](auto... arguments) { return lion(arguments...); });
   });
 }

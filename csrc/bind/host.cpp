@@ -20,6 +20,7 @@
 #include "math/adamw.h"
 #include "math/clip.h"
 #include "math/half.h"
+#include "math/lion.h"
 #include "math/loss_scale.h"
 #include "math/philox.h"
 #include "math/rounding.h"
@@ -217,6 +218,15 @@ void sgd_step(State p, std::optional<State> buffer, const Floats& grad, float st
   }
 }
 
+void lion_step(State p, State m, const Floats& grad, double lr, double beta1, double beta2, double weight_decay,
+               float inv_scale, float clip) {
+  check_sizes("lion", p, m);
+  check_sizes("lion", p, grad);
+  const LionScalars s = lion_scalars({lr, beta1, beta2, weight_decay});
+  float *pd = p.mutable_data(), *md = m.mutable_data();
+  for (py::ssize_t i = 0; i < p.size(); ++i) lion(pd[i], md[i], effective_grad(grad.data()[i], inv_scale, clip), s);
+}
+
 std::tuple<float, int32_t, int32_t> loss_scale(float scale, int32_t growth_tracker, int32_t hysteresis_tracker,
                                                bool overflow, double growth_factor, double backoff_factor,
                                                int64_t growth_interval, double min_scale, double max_scale,
@@ -267,6 +277,8 @@ PYBIND11_MODULE(_host, m) {
         "clip"_a = 1.0f);
   m.def("sgd", &ak::sgd_step, "p"_a.noconvert(), "buffer"_a.noconvert(), "grad"_a, "step"_a, "lr"_a, "momentum"_a,
         "dampening"_a, "weight_decay"_a, "nesterov"_a = false, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
+  m.def("lion", &ak::lion_step, "p"_a.noconvert(), "m"_a.noconvert(), "grad"_a, "lr"_a, "beta1"_a, "beta2"_a,
+        "weight_decay"_a, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
   m.def("update_loss_scale", &ak::loss_scale, "scale"_a, "growth_tracker"_a, "hysteresis_tracker"_a, "overflow"_a,
         "growth_factor"_a = 2.0, "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "min_scale"_a = 0.0,
         "max_scale"_a = std::numeric_limits<double>::infinity(), "hysteresis"_a = 1);

@@ -25,7 +25,7 @@ struct ParamState {
   int group;
 };
 
-/// What the parameters of a group share; `Options` are the optimizer's (math/adamw.h, math/sgd.h).
+/// What the parameters of a group share; `Options` are the optimizer's (math/adamw.h, ...).
 template <class Options>
 struct ParamGroup {
   Options options;

@@ -1,7 +1,8 @@
-// What adamw_ and sgd_ share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py)
+// What all updates share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py)
 // and the checks that keep each access of an update inside its tensor.
 #pragma once
 
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -44,10 +45,12 @@ struct UpdateTensors {
   const std::optional<Tensor>& sum_sq;
 };
 
-// A float list with one value per group.
-inline void check_groups(const char* op, const char* name, size_t size, size_t groups) {
-  AK_CHECK(size == groups, op, ": ", name, " has ", size, " entries and lr ", groups,
-           "; accepted: one per param group");
+// Lists with one value per group, by name and size.
+inline void check_groups(const char* op, size_t groups, std::initializer_list<std::pair<const char*, size_t>> lists) {
+  for (const auto& [name, size] : lists) {
+    AK_CHECK(size == groups, op, ": ", name, " has ", size, " entries and lr ", groups,
+             "; accepted: one per param group");
+  }
 }
 
 namespace detail {
@@ -109,7 +112,7 @@ std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t 
     check_buffers(name, *buffers, {ScalarType::Float, ScalarType::BFloat16});
   check_buffers("masters", t.masters, {ScalarType::Float, ScalarType::Short});
   check_buffers("shadows", t.shadows, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-  if (!t.lrs.empty()) check_groups(t.op, "lrs", t.lrs.size(), static_cast<size_t>(groups));
+  if (!t.lrs.empty()) check_groups(t.op, static_cast<size_t>(groups), {{"lrs", t.lrs.size()}});
   for (size_t i = 0; i < t.lrs.size(); ++i) check_scalar({"lrs", static_cast<int64_t>(i)}, t.lrs[i]);
   if (t.grad_scale) check_scalar({"grad_scale"}, *t.grad_scale);
   if (t.found_inf) check_scalar({"found_inf"}, *t.found_inf);

@@ -9,11 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_kernels.amp import GradScaler
-from amp_kernels.optim import SGD, AdamW
+from amp_kernels.optim import SGD, AdamW, Lion
 
 OPTIMIZERS = {
     "ours": lambda p: AdamW(p, lr=0.1),
     "ours sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "ours lion": lambda p: Lion(p, lr=0.1),
     "torch fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
     "torch": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }

@@ -1,4 +1,4 @@
-"""The main job as a user runs it: options, outputs, interruption by signal."""
+"""The training benchmark as a user runs it: options, outputs, interruption by signal."""
 
 import json
 import signal

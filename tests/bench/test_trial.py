@@ -1,4 +1,4 @@
-"""One run of the main job: it learns, it continues bit for bit, and what it reports about itself is true."""
+"""One run of the training benchmark: it learns, it continues bit for bit, and what it reports about itself is true."""
 
 import dataclasses
 import itertools

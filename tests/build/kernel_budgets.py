@@ -52,6 +52,15 @@ BUDGETS = {
         why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM",
     ),
     "update_prepare_kernel<SgdRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
+    "update_kernel<LionRule>": Budget(
+        registers=80,
+        shared=0,
+        wide_loads=7 * 5,
+        in_flight=5,
+        why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
+        "weight; 80 registers let 3 blocks of 256 share an SM",
+    ),
+    "update_prepare_kernel<LionRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
     "gemm_sm90_kernel": Budget(
         registers=168, shared=0, why="3 warpgroups of 168, where setmaxnreg starts, fill the file"
     ),

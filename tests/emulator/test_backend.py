@@ -24,7 +24,7 @@ def tensors(values):
 
 
 def test_the_list_is_not_empty():
-    assert {"check_and_norm", "unscale_", "update_scale_", "adamw_", "sgd_"} <= {op.name for op in OPS}
+    assert {"check_and_norm", "unscale_", "update_scale_", "adamw_", "lion_", "sgd_"} <= {op.name for op in OPS}
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

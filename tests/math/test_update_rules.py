@@ -1,4 +1,4 @@
-"""csrc/math/adamw.h and sgd.h: against torch.optim in float64, and bit for bit against the formula as written."""
+"""csrc/math/adamw.h, sgd.h and lion.h: against float64, and bit for bit against the formula as written."""
 
 import math
 
@@ -69,6 +69,49 @@ def test_sgd_bit_for_bit(step, wd, momentum, dampening, nesterov):
     assert np.array_equal(p.view(np.uint32), wanted.view(np.uint32))
     if momentum:
         assert np.array_equal(b.view(np.uint32), wanted_b.view(np.uint32))
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+def test_lion_bit_for_bit(wd):
+    p, m, _, g = data(30)
+    g[::97] = m[::97] = 0  # no direction at all: the weight only decays
+    e = (g * F(0.5)) * F(-0.7)
+    c = fma(F(0.9), m, F(1 - 0.9) * e)
+    wanted = fma(-F(0.01), np.sign(c), p * F(1 - 0.01 * wd))
+    wanted_m = fma(F(0.95), m, F(1 - 0.95) * e)
+    options = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "weight_decay": wd, "inv_scale": 0.5, "clip": -0.7}
+    before = p.copy()
+    _host.lion(p, m, g, **options)
+    assert np.array_equal(p.view(np.uint32), wanted.view(np.uint32))
+    assert np.array_equal(m.view(np.uint32), wanted_m.view(np.uint32))
+    assert np.array_equal(p[::97], before[::97] * F(1 - 0.01 * wd))
+
+
+def test_lion_as_published_in_float64():
+    """After 30 steps a weight has moved by lr a step; it differs by more than rounding only where a sign was in doubt."""
+    lr, b1, b2, wd = 1e-2, 0.9, 0.99, 0.1
+    p = np.random.default_rng(5).standard_normal(N).astype(F)
+    exact, moment, doubt = p.astype(np.float64), np.zeros(N), np.zeros(N)
+    m = np.zeros_like(p)
+    for g in gradients(6, 30):
+        c = b1 * moment + (1 - b1) * g.astype(np.float64)
+        doubt += np.abs(c) <= 30 * 2.0**-24 * (np.abs(moment) + np.abs(g))
+        exact -= lr * (np.sign(c) + wd * exact)
+        moment = b2 * moment + (1 - b2) * g.astype(np.float64)
+        _host.lion(p, m, g, lr=lr, beta1=b1, beta2=b2, weight_decay=wd)
+    assert np.all(np.abs(m - moment) <= 30 * 3 * 2.0**-24)
+    assert np.all(np.abs(p - exact) <= 30 * 2.0**-24 * 3 * (np.abs(exact) + 1) + 2 * lr * doubt)
+    assert doubt.sum() < N / 1000
+
+
+@pytest.mark.parametrize("bad", ["m", "g"])
+def test_lion_shows_a_nan(bad):
+    """torch.sign(NaN) is 0: the moment would stay NaN and the weight never move again, without a trace."""
+    arrays = {name: np.full(1, x, dtype=F) for name, x in (("p", 1.0), ("m", 0.5), ("g", 2.0))}
+    arrays[bad][:] = np.nan
+    _host.lion(*arrays.values(), lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0)
+    assert np.isnan(arrays["p"][0])
+    assert np.isnan(arrays["m"][0])
 
 
 def run_torch(make, p: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
@@ -153,5 +196,7 @@ def test_arrays_must_fit():
     p, m, v, g = (np.zeros(3, dtype=F) for _ in range(4))
     with pytest.raises(ValueError, match="adamw: arrays of 3 and 2 elements"):
         _host.adamw(p, m, v[:2].copy(), g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
+    with pytest.raises(ValueError, match="lion: arrays of 3 and 2 elements"):
+        _host.lion(p, m, g[:2].copy(), lr=1, beta1=0, beta2=0, weight_decay=0)
     with pytest.raises(TypeError):  # a converted copy would be updated instead of the caller's array
         _host.adamw(p.astype(np.float64), m, v, g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)

@@ -8,6 +8,8 @@ import torch
 from amp_kernels.ops.adamw import adamw_
 from amp_kernels.ops.adamw import samples as adamw_samples
 from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels.ops.lion import lion_
+from amp_kernels.ops.lion import samples as lion_samples
 from amp_kernels.ops.sgd import samples as sgd_samples
 from amp_kernels.ops.sgd import sgd_
 from amp_kernels.ops.unscale import unscale_
@@ -68,6 +70,7 @@ def test_scalars(scalar, error, text):
         lambda: update_scale_(ONE.clone(), torch.tensor(0).int(), torch.tensor(1).int(), [scalar]),
         lambda: adamw_(*change(adamw_samples, grad_scale=scalar)),
         lambda: sgd_(*change(sgd_samples, found_inf=scalar)),
+        lambda: lion_(*change(lion_samples, sum_sq=scalar)),
     ):
         with pytest.raises(error, match=text):
             call()
@@ -112,7 +115,7 @@ NAN = float("nan")
 
 def change(samples, index=0, **changes):
     """A valid call with some arguments replaced; a callable makes the new value from the old one."""
-    function = adamw_ if samples is adamw_samples else sgd_
+    function = {adamw_samples: adamw_, sgd_samples: sgd_, lion_samples: lion_}[samples]
     args = dict(zip(inspect.signature(function).parameters, list(samples("cpu"))[index][0], strict=True))
     for key, value in changes.items():
         args[key] = value(args[key]) if callable(value) else value
@@ -171,12 +174,19 @@ SGD = [
     ({"dampening": [NAN]}, ValueError, "dampening.0. is nan"),
     ({"momentum_buffers": lambda m: [t.double() for t in m]}, TypeError, "momentum_buffers.0. is torch.float64"),
 ]
+LION = [
+    ({"beta1": [NAN]}, ValueError, "beta1.0. is nan"),
+    ({"beta2": [1.0]}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
+    ({"exp_avgs": lambda m: [t.half() for t in m]}, TypeError, "exp_avgs.0. is torch.float16"),
+    ({"exp_avgs": lambda m: [t[:0] for t in m]}, ValueError, "exp_avgs.0. has 0 elements"),
+]
 
 
 @pytest.mark.parametrize(
     ("function", "samples", "changes", "error", "text"),
     [(adamw_, adamw_samples, *case) for case in UPDATES + ADAMW]
-    + [(sgd_, sgd_samples, *case) for case in UPDATES + SGD],
+    + [(sgd_, sgd_samples, *case) for case in UPDATES + SGD]
+    + [(lion_, lion_samples, *case) for case in UPDATES + LION],
 )
 def test_updates(function, samples, changes, error, text):
     args = change(samples, **changes)
@@ -187,7 +197,7 @@ def test_updates(function, samples, changes, error, text):
         assert all(torch.equal(a, b) for a, b in zip(old, value, strict=True))
 
 
-@pytest.mark.parametrize(("function", "samples"), [(adamw_, adamw_samples), (sgd_, sgd_samples)])
+@pytest.mark.parametrize(("function", "samples"), [(adamw_, adamw_samples), (sgd_, sgd_samples), (lion_, lion_samples)])
 def test_every_sample_passes_the_checks(function, samples):
     for index in range(len(list(samples("cpu")))):
         function(*change(samples, index))

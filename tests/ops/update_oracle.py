@@ -1,4 +1,4 @@
-"""Arguments of adamw_ and sgd_ for tests, and what their results must be in float64."""
+"""Arguments of adamw_, sgd_ and lion_ for tests, and what their results must be in float64."""
 
 from __future__ import annotations
 
@@ -131,6 +131,10 @@ class Update:
     ):
         groups = [per_group(x, len(self.kinds)) for x in (lr, momentum, dampening, weight_decay, flags)]
         (op or torch.ops.amp_kernels.sgd_.default)(*self.arguments(**tensors), *groups, max_norm)
+
+    def lion(self, *, lr=1e-2, beta1=0.9, beta2=0.99, weight_decay=0.1, flags=0, max_norm=0.0, op=None, **tensors):
+        groups = [per_group(x, len(self.kinds)) for x in (lr, beta1, beta2, weight_decay, flags)]
+        (op or torch.ops.amp_kernels.lion_.default)(*self.arguments(**tensors), *groups, max_norm)
 
     def pieces(self, i: int) -> tuple[Kind, slice, int, int]:
         """Of parameter i: how it is kept, its elements of the block's buffers, its block and its slot."""

@@ -8,6 +8,7 @@ import amp_kernels.optim as akopt
 U = 2.0**-24  # half a unit in the last place of 1.0, float32
 
 ADAMW = [{}, {"maximize": True}, {"betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.3}, {"weight_decay": 0.0}]
+ADAM = [{}, {"weight_decay": 0.3}, {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}]
 SGD = [
     {},
     {"momentum": 0.9},
@@ -15,7 +16,9 @@ SGD = [
     {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
     {"weight_decay": 0.2, "maximize": True},
 ]
-CASES = [("AdamW", kw) for kw in ADAMW] + [("SGD", kw) for kw in SGD]
+LION = [{}, {"weight_decay": 0.3, "maximize": True, "betas": (0.5, 0.75)}]
+NAMES = ["AdamW", "Adam", "Lion", "SGD"]
+CASES = [(name, kw) for name, options in (("AdamW", ADAMW), ("Adam", ADAM), ("SGD", SGD)) for kw in options]
 
 
 def weights(dtype=torch.float32, seed=0):
@@ -65,7 +68,7 @@ def test_thousand_steps_stay_within_the_rounding_bound_of_torch(name, options):
     run(reference(exact, lr=lr, **options), exact, steps)
 
     largest = max(p.abs().max().item() for p in exact if p.numel()) + 1.0
-    if name == "AdamW":
+    if name != "SGD":
         b1, b2 = options.get("betas", (0.9, 0.999))
         update = lr * 8 * (8 * 3 / (1 - b1) + 1.5 / (1 - b2) + 8)
     else:
@@ -77,7 +80,7 @@ def test_thousand_steps_stay_within_the_rounding_bound_of_torch(name, options):
     assert distance(theirs, weights()) > 100 * bound or name == "SGD"  # the bound means something: the weights moved
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), CASES + [("Lion", kw) for kw in LION])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_parameters_follow_a_float32_run_exactly(name, options, dtype):
     """With a master, a 16-bit parameter is at every step the rounded weight of the float32 run over the same
@@ -98,7 +101,7 @@ def test_16_bit_parameters_follow_a_float32_run_exactly(name, options, dtype):
                 assert torch.equal(small.state[p]["master"], q)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", NAMES)
 def test_split_master_of_bfloat16_is_the_float32_master_bit_for_bit(name):
     kind = getattr(akopt, name)
     a, b = weights(torch.bfloat16), weights(torch.bfloat16)
@@ -131,7 +134,7 @@ def test_split_master_of_float16_within_its_resolution():
             assert (x - y).abs().max() <= 50 * 2.0**-40
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", NAMES)
 def test_small_updates_are_not_lost(name):
     """The reason for a master: in bfloat16 a step of lr = 1e-4 on a weight of 1.0 rounds to nothing."""
     for mode in ("fp32", "split"):
@@ -154,7 +157,7 @@ def test_state_dtype(state_dtype):
     assert gap == 0 if state_dtype == torch.float32 else 0 < gap < 0.05 * 30 * 1e-2
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 def test_gradients_of_any_dtype(name):
     """Gradients of another dtype than their parameter are what bfloat16 autocast with a float32 main gradient
     produces."""
@@ -169,7 +172,7 @@ def test_gradients_of_any_dtype(name):
             torch.testing.assert_close(ours.float(), reference.to(param_dtype).float(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", NAMES)
 def test_groups_have_their_own_hyper_parameters(name):
     """One call updates all groups: a mixed-up group index would give one group another's learning rate."""
     a, b = weights(), weights()
@@ -191,7 +194,7 @@ def test_groups_have_their_own_hyper_parameters(name):
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lr", [torch.tensor(1e-2), torch.tensor([1e-2]), torch.tensor(1e-2, dtype=torch.float64)])
 def test_tensor_learning_rate(name, lr):
     lr = lr.clone()  # filled below
@@ -216,7 +219,7 @@ def test_tensor_and_number_learning_rates_together():
     assert distance(a, b) == 0
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_max_grad_norm_is_clip_grad_norm(name, max_norm):
     a, b = weights(), weights()
@@ -248,7 +251,7 @@ def test_skip_nonfinite():
         assert optimizer.state[params[0]]["step"].item() == (1 if skip else 2)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", NAMES)
 def test_channels_last_and_transposed_parameters(name):
     """Elements are matched by memory order; state must have its parameter's strides."""
     base = [torch.randn(4, 3, 5, 5), torch.randn(6, 8)]

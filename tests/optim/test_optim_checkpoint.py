@@ -11,7 +11,13 @@ import amp_kernels.optim as akopt
 
 KINDS = pytest.mark.parametrize(
     ("name", "options"),
-    [("AdamW", {}), ("SGD", {"momentum": 0.9}), ("SGD", {"momentum": 0.9, "dampening": 0.5}), ("SGD", {})],
+    [
+        ("AdamW", {}),
+        ("Adam", {"weight_decay": 0.1}),
+        ("SGD", {"momentum": 0.9}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+        ("SGD", {}),
+    ],
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -65,7 +71,7 @@ def test_from_torch_and_back_is_exact(name, options, fused):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@KINDS
+@pytest.mark.parametrize(("name", "options"), [*KINDS.args[1], ("Lion", {"weight_decay": 0.1})])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["fp32", "split"])
 @pytest.mark.parametrize("way", ["state_dict", "torch.save", "deepcopy", "pickle"])

@@ -10,7 +10,8 @@ import torch
 
 import amp_kernels.optim as akopt
 
-BOTH = pytest.mark.parametrize("name", ["AdamW", "SGD"])
+NAMES = ["AdamW", "Adam", "Lion", "SGD"]
+EACH = pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 
 
 def params(n=2, dtype=torch.float32):
@@ -21,7 +22,7 @@ def make(name, *args, **kw):
     return getattr(akopt, name)(*args, **kw)
 
 
-@BOTH
+@EACH
 def test_signature_starts_with_torchs(name):
     ours = inspect.signature(getattr(akopt, name)).parameters
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
@@ -32,7 +33,7 @@ def test_signature_starts_with_torchs(name):
         assert ours[key].default == parameter.default, key
 
 
-@BOTH
+@EACH
 def test_isinstance_and_group_keys(name):
     ours, theirs = make(name, params()), getattr(torch.optim, name)(params(), fused=True)
     assert isinstance(ours, getattr(torch.optim, name))
@@ -41,7 +42,7 @@ def test_isinstance_and_group_keys(name):
     assert ours._step_supports_amp_scaling
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 def test_named_parameters(name):
     model = torch.nn.Linear(2, 2)
     optimizer = make(name, model.named_parameters())
@@ -57,9 +58,23 @@ BAD = [
     ("AdamW", {"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
     ("AdamW", {"betas": (0.9, torch.tensor(0.9))}, ValueError, "betas must be either both floats or both Tensors"),
     ("AdamW", {"betas": (torch.tensor(0.9), torch.tensor(0.9))}, ValueError, r"betas\[0\] is a tensor"),
-    ("AdamW", {"amsgrad": True}, ValueError, "amsgrad is True; accepted: False"),
+    ("AdamW", {"amsgrad": True}, ValueError, r"amsgrad is True; accepted: False \(torch.optim.AdamW has it"),
+    ("Adam", {"amsgrad": True}, ValueError, r"amsgrad is True; accepted: False \(torch.optim.Adam has it"),
+    ("Adam", {"betas": (0.9, 1.0)}, ValueError, "Invalid beta parameter at index 1: 1.0"),
+    ("Adam", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
+    ("Adam", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
     ("AdamW", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
     ("AdamW", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
+    ("Lion", {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
+    ("Lion", {"lr": torch.ones(2)}, ValueError, "learning rate is a tensor of 2 elements; accepted: 1-element"),
+    ("Lion", {"betas": (1.0, 0.9)}, ValueError, "Invalid beta parameter at index 0: 1.0"),
+    ("Lion", {"betas": (0.9, -0.1)}, ValueError, "Invalid beta parameter at index 1: -0.1"),
+    ("Lion", {"betas": (0.9, float("nan"))}, ValueError, "nan"),
+    ("Lion", {"betas": (0.9, torch.tensor(0.9))}, ValueError, r"betas\[1\] is a tensor"),
+    ("Lion", {"weight_decay": -1.0}, ValueError, "Invalid weight_decay value: -1.0"),
+    ("Lion", {"weight_decay": torch.tensor(0.1)}, ValueError, "weight_decay is a tensor"),
+    ("Lion", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
+    ("Lion", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
     ("SGD", {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
     ("SGD", {"momentum": -1.0}, ValueError, "Invalid momentum value: -1.0"),
     ("SGD", {"weight_decay": -1.0}, ValueError, "Invalid weight_decay value: -1.0"),
@@ -70,11 +85,13 @@ BAD = [
 ]
 for _name, _keys in (
     ("AdamW", ("lr", "eps", "weight_decay")),
+    ("Adam", ("lr", "eps", "weight_decay")),
+    ("Lion", ("lr", "weight_decay")),
     ("SGD", ("lr", "momentum", "dampening", "weight_decay")),
 ):
     BAD += [(_name, {key: float("nan")}, ValueError, "nan") for key in _keys]
 BAD.append(("AdamW", {"betas": (0.9, float("nan"))}, ValueError, "nan"))
-for _name in ("AdamW", "SGD"):
+for _name in NAMES:
     BAD += [
         (_name, {"master_weights": "bf16"}, ValueError, "master_weights is 'bf16'; accepted: 'fp32', 'split'"),
         (_name, {"shadow_dtype": torch.float32}, ValueError, "shadow_dtype is torch.float32"),
@@ -96,14 +113,16 @@ def test_bad_options(name, options, error, text):
         assert len(optimizer.param_groups) == 1
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 def test_hints_without_effect_are_accepted(name):
     for hint in ({"foreach": True}, {"foreach": False}, {"fused": False}, {"fused": True}):
-        assert make(name, params(), **hint).param_groups[0]["fused"] is True
+        group = make(name, params(), **hint).param_groups[0]
+        assert group["fused"] is True
+        assert group["foreach"] is None
     akopt.AdamW(params(), capturable=True)
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int32])
 def test_parameter_dtypes_that_are_refused(name, dtype):
     tensor = torch.zeros(3, dtype=dtype)
@@ -111,7 +130,7 @@ def test_parameter_dtypes_that_are_refused(name, dtype):
         make(name, [tensor])
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 def test_torchs_own_refusals(name):
     leaf = torch.ones(3, requires_grad=True)
     for bad, error, text in [
@@ -129,7 +148,7 @@ def test_torchs_own_refusals(name):
             make(name, bad)
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 def test_duplicates_are_refused(name):
     p = params(1)[0]
@@ -137,7 +156,7 @@ def test_duplicates_are_refused(name):
         make(name, [p, p])
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 def test_parameters_with_gaps_are_refused_at_the_step(name):
     p = torch.ones(4, 6)[:, ::2].requires_grad_()
     optimizer = make(name, [p])
@@ -146,7 +165,7 @@ def test_parameters_with_gaps_are_refused_at_the_step(name):
         optimizer.step()
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
 def test_bad_gradients_change_nothing(name, kind):
     good, bad = params(2)
@@ -167,7 +186,7 @@ def test_bad_gradients_change_nothing(name, kind):
     assert pickle.dumps([good.data, bad.data, optimizer.state_dict()]) == before
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nan", [float("nan"), np.float32("nan")], ids=["float", "numpy"])
 def test_nan_that_a_scheduler_wrote_changes_nothing(name, nan):
     p = params(1)[0]
@@ -180,7 +199,7 @@ def test_nan_that_a_scheduler_wrote_changes_nothing(name, nan):
     assert not optimizer.state
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 def test_tensor_subclasses_are_refused(name):
     class Wrapper(torch.Tensor):
         @staticmethod
@@ -205,7 +224,7 @@ def test_tensor_subclasses_are_refused(name):
         make(name, [Wrapper(torch.ones(3))])
 
 
-@BOTH
+@pytest.mark.parametrize("name", NAMES)
 def test_repr_and_zero_grad(name):
     ps = params()
     optimizer = make(name, ps)

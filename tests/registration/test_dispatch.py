@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import amp_kernels as ak
 from amp_kernels import _library, _policy
 
 

@@ -110,3 +110,13 @@ def test_backend_block_beats_the_environment(monkeypatch):
             assert requested_backend() == "triton"
         assert requested_backend() == "reference"
     assert requested_backend() == "cpu"
+
+
+def test_backend_block_holds_in_the_threads_that_autograd_starts():
+    from concurrent.futures import ThreadPoolExecutor
+
+    import amp_kernels as ak
+    from amp_kernels._policy import requested_backend
+
+    with ThreadPoolExecutor(1) as pool, ak.backend("reference"):
+        assert pool.submit(requested_backend).result() == "reference"

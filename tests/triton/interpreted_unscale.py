@@ -68,9 +68,10 @@ def test_mixed_lists(tensors, inv):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_non_finite_elements(dtype, value):
-    """In the peeled head, the main loop and the tail; in one tensor of several."""
+    """In the peeled head, the main loop and the tail; whatever else the program comes across after it."""
+    after = [dtype for dtype in DTYPES for _ in range(_tables.INTERPRETED_PROGRAMS)]
     for at in (0, 1030, 4999):
-        grads = [make(5, torch.float32), make(5000, dtype, 1), make(40, torch.float16)]
+        grads = [make(5, torch.float32), make(5000, dtype, 1), *(make(4, d) for d in after)]
         grads[1][at] = value
         assert check(grads) == 1.0
 

@@ -1,4 +1,4 @@
-"""adamw_ and sgd_ in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
+"""adamw_, sgd_ and lion_ in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
 
 import math
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from amp_kernels import _host
 from amp_kernels._library import REGISTRY
-from amp_kernels._triton import _tables, _update, adamw, sgd
+from amp_kernels._triton import _tables, _update, adamw, lion, sgd
 from amp_kernels._triton._split_master import join_master, split_master
 from amp_kernels.testing.backends import check_backend
 
@@ -19,7 +19,7 @@ from .bits import assert_same_bits
 
 MAXIMIZE, NESTEROV, COUPLED = 1, 2, 4
 SHAPES = ((7, 5), (0, 3), (), (1031,))
-LAUNCH = {"adamw": adamw.launch, "sgd": sgd.launch}
+LAUNCH = {"adamw": adamw.launch, "sgd": sgd.launch, "lion": lion.launch}
 SPLIT = Kind(BF16, master=torch.int16)
 
 
@@ -39,12 +39,12 @@ def check(op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtyp
     return runs[1]
 
 
-@pytest.mark.parametrize("name", ["adamw_", "sgd_"])
+@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_"])
 def test_samples_of_the_op(name):
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 @pytest.mark.parametrize("grad_dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("moment_dtype", [F32, BF16])
 def test_every_way_to_keep_a_weight(op, grad_dtype, moment_dtype):
@@ -66,10 +66,17 @@ def test_every_way_to_keep_a_weight(op, grad_dtype, moment_dtype):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_adamw_flags_and_options(first):
-    flags = [0, MAXIMIZE, COUPLED, MAXIMIZE | COUPLED, COUPLED]
-    options = {"beta1": [0.9, 0.0, 0.5, 0.95, 0.9], "beta2": [0.999, 0.9, 0.0, 0.99, 0.9999]}
-    decay = [0.1, 0.0, 0.1, 0.2, 0.0]
-    check("adamw", [Kind(F32)] * 5, first=first, flags=flags, **options, eps=[0.0, 1e-8, 1e-3, 1e-6, 1e-8], weight_decay=decay)
+    check(
+        "adamw",
+        [Kind(F32)] * 5,
+        first=first,
+        flags=[0, MAXIMIZE, COUPLED, MAXIMIZE | COUPLED, COUPLED],
+        lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
+        beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
+        beta2=[0.999, 0.9, 0.0, 0.99, 0.9999],
+        eps=[0.0, 1e-8, 1e-3, 1e-6, 1e-8],
+        weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],
+    )
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -87,8 +94,26 @@ def test_sgd_flags_and_options(first, momentum):
         first=first,
         flags=flags,
         momentum=[0.9, 0.5, 0.9, 0.95, 0.0],
-        dampening=[0.1, 0.0, 0.0, 0.0, 0.5],
+        dampening=[0.29, 0.0, 0.0, 0.0, 0.5],
         weight_decay=[0.1, 0.0, 0.1, 0.2, 0.0],
+    )
+
+
+def test_lion_flags_and_options():
+    def no_direction(update):
+        for tensors in (update.grads, update.buffers[0]):
+            for t in tensors:
+                flat(t)[::7] = 0
+
+    check(
+        "lion",
+        [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
+        no_direction,
+        flags=[0, MAXIMIZE, 0, MAXIMIZE, 0],
+        lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
+        beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
+        beta2=[0.99, 0.9, 0.0, 0.5, 0.9999],
+        weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],
     )
 
 
@@ -100,12 +125,12 @@ def test_bias_corrections(step):
     check("adamw", [Kind(F32)], advance, shapes=((40,),), beta1=0.9, beta2=0.9999999)
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 def test_lr_tensors_override_lr(op):
     check(op, [Kind(F32)] * 2, lr=7.0, lrs=[0.25, 0.003])
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 @pytest.mark.parametrize("found_inf", [1.0, 2.0, 1e-30, math.inf])
 def test_a_skipped_step_changes_nothing(op, found_inf):
     run = check(op, [Kind(F32, shadow=F16), SPLIT], found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
@@ -139,7 +164,7 @@ def shifted(tensors, offset):
     return moved
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 @pytest.mark.parametrize("which", ["params", "grads"])
 @pytest.mark.parametrize("offset", [1, 4])
 def test_unaligned_tensors(op, which, offset):
@@ -157,7 +182,7 @@ def test_sizes(n):
     check("sgd", [SPLIT], shapes=((n,),))
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 def test_chunks_of_several_tensors_and_tables(op, monkeypatch):
     monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 2)
     check(op, [Kind(BF16, master=F32)], shapes=((17003,), (5,), (33000,), (), (16384,)))
@@ -167,7 +192,7 @@ def test_more_parameters_than_a_program_prepares():
     check("adamw", [Kind(F32)], shapes=((1,),) * (2 * _update.PREPARE_BLOCK + 3))
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 def test_nothing_but_empty_parameters(op):
     assert check(op, [Kind(F32)], shapes=((0,), (2, 0))).step(1) == 2.0
 
@@ -180,7 +205,7 @@ def test_dense_strides_in_memory_order():
     check("adamw", [Kind(F16, master=F32)], relayout, shapes=((2, 3, 4, 5), (4, 2, 3, 3)))
 
 
-@pytest.mark.parametrize("op", ["adamw", "sgd"])
+@pytest.mark.parametrize("op", LAUNCH)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_special_values(op, weight_decay):
     """Infinities, NaN and values that round to subnormals and to infinity reach the same elements."""
@@ -212,7 +237,9 @@ def _split_and_join(x, weight, remainder, joined, HALF: tl.constexpr, BLOCK: tl.
 def test_split_masters_have_the_format_of_the_package(dtype):
     """Every upper half of an fp32 code with lower halves around the ties, random and all ones; NaN bits too."""
     random = torch.randint(0, 2**16, (2**16,), generator=torch.Generator().manual_seed(0))
-    codes = torch.stack([(torch.arange(2**16) << 16) | lower for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, random)])
+    codes = torch.stack(
+        [(torch.arange(2**16) << 16) | lower for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, random)]
+    )
     x = codes.flatten().to(torch.int32).view(F32)
     weight, remainder = (torch.empty(x.numel(), dtype=torch.int16) for _ in range(2))
     joined = torch.empty_like(x)

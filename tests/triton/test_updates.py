@@ -1,10 +1,10 @@
-"""unscale_, update_scale_, adamw_ and sgd_ in Triton, compiled for GPUs that are not there: wide accesses, registers, exact
+"""unscale_, update_scale_, adamw_, sgd_ and lion_ in Triton, compiled for GPUs that are not there: wide accesses, registers, exact
 arithmetic."""
 
 import pytest
 import torch
 
-from amp_kernels._triton import _tables, _update, adamw, sgd, unscale, update_scale
+from amp_kernels._triton import _tables, _update, adamw, lion, sgd, unscale, update_scale
 
 from ..ops.update_oracle import BF16, F16, F32, Kind, Update
 from . import aot
@@ -48,14 +48,16 @@ def test_update_scale(arch):
     check_rounding(kernels[0])
 
 
-def compile_update(arch, op, kind, *, grad=None, moment=F32, tensors=1, skew=0):
+def compile_update(arch, op, kind, *, grad=None, moment=F32, tensors=1, skew=0, **call):
     """The two kernels of a step of parameters of one kind, by the launcher."""
-    update = Update([kind], shapes=((8,),) * tensors, grad_dtype=grad, moment_dtype=moment, moments=2 if op is adamw else 1)
+    update = Update(
+        [kind], shapes=((8,),) * tensors, grad_dtype=grad, moment_dtype=moment, moments=2 if op is adamw else 1
+    )
     update.grads = [torch.zeros(8 + skew, dtype=g.dtype)[skew:] for g in update.grads]
     for tensors in (update.params, update.grads, *update.buffers, update.masters, update.shadows):
         for t in tensors:
             assert t.data_ptr() % 16 == (skew * t.element_size() if tensors is update.grads else 0)
-    call = {"grad_scale": 2.0, "found_inf": 0.0, "sum_sq": 1.0, "max_norm": 1.0}
+    call = call or {"grad_scale": 2.0, "found_inf": 0.0, "sum_sq": 1.0, "max_norm": 1.0}
     with aot.compiling_for(arch) as kernels:
         getattr(update, op.__name__.rpartition(".")[2])(op=op.launch, **call)
     return kernels
@@ -78,6 +80,9 @@ CASES = [
     (80, sgd, "split_bf16", BF16, F32),
     (90, sgd, "master", BF16, BF16),
     (100, sgd, "shadow", BF16, F32),
+    (80, lion, "split_bf16", BF16, F32),
+    (90, lion, "split_fp16", F16, BF16),
+    (100, lion, "shadow", BF16, F32),
 ]
 
 
@@ -93,12 +98,17 @@ def test_updates(arch, op, name, grad, moment):
     for kernel in (prepare, update):
         check_fits(kernel, _update.PROGRAMS_PER_SM)
         check_rounding(kernel)
-    assert aot.count(r"fma\.rn\.f64", prepare) == 0
+    assert aot.count(r"fma\.rn", prepare) == 0
+    assert aot.count(r"min\.f32", prepare) == 0, "the minimum of NaN and 1 is 1: a NaN norm must give a NaN factor"
+    # The formula's four (of Lion three), for eight elements, in the main loop and in the tail; sm_100 has one instruction for two.
+    assert aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == (3 if op is lion else 4) * 8 * 2
 
 
-def test_the_largest_table_fits():
-    update = compile_update(90, adamw, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE)[1]
-    check_fits(update, _update.PROGRAMS_PER_SM)
+@pytest.mark.parametrize("op", [adamw, sgd, lion])
+def test_the_largest_table_and_other_arguments(op):
+    """Learning rates on the device; never skipped, scaled or clipped."""
+    for kernel in compile_update(90, op, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE, lrs=[0.1]):
+        check_fits(kernel, _update.PROGRAMS_PER_SM)
 
 
 def test_unaligned_gradients_are_never_read_wide():

@@ -1,7 +1,4 @@
 // adamw_: one AdamW (or Adam) step of a list of parameters, by the formula of math/adamw.h.
-//
-// Everything is checked and every decision made before the first write; then the parameters are walked once, in tiles:
-// gradients are read once, weights and moments read and written once.
 #include "math/adamw.h"
 
 #include "ops/cpu/update.h"
@@ -24,33 +21,25 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
             const std::optional<Tensor>& sum_sq, const std::vector<double>& lr, const std::vector<double>& beta1,
             const std::vector<double>& beta2, const std::vector<double>& eps, const std::vector<double>& weight_decay,
             const std::vector<int64_t>& flags, double max_norm) {
-  check_groups(kOp, "beta1", beta1.size(), lr.size());
-  check_groups(kOp, "beta2", beta2.size(), lr.size());
-  check_groups(kOp, "eps", eps.size(), lr.size());
-  check_groups(kOp, "weight_decay", weight_decay.size(), lr.size());
-  check_groups(kOp, "flags", flags.size(), lr.size());
+  check_groups(kOp, lr.size(),
+               {{"beta1", beta1.size()},
+                {"beta2", beta2.size()},
+                {"eps", eps.size()},
+                {"weight_decay", weight_decay.size()},
+                {"flags", flags.size()}});
   const UpdateTensors tensors{kOp,    params, grads,      {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}},
                               true,   steps,  masters,    shadows,
                               layout, lrs,    grad_scale, found_inf,
                               sum_sq};
-  const std::vector<UpdateParam> work = check_update(tensors, static_cast<int64_t>(lr.size()));
-  const UpdateDecision step = decide(tensors, max_norm);
-  if (step.skip) return;
-
-  std::vector<AdamWScalars> scalars;
-  scalars.reserve(work.size());
-  for (const UpdateParam& p : work) {
-    const size_t g = static_cast<size_t>(p.group);
-    *p.step += 1.0f;
-    scalars.push_back(adamw_scalars(
-        {learning_rate(lrs, lr, p.group), beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kCoupledDecay) != 0},
-        *p.step));
-  }
-  for_each_tile(work, [&](int64_t i, float* p, const float* g, float* m, float* v, int64_t n) {
-    const size_t k = static_cast<size_t>(i);
-    const float clip = flags[static_cast<size_t>(work[k].group)] & kMaximize ? -step.clip : step.clip;
-    update_span(p, m, v, g, n, step.inv_scale, clip, scalars[k]);
-  });
+  take_step(
+      tensors, lr, flags, max_norm,
+      [&](size_t g, double rate, float step) {
+        return adamw_scalars({rate, beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kCoupledDecay) != 0},
+                             step);
+      },
+      [](float* p, const float* g, float* m, float* v, int64_t n, float inv_scale, float clip, const AdamWScalars& s) {
+        update_span(p, m, v, g, n, inv_scale, clip, s);
+      });
 }
 
 }  // namespace

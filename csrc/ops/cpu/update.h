@@ -1,5 +1,8 @@
-// What adamw_ and sgd_ share on the CPU: the decisions of a step, and how a weight is kept. Their arguments:
-// ops/update_arguments.h.
+// What all updates share on the CPU: the decisions of a step, how a weight is kept, and the walk over the parameters.
+// Their arguments: ops/update_arguments.h.
+//
+// Everything is checked and every decision made before the first write; then the parameters are walked once, in tiles:
+// gradients are read once, weights and moments read and written once.
 #pragma once
 
 #include <vector>
@@ -58,6 +61,29 @@ void for_each_tile(const std::vector<UpdateParam>& params, const Update& update)
       }
       store_weights(p, weights, at, n);
     }
+  });
+}
+
+// One step, or none if it is to be skipped. `scalars_of(group, learning rate, step count)` derives what the elements of
+// a parameter share; `update(weights, gradients, the two moments, n, inv_scale, clip, scalars)` is the formula for a
+// tile, with a negative clip factor when maximizing.
+template <typename ScalarsOf, typename Update>
+void take_step(const UpdateTensors& tensors, const std::vector<double>& lr, const std::vector<int64_t>& flags,
+               double max_norm, const ScalarsOf& scalars_of, const Update& update) {
+  const std::vector<UpdateParam> work = check_update(tensors, static_cast<int64_t>(lr.size()));
+  const UpdateDecision step = decide(tensors, max_norm);
+  if (step.skip) return;
+
+  std::vector<decltype(scalars_of(size_t{}, 0.0, 0.0f))> scalars;
+  scalars.reserve(work.size());
+  for (const UpdateParam& p : work) {
+    *p.step += 1.0f;
+    scalars.push_back(scalars_of(static_cast<size_t>(p.group), learning_rate(tensors.lrs, lr, p.group), *p.step));
+  }
+  for_each_tile(work, [&](int64_t i, float* p, const float* g, float* m0, float* m1, int64_t n) {
+    const size_t k = static_cast<size_t>(i);
+    const float clip = flags[static_cast<size_t>(work[k].group)] & kMaximize ? -step.clip : step.clip;
+    update(p, g, m0, m1, n, step.inv_scale, clip, scalars[k]);
   });
 }
 

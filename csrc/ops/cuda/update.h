@@ -1,4 +1,5 @@
-// What adamw_ and sgd_ share on CUDA: from the arguments of the op to those of the kernels (kernels/update.h).
+// What all updates share on CUDA: from the arguments of the op to those of the kernels (kernels/update.h), and the
+// call.
 #pragma once
 
 #include <vector>
@@ -43,15 +44,28 @@ inline std::vector<ParamState> check_update(const CudaCall& call, const UpdateTe
   return states;
 }
 
-template <typename Options>
-ParamGroup<Options> param_group(const Options& options, const TensorList& lrs, size_t group, int64_t flags) {
-  return {options, lrs.empty() ? nullptr : static_cast<const float*>(lrs[group].const_data_ptr()),
-          (flags & kMaximize) != 0};
-}
-
 inline StepDecisions step_decisions(const CudaCall& call, const UpdateTensors& t, double max_norm) {
   return {call.scalar({"grad_scale"}, t.grad_scale), call.scalar({"found_inf"}, t.found_inf),
           call.scalar({"sum_sq"}, t.sum_sq), static_cast<float>(max_norm)};
+}
+
+// One step: checks, memory, launch. `options_of(group)` are the Options of a group, `scratch_bytes` and `launch` the
+// functions of kernels/X.h.
+template <typename Options, typename OptionsOf, typename ScratchBytes, typename Launch>
+void take_step(const UpdateTensors& t, const std::vector<int64_t>& flags, double max_norm, const OptionsOf& options_of,
+               const ScratchBytes& scratch_bytes, const Launch& launch) {
+  if (t.params.empty()) return;
+  const CudaCall call(t.op, {"params", 0}, t.params[0]);
+  const std::vector<ParamState> states = check_update(call, t, flags.size());
+  std::vector<ParamGroup<Options>> groups;
+  groups.reserve(flags.size());
+  for (size_t g = 0; g < flags.size(); ++g) {
+    const float* lr = t.lrs.empty() ? nullptr : static_cast<const float*>(t.lrs[g].const_data_ptr());
+    groups.push_back({options_of(g), lr, (flags[g] & kMaximize) != 0});
+  }
+  const StepDecisions decisions = step_decisions(call, t, max_norm);
+  const Tensor scratch = call.scratch(scratch_bytes(states.size()));
+  call.check(launch(states, groups, decisions, scratch.mutable_data_ptr(), call.stream()));
 }
 
 }  // namespace ak

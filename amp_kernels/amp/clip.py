@@ -1,0 +1,140 @@
+"""The norm of gradients, and clipping to it, as torch.nn.utils has them: one read for the norm, whatever the dtypes.
+
+With an optimizer of this package nothing need be written at all: ``scaler.step(optimizer, max_norm=...)`` and
+``max_grad_norm=`` clip inside the update. These functions are for every other optimizer, and for code that looks at
+``.grad`` after clipping.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..ops import _lists
+from ..ops.check_and_norm import op as check_and_norm
+from ..ops.unscale import op as unscale_
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a sum in float32 would cost float64 its precision
+_DEVICES = ("cpu", "cuda")
+
+
+@torch.no_grad()
+def get_total_norm(
+    tensors: Iterable[Tensor] | Tensor,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """:func:`torch.nn.utils.get_total_norm`: the norm of all tensors as if they were one vector. No host sync, unless
+    ``error_if_nonfinite``.
+
+    The L2 norm of dense float16, bfloat16 and float32 tensors, mixed freely, takes one read per device, sums squares in
+    float32 in a fixed order, and is float32. (torch rounds to the tensors' dtype, so that the norm of float16 gradients
+    is infinite above 65504.) Everything else is computed by torch itself: other norms, float64, tensor subclasses such
+    as DTensor, tensors with gaps in memory, other devices.
+
+    Args:
+        tensors: one tensor or an iterable of them, any shapes and devices.
+        norm_type: order of the norm; ``"inf"`` or ``math.inf`` for the largest absolute value.
+        error_if_nonfinite: raise if the norm is infinite or NaN, which reads it on the host.
+        foreach: accepted for compatibility, and handed to torch where torch computes the norm.
+
+    Returns:
+        The norm, 0-dim, on the device of the first tensor; 0.0 on the CPU if there are none.
+
+    Raises:
+        RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
+    """
+    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if not _fusible(tensors, norm_type):
+        return torch.nn.utils.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    return _total_norm(_by_device(tensors), error_if_nonfinite)
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Iterable[Tensor] | Tensor,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """:func:`torch.nn.utils.clip_grad_norm_`: scale gradients in place so that their total norm is at most
+    ``max_norm``. No host sync, unless ``error_if_nonfinite``.
+
+    Every gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))`` (Pascanu, Mikolov and Bengio, "On the
+    difficulty of training recurrent neural networks", ICML 2013). Where :func:`get_total_norm` takes one read, one more
+    pass over all dtypes writes the products; the factor is float32 and each product is rounded once. (torch rounds the
+    factor to the gradients' dtype.) As in torch a NaN norm makes all gradients NaN, an infinite one makes them 0 and
+    infinite ones NaN; under a scaler use ``scaler.step(optimizer, max_norm=...)``, which skips instead.
+
+    Args:
+        parameters: one tensor or an iterable of them; those without a ``.grad`` are passed over.
+        max_norm: the norm to clip to.
+        norm_type, error_if_nonfinite, foreach: as in :func:`get_total_norm`.
+
+    Returns:
+        The norm before clipping; see :func:`get_total_norm`.
+
+    Raises:
+        RuntimeError: ``error_if_nonfinite`` and the norm is not finite; no gradient has been changed.
+    """
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    else:
+        is_generator = isinstance(parameters, types.GeneratorType)
+        parameters = list(parameters)
+        if is_generator and not parameters:
+            warnings.warn(
+                "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
+            )  # of the caller: no_grad is a frame, too
+    grads = [param.grad for param in parameters if param.grad is not None]
+    # A gradient that comes twice is scaled twice by torch, one after the other; one pass would do both at once.
+    if not _fusible(grads, norm_type) or len(set(map(id, grads))) != len(grads):
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    by_device = _by_device(grads)
+    norm = _total_norm(by_device, error_if_nonfinite)
+    factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
+    for device, members in by_device.items():
+        # unscale_ also notes whether a product is infinite or NaN, which nobody asks here.
+        unscale_(members, torch.empty((), device=device), factor.to(device, non_blocking=True))
+    return norm
+
+
+def _fusible(tensors: Sequence[Tensor], norm_type: float) -> bool:
+    """Whether the kernels can do it and have torch's result."""
+    return (
+        len(tensors) > 0
+        and float(norm_type) == 2.0
+        and all(
+            type(tensor) in (Tensor, torch.nn.Parameter)
+            and tensor.dtype in _DTYPES
+            and tensor.device.type in _DEVICES
+            and tensor.layout is torch.strided
+            and _lists.is_dense(tensor)
+            for tensor in tensors
+        )
+    )
+
+
+def _by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[Tensor]]:
+    groups: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device, []).append(tensor)
+    return groups
+
+
+def _total_norm(by_device: dict[torch.device, list[Tensor]], error_if_nonfinite: bool) -> Tensor:
+    first = next(iter(by_device))
+    sums = [check_and_norm(tensors)[0].to(first, non_blocking=True) for tensors in by_device.values()]
+    norm = (sums[0] if len(sums) == 1 else torch.stack(sums).sum()).sqrt()
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(
+            "The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped. To "
+            "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+    return norm

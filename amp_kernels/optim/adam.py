@@ -1,0 +1,77 @@
+"""Adam over float32, float16 and bfloat16 parameters, in one fused pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ._adam import AdamStep
+
+
+class Adam(AdamStep, torch.optim.Adam):
+    """:class:`torch.optim.Adam` in one pass over memory: unscaling, clipping, moments, master weight and 16-bit copies
+    together.
+
+    Arithmetic is float32 whatever is stored, in the order of torch's single-tensor implementation (Kingma and Ba,
+    "Adam: a method for stochastic optimization", ICLR 2015). Checkpoints are interchangeable with torch's in both
+    directions.
+
+    Args:
+        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
+            mixed.
+        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
+            too).
+        betas: decay rates of the moments, two floats in [0, 1).
+        eps: added to the root of the second moment.
+        weight_decay: L2 term added to the gradient; with ``decoupled_weight_decay`` the decay of :class:`AdamW`.
+        amsgrad: only ``False``.
+        maximize: ascend instead of descend.
+        foreach, fused: accepted for compatibility; the step is always fused.
+        capturable: accepted for compatibility; a step can always be captured in a CUDA graph, once the state exists.
+        differentiable: only ``False``.
+        decoupled_weight_decay: decay the weight itself, as :class:`AdamW` does.
+        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite: as in :class:`AdamW`.
+
+    Raises:
+        ValueError: a number is out of range or NaN, or an option is not among those accepted.
+        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        master_weights: str = "fp32",
+        shadow_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype = torch.float32,
+        max_grad_norm: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self._set_options(master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach if fused else None,  # torch refuses the pair
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=True,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )

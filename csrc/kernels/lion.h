@@ -1,0 +1,22 @@
+// Lion over a list of parameters of any dtypes and groups, with unscaling, clipping, skipping, fp32 or split masters
+// and 16-bit shadows in the same pass.
+#pragma once
+#include <cstddef>
+#include <span>
+
+#include "device/status.h"
+#include "kernels/update.h"
+#include "math/lion.h"
+
+namespace ak {
+
+using LionGroup = ParamGroup<LionOptions>;
+
+/// Bytes of device memory one call needs; they may hold anything.
+size_t lion_scratch_bytes(size_t params);
+
+/// One step of every parameter; its first moment is exp_avg, and there is no second. `scratch` is aligned to 16 bytes.
+Status lion(std::span<const ParamState> params, std::span<const LionGroup> groups, const StepDecisions& decisions,
+            void* scratch, Stream stream);
+
+}  // namespace ak

@@ -1,0 +1,292 @@
+"""get_total_norm and clip_grad_norm_ against torch.nn.utils': signatures, values, errors, and what is left to torch."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amp_kernels as ak
+from amp_kernels.amp import clip
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+UNIT = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24}  # relative error of one rounding
+SHAPES = [(33,), (7, 11), (), (0, 3), (40_000,)]
+LISTS = {"fp32": (F32,), "fp16": (F16,), "bf16": (BF16,), "mixed": (F32, F16, BF16)}
+
+
+def weights(dtypes=(F32,), seed=0):
+    """Parameters with gradients; one more has none."""
+    generator = torch.Generator().manual_seed(seed)
+    params = []
+    for dtype in dtypes:
+        for shape in SHAPES:
+            param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+            param.grad = torch.randn(shape, generator=generator).to(dtype)
+            params.append(param)
+    return [*params, torch.nn.Parameter(torch.zeros(3))]
+
+
+def grads(params):
+    return [p.grad.clone(memory_format=torch.preserve_format) for p in params if p.grad is not None]
+
+
+def norm_in_float64(tensors):
+    return torch.stack([t.double().square().sum() for t in tensors]).sum().sqrt()
+
+
+class Ops(TorchDispatchMode):
+    """The names of all ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["get_total_norm", "clip_grad_norm_"])
+def test_signature_is_torchs(name):
+    ours = inspect.signature(getattr(ak, name)).parameters
+    theirs = inspect.signature(getattr(torch.nn.utils, name)).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+@pytest.mark.parametrize("dtypes", LISTS.values(), ids=LISTS.keys())
+@pytest.mark.parametrize("max_norm", [0.5, 1e9, 0.0])
+def test_values(dtypes, max_norm):
+    """The factor carries a few roundings of float32, every gradient one of its own dtype (its subnormals included)."""
+    params = weights(dtypes)
+    before = grads(params)
+    norm = ak.clip_grad_norm_(params, max_norm)
+    exact = norm_in_float64(before)
+    assert norm.shape == ()
+    assert norm.dtype == F32
+    assert not norm.requires_grad
+    torch.testing.assert_close(norm.double(), exact, rtol=4 * UNIT[F32], atol=0)
+    assert torch.equal(ak.get_total_norm(before), norm)
+    factor = min(1.0, max_norm / (exact.item() + 1e-6))
+    for old, new in zip(before, grads(params), strict=True):
+        assert new.dtype == old.dtype
+        wanted = old.double() * factor
+        assert ((new.double() - wanted).abs() <= wanted.abs() * (UNIT[old.dtype] + 8 * UNIT[F32]) + 2.0**-25).all()
+        assert factor < 1 or torch.equal(new, old)  # exactly: a factor of 1 rounds nothing
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_same_as_torch_in_float32(max_norm):
+    ours, theirs = weights(), weights()
+    norm, wanted = ak.clip_grad_norm_(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    torch.testing.assert_close(norm, wanted, rtol=1e-6, atol=0)
+    for a, b in zip(grads(ours), grads(theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtypes", [(F64,), (F32, F64, F16)])
+def test_float64_is_torchs(dtypes):
+    """A sum in float32 would cost it its precision."""
+    ours, theirs = weights(dtypes), weights(dtypes)
+    norm = ak.clip_grad_norm_(ours, 0.5)
+    assert norm.dtype == F64
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(theirs, 0.5))
+    assert all(torch.equal(a, b) for a, b in zip(grads(ours), grads(theirs), strict=True))
+
+
+@pytest.mark.parametrize("norm_type", [1, 1.0, 3.0, 0.0, math.inf, "inf", -math.inf])
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_other_norms_are_torchs(norm_type, foreach):
+    ours, theirs = weights((F32, BF16)), weights((F32, BF16))
+    ours[3].grad = theirs[3].grad = ours[8].grad = theirs[8].grad = None  # the inf-norm of nothing is an error
+    one = ak.clip_grad_norm_(ours, 0.5, norm_type, foreach=foreach)
+    two = torch.nn.utils.clip_grad_norm_(theirs, 0.5, norm_type, foreach=foreach)
+    assert torch.equal(one, two)
+    assert all(torch.equal(a, b) for a, b in zip(grads(ours), grads(theirs), strict=True))
+    again = ak.get_total_norm(grads(theirs), norm_type, foreach=foreach)
+    assert torch.equal(again, torch.nn.utils.get_total_norm(grads(theirs), norm_type, foreach=foreach))
+
+
+@pytest.mark.parametrize("norm_type", [2, 2.0, "2"])
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_the_l2_norm_is_one_read_and_one_write_of_all_dtypes_without_a_host_sync(norm_type, foreach):
+    params = weights((F32, F16, BF16))
+    with Ops() as ops:
+        ak.clip_grad_norm_(params, 1.0, norm_type, foreach=foreach)
+    assert ops.names.count("check_and_norm") == ops.names.count("unscale_") == 1
+    assert not {"_local_scalar_dense", "item", "equal", "is_nonzero", "_foreach_norm", "linalg_vector_norm"} & {
+        *ops.names
+    }
+    assert len(ops.names) <= 8, ops.names  # none of them per tensor
+
+
+def test_error_if_nonfinite_alone_reads_on_the_host():
+    params = weights()
+    with Ops() as ops:
+        ak.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+    assert "_local_scalar_dense" in ops.names or "is_nonzero" in ops.names
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_nonfinite(bad, dtype):
+    ours, theirs = weights((dtype,)), weights((dtype,))
+    for params in (ours, theirs):
+        params[1].grad[2, 3] = bad
+    before = grads(ours)
+    messages = []
+    for function, params in ((ak.clip_grad_norm_, ours), (torch.nn.utils.clip_grad_norm_, theirs)):
+        with pytest.raises(RuntimeError) as error:
+            function(params, 1.0, error_if_nonfinite=True)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    with pytest.raises(RuntimeError, match="non-finite"):
+        ak.get_total_norm(before, error_if_nonfinite=True)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, grads(ours), strict=True))
+    one, two = ak.clip_grad_norm_(ours, 1.0), torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+    assert torch.equal(one.isnan(), two.isnan())
+    assert torch.equal(one.isinf(), two.isinf())
+    for a, b in zip(grads(ours), grads(theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)  # all NaN, or zeros and one NaN
+
+
+def test_float16_gradients_longer_than_float16_goes():
+    """torch's norm of them is infinite, so that it makes all of them 0."""
+    param = torch.nn.Parameter(torch.zeros(4, dtype=F16))
+    param.grad = torch.full((4,), 60_000.0, dtype=F16)
+    assert ak.clip_grad_norm_(param, 12.0).item() == 120_000.0
+    assert param.grad.tolist() == [6.0] * 4
+
+
+def test_small_norms():
+    """The factor is max_norm / (norm + 1e-6), as in torch; gradients that are all 0 stay 0."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    param.grad = torch.tensor([1e-6])
+    ak.clip_grad_norm_([param], 0.5e-6)
+    assert param.grad.item() == pytest.approx(0.25e-6)
+    param.grad.zero_()
+    ak.clip_grad_norm_([param], 0.5)
+    assert param.grad.item() == 0.0
+
+
+def test_nothing_to_clip():
+    for parameters in ([], [torch.nn.Parameter(torch.ones(3))], ()):
+        norm = ak.clip_grad_norm_(parameters, 1.0)
+        assert (norm.item(), norm.shape, norm.device.type) == (0.0, (), "cpu")
+    assert ak.get_total_norm([]).item() == 0.0
+    empty = torch.nn.Parameter(torch.zeros(0))
+    empty.grad = torch.zeros(0)
+    assert ak.clip_grad_norm_([empty], 1.0).item() == 0.0
+
+
+def test_generators_and_single_tensors():
+    params = weights()
+    wanted = norm_in_float64(grads(params)).float()
+    torch.testing.assert_close(ak.clip_grad_norm_((p for p in params), 1.0), wanted)
+    torch.testing.assert_close(ak.get_total_norm(g for g in grads(params)), torch.tensor(1.0), rtol=1e-5, atol=0)
+    assert ak.clip_grad_norm_(params[0], 1e9).item() == ak.get_total_norm(params[0].grad).item()
+    with pytest.warns(UserWarning, match="`parameters` is an empty generator") as caught:
+        ak.clip_grad_norm_((p for p in ()), 1.0)
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_a_parameter_that_comes_twice_is_scaled_twice_as_in_torch():
+    """Not by one launch, in which two blocks would scale it at once."""
+    ours, theirs = weights()[0], weights()[0]
+    with Ops() as ops:
+        ak.clip_grad_norm_([ours, ours], 0.5)
+    assert "unscale_" not in ops.names
+    torch.nn.utils.clip_grad_norm_([theirs, theirs], 0.5)
+    assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_memory_formats():
+    shape = (4, 3, 5, 5)
+    plain, other = torch.nn.Parameter(torch.zeros(shape)), torch.nn.Parameter(torch.zeros(shape))
+    plain.grad = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    other.grad = plain.grad.to(memory_format=torch.channels_last)
+    norms = [ak.clip_grad_norm_([p], 0.5) for p in (plain, other)]
+    torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
+    assert other.grad.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain.grad, other.grad, rtol=1e-6, atol=0)
+
+
+def test_gradients_with_gaps_in_memory_are_torchs():
+    param, storage = torch.nn.Parameter(torch.zeros(4, 3)), torch.ones(4, 6)
+    param.grad = storage[:, ::2]
+    assert ak.clip_grad_norm_([param], 1.0).item() == pytest.approx(12**0.5)
+    assert torch.equal(storage[:, 1::2], torch.ones(4, 3))
+    assert param.grad.norm().item() == pytest.approx(1.0)
+
+
+def test_tensor_subclasses_are_torchs():
+    seen = []
+
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(getattr(func, "__name__", ""))
+            return super().__torch_function__(func, types, args, kwargs)
+
+    grad = torch.tensor([3.0, 4.0]).as_subclass(Loud)
+    assert ak.get_total_norm([grad]).item() == 5.0
+    assert {"_foreach_norm", "vector_norm", "linalg_vector_norm"} & set(seen)
+
+
+def test_other_devices_are_torchs():
+    assert ak.get_total_norm([torch.ones(3, device="meta")]).is_meta
+    with pytest.raises(RuntimeError, match="can't use the foreach API on meta tensors"):
+        ak.get_total_norm([torch.ones(3, device="meta")], foreach=True)
+
+
+def test_norms_of_several_devices_are_summed_and_the_factor_goes_to_each(monkeypatch):
+    """The lists of a device are told apart by its name alone, so two names for the CPU stand for two devices."""
+    params = weights((F32, F16))
+    before = grads(params)
+    halves = {torch.device("cpu"): [], torch.device("cpu", 0): []}
+    monkeypatch.setattr(clip, "_by_device", lambda tensors: {d: list(tensors)[i::2] for i, d in enumerate(halves)})
+    norm = ak.clip_grad_norm_(params, 0.5)
+    torch.testing.assert_close(norm.double(), norm_in_float64(before), rtol=1e-6, atol=0)
+    torch.testing.assert_close(norm_in_float64(grads(params)).item(), 0.5, rtol=1e-3, atol=0)
+
+
+def test_autograd_notices_that_gradients_were_scaled():
+    param = weights()[0]
+    graph_grad = param.grad.clone().requires_grad_()
+    loss = (graph_grad * graph_grad).sum()
+    param.grad = graph_grad.detach()
+    ak.clip_grad_norm_([param], 0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_double_backward_through_the_norm_is_cut_as_in_torch():
+    param = torch.nn.Parameter(torch.ones(3))
+    (param**3).sum().backward(create_graph=True)
+    for module in (ak, torch.nn.utils):
+        assert not module.get_total_norm([param.grad]).requires_grad
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulate"])
+def test_backends(backend):
+    results = []
+    for name in ("cpu", backend):
+        params = [p for p in weights((F32, F16, BF16)) if p.numel() < 1000]
+        with ak.backend(name):
+            norm = ak.clip_grad_norm_(params, 0.5)
+        results.append([norm, *grads(params)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6 if a.dtype == F32 else 2.0**-7, atol=1e-7)
+
+
+def test_compiles():
+    def clipped(params):
+        return ak.clip_grad_norm_(params, 0.5)
+
+    ours, theirs = weights((F32, F16)), weights((F32, F16))
+    norm = torch.compile(clipped, backend="aot_eager", fullgraph=True)(ours)
+    assert torch.equal(norm, clipped(theirs))
+    assert all(torch.equal(a, b) for a, b in zip(grads(ours), grads(theirs), strict=True))
