@@ -46,9 +46,8 @@ class Op:
             return self.overload(*args, **kwargs)
         tensor = first_tensor(args)
         backend = _policy.select(self.name, tensor) if tensor is not None else "reference"
-        if (
-            backend in ("cpu", "cuda") or type(tensor) not in _PLAIN
-        ):  # a subclass (fake, functional, ...) needs the dispatcher
+        # A subclass (fake, functional, ...) needs the dispatcher.
+        if backend in ("cpu", "cuda") or type(tensor) not in _PLAIN:
             return self.overload(*args, **kwargs)
         return self.run(backend, *args, **kwargs)
 
