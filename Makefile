@@ -7,7 +7,8 @@ BASE   ?= python3
 # Linux is a CUDA build, which runs without CUDA too; pip takes the smaller CPU build if it is pointed to PyTorch's CPU index
 # (PIP_EXTRA_INDEX_URL). TORCH names another one.
 CUDA   := $(shell command -v nvcc nvidia-smi 2>/dev/null | head -n 1)
-TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0)
+# Triton, which a CPU build does not bring, is for the tests: its interpreter and its compiler need no GPU.
+TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0 $(if $(filter Linux,$(shell uname)),triton==3.6.0))
 READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
@@ -60,7 +61,7 @@ $(VENV)/.ready: pyproject.toml
 	@echo "Setting up $(VENV) with $(TORCH) ($(if $(CUDA),found $(CUDA),no CUDA toolkit or GPU found))"
 	test -x $(VENV)/bin/python || $(BASE) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VENV)/bin/python -m pip install --quiet $(TORCH)
 	$(VENV)/bin/python -m pip install --quiet --group test --group lint
 	touch $@
 
