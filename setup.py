@@ -19,7 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-DEFAULT_ARCHS = "7.5;8.0+PTX;9.0a;12.0+PTX"
+DEFAULT_ARCHS = re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', (ROOT / "CMakeLists.txt").read_text())[1]
 # target of CMake -> the file it makes
 TARGETS = {
     "cpu": ("amp_kernels_cpu", "libamp_kernels_cpu.so"),

@@ -66,7 +66,7 @@ def _ops() -> str:
         built = _policy.built(name)
         exists = [b for b in ("cpu", "cuda", "triton", "emulate") if getattr(built, b)] + ["reference"]
         for i, device in enumerate(devices()):
-            capability = torch.cuda.get_device_capability() if device == "cuda" else None
+            capability = _policy.capability_of(device)
             try:
                 choice = _policy.choose(name, device, capability, built, _policy.requested_backend())
                 chosen, reason = choice.backend, choice.reason

@@ -84,28 +84,28 @@ def choose(
         BackendUnavailable: ``requested`` cannot serve this call.
         ValueError: ``requested`` is no backend's name.
     """
-    why_not = _why_not(device, capability, built)
+    excluded = why_not(device, capability, built)
     if requested is not None:
         if requested not in BACKENDS:
             raise ValueError(f"backend {requested!r} is unknown; accepted: {', '.join(BACKENDS)}")
-        if requested in why_not:
-            able = [name for name in BACKENDS if name not in why_not]
+        if requested in excluded:
+            able = [name for name in BACKENDS if name not in excluded]
             raise BackendUnavailable(
                 f"amp_kernels: backend {requested!r} was asked for, but {op} on {_describe(device, capability)} cannot use it: "
-                f"{why_not[requested]}. Available here: {', '.join(able)}. {_FIX.get(requested, '')}".rstrip()
+                f"{excluded[requested]}. Available here: {', '.join(able)}. {_FIX.get(requested, '')}".rstrip()
             )
         return Choice(requested, "asked for")
     if device == "cpu":
-        if "cpu" not in why_not:
+        if "cpu" not in excluded:
             return Choice("cpu", "compiled CPU kernel")
-        return Choice("reference", f"no CPU kernel: {why_not['cpu']}")
+        return Choice("reference", f"no CPU kernel: {excluded['cpu']}")
     if device == "cuda":
-        if "cuda" not in why_not:
+        if "cuda" not in excluded:
             return Choice("cuda", f"compiled for {_describe(device, capability)}")
-        if "triton" not in why_not:
-            return Choice("triton", f"no CUDA kernel: {why_not['cuda']}")
+        if "triton" not in excluded:
+            return Choice("triton", f"no CUDA kernel: {excluded['cuda']}")
         return Choice(
-            "reference", f"no CUDA kernel: {why_not['cuda']}; no Triton kernel: {why_not['triton']}", slow=True
+            "reference", f"no CUDA kernel: {excluded['cuda']}; no Triton kernel: {excluded['triton']}", slow=True
         )
     return Choice("reference", f"no kernels for device type {device!r}")
 
@@ -119,7 +119,7 @@ _FIX = {
 }
 
 
-def _why_not(device: str, capability: tuple[int, int] | None, built: Built) -> dict[str, str]:
+def why_not(device: str, capability: tuple[int, int] | None, built: Built) -> dict[str, str]:
     """Each backend that cannot run, with the reason."""
     absent = dict(built.absent)
     why: dict[str, str] = {}
@@ -183,12 +183,16 @@ def select(op: str, tensor: torch.Tensor) -> str:
 
 @functools.cache
 def _select(op: str, device_type: str, index: int | None, requested: str | None) -> str:
-    capability = torch.cuda.get_device_capability(index) if device_type == "cuda" else None
-    choice = choose(op, device_type, capability, built(op), requested)
+    choice = choose(op, device_type, capability_of(device_type, index), built(op), requested)
     logger.debug("%s on %s: %s (%s)", op, device_type, choice.backend, choice.reason)
     if choice.slow:
         logger.warning("%s runs on the slow torch reference: %s", op, choice.reason)
     return choice.backend
+
+
+def capability_of(device_type: str, index: int | None = None) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device, the current one by default; ``None`` off CUDA."""
+    return torch.cuda.get_device_capability(index) if device_type == "cuda" else None
 
 
 @functools.cache

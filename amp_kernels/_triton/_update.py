@@ -46,6 +46,12 @@ def real(address):
 
 
 @triton.jit
+def read_six(row):
+    """``read`` of a :class:`Rule` with six scalars."""
+    return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+
+
+@triton.jit
 def _pointer(address, begin, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
     if ELEMENT is None:
         return address

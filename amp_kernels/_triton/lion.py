@@ -28,11 +28,6 @@ def _derive(group, lr, flags, step):
 
 
 @triton.jit
-def _read(row):
-    return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
-
-
-@triton.jit
 def _apply(p, moments, g, scalars):
     lr, decay, keep_c, take_c, keep_m, take_m = scalars
     m = moments[0]
@@ -41,7 +36,7 @@ def _apply(p, moments, g, scalars):
     return tl.fma(-lr, sign, p * decay), tl.fma(keep_m, m, take_m * g)
 
 
-_RULE = _update.Rule(_derive, _read, _apply)
+_RULE = _update.Rule(_derive, _update.read_six, _apply)
 
 
 def launch(

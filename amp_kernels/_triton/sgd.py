@@ -31,11 +31,6 @@ def _derive(group, lr, flags, step):
 
 
 @triton.jit
-def _read(row):
-    return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
-
-
-@triton.jit
 def _apply(p, moments, g, scalars):
     lr, momentum, take, weight_decay, nesterov, first = scalars
     g = tl.where(weight_decay != 0.0, tl.fma(weight_decay, p, g), g)
@@ -46,7 +41,7 @@ def _apply(p, moments, g, scalars):
     return (tl.fma(-lr, g, p),) + moments
 
 
-_RULE = _update.Rule(_derive, _read, _apply)
+_RULE = _update.Rule(_derive, _update.read_six, _apply)
 
 
 def launch(

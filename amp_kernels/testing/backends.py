@@ -17,9 +17,8 @@ def available_backends(op: Op, device: str) -> list[str]:
     """The backends that can run ``op`` on tensors of ``device``, the reference apart."""
     if op.composite:
         return []
-    capability = torch.cuda.get_device_capability() if device == "cuda" else None
-    why_not = _policy._why_not(device, capability, _policy.built(op.name))
-    return [name for name in _policy.BACKENDS if name not in why_not and name != "reference"]
+    excluded = _policy.why_not(device, _policy.capability_of(device), _policy.built(op.name))
+    return [name for name in _policy.BACKENDS if name not in excluded and name != "reference"]
 
 
 def check_backend(op: Op, backend: str, device: str) -> int:

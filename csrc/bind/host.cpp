@@ -60,9 +60,7 @@ auto with_half(const std::string& dtype, const F& f) {
 }
 
 Activation activation_of(const std::string& name) {
-  for (int i = 0; i < kActivations; ++i) {
-    if (name == kActivationNames[i]) return static_cast<Activation>(i);
-  }
+  if (const auto activation = find_activation(name)) return *activation;
   throw std::invalid_argument("activation is '" + name + "'; accepted: none, relu, gelu, gelu_tanh, silu");
 }
 

@@ -10,6 +10,9 @@
 //   of z results below 2^-118  absolute error <= 2^-133 derivatives           absolute error <= 5 u
 #pragma once
 
+#include <optional>
+#include <string_view>
+
 #include "math/config.h"
 
 namespace ak {
@@ -18,6 +21,14 @@ enum class Activation : int { none, relu, gelu, gelu_tanh, silu };
 
 inline constexpr const char* kActivationNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
 inline constexpr int kActivations = 5;
+
+// Host only: callers say in their own words what is accepted.
+inline std::optional<Activation> find_activation(std::string_view name) {
+  for (int i = 0; i < kActivations; ++i) {
+    if (name == kActivationNames[i]) return static_cast<Activation>(i);
+  }
+  return std::nullopt;
+}
 
 namespace detail {
 

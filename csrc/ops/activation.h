@@ -9,9 +9,7 @@
 namespace ak {
 
 inline Activation activation_named(const char* op, const std::string& name) {
-  for (int i = 0; i < kActivations; ++i) {
-    if (name == kActivationNames[i]) return static_cast<Activation>(i);
-  }
+  if (const auto activation = find_activation(name)) return *activation;
   fail(op, ": activation is '", name, "'; accepted: none, relu, gelu, gelu_tanh, silu");
 }
 

@@ -34,7 +34,7 @@ class Function:
 
 
 def default_archs() -> list[str]:
-    return re.search(r'DEFAULT_ARCHS = "(.*)"', (ROOT / "setup.py").read_text())[1].split(";")
+    return re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', (ROOT / "CMakeLists.txt").read_text())[1].split(";")
 
 
 def cuobjdump(*arguments: str) -> str:
