@@ -35,8 +35,10 @@ abi: $(BUILT)
 	cd $(ABI) && venv/bin/python -m amp_kernels info --check
 	cd $(ABI) && venv/bin/python -m pytest ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 
-# On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too.
-gpu: $(BUILT)
+# On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too; so it is looked for first.
+gpu: $(READY)
+	$(RUN) -m bench.gpu --check
+	$(MAKE) build
 	$(RUN) -m bench.gpu $(ARGS)
 
 bench: $(BUILT)

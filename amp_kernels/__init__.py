@@ -4,12 +4,17 @@ Importing never fails for want of a compiled library and touches no device; ``py
 """
 
 from . import _load, amp, nn, ops, optim
+from ._batch_invariant import batch_invariant
+from ._override import override_matmul
 from ._policy import BackendUnavailable, backend
 from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
 from .nn import convert
+from .ops.baddbmm import addmm, baddbmm
 from .ops.linear import linear
 from .ops.matmul import matmul
+from .ops.mlp import mlp
+from .optim import fp32_state_dict
 
 _load.load()  # after the schemas of ops/: C++ only adds implementations
 
@@ -17,15 +22,21 @@ __all__ = [
     "BackendUnavailable",
     "GradScaler",
     "__version__",
+    "addmm",
     "amp",
     "backend",
+    "baddbmm",
+    "batch_invariant",
     "clip_grad_norm_",
     "convert",
+    "fp32_state_dict",
     "get_total_norm",
     "linear",
     "matmul",
+    "mlp",
     "nn",
     "ops",
     "optim",
+    "override_matmul",
     "recommended_dtype",
 ]

@@ -11,6 +11,8 @@ class Param:
     def set_moment(self, which: int, data: int, dtype: int) -> None: ...
     def set_master(self, data: int, split: bool) -> None: ...
     def set_shadow(self, data: int, dtype: int) -> None: ...
+    def set_ema(self, data: int) -> None: ...
+    def set_stochastic(self, index: int) -> None: ...
 
 class AdamWGroup:
     def __init__(
@@ -23,6 +25,7 @@ class AdamWGroup:
         coupled_decay: bool,
         lr_at: int,
         maximize: bool,
+        ema_decay: float,
     ) -> None: ...
 
 class SgdGroup:
@@ -35,15 +38,46 @@ class SgdGroup:
         nesterov: bool,
         lr_at: int,
         maximize: bool,
+        ema_decay: float,
     ) -> None: ...
 
 class LionGroup:
     def __init__(
-        self, lr: float, beta1: float, beta2: float, weight_decay: float, lr_at: int, maximize: bool
+        self,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        lr_at: int,
+        maximize: bool,
+        ema_decay: float,
+    ) -> None: ...
+
+class LambGroup:
+    def __init__(
+        self,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        bias_correction: bool,
+        adapt_all: bool,
+        lr_at: int,
+        maximize: bool,
+        ema_decay: float,
     ) -> None: ...
 
 def set_options(seed: int = 0, sm_count: int = 2, truncate_mma: bool = False) -> None: ...
-def check_and_norm(memory: list[_Piece], grads: list[_Grad], grad_scale: int, sum_sq: int, found_inf: int) -> None: ...
+def check_and_norm(
+    memory: list[_Piece],
+    grads: list[_Grad],
+    grad_scale: int,
+    norms: int,
+    found_infs: int,
+    largest: bool,
+    per_tensor: bool,
+) -> None: ...
 def unscale(memory: list[_Piece], grads: list[_Grad], found_inf: int, inv_scale: int) -> None: ...
 def update_scale(
     memory: list[_Piece],
@@ -58,6 +92,15 @@ def update_scale(
     max_scale: float,
     hysteresis: int,
 ) -> None: ...
-def adamw(memory: list[_Piece], params: list[Param], groups: list[AdamWGroup], decisions: _Decisions) -> None: ...
-def sgd(memory: list[_Piece], params: list[Param], groups: list[SgdGroup], decisions: _Decisions) -> None: ...
-def lion(memory: list[_Piece], params: list[Param], groups: list[LionGroup], decisions: _Decisions) -> None: ...
+def adamw(
+    memory: list[_Piece], params: list[Param], groups: list[AdamWGroup], decisions: _Decisions, seed: int
+) -> None: ...
+def sgd(
+    memory: list[_Piece], params: list[Param], groups: list[SgdGroup], decisions: _Decisions, seed: int
+) -> None: ...
+def lion(
+    memory: list[_Piece], params: list[Param], groups: list[LionGroup], decisions: _Decisions, seed: int
+) -> None: ...
+def lamb(
+    memory: list[_Piece], params: list[Param], groups: list[LambGroup], decisions: _Decisions, seed: int
+) -> None: ...

@@ -1,18 +1,41 @@
 """The formulas of csrc/math over numpy arrays. 16-bit floats travel as uint16 codes."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 _Half = Literal["float16", "bfloat16"]
-_Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+_Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 _Floats = NDArray[np.float32]
 _Codes = NDArray[np.uint16]
 _Remainders = NDArray[np.int16]
 
 def build_info() -> dict[str, str]: ...
+def gemm_candidates() -> dict[str, list[dict[str, Any]]]: ...
+def plan_gemm(
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    m_major_a: bool = False,
+    n_major_b: bool = False,
+    tma_operands: bool = True,
+    tma_output: bool = True,
+    odd_operands: bool = False,
+    out_bytes: int = 2,
+    side_bytes: int = 0,
+    activation: _Activation = "none",
+    backward: bool = False,
+    column_sums: bool = False,
+    plain: bool = True,
+    batch_invariant: bool = False,
+    sm_count: int = 132,
+    capability: int = 90,
+    sm90: bool = True,
+    sm80: bool = True,
+) -> dict[str, Any]: ...
 def to_float(codes: _Codes, dtype: _Half) -> _Floats: ...
 def round_to(x: _Floats, dtype: _Half) -> _Codes: ...
 def round_half_away(x: _Floats, dtype: _Half) -> _Codes: ...
@@ -23,6 +46,8 @@ def check_split_master(dtype: _Half) -> int: ...
 def philox4x32_10(counter: Sequence[int], key: int) -> list[int]: ...
 def activate(activation: _Activation, x: _Floats) -> _Floats: ...
 def activate_backward(activation: _Activation, grad: _Floats, x: _Floats) -> _Floats: ...
+def swiglu(gate: _Floats, up: _Floats) -> _Floats: ...
+def swiglu_backward(grad: _Floats, gate: _Floats, up: _Floats) -> tuple[_Floats, _Floats]: ...
 def inverse_scale(scale: float) -> float: ...
 def clip_factor(sum_sq: float, max_norm: float) -> float: ...
 def adamw(
@@ -39,7 +64,9 @@ def adamw(
     coupled_decay: bool = False,
     inv_scale: float = 1.0,
     clip: float = 1.0,
+    max_v: _Floats | None = None,
 ) -> None: ...
+def ema(average: _Floats, weight: _Floats, decay: float) -> None: ...
 def sgd(
     p: _Floats,
     buffer: _Floats | None,
@@ -64,6 +91,22 @@ def lion(
     inv_scale: float = 1.0,
     clip: float = 1.0,
 ) -> None: ...
+def lamb(
+    p: _Floats,
+    m: _Floats,
+    v: _Floats,
+    grad: _Floats,
+    step: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction: bool = True,
+    adapt_all: bool = False,
+    inv_scale: float = 1.0,
+    clip: float = 1.0,
+) -> float: ...
 def update_loss_scale(
     scale: float,
     growth_tracker: int,

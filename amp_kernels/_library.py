@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _policy
+from . import _flops, _policy
 
 NAMESPACE = "amp_kernels"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -40,21 +40,41 @@ class Op:
             for i, argument in enumerate(self.schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+        #: The op as torch's dispatcher sees it.
+        self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
 
     def __call__(self, *args, **kwargs):
         if self.composite or torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack():
+            _flops.tell_counters()
         tensor = first_tensor(args)
         backend = _policy.select(self.name, tensor) if tensor is not None else "reference"
         # A subclass (fake, functional, ...) needs the dispatcher.
-        if backend in ("cpu", "cuda") or type(tensor) not in _PLAIN:
+        if backend in ("cpu", "cuda") or type(tensor) not in PLAIN:
             return self.overload(*args, **kwargs)
         return self.run(backend, *args, **kwargs)
 
-    @property
-    def overload(self):
-        """The op as torch's dispatcher sees it, ``torch.ops.amp_kernels.<name>.default``."""
-        return getattr(getattr(torch.ops, NAMESPACE), self.name).default
+    def below_autograd(self, *args, **kwargs):
+        """The op for code that autograd does not follow: forward and backward of a ``torch.autograd.Function``.
+
+        A call of the op itself passes through the Python function that stands at autograd's key, some 6 us for nothing.
+        """
+        tensor = args[0]
+        if self.composite or type(tensor) not in PLAIN or torch.compiler.is_compiling():
+            return self.overload(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack():
+            _flops.tell_counters()
+        backend = _policy.select(self.name, tensor)
+        if backend not in ("cpu", "cuda"):
+            return self.run(backend, *args, **kwargs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.overload(*args, **kwargs)
+
+    def compiled(self, *args, **kwargs):
+        """The C++ kernel alone: no choice of a backend, no autograd, and version counters are the caller's business."""
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return self.overload(*args, **kwargs)
 
     def run(self, backend: str, *args, **kwargs):
         """Run one backend by name, past the policy: ``info --check``, tests and benchmarks compare backends with this."""
@@ -74,17 +94,18 @@ class Op:
         would run its reference there.
         """
         tensor = first_tensor(args)
-        if type(tensor) in _PLAIN and not tensor.is_meta:
+        if type(tensor) in PLAIN and not tensor.is_meta:
             backend = _policy.select(self.name, tensor)
             if backend in ("triton", "emulate"):
                 return implementation(self.name, backend)(*args, **kwargs)
         return self.reference(*args, **kwargs)
 
     def _bump_versions(self, args, kwargs) -> None:
+        tensors = []
         for position, name in self.mutated:
             value = args[position] if position < len(args) else kwargs.get(name)
-            tensors = [value] if isinstance(value, torch.Tensor) else list(value or ())
-            torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+            tensors += [value] if isinstance(value, torch.Tensor) else value or ()
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
     def _adinplaceorview(self, *args, **kwargs):
         with torch._C._AutoDispatchBelowADInplaceOrView():
@@ -93,7 +114,7 @@ class Op:
         return result
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher
 
 
 def first_tensor(args: Iterable) -> torch.Tensor | None:
@@ -131,8 +152,8 @@ def define(
             raises, instead of silently giving no gradient.
         composite: the reference *is* the implementation, written over other ops of the package: no backend is chosen.
     """
-    op = Op(schema, reference, samples, composite)
     LIBRARY.define(schema)
+    op = Op(schema, reference, samples, composite)
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
         LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
     else:

@@ -33,8 +33,8 @@ class BackendUnavailable(RuntimeError):
 class Built:
     """What exists for one op on this install.
 
-    ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``absent`` maps a backend to the reason
-    why it does not exist.
+    ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``gemm`` says that the CUDA kernels are
+    those of the tensor cores. ``absent`` maps a backend to the reason why it does not exist.
     """
 
     cpu: bool = False
@@ -43,6 +43,7 @@ class Built:
     triton: bool = False
     triton_interpreted: bool = False
     emulate: bool = False
+    gemm: bool = False
     absent: tuple[tuple[str, str], ...] = ()
 
 
@@ -133,6 +134,10 @@ def why_not(device: str, capability: tuple[int, int] | None, built: Built) -> di
         why.setdefault("emulate", absent.get("emulate", "this op has no emulated kernel"))
     if not built.cuda:
         why.setdefault("cuda", absent.get("cuda", "this op has no CUDA kernel"))
+    elif built.gemm and capability is not None and capability < (8, 0):
+        why.setdefault("cuda", f"it needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}")
+    elif built.gemm and capability is not None and capability[0] in (10, 11):
+        why.setdefault("cuda", "it has no tcgen05 instructions, the tensor cores of this GPU would mostly idle")
     elif capability is not None and not any(arch_runs(arch, capability) for arch in built.cuda_archs):
         why.setdefault(
             "cuda", f"it was built for {', '.join(built.cuda_archs)}, not for {_describe(device, capability)}"
@@ -152,6 +157,8 @@ def _describe(device: str, capability: tuple[int, int] | None) -> str:
 
 def requested_backend() -> str | None:
     """The user's explicit choice: the innermost ``backend(...)`` block, else ``AMP_KERNELS_BACKEND``, else ``None``."""
+    if _override is None and "AMP_KERNELS_BACKEND" not in os.environ:  # quicker than get, at every call of an op
+        return None
     return _override or os.environ.get("AMP_KERNELS_BACKEND") or None
 
 
@@ -195,16 +202,22 @@ def capability_of(device_type: str, index: int | None = None) -> tuple[int, int]
     return torch.cuda.get_device_capability(index) if device_type == "cuda" else None
 
 
+#: Ops whose CUDA kernels are mma.sync (from 8.0 on) and wgmma (9.0).
+GEMM_OPS = ("gemm", "gemm_preact", "gemm_dact", "gemm_accumulate_")
+
+
 @functools.cache
 def built(op: str) -> Built:
     """What this install has for ``op``; touches no device."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
+    gemm = op in GEMM_OPS
     return Built(
         cpu=has(f"amp_kernels::{op}", "CPU"),
         cuda=has(f"amp_kernels::{op}", "CUDA"),
-        cuda_archs=_load.cuda_archs(),
+        cuda_archs=tuple(arch for arch in _load.cuda_archs() if not gemm or not arch.startswith("7.")),
         triton=_load.has_triton() and _load.has_module("_triton", op),
         triton_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
         emulate=_load.has_module("_emulate", op) and _load.has_extension("_emulator"),
+        gemm=gemm,
         absent=tuple(_load.absent().items()),
     )

@@ -9,7 +9,7 @@ method:
   rounds; the speed-up is the median of the ratios within a round.
 - On a GPU the inputs rotate among several sets, together larger than the L2 cache, and short kernels are replayed
   from a CUDA graph, so that launches do not hide them. A case that asks for it (`host_time`) is timed with its
-  launches.
+  launches; its rows also say how long the host alone is busy and, from a graph, the device alone.
 - Data is random: zeros draw less power, run faster and hide unwritten outputs.
 - The roofline is measured in the same run (`roofline.py`). A row's share of it is the least time the counted bytes
   and flops could take, over the median time.
@@ -17,14 +17,34 @@ method:
 
 import contextlib
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .timing import Effort, Timer, kernels_of, quantiles, rotation
+
 Call = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a run may use. `cases(scope)` of each benchmark fits its cases to it; `memory` is in bytes."""
+
+    device: torch.device
+    quick: bool = False
+    memory: float = float("inf")
+
+
+class WithFacts:
+    """A call, and what its row says beside the times: `facts()` is asked after the call has run."""
+
+    def __init__(self, call: Call, facts: Callable[[], dict[str, Any]]):
+        self.call, self.facts = call, facts
+
+    def __call__(self) -> dict[str, Any]:
+        return self.call()
 
 
 @dataclass
@@ -35,7 +55,8 @@ class Case:
     its results by name, each a tensor or a list (an in-place op returns what it changed); speed-ups refer to the
     first provider. `reference(inputs)`, computed before the call, gives for each name the values in float64 and the
     largest accepted relative error. A provider may leave out a result that it keeps in another form, but not the
-    first. `bytes` and `flops` count the least that must be moved and computed.
+    first. `bytes` and `flops` count the least that must be moved and computed. `families` are the groups whose
+    geometric means the tables show; `memory` is what the case needs on the device, where that is much.
     """
 
     op: str
@@ -49,6 +70,14 @@ class Case:
     host_time: bool = False
     check_calls: int = 1  # the check runs the call so often; state that only a second step reads needs two
     backends: dict[str, str] = field(default_factory=dict)
+    families: tuple[str, ...] = ()
+    memory: int = 0
+    sets: int | None = None  # input sets to rotate among; None: as many as defeat the L2 cache
+    kernels: bool = False  # record the names of the kernels that each provider runs
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.shape} {self.dtype}"
 
 
 class Mismatch(Exception):
@@ -72,11 +101,24 @@ def worst_error(got: dict[str, Any], want: dict[str, tuple[Any, float]]) -> floa
         for i, (g, w) in enumerate(zip(result, expected, strict=True)):
             if g.shape != w.shape:
                 raise Mismatch(f"{name}[{i}] has shape {list(g.shape)} instead of {list(w.shape)}")
+        for i, g, w in _stacked(result, expected):
             error = _row_error(g, w)
             if not error <= bound:
                 raise Mismatch(f"{name}[{i}]: relative error {error:.2e}, accepted {bound:.2e}")
             worst = max(worst, error)
     return worst
+
+
+def _stacked(got: list[torch.Tensor], want: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The pairs; vectors of one length that follow each other become the rows of one matrix, or a list of 10,000 takes
+    the check longer than the timing. With them the number of the first."""
+    i = 0
+    while i < len(want):
+        end = i + 1
+        while want[i].dim() == 1 and end < len(want) and want[end].shape == want[i].shape:
+            end += 1
+        yield (i, got[i], want[i]) if end == i + 1 else (i, torch.stack(got[i:end]), torch.stack(want[i:end]))
+        i = end
 
 
 def _row_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -93,37 +135,54 @@ def _as_list(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-@dataclass
-class Effort:
-    """How long to look, in seconds and rounds."""
+def measure(
+    case: Case,
+    device: torch.device,
+    effort: Effort,
+    chosen: set[str] | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[dict]:
+    """One row for each provider of the case (those in `chosen`): its error and times, or why there are none.
 
-    warmup: float
-    sample: float
-    rounds: int
-
-    @classmethod
-    def of(cls, device: torch.device, quick: bool) -> "Effort":
-        if device.type == "cuda":
-            return cls(warmup=0.1, sample=0.002, rounds=9) if quick else cls(warmup=0.4, sample=0.01, rounds=25)
-        return cls(warmup=0.02, sample=0.005, rounds=5) if quick else cls(warmup=0.1, sample=0.03, rounds=15)
-
-
-def measure(case: Case, device: torch.device, effort: Effort, chosen: set[str] | None = None) -> list[dict]:
-    """One row for each provider of the case (those in `chosen`): its error and times, or why there are none."""
-    rows, timers = [], {}
-    for name in case.providers:
-        if chosen is not None and name.split(":")[0] not in chosen:
+    `note` hears what is about to run, so that whoever watches can name a kernel that never returns.
+    """
+    timers: dict[str, Timer] = {}
+    generator = torch.Generator(device)
+    names = [name for name in case.providers if chosen is None or name.split(":")[0] in chosen]
+    rows: list[dict[str, Any]] = [{"provider": name, "status": "ok"} for name in names]
+    note("reference")
+    prepared = {"status": "ok"}
+    with _reported(prepared):  # it may not fit into memory
+        want = case.reference(case.inputs(generator.manual_seed(1)))
+    for row in rows:
+        row.update(prepared)
+        if row["status"] != "ok":
             continue
-        row: dict[str, Any] = {"provider": name, "status": "ok"}
-        rows.append(row)
-        try:
-            row["error"] = _check(case, name, device)
-            timers[name] = Timer(case, name, device, effort)
-        except Mismatch as error:
-            row.update(status="wrong", reason=str(error))
-        except Exception as error:  # a peer that cannot run here must not end the run
-            row.update(status="failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        name = row["provider"]
+        note(f"{name}, check")
+        with _reported(row):
+            call = case.providers[name](case.inputs(generator.manual_seed(1)))
+            for _ in range(case.check_calls):
+                got = call()
+            row["error"] = worst_error(got, want)
+            if isinstance(call, WithFacts):
+                row.update(call.facts())
+            if case.kernels:
+                with _reported({}):  # where the profiler may not look, the times still count
+                    row["kernels"] = kernels_of(call, device)
+        call = got = None  # large: not kept beside the next one's
+    want = None
+    for row in rows:
+        if row["status"] == "ok":
+            note(f"{row['provider']}, warm-up")
+            with _reported(row):
+                timers[row["provider"]] = _timer(case, row["provider"], device, effort)
+    note("timing in turns")
     samples = _interleave(timers, effort)
+    for row in rows if case.host_time else ():
+        if row["provider"] in timers:
+            note(f"{row['provider']}, host and device apart")
+            row.update(timers[row["provider"]].apart(effort))
     baseline = next(iter(case.providers))
     for row in rows:
         seconds = samples.get(row["provider"])
@@ -136,100 +195,34 @@ def measure(case: Case, device: torch.device, effort: Effort, chosen: set[str] |
             row["speedup"] = statistics.median(b / s for b, s in zip(samples[baseline], seconds, strict=True))
     for row in rows:
         row.update(op=case.op, shape=case.shape, dtype=case.dtype, bytes=case.bytes, flops=case.flops)
+        if case.families:
+            row["families"] = list(case.families)
         if row["provider"] in case.backends:
             row["backend"] = case.backends[row["provider"]]
     return rows
 
 
-def _check(case: Case, name: str, device: torch.device) -> float:
-    inputs = case.inputs(torch.Generator(device).manual_seed(1))
-    want = case.reference(inputs)
-    call = case.providers[name](inputs)
-    for _ in range(case.check_calls):
-        got = call()
-    return worst_error(got, want)
+@contextlib.contextmanager
+def _reported(row: dict) -> Iterator[None]:
+    """What goes wrong with a provider goes into its row: a peer that cannot run here must not end the run."""
+    try:
+        yield
+    except Mismatch as error:
+        row.update(status="wrong", reason=str(error))
+    except Exception as error:
+        row.update(status="failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _interleave(timers: dict[str, "Timer"], effort: Effort) -> dict[str, list[float]]:
+def _timer(case: Case, name: str, device: torch.device, effort: Effort) -> Timer:
+    generator = torch.Generator(device).manual_seed(2)
+    sets = case.sets or rotation(case.bytes, device)
+    calls = [case.providers[name](case.inputs(generator)) for _ in range(sets)]
+    return Timer(calls, device, effort, graph=not case.host_time)
+
+
+def _interleave(timers: dict[str, Timer], effort: Effort) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(effort.rounds):
         for name, timer in timers.items():
             samples[name].append(timer.sample())
     return samples
-
-
-def quantiles(values: list[float]) -> tuple[float, float, float]:
-    """20th, 50th and 80th percentile, linearly interpolated."""
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        position = share * (len(ordered) - 1)
-        low = int(position)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-    return at(0.2), at(0.5), at(0.8)
-
-
-class Timer:
-    """Repeats one provider over rotating inputs; `sample()` is the mean seconds of a call over one batch of them."""
-
-    def __init__(self, case: Case, name: str, device: torch.device, effort: Effort):
-        self.device = device
-        generator = torch.Generator(device).manual_seed(2)
-        sets = rotation(case.bytes, device)
-        self.calls = [case.providers[name](case.inputs(generator)) for _ in range(sets)]
-        self.replay = self._run_all
-        self.kind = "eager"
-        for call in self.calls:  # run-time compilation, handles, optimizer state
-            call()
-        if device.type == "cuda" and not case.host_time:
-            self._capture()
-        once = self._time(1)
-        self._time(max(1, int(effort.warmup / once)))
-        self.repeats = max(1, int(effort.sample / self._time(1)))
-
-    def sample(self) -> float:
-        return self._time(self.repeats) / (self.repeats * len(self.calls))
-
-    def _run_all(self) -> None:
-        for call in self.calls:
-            call()
-
-    def _capture(self) -> None:
-        """Replays the calls from a CUDA graph. What waits for the device cannot be captured and stays eager."""
-        graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            self._run_all()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        with contextlib.suppress(RuntimeError):
-            with torch.cuda.graph(graph):
-                self._run_all()
-            self.replay, self.kind = graph.replay, "graph"
-        torch.cuda.synchronize(self.device)
-
-    def _time(self, repeats: int) -> float:
-        """Seconds of `repeats` rotations through all input sets."""
-        if self.device.type != "cuda":
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                self.replay()
-            return time.perf_counter() - begin
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize(self.device)
-        begin.record()
-        for _ in range(repeats):
-            self.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
-
-
-def rotation(bytes_per_call: int, device: torch.device) -> int:
-    """How many input sets make a GPU's L2 useless: together four times its size; on the CPU, one."""
-    if device.type != "cuda":
-        return 1
-    l2 = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(1, min(64, -(-4 * l2 // max(bytes_per_call, 1))))

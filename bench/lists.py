@@ -1,5 +1,9 @@
 """Parameter lists of real models, as shapes: what an optimizer step meets."""
 
+from collections.abc import Callable
+
+from .harness import Scope
+
 Shape = tuple[int, ...]
 
 
@@ -45,7 +49,21 @@ def tiny() -> list[Shape]:
     return [(256, 128), *layer * 2, (128,), (128,)]
 
 
-LISTS = {"tiny": tiny, "resnet-50": resnet_50, "llama-1b": llama_1b}
+def many(count: int = 10_000, size: int = 64) -> list[Shape]:
+    """Nothing but launches and host time."""
+    return [(size,)] * count
+
+
+LISTS: dict[str, Callable[[], list[Shape]]] = {
+    "tiny": tiny,
+    "resnet-50": resnet_50,
+    "llama-1b": llama_1b,
+    "10000 x 64": many,
+    "100 x 64": lambda: many(100),
+}
+# Bytes a parameter while an optimizer step is checked and timed: inputs and the float64 reference of the check, then
+# weights, gradients and state of up to five providers side by side.
+BYTES_PER_PARAM = 110
 
 
 def numel(shapes: list[Shape]) -> int:
@@ -58,8 +76,21 @@ def numel(shapes: list[Shape]) -> int:
     return total
 
 
-def for_device(device_type: str, quick: bool) -> list[str]:
-    """Names of the lists worth timing there."""
-    if device_type == "cuda":
-        return ["resnet-50", "llama-1b"]
-    return ["tiny"] if quick else ["tiny", "resnet-50"]
+def chosen(scope: Scope, tensors: bool = False) -> dict[str, list[Shape]]:
+    """The lists worth timing there, with `tensors` also the one of many small tensors, by name.
+
+    A list that does not fit into the scope's memory has its tensors halved until it does; its name says so
+    ("llama-1b / 4"), so that its rows never stand for those of the whole.
+    """
+    if scope.device.type == "cuda":
+        names = ["resnet-50", "llama-1b"] + ["10000 x 64"] * tensors
+    else:
+        names = ["tiny"] + ["resnet-50"] * (not scope.quick) + ["100 x 64" if scope.quick else "10000 x 64"] * tensors
+    return dict(_reduced(name, LISTS[name](), scope.memory) for name in names)
+
+
+def _reduced(name: str, shapes: list[Shape], memory: float) -> tuple[str, list[Shape]]:
+    factor = 1
+    while BYTES_PER_PARAM * numel(small := [(-(-s[0] // factor), *s[1:]) for s in shapes]) > memory and factor < 2**20:
+        factor *= 2
+    return (name if factor == 1 else f"{name} / {factor}"), small

@@ -8,7 +8,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels import _policy
 
-from .harness import Call
+from .gemm_shapes import Shape
+from .harness import Call, WithFacts
 
 
 def providers(op: str, device: torch.device, prepare: Callable[[Any], Call]) -> dict[str, Callable[[Any], Call]]:
@@ -32,4 +33,39 @@ def _under(backend: str, prepare: Callable[[Any], Call], inputs: Any) -> Call:
         with ak.backend(backend):
             return call()
 
-    return forced
+    return WithFacts(forced, call.facts) if isinstance(call, WithFacts) else forced
+
+
+def gemm_plan(shape: Shape, sm_count: int, capability: tuple[int, int]) -> str | None:
+    """What csrc/tuning picks for a product on such a GPU; None where the module that says so is not built.
+
+    The profiler's kernel names in the same row say what really ran; this says which part of the table it was.
+    """
+    try:
+        from amp_kernels import _host
+    except ImportError:
+        return None
+    wide = shape.result.startswith("fp32")
+    plan = _host.plan_gemm(
+        shape.m,
+        shape.n,
+        shape.k,
+        batch=shape.batch,
+        m_major_a=shape.layout[0] == "T",
+        n_major_b=shape.layout[1] == "N",
+        tma_operands=shape.operand_bytes == 16,
+        tma_output=shape.n * (4 if wide else 2) % 16 == 0,
+        odd_operands=shape.operand_bytes == 2,
+        out_bytes=8 if shape.result == "fp32+" else 4 if wide else 2,
+        activation="none" if wide or shape.result == "16" else shape.result,
+        sm_count=sm_count,
+        capability=10 * capability[0] + capability[1],
+    )
+    if plan["kernel"] == "none":
+        return "none"
+    tile = _host.gemm_candidates()[plan["kernel"]][plan["tile"]]
+    text = f"{plan['kernel']} {tile['m']}x{tile['n']}"
+    if "cluster_m" in tile:
+        text += f" cluster {tile['cluster_m']}x{tile['cluster_n']}, {tile['consumers']} consumers"
+    text += ", pingpong" * tile.get("pingpong", False) + f", {plan['splits']} splits" * (plan["splits"] > 1)
+    return text + ", swapped" * plan["swapped"]

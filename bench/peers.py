@@ -1,21 +1,34 @@
 """Other libraries' AdamW, timed where they are installed. They run on a GPU; where they are absent the harness says so.
 
-Only the weights are compared: each keeps its moments in a form of its own.
+Only the weights are compared: each keeps its moments in a form of its own. In a whole step none of them clips, and
+only Apex checks and takes the norm; AdamW's update hardly depends on the size of the gradients, so that the weights are
+right all the same. What each does stands in its row (`pipeline`).
 """
 
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 
-from .harness import Call
-from .layouts import BETAS, EPS, LR, WEIGHT_DECAY, Inputs, Layout
+import torch
+
+from .harness import Call, WithFacts
+from .layouts import BETAS, EPS, LR, WEIGHT_DECAY, Inputs, Layout, held_bytes
 
 PEERS = ("apex", "flashoptim", "transformer_engine")
+LAYOUTS = {
+    "fp32": ("apex", "transformer_engine"),
+    "bf16 + fp32 master": ("apex", "transformer_engine"),
+    "bf16 + split master": ("flashoptim", "transformer_engine"),
+}
 
 
 def version(name: str) -> str | None:
-    """Installed version of a peer, "unknown" if it carries none, None if it is absent."""
+    """Installed version of a peer, "unknown" if it carries none, None if it is absent or does not import."""
     if importlib.util.find_spec(name) is None:
+        return None
+    try:
+        importlib.import_module(name)
+    except Exception:  # built for another torch, for instance: the ways to fail are the peer's own
         return None
     try:
         return importlib.metadata.version(name)
@@ -23,29 +36,38 @@ def version(name: str) -> str | None:
         return "unknown"
 
 
-def adamw(layout: Layout) -> dict[str, Callable[[Inputs], Call]]:
-    """The installed peers that have this layout."""
-    makers = {"apex": _apex, "flashoptim": _flashoptim, "transformer_engine": _transformer_engine}
-    able = {
-        "fp32": ("apex", "transformer_engine"),
-        "bf16 + fp32 master": ("apex", "transformer_engine"),
-        "bf16 + split master": ("flashoptim", "transformer_engine"),
-    }
-    chosen = [name for name in able.get(layout.name, ()) if version(name)]
-    return {name: lambda inputs, make=makers[name]: _prepare(make, layout, inputs) for name in chosen}
+def adamw(layout: Layout, whole_step: bool = False) -> dict[str, Callable[[Inputs], Call]]:
+    """The installed peers that have this layout: their update, or all that they do of a step."""
+    chosen = [name for name in LAYOUTS.get(layout.name, ()) if version(name)]
+    return {name: lambda inputs, name=name: _prepare(name, layout, inputs, whole_step) for name in chosen}
 
 
-def _prepare(make: Callable, layout: Layout, inputs: Inputs) -> Call:
+def _prepare(name: str, layout: Layout, inputs: Inputs, whole_step: bool) -> Call:
+    make = {"apex": _apex, "flashoptim": _flashoptim, "transformer_engine": _transformer_engine}[name]
     for param, grad in zip(inputs.params, inputs.grads, strict=True):
         param.requires_grad_()
         param.grad = grad
     optimizer = make(inputs.params, layout, {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY})
+    before = _apex_check(inputs.grads) if whole_step and name == "apex" else None
 
     def call():
+        if before:
+            before()
         optimizer.step()
         return {"params": [param.detach() for param in inputs.params]}
 
-    return call
+    def facts() -> dict:
+        """An update reads and writes what is held, and reads the gradients; Apex's check is three more passes."""
+        held, grads = held_bytes(inputs.params, optimizer), held_bytes(inputs.grads)
+        pipeline = "check, norm, update; no clip" if before else "update; no check, norm or clip"
+        return {
+            "params": sum(param.numel() for param in inputs.params),
+            "state_bytes": held,
+            "moved_bytes": 2 * held + (4 if before else 1) * grads,
+            "pipeline": pipeline,
+        }
+
+    return WithFacts(call, facts) if whole_step else call
 
 
 def _apex(params, layout: Layout, options: dict):
@@ -54,10 +76,24 @@ def _apex(params, layout: Layout, options: dict):
     return FusedAdam(params, adam_w_mode=True, capturable=True, master_weights=layout.half, **options)
 
 
+def _apex_check(grads: list[torch.Tensor]) -> Callable[[], None]:
+    """Norm, then unscaling with the non-finite check: Apex's multi-tensor kernels, in the order of its users."""
+    import amp_C
+    from apex.multi_tensor_apply import multi_tensor_applier
+
+    overflow = torch.zeros(1, dtype=torch.int32, device=grads[0].device)
+
+    def check():
+        multi_tensor_applier(amp_C.multi_tensor_l2norm, overflow, [grads], False)
+        multi_tensor_applier(amp_C.multi_tensor_scale, overflow, [grads, grads], 1.0)
+
+    return check
+
+
 def _flashoptim(params, layout: Layout, options: dict):
     from flashoptim import FlashAdamW
 
-    return FlashAdamW(params, master_weight_bits=32, **options)
+    return FlashAdamW(params, quantize=False, master_weight_bits=32, **options)
 
 
 def _transformer_engine(params, layout: Layout, options: dict):

@@ -2,50 +2,30 @@
 
 python -m amp_kernels bench                        # everything, on CUDA if there is a GPU, else on the CPU
 python -m amp_kernels bench --op gemm --shape 4096 --dtype bf16
-python -m amp_kernels bench --op step --quick
+python -m amp_kernels bench --op step --quick --memory 16   # reduced to what fits into 16 GiB
 """
 
 import argparse
-import faulthandler
 import gc
 import importlib
 import json
-import pkgutil
-import statistics
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from . import environment, ops, peers, report
-from .harness import Case, Effort, measure
-from .plot import plot
+from . import environment, peers, report
+from .harness import Case, Scope, measure
+from .ops import modules
 from .roofline import Roofline
+from .timing import Effort
+from .watch import CEILINGS, PATIENCE, watched
 
-HANG_SECONDS = 180  # for one case, checks and warm-up included
 KEY = ("op", "shape", "dtype", "provider")
-COLUMNS = (
-    "op",
-    "shape",
-    "dtype",
-    "provider",
-    "p50 us",
-    "p20",
-    "p80",
-    "GB/s",
-    "TFLOP/s",
-    "roofline",
-    "speed-up",
-    "error",
-)
-
-
-def modules() -> dict[str, str]:
-    """Module of each benchmark by its name: the files of ops/, and the whole step."""
-    package = __package__
-    found = {info.name: f"{package}.ops.{info.name}" for info in pkgutil.iter_modules(ops.__path__)}
-    return {**found, "step": f"{package}.step"}
+CONTEXT_LOST = 3  # exit status: a kernel broke the GPU's context, so that nothing more can be measured
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -56,6 +36,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--provider", help="comma-separated list of torch, amp_kernels and peers (default: all)")
     parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a look, not a record")
+    parser.add_argument(
+        "--memory", type=float, metavar="GIB", help="fit the cases into this much memory (default: what a GPU has free)"
+    )
+    parser.add_argument("--seconds", type=float, help="start no case after so long; what is left out is an error")
+    parser.add_argument("--after", metavar="CASE", help="start behind the case of this name, as --list writes it")
+    parser.add_argument("--progress-file", type=Path, help="names the running case; gone when the run has ended")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
     options = parser.parse_args(argv)
@@ -78,10 +64,25 @@ def _split(text: str | None) -> list[str] | None:
 
 
 def select(options: argparse.Namespace) -> Iterator[Case]:
+    """The cases that the options ask for and that fit into memory."""
+    memory = _memory(options)
+    scope = Scope(options.device, options.quick, memory)
+    started = options.after is None
     for name in _split(options.op) or modules():
-        for case in importlib.import_module(modules()[name]).cases(options.device, options.quick):
-            if (options.shape or "") in case.shape and (options.dtype or "") in case.dtype:
+        for case in importlib.import_module(modules()[name]).cases(scope):
+            if (options.shape or "") not in case.shape or (options.dtype or "") not in case.dtype:
+                continue
+            if started and case.memory > memory:
+                print(f"left out: {case.name} needs {report.format_bytes(case.memory)} of memory", file=sys.stderr)
+            elif started:
                 yield case
+            started = started or case.name == options.after
+
+
+def _memory(options: argparse.Namespace) -> float:
+    if options.memory is not None:
+        return options.memory * 2**30
+    return 0.95 * torch.cuda.mem_get_info(options.device)[0] if options.device.type == "cuda" else float("inf")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,8 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if options.list:
         for case in select(options):
-            print(f"{case.op:18} {case.shape:28} {case.dtype:28} {', '.join(case.providers)}")
+            print(f"{case.name:72} {', '.join(case.providers)}")
         return 0
+    begin = time.monotonic()
     device = options.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -101,42 +103,51 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{machine['device']}; {installed}; commit {machine['commit']}")
     versions = {name: peers.version(name) for name in peers.PEERS}
     print("peers: " + ", ".join(f"{name} {found or 'absent'}" for name, found in versions.items()))
-    roofline = Roofline(device, 5 * effort.warmup)
-    ceilings = roofline.record()
-    print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
-
-    rows = []
-    chosen = _split(options.provider)
-    for case in select(options):
-        print(f"{case.op} {case.shape} {case.dtype} ...", file=sys.stderr, flush=True)
-        # A kernel that never returns cannot be interrupted; the line above then names it.
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=sys.__stderr__)
-        measured = measure(case, device, effort, chosen and set(chosen))
-        faulthandler.cancel_dump_traceback_later()
-        for row in measured:
-            _complete(row, roofline)
-            row["version"] = _version(row["provider"], machine["versions"], versions)
-            row["quick"] = options.quick
-            row.update({key: machine[key] for key in ("device", "commit", "date", "versions")}, **ceilings)
-        rows += measured
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # what one case cached must not be what the next one lacks
-    if not rows:
+    with watched(options.progress_file, PATIENCE[device.type]) as note:
+        note(CEILINGS)
+        roofline = Roofline(device, effort.settle)
+        ceilings = roofline.record()
+        print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
+        rows, merged, late = [], [], []
+        chosen = _split(options.provider)
+        for case in select(options):
+            if options.seconds is not None and time.monotonic() - begin > options.seconds:
+                late.append(case.name)
+                continue
+            print(f"{case.name} ...", file=sys.stderr, flush=True)
+            note(case.name)
+            measured = measure(
+                case, device, effort, chosen and set(chosen), lambda doing, case=case: note(case.name, doing)
+            )
+            for row in measured:
+                _complete(row, roofline)
+                row["version"] = _version(row["provider"], machine["versions"], versions)
+                row["quick"] = options.quick
+                row["peers"] = {name: found or "absent" for name, found in versions.items()}
+                row.update({key: machine[key] for key in ("device", "commit", "date", "versions")}, **ceilings)
+            rows += measured
+            merged = record(out / "rows.jsonl", measured)  # now: a later case may take the process with it
+            gc.collect()
+            if device.type == "cuda":
+                try:
+                    torch.cuda.synchronize(device)
+                    torch.cuda.empty_cache()  # what one case cached must not be what the next one lacks
+                except RuntimeError as error:
+                    print(f"CONTEXT LOST: {case.name}: {error}", flush=True)
+                    os._exit(CONTEXT_LOST)  # as it is: the progress file still names the case
+    if not rows and not late:
         print("error: no case matches --op, --shape, --dtype and --provider (--list names them)", file=sys.stderr)
         return 2
-    shown = table(rows)
-    print(f"\n{shown}\n")
-    merged = record(out / "rows.jsonl", rows)
-    (out / "table.txt").write_text(f"{machine['device']}\n{table(merged)}\n")
-    drawn = plot(out / "roofline.png", merged, str(machine["device"]))
-    print(f"rows.jsonl, table.txt{', roofline.png' if drawn else ''} in {out}")
-    if not drawn:
-        print("no plot: matplotlib is not installed (pip install matplotlib)")
+    if rows:
+        print(f"\n{report.text(rows)}\n")
+        report.write(out, merged)
+        print(f"results in {out}")
     bad = [r for r in rows if r["status"] != "ok" and r["provider"].split(":")[0] in ("torch", "amp_kernels")]
     for row in bad:
         print(f"{row['status'].upper()}: {row['op']} {row['shape']} {row['dtype']} {row['provider']}: {row['reason']}")
-    return int(bool(bad))
+    for name in late:
+        print(f"NOT MEASURED within {options.seconds:.0f} s: {name}")
+    return int(bool(bad or late))
 
 
 def _version(provider: str, versions: dict, peer_versions: dict) -> str | None:
@@ -151,7 +162,10 @@ def _complete(row: dict, roofline: Roofline) -> None:
     seconds = row["p50_us"] / 1e6
     row["gb_per_s"] = row["bytes"] / seconds / 1e9
     row["tflops"] = row["flops"] / seconds / 1e12
-    row["roofline_share"] = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"]) / seconds
+    floor = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"])
+    row["floor_us"], row["roofline_share"] = floor * 1e6, floor / seconds
+    if "device_us" in row:
+        row["device_share"] = row["floor_us"] / row["device_us"]
 
 
 def record(path: Path, rows: list[dict]) -> list[dict]:
@@ -161,35 +175,6 @@ def record(path: Path, rows: list[dict]) -> list[dict]:
     merged = {tuple(row[key] for key in KEY): row for row in [*kept, *rows]}
     path.write_text("".join(json.dumps(row) + "\n" for row in merged.values()))
     return list(merged.values())
-
-
-def table(rows: list[dict]) -> str:
-    lines = [COLUMNS]
-    for row in rows:
-        cells = [row[key] for key in KEY]
-        if row.get("backend"):
-            cells[3] += f" ({row['backend']})"
-        if "p50_us" not in row:
-            lines.append((*cells, row["status"], *[""] * 7))
-            continue
-        times = [f"{row[key]:,.1f}" for key in ("p50_us", "p20_us", "p80_us")]
-        share, speedup = f"{100 * row['roofline_share']:.0f} %", f"{row['speedup']:.2f}" if "speedup" in row else ""
-        rates = [f"{row['gb_per_s']:,.3g}", f"{row['tflops']:,.3g}"]
-        lines.append((*cells, *times, *rates, share, speedup, f"{row['error']:.1e}"))
-    return "\n".join([report.align(lines, left=4), "", *_summary(rows)])
-
-
-def _summary(rows: list[dict]) -> list[str]:
-    """Geometric mean of the speed-ups over the cases of an op and kind of result (the dtype), for each provider."""
-    groups: dict[tuple, list[float]] = {}
-    for row in rows:
-        if row.get("speedup") and row["provider"] != row["baseline"]:
-            groups.setdefault((row["op"], row["dtype"], row["provider"], row["baseline"]), []).append(row["speedup"])
-    return [
-        f"{op} {dtype}: {provider} is {statistics.geometric_mean(values):.2f} times as fast as {baseline} "
-        f"(geometric mean of {len(values)}; least {min(values):.2f})"
-        for (op, dtype, provider, baseline), values in groups.items()
-    ]
 
 
 if __name__ == "__main__":

@@ -1,71 +1,114 @@
 """The whole optimizer step, host time included: check, norm, clip, update, 16-bit weights, new loss scale.
 
 torch's side is what AMP training runs today: GradScaler.unscale_, clip_grad_norm_, fused AdamW, GradScaler.update and
-the cast of the weights. Ours is scaler.step(optimizer, max_norm=...) and scaler.update(). The loss scale is 1 and
-never grows, so that each repetition meets gradients of the same size.
+the cast of the weights; beside it, where the weights and moments are 16-bit, its clip and update with everything in
+bf16 and no master. Ours is scaler.step(optimizer, max_norm=...) and scaler.update(). Other libraries do less than the
+whole: `pipeline` in their rows says what. The loss scale is 1 and never grows, so that each repetition meets gradients
+of the same size.
+
+A row's `bytes` are the least that the layout has to move (34, 30, 28 or 20 a parameter); `moved_bytes` what this
+provider's passes move; `state_bytes` what stays in memory between steps: weights, masters, 16-bit copies, moments.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
-from . import layouts, lists, ours
-from .harness import Call, Case
+import amp_kernels as ak
+
+from . import layouts, lists, ours, peers
+from .harness import Call, Case, Scope, WithFacts
+from .layouts import Inputs, Layout
 
 MAX_NORM = 1.0
 NEVER = 10**9  # growth interval
+MANY = ("fp32 + bf16 shadow", "bf16 + split master")  # layouts of the list of many small tensors
 
 
-def cases(device: torch.device, quick: bool) -> Iterator[Case]:
-    for name in lists.for_device(device.type, quick):
-        shapes = lists.LISTS[name]()
-        count = lists.numel(shapes)
+def cases(scope: Scope) -> Iterator[Case]:
+    for name, shapes in lists.chosen(scope, tensors=True).items():
+        many = " x " in name
         for layout in layouts.LAYOUTS:
-            yield Case(
-                op="step",
-                shape=name,
-                dtype=layout.name,
-                bytes=(layout.update_bytes + layout.param.itemsize)
-                * count,  # the gradients are read once more for the norm
-                flops=17 * count,
-                inputs=lambda generator, layout=layout, shapes=shapes: layouts.draw(layout, shapes, generator),
-                providers={
-                    "torch": lambda inputs, layout=layout: _torch(layouts.TorchAdamW(layout, inputs)),
-                    **ours.providers(
-                        "adamw_", device, lambda inputs, layout=layout: _ours(layouts.OurAdamW(layout, inputs))
-                    ),
-                },
-                reference=lambda inputs, layout=layout: layouts.reference(layout, inputs, MAX_NORM),
-                check_calls=layouts.STEPS,
-                host_time=True,
-                backends=ours.backends("adamw_", device),
-            )
+            if not many or layout.name in MANY:
+                yield _case(name, shapes, layout, scope.device, sets=1 if many else None)
 
 
-def _torch(adamw: layouts.TorchAdamW) -> Call:
-    scaler = torch.amp.GradScaler(adamw.params[0].device.type, init_scale=1.0, growth_interval=NEVER)
-    scaler.scale(torch.ones((), device=adamw.params[0].device))  # creates the scale
+def _case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, sets: int | None) -> Case:
+    count = lists.numel(shapes)
+    providers: dict[str, Callable[[Inputs], Call]] = {"torch": lambda inputs: _torch(layout, inputs)}
+    providers |= ours.providers("adamw_", device, lambda inputs: _ours(layout, inputs))
+    if "state_dtype" in layout.options:
+        providers["torch:all bf16"] = lambda inputs: _torch_half(layout, inputs)
+    if device.type == "cuda":
+        providers |= peers.adamw(layout, whole_step=True)
+    return Case(
+        op="step",
+        shape=name,
+        dtype=layout.name,
+        bytes=layout.step_bytes * count,
+        flops=17 * count,
+        inputs=lambda generator: layouts.draw(layout, shapes, generator),
+        providers=providers,
+        reference=lambda inputs: layouts.reference(layout, inputs, MAX_NORM),
+        check_calls=layouts.STEPS,
+        host_time=True,
+        backends=ours.backends("adamw_", device),
+        sets=sets,  # many small tensors: the host decides, and rotating among sets of them takes minutes
+    )
 
-    def call():
+
+def _torch(layout: Layout, inputs: Inputs) -> Call:
+    adamw = layouts.TorchAdamW(layout, inputs)
+    scaler = _scaler(torch.amp.GradScaler, adamw.params)
+
+    def step():
         scaler.unscale_(adamw.optimizer)
         torch.nn.utils.clip_grad_norm_(adamw.params, MAX_NORM)
         scaler.step(adamw.optimizer)
         scaler.update()
         adamw.cast()
-        return adamw.results()
 
-    return call
+    casts = ", cast" if adamw.copies else ""
+    return _with_facts(adamw, step, f"unscale + check, norm, clip, fused update{casts}, scale")
 
 
-def _ours(adamw: layouts.OurAdamW) -> Call:
-    import amp_kernels as ak
+def _torch_half(layout: Layout, inputs: Inputs) -> Call:
+    adamw = layouts.TorchHalfAdamW(layout, inputs)
 
-    scaler = ak.GradScaler(adamw.params[0].device.type, init_scale=1.0, growth_interval=NEVER)
-    scaler.scale(torch.ones((), device=adamw.params[0].device))
+    def step():
+        torch.nn.utils.clip_grad_norm_(adamw.params, MAX_NORM)
+        adamw.optimizer.step()
 
-    def call():
+    return _with_facts(adamw, step, "norm, clip, fused update; no check, no master")
+
+
+def _ours(layout: Layout, inputs: Inputs) -> Call:
+    adamw = layouts.OurAdamW(layout, inputs)
+    scaler = _scaler(ak.GradScaler, adamw.params)
+
+    def step():
         scaler.step(adamw.optimizer, max_norm=MAX_NORM)
         scaler.update()
+
+    copies = " + 16-bit weights" if layout.half or layout.shadow else ""
+    return _with_facts(adamw, step, f"check + norm, clip + update{copies}, scale")
+
+
+def _scaler(scaler_class: type, params: list[torch.Tensor]) -> torch.amp.GradScaler:
+    device = params[0].device
+    scaler = scaler_class(device.type, init_scale=1.0, growth_interval=NEVER)
+    scaler.scale(torch.ones((), device=device))  # creates the scale
+    return scaler
+
+
+def _with_facts(adamw, step: Callable[[], None], pipeline: str) -> Call:
+    def call():
+        step()
         return adamw.results()
 
-    return call
+    def facts() -> dict:
+        count = sum(param.numel() for param in adamw.params)
+        held = layouts.held_bytes(adamw.params, adamw.copies, adamw.optimizer)
+        return {"params": count, "state_bytes": held, "moved_bytes": adamw.step_bytes * count, "pipeline": pipeline}
+
+    return WithFacts(call, facts)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from . import checkpoint, environment, report
+from . import checkpoint, environment, train_report
 from .data import Text, load_text
 from .model import MODELS
 from .trainers import TRAINERS
@@ -216,9 +216,9 @@ def run(settings: Settings, text: Text, finished: list[dict], running: dict | No
     finally:
         interrupts.restore()
 
-    shown = report.table(finished)
+    shown = train_report.table(finished)
     print(f"\n{shown}\n")
-    report.write_json(
+    train_report.write_json(
         out / "train.json",
         {
             "settings": dataclasses.asdict(settings),
@@ -233,7 +233,7 @@ def run(settings: Settings, text: Text, finished: list[dict], running: dict | No
     )
     (out / "train.txt").write_text(f"{summary}\n{shown}\n")
     written = ["train.json", "train.txt"]
-    if report.plot(out / "train.png", finished, summary):
+    if train_report.plot(out / "train.png", finished, summary):
         written.insert(0, "train.png")
     else:
         print("no plot: matplotlib is not installed (pip install matplotlib)")

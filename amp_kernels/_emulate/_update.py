@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _emulator
-from ..ops._blocks import MAXIMIZE
+from ..ops._blocks import MAXIMIZE, STOCHASTIC
 from . import DTYPE_CODES, Memory
 
 
@@ -20,10 +20,12 @@ def _params_of(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
+    flags: Sequence[int],
 ) -> list[_emulator.Param]:
     """The kernel's view of each parameter; ``layout`` says where in the buffers of its block its state lies."""
-    state = {**moments, "steps": steps, "masters": masters, "shadows": shadows}
+    state = {**moments, "steps": steps, "masters": masters, "shadows": shadows, "emas": emas}
     for name, buffers in state.items():
         for i, buffer in enumerate(buffers):
             memory.add(f"{name}[{i}]", buffer)
@@ -32,7 +34,8 @@ def _params_of(
         return buffer.data_ptr() + index * buffer.element_size()
 
     entries = []
-    for i, (param, grad, (block, offset, slot, group)) in enumerate(zip(params, grads, layout.tolist(), strict=True)):
+    rows = zip(params, grads, layout.tolist(), strict=True)
+    for i, (param, grad, (block, offset, slot, group, index)) in enumerate(rows):
         entry = _emulator.Param(
             memory.add(f"params[{i}]", param),
             DTYPE_CODES[param.dtype],
@@ -49,6 +52,10 @@ def _params_of(
             entry.set_master(address(masters[block], offset), masters[block].dtype == torch.int16)
         if shadows[block].numel() > 0:
             entry.set_shadow(address(shadows[block], offset), DTYPE_CODES[shadows[block].dtype])
+        if emas[block].numel() > 0:
+            entry.set_ema(address(emas[block], offset))
+        if flags[group] & STOCHASTIC:
+            entry.set_stochastic(index)
         entries.append(entry)
     return entries
 
@@ -67,23 +74,26 @@ def launch(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     sum_sq: Tensor | None,
     options: Sequence[tuple[float, ...]],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """One step; the arguments are the ops'. ``options``: for each group the values of the optimizer's C++ Options."""
     memory = Memory()
-    entries = _params_of(memory, params, grads, moments, steps, masters, shadows, layout)
+    entries = _params_of(memory, params, grads, moments, steps, masters, shadows, emas, layout, flags)
     lr_at = _lr_addresses(memory, lrs, len(options))
     groups = [
-        group_type(*values, address, bool(flag & MAXIMIZE))
-        for values, address, flag in zip(options, lr_at, flags, strict=True)
+        group_type(*values, address, bool(flag & MAXIMIZE), decay)
+        for values, address, flag, decay in zip(options, lr_at, flags, ema_decay, strict=True)
     ]
     named = (("grad_scale", grad_scale), ("found_inf", found_inf), ("sum_sq", sum_sq))
     decisions = (*(memory.add(name, tensor) for name, tensor in named), max_norm)
-    kernel(memory.pieces, entries, groups, decisions)
+    kernel(memory.pieces, entries, groups, decisions, seed)

@@ -17,6 +17,7 @@ def launch(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
@@ -26,11 +27,13 @@ def launch(
     beta1: Sequence[float],
     beta2: Sequence[float],
     weight_decay: Sequence[float],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """``amp_kernels::lion_``; see ``amp_kernels/ops/lion.py``."""
     options = list(zip(lr, beta1, beta2, weight_decay, strict=True))
-    state = params, grads, {"exp_avgs": exp_avgs}, steps, masters, shadows, layout
+    state = params, grads, {"exp_avgs": exp_avgs}, steps, masters, shadows, emas, layout
     tensors = lrs, grad_scale, found_inf, sum_sq
-    _update.launch(_emulator.lion, _emulator.LionGroup, *state, *tensors, options, flags, max_norm)
+    _update.launch(_emulator.lion, _emulator.LionGroup, *state, *tensors, options, ema_decay, flags, max_norm, seed)

@@ -18,6 +18,7 @@ def launch(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
@@ -27,12 +28,14 @@ def launch(
     momentum: Sequence[float],
     dampening: Sequence[float],
     weight_decay: Sequence[float],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """``amp_kernels::sgd_``; see ``amp_kernels/ops/sgd.py``."""
     nesterov = [bool(flag & NESTEROV) for flag in flags]
     options = list(zip(lr, momentum, dampening, weight_decay, nesterov, strict=True))
-    state = params, grads, {"momentum_buffers": momentum_buffers}, steps, masters, shadows, layout
+    state = params, grads, {"momentum_buffers": momentum_buffers}, steps, masters, shadows, emas, layout
     tensors = lrs, grad_scale, found_inf, sum_sq
-    _update.launch(_emulator.sgd, _emulator.SgdGroup, *state, *tensors, options, flags, max_norm)
+    _update.launch(_emulator.sgd, _emulator.SgdGroup, *state, *tensors, options, ema_decay, flags, max_norm, seed)

@@ -131,8 +131,18 @@ def _silu(x):
 
 
 @triton.jit
+def _swiglu(gate, up):
+    return _silu(gate) * up
+
+
+@triton.jit
+def swiglu(gate, up):
+    return _swiglu(gate, up) if _INTERPRETED else tl.map_elementwise(_swiglu, gate, up)
+
+
+@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """``ACTIVATION`` of the fp32 tensor ``x``, by the names of the op schemas."""
+    """``ACTIVATION`` of the fp32 tensor ``x``, by the names of the op schemas; those of two values have functions of their own."""
     tl.static_assert(x.dtype == tl.float32)
     if ACTIVATION == "relu":
         return _relu(x)
@@ -168,6 +178,20 @@ def _silu_backward(grad, x):
     c = _clamp(x, -_SILU_LIMIT, _SILU_LIMIT)
     s, complement = _sigmoid(c)
     return grad * tl.fma(c * s, complement, s)
+
+
+@triton.jit
+def _swiglu_backward(grad, gate, up):
+    return _silu_backward(grad * up, gate), grad * _silu(gate)
+
+
+@triton.jit
+def swiglu_backward(grad, gate, up):
+    """The gradients of ``gate`` and ``up``, given the gradient of ``swiglu(gate, up)``, in fp32."""
+    if _INTERPRETED:
+        return _swiglu_backward(grad, gate, up)
+    else:
+        return tl.map_elementwise(_swiglu_backward, grad, gate, up)
 
 
 @triton.jit

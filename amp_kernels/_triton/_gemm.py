@@ -12,6 +12,14 @@ from .._autotune import GemmConfig, gemm_config
 from ._gemm_kernel import gemm_kernel
 
 _INT32 = 2**31
+_INVARIANT_ROWS = 4096
+
+
+def product32(a: torch.Tensor, b: torch.Tensor, batch_invariant: bool) -> torch.Tensor:
+    """``a @ b`` in fp32, for epilogues that the kernel does not have: torch's own operations finish it in fp32."""
+    out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32, device=a.device)
+    run(out, a, b, batch_invariant=batch_invariant)
+    return out
 
 
 def run(
@@ -24,6 +32,7 @@ def run(
     activation: str = "none",
     alpha: float | None = None,
     beta: float | None = None,
+    batch_invariant: bool = False,
     config: GemmConfig | None = None,
 ) -> None:
     """``c = activation(alpha * a @ b + bias) + beta * c``; the arguments are checked by the ops.
@@ -34,6 +43,7 @@ def run(
         preact: takes the value before the activation; dtype and strides of ``c``.
         alpha: ``None`` is 1.
         beta: ``None`` is 0: ``c`` is not read.
+        batch_invariant: choose the configuration as for a fixed number of rows, and by alignments that N and K decide.
         config: replaces the choice of ``_autotune``; tests run every configuration with it.
     """
     a, b, c3 = (t if t.ndim == 3 else t.unsqueeze(0) for t in (a, b, c))
@@ -47,13 +57,13 @@ def run(
         vec_c = min(vec_c, _order(preact.view_as(c3))[1])
     if config is None:
         config = gemm_config(
-            m,
+            _INVARIANT_ROWS if batch_invariant else m,
             n,
             k,
-            batch=batch,
+            batch=1 if batch_invariant else batch,
             out_bytes=c.element_size() * (1 + (preact is not None or beta is not None)),
             capability=torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0),
-            vec=min(vec_a, vec_b),
+            vec=math.gcd(8, n, k) if batch_invariant else min(vec_a, vec_b),
             full_epilogue=preact is not None or beta is not None or activation not in ("none", "relu"),
         )
     a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)

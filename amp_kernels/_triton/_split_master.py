@@ -6,30 +6,13 @@ All of it is arithmetic on the bits, in unsigned 32-bit integers that wrap aroun
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _wide_code(x, HALF: tl.constexpr):
-    """Sign and exponent as in the 16-bit type ``HALF``, with 16 more mantissa bits."""
-    bits = x.to(tl.uint32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    if tl.bfloat16 == HALF:
-        return tl.where(magnitude > 0x7F800000, bits | 0x400000, bits)
-    normal = (magnitude - 0x38000000) << 3  # rebiased by 112
-    # Below 2^-14, in units of 2^-40. The limit keeps the conversion to int in range when the value is normal. From 2^23
-    # units on there is no fraction, below that adding and subtracting 2^23 rounds it away.
-    limited = tl.where(magnitude < 0x38800000, magnitude, 0x38800000)
-    units = limited.to(tl.float32, bitcast=True) * 1099511627776.0
-    rounded = (units + 8388608.0) - 8388608.0
-    subnormal = tl.where(units < 8388608.0, rounded, units).to(tl.int32).to(tl.uint32, bitcast=True)
-    finite = tl.where(magnitude < 0x38800000, subnormal, normal)
-    code = tl.where(magnitude < 0x47800000, finite, 0x7C000000)
-    return (bits ^ magnitude) | tl.where(magnitude > 0x7F800000, 0x7E000000, code)
+from ._rounding import wide_code
 
 
 @triton.jit
 def split_master(x, HALF: tl.constexpr):
     """The bits of the weight, ``x`` rounded half away from zero to ``HALF``, and of the remainder; both int16."""
-    code = _wide_code(x, HALF)
+    code = wide_code(x, HALF)
     # A NaN is not rounded: the carry could run into the sign.
     weight = tl.where(x != x, code, code + 0x8000) >> 16
     return weight.to(tl.uint16).to(tl.int16, bitcast=True), code.to(tl.uint16).to(tl.int16, bitcast=True)

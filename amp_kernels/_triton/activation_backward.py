@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.activation_backward import _check
+from ..ops._gemm import GATED
+from ..ops.activation_backward import DERIVATIVES, _check
 from ._activations import activate_backward
 
 _BLOCK = 2048  # elements a program: one load of 16 bytes a thread and input
@@ -57,6 +58,8 @@ def activation_backward_kernel(
 def launch(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/activation_backward.py``."""
     _check(grad, preact, activation)
+    if activation in GATED:  # the kernel knows activations of one argument
+        return DERIVATIVES[activation](grad.float(), preact.float().contiguous()).to(preact.dtype)
     out = torch.empty(preact.shape, dtype=preact.dtype, device=preact.device)
     if out.numel() > 0:
         _run(out, grad, preact, activation)

@@ -1,119 +1,232 @@
-"""check_and_norm in Triton: one read of a list of gradients of any dtypes, then one program that adds the partial sums.
+"""check_and_norm in Triton: one read of a list of gradients of any dtypes, then a small kernel that joins partial results.
 
-Programs walk over the chunks of the whole list (``_tables.py``). Sums are kept in fp32 within a chunk and in fp64
-above, and nothing is added by atomics, so a call gives the same bits each time.
+Programs walk over the chunks of the whole list (``_tables.py``). A lane keeps the sum of its squares and its largest
+magnitude, by whose bits infinity and NaN are told as well. Sums are kept in fp32 within a chunk and in fp64 above, and
+nothing is added by atomics, so a call gives the same bits each time. For results per tensor each chunk leaves a partial
+result in a slot of its own, else each program does.
 
-The speed hangs on ``tl.multiple_of`` in ``_sum_squares``: without the hint, or under a mask of unknown divisibility,
-every load becomes scalar. The elements before the first 16-byte boundary are peeled off, so that the hint is true for
-any address.
+Squares below fp32's range: a chunk in which some lane has a small, but not zero sum is read once more, multiplied by a
+power of two, for these lanes (``csrc/math/norm.h`` has the bounds).
+
+The speed hangs on ``tl.multiple_of`` in ``_add_chunk``: without the hint, or under a mask of unknown divisibility, every
+load becomes scalar. The elements before the first 16-byte boundary are peeled off, so that the hint is true for any
+address.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
 from . import _tables
-from ._tables import chunk_ends, find_chunk, not_finite
+from ._tables import chunk_ends, find_chunk
 
-TABLE_COLUMNS = tl.constexpr(4)  # chunks up to and including this tensor, numel, address, dtype code
+TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this tensor, numel, address, dtype code, place in the list
 DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 BLOCK = 1024
 PROGRAMS_PER_SM = 4
+SMALL_SUM = tl.constexpr(2.0**-120)
+LIFT = tl.constexpr(2.0**32)
+UNLIFT = tl.constexpr(2.0**-64)
 
 
 @triton.jit
-def _add(x, inv_scale, total, bad):
-    unscaled = (x if x.dtype == tl.float64 else x.to(tl.float32)) * inv_scale.to(total.dtype)
-    return total + unscaled * unscaled, bad | not_finite(unscaled)
+def _magnitude(x):
+    """The bits of |x|, ordered as the magnitudes are, infinity above all numbers and NaN above infinity."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
+    else:
+        return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def _sum_squares(address, begin, count, inv_scale, bad, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of squares of ``count`` elements, one per lane of the block, in fp64; sets ``bad`` in non-finite lanes."""
+def _add(x, factor, total, largest):
+    unscaled = (x if x.dtype == tl.float64 else x.to(tl.float32)) * factor.to(total.dtype)
+    return total + unscaled * unscaled, tl.maximum(largest, _magnitude(unscaled))
+
+
+@triton.jit
+def _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds ``count`` elements, lane by lane: their squares to ``sums``, their magnitudes' fp32 bits to ``peaks``; sets
+    ``bad`` in lanes of non-finite ones."""
     offsets = tl.arange(0, BLOCK)
     size: tl.constexpr = ELEMENT.primitive_bitwidth // 8
+    wide: tl.constexpr = tl.float64 == ELEMENT
     address += begin * size
-    total = tl.zeros((BLOCK,), tl.float64 if tl.float64 == ELEMENT else tl.float32)
-
     head = tl.minimum((16 - address % 16) % 16 // size, count)
-    if head > 0:
-        x = tl.load(address.to(tl.pointer_type(ELEMENT)) + offsets, mask=offsets < head, other=0.0)
-        total, bad = _add(x, inv_scale, total, bad)
     # The hint is lost on the sum of a pointer and an offset, so the sum is made of integers.
     aligned = tl.multiple_of((address + head * size).to(tl.pointer_type(ELEMENT)), 16)
     blocks = (count - head) // BLOCK
-    for i in range(blocks):
-        total, bad = _add(tl.load(aligned + i * BLOCK + offsets), inv_scale, total, bad)
     rest = count - head - blocks * BLOCK
-    if rest > 0:
-        x = tl.load(aligned + blocks * BLOCK + offsets, mask=offsets < rest, other=0.0)
-        total, bad = _add(x, inv_scale, total, bad)
-    return total.to(tl.float64), bad
+
+    small = tl.zeros((BLOCK,), tl.int1)
+    factor = inv_scale
+    reading = 0
+    readings = 1
+    while reading < readings:
+        total = tl.zeros((BLOCK,), tl.float64 if wide else tl.float32)
+        largest = tl.zeros((BLOCK,), tl.int64 if wide else tl.int32)
+        if head > 0:
+            x = tl.load(address.to(tl.pointer_type(ELEMENT)) + offsets, mask=offsets < head, other=0.0)
+            total, largest = _add(x, factor, total, largest)
+        for i in range(blocks):
+            total, largest = _add(tl.load(aligned + i * BLOCK + offsets), factor, total, largest)
+        if rest > 0:
+            x = tl.load(aligned + blocks * BLOCK + offsets, mask=offsets < rest, other=0.0)
+            total, largest = _add(x, factor, total, largest)
+        if reading == 0:
+            if wide:
+                sums += total
+                bad |= largest >= 0x7FF0000000000000
+                peaks = tl.maximum(peaks, _magnitude(largest.to(tl.float64, bitcast=True).to(tl.float32)))
+            else:
+                small = (total < SMALL_SUM) & (largest > 0)
+                sums += tl.where(small, 0.0, total).to(tl.float64)
+                bad |= largest >= 0x7F800000
+                peaks = tl.maximum(peaks, largest)
+                readings += tl.max(small.to(tl.int32), 0)
+        else:
+            sums += tl.where(small, total, 0.0).to(tl.float64) * UNLIFT
+        factor = factor * LIFT
+        reading += 1
+    return sums, peaks, bad
 
 
 @triton.jit
-def check_and_norm_kernel(table, tensors, grad_scale, sums, flags, TENSORS: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes this program's sum of squares and non-finite flag to its slot of ``sums`` and ``flags``."""
+def _store(slots, slot, sums, peaks, bad, places):
+    """Leaves a partial result: the sum as fp64, and behind all sums the peak and the flag as 32-bit integers."""
+    tl.store(slots + slot, tl.sum(sums, 0))
+    bits = (slots + places).to(tl.pointer_type(tl.int32)) + 2 * slot
+    tl.store(bits, tl.max(peaks, 0))
+    tl.store(bits + 1, tl.max(bad.to(tl.int32), 0))
+
+
+@triton.jit
+def check_and_norm_kernel(
+    table,
+    tensors,
+    grad_scale,
+    slots,
+    places,
+    first_slot,
+    PER_TENSOR: tl.constexpr,
+    TENSORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes a partial result for each program, or with ``PER_TENSOR`` for each chunk. ``slots`` has ``places`` of them."""
     scale = 1.0 if grad_scale is None else tl.load(grad_scale)
     inv_scale = (1.0 / tl.cast(scale, tl.float64)).to(tl.float32)
     ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
-    total = tl.zeros((BLOCK,), tl.float64)
+    sums = tl.zeros((BLOCK,), tl.float64)
+    peaks = tl.zeros((BLOCK,), tl.int32)
     bad = tl.zeros((BLOCK,), tl.int1)
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
         address, dtype = tl.load(row + 2), tl.load(row + 3)
+        if PER_TENSOR:
+            sums = tl.zeros((BLOCK,), tl.float64)
+            peaks = tl.zeros((BLOCK,), tl.int32)
+            bad = tl.zeros((BLOCK,), tl.int1)
         if dtype == 0:
-            part, bad = _sum_squares(address, begin, count, inv_scale, bad, tl.float16, BLOCK)
+            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.float16, BLOCK)
         elif dtype == 1:
-            part, bad = _sum_squares(address, begin, count, inv_scale, bad, tl.bfloat16, BLOCK)
+            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.bfloat16, BLOCK)
         elif dtype == 2:
-            part, bad = _sum_squares(address, begin, count, inv_scale, bad, tl.float32, BLOCK)
+            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.float32, BLOCK)
         else:
-            part, bad = _sum_squares(address, begin, count, inv_scale, bad, tl.float64, BLOCK)
-        total += part
-    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
-    tl.store(flags + tl.program_id(0), tl.max(bad.to(tl.int32), 0))
+            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.float64, BLOCK)
+        if PER_TENSOR:
+            _store(slots, first_slot + chunk, sums, peaks, bad, places)
+    if not PER_TENSOR:
+        _store(slots, first_slot + tl.program_id(0), sums, peaks, bad, places)
 
 
 @triton.jit
-def finish_kernel(sums, flags, slots, sum_sq, found_inf, BLOCK: tl.constexpr):
-    """Adds the slots of all programs, always in the same order. One program."""
+def finish_kernel(
+    table,
+    slots,
+    places,
+    first_slot,
+    norms,
+    found_infs,
+    LARGEST: tl.constexpr,
+    PER_TENSOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Joins partial results, always in the same order: those of a tensor's chunks, one program a tensor, or all."""
+    begin = first_slot
+    end = places
+    position = tl.zeros((), tl.int64)
+    if PER_TENSOR:
+        tensor = tl.program_id(0)
+        row = table + tensor * TABLE_COLUMNS
+        end = first_slot + tl.load(row).to(tl.int32)
+        begin = first_slot + tl.load(row - TABLE_COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
+        position = tl.load(row + 4)
     offsets = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float64)
+    sums = tl.zeros((BLOCK,), tl.float64)
+    peaks = tl.zeros((BLOCK,), tl.int32)
     bad = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, slots, BLOCK):
-        mask = start + offsets < slots
-        total += tl.load(sums + start + offsets, mask=mask, other=0.0)
-        bad |= tl.load(flags + start + offsets, mask=mask, other=0)
-    tl.store(sum_sq, tl.sum(total, 0).to(tl.float32))
-    tl.store(found_inf, tl.max(bad, 0).to(tl.float32))
+    bits = (slots + places).to(tl.pointer_type(tl.int32))
+    for start in range(begin, end, BLOCK):
+        at = start + offsets
+        sums += tl.load(slots + at, mask=at < end, other=0.0)
+        peaks = tl.maximum(peaks, tl.load(bits + 2 * at, mask=at < end, other=0))
+        bad |= tl.load(bits + 2 * at + 1, mask=at < end, other=0)
+    if LARGEST:
+        tl.store(norms + position, tl.max(peaks, 0).to(tl.float32, bitcast=True))
+    else:
+        tl.store(norms + position, tl.sum(sums, 0).to(tl.float32))
+    tl.store(found_infs + position, tl.max(bad, 0).to(tl.float32))
 
 
-def launch(grads: list[torch.Tensor], grad_scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def launch(
+    grads: list[torch.Tensor],
+    grad_scale: torch.Tensor | None = None,
+    *,
+    norm_type: float = 2.0,
+    per_tensor: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """``amp_kernels::check_and_norm`` for tensors that Triton can reach; see ``amp_kernels/ops/check_and_norm.py``."""
     device = grads[0].device
-    tables = _tables.tensor_tables([(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads], device)
-    sum_sq = torch.empty((), dtype=torch.float32, device=device)
-    found_inf = torch.empty_like(sum_sq)
-    if not tables:
-        return sum_sq.zero_(), found_inf.zero_()
+    entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype], i) for i, g in enumerate(grads)]
+    tables = _tables.tensor_tables(entries, device)
+    make = torch.zeros if not tables or (per_tensor and not all(entry[0] for entry in entries)) else torch.empty
+    norms, found_infs = (
+        make((len(grads),) if per_tensor else (), dtype=torch.float32, device=device) for _ in range(2)
+    )
     programs = _tables.programs(device, PROGRAMS_PER_SM)
-    sums = torch.empty(len(tables) * programs, dtype=torch.float64, device=device)
-    flags = torch.empty(len(tables) * programs, dtype=torch.int32, device=device)
+    sizes = [table.chunks if per_tensor else programs for table in tables]
+    places = sum(sizes)
+    slots = torch.empty(2 * places, dtype=torch.float64, device=device)
     with _tables.on(device):
         for i, table in enumerate(tables):
-            slots = slice(i * programs, (i + 1) * programs)
             check_and_norm_kernel[(programs,)](
                 table.rows,
                 table.tensors,
                 grad_scale,
-                sums[slots],
-                flags[slots],
+                slots,
+                places,
+                sum(sizes[:i]),
+                PER_TENSOR=per_tensor,
                 TENSORS=table.capacity,
                 BLOCK=BLOCK,
                 num_warps=4,
             )
-        finish_kernel[(1,)](sums, flags, sums.numel(), sum_sq, found_inf, BLOCK=BLOCK, num_warps=4)
-    return sum_sq, found_inf
+        for i, table in enumerate(tables if per_tensor else tables[:1]):
+            finish_kernel[(table.tensors if per_tensor else 1,)](
+                table.rows,
+                slots,
+                places,
+                sum(sizes[:i]),
+                norms,
+                found_infs,
+                LARGEST=norm_type == math.inf,
+                PER_TENSOR=per_tensor,
+                BLOCK=BLOCK,
+                num_warps=4,
+            )
+    return norms, found_infs

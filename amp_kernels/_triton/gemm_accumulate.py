@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from ..ops.gemm import _check_accumulate
+from ..ops.gemm import check_accumulate
 from . import _gemm
 
 
-def launch(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> None:
+def launch(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    batch_invariant: bool = False,
+) -> None:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/gemm.py``."""
-    _check_accumulate(c, a, b)
-    _gemm.run(c, a, b, alpha=alpha, beta=beta or None)  # None compiles a kernel that does not read c
+    check_accumulate(c, a, b)
+    # None compiles a kernel that does not read c.
+    _gemm.run(c, a, b, alpha=alpha, beta=beta or None, batch_invariant=batch_invariant)

@@ -46,6 +46,7 @@ def launch(
     steps: list[torch.Tensor],
     masters: list[torch.Tensor],
     shadows: list[torch.Tensor],
+    emas: list[torch.Tensor],
     layout: torch.Tensor,
     lrs: list[torch.Tensor],
     grad_scale: torch.Tensor | None,
@@ -55,10 +56,12 @@ def launch(
     beta1: list[float],
     beta2: list[float],
     weight_decay: list[float],
+    ema_decay: list[float],
     flags: list[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """``amp_kernels::lion_`` for tensors that Triton can reach; see ``amp_kernels/ops/lion.py``."""
     options = list(zip(lr, beta1, beta2, weight_decay, strict=True))
-    state = params, grads, (exp_avgs,), steps, masters, shadows, layout
-    _update.launch(_RULE, *state, lrs, grad_scale, found_inf, sum_sq, options, flags, max_norm)
+    state = params, grads, (exp_avgs,), steps, masters, shadows, emas, layout
+    _update.launch(_RULE, *state, lrs, grad_scale, found_inf, sum_sq, options, ema_decay, flags, max_norm, seed)

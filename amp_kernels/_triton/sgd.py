@@ -51,6 +51,7 @@ def launch(
     steps: list[torch.Tensor],
     masters: list[torch.Tensor],
     shadows: list[torch.Tensor],
+    emas: list[torch.Tensor],
     layout: torch.Tensor,
     lrs: list[torch.Tensor],
     grad_scale: torch.Tensor | None,
@@ -60,10 +61,12 @@ def launch(
     momentum: list[float],
     dampening: list[float],
     weight_decay: list[float],
+    ema_decay: list[float],
     flags: list[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """``amp_kernels::sgd_`` for tensors that Triton can reach; see ``amp_kernels/ops/sgd.py``."""
     options = list(zip(lr, momentum, dampening, weight_decay, strict=True))
-    state = params, grads, (momentum_buffers,), steps, masters, shadows, layout
-    _update.launch(_RULE, *state, lrs, grad_scale, found_inf, sum_sq, options, flags, max_norm)
+    state = params, grads, (momentum_buffers,), steps, masters, shadows, emas, layout
+    _update.launch(_RULE, *state, lrs, grad_scale, found_inf, sum_sq, options, ema_decay, flags, max_norm, seed)

@@ -7,6 +7,7 @@ With an optimizer of this package nothing need be written at all: ``scaler.step(
 
 from __future__ import annotations
 
+import math
 import types
 import warnings
 from collections.abc import Iterable, Sequence
@@ -32,10 +33,11 @@ def get_total_norm(
     """:func:`torch.nn.utils.get_total_norm`: the norm of all tensors as if they were one vector. No host sync, unless
     ``error_if_nonfinite``.
 
-    The L2 norm of dense float16, bfloat16 and float32 tensors, mixed freely, takes one read per device, sums squares in
-    float32 in a fixed order, and is float32. (torch rounds to the tensors' dtype, so that the norm of float16 gradients
-    is infinite above 65504.) Everything else is computed by torch itself: other norms, float64, tensor subclasses such
-    as DTensor, tensors with gaps in memory, other devices.
+    The L2 and the infinity norm of dense float16, bfloat16 and float32 tensors, mixed freely, take one read per device
+    and are float32; squares are summed in a fixed order. (torch rounds to the tensors' dtype, so that the L2 norm of
+    float16 gradients is infinite above 65504, and it refuses the infinity norm of an empty tensor, which is 0 here.)
+    Everything else is computed by torch itself: other norms, float64, tensor subclasses such as DTensor, tensors with
+    gaps in memory, other devices.
 
     Args:
         tensors: one tensor or an iterable of them, any shapes and devices.
@@ -52,7 +54,7 @@ def get_total_norm(
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not _fusible(tensors, norm_type):
         return torch.nn.utils.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
-    return _total_norm(_by_device(tensors), error_if_nonfinite)
+    return _total_norm(_by_device(tensors), float(norm_type), error_if_nonfinite)
 
 
 @torch.no_grad()
@@ -93,11 +95,11 @@ def clip_grad_norm_(
                 "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
             )  # of the caller: no_grad is a frame, too
     grads = [param.grad for param in parameters if param.grad is not None]
-    # A gradient that comes twice is scaled twice by torch, one after the other; one pass would do both at once.
-    if not _fusible(grads, norm_type) or len(set(map(id, grads))) != len(grads):
+    # What two gradients share is scaled twice by torch, one after the other; one pass would do both at once.
+    if not _fusible(grads, norm_type) or any(_lists.overlap(group) for group in _by_device(grads).values()):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     by_device = _by_device(grads)
-    norm = _total_norm(by_device, error_if_nonfinite)
+    norm = _total_norm(by_device, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for device, members in by_device.items():
         # unscale_ also notes whether a product is infinite or NaN, which nobody asks here.
@@ -109,7 +111,7 @@ def _fusible(tensors: Sequence[Tensor], norm_type: float) -> bool:
     """Whether the kernels can do it and have torch's result."""
     return (
         len(tensors) > 0
-        and float(norm_type) == 2.0
+        and float(norm_type) in (2.0, math.inf)
         and all(
             type(tensor) in (Tensor, torch.nn.Parameter)
             and tensor.dtype in _DTYPES
@@ -128,13 +130,19 @@ def _by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[Tensor]]:
     return groups
 
 
-def _total_norm(by_device: dict[torch.device, list[Tensor]], error_if_nonfinite: bool) -> Tensor:
+def _total_norm(by_device: dict[torch.device, list[Tensor]], norm_type: float, error_if_nonfinite: bool) -> Tensor:
     first = next(iter(by_device))
-    sums = [check_and_norm(tensors)[0].to(first, non_blocking=True) for tensors in by_device.values()]
-    norm = (sums[0] if len(sums) == 1 else torch.stack(sums).sum()).sqrt()
+    parts = [
+        check_and_norm(tensors, norm_type=norm_type)[0].to(first, non_blocking=True) for tensors in by_device.values()
+    ]
+    if norm_type == math.inf:
+        norm = parts[0] if len(parts) == 1 else torch.stack(parts).amax()
+    else:
+        norm = (parts[0] if len(parts) == 1 else torch.stack(parts).sum()).sqrt()
     if error_if_nonfinite and not norm.isfinite():
         raise RuntimeError(
-            "The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped. To "
-            "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+            "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
         )
     return norm

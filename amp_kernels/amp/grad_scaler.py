@@ -24,11 +24,12 @@ from ..ops.check_and_norm import check_and_norm
 from ..ops.unscale import unscale_
 from ..ops.update_scale import update_scale_
 from ..optim._base import FusedOptimizer, largest_flag
+from ._skips import SkipTracking, stepped_flags
 
 _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(SkipTracking, torch.amp.GradScaler):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     Everything torch documents holds, checkpoints included. What differs, on purpose:
@@ -53,6 +54,11 @@ class GradScaler(torch.amp.GradScaler):
         hysteresis: overflows, counted since the scale last grew, from which on it backs off; 1 is torch's rule.
             Megatron-LM uses 2.
         dynamic: ``False`` keeps the scale fixed; an overflow still skips the step.
+        max_consecutive_skips: abort training when so many steps in a row were skipped: :meth:`update` then raises
+            a ``RuntimeError`` that names the tensors whose gradients were not finite in the last of them. On the CPU
+            the last skipped step's own ``update`` does; on a GPU a later one, usually the next: the host does not wait
+            to hear of it. Until a step is taken, every further skip raises again. Not part of the checkpoint. It costs
+            a flag per tensor, and with optimizers that are not of this package one more read of the gradients.
 
     Raises:
         AssertionError: a factor is out of range, as in torch.
@@ -72,6 +78,7 @@ class GradScaler(torch.amp.GradScaler):
         max_scale: float = math.inf,
         hysteresis: int = 1,
         dynamic: bool = True,
+        max_consecutive_skips: int | None = None,
     ) -> None:
         # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
         self._growth_factor, self._backoff_factor, self._growth_interval = (
@@ -94,9 +101,7 @@ class GradScaler(torch.amp.GradScaler):
         self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
         self._init_hysteresis_tracker = hysteresis
         self._hysteresis_tracker: Tensor | None = None
-        self._init_skipped_steps = 0
-        self._skipped_steps: Tensor | None = None
-        self._last_found_infs: list[Tensor] = []
+        self._init_skips(max_consecutive_skips)
         self._last_sum_sq: Tensor | None = None
         self._last_norm: Tensor | None = None
 
@@ -113,30 +118,12 @@ class GradScaler(torch.amp.GradScaler):
         """
         return self._last_norm if self._last_sum_sq is None else self._last_sum_sq.sqrt()
 
-    @property
-    def last_step_skipped(self) -> Tensor | None:
-        """Whether any optimizer's step was skipped in the iteration that the last :meth:`update` ended.
-
-        bool, 0-dim, on the device; ``None`` before the first one.
-        """
-        if not self._last_found_infs:
-            return None
-        return largest_flag(self._last_found_infs, self._last_found_infs[0].device) > 0
-
-    @property
-    def skipped_steps(self) -> Tensor:
-        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device (the CPU before the first use)."""
-        if self._skipped_steps is None:
-            return torch.tensor(self._init_skipped_steps, device="cpu")
-        return self._skipped_steps.to(torch.int64)
-
     # ---- the iteration ----
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
         self._hysteresis_tracker = torch.full((), self._init_hysteresis_tracker, dtype=torch.int32, device=dev)
-        # A float counter takes the flags as they are, in one small kernel; exact up to 2^53.
-        self._skipped_steps = torch.full((), self._init_skipped_steps, dtype=torch.float64, device=dev)
+        self._create_skip_counters(dev)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale in place and check them: one launch per device, no host sync.
@@ -161,7 +148,9 @@ class GradScaler(torch.amp.GradScaler):
         if any(
             is_traceable_wrapper_subclass(grad) for grad in grads
         ):  # DTensor: torch's op reduces the flag over the mesh
-            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            self._note(optimizer, None)
+            return flags
         inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
         with torch.no_grad():
             for device, tensors in _by_device(_values(optimizer)).items():
@@ -170,6 +159,7 @@ class GradScaler(torch.amp.GradScaler):
                 for tensor, copy in zip(tensors, dense, strict=True):
                     if copy is not tensor:
                         tensor.copy_(copy)
+        self._note(optimizer, None)
         return flags._per_device_tensors
 
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
@@ -222,6 +212,7 @@ class GradScaler(torch.amp.GradScaler):
         if ready:
             request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
             request.check = True
+            request.blame = None if self._max_consecutive_skips is None else []
         elif (
             state is not None
         ):  # unscaled explicitly; what was done to the gradients since then is the user's will: no new check
@@ -236,6 +227,7 @@ class GradScaler(torch.amp.GradScaler):
         if state is not None:
             if ready:
                 state["found_inf_per_device"] = request.found_infs or self._clean()
+                self._blame += [(optimizer, *blame) for blame in request.blame or ()]
             state["stage"] = OptState.STEPPED
         self._last_sum_sq = request.sum_sq
         return result
@@ -262,6 +254,7 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = _values(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
+        self._note(optimizer, self._scale if grad_scale is None else grad_scale)
         if any(
             is_traceable_wrapper_subclass(grad) for grad in grads
         ):  # DTensor: torch's op reduces the flag over the mesh
@@ -289,6 +282,7 @@ class GradScaler(torch.amp.GradScaler):
         Raises:
             AssertionError: nothing was checked since the last update, or ``new_scale`` is not acceptable.
             ValueError: ``new_scale`` is not a positive number.
+            RuntimeError: ``max_consecutive_skips`` steps in a row were skipped. The update itself has been made.
         """
         if not self._enabled:
             return
@@ -298,6 +292,7 @@ class GradScaler(torch.amp.GradScaler):
             for state in self._per_optimizer_states.values()
             for flag in state["found_inf_per_device"].values()
         ]
+        stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED)
         if new_scale is not None:
             if not isinstance(new_scale, Tensor):
                 _lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
@@ -323,8 +318,7 @@ class GradScaler(torch.amp.GradScaler):
                 )
             self._per_optimizer_states.clear()
         if found_infs:
-            self._last_found_infs = found_infs
-            self._skipped_steps.add_(largest_flag(found_infs, scale.device))
+            self._count_skips(largest_flag(found_infs, scale.device), stepped)
 
     # ---- checkpoints ----
 
@@ -332,12 +326,14 @@ class GradScaler(torch.amp.GradScaler):
         """torch's entries and this class's own, as numbers (syncs); torch's scaler loads it. Empty if disabled."""
         state = super().state_dict()
         if state:
+            skipped, consecutive = self._skip_counts()
             state.update(
                 min_scale=self._min_scale,
                 max_scale=self._max_scale,
                 hysteresis=self._hysteresis,
                 _hysteresis_tracker=self._get_hysteresis_tracker(),
-                _skipped_steps=int(self.skipped_steps.item()),
+                _skipped_steps=skipped,
+                _consecutive_skips=consecutive,
             )
         return state
 
@@ -354,10 +350,11 @@ class GradScaler(torch.amp.GradScaler):
         self._max_scale = state_dict.get("max_scale", self._max_scale)
         self._hysteresis = state_dict.get("hysteresis", self._hysteresis)
         self._init_hysteresis_tracker = state_dict.get("_hysteresis_tracker", self._hysteresis)
-        self._init_skipped_steps = state_dict.get("_skipped_steps", 0)
+        self._init_skip_counts = (state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0))
+        self._forget()
         if self._scale is not None:
             self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
-            self._skipped_steps.fill_(self._init_skipped_steps)
+            self._fill_skip_counters()
 
     def _get_hysteresis_tracker(self) -> int:
         tracker = self._hysteresis_tracker
@@ -365,12 +362,18 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state["_last_found_infs"], state["_last_sum_sq"], state["_last_norm"] = [], None, None
+        state["_last_sum_sq"] = state["_last_norm"] = None
+        for key in ("_skips", "_taken", "_reader", "_blame", "_heard", "_too_many"):
+            state.pop(key)
         if self._enabled:
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-            state["_init_skipped_steps"] = int(self.skipped_steps.item())
-            state["_hysteresis_tracker"] = state["_skipped_steps"] = None
+            state["_init_skip_counts"] = self._skip_counts()
+            state["_hysteresis_tracker"] = None
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start_tracking()
 
 
 def _values(optimizer: Optimizer) -> list[Tensor]:

@@ -2,5 +2,7 @@
 
 from .convert import convert
 from .linear import Linear
+from .main_grad import accumulate_fp32
+from .mlp import MLP
 
-__all__ = ["Linear", "convert"]
+__all__ = ["MLP", "Linear", "accumulate_fp32", "convert"]

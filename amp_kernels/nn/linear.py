@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..ops.gemm import check_activation
+from ..ops._gemm import check_activation
 from ..ops.linear import linear
 
 
@@ -15,10 +15,11 @@ class Linear(torch.nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: as in torch.nn.Linear.
-        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"`` or ``"silu"``: applied in fp32 before the
-            one rounding.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``: applied in fp32
+            before the one rounding.
 
-    Shapes: ``[..., in_features]`` to ``[..., out_features]``.
+    Shapes: ``[..., in_features]`` to ``[..., out_features]``; with ``"swiglu"`` to ``[..., out_features / 2]``, as the
+    first half of the features are the gates of the second (:func:`amp_kernels.linear`).
 
     Raises:
         ValueError: ``activation`` is none of these.

@@ -2,14 +2,23 @@
 
 Only parameters and gradients travel as lists of tensors. Everything else lives in flat 1-D buffers: a *block* is a set
 of parameters of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus
-one step counter per parameter. ``layout``, an int64 CPU tensor ``[n, 4]``, says where: row ``i`` is ``(block, offset,
-slot, group)``; the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its
-step counter is ``steps[slot]``, its hyper-parameters are entry ``group`` of the lists. Elements are taken in memory
-order, so state and parameter match whatever the strides.
+one step counter per parameter. ``layout``, an int64 CPU tensor ``[n, 5]``, says where: row ``i`` is ``(block, offset,
+slot, group, index)``; the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``,
+its step counter is ``steps[slot]``, its hyper-parameters are entry ``group`` of the lists. ``index``, 0 to 2^32 - 1, is
+its number in the optimizer, which its random bits depend on. Elements are taken in memory order, so state and parameter
+match whatever the strides.
+
+The C++ ops of the optimizers also take a *table*, int64 ``[n, 10]`` on the CPU, in the place of ``layout``, with
+``params`` and ``grads`` empty: a row is ``(address of the parameter, address of the gradient, numel, dtype of the
+parameter, dtype of the gradient)`` and the row of the layout; ``check_and_norm(grads, table=...)`` reads the gradients
+from it, and of ``grads`` the device alone. That saves some 140 ns a tensor and list. An address cannot be checked:
+:mod:`amp_kernels.optim._resolved` makes tables for the optimizers, and nobody else should. References, Triton kernels
+and the emulator know lists only.
 
 A buffer with 0 elements means the block has no such state. Masters: float32 holds full masters of 16-bit parameters,
-int16 the remainders of :mod:`._master`; without one the parameter is its own master. Shadows: float16 or bfloat16
-copies of float32 parameters.
+int16 the remainders of :mod:`._master`; without one the parameter is its own master, rounded to nearest even or, with
+the flag ``STOCHASTIC`` of its group, stochastically (:mod:`._stochastic`). Shadows: float16 or bfloat16 copies of
+float32 parameters. Emas: float32 exponential moving averages of the float32 weights.
 """
 
 from __future__ import annotations
@@ -22,13 +31,25 @@ from torch import Tensor
 
 from .._library import Sample
 from . import _lists
+from ._lists import HALF_DTYPES
 from ._master import join_master, split_master
+from ._stochastic import round_stochastic, rounding_bits
 
-MAXIMIZE, NESTEROV, COUPLED_DECAY = 1, 2, 4  # bits of a group's flags
+MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32  # a group's flags
+MAX_SEED = 2**63 - 1
+
+TABLE_COLUMNS, TABLE_GRAD = 10, 1  # csrc/ops/tensor_table.h
+TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
+OPTIONAL = ("masters", "shadows", "emas", "momentum_buffers", "max_exp_avg_sqs")  # what a block may be without
 
 PARAMS = (torch.float16, torch.bfloat16, torch.float32)
 GRADS = (torch.float16, torch.bfloat16, torch.float32)
-HALVES = (torch.float16, torch.bfloat16)
+
+
+def refuse_table(op: str, table: Tensor | None) -> None:
+    """Raise if a reference, which knows lists only, is handed a table."""
+    if table is not None:
+        raise NotImplementedError(f"{op}: only the compiled kernels take a table; accepted here: lists of tensors")
 
 
 def fma(a: Tensor | float, b: Tensor, c: Tensor) -> Tensor:
@@ -80,27 +101,60 @@ def piece(buffer: Tensor, offset: int, numel: int) -> Tensor | None:
     return None if buffer.numel() == 0 else buffer[offset : offset + numel]
 
 
-def load_weight(param: Tensor, master: Tensor | None) -> Tensor:
-    """The float32 weight to be updated, in memory order."""
-    if master is None:
-        return _lists.flat(param).float()
-    return master.clone() if master.dtype == torch.float32 else join_master(_lists.flat(param), master)
+@dataclass
+class Weight:
+    """One parameter's weight in every form that is kept of it."""
 
+    param: Tensor  # in memory order, as all of them
+    master: Tensor | None
+    shadow: Tensor | None
+    ema: Tensor | None
+    ema_decay: float
+    random16: Tensor | None  # bits for stochastic rounding
 
-def store_weight(
-    scalars: StepScalars, weight: Tensor, param: Tensor, master: Tensor | None, shadow: Tensor | None
-) -> None:
-    target = _lists.flat(param)
-    if master is not None and master.dtype == torch.int16:
-        half, remainder = split_master(weight, param.dtype)
-        scalars.store(target, half)
-        scalars.store(master, remainder)
-        return
-    scalars.store(target, weight)
-    if master is not None:
-        scalars.store(master, weight)
-    if shadow is not None:
-        scalars.store(shadow, weight)
+    @classmethod
+    def at(
+        cls,
+        param: Tensor,
+        row: Sequence[int],
+        masters: Sequence[Tensor],
+        shadows: Sequence[Tensor],
+        emas: Sequence[Tensor],
+        ema_decay: Sequence[float],
+        flags: Sequence[int],
+        seed: int,
+        step: Tensor,
+    ) -> Weight:
+        """The weight that row ``row`` of the layout places; ``step``: its count after the increment."""
+        block, offset, _, group, index = row
+        n = param.numel()
+        master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (masters, shadows, emas))
+        stochastic = flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES
+        random16 = rounding_bits(seed, step, index, n) if stochastic else None
+        return cls(_lists.flat(param), master, shadow, ema, ema_decay[group], random16)
+
+    def load(self) -> Tensor:
+        """The float32 weight to be updated."""
+        if self.master is None:
+            return self.param.float()
+        return self.master.clone() if self.master.dtype == torch.float32 else join_master(self.param, self.master)
+
+    def store(self, scalars: StepScalars, weight: Tensor) -> None:
+        if self.ema is not None:  # torch.lerp's form: an average that equals the weight stays
+            scalars.store(self.ema, fma(rounded(1 - self.ema_decay), weight - self.ema, self.ema))
+        if self.master is not None and self.master.dtype == torch.int16:
+            half, remainder = split_master(weight, self.param.dtype)
+            scalars.store(self.param, half)
+            scalars.store(self.master, remainder)
+            return
+        if self.random16 is not None:
+            scalars.store(self.param, round_stochastic(weight, self.param.dtype, self.random16))
+        else:
+            scalars.store(self.param, weight)
+        if self.master is not None:
+            scalars.store(self.master, weight)
+        if self.shadow is not None:
+            scalars.store(self.shadow, weight)
 
 
 def check_update(
@@ -113,10 +167,13 @@ def check_update(
     lrs: Sequence[Tensor],
     scalars: dict[str, Tensor | None],
     hyper: dict[str, Sequence[float]],
+    max_norm: float,
+    seed: int,
 ) -> None:
     """Raise unless the arguments of an update op fit together.
 
-    ``buffers`` maps each name to its list and accepted dtypes.
+    ``buffers`` maps each name to its list and accepted dtypes; ``scalars`` and ``hyper`` hold tensors and numbers by
+    name.
 
     Raises:
         TypeError: a dtype is not accepted.
@@ -146,10 +203,14 @@ def check_update(
         raise ValueError(f"{op}: lrs has {len(lrs)} entries; accepted: none, or one per param group ({groups})")
     for i, lr in enumerate(lrs):
         _lists.check_scalar(op, f"lrs[{i}]", lr, device)
+    check_betas(op, "ema_decay", hyper["ema_decay"])
+    if scalars["sum_sq"] is not None:
+        _lists.check_number(op, "max_norm", max_norm, 0.0)
+    _lists.check_number(op, "seed", seed, 0, MAX_SEED)
 
 
 def check_betas(op: str, argument: str, values: Sequence[float]) -> None:
-    """Raise unless every decay rate of a moment is in [0, 1); NaN never passes."""
+    """Raise unless every decay rate of an average is in [0, 1); NaN never passes."""
     for i, value in enumerate(values):
         if not 0.0 <= value < 1.0:
             raise ValueError(f"{op}: {argument}[{i}] is {value}; accepted: a number from 0 to below 1")
@@ -171,22 +232,24 @@ def _check_buffers(op: str, device: torch.device, buffers: dict, steps: Sequence
 def _check_layout(
     op: str, params: Sequence[Tensor], buffers: dict, steps: Sequence[Tensor], layout: Tensor, groups: int
 ) -> None:
-    if layout.dtype != torch.int64 or layout.device.type != "cpu" or tuple(layout.shape) != (len(params), 4):
-        raise ValueError(f"{op}: layout is {_lists.describe(layout)}; accepted: int64[{len(params)}, 4] on the CPU")
-    for i, (block, offset, slot, group) in enumerate(layout.tolist()):
-        row = f"{op}: layout[{i}] is {(block, offset, slot, group)}"
+    if layout.dtype != torch.int64 or layout.device.type != "cpu" or tuple(layout.shape) != (len(params), 5):
+        raise ValueError(f"{op}: layout is {_lists.describe(layout)}; accepted: int64[{len(params)}, 5] on the CPU")
+    for i, (block, offset, slot, group, index) in enumerate(layout.tolist()):
+        row = f"{op}: layout[{i}] is {(block, offset, slot, group, index)}"
         if not 0 <= block < len(steps):
             raise ValueError(f"{row}; there are {len(steps)} blocks")
         if not 0 <= slot < steps[block].numel():
             raise ValueError(f"{row}; steps[{block}] has {steps[block].numel()} slots")
         if not 0 <= group < groups:
             raise ValueError(f"{row}; there are {groups} param groups")
+        if not 0 <= index < 2**32:
+            raise ValueError(f"{row}; an index is from 0 to {2**32 - 1}")
         end = offset + params[i].numel()
         for name, (tensors, _) in buffers.items():
             size = tensors[block].numel()
-            if offset < 0 or (end > size and not (size == 0 and name in ("masters", "shadows", "momentum_buffers"))):
+            if offset < 0 or (end > size and not (size == 0 and name in OPTIONAL)):
                 raise ValueError(f"{row}; {name}[{block}] has {size} elements, params[{i}] needs {offset} to {end}")
-        for name, accepted in (("masters", HALVES), ("shadows", (torch.float32,))):
+        for name, accepted in (("masters", HALF_DTYPES), ("shadows", (torch.float32,))):
             if buffers[name][0][block].numel() and params[i].dtype not in accepted:
                 raise TypeError(
                     f"{op}: params[{i}] is {params[i].dtype} and block {block} has {name}; "
@@ -204,6 +267,7 @@ def sample_blocks(
     state_dtype: torch.dtype = torch.float32,
     master: torch.dtype | None = None,
     shadow: torch.dtype | None = None,
+    ema: bool = False,
 ) -> dict:
     """Arguments for a small update: one block of three params (one empty, one transposed) and one group per dtype."""
     generator = torch.Generator().manual_seed(seed)
@@ -214,18 +278,19 @@ def sample_blocks(
         "steps": [],
         "masters": [],
         "shadows": [],
+        "emas": [],
     }
     rows = []
     for block, dtype in enumerate(dtypes):
         total = 0
-        masters = torch.zeros(512, dtype=master) if master is not None and dtype in HALVES else torch.zeros(0)
+        masters = torch.zeros(512, dtype=master) if master is not None and dtype in HALF_DTYPES else torch.zeros(0)
         for slot, shape in enumerate([(5, 7), (0,), (300,)]):
             weight = torch.randn(shape, generator=generator)
             grad = torch.randn(shape, generator=generator)
             if slot == 0:
                 weight, grad = weight.t(), grad.t()
             param = weight.to(dtype)
-            rows.append((block, total, slot, block))
+            rows.append((block, total, slot, block, 7 * len(rows)))
             if masters.numel():
                 part = masters[total : total + param.numel()]
                 part.copy_(
@@ -239,6 +304,7 @@ def sample_blocks(
         out["masters"].append(masters.to(device))
         has_shadow = shadow is not None and dtype == torch.float32
         out["shadows"].append(torch.zeros(512 if has_shadow else 0, dtype=shadow or torch.float16, device=device))
+        out["emas"].append(torch.randn(512 if ema else 0, generator=generator).to(device))
         out["steps"].append(torch.arange(3, dtype=torch.float32, device=device))
         for moment in out["moments"]:  # squares, because a second moment is never negative
             moment.append(torch.randn(512, generator=generator).square().to(device, state_dtype))
@@ -259,7 +325,7 @@ def sample_call(
     max_norm: float | None = None,
     **options,
 ) -> Sample:
-    """A call of an update op on :func:`sample_blocks`; ``hyper``: what stands between ``lr`` and ``flags``."""
+    """A call of an update op on :func:`sample_blocks`; ``hyper``: what stands between ``lr`` and ``ema_decay``."""
     b = sample_blocks(device, seed, dtypes, moments, **options)
     groups = len(dtypes)
 
@@ -273,6 +339,7 @@ def sample_call(
         b["steps"],
         b["masters"],
         b["shadows"],
+        b["emas"],
         b["layout"],
         [scalar(0.01 * (i + 1)) for i in range(groups)] if lrs else [],
         scalar(scale),
@@ -280,6 +347,8 @@ def sample_call(
         scalar(None if max_norm is None else 400.0),
         [lr * (i + 1) for i in range(groups)],
         *([value] * groups for value in hyper),
+        [0.75] * groups,
         [flags] * groups,
         max_norm or 0.0,
+        seed << 32 | 5,  # bits in both words of the key
     ), {}

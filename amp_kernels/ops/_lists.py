@@ -7,12 +7,14 @@ have the same strides.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -40,6 +42,22 @@ def same_order(a: Tensor, b: Tensor) -> bool:
 def flat(tensor: Tensor) -> Tensor:
     """A dense tensor as a 1-D view in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
+    """The positions of two tensors that share memory, ``None`` if there are none. Dense tensors of one device.
+
+    One pass writes all tensors of a list at the same time, so shared elements would be written by two blocks in a race.
+    Looks at addresses, which tensors without memory (meta, fake, traced ones) do not have: those share none.
+    """
+    if torch.compiler.is_compiling() or not all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors):
+        return None
+    spans = [(tensor.data_ptr(), tensor.nbytes, i) for i, tensor in enumerate(tensors)]
+    spans = sorted(span for span in spans if span[0] and span[1])
+    for (begin, size, i), (next_begin, _, j) in itertools.pairwise(spans):
+        if next_begin < begin + size:
+            return min(i, j), max(i, j)
+    return None
 
 
 def describe(tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 _INF = {torch.bfloat16: 0x7F800000, torch.float16: 0x7C000000}
 
 
-def _wide_code(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+def wide_code(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     """31-bit code of a non-negative float32, as int64: the upper 15 bits are those of ``dtype``, 16 mantissa bits
     follow."""
     bits = magnitude.view(torch.int32).long()
@@ -30,7 +30,7 @@ def _wide_code(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
 
 def split_master(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Split float32 values into weights of ``dtype`` (float16 or bfloat16) and int16 remainders."""
-    code = _wide_code(master.abs(), dtype)
+    code = wide_code(master.abs(), dtype)
     rounded = torch.where(master.isnan(), code, code + 0x8000) >> 16
     weight = rounded | (master.signbit().long() << 15)
     return weight.to(torch.int16).view(dtype), code.to(torch.int16)

@@ -11,7 +11,18 @@ from collections.abc import Iterator
 import torch
 
 from .._library import Sample, define
-from .gemm import ACTIVATIONS, OPERAND_DTYPES, OUTPUT_DTYPES, check_activation, check_same_device, check_tensor
+from ._gemm import (
+    ACTIVATIONS,
+    GATED,
+    OPERAND_DTYPES,
+    OUTPUT_DTYPES,
+    activated_width,
+    check_activation,
+    check_gated_width,
+    check_same_device,
+    check_tensor,
+    halves,
+)
 
 aten = torch.ops.aten
 
@@ -21,6 +32,11 @@ def _silu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return grad * (s + z * s * (1 - s))
 
 
+def _swiglu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    gate, up = halves(z)
+    return torch.cat([_silu_backward(grad * up, gate), grad * torch.nn.functional.silu(gate)], dim=-1)
+
+
 #: ``name -> (grad, z) -> grad of z``, in torch's own operations, which are differentiable themselves.
 DERIVATIVES = {
     "none": lambda grad, z: grad,
@@ -28,6 +44,7 @@ DERIVATIVES = {
     "gelu": lambda grad, z: aten.gelu_backward(grad, z),
     "gelu_tanh": lambda grad, z: aten.gelu_backward(grad, z, approximate="tanh"),
     "silu": _silu_backward,
+    "swiglu": _swiglu_backward,
 }
 
 
@@ -40,10 +57,17 @@ def _check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
     op = "activation_backward"
     check_tensor(op, "preact", preact, OUTPUT_DTYPES)
     check_tensor(op, "grad", grad, tuple({preact.dtype, torch.float32}))
-    if grad.shape != preact.shape:
-        raise ValueError(f"{op}: grad has shape {list(grad.shape)}; accepted: that of preact, {list(preact.shape)}")
+    name = check_activation(op, activation)
+    if name in GATED and preact.ndim == 0:
+        raise ValueError(f"{op}: preact has no dimension; accepted with activation={name!r}: [..., 2 F]")
+    check_gated_width(op, "preact", preact, -1, name)
+    shape = (*preact.shape[:-1], activated_width(name, preact.shape[-1])) if name in GATED else preact.shape
+    if grad.shape != shape:
+        raise ValueError(
+            f"{op}: grad has shape {list(grad.shape)}; accepted: that of activation(preact), {list(shape)}"
+        )
     check_same_device(op, grad=grad, preact=preact)
-    return check_activation(op, activation)
+    return name
 
 
 def _reference(grad, preact, *, activation):
@@ -57,7 +81,9 @@ def _samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
     for activation in ACTIVATIONS:
         for dtype in OUTPUT_DTYPES:
-            grad, z = (4 * torch.randn(2, 6, 5, generator=generator) for _ in range(2))
+            grad, z = (4 * torch.randn(2, 6, 6, generator=generator) for _ in range(2))
+            if activation in GATED:
+                grad = grad[..., ::2]
             yield (grad.to(device, dtype), z.to(device, dtype)), {"activation": activation}
     for dtype in OPERAND_DTYPES:
         z = torch.randn(6, 4, generator=generator).to(device, dtype)
@@ -76,8 +102,9 @@ def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation:
 
     Args:
         grad: gradient of ``activation(preact)``, any strides, the dtype of ``preact`` or fp32.
-        preact: the pre-activation, fp16, bf16 or fp32.
-        activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.
+        preact: the pre-activation, fp16, bf16 or fp32, any strides.
+        activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``: ``grad`` and ``preact`` have one
+            shape; or ``"swiglu"``: ``grad`` is ``[..., F]``, ``preact`` ``[..., 2 F]``, gates before values.
 
     Returns:
         A contiguous tensor of the shape and dtype of ``preact``. relu's derivative at 0 is 0, as in torch.

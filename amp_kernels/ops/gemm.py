@@ -1,133 +1,67 @@
-"""GEMM with fp16 or bf16 operands: fp32 accumulation, bias and activation in fp32, one rounding to the output type.
+"""GEMM with fp16 or bf16 operands: fp32 accumulation, epilogue in fp32, one rounding to the output type.
 
-The three raw ops of this file are what every matrix product of the package ends in:
+The raw ops of this file and ``gemm_dact`` are what every matrix product of the package ends in. With
+``z = alpha * (a @ b) + bias``:
 
-- ``gemm``: ``activation(a @ b + bias)``;
-- ``gemm_preact``: the same, and the pre-activation ``z = a @ b + bias`` that a backward needs;
-- ``gemm_accumulate_``: ``c = alpha * a @ b + beta * c`` with an fp32 ``c``, as gradient accumulation wants it.
+- ``gemm``: ``activation(z) + beta * residual``;
+- ``gemm_preact``: the same, and ``z``, which a backward needs;
+- ``gemm_accumulate_``: ``c = alpha * (a @ b) + beta * c`` with an fp32 ``c``, as gradient accumulation wants it.
 
-They take any strides and have no autograd formula; ``amp_kernels.linear`` and ``amp_kernels.matmul`` are the
-differentiable ops.
+They take any strides and have no autograd formula; ``amp_kernels.linear``, ``amp_kernels.matmul`` and
+``amp_kernels.baddbmm`` are the differentiable ops.
 
-Numerics: products of 16-bit numbers are exact in fp32. Partial sums are never rounded to 16 bits, the activation sees
-the unrounded fp32 ``z``, and the only rounding is the final one, to nearest even. So for K terms
+Numerics: products of 16-bit numbers are exact in fp32. Partial sums are never rounded to 16 bits, the epilogue sees the
+unrounded fp32 sums, and the only rounding is the final one, to nearest even. So for K terms
 ``|error| <= u_out |result| + c K 2^-23 (|a| @ |b|)``, with ``u_out`` half an ulp of the output type
 (amp_kernels/testing/bounds.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
 from .._library import Sample, define
-from ._lists import names
-
-#: The activations of the epilogue, as they are named in the schemas, in torch's own definitions.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda z: z,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "silu": F.silu,
-}
-
-OPERAND_DTYPES = (torch.float16, torch.bfloat16)
-OUTPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-# ---- argument checks, shared by the ops that end in a GEMM
-
-
-def check_activation(op: str, activation: str | None) -> str:
-    """The schema's name of ``activation``; ``None`` means ``"none"``."""
-    name = "none" if activation is None else activation
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ValueError(f"{op}: activation is {activation!r}; accepted: None, {', '.join(map(repr, ACTIVATIONS))}")
-    return name
-
-
-def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{op}: {name} is a {type(tensor).__name__}; accepted: a tensor")
-    if tensor.layout != torch.strided:
-        raise TypeError(f"{op}: {name} has layout {tensor.layout}; accepted: torch.strided")
-    if tensor.dtype not in dtypes:
-        raise TypeError(f"{op}: {name} has dtype {names([tensor.dtype])}; accepted: {names(dtypes)}")
-
-
-def check_same_device(op: str, **tensors: torch.Tensor | None) -> None:
-    (first, device), *rest = ((name, t.device) for name, t in tensors.items() if t is not None)
-    for name, other in rest:
-        if other != device:
-            raise ValueError(f"{op}: {name} is on {other}, but {first} is on {device}; accepted: one device")
-
-
-def check_bias(op: str, bias: torch.Tensor | None, width: int, dtypes: tuple[torch.dtype, ...]) -> None:
-    if bias is None:
-        return
-    check_tensor(op, "bias", bias, dtypes)
-    if bias.ndim != 1 or bias.shape[0] != width:
-        raise ValueError(f"{op}: bias has shape {list(bias.shape)}; accepted: [{width}], one value per output column")
-
-
-def check_out_dtype(op: str, out_dtype: torch.dtype | None, dtypes: tuple[torch.dtype, ...]) -> None:
-    if out_dtype is not None and out_dtype not in dtypes:
-        raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: None, {names(dtypes)}")
-
-
-def _check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    check_tensor(op, "a", a, OPERAND_DTYPES)
-    check_tensor(op, "b", b, OPERAND_DTYPES)
-    if a.dtype != b.dtype:
-        raise TypeError(f"{op}: a is {names([a.dtype])} and b is {names([b.dtype])}; accepted: the same dtype for both")
-    if a.ndim not in (2, 3) or b.ndim != a.ndim:
-        raise ValueError(
-            f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: [M, K] and [K, N], or [B, M, K] and "
-            "[B, K, N]"
-        )
-    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        raise ValueError(
-            f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; the columns of a and the rows of b must be as "
-            "many, and so must the batches"
-        )
-
-
-def _check_gemm(op: str, a, b, bias, activation: str | None, out_dtype: torch.dtype | None) -> str:
-    _check_operands(op, a, b)
-    check_bias(op, bias, b.shape[-1], (a.dtype, torch.float32))
-    check_same_device(op, a=a, b=b, bias=bias)
-    check_out_dtype(op, out_dtype, OUTPUT_DTYPES)
-    return check_activation(op, activation)
-
+from ._gemm import (
+    ACTIVATIONS,
+    OPERAND_DTYPES,
+    OUTPUT_DTYPES,
+    check_activation,
+    check_gemm,
+    check_no_internal_overlap,
+    check_operands,
+    check_same_device,
+    check_tensor,
+    finished,
+    output_shape,
+    preactivation,
+    product32,
+)
 
 # ---- references
 
 
-def _preactivation(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if a.is_cuda and a.numel() and b.numel():  # tensor cores with fp32 sums, which only CUDA's mm and bmm offer
-        z = (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
-    else:
-        z = torch.matmul(a.float(), b.float())
-    return z if bias is None else z + bias.float()
+def _gemm_reference(
+    a, b, bias=None, residual=None, *, alpha=1.0, beta=1.0, activation="none", out_dtype=None, batch_invariant=False
+):
+    check_gemm("gemm", a, b, bias, residual, activation, out_dtype)
+    z = preactivation(product32(a, b, batch_invariant), bias, alpha)
+    return finished(z, residual, activation, beta, out_dtype or a.dtype)
 
 
-def _gemm_reference(a, b, bias=None, *, activation="none", out_dtype=None):
-    _check_gemm("gemm", a, b, bias, activation, out_dtype)
-    return ACTIVATIONS[activation](_preactivation(a, b, bias)).to(out_dtype or a.dtype)
+def _gemm_preact_reference(
+    a, b, bias=None, residual=None, *, alpha=1.0, beta=1.0, activation, out_dtype=None, batch_invariant=False
+):
+    check_gemm("gemm_preact", a, b, bias, residual, activation, out_dtype)
+    z = preactivation(product32(a, b, batch_invariant), bias, alpha)
+    # "none" gives back z itself, and an op's results may not share memory.
+    return finished(z, residual, activation, beta, out_dtype or a.dtype), z.to(out_dtype or a.dtype, copy=True)
 
 
-def _gemm_preact_reference(a, b, bias=None, *, activation, out_dtype=None):
-    _check_gemm("gemm_preact", a, b, bias, activation, out_dtype)
-    z = _preactivation(a, b, bias)
-    return ACTIVATIONS[activation](z).to(out_dtype or a.dtype, copy=True), z.to(out_dtype or a.dtype)
-
-
-def _check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+def check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     op = "gemm_accumulate_"
-    _check_operands(op, a, b)
+    check_operands(op, a, b)
     check_tensor(op, "c", c, (torch.float32,))
     if c.shape != (*a.shape[:-1], b.shape[-1]):
         raise ValueError(
@@ -136,25 +70,24 @@ def _check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None
     check_same_device(op, c=c, a=a, b=b)
 
 
-def _gemm_accumulate_reference(c, a, b, *, alpha=1.0, beta=1.0):
-    _check_accumulate(c, a, b)
-    product = alpha * _preactivation(a, b, None)
-    c.copy_(
-        product if beta == 0 else torch.add(product, c, alpha=beta)
-    )  # beta = 0: what stands in c, be it NaN, is not read
+def _gemm_accumulate_reference(c, a, b, *, alpha=1.0, beta=1.0, batch_invariant=False):
+    check_accumulate(c, a, b)
+    product = alpha * product32(a, b, batch_invariant)
+    # beta = 0: what stands in c, be it NaN, is not read.
+    c.copy_(product if beta == 0 else torch.add(product, c, alpha=beta))
 
 
 # ---- samples for opcheck and `info --check`
 
 
-def _operands(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def sample_operands(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
     for dtype in OPERAND_DTYPES:
-        yield normal(5, 7).to(device, dtype), normal(7, 9).to(device, dtype)
+        yield normal(5, 7).to(device, dtype), normal(7, 10).to(device, dtype)
         yield normal(7, 16).to(device, dtype).t(), normal(8, 7).to(device, dtype).t()
         yield normal(2, 3, 8).to(device, dtype), normal(2, 4, 8).to(device, dtype).mT
     yield normal(3, 0).to(device, torch.bfloat16), normal(0, 4).to(device, torch.bfloat16)
@@ -162,12 +95,17 @@ def _operands(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _gemm_samples(device: str) -> Iterator[Sample]:
-    for i, (a, b) in enumerate(_operands(device)):
+    for i, (a, b) in enumerate(sample_operands(device)):
         bias = torch.linspace(-1, 1, b.shape[-1]).to(device)
+        rows = torch.linspace(1, 2, a.shape[-2]).to(device, a.dtype)[:, None]
         activation = list(ACTIVATIONS)[i % len(ACTIVATIONS)]
+        residual = torch.ones(output_shape(a, b, activation), device=device)
         yield (a, b), {}
         yield (a, b, bias), {"activation": activation, "out_dtype": OUTPUT_DTYPES[i % 3]}
-        yield (a, b, bias.to(a.dtype)), {"activation": activation}
+        yield (a, b, bias.to(a.dtype), residual.to(a.dtype)), {"activation": activation, "beta": 0.5}
+        yield (a, b, rows, residual[..., :1].expand_as(residual)), {"activation": activation, "alpha": -2.0}
+        yield (a, b, None, torch.full_like(residual, torch.nan)), {"activation": activation, "beta": 0.0}
+        yield (a, b, bias), {"activation": "swiglu", "batch_invariant": True, "out_dtype": torch.float32}
 
 
 def _gemm_preact_samples(device: str) -> Iterator[Sample]:
@@ -176,82 +114,142 @@ def _gemm_preact_samples(device: str) -> Iterator[Sample]:
 
 
 def _gemm_accumulate_samples(device: str) -> Iterator[Sample]:
-    for i, (a, b) in enumerate(_operands(device)):
+    for i, (a, b) in enumerate(sample_operands(device)):
         c = torch.ones(*a.shape[:-1], b.shape[-1], device=device)
         yield (c.clone(), a, b), {}
-        yield (c.mT.contiguous().mT, a, b), {"alpha": 0.5, "beta": float(i % 2)}
+        yield (c.mT.contiguous().mT, a, b), {"alpha": 0.5, "beta": float(i % 2), "batch_invariant": i % 4 > 1}
 
 
 # ---- ops
 
+_EPILOGUE = "Tensor? bias=None, Tensor? residual=None, *, float alpha=1.0, float beta=1.0"
+
 GEMM = define(
-    'gemm(Tensor a, Tensor b, Tensor? bias=None, *, str activation="none", ScalarType? out_dtype=None) -> Tensor',
+    f'gemm(Tensor a, Tensor b, {_EPILOGUE}, str activation="none", ScalarType? out_dtype=None, '
+    "bool batch_invariant=False) -> Tensor",
     _gemm_reference,
     samples=_gemm_samples,
 )
 GEMM_PREACT = define(
-    "gemm_preact(Tensor a, Tensor b, Tensor? bias=None, *, str activation, ScalarType? out_dtype=None) "
-    "-> (Tensor, Tensor)",
+    f"gemm_preact(Tensor a, Tensor b, {_EPILOGUE}, str activation, ScalarType? out_dtype=None, "
+    "bool batch_invariant=False) -> (Tensor, Tensor)",
     _gemm_preact_reference,
     samples=_gemm_preact_samples,
 )
 GEMM_ACCUMULATE = define(
-    "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0) -> ()",
+    "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0, "
+    "bool batch_invariant=False) -> ()",
     _gemm_accumulate_reference,
     samples=_gemm_accumulate_samples,
 )
+
+
+def _expanded(op: str, residual, a, b, activation: str | None):
+    """``residual`` in the shape of the result, if it broadcasts to that; any error is left to the checks that follow."""
+    if not isinstance(residual, torch.Tensor):
+        return residual
+    check_operands(op, a, b)
+    try:
+        return residual.expand(output_shape(a, b, check_activation(op, activation)))
+    except RuntimeError:
+        return residual
 
 
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """``activation(a @ b + bias)`` of 16-bit operands, accumulated in fp32 and rounded once. Not differentiable.
+    """``activation(alpha * (a @ b) + bias) + beta * residual`` of 16-bit operands. Not differentiable.
+
+    Accumulated and finished in fp32, rounded once.
 
     Args:
         a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides.
         b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides.
-        bias: ``[N]``, the dtype of ``a`` or fp32; added in fp32.
-        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"`` or ``"silu"``; computed in fp32.
+        bias: ``[N]``, one value per column, or ``[M, 1]``, one per row; the dtype of ``a`` or fp32.
+        residual: a tensor of the shape of the result, or one that broadcasts to it; the dtype of ``a`` or fp32, any
+            strides. Added after the activation.
+        alpha: factor of the product.
+        beta: factor of ``residual``. With 0, ``residual`` is not read.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"``, or ``"swiglu"``:
+            ``silu(z[..., :N / 2]) * z[..., N / 2:]``, gates in the first half of the columns, values in the second.
         out_dtype: fp16, bf16 or fp32; the dtype of ``a`` by default.
+        batch_invariant: the order of summation depends on N, K and the dtypes only, so that a row's result does not
+            depend on how many rows and batches stand beside it.
 
     Returns:
-        A contiguous tensor ``[M, N]`` or ``[B, M, N]``. With K = 0 it holds ``activation(bias)``.
+        A contiguous tensor ``[M, N]`` or ``[B, M, N]``, with ``"swiglu"`` of N / 2 columns. With K = 0 the product is 0.
 
     Raises:
         TypeError: a dtype or layout is not accepted; fp16 and bf16 are never mixed.
         ValueError: shapes, devices or ``activation`` do not fit.
     """
-    name = _check_gemm("gemm", a, b, bias, activation, out_dtype)
-    return GEMM(a, b, bias, activation=name, out_dtype=out_dtype)
+    residual = _expanded("gemm", residual, a, b, activation)
+    name = check_gemm("gemm", a, b, bias, residual, activation, out_dtype)
+    return GEMM(
+        a,
+        b,
+        bias,
+        residual,
+        alpha=alpha,
+        beta=beta,
+        activation=name,
+        out_dtype=out_dtype,
+        batch_invariant=batch_invariant,
+    )
 
 
 def gemm_preact(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     activation: str,
     out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`gemm`, and the pre-activation ``z = a @ b + bias`` rounded to the same dtype, for
-    :func:`activation_backward`.
+    """:func:`gemm`, and the pre-activation ``z = alpha * (a @ b) + bias`` rounded to the same dtype, for
+    :func:`activation_backward` and :func:`gemm_dact`.
 
     Arguments and errors are those of :func:`gemm`. The activation is computed from the unrounded fp32 ``z``.
 
     Returns:
-        ``(activation(z), z)``, two contiguous tensors.
+        ``(activation(z) + beta * residual, z)``, two contiguous tensors; ``z`` always has N columns.
     """
-    name = _check_gemm("gemm_preact", a, b, bias, activation, out_dtype)
-    return GEMM_PREACT(a, b, bias, activation=name, out_dtype=out_dtype)
+    residual = _expanded("gemm_preact", residual, a, b, activation)
+    name = check_gemm("gemm_preact", a, b, bias, residual, activation, out_dtype)
+    return GEMM_PREACT(
+        a,
+        b,
+        bias,
+        residual,
+        alpha=alpha,
+        beta=beta,
+        activation=name,
+        out_dtype=out_dtype,
+        batch_invariant=batch_invariant,
+    )
 
 
 def gemm_accumulate_(
-    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, alpha: float = 1.0, beta: float = 1.0
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """``c = alpha * (a @ b) + beta * c`` in place, in fp32 throughout. Not differentiable.
 
@@ -261,6 +259,7 @@ def gemm_accumulate_(
         b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides.
         alpha: factor of the product.
         beta: factor of ``c``. With 0, ``c`` is written without being read, as BLAS has it.
+        batch_invariant: as in :func:`gemm`.
 
     Returns:
         ``c``.
@@ -269,16 +268,7 @@ def gemm_accumulate_(
         TypeError: a dtype or layout is not accepted.
         ValueError: shapes or devices do not fit, or elements of ``c`` share memory.
     """
-    _check_accumulate(c, a, b)
+    check_accumulate(c, a, b)
     check_no_internal_overlap("gemm_accumulate_", "c", c)
-    GEMM_ACCUMULATE(c, a, b, alpha=alpha, beta=beta)
+    GEMM_ACCUMULATE(c, a, b, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
     return c
-
-
-def check_no_internal_overlap(op: str, name: str, tensor: torch.Tensor) -> None:
-    """A tensor that is written must not have two elements in one place (an expanded one has)."""
-    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise ValueError(
-            f"{op}: {name} has strides {list(tensor.stride())} for shape {list(tensor.shape)}, so elements share "
-            "memory; accepted: a tensor without overlap"
-        )

@@ -19,25 +19,38 @@ import torch
 import torch.nn.functional as F
 
 from .. import _autocast
+from .._batch_invariant import is_batch_invariant
 from .._library import Sample, define
-from ._lists import FLOATS
-from .activation_backward import ACTIVATION_BACKWARD, differentiable_activation_backward
-from .gemm import (
+from . import _main_grad
+from ._gemm import (
     ACTIVATIONS,
-    GEMM,
-    GEMM_PREACT,
+    GATED,
     OPERAND_DTYPES,
+    OUTPUT_DTYPES,
     check_activation,
     check_bias,
+    check_gated_width,
     check_same_device,
     check_tensor,
 )
-from .matmul import add_gradient, differentiable_product, under_transform, working_dtype
+from ._lists import FLOATS
+from .activation_backward import ACTIVATION_BACKWARD, differentiable_activation_backward
+from .gemm import GEMM, GEMM_PREACT
+from .matmul import add_gradient, differentiable_product, gemm_options, under_transform, working_dtype
 
 
-def _flat(x: torch.Tensor) -> torch.Tensor:
+def flat(x: torch.Tensor) -> torch.Tensor:
     """``[..., K]`` as ``[rows, K]``."""
-    return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+    return x if x.ndim == 2 else x.flatten(0, -2) if x.ndim > 2 else x.unsqueeze(0)
+
+
+def like(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``[rows, N]`` with the leading dimensions of ``x``."""
+    return rows if x.ndim == 2 else rows.view(*x.shape[:-1], rows.shape[-1])
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -49,20 +62,23 @@ class _Linear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, shadow, activation, compute_dtype):
+    def forward(ctx, x, weight, bias, shadow, activation, compute_dtype, batch_invariant):
         ctx.set_materialize_grads(False)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        x16 = x.to(compute_dtype)
-        weight16 = weight.to(compute_dtype) if shadow is None else shadow
+        _main_grad.refuse_data_parallel(weight)
+        x16 = cast(x, compute_dtype)
+        weight16 = cast(weight, compute_dtype) if shadow is None else shadow
+        options = gemm_options(x16, batch_invariant=batch_invariant)
         preact = None
         if activation == "none":
-            out = GEMM(_flat(x16), weight16.t(), bias)
+            out = GEMM.below_autograd(flat(x16), weight16.t(), bias, **options)
         else:
-            out, preact = GEMM_PREACT(_flat(x16), weight16.t(), bias, activation=activation)
-            preact = preact.view(*x.shape[:-1], preact.shape[-1])
+            out, preact = GEMM_PREACT.below_autograd(flat(x16), weight16.t(), bias, activation=activation, **options)
+            preact = like(x, preact)
         ctx.activation = activation
+        ctx.batch_invariant = batch_invariant
         ctx.x_shape = x.shape
-        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
         # The fp32 weight is kept beside its shadow for a recorded backward, which must reach the weight itself.
         ctx.save_for_backward(
             x16 if needs_weight else None,
@@ -71,7 +87,7 @@ class _Linear(torch.autograd.Function):
             weight if needs_x and shadow is not None else None,
         )
         return (
-            out.view(*x.shape[:-1], out.shape[-1]),
+            like(x, out),
             preact,
             x16 if needs_weight and x16 is not x else None,
             weight16 if needs_x and shadow is None and weight16 is not weight else None,
@@ -81,24 +97,41 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, grad, grad_preact, grad_x16, grad_weight16):
         x16, weight16, preact, weight = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if weight is not None and torch.is_grad_enabled():
             weight16 = weight.to(weight16.dtype)
-        dz = _preactivation_gradient(ctx.activation, grad, grad_preact, preact)
+        dz = preactivation_gradient(ctx.activation, grad, grad_preact, preact)
         grad_x = grad_weight = grad_bias = None
         if dz is not None:
-            dz = _flat(dz)
-            if ctx.needs_input_grad[0]:
-                grad_x = differentiable_product(dz, weight16, x_dtype).view(ctx.x_shape)
-            if ctx.needs_input_grad[1]:
-                grad_weight = differentiable_product(dz.t(), _flat(x16), weight_dtype)
-            if ctx.needs_input_grad[2]:
-                grad_bias = dz.sum(0, dtype=torch.float32).to(bias_dtype)
-        grad_x = add_gradient(grad_x, grad_x16, x_dtype)
-        grad_weight = add_gradient(grad_weight, grad_weight16, weight_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None
+            dz = flat(dz)
+            if needs_x:
+                grad_x = differentiable_product(dz, weight16, x_dtype, 1.0, ctx.batch_invariant)
+                grad_x = grad_x if len(ctx.x_shape) == 2 else grad_x.view(ctx.x_shape)
+            if needs_weight:
+                grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype)
+            if needs_bias:
+                grad_bias = cast(dz.sum(0, dtype=torch.float32), bias_dtype)
+        if grad_x16 is not None:
+            grad_x = add_gradient(grad_x, grad_x16, x_dtype)
+        if grad_weight16 is not None:
+            grad_weight = add_gradient(grad_weight, grad_weight16, weight_dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
-def _preactivation_gradient(
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype in which a gradient is wanted: the tensor's own, unless it is a leaf that asks for another one."""
+    wide = parameter.dtype not in OPERAND_DTYPES or not parameter.is_leaf
+    return parameter.dtype if wide else parameter.grad_dtype or parameter.dtype
+
+
+def weight_gradient(ctx, position: int, dz: torch.Tensor, x: torch.Tensor, weight_dtype: torch.dtype) -> torch.Tensor:
+    """``dz^T @ x`` for the weight that is input number ``position`` of the node ``ctx``: into its ``main_grad`` where it
+    has one, otherwise rounded once."""
+    rest = _main_grad.accumulate(ctx, position, dz, x)
+    return differentiable_product(dz.t(), x, weight_dtype) if rest is None else rest
+
+
+def preactivation_gradient(
     activation: str, grad: torch.Tensor | None, grad_preact: torch.Tensor | None, preact: torch.Tensor | None
 ) -> torch.Tensor | None:
     """The gradient of ``z``; ``grad_preact`` is what a differentiated backward sent to ``z`` directly."""
@@ -107,23 +140,52 @@ def _preactivation_gradient(
     if torch.is_grad_enabled():
         dz = differentiable_activation_backward(grad, preact, activation)
     else:
-        dz = ACTIVATION_BACKWARD(grad, preact, activation=activation)
+        dz = ACTIVATION_BACKWARD.below_autograd(grad, preact, activation=activation)
     return add_gradient(dz, grad_preact, dz.dtype)
 
 
-def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None):
-    dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
-    _check(x, weight, bias, shadow, dtype, activation)
+def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=False):
+    if not _plainly_right(x, weight, bias, shadow, activation, compute_dtype):
+        _check(x, weight, bias, shadow, working_dtype("linear", compute_dtype, x=x, weight=weight), activation)
+    dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else x.dtype
     if dtype not in OPERAND_DTYPES:
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
     if under_transform():
         bias = None if bias is None else bias.to(dtype)
         return ACTIVATIONS[activation](F.linear(x.to(dtype), weight.to(dtype), bias))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        return _Linear.apply(x, weight, bias, shadow, activation, dtype)[0]
-    weight16 = weight.to(dtype) if shadow is None else shadow
-    out = GEMM(_flat(x.to(dtype)), weight16.t(), bias, activation=activation)
-    return out.view(*x.shape[:-1], out.shape[-1])
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return _Linear.apply(x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
+    weight16 = cast(weight, dtype) if shadow is None else shadow
+    x16 = flat(cast(x, dtype))
+    return like(x, GEMM.below_autograd(x16, weight16.t(), bias, activation=activation, batch_invariant=batch_invariant))
+
+
+def _plainly_right(x, weight, bias, shadow, activation: str, compute_dtype: torch.dtype | None) -> bool:
+    """A quick yes to the commonest calls: everything that :func:`_check` asks, in as few questions as possible."""
+    x_dtype, weight_dtype, device = x.dtype, weight.dtype, x.device
+    if compute_dtype is None:
+        dtype = x_dtype
+        right = x_dtype in OPERAND_DTYPES and weight_dtype is x_dtype
+    else:
+        dtype = compute_dtype
+        right = x_dtype in OUTPUT_DTYPES and weight_dtype in OUTPUT_DTYPES and dtype in OPERAND_DTYPES
+    shape = weight.shape
+    return (
+        right
+        and shadow is None
+        and (
+            bias is None or (bias.shape == shape[:1] and bias.dtype in (torch.float32, dtype) and bias.device == device)
+        )
+        and len(shape) == 2
+        and x.ndim > 0
+        and x.shape[-1] == shape[1]
+        and weight.device == device
+        and x.layout is weight.layout is torch.strided
+        and activation in ACTIVATIONS
+        and activation not in GATED
+    )
 
 
 def _check(x, weight, bias, shadow, dtype: torch.dtype, activation: str) -> None:
@@ -133,15 +195,20 @@ def _check(x, weight, bias, shadow, dtype: torch.dtype, activation: str) -> None
             "[out_features, in_features]"
         )
     check_bias("linear", bias, weight.shape[0], tuple({dtype, torch.float32}) if dtype in OPERAND_DTYPES else (dtype,))
-    if shadow is not None:
-        check_tensor("linear", "shadow", shadow, (dtype,))
-        if shadow.shape != weight.shape or dtype not in OPERAND_DTYPES:
-            raise ValueError(
-                f"linear: shadow has shape {list(shadow.shape)} and dtype {shadow.dtype}; accepted: a float16 or "
-                f"bfloat16 copy of weight, {list(weight.shape)}"
-            )
+    check_shadow("linear", "shadow", shadow, weight, dtype)
     check_same_device("linear", x=x, weight=weight, bias=bias, shadow=shadow)
-    check_activation("linear", activation)
+    check_gated_width("linear", "weight", weight, 0, check_activation("linear", activation))
+
+
+def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.Tensor, dtype: torch.dtype) -> None:
+    if shadow is None:
+        return
+    check_tensor(op, name, shadow, (dtype,))
+    if shadow.shape != weight.shape or dtype not in OPERAND_DTYPES:
+        raise ValueError(
+            f"{op}: {name} has shape {list(shadow.shape)} and dtype {shadow.dtype}; accepted: a float16 or "
+            f"bfloat16 copy of the weight, {list(weight.shape)}"
+        )
 
 
 def _samples(device: str) -> Iterator[Sample]:
@@ -151,23 +218,29 @@ def _samples(device: str) -> Iterator[Sample]:
         return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
     for i, dtype in enumerate(FLOATS):
-        activation = list(ACTIVATIONS)[i + 1]
         yield (normal(4, 5, dtype=dtype), normal(3, 5, dtype=dtype)), {}
-        yield (
-            (normal(2, 4, 5, dtype=dtype), normal(3, 5, dtype=dtype), normal(3, dtype=dtype)),
-            {"activation": activation},
-        )
+        for activation in (list(ACTIVATIONS)[i + 1], "swiglu"):
+            yield (
+                (normal(2, 4, 5, dtype=dtype), normal(6, 5, dtype=dtype), normal(6, dtype=dtype)),
+                {"activation": activation},
+            )
     for dtype in OPERAND_DTYPES:
         x, weight, bias = (normal(*shape, dtype=torch.float32) for shape in ((4, 5), (3, 5), (3,)))
         yield (x, weight, bias), {"activation": "gelu", "compute_dtype": dtype}
         yield (x, weight, None, weight.detach().to(dtype)), {"activation": "silu", "compute_dtype": dtype}
         yield (normal(5, dtype=dtype, grad=False), weight), {"compute_dtype": dtype}
-        yield (normal(4, 5, dtype=dtype, grad=False), normal(3, 5, dtype=dtype, grad=False)), {"activation": "relu"}
+        yield (
+            (normal(4, 5, dtype=dtype, grad=False), normal(3, 5, dtype=dtype, grad=False)),
+            {
+                "activation": "relu",
+                "batch_invariant": True,
+            },
+        )
 
 
 LINEAR = define(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, "
-    'str activation="none", ScalarType? compute_dtype=None) -> Tensor',
+    'str activation="none", ScalarType? compute_dtype=None, bool batch_invariant=False) -> Tensor',
     _linear,
     samples=_samples,
     differentiable=True,
@@ -175,15 +248,24 @@ LINEAR = define(
 )
 
 
-def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
-    """Completes a call under autocast with the weight's shadow, if the optimizer keeps a fresh one in autocast's
-    dtype."""
-    weight = args[1]
-    if len(args) > 3 or "shadow" in kwargs or weight.dtype == dtype:
-        return args, kwargs
-    from ..optim._state import fresh_shadow  # the optimizers import the ops, so not at the top
+_state = None
 
-    shadow = fresh_shadow(weight, dtype)
+
+def fresh_shadow(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
+    """The 16-bit copy of ``weight`` that an optimizer keeps, if it is up to date and of autocast's dtype."""
+    if dtype is None or weight.dtype is dtype:
+        return None
+    global _state
+    if _state is None:  # the optimizers import the ops, so not at the top
+        from ..optim import _state
+    return _state.fresh_shadow(weight, dtype)
+
+
+def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
+    """Completes a call under autocast with the weight's shadow."""
+    if len(args) > 3 or "shadow" in kwargs:
+        return args, kwargs
+    shadow = fresh_shadow(args[1], dtype)
     return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
 
 
@@ -203,11 +285,12 @@ def linear(
         x: ``[..., in_features]``, any strides.
         weight: ``[out_features, in_features]``, any strides.
         bias: ``[out_features]``; for 16-bit work in the working dtype or fp32, otherwise in the dtype of ``x``.
-        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"`` or ``"silu"``, computed in fp32 before the
-            one rounding.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``, computed in
+            fp32 before the one rounding. ``"swiglu"`` is ``silu(gate) * up``; the first half of the output features are
+            the gates.
 
     Returns:
-        ``[..., out_features]`` in the working dtype.
+        ``[..., out_features]`` in the working dtype, with ``"swiglu"`` ``[..., out_features / 2]``.
 
     The working dtype is that of ``x`` and ``weight``, which must agree: fp16 or bf16 runs this package's GEMM with fp32
     accumulation, fp32 and fp64 run torch's own linear. Inside torch.autocast it is autocast's dtype, whatever mix of
@@ -218,4 +301,10 @@ def linear(
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
         ValueError: shapes, devices or ``activation`` do not fit.
     """
-    return LINEAR(x, weight, bias, activation=check_activation("linear", activation))
+    activation = check_activation("linear", activation)
+    invariant = is_batch_invariant()
+    if _autocast.eager(x, weight):
+        dtype = _autocast.dtype_on(x.device.type)
+        shadow = fresh_shadow(weight, dtype)
+        return _linear(x, weight, bias, shadow, activation=activation, compute_dtype=dtype, batch_invariant=invariant)
+    return LINEAR(x, weight, bias, activation=activation, batch_invariant=invariant)

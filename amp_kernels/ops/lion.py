@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .._library import Sample, define
 from . import _blocks, _lists
-from ._blocks import HALVES, MAXIMIZE, StepScalars, fma, piece, rounded
+from ._blocks import MAXIMIZE, STOCHASTIC, StepScalars, Weight, fma, rounded
+from ._lists import HALF_DTYPES
 
 
 def _reference(
@@ -19,6 +20,7 @@ def _reference(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
@@ -28,28 +30,31 @@ def _reference(
     beta1: Sequence[float],
     beta2: Sequence[float],
     weight_decay: Sequence[float],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     if layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
         return
     scalars = StepScalars.make(grad_scale, found_inf, sum_sq, max_norm)
-    for param, grad, (block, offset, slot, group) in zip(params, grads, layout.tolist(), strict=True):
-        n = param.numel()
-        exp_avg = exp_avgs[block][offset : offset + n]
-        master, shadow = piece(masters[block], offset, n), piece(shadows[block], offset, n)
+    for param, grad, row in zip(params, grads, layout.tolist(), strict=True):
+        block, offset, slot, group, _ = row
+        exp_avg = exp_avgs[block][offset : offset + param.numel()]
         rate = lrs[group].reshape(()).double() if lrs else lr[group]
+        step = steps[block][slot] + 1
+        weight = Weight.at(param, row, masters, shadows, emas, ema_decay, flags, seed, step)
 
-        p, m = _blocks.load_weight(param, master), exp_avg.float()
+        p, m = weight.load(), exp_avg.float()
         g = scalars.gradient(grad, flags[group])
         direction = fma(rounded(beta1[group]), m, g * rounded(1 - beta1[group]))
         sign = torch.where(direction.isnan(), direction, direction.sign())  # torch's sign of NaN is 0
         p = fma(rounded(-rate), sign, p * rounded(1 - rate * weight_decay[group]))
         m = fma(rounded(beta2[group]), m, g * rounded(1 - beta2[group]))
 
-        _blocks.store_weight(scalars, p, param, master, shadow)
+        weight.store(scalars, p)
         scalars.store(exp_avg, m)
-        scalars.store(steps[block][slot], steps[block][slot] + 1)
+        scalars.store(steps[block][slot], step)
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -65,12 +70,16 @@ def samples(device: str) -> Iterator[Sample]:
     yield call(34, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True, decay=0.0)
     yield call(35, [bf16], master=torch.int16, state_dtype=bf16)
     yield call(36, [f32, f16], found=1.0, scale=4.0, master=f32, shadow=f16)  # skipped
+    yield call(37, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
+    yield call(38, [bf16, f32], flags=STOCHASTIC, ema=True, found=1.0)  # skipped
+    yield call(39, [bf16, f32], master=f32, shadow=bf16, ema=True)
 
 
 op = define(
     "lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] steps, Tensor(d!)[] masters, "
-    "Tensor(e!)[] shadows, Tensor layout, Tensor[] lrs, Tensor? grad_scale, Tensor? found_inf, Tensor? sum_sq, "
-    "float[] lr, float[] beta1, float[] beta2, float[] weight_decay, int[] flags, float max_norm) -> ()",
+    "Tensor(e!)[] shadows, Tensor(f!)[] emas, Tensor layout, Tensor[] lrs, Tensor? grad_scale, Tensor? found_inf, "
+    "Tensor? sum_sq, float[] lr, float[] beta1, float[] beta2, float[] weight_decay, float[] ema_decay, int[] flags, "
+    "float max_norm, int seed) -> ()",
     _reference,
     samples=samples,
 )
@@ -83,6 +92,7 @@ def lion_(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
@@ -92,8 +102,10 @@ def lion_(
     beta1: Sequence[float],
     beta2: Sequence[float],
     weight_decay: Sequence[float],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """One Lion step of a list of parameters in place, skipped on the device if ``found_inf`` says so. No host sync.
 
@@ -107,11 +119,11 @@ def lion_(
     NaN is NaN, so that a broken gradient does not pass for zero. State layout: see :mod:`amp_kernels.ops._blocks`.
 
     Args:
-        params, grads, steps, masters, shadows, layout, lrs, grad_scale, found_inf, sum_sq, max_norm: as in
-            :func:`~amp_kernels.ops.adamw.adamw_`; ``steps`` are counted, but do not enter the formula.
+        params, grads, steps, masters, shadows, emas, layout, lrs, grad_scale, found_inf, sum_sq, ema_decay, max_norm,
+            seed: as in :func:`~amp_kernels.ops.adamw.adamw_`; ``steps`` are counted, but do not enter the formula.
         exp_avgs: one flat float32 or bfloat16 buffer per block; updated.
         lr, beta1, beta2, weight_decay: one value per param group.
-        flags: per group, 1 (maximize) or 0.
+        flags: per group, sum of 1 (maximize) and 8 (stochastic rounding).
 
     Raises:
         TypeError: a dtype is not accepted.
@@ -122,8 +134,6 @@ def lion_(
             _lists.check_number("lion_", f"{name}[{i}]", value, 0.0)
     for name, values in (("beta1", beta1), ("beta2", beta2)):
         _blocks.check_betas("lion_", name, values)
-    if sum_sq is not None:
-        _lists.check_number("lion_", "max_norm", max_norm, 0.0)
     _blocks.check_update(
         "lion_",
         params,
@@ -131,13 +141,23 @@ def lion_(
         {
             "exp_avgs": (exp_avgs, (torch.float32, torch.bfloat16)),
             "masters": (masters, (torch.float32, torch.int16)),
-            "shadows": (shadows, HALVES),
+            "shadows": (shadows, HALF_DTYPES),
+            "emas": (emas, (torch.float32,)),
         },
         steps,
         layout,
         lrs,
         {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
-        {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "flags": flags},
+        {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "weight_decay": weight_decay,
+            "ema_decay": ema_decay,
+            "flags": flags,
+        },
+        max_norm,
+        seed,
     )
     op(
         params,
@@ -146,6 +166,7 @@ def lion_(
         steps,
         masters,
         shadows,
+        emas,
         layout,
         lrs,
         grad_scale,
@@ -155,6 +176,8 @@ def lion_(
         beta1,
         beta2,
         weight_decay,
+        ema_decay,
         flags,
         max_norm,
+        seed,
     )

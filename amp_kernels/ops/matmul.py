@@ -17,10 +17,9 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import _autocast
+from .._batch_invariant import is_batch_invariant
 from .._library import Sample, define
-from ._lists import FLOATS, names
-from .gemm import (
-    GEMM,
+from ._gemm import (
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
     check_no_internal_overlap,
@@ -28,6 +27,8 @@ from .gemm import (
     check_same_device,
     check_tensor,
 )
+from ._lists import FLOATS, names
+from .gemm import GEMM
 
 
 def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.Tensor) -> torch.dtype:
@@ -62,32 +63,52 @@ def under_transform() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """``a @ b`` of 16-bit operands with at least two dimensions each; the leading ones broadcast. Below autograd."""
+def gemm_options(
+    a: torch.Tensor, out_dtype: torch.dtype | None = None, alpha: float = 1.0, batch_invariant: bool = False
+) -> dict:
+    """Keyword arguments of a GEMM that differ from their defaults: each one passed costs a microsecond."""
+    options: dict = {}
+    if out_dtype is not None and out_dtype is not a.dtype:
+        options["out_dtype"] = out_dtype
+    if alpha != 1:
+        options["alpha"] = alpha
+    if batch_invariant:
+        options["batch_invariant"] = True
+    return options
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: bool = False
+) -> torch.Tensor:
+    """``alpha * (a @ b)`` of 16-bit operands with at least two dimensions each; the leading ones broadcast. Below
+    autograd."""
+    options = gemm_options(a, out_dtype, alpha, batch_invariant)
     if a.ndim == 2 and b.ndim == 2:
-        return GEMM(a, b, out_dtype=out_dtype)
+        return GEMM.below_autograd(a, b, **options)
     if b.ndim == 2:  # one matrix for all batches: the batches are rows of one GEMM
-        return GEMM(a.flatten(0, -2), b, out_dtype=out_dtype).unflatten(0, a.shape[:-1])
+        return GEMM.below_autograd(a.flatten(0, -2), b, **options).unflatten(0, a.shape[:-1])
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     if len(batch) == 1:
-        return GEMM(a, b, out_dtype=out_dtype)
-    return GEMM(a.flatten(0, -3), b.flatten(0, -3), out_dtype=out_dtype).unflatten(0, batch)
+        return GEMM.below_autograd(a, b, **options)
+    return GEMM.below_autograd(a.flatten(0, -3), b.flatten(0, -3), **options).unflatten(0, batch)
 
 
-def differentiable_product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+def differentiable_product(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: bool = False
+) -> torch.Tensor:
     """:func:`product` for use inside a backward, which may itself be recorded (``create_graph=True``).
 
     Not the op: its autocast rule would turn the forward's dtype into another one where backward is called inside
     autocast.
     """
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Matmul.apply(a, b, a.dtype, out_dtype)[0]
-    return product(a, b, out_dtype)
+        return _Matmul.apply(a, b, a.dtype, out_dtype, alpha, batch_invariant)[0]
+    return product(a, b, out_dtype, alpha, batch_invariant)
 
 
 class _Matmul(torch.autograd.Function):
-    """``a @ b`` for operands of at least two dimensions that autograd follows.
+    """``alpha * (a @ b)`` for operands of at least two dimensions that autograd follows.
 
     A 16-bit copy that the forward makes of an operand is returned beside the result. It is thereby an output of this
     node, so a backward that is itself recorded sees that the copy depends on the operand, and the operand's fp32 memory
@@ -95,14 +116,15 @@ class _Matmul(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, a, b, compute_dtype, out_dtype):
+    def forward(ctx, a, b, compute_dtype, out_dtype, alpha, batch_invariant):
         ctx.set_materialize_grads(False)
+        ctx.options = alpha, batch_invariant
         ctx.shapes = a.shape, b.shape
         ctx.dtypes = a.dtype, b.dtype, compute_dtype
         needs_a, needs_b = ctx.needs_input_grad[:2]
         a16, b16 = a.to(compute_dtype), b.to(compute_dtype)
         ctx.save_for_backward(a16 if needs_b else None, b16 if needs_a else None)
-        out = product(a16, b16, out_dtype)
+        out = product(a16, b16, out_dtype, alpha, batch_invariant)
         return out, a16 if needs_b and a16 is not a else None, b16 if needs_a and b16 is not b else None
 
     @staticmethod
@@ -113,12 +135,12 @@ class _Matmul(torch.autograd.Function):
         if grad is not None:
             grad = grad.to(compute_dtype)
             if ctx.needs_input_grad[0]:
-                grad_a = _reduced_product(grad, b.mT, a_shape, a_dtype)
+                grad_a = reduced_product(grad, b.mT, a_shape, a_dtype, *ctx.options)
             if ctx.needs_input_grad[1]:
                 if len(b_shape) == 2 and grad.ndim > 2:
                     a, grad = a.flatten(0, -2), grad.flatten(0, -2)
-                grad_b = _reduced_product(a.mT, grad, b_shape, b_dtype)
-        return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None
+                grad_b = reduced_product(a.mT, grad, b_shape, b_dtype, *ctx.options)
+        return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None, None, None
 
 
 def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -128,16 +150,23 @@ def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: t
     return copy.to(dtype) if total is None else total + copy.to(dtype)
 
 
-def _reduced_product(a: torch.Tensor, b: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """``a @ b`` summed over the batch dimensions that broadcasting had added to ``shape``, in fp32, then rounded to
-    ``dtype``."""
+def reduced_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    alpha: float = 1.0,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """``alpha * (a @ b)`` summed over the batch dimensions that broadcasting had added to ``shape``, in fp32, then
+    rounded to ``dtype``."""
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     if batch == shape[:-2]:
-        return differentiable_product(a, b, dtype)
-    return differentiable_product(a, b, torch.float32).sum_to_size(shape).to(dtype)
+        return differentiable_product(a, b, dtype, alpha, batch_invariant)
+    return differentiable_product(a, b, torch.float32, alpha, batch_invariant).sum_to_size(shape).to(dtype)
 
 
-def _matmul(a, b, *, compute_dtype=None, out_dtype=None):
+def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
     dtype = working_dtype("matmul", compute_dtype, a=a, b=b)
     _check_shapes(a, b)
     if dtype not in OPERAND_DTYPES:
@@ -151,9 +180,9 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None):
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(1) if b.ndim == 1 else b
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        out = _Matmul.apply(row, column, dtype, out_dtype)[0]
+        out = _Matmul.apply(row, column, dtype, out_dtype, 1.0, batch_invariant)[0]
     else:
-        out = product(row.to(dtype), column.to(dtype), out_dtype)
+        out = product(row.to(dtype), column.to(dtype), out_dtype, 1.0, batch_invariant)
     out = out.squeeze(-2) if a.ndim == 1 else out
     return out.squeeze(-1) if b.ndim == 1 else out
 
@@ -190,7 +219,8 @@ def _samples(device: str) -> Iterator[Sample]:
 
 
 MATMUL = define(
-    "matmul(Tensor a, Tensor b, *, ScalarType? compute_dtype=None, ScalarType? out_dtype=None) -> Tensor",
+    "matmul(Tensor a, Tensor b, *, ScalarType? compute_dtype=None, ScalarType? out_dtype=None, "
+    "bool batch_invariant=False) -> Tensor",
     _matmul,
     samples=_samples,
     differentiable=True,
@@ -222,32 +252,37 @@ def matmul(
         ValueError: shapes or devices do not fit, or ``out`` overlaps itself or an operand.
         RuntimeError: ``out`` was given while gradients of an operand are recorded.
     """
+    invariant = is_batch_invariant()
     if out is None:
-        return MATMUL(a, b, out_dtype=out_dtype)
+        if _autocast.eager(a, b):
+            dtype = _autocast.dtype_on(a.device.type)
+            return _matmul(a, b, compute_dtype=dtype, out_dtype=out_dtype, batch_invariant=invariant)
+        return MATMUL(a, b, out_dtype=out_dtype, batch_invariant=invariant)
     dtype = working_dtype("matmul", None, a=a, b=b)
     with torch._C._DisableAutocast():
-        _check_out(a, b, out, out_dtype, OUTPUT_DTYPES if dtype in OPERAND_DTYPES else (dtype,))
-        result = MATMUL(a, b, out_dtype=out.dtype)
+        if out_dtype not in (None, getattr(out, "dtype", None)):
+            raise TypeError(
+                f"matmul: out_dtype is {out_dtype} but out has dtype {out.dtype}; accepted: one of them, or the same"
+            )
+        check_out("matmul", out, OUTPUT_DTYPES if dtype in OPERAND_DTYPES else (dtype,), a=a, b=b)
+        result = MATMUL(a, b, out_dtype=out.dtype, batch_invariant=invariant)
         if result.shape != out.shape:
             raise ValueError(f"matmul: out has shape {list(out.shape)}; accepted: {list(result.shape)}")
         return out.copy_(result)
 
 
-def _check_out(a, b, out, out_dtype: torch.dtype | None, accepted: tuple[torch.dtype, ...]) -> None:
-    check_tensor("matmul", "out", out, accepted)
-    check_same_device("matmul", a=a, out=out)
-    check_no_internal_overlap("matmul", "out", out)
-    if out_dtype not in (None, out.dtype):
-        raise TypeError(
-            f"matmul: out_dtype is {out_dtype} but out has dtype {out.dtype}; accepted: one of them, or the same"
-        )
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (a, b, out)):
+def check_out(op: str, out, accepted: tuple[torch.dtype, ...], **operands: torch.Tensor) -> None:
+    """Whether a result may be written to ``out``, before anything is computed."""
+    check_tensor(op, "out", out, accepted)
+    check_same_device(op, **operands, out=out)
+    check_no_internal_overlap(op, "out", out)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands.values(), out)):
         raise RuntimeError(
-            "matmul: out is given while an operand or out requires grad; accepted: torch.no_grad(), or no out"
+            f"{op}: out is given while an operand or out requires grad; accepted: torch.no_grad(), or no out"
         )
-    for name, operand in (("a", a), ("b", b)):
+    for name, operand in operands.items():
         if _overlap(out, operand):
-            raise ValueError(f"matmul: out shares memory with {name}; accepted: memory of its own")
+            raise ValueError(f"{op}: out shares memory with {name}; accepted: memory of its own")
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .._library import Sample, define
 from . import _blocks, _lists
-from ._blocks import HALVES, MAXIMIZE, NESTEROV, StepScalars, fma, piece, rounded
+from ._blocks import MAXIMIZE, NESTEROV, STOCHASTIC, StepScalars, Weight, fma, piece, rounded
+from ._lists import HALF_DTYPES
 
 
 def _reference(
@@ -19,6 +20,7 @@ def _reference(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
@@ -28,20 +30,22 @@ def _reference(
     momentum: Sequence[float],
     dampening: Sequence[float],
     weight_decay: Sequence[float],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     if layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
         return
     scalars = StepScalars.make(grad_scale, found_inf, sum_sq, max_norm)
-    for param, grad, (block, offset, slot, group) in zip(params, grads, layout.tolist(), strict=True):
-        n = param.numel()
-        buffer = piece(momentum_buffers[block], offset, n)
-        master, shadow = piece(masters[block], offset, n), piece(shadows[block], offset, n)
+    for param, grad, row in zip(params, grads, layout.tolist(), strict=True):
+        block, offset, slot, group, _ = row
+        buffer = piece(momentum_buffers[block], offset, param.numel())
         rate = lrs[group].reshape(()).double() if lrs else lr[group]
         step = steps[block][slot] + 1
+        weight = Weight.at(param, row, masters, shadows, emas, ema_decay, flags, seed, step)
 
-        p = _blocks.load_weight(param, master)
+        p = weight.load()
         g = scalars.gradient(grad, flags[group])
         if weight_decay[group] != 0:
             g = fma(rounded(weight_decay[group]), p, g)
@@ -53,7 +57,7 @@ def _reference(
             g = fma(keep, updated, g) if flags[group] & NESTEROV else updated
         p = fma(rounded(-rate), g, p)
 
-        _blocks.store_weight(scalars, p, param, master, shadow)
+        weight.store(scalars, p)
         scalars.store(steps[block][slot], step)
 
 
@@ -73,13 +77,16 @@ def samples(device: str) -> Iterator[Sample]:
     yield call(24, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True)
     yield call(25, [f16], master=torch.int16, state_dtype=bf16)
     yield call(26, [f32, f16], found=1.0, scale=4.0, master=f32, shadow=f16)  # skipped
+    yield call(27, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
+    yield call(28, [bf16, f32], momentum=0.0, flags=STOCHASTIC, ema=True, found=1.0)  # skipped
+    yield call(29, [f16, f32], master=torch.int16, shadow=bf16, ema=True)
 
 
 op = define(
     "sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, Tensor(c!)[] steps, "
-    "Tensor(d!)[] masters, Tensor(e!)[] shadows, Tensor layout, Tensor[] lrs, Tensor? grad_scale, Tensor? found_inf, "
-    "Tensor? sum_sq, float[] lr, float[] momentum, float[] dampening, float[] weight_decay, int[] flags, "
-    "float max_norm) -> ()",
+    "Tensor(d!)[] masters, Tensor(e!)[] shadows, Tensor(f!)[] emas, Tensor layout, Tensor[] lrs, Tensor? grad_scale, "
+    "Tensor? found_inf, Tensor? sum_sq, float[] lr, float[] momentum, float[] dampening, float[] weight_decay, "
+    "float[] ema_decay, int[] flags, float max_norm, int seed) -> ()",
     _reference,
     samples=samples,
 )
@@ -92,6 +99,7 @@ def sgd_(
     steps: Sequence[Tensor],
     masters: Sequence[Tensor],
     shadows: Sequence[Tensor],
+    emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
     grad_scale: Tensor | None,
@@ -101,8 +109,10 @@ def sgd_(
     momentum: Sequence[float],
     dampening: Sequence[float],
     weight_decay: Sequence[float],
+    ema_decay: Sequence[float],
     flags: Sequence[int],
     max_norm: float,
+    seed: int,
 ) -> None:
     """One SGD step of a list of parameters in place, skipped on the device if ``found_inf`` says so. No host sync.
 
@@ -117,12 +127,12 @@ def sgd_(
     :mod:`amp_kernels.ops._blocks`.
 
     Args:
-        params, grads, steps, masters, shadows, layout, lrs, grad_scale, found_inf, sum_sq, max_norm: as in
-            :func:`~amp_kernels.ops.adamw.adamw_`.
+        params, grads, steps, masters, shadows, emas, layout, lrs, grad_scale, found_inf, sum_sq, ema_decay, max_norm,
+            seed: as in :func:`~amp_kernels.ops.adamw.adamw_`.
         momentum_buffers: one flat float32 or bfloat16 buffer per block, or 0 elements for a block without momentum;
             updated.
         lr, momentum, dampening, weight_decay: one value per param group.
-        flags: per group, sum of 1 (maximize) and 2 (nesterov).
+        flags: per group, sum of 1 (maximize), 2 (nesterov) and 8 (stochastic rounding).
 
     Raises:
         TypeError: a dtype is not accepted.
@@ -133,8 +143,6 @@ def sgd_(
             _lists.check_number("sgd_", f"{name}[{i}]", value, 0.0)
     for i, value in enumerate(dampening):
         _lists.check_number("sgd_", f"dampening[{i}]", value)
-    if sum_sq is not None:
-        _lists.check_number("sgd_", "max_norm", max_norm, 0.0)
     _blocks.check_update(
         "sgd_",
         params,
@@ -142,13 +150,23 @@ def sgd_(
         {
             "momentum_buffers": (momentum_buffers, (torch.float32, torch.bfloat16)),
             "masters": (masters, (torch.float32, torch.int16)),
-            "shadows": (shadows, HALVES),
+            "shadows": (shadows, HALF_DTYPES),
+            "emas": (emas, (torch.float32,)),
         },
         steps,
         layout,
         lrs,
         {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
-        {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "flags": flags},
+        {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "ema_decay": ema_decay,
+            "flags": flags,
+        },
+        max_norm,
+        seed,
     )
     op(
         params,
@@ -157,6 +175,7 @@ def sgd_(
         steps,
         masters,
         shadows,
+        emas,
         layout,
         lrs,
         grad_scale,
@@ -166,6 +185,8 @@ def sgd_(
         momentum,
         dampening,
         weight_decay,
+        ema_decay,
         flags,
         max_norm,
+        seed,
     )

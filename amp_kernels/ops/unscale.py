@@ -64,10 +64,18 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: the list is empty, or a tensor is sparse, not dense, or on another device.
+        ValueError: the list is empty, a tensor is sparse, not dense, or on another device, or two tensors share memory.
+            (torch multiplies what is shared twice on the CPU; on a GPU it races, with either result.)
     """
     grads = grads if isinstance(grads, Tensor) else list(grads)
     _lists.check_list("unscale_", "grads", grads, _lists.FLOATS)
+    shared = _lists.overlap(grads)
+    if shared is not None:
+        i, j = shared
+        raise ValueError(
+            f"unscale_: grads[{i}] ({_lists.describe(grads[i])}) and grads[{j}] ({_lists.describe(grads[j])}) share "
+            "memory, which would be unscaled twice; accepted: tensors that do not overlap (list a shared one once)"
+        )
     _lists.check_scalar("unscale_", "found_inf", found_inf, grads[0].device)
     _lists.check_scalar("unscale_", "inv_scale", inv_scale, grads[0].device)
     op(grads, found_inf, inv_scale)

@@ -1,9 +1,11 @@
 """Fused optimizers with torch's signatures, state layout and checkpoints, and master weights for 16-bit parameters."""
 
+from ._export import fp32_state_dict
 from ._state import refresh_shadows
 from .adam import Adam
 from .adamw import AdamW
+from .lamb import LAMB
 from .lion import Lion
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion", "refresh_shadows"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Lion", "fp32_state_dict", "refresh_shadows"]

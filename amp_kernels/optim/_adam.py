@@ -12,6 +12,8 @@ from ._base import FusedOptimizer
 class AdamStep(FusedOptimizer):
     """The state, the checks and the step of both."""
 
+    _op = adamw_
+    _moment_arguments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     _required = ("step", "exp_avg", "exp_avg_sq")
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -20,31 +22,15 @@ class AdamStep(FusedOptimizer):
         self._check_range("epsilon value", group["eps"])
         self._check_range("weight_decay value", group["weight_decay"])
         self._check_betas(group["betas"])
-        if group.get("amsgrad"):
-            raise ValueError(f"{self._name}: amsgrad is True; accepted: False (torch.optim.{self._name} has it)")
 
     def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        if group.get("amsgrad") or loaded.get("max_exp_avg_sq") is not None:
+            return "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
         return "exp_avg", "exp_avg_sq"
 
     def _flags(self) -> list[int]:
         coupled = [0 if group["decoupled_weight_decay"] else COUPLED_DECAY for group in self.param_groups]
         return [flags | extra for flags, extra in zip(super()._flags(), coupled, strict=True)]
 
-    def _update(self, batch, grads, tensors, max_norm) -> None:
-        adamw_(
-            batch.params,
-            grads,
-            [block.moments["exp_avg"] for block in batch.blocks],
-            [block.moments["exp_avg_sq"] for block in batch.blocks],
-            [block.steps for block in batch.blocks],
-            [block.master for block in batch.blocks],
-            [block.shadow for block in batch.blocks],
-            batch.layout,
-            *tensors,
-            self._host_lrs(),
-            *self._betas(),
-            self._numbers("eps"),
-            self._numbers("weight_decay"),
-            self._flags(),
-            max_norm,
-        )
+    def _hyper(self) -> tuple[list[float], ...]:
+        return *self._betas(), self._numbers("eps"), self._numbers("weight_decay")

@@ -9,6 +9,7 @@ everything that touches state.
 from __future__ import annotations
 
 import logging
+import math
 import numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -19,10 +20,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .. import _policy
+from .._library import Op
 from ..ops import _lists
-from ..ops._blocks import GRADS, MAXIMIZE, PARAMS
+from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
 from ..ops.check_and_norm import op as check_and_norm
 from ._checkpoint import BlockedState
+from ._resolved import Resolved, TensorTable
+from ._settings import Settings
 from ._state import Block, Place, register_shadow, renew_shadow, signature
 
 logger = logging.getLogger("amp_kernels")
@@ -38,6 +43,7 @@ class StepRequest:
     max_norm: float | None = None  # clip to this norm; None: the optimizer's max_grad_norm
     found_infs: dict[torch.device, Tensor] = field(default_factory=dict)  # answer: per device, if `check`
     sum_sq: Tensor | None = None  # answer: squared norm of the unscaled gradients, if it was computed
+    blame: list[tuple[list[Tensor], Tensor]] | None = None  # if a list, answer: parameters, flag of each one's gradient
 
 
 @dataclass
@@ -49,7 +55,14 @@ class _Batch:
     blocks: list[Block]
     groups: list[int]  # of each block
     layout: Tensor
+    nothing: Tensor  # in the place of a buffer that is not there, or not to be used
     shadows: list[tuple[Tensor, Tensor]]  # those params that have one, with it
+    settings: Settings | None = None  # what `state` was made for
+    state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`
+
+
+#: A batch, its gradients, and a table of both if nothing but the gradients is new.
+_Work = tuple[_Batch, list[Tensor], TensorTable | None]
 
 
 class FusedOptimizer(BlockedState):
@@ -59,8 +72,11 @@ class FusedOptimizer(BlockedState):
     _step_supports_amp_scaling = True
     _request: StepRequest | None = None
 
-    def _update(self, batch: _Batch, grads: list[Tensor], tensors: tuple, max_norm: float) -> None:
-        """Call the optimizer's op; ``tensors`` are its arguments ``(lrs, grad_scale, found_inf, sum_sq)``."""
+    _op: Op  # the optimizer's
+    _moment_arguments: tuple[str, ...] = ()  # keys of its moments, in the order of the op's arguments
+
+    def _hyper(self) -> tuple[list[float], ...]:
+        """The op's arguments between ``lr`` and ``ema_decay``."""
         raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -73,6 +89,7 @@ class FusedOptimizer(BlockedState):
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        self._complete_group(group)
         try:
             if len(set(map(id, group["params"]))) != len(group["params"]):
                 raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
@@ -88,6 +105,8 @@ class FusedOptimizer(BlockedState):
                         f"{self._name}: params[{i}] is a {type(param).__name__}; accepted: plain tensors "
                         f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
                     )
+            self._check_shared(group)
+            self._common_seed(self.param_groups)
             self._check_group(group)
         except Exception:
             self.param_groups.pop()
@@ -96,11 +115,20 @@ class FusedOptimizer(BlockedState):
 
     # ---- state ----
 
-    def _collect(self) -> list[tuple[_Batch, list[Tensor]]]:
-        """Check every gradient, then make sure every parameter that has one also has state.
+    def _collect(self) -> list[_Work]:
+        """Every gradient, checked, and every parameter that has one with its state, by device."""
+        self._outgrow()
+        choice = torch._C._len_torch_dispatch_stack() == 0 and _policy.requested_backend()
+        if self._resolved is not None:
+            work = self._resolved.take(self.param_groups, self.state, choice)
+            if work is not None:
+                return work
+            self._resolved = None
+        return self._collect_anew(choice)
 
-        The loop is the host time of a step: with nothing new it only compares.
-        """
+    def _collect_anew(self, choice: Any) -> list[_Work]:
+        """Check every gradient, then make sure every parameter that has one also has state. Resolves what was there
+        in the last step already, so that something new in each step does not cost more than it must."""
         active: list[tuple[int, Tensor, Place | None]] = []
         grads: list[Tensor] = []
         missing: list[tuple[dict, Tensor, dict]] = []
@@ -113,9 +141,7 @@ class FusedOptimizer(BlockedState):
                 place, shown = places.get(id(param)), state.get(param)
                 if place is None or place.state is not shown or place.signature != signature(param):
                     # New, or its state was replaced, or it was moved or converted: what is shown is taken over.
-                    if place is not None and place.signature[0] != param.dtype and shown:
-                        shown = {key: value for key, value in shown.items() if key != "remainder"}
-                    missing.append((group, param, self._exported(param, shown) if shown else {}))
+                    missing.append((group, param, self._current(param)))
                 usual = type(grad) is Tensor and grad.dtype in GRADS and grad.layout is torch.strided
                 if not usual or grad.stride() != param.stride():
                     grad = self._checked_grad(param, grad)
@@ -128,17 +154,26 @@ class FusedOptimizer(BlockedState):
                     "take one step with all gradients present before the capture"
                 )
             self._commit(*self._pack(missing), self.state)
-        key = [(index, place) for index, _, place in active]
-        if missing or key != self._batches[0]:
-            key = [(index, places[id(param)]) for index, param, _ in active]
-            self._batches = (key, self._make_batches(key))
+        sizes = [len(group["params"]) for group in self.param_groups]  # they decide the parameters' numbers
+        key = sizes, [(index, place) for index, _, place in active]
+        new = bool(missing) or key != self._batches[0]
+        if new:
+            key = sizes, [(index, places[id(param)]) for index, param, _ in active]
+            self._batches = (key, self._make_batches(key[1]))
         batches = self._batches[1]
-        if len(batches) == 1:
-            return [(batches[0], grads)]
         by_device: dict[torch.device, list[Tensor]] = {batch.device: [] for batch in batches}
         for grad in grads:
             by_device[grad.device].append(grad)
-        return [(batch, by_device[batch.device]) for batch in batches]
+        own = all(grad is param.grad for grad, (_, param, _) in zip(grads, active, strict=True))
+        if batches and own and not new and choice is not False and self._compiled(batches):
+            found = list(by_device.values())
+            self._resolved = Resolved(self.param_groups, self.state, batches, found, choice)
+        return [(batch, by_device[batch.device], None) for batch in batches]
+
+    def _compiled(self, batches: list[_Batch]) -> bool:
+        """Whether C++ is what the ops run on."""
+        chosen = {_policy.select(op.name, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
+        return chosen <= {"cpu", "cuda"}
 
     def _checked_grad(self, param: Tensor, grad: Tensor) -> Tensor:
         """A gradient that is not plainly usable: refuse it, or bring it into its parameter's memory order."""
@@ -154,6 +189,11 @@ class FusedOptimizer(BlockedState):
             )
         if is_traceable_wrapper_subclass(grad):
             raise TypeError(f"{self._name}: a gradient is a {type(grad).__name__}; accepted: plain tensors")
+        if self.zero_grads and torch._debug_has_internal_overlap(grad) == 1:
+            raise ValueError(
+                f"{self._name}: a gradient is {_lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "
+                "write it"
+            )
         if _lists.same_order(param, grad):
             return grad
         if not getattr(self, "_warned_strides", False):
@@ -168,10 +208,15 @@ class FusedOptimizer(BlockedState):
 
     def _make_batches(self, active: list[tuple[int, Place]]) -> list[_Batch]:
         batches: dict[torch.device, _Batch] = {}
-        rows: dict[torch.device, list[tuple[int, int, int, int]]] = defaultdict(list)
+        rows: dict[torch.device, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+        params = [param for group in self.param_groups for param in group["params"]]
+        number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
         for index, place in active:
             param, block = place.param, place.block
-            batch = batches.setdefault(param.device, _Batch(param.device, [], [], [], torch.empty(0), []))
+            if param.device not in batches:
+                nothing = torch.empty(0, dtype=torch.float32, device=param.device)
+                batches[param.device] = _Batch(param.device, [], [], [], torch.empty(0), nothing, [])
+            batch = batches[param.device]
             position = next((i for i, other in enumerate(batch.blocks) if other is block), len(batch.blocks))
             if position == len(batch.blocks):
                 batch.blocks.append(block)
@@ -179,7 +224,7 @@ class FusedOptimizer(BlockedState):
             batch.params.append(param)
             if block.shadow_views:
                 batch.shadows.append((param, block.shadow_views[place.slot]))
-            rows[param.device].append((position, place.offset, place.slot, index))
+            rows[param.device].append((position, place.offset, place.slot, index, number[id(param)]))
         for device, batch in batches.items():
             # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
             batch.layout = torch.tensor(rows[device], dtype=torch.int64, device="cpu")
@@ -193,8 +238,8 @@ class FusedOptimizer(BlockedState):
         """Update all parameters that have a gradient, in one pass per device and without a host sync.
 
         Gradients are read, never written: after a step under a :class:`amp_kernels.GradScaler` they still carry the
-        loss scale. With ``max_grad_norm`` they count as clipped. A step alone is never skipped, unless
-        ``skip_nonfinite=True``.
+        loss scale; only ``zero_grads=True`` sets them to 0 at the end, also when the step was skipped. With
+        ``max_grad_norm`` they count as clipped. A step alone is never skipped, unless ``skip_nonfinite=True``.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -212,22 +257,37 @@ class FusedOptimizer(BlockedState):
             with torch.enable_grad():
                 loss = closure()
         request = self._request or self.default_request()
-        self._check_numbers()
+        settings = self._current_settings()
+        host_lrs = self._host_lrs()
         work = self._collect()
         max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
         self._measure(request, work, max_norm)
-        for batch, grads in work:
-            tensors = (
+        for batch, grads, table in work:
+            for param, view in batch.shadows:
+                renew_shadow(param, view)
+            arguments = (
+                *self._state_of(batch, settings),
+                batch.layout if table is None else table.tensor,
                 self._tensor_lrs(batch.device),
                 _at(request.grad_scale, batch.device),
                 largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
                 None if max_norm is None else _at(request.sum_sq, batch.device),
+                host_lrs,
+                *settings.hyper,
+                settings.decays,
+                settings.flags,
+                0.0 if max_norm is None else float(max_norm),
+                self.seed,
             )
-            for param, view in batch.shadows:
-                renew_shadow(param, view)
-            self._update(batch, grads, tensors, 0.0 if max_norm is None else float(max_norm))
+            if table is None:
+                self._op(batch.params, grads, *arguments)
+            else:
+                self._op.compiled([], [], *arguments)
+                torch.autograd.graph.increment_version(table.written)
             for param, view in batch.shadows:
                 register_shadow(param, view)
+            if self.zero_grads:
+                torch._foreach_zero_(grads if table is not None else [param.grad for param in batch.params])
         return loss
 
     def default_request(self) -> StepRequest:
@@ -237,12 +297,20 @@ class FusedOptimizer(BlockedState):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
         return StepRequest(getattr(self, "grad_scale", None), found_inf, self.skip_nonfinite)
 
-    def _measure(self, request: StepRequest, work: list[tuple[_Batch, list[Tensor]]], max_norm: float | None) -> None:
+    def _measure(self, request: StepRequest, work: list[_Work], max_norm: float | None) -> None:
         """One read of the gradients, if anything asks for what it finds."""
         if not request.check and max_norm is None:
             return
-        for batch, grads in work:
-            sum_sq, found_inf = check_and_norm(grads, _at(request.grad_scale, batch.device))
+        per_tensor = request.check and request.blame is not None
+        for batch, grads, table in work:
+            scale = _at(request.grad_scale, batch.device)
+            if table is None:
+                sum_sq, found_inf = check_and_norm(grads, scale, per_tensor=per_tensor)
+            else:
+                sum_sq, found_inf = check_and_norm.compiled(grads[:1], scale, per_tensor=per_tensor, table=table.tensor)
+            if per_tensor:
+                request.blame.append((batch.params, found_inf))
+                sum_sq, found_inf = sum_sq.sum(dtype=torch.float64).float(), found_inf.amax()
             if request.check:
                 request.found_infs[batch.device] = found_inf
             request.sum_sq = sum_sq if request.sum_sq is None else request.sum_sq + _at(sum_sq, request.sum_sq.device)
@@ -268,7 +336,11 @@ class FusedOptimizer(BlockedState):
         ]
 
     def _host_lrs(self) -> list[float]:
-        return [0.0 if isinstance(group["lr"], Tensor) else float(group["lr"]) for group in self.param_groups]
+        rates = [group["lr"] for group in self.param_groups]
+        rates = [0.0 if isinstance(rate, Tensor) else float(rate) for rate in rates]
+        if any(rate != rate for rate in rates):
+            raise ValueError(f"{self._name}: lr is {math.nan}")
+        return rates
 
     def _numbers(self, key: str) -> list[float]:
         return [float(group[key]) for group in self.param_groups]
@@ -278,14 +350,47 @@ class FusedOptimizer(BlockedState):
         return tuple([float(group["betas"][k]) for group in self.param_groups] for k in range(2))
 
     def _flags(self) -> list[int]:
-        return [MAXIMIZE if group["maximize"] else 0 for group in self.param_groups]
+        stochastic = STOCHASTIC if self.master_weights == "none" else 0
+        return [stochastic | (MAXIMIZE if group["maximize"] else 0) for group in self.param_groups]
+
+    def _current_settings(self) -> Settings:
+        """The numbers of the groups, checked."""
+        settings = self._settings
+        if settings is None or not settings.hold(self.param_groups, self.master_weights):
+            self._check_numbers()
+            settings = Settings(self.param_groups, self.master_weights)
+            settings.hyper, settings.flags = self._hyper(), self._flags()
+            settings.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
+            settings.used = [self._moment_names(group, {}) for group in self.param_groups]
+            settings.averaged = [group.get("ema_decay") is not None for group in self.param_groups]
+            self._settings = settings
+        return settings
+
+    def _state_of(self, batch: _Batch, settings: Settings) -> tuple[list[Tensor], ...]:
+        """The op's arguments from the moments to ``emas``: a buffer per block, empty where the group does not use
+        it."""
+        if batch.settings is not settings:
+            pairs = list(zip(batch.blocks, batch.groups, strict=True))
+            batch.settings = settings
+            batch.state = (
+                *(
+                    [block.moments[name] if name in settings.used[group] else batch.nothing for block, group in pairs]
+                    for name in self._moment_arguments
+                ),
+                [block.steps for block in batch.blocks],
+                [block.master for block in batch.blocks],
+                [block.shadow for block in batch.blocks],
+                [block.ema if settings.averaged[group] else batch.nothing for block, group in pairs],
+            )
+        return batch.state
 
 
 def _at(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(device, non_blocking=True)
+    return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
 
 
 def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:
     """One flag out of several, on ``device``. Their maximum and not their sum, so that it stays 0 or 1."""
-    moved = [flag.to(device, non_blocking=True).reshape(()) for flag in flags if flag is not None]
+    moved = [_at(flag, device) for flag in flags if flag is not None]
+    moved = [flag if flag.dim() == 0 else flag.reshape(()) for flag in moved]
     return None if not moved else moved[0] if len(moved) == 1 else torch.stack(moved).amax()

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from ..ops import _lists
-from ..ops._blocks import HALVES
+from ..ops._blocks import MAX_SEED
+from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
+from ._resolved import Resolved
+from ._settings import Settings
 from ._state import Block, Place, signature, state_layout, view_like
+
+MASTER_WEIGHTS = ("fp32", "split", "none", "none_rne")
 
 
 class _Opaque:
@@ -30,9 +35,18 @@ class BlockedState(torch.optim.Optimizer):
     what is shown.
     """
 
-    _shows_step = True  # whether state[param]["step"] exists, as in the torch optimizer of the same name
+    _shows_step = True  # whether state[param]["step"] always exists, as in the torch optimizer of the same name
     _required: tuple[str, ...] = ()  # what a loaded state must have
-    _options = ("master_weights", "shadow_dtype", "state_dtype", "max_grad_norm", "skip_nonfinite")
+    _options = (
+        "master_weights",
+        "shadow_dtype",
+        "state_dtype",
+        "max_grad_norm",
+        "skip_nonfinite",
+        "ema_decay",
+        "zero_grads",
+        "seed",
+    )
 
     def _moment_names(self, group: dict, loaded: dict) -> tuple[str, ...]:
         """State of a parameter of ``group`` that is as large as the parameter; ``loaded``: what a checkpoint has for
@@ -68,12 +82,16 @@ class BlockedState(torch.optim.Optimizer):
         state_dtype: torch.dtype,
         max_grad_norm: float | None,
         skip_nonfinite: bool,
+        ema_decay: float | None,
+        zero_grads: bool,
+        seed: int,
     ) -> None:
         name = type(self).__name__
-        if master_weights not in ("fp32", "split"):
-            raise ValueError(f"{name}: master_weights is {master_weights!r}; accepted: 'fp32', 'split'")
-        if shadow_dtype not in (None, *HALVES):
-            raise ValueError(f"{name}: shadow_dtype is {shadow_dtype}; accepted: None, {_lists.names(HALVES)}")
+        if master_weights not in MASTER_WEIGHTS:
+            accepted = ", ".join(map(repr, MASTER_WEIGHTS))
+            raise ValueError(f"{name}: master_weights is {master_weights!r}; accepted: {accepted}")
+        if shadow_dtype not in (None, *HALF_DTYPES):
+            raise ValueError(f"{name}: shadow_dtype is {shadow_dtype}; accepted: None, {_lists.names(HALF_DTYPES)}")
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"{name}: state_dtype is {state_dtype}; accepted: float32, bfloat16")
         if max_grad_norm is not None:
@@ -83,11 +101,43 @@ class BlockedState(torch.optim.Optimizer):
         self.state_dtype = state_dtype
         self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = bool(skip_nonfinite)
+        self.ema_decay = ema_decay
+        self.zero_grads = bool(zero_grads)
+        self.seed = seed
+        self._check_shared({"ema_decay": ema_decay, "seed": seed})
         self._forget_places()
 
+    def _complete_group(self, group: dict) -> None:
+        """Options that live in the groups, where schedulers and checkpoints find them; only those that are in use, so
+        that the groups otherwise have the keys of torch's."""
+        if self.ema_decay is not None:
+            group.setdefault("ema_decay", self.ema_decay)
+        if self.master_weights == "none":
+            group.setdefault("seed", self.seed)
+
+    def _check_shared(self, group: dict) -> None:
+        """Raise if an option that all optimizers have is not acceptable in a group."""
+        decay, seed = group.get("ema_decay"), group.get("seed", 0)
+        if decay is not None:
+            self._check_float("ema_decay", decay)
+            if not 0.0 <= decay < 1.0:
+                raise ValueError(f"{self._name}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
+        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+            raise ValueError(f"{self._name}: seed is {seed!r}; accepted: an integer from 0 to 2**63 - 1")
+
+    def _common_seed(self, groups: list[dict]) -> int:
+        """The seed of all groups. Their parameters differ in number already, so there is one for the optimizer."""
+        seeds = {group["seed"] for group in groups if "seed" in group} or {self.seed}
+        if len(seeds) > 1:
+            raise ValueError(f"{self._name}: groups have the seeds {sorted(seeds)}; accepted: the same one in all")
+        return seeds.pop()
+
     def _forget_places(self) -> None:
+        self._blocks: set[Block] = set()
         self._places: dict[int, Place] = {}  # by id(param): hashing a tensor is slow, and a place keeps its parameter
         self._batches: tuple[tuple, list] = ((), [])  # of the last step, with what they depend on
+        self._resolved: Resolved | None = None
+        self._settings: Settings | None = None
 
     @property
     def _name(self) -> str:
@@ -100,44 +150,54 @@ class BlockedState(torch.optim.Optimizer):
         Changes nothing that exists. Returns the places, and the parameters that must be overwritten with a weight to
         agree with a loaded master (only split masters: a tie may have been rounded the other way).
         """
-        sets: dict[tuple, list[tuple[Tensor, dict]]] = {}
+        sets: dict[tuple, tuple[dict, list[tuple[Tensor, dict]]]] = {}
         for group, param, values in entries:
             if not _lists.is_dense(param):
                 raise ValueError(
                     f"{self._name}: a parameter is {_lists.describe(param)}, which leaves gaps in memory or overlaps "
                     "itself; accepted: any order of dimensions that covers its memory once"
                 )
-            names = self._moment_names(group, values)
-            sets.setdefault((id(group), param.device, param.dtype, names), []).append((param, values))
+            names, averaged = self._wanted(group, values)
+            key = id(group), param.device, param.dtype, names, averaged
+            sets.setdefault(key, (group, []))[1].append((param, values))
         places: list[Place] = []
         overwrite: list[tuple[Tensor, Tensor]] = []
-        for (_, device, dtype, names), members in sets.items():
+        for (_, device, dtype, names, averaged), (group, members) in sets.items():
             params = [param for param, _ in members]
             offsets, total = state_layout([param.numel() for param in params])
-            master_dtype = torch.int16 if dtype in HALVES and self.master_weights == "split" else torch.float32
+            has_master = dtype in HALF_DTYPES and self.master_weights in ("fp32", "split")
+            # The step is part of the key of the random bits, so a checkpoint must have it.
+            stochastic = dtype in HALF_DTYPES and self.master_weights == "none"
+            master_dtype = torch.int16 if self.master_weights == "split" else torch.float32
             has_shadow = dtype == torch.float32 and self.shadow_dtype is not None
             block = Block(
+                group,
                 params,
                 offsets,
                 steps=torch.zeros(len(params), dtype=torch.float32, device=device),
                 moments={name: torch.zeros(total, dtype=self.state_dtype, device=device) for name in names},
-                master=torch.zeros(total if dtype in HALVES else 0, dtype=master_dtype, device=device),
+                master=torch.zeros(total if has_master else 0, dtype=master_dtype, device=device),
+                averaged=averaged,
+                ema=torch.zeros(total if averaged else 0, dtype=torch.float32, device=device),
                 shadow=torch.zeros(total if has_shadow else 0, dtype=self.shadow_dtype or torch.float16, device=device),
             )
             if has_shadow:
                 block.shadow_views = [view_like(block.shadow, p, o) for p, o in zip(params, offsets, strict=True)]
             for slot, (param, values) in enumerate(members):
-                shown = {"step": block.steps[slot]} if self._shows_step else {}
+                shown = {"step": block.steps[slot]} if self._shows_step or stochastic else {}
                 shown.update((name, view_like(buffer, param, offsets[slot])) for name, buffer in block.moments.items())
                 if block.master.numel():
                     key = "master" if master_dtype == torch.float32 else "remainder"
                     shown[key] = view_like(block.master, param, offsets[slot])
+                if averaged:
+                    shown["ema"] = view_like(block.ema, param, offsets[slot])
                 self._fill(param, shown, block.steps[slot], values, overwrite)
                 places.append(Place(param, block, slot, shown or None, signature(param)))
         return places, overwrite
 
     def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
-        """Copy a loaded or carried-over state into its views; without one (``values`` is empty) it starts at zero."""
+        """Copy a loaded or carried-over state into its views; without one (``values`` is empty) it starts at zero, and
+        an average at the weight."""
         for name in {**dict.fromkeys(shown), "master": None}:
             value = values.get(name)
             if value is not None and name != "step" and value.shape != param.shape:
@@ -150,7 +210,9 @@ class BlockedState(torch.optim.Optimizer):
                 raise ValueError(
                     f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
                 )
-        step.copy_(torch.as_tensor(self._loaded_step(values), dtype=torch.float32, device=step.device).reshape(()))
+        step.copy_(
+            torch.as_tensor(self._loaded_step(shown, values), dtype=torch.float32, device=step.device).reshape(())
+        )
         master = values.get("master")
         if "master" in shown and master is None:
             shown["master"].copy_(param)
@@ -158,19 +220,40 @@ class BlockedState(torch.optim.Optimizer):
             weight, remainder = split_master(master.to(param.device, torch.float32), param.dtype)
             shown["remainder"].copy_(remainder)
             overwrite.append((param, weight))
+        if "ema" in shown and values.get("ema") is None:
+            shown["ema"].copy_(param if master is None or not {"master", "remainder"} & shown.keys() else master)
 
-    def _loaded_step(self, values: dict) -> Tensor | float:
+    def _loaded_step(self, shown: dict, values: dict) -> Tensor | float:
         return values.get("step", 0.0)  # a tensor, or a number in old checkpoints
 
     def _commit(self, places: list[Place], overwrite: list[tuple[Tensor, Tensor]], state: dict) -> None:
         for param, weight in overwrite:
             param.copy_(weight)
+        self._resolved = None
         for place in places:
             self._places[id(place.param)] = place
             if place.state is not None:
                 state[place.param] = place.state
         for block in {place.block for place in places}:
             block.refresh_shadows()
+        self._blocks = {place.block for place in self._places.values()}
+
+    def _wanted(self, group: dict, loaded: dict) -> tuple[tuple[str, ...], bool]:
+        """The moments of a parameter of ``group``, and whether its weight is averaged."""
+        averaged = group.get("ema_decay") is not None or loaded.get("ema") is not None
+        return self._moment_names(group, loaded), averaged
+
+    def _outgrow(self) -> None:
+        """Forget the places of parameters whose group asks for state that their block does not have (momentum, AMSGrad
+        or the average was switched on), so that it is made anew, with what it holds."""
+        for block in self._blocks:
+            names, averaged = self._wanted(block.group, {})
+            if not block.moments.keys() >= set(names) or averaged > block.averaged:
+                self._resolved = None
+                for param in block.params:
+                    place = self._places.get(id(param))
+                    if place is not None and place.block is block:
+                        del self._places[id(param)]
 
     def _exported(self, param: Tensor, values: dict) -> dict:
         """A parameter's state as a checkpoint shows it: masters are float32 however they are kept."""
@@ -179,11 +262,18 @@ class BlockedState(torch.optim.Optimizer):
         rest = {key: value for key, value in values.items() if key != "remainder"}
         return {**rest, "master": join_master(param.detach(), values["remainder"])}
 
+    def _current(self, param: Tensor) -> dict:
+        """A parameter's state as it stands, as a checkpoint shows it; empty if there is none."""
+        place, values = self._places.get(id(param)), self.state.get(param) or {}
+        if place is not None and place.signature[0] != param.dtype:  # converted since: a remainder means nothing now
+            values = {key: value for key, value in values.items() if key != "remainder"}
+        return self._exported(param, values) if values else {}
+
     def reload_model_params(self) -> None:
         """Take over the parameters as they are now: masters are set to them, shadows too.
 
         To be called after 16-bit parameters were overwritten (``model.load_state_dict``, an EMA swap): with a master
-        the next step would otherwise continue from the old weights.
+        the next step would otherwise continue from the old weights. Averages (``ema_decay``) stay as they are.
         """
         with torch.no_grad():
             for place in self._places.values():
@@ -191,11 +281,12 @@ class BlockedState(torch.optim.Optimizer):
                     place.state["master"].copy_(place.param)
                 elif place.state is not None and "remainder" in place.state:
                     place.state["remainder"].zero_()
-            for block in {place.block for place in self._places.values()}:
+            for block in self._blocks:
                 block.refresh_shadows()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept.
+        """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
+        there is ``ema``, the float32 average of the weight. Groups hold ``ema_decay`` and ``seed`` if they are in use.
 
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.
@@ -217,7 +308,9 @@ class BlockedState(torch.optim.Optimizer):
         """As torch's, and reads torch's checkpoints, fused or not; values are copied into the flat buffers.
 
         Moments and masters are not rounded to the parameter's dtype. A 16-bit parameter whose state has no ``master``
-        starts from the parameter as it is; a split master that is loaded also sets its parameter.
+        starts from the parameter as it is; a split master that is loaded also sets its parameter. An average that is not
+        in the state starts at the weight. ``ema_decay`` and ``seed`` of the groups count, as all their entries do;
+        where they have none the optimizer's own stay.
 
         Raises:
             ValueError: groups, shapes or keys do not fit; nothing has been changed then.
@@ -250,7 +343,10 @@ class BlockedState(torch.optim.Optimizer):
         self.__dict__.update(state.pop("options", {}))
         groups = state["param_groups"]
         for group in groups:
+            self._complete_group(group)
+            self._check_shared(group)
             self._check_group(group)
+        seed = self._common_seed(groups)
         loaded = {key: value.value if isinstance(value, _Opaque) else value for key, value in state["state"].items()}
         owned = {param for group in groups for param in group["params"]}
         with torch.no_grad():
@@ -261,5 +357,6 @@ class BlockedState(torch.optim.Optimizer):
             super().__setstate__({**state, "state": rest})
             self._forget_places()
             self._commit(*packed, rest)
+        self.seed = seed
         for group in groups:
             group["fused"], group["foreach"] = True, None

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,13 +41,21 @@ class Block:
     """State of some parameters of one device, dtype and group. A buffer with 0 elements: the block has no such
     state."""
 
+    group: dict[str, Any]
     params: list[Tensor]
     offsets: list[int]
     steps: Tensor
     moments: dict[str, Tensor]
     master: Tensor
+    averaged: bool  # whether there are averages in `ema`
+    ema: Tensor
     shadow: Tensor
     shadow_views: list[Tensor] = field(default_factory=list)
+
+    def tensors(self) -> list[Tensor]:
+        """All buffers that are there."""
+        buffers = (self.steps, *self.moments.values(), self.master, self.ema, self.shadow)
+        return [buffer for buffer in buffers if buffer.numel()]
 
     def refresh_shadows(self) -> None:
         for param, view in zip(self.params, self.shadow_views, strict=False):  # none, or one per param

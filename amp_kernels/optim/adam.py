@@ -25,13 +25,16 @@ class Adam(AdamStep, torch.optim.Adam):
         betas: decay rates of the moments, two floats in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 term added to the gradient; with ``decoupled_weight_decay`` the decay of :class:`AdamW`.
-        amsgrad: only ``False``.
+        amsgrad: divide by the root of the largest second moment so far (Reddi, Kale and Kumar, "On the convergence of
+            Adam and beyond", ICLR 2018), kept as ``max_exp_avg_sq``; may differ between groups. Switched on for state
+            that has none, it starts from the next second moment.
         maximize: ascend instead of descend.
         foreach, fused: accepted for compatibility; the step is always fused.
         capturable: accepted for compatibility; a step can always be captured in a CUDA graph, once the state exists.
         differentiable: only ``False``.
         decoupled_weight_decay: decay the weight itself, as :class:`AdamW` does.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite: as in :class:`AdamW`.
+        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
+            :class:`AdamW`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -59,8 +62,13 @@ class Adam(AdamStep, torch.optim.Adam):
         state_dtype: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
+        ema_decay: float | None = None,
+        zero_grads: bool = False,
+        seed: int = 0,
     ) -> None:
-        self._set_options(master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite)
+        self._set_options(
+            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
+        )
         super().__init__(
             params,
             lr,

@@ -33,7 +33,8 @@ class Lion(FusedOptimizer):
         maximize: ascend instead of descend.
         foreach, fused, capturable, differentiable: as torch's optimizers take them. The step is always fused and can
             always be captured in a CUDA graph, once the state exists; ``differentiable`` only ``False``.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite: as in :class:`AdamW`.
+        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
+            :class:`AdamW`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -41,6 +42,8 @@ class Lion(FusedOptimizer):
         RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
     """
 
+    _op = lion_
+    _moment_arguments = ("exp_avg",)
     _shows_step = False
     _required = ("exp_avg",)
 
@@ -61,8 +64,13 @@ class Lion(FusedOptimizer):
         state_dtype: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
+        ema_decay: float | None = None,
+        zero_grads: bool = False,
+        seed: int = 0,
     ) -> None:
-        self._set_options(master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite)
+        self._set_options(
+            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
+        )
         if differentiable:
             raise RuntimeError("`fused` does not support `differentiable`")
         if fused and foreach:
@@ -94,19 +102,5 @@ class Lion(FusedOptimizer):
     def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg",)
 
-    def _update(self, batch, grads, tensors, max_norm) -> None:
-        lion_(
-            batch.params,
-            grads,
-            [block.moments["exp_avg"] for block in batch.blocks],
-            [block.steps for block in batch.blocks],
-            [block.master for block in batch.blocks],
-            [block.shadow for block in batch.blocks],
-            batch.layout,
-            *tensors,
-            self._host_lrs(),
-            *self._betas(),
-            self._numbers("weight_decay"),
-            self._flags(),
-            max_norm,
-        )
+    def _hyper(self) -> tuple[list[float], ...]:
+        return *self._betas(), self._numbers("weight_decay")

@@ -33,7 +33,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         maximize: ascend instead of descend.
         foreach, fused: accepted for compatibility; the step is always fused.
         differentiable: only ``False``.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite: as in :class:`AdamW`.
+        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
+            :class:`AdamW`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -41,6 +42,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
     """
 
+    _op = sgd_
+    _moment_arguments = ("momentum_buffer",)
     _shows_step = False
 
     def __init__(
@@ -61,8 +64,13 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         state_dtype: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
+        ema_decay: float | None = None,
+        zero_grads: bool = False,
+        seed: int = 0,
     ) -> None:
-        self._set_options(master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite)
+        self._set_options(
+            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
+        )
         super().__init__(
             params,
             lr,
@@ -89,8 +97,13 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] != 0 or loaded.get("momentum_buffer") is not None else ()
 
-    def _loaded_step(self, values: dict[str, Any]) -> float:
-        return 0.0 if values.get("momentum_buffer") is None else 1.0
+    def _loaded_step(self, shown: dict[str, Any], values: dict[str, Any]) -> Tensor | float:
+        """The next step after 0 starts the momentum buffer. torch counts no steps; the count itself matters for random
+        bits only."""
+        has_buffer = "momentum_buffer" in shown
+        if has_buffer and values.get("momentum_buffer") is None:
+            return 0.0
+        return values.get("step", 1.0 if has_buffer else 0.0)
 
     def _exported(self, param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
         """torch has no buffer before the first step that is taken; ours exists then, but holds nothing."""
@@ -108,39 +121,5 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         nesterov = [NESTEROV if group["nesterov"] else 0 for group in self.param_groups]
         return [flags | extra for flags, extra in zip(super()._flags(), nesterov, strict=True)]
 
-    def _collect(self):
-        for group in self.param_groups:
-            if group["momentum"] != 0:
-                self._add_momentum(group["params"])
-        return super()._collect()
-
-    def _add_momentum(self, params: list[Tensor]) -> None:
-        """Momentum was switched on after the state was made: forget the places of what has no buffer, so that it is
-        made anew."""
-        for param in params:
-            place = self._places.get(id(param))
-            if place is not None and not place.block.moments:
-                del self._places[id(param)]
-
-    def _update(self, batch, grads, tensors, max_norm) -> None:
-        empty = torch.empty(0, dtype=torch.float32, device=batch.device)
-        momenta = [self.param_groups[index]["momentum"] for index in batch.groups]
-        sgd_(
-            batch.params,
-            grads,
-            [
-                block.moments["momentum_buffer"] if momentum != 0 else empty
-                for block, momentum in zip(batch.blocks, momenta, strict=True)
-            ],
-            [block.steps for block in batch.blocks],
-            [block.master for block in batch.blocks],
-            [block.shadow for block in batch.blocks],
-            batch.layout,
-            *tensors,
-            self._host_lrs(),
-            self._numbers("momentum"),
-            self._numbers("dampening"),
-            self._numbers("weight_decay"),
-            self._flags(),
-            max_norm,
-        )
+    def _hyper(self) -> tuple[list[float], ...]:
+        return self._numbers("momentum"), self._numbers("dampening"), self._numbers("weight_decay")

@@ -1,15 +1,17 @@
 """Error bounds of a GEMM, from the arithmetic: what a correct kernel cannot exceed, against float64 of the same 16-bit
 inputs.
 
-With ``G = |a| @ |b| + |bias|`` in float64 and K terms, of which the hardware adds p between two roundings of the
-accumulator::
+With ``z = alpha (a @ b) + bias``, ``G = |alpha| |a| @ |b| + |bias|`` in float64 and K terms, of which the hardware adds
+p between two roundings of the accumulator, the error of ``activation(z) + beta c`` is at most::
 
-    |error| <= u_out |result|  +  slope (K / p + 16) 2^-23 G  +  2e-6 |result| (activations)  +  tiny_out
+    u_out |result|  +  slope e_z  +  2e-6 |activation(z)|  +  2^-23 (|activation(z)| + |beta c|)  +  tiny_out
+    with  e_z = (K / p + 16) 2^-23 G
 
 The first term is the one rounding of the result (u_out half an ulp), the second the fp32 accumulation (2^-23 and not
-2^-24, because tensor cores truncate), carried through the activation by its largest slope, the last half the smallest
-subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science
-7:e330, 2021.
+2^-24, because tensor cores truncate), carried through the activation by its largest slope (through a product
+``silu(gate) up`` by the product rule), the third the fp32 evaluation of an activation that is not piecewise linear, the
+fourth the sum with c, the last half the smallest subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical
+behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021.
 
 The bound grows with K and would hide one dropped product among many, and with a global error measure one bad row among
 many. So a
@@ -23,7 +25,7 @@ import math
 
 import torch
 
-from ..ops.gemm import ACTIVATIONS
+from ..ops._gemm import ACTIVATIONS, GATED, halves
 
 #: Half an ulp relative to the result, and half the smallest subnormal.
 UNIT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -57,26 +59,69 @@ def reference_and_bound(
     beta: float = 0.0,
     c: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``activation(alpha * a @ b + beta * c + bias)`` in float64, and what a kernel's result may differ from it,
+    """``activation(alpha * a @ b + bias) + beta * c`` in float64, and what a kernel's result may differ from it,
     elementwise.
 
     Args:
         a, b, bias, c: the kernel's own inputs; leading dimensions broadcast.
-        activation: as in :func:`amp_kernels.linear`.
+        activation: as in the op ``gemm``.
         out_dtype: dtype of the kernel's result.
-        alpha, beta: factors of the product and of ``c``.
+        alpha, beta: factors of the product and of ``c``; with ``beta`` 0, ``c`` counts for nothing, NaN or not.
     """
+    z, error = _preactivation(a, b, bias, alpha)
+    activation = activation or "none"
+    result = ACTIVATIONS[activation](z)
+    if activation in GATED:
+        (gate, up), (gate_error, up_error) = halves(z), halves(error)
+        slope = SLOPE["silu"]
+        error = slope * gate_error * (up.abs() + up_error) + torch.nn.functional.silu(gate).abs() * up_error
+    else:
+        error = SLOPE[activation] * error
+    if activation not in ("none", "relu"):
+        error = error + 2e-6 * result.abs()
+    if c is not None and beta:
+        error = error + 2.0**-23 * (result.abs() + (beta * c.double()).abs())
+        result = result + beta * c.double()
+    return result, _rounded(result, error, out_dtype)
+
+
+def _preactivation(a, b, bias, alpha) -> tuple[torch.Tensor, torch.Tensor]:
+    """``z`` in float64, and the error of a kernel's fp32 ``z``."""
     z = alpha * torch.matmul(a.double(), b.double())
     size = abs(alpha) * torch.matmul(a.double().abs(), b.double().abs())
-    for term in ([bias.double()] if bias is not None else []) + ([beta * c.double()] if c is not None and beta else []):
-        z, size = z + term, size + term.abs()
-    activation = activation or "none"
-    reference = ACTIVATIONS[activation](z)
-    accumulation = SLOPE[activation] * (a.shape[-1] / products_per_rounding(a.device) + 16) * 2.0**-23 * size
-    if activation not in ("none", "relu"):
-        accumulation = accumulation + 2e-6 * reference.abs()
-    u = UNIT_ROUNDOFF[out_dtype]
-    return reference, u * reference.abs() + (1 + u) * accumulation + TINY[out_dtype]
+    if bias is not None:
+        z, size = z + bias.double(), size + bias.double().abs()
+    return z, (a.shape[-1] / products_per_rounding(a.device) + 16) * 2.0**-23 * size
+
+
+def _rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error after one more rounding, to ``dtype``."""
+    u = UNIT_ROUNDOFF[dtype]
+    return u * result.abs() + (1 + u) * error + TINY[dtype]
+
+
+def dact_reference_and_bound(
+    a: torch.Tensor, b: torch.Tensor, preact: torch.Tensor, *, activation: str, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``gemm_dact`` in float64: ``(dz, bound, sums, bound of the sums)``, the sums over all rows.
+
+    The error of the product goes through the largest slope, that of the derivative (2^-18, as it is of size 1) through
+    the product's size. M rows are summed in fp32 in any order: ``M 2^-23`` of the sum of sizes.
+    """
+    grad, grad_error = _preactivation(a, b, None, 1.0)
+    z = preact.double().requires_grad_()
+    (dz,) = torch.autograd.grad(ACTIVATIONS[activation](z), z, grad)
+    if activation in GATED:
+        gate, up = halves(preact.double())
+        factor = torch.cat([SLOPE["silu"] * up.abs(), torch.nn.functional.silu(gate).abs()], dim=-1)
+        error = torch.cat([grad_error, grad_error], dim=-1) * factor
+        size = torch.cat([grad.abs(), grad.abs()], dim=-1) * factor
+    else:
+        size, error = grad.abs(), SLOPE[activation] * grad_error
+    error = error + 2.0**-18 * size
+    rows = max(1, dz.flatten(0, -2).shape[0])
+    sums, sizes, errors = (t.flatten(0, -2).sum(0) for t in (dz, dz.abs(), error))
+    return dz, _rounded(dz, error, out_dtype), sums, errors + rows * 2.0**-23 * (sizes + errors)
 
 
 def assert_within(actual: torch.Tensor, reference: torch.Tensor, bound: torch.Tensor, what: str = "result") -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
+from ..ops._lists import HALF_DTYPES as HALF_DTYPES
 from .poison import embed
 
 #: Sizes around the edges of tiles and vectors, with nothing and with one element.
 EDGE_SIZES = (0, 1, 7, 8, 9, 63, 64, 65)
 
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 #: Integers up to this magnitude are exact in the dtype.

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 
-import torch
-
 from .. import layouts, lists, ours, peers
-from ..harness import Call, Case
+from ..harness import Call, Case, Scope
 
 
-def cases(device: torch.device, quick: bool) -> Iterator[Case]:
-    for name in lists.for_device(device.type, quick):
-        shapes = lists.LISTS[name]()
+def cases(scope: Scope) -> Iterator[Case]:
+    for name, shapes in lists.chosen(scope).items():
         count = lists.numel(shapes)
         for layout in layouts.LAYOUTS:
             yield Case(
@@ -23,13 +20,13 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
                 providers={
                     "torch": lambda inputs, layout=layout: _torch(layouts.TorchAdamW(layout, inputs)),
                     **ours.providers(
-                        "adamw_", device, lambda inputs, layout=layout: _step(layouts.OurAdamW(layout, inputs))
+                        "adamw_", scope.device, lambda inputs, layout=layout: _step(layouts.OurAdamW(layout, inputs))
                     ),
-                    **(peers.adamw(layout) if device.type == "cuda" else {}),
+                    **(peers.adamw(layout) if scope.device.type == "cuda" else {}),
                 },
                 reference=lambda inputs, layout=layout: layouts.reference(layout, inputs, None),
                 check_calls=layouts.STEPS,
-                backends=ours.backends("adamw_", device),
+                backends=ours.backends("adamw_", scope.device),
             )
 
 

@@ -10,9 +10,12 @@
 #include <tuple>
 #include <vector>
 
+#include "bind/emulated_gemm.h"
+#include "bind/emulated_memory.h"
 #include "emulator/memory.h"
 #include "kernels/adamw.cu"
 #include "kernels/check_and_norm.cu"
+#include "kernels/lamb.cu"
 #include "kernels/lion.cu"
 #include "kernels/sgd.cu"
 #include "kernels/unscale.cu"
@@ -22,54 +25,6 @@ namespace py = pybind11;
 
 namespace ak {
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-/// A piece of memory the kernels may touch: what errors call it, where it is, and whether it holds values already.
-using Piece = std::tuple<std::string, Address, size_t, bool>;
-
-/// Tells the emulator of memory that Python owns, for the time of one call. Views of the same bytes become one piece.
-class Visible {
- public:
-  explicit Visible(std::vector<Piece> pieces) {
-    std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return std::get<1>(a) < std::get<1>(b); });
-    for (const auto& [name, address, bytes, initialised] : pieces) {
-      if (bytes == 0) continue;
-      if (!pieces_.empty() && address < pieces_.back().end) {
-        pieces_.back().end = std::max(pieces_.back().end, address + bytes);
-      } else {
-        pieces_.push_back({name, address, address + bytes, initialised});
-      }
-    }
-    for (const auto& p : pieces_) {
-      regions_.push_back(emu::global_memory().add(p.name, at<void>(p.begin), p.end - p.begin, p.initialised));
-    }
-  }
-  Visible(const Visible&) = delete;
-  Visible& operator=(const Visible&) = delete;
-  ~Visible() {
-    for (emu::Region* region : regions_) emu::global_memory().remove(region);
-  }
-
- private:
-  struct Interval {
-    std::string name;
-    Address begin, end;
-    bool initialised;
-  };
-  std::vector<Interval> pieces_;
-  std::vector<emu::Region*> regions_;
-};
-
-void check(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.message);
-}
 
 void set_options(uint64_t seed, int sm_count, bool truncate_mma) {
   emu::options() = {};
@@ -81,13 +36,18 @@ void set_options(uint64_t seed, int sm_count, bool truncate_mma) {
 using Grad = std::tuple<Address, int64_t, int>;  // address, numel, DType
 
 void run_check_and_norm(const std::vector<Piece>& memory, const std::vector<Grad>& grads, Address grad_scale,
-                        Address sum_sq, Address found_inf) {
+                        Address norms, Address found_infs, bool largest, bool per_tensor) {
   const Visible visible(memory);
   std::vector<GradRef> refs;
   for (const auto& [data, numel, dtype] : grads) refs.push_back({at<void>(data), numel, static_cast<DType>(dtype)});
-  emu::Buffer<uint64_t> scratch("scratch", (check_and_norm_scratch_bytes(refs) + 7) / 8);
-  for (size_t i = 0; i < kNormScratchZeroed / 8; i++) scratch.set(i, 0);
-  check(check_and_norm(refs, at<float>(grad_scale), scratch.data(), at<float>(sum_sq), at<float>(found_inf), nullptr));
+  const size_t bytes = per_tensor ? check_and_norm_per_tensor_scratch_bytes(refs) : check_and_norm_scratch_bytes(refs);
+  emu::Buffer<uint64_t> scratch("scratch", (bytes + 7) / 8);
+  if (!per_tensor) {
+    for (size_t i = 0; i < kNormScratchZeroed / 8; i++) scratch.set(i, 0);
+  }
+  const auto run = per_tensor ? check_and_norm_per_tensor : check_and_norm;
+  check(run(refs, at<float>(grad_scale), largest ? Norm::kLargest : Norm::kSumOfSquares, scratch.data(),
+            at<float>(norms), at<float>(found_infs), nullptr));
 }
 
 void run_unscale(const std::vector<Piece>& memory, const std::vector<Grad>& grads, Address found_inf,
@@ -134,20 +94,27 @@ struct Param {
     state.shadow = at<void>(data);
     state.shadow_dtype = static_cast<DType>(dtype);
   }
+  void set_ema(Address data) { state.ema = at<float>(data); }
+  void set_stochastic(uint32_t index) {
+    state.stochastic = true;
+    state.index = index;
+  }
 };
 
 /// Runs one of the update kernels: `run(params, groups, decisions, scratch, stream)` is its launcher.
 template <class Group, class ScratchBytes, class Run>
 void run_update(const std::vector<Piece>& memory, const std::vector<Param>& params, const std::vector<Group>& groups,
-                const std::tuple<Address, Address, Address, double>& decided, ScratchBytes scratch_bytes, Run run) {
+                const std::tuple<Address, Address, Address, double>& decided, int64_t seed, ScratchBytes scratch_bytes,
+                Run run) {
   const Visible visible(memory);
   std::vector<ParamState> states;
   for (const Param& p : params) states.push_back(p.state);
   const auto& [grad_scale, found_inf, sum_sq, max_norm] = decided;
   const StepDecisions decisions{at<float>(grad_scale), at<float>(found_inf), at<float>(sum_sq),
                                 static_cast<float>(max_norm)};
-  emu::Buffer<uint64_t> scratch("scratch", (scratch_bytes(states.size()) + 7) / 8);
-  check(run(std::span<const ParamState>(states), std::span<const Group>(groups), decisions, scratch.data(), nullptr));
+  emu::Buffer<uint64_t> scratch("scratch", (scratch_bytes(states) + 7) / 8);
+  check(run(std::span<const ParamState>(states), std::span<const Group>(groups), decisions, static_cast<uint64_t>(seed),
+            scratch.data(), nullptr));
 }
 
 }  // namespace
@@ -157,6 +124,7 @@ PYBIND11_MODULE(_emulator, m) {
   using namespace ak;
   m.doc() = "CUDA kernels of amp_kernels on CPU memory, checked by the emulator. Addresses are integers; 0 is null.";
   m.def("set_options", &set_options, py::arg("seed") = 0, py::arg("sm_count") = 2, py::arg("truncate_mma") = false);
+  bind_gemm(m);
   m.def("check_and_norm", &run_check_and_norm);
   m.def("unscale", &run_unscale);
   m.def("update_scale", [](const std::vector<Piece>& memory, Address scale, Address growth, Address hysteresis,
@@ -170,34 +138,49 @@ PYBIND11_MODULE(_emulator, m) {
       .def(py::init<Address, int, Address, int, int64_t, Address, int>())
       .def("set_moment", &Param::set_moment)
       .def("set_master", &Param::set_master)
-      .def("set_shadow", &Param::set_shadow);
+      .def("set_shadow", &Param::set_shadow)
+      .def("set_ema", &Param::set_ema)
+      .def("set_stochastic", &Param::set_stochastic);
   py::class_<AdamWGroup>(m, "AdamWGroup")
       .def(py::init([](double lr, double beta1, double beta2, double eps, double weight_decay, bool coupled,
-                       Address lr_at, bool maximize) {
-        return AdamWGroup{{lr, beta1, beta2, eps, weight_decay, coupled}, at<float>(lr_at), maximize};
+                       Address lr_at, bool maximize, double ema_decay) {
+        return AdamWGroup{{lr, beta1, beta2, eps, weight_decay, coupled}, at<float>(lr_at), maximize, ema_decay};
       }));
   py::class_<SgdGroup>(m, "SgdGroup")
       .def(py::init([](double lr, double momentum, double dampening, double weight_decay, bool nesterov, Address lr_at,
-                       bool maximize) {
-        return SgdGroup{{lr, momentum, dampening, weight_decay, nesterov}, at<float>(lr_at), maximize};
+                       bool maximize, double ema_decay) {
+        return SgdGroup{{lr, momentum, dampening, weight_decay, nesterov}, at<float>(lr_at), maximize, ema_decay};
       }));
   py::class_<LionGroup>(m, "LionGroup")
-      .def(py::init([](double lr, double beta1, double beta2, double weight_decay, Address lr_at, bool maximize) {
-        return LionGroup{{lr, beta1, beta2, weight_decay}, at<float>(lr_at), maximize};
+      .def(py::init([](double lr, double beta1, double beta2, double weight_decay, Address lr_at, bool maximize,
+                       double ema_decay) {
+        return LionGroup{{lr, beta1, beta2, weight_decay}, at<float>(lr_at), maximize, ema_decay};
+      }));
+  py::class_<LambGroup>(m, "LambGroup")
+      .def(py::init([](double lr, double beta1, double beta2, double eps, double weight_decay, bool bias_correction,
+                       bool adapt_all, Address lr_at, bool maximize, double ema_decay) {
+        return LambGroup{
+            {lr, beta1, beta2, eps, weight_decay, bias_correction, adapt_all}, at<float>(lr_at), maximize, ema_decay};
       }));
   using Decided = std::tuple<Address, Address, Address, double>;
   m.def("adamw", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
-                    const std::vector<AdamWGroup>& groups, const Decided& decided) {
-    run_update(memory, params, groups, decided, adamw_scratch_bytes,
+                    const std::vector<AdamWGroup>& groups, const Decided& decided, int64_t seed) {
+    run_update(memory, params, groups, decided, seed, adamw_scratch_bytes,
                [](auto... arguments) { return adamw(arguments...); });
   });
   m.def("sgd", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
-                  const std::vector<SgdGroup>& groups, const Decided& decided) {
-    run_update(memory, params, groups, decided, sgd_scratch_bytes, [](auto... arguments) { return sgd(arguments...); });
+                  const std::vector<SgdGroup>& groups, const Decided& decided, int64_t seed) {
+    run_update(memory, params, groups, decided, seed, sgd_scratch_bytes,
+               [](auto... arguments) { return sgd(arguments...); });
   });
   m.def("lion", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
-                   const std::vector<LionGroup>& groups, const Decided& decided) {
-    run_update(memory, params, groups, decided, lion_scratch_bytes,
+                   const std::vector<LionGroup>& groups, const Decided& decided, int64_t seed) {
+    run_update(memory, params, groups, decided, seed, lion_scratch_bytes,
                [](auto... arguments) { return lion(arguments...); });
+  });
+  m.def("lamb", [](const std::vector<Piece>& memory, const std::vector<Param>& params,
+                   const std::vector<LambGroup>& groups, const Decided& decided, int64_t seed) {
+    run_update(memory, params, groups, decided, seed, lamb_scratch_bytes,
+               [](auto... arguments) { return lamb(arguments...); });
   });
 }

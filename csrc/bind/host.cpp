@@ -16,10 +16,13 @@
 #include <tuple>
 #include <vector>
 
+#include "bind/gemm_plan.h"
 #include "math/activation.h"
 #include "math/adamw.h"
 #include "math/clip.h"
+#include "math/ema.h"
 #include "math/half.h"
+#include "math/lamb.h"
 #include "math/lion.h"
 #include "math/loss_scale.h"
 #include "math/philox.h"
@@ -60,7 +63,7 @@ auto with_half(const std::string& dtype, const F& f) {
 }
 
 Activation activation_of(const std::string& name) {
-  if (const auto activation = find_activation(name)) return *activation;
+  if (const auto activation = find_activation(name); activation && !is_gated(*activation)) return *activation;
   throw std::invalid_argument("activation is '" + name + "'; accepted: none, relu, gelu, gelu_tanh, silu");
 }
 
@@ -190,14 +193,44 @@ py::array_t<float> activation_gradient(const std::string& name, const Floats& gr
   return map<float, float>(x, [&](float v, py::ssize_t i) { return activate_backward(a, g[i], v); });
 }
 
+py::array_t<float> swiglu_of(const Floats& gate, const Floats& up) {
+  check_sizes("swiglu", gate, up);
+  const float* u = up.data();
+  return map<float, float>(gate, [u](float g, py::ssize_t i) { return swiglu(g, u[i]); });
+}
+
+std::tuple<py::array_t<float>, py::array_t<float>> swiglu_gradient(const Floats& grad, const Floats& gate,
+                                                                   const Floats& up) {
+  check_sizes("swiglu_backward", grad, gate);
+  check_sizes("swiglu_backward", gate, up);
+  const float *d = grad.data(), *u = up.data();
+  return {map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).gate; }),
+          map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).up; })};
+}
+
 void adamw_step(State p, State m, State v, const Floats& grad, float step, double lr, double beta1, double beta2,
-                double eps, double weight_decay, bool coupled_decay, float inv_scale, float clip) {
+                double eps, double weight_decay, bool coupled_decay, float inv_scale, float clip,
+                std::optional<State> max_v) {
   for (const State* a : {&m, &v}) check_sizes("adamw", p, *a);
+  if (max_v) check_sizes("adamw", p, *max_v);
   check_sizes("adamw", p, grad);
   const AdamWScalars s = adamw_scalars({lr, beta1, beta2, eps, weight_decay, coupled_decay}, step);
   float *pd = p.mutable_data(), *md = m.mutable_data(), *vd = v.mutable_data();
-  for (py::ssize_t i = 0; i < p.size(); ++i)
-    adamw(pd[i], md[i], vd[i], effective_grad(grad.data()[i], inv_scale, clip), s);
+  float* max_vd = max_v ? max_v->mutable_data() : nullptr;
+  for (py::ssize_t i = 0; i < p.size(); ++i) {
+    const float g = effective_grad(grad.data()[i], inv_scale, clip);
+    if (max_vd) {
+      amsgrad(pd[i], md[i], vd[i], max_vd[i], g, s);
+    } else {
+      adamw(pd[i], md[i], vd[i], g, s);
+    }
+  }
+}
+
+void ema_step(State average, const Floats& weight, double decay) {
+  check_sizes("ema", average, weight);
+  float* to = average.mutable_data();
+  for (py::ssize_t i = 0; i < average.size(); ++i) to[i] = ema(to[i], weight.data()[i], ema_take(decay));
 }
 
 void sgd_step(State p, std::optional<State> buffer, const Floats& grad, float step, double lr, double momentum,
@@ -223,6 +256,25 @@ void lion_step(State p, State m, const Floats& grad, double lr, double beta1, do
   const LionScalars s = lion_scalars({lr, beta1, beta2, weight_decay});
   float *pd = p.mutable_data(), *md = m.mutable_data();
   for (py::ssize_t i = 0; i < p.size(); ++i) lion(pd[i], md[i], effective_grad(grad.data()[i], inv_scale, clip), s);
+}
+
+// One tensor, in the two passes of a step; returns the length of the step.
+float lamb_step(State p, State m, State v, const Floats& grad, float step, double lr, double beta1, double beta2,
+                double eps, double weight_decay, bool bias_correction, bool adapt_all, float inv_scale, float clip) {
+  for (const State* a : {&m, &v}) check_sizes("lamb", p, *a);
+  check_sizes("lamb", p, grad);
+  const LambScalars s = lamb_scalars({lr, beta1, beta2, eps, weight_decay, bias_correction, adapt_all}, step);
+  float *pd = p.mutable_data(), *md = m.mutable_data(), *vd = v.mutable_data();
+  double weight_sq = 0, direction_sq = 0;
+  for (py::ssize_t i = 0; i < p.size(); ++i) {
+    lamb_moments(md[i], vd[i], effective_grad(grad.data()[i], inv_scale, clip), s);
+    const double weight = pd[i], direction = lamb_direction(pd[i], md[i], vd[i], s);
+    weight_sq += weight * weight;
+    direction_sq += direction * direction;
+  }
+  const float rate = lamb_rate(lr, weight_sq, direction_sq, s);
+  for (py::ssize_t i = 0; i < p.size(); ++i) lamb(pd[i], md[i], vd[i], rate, s);
+  return rate;
 }
 
 std::tuple<float, int32_t, int32_t> loss_scale(float scale, int32_t growth_tracker, int32_t hysteresis_tracker,
@@ -257,6 +309,7 @@ PYBIND11_MODULE(_host, m) {
       "The formulas of csrc/math over numpy arrays; 16-bit floats travel as uint16 codes, dtype is 'float16' or "
       "'bfloat16'.";
   m.def("build_info", &ak::build_info);
+  ak::bind_gemm_plan(m);
   m.def("to_float", &ak::widen, "codes"_a.noconvert(), "dtype"_a);
   m.def("round_to", &ak::round_nearest, "x"_a, "dtype"_a);
   m.def("round_half_away", &ak::round_away, "x"_a, "dtype"_a);
@@ -268,15 +321,21 @@ PYBIND11_MODULE(_host, m) {
   m.def("philox4x32_10", &ak::philox, "counter"_a, "key"_a);
   m.def("activate", &ak::activation, "activation"_a, "x"_a);
   m.def("activate_backward", &ak::activation_gradient, "activation"_a, "grad"_a, "x"_a);
+  m.def("swiglu", &ak::swiglu_of, "gate"_a, "up"_a);
+  m.def("swiglu_backward", &ak::swiglu_gradient, "grad"_a, "gate"_a, "up"_a);
   m.def("inverse_scale", &ak::inverse_scale, "scale"_a);
   m.def("clip_factor", &ak::clip_factor, "sum_sq"_a, "max_norm"_a);
   m.def("adamw", &ak::adamw_step, "p"_a.noconvert(), "m"_a.noconvert(), "v"_a.noconvert(), "grad"_a, "step"_a, "lr"_a,
         "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "coupled_decay"_a = false, "inv_scale"_a = 1.0f,
-        "clip"_a = 1.0f);
+        "clip"_a = 1.0f, "max_v"_a.noconvert() = py::none());
+  m.def("ema", &ak::ema_step, "average"_a.noconvert(), "weight"_a, "decay"_a);
   m.def("sgd", &ak::sgd_step, "p"_a.noconvert(), "buffer"_a.noconvert(), "grad"_a, "step"_a, "lr"_a, "momentum"_a,
         "dampening"_a, "weight_decay"_a, "nesterov"_a = false, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
   m.def("lion", &ak::lion_step, "p"_a.noconvert(), "m"_a.noconvert(), "grad"_a, "lr"_a, "beta1"_a, "beta2"_a,
         "weight_decay"_a, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
+  m.def("lamb", &ak::lamb_step, "p"_a.noconvert(), "m"_a.noconvert(), "v"_a.noconvert(), "grad"_a, "step"_a, "lr"_a,
+        "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "bias_correction"_a = true, "adapt_all"_a = false,
+        "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
   m.def("update_loss_scale", &ak::loss_scale, "scale"_a, "growth_tracker"_a, "hysteresis_tracker"_a, "overflow"_a,
         "growth_factor"_a = 2.0, "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "min_scale"_a = 0.0,
         "max_scale"_a = std::numeric_limits<double>::infinity(), "hysteresis"_a = 1);

@@ -9,11 +9,12 @@
 namespace ak {
 
 /// Copies the first `from_bytes` of kBytes to shared address `to` and fills the rest with zeros. Both sides are aligned
-/// to kBytes, also where from_bytes is 0 and nothing is read.
-template <int kBytes>
+/// to kBytes, also where from_bytes is 0 and nothing is read. 16 bytes go past L1, unless kKeep says that the block
+/// will soon read from the same 32-byte sectors again; fewer bytes always go through it.
+template <int kBytes, bool kKeep = false>
 AK_DEVICE void copy_async(uint32_t to, const void* from, int from_bytes = kBytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
-  if constexpr (kBytes == 16) {  // past L1: nobody reads the line again
+  if constexpr (kBytes == 16 && !kKeep) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(from_bytes) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(from_bytes)

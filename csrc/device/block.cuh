@@ -18,6 +18,11 @@ AK_DEVICE bool block_any(bool predicate) { return __syncthreads_or(predicate) !=
 AK_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+/// Comes to barrier `id` without waiting: those who wait there see this thread's earlier memory accesses. `threads`
+/// counts both kinds, and each thread comes once.
+AK_DEVICE void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 }  // namespace ak
 #endif

@@ -65,6 +65,13 @@ inline int device_sm_count() {
   if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
   return count;
 }
+/// Bytes of dynamic shared memory that one block may have on the current device.
+inline int device_shared_limit() {
+  int device = 0, bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 48 * 1024;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return 48 * 1024;
+  return bytes;
+}
 
 }  // namespace ak
 #endif

@@ -5,6 +5,13 @@
 #include "device/platform.cuh"
 #include "math/half.h"
 
+namespace ak {
+
+/// Which index of an operand lies contiguous in memory: k, or m (of A) or n (of B).
+enum class Major { kK, kMN };
+
+}  // namespace ak
+
 #ifdef AK_EMULATE
 #include "emulator/mma.h"
 #else
@@ -38,6 +45,19 @@ AK_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row_address)
                : "memory");
+}
+/// Transposed or not, as the whole warp agrees at run time.
+AK_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transposed) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+      "@!p ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+      "}"
+      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+      : "r"(row_address), "r"(static_cast<int>(transposed))
+      : "memory");
 }
 /// Stores four 8 x 8 matrices, addresses as for ldmatrix_x4 (sm_90).
 AK_DEVICE void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {

@@ -18,6 +18,8 @@
 /// taken.
 #define AK_PARAM(...) const __grid_constant__ __VA_ARGS__
 #define AK_UNROLL _Pragma("unroll")
+/// Keeps a loop a loop, where unrolling would multiply the code.
+#define AK_NO_UNROLL _Pragma("unroll 1")
 
 namespace ak {
 
@@ -27,6 +29,18 @@ AK_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 AK_DEVICE int block_threads() { return static_cast<int>(blockDim.x); }
 AK_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
 AK_DEVICE int grid_blocks() { return static_cast<int>(gridDim.x); }
+
+/// `x`, of which the compiler knows nothing: what is computed from it is computed here, not kept in registers from in
+/// front of a loop.
+AK_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+template <class T>
+AK_DEVICE T* opaque(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
 
 }  // namespace ak
 #endif

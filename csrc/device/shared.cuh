@@ -41,6 +41,16 @@ AK_DEVICE Vec<uint32_t, 4> load_shared_16(uint32_t address) {
                : "memory");
   return v;
 }
+/// 16 bytes to a 16-byte aligned address.
+AK_DEVICE void store_shared_16(uint32_t address, const Vec<uint32_t, 4>& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.data[0]), "r"(v.data[1]), "r"(v.data[2]),
+               "r"(v.data[3])
+               : "memory");
+}
+/// 4 bytes to a 4-byte aligned address.
+AK_DEVICE void store_shared_4(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 /// Two floats to an 8-byte aligned address.
 AK_DEVICE void store_shared_2(uint32_t address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");

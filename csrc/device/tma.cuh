@@ -14,6 +14,11 @@
 
 namespace ak {
 
+/// Fetches the map itself, so that the first copy need not wait for it.
+AK_DEVICE void prefetch_tensor_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /// Box at (x, y) to shared address `to`; its bytes count on `barrier` of this block.
 AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y) {
   asm volatile(
@@ -31,12 +36,12 @@ AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int
 }
 /// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses, counting on each
 /// block's own barrier.
-AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, uint16_t blocks) {
+AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z,
+                                  uint16_t blocks) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
-      "%4}], [%2], "
-      "%5;" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4, %5}], [%2], %6;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
       : "memory");
 }
 
@@ -55,6 +60,11 @@ AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int 
 AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y) {
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(from), "r"(x), "r"(y)
+               : "memory");
+}
+AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y, int z) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 

@@ -8,14 +8,12 @@
 //
 // Thread t of the warpgroup holds, of d, rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the
 // next: d[4 j + 2 h + c] is row h of those, column c of those, for j = 0 .. N / 8 - 1.
+#include "device/mma.cuh"
 #include "device/platform.cuh"
 #include "device/tensor_map.cuh"
 #include "math/half.h"
 
 namespace ak {
-
-/// Which index of an operand lies contiguous in shared memory: k, or m (of A) or n (of B).
-enum class Major { kK, kMN };
 
 /// Shared memory descriptor of an operand tile. K-major: `leading` is not used, `stride` is the distance between groups
 /// of 8 rows. MN-major: `leading` is the distance between swizzle rows' worth of m or n (64 elements at 128 bytes),
@@ -40,6 +38,13 @@ namespace ak {
 /// Orders this thread's accesses to accumulator registers with the wgmma that follow. Needed before the first one, and
 /// whenever an ordinary instruction has touched the registers since.
 AK_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+/// Keeps the compiler from moving copies of accumulators past this point. Between main loop and epilogue: a copy that
+/// ends up between a fence and its wgmma makes ptxas run every wgmma by itself (its remark C7520).
+template <int kRegisters>
+AK_DEVICE void wgmma_pin(float (&d)[kRegisters]) {
+  AK_UNROLL
+  for (int i = 0; i < kRegisters; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 /// Closes a group: the wgmma issued since the last one.
 AK_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Waits for all but the last N groups. With N > 0 the accumulators still belong to the tensor core.

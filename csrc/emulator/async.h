@@ -29,6 +29,7 @@ struct Rendezvous {
   uint64_t generation = 0;
   Release release;
   WaitList waiting;
+  std::vector<const Thread*> passed;  // came without waiting
 };
 
 struct AsyncQueue {

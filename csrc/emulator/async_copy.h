@@ -11,7 +11,7 @@ void copy_wait(uint32_t allowed);
 
 }  // namespace emu
 
-template <int kBytes>
+template <int kBytes, bool kKeep = false>
 void copy_async(uint32_t to, const void* from, int from_bytes = kBytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
   emu::enter("copy_async");

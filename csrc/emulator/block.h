@@ -19,11 +19,18 @@ inline bool block_any(bool predicate) {
   });
   return cta.any[vote];
 }
-inline void named_barrier(int id, int threads) {
-  emu::enter("named_barrier");
-  if (id < 1 || id > 15) emu::fail(emu::format("id = %d, barriers 1 to 15 are accepted", id));
-  if (threads % 32 != 0) emu::fail(emu::format("threads = %d, a multiple of 32 is accepted", threads));
-  emu::meet(emu::current->cta->named[id], threads, true);
+namespace emu {
+
+inline Rendezvous& named_barrier(int id, int threads) {
+  enter("named_barrier");  // both words: they meet each other
+  if (id < 1 || id > 15) fail(format("id = %d, barriers 1 to 15 are accepted", id));
+  if (threads % 32 != 0) fail(format("threads = %d, a multiple of 32 is accepted", threads));
+  return current->cta->named[id];
 }
+
+}  // namespace emu
+
+inline void named_barrier(int id, int threads) { emu::meet(emu::named_barrier(id, threads), threads, true); }
+inline void named_barrier_arrive(int id, int threads) { emu::come(emu::named_barrier(id, threads), threads); }
 
 }  // namespace ak

@@ -22,5 +22,6 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
 }
 
 inline int device_sm_count() { return emu::options().sm_count; }
+inline int device_shared_limit() { return emu::options().shared_limit; }
 
 }  // namespace ak

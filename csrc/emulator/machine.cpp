@@ -200,6 +200,11 @@ void Machine::finish(Thread& thread) {
           format("CTA %d, warpgroup %d exits with wgmma operations that nothing waited for", cta.index, group->index);
     }
   }
+  for (const Rendezvous& barrier : cta.named) {
+    if (barrier.arrived == 0 || !error_.empty()) continue;
+    error_ = format("CTA %d exits while %d of %d threads have come to a named barrier, and nobody waits there",
+                    cta.index, barrier.arrived, barrier.expected);
+  }
   resident_ -= shape.block;
   start_waiting_ctas();
 }
@@ -283,18 +288,20 @@ void Machine::force(AsyncId id) {
 }
 
 bool Machine::run_some_async() {
-  std::erase_if(async_order_, [&](AsyncId id) { return !async_.contains(id); });
   std::size_t waiting_queues = 0;
   for (AsyncQueue* queue : queues_) waiting_queues += !queue->empty();
-  if (async_order_.empty() && waiting_queues == 0) return false;
+  if (async_.empty() && waiting_queues == 0) return false;
   try {
     std::size_t choice = random.below(async_order_.size() + waiting_queues);
-    if (choice < async_order_.size()) {
+    while (choice < async_order_.size()) {
       const AsyncId id = async_order_[choice];
       async_order_[choice] = async_order_.back();
       async_order_.pop_back();
-      force(id);
-      return true;
+      if (async_.contains(id)) {
+        force(id);
+        return true;
+      }
+      choice = random.below(async_order_.size() + waiting_queues);  // that one had been forced
     }
     choice -= async_order_.size();
     for (AsyncQueue* queue : queues_) {
@@ -337,7 +344,10 @@ uint32_t Machine::static_shared(const void* key, std::size_t bytes) {
   return offset;
 }
 
-void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<void()>& last) {
+namespace {
+
+/// Counts the running thread in; true if it is the last, and then all that wait go on.
+bool arrive(Rendezvous& meeting, int expected, bool waits, bool ordered, const std::function<void()>& last) {
   Thread& thread = *current;
   if (meeting.arrived == 0) {
     meeting.operation = thread.operation;
@@ -347,25 +357,41 @@ void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<v
   } else if (meeting.expected != expected) {
     fail(format("called for %d threads, others called it for %d", expected, meeting.expected));
   }
-  if (ordered) meeting.release.add(thread.clock);
-  const uint64_t generation = meeting.generation;
-  if (++meeting.arrived == expected) {
-    if (last) last();
-    if (ordered) {
-      const Knowledge all = meeting.release.take();
-      for (Thread* other : meeting.waiting.threads) other->clock.acquire(all);
-      thread.clock.acquire(all);
-    }
-    meeting.arrived = 0;
-    meeting.generation++;
-    meeting.waiting.wake_all();
-    machine->yield();
-  } else {
-    machine->block(meeting.waiting, [&meeting, expected, generation] {
-      return format("%d of %d threads have come", meeting.generation == generation ? meeting.arrived : expected,
-                    expected);
-    });
+  if (std::find(meeting.passed.begin(), meeting.passed.end(), &thread) != meeting.passed.end()) {
+    fail("the thread comes a second time before the others have come once");
   }
+  if (ordered) meeting.release.add(thread.clock);
+  if (++meeting.arrived < expected) return false;
+  if (last) last();
+  if (ordered) {
+    const Knowledge all = meeting.release.take();
+    for (Thread* other : meeting.waiting.threads) other->clock.acquire(all);
+    if (waits) thread.clock.acquire(all);
+  }
+  meeting.arrived = 0;
+  meeting.generation++;
+  meeting.passed.clear();
+  meeting.waiting.wake_all();
+  return true;
+}
+
+}  // namespace
+
+void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<void()>& last) {
+  const uint64_t generation = meeting.generation;
+  if (arrive(meeting, expected, true, ordered, last)) {
+    machine->yield();
+    return;
+  }
+  machine->block(meeting.waiting, [&meeting, expected, generation] {
+    return format("%d of %d threads have come", meeting.generation == generation ? meeting.arrived : expected,
+                  expected);
+  });
+}
+
+void come(Rendezvous& meeting, int expected) {
+  if (!arrive(meeting, expected, false, true, {})) meeting.passed.push_back(current);
+  if (machine->random.one_in(4)) machine->yield();
 }
 
 void meet_warp(bool ordered, const std::function<void()>& last) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "emulator/async.h"
@@ -22,6 +23,7 @@ struct Warp;
 struct Options {
   uint64_t seed = 0;            ///< chooses the schedule; the same seed replays it exactly
   int sm_count = 2;             ///< what device_sm_count() returns
+  int shared_limit = 232448;    ///< what device_shared_limit() returns
   int resident_threads = 4096;  ///< CTAs wait for room beyond this, as on a real GPU
   bool truncate_mma =
       false;  ///< tensor cores align and truncate their sums (see mma.h) instead of rounding each step once
@@ -160,8 +162,8 @@ class Machine {
   std::vector<std::unique_ptr<Cluster>> clusters_;
   int started_ = 0, resident_ = 0;
   std::vector<Warp*> active_;
-  std::map<AsyncId, std::function<void()>> async_;
-  std::vector<AsyncId> async_order_;
+  std::unordered_map<AsyncId, std::function<void()>> async_;  // that have not happened yet
+  std::vector<AsyncId> async_order_;                          // these, and some that have
   std::vector<AsyncQueue*> queues_;
   AsyncId next_async_ = 1;
   uint64_t switches_ = 0, picks_ = 0;
@@ -183,6 +185,8 @@ inline void enter(const char* operation) { current->operation = operation; }
 /// All `expected` threads meet; the last to arrive runs `last` first. With `ordered`, everyone then knows what everyone
 /// did.
 void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<void()>& last = {});
+/// An ordered meet() of which the running thread does not wait for the end. It comes once to each.
+void come(Rendezvous& meeting, int expected);
 /// meet() of the running thread's warp.
 void meet_warp(bool ordered, const std::function<void()>& last = {});
 

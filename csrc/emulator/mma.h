@@ -33,6 +33,10 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
   emu::enter("ldmatrix_x4_trans");
   emu::ldmatrix_x4(r, row_address, true);
 }
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transposed) {
+  emu::enter("ldmatrix_x4");
+  emu::ldmatrix_x4(r, row_address, transposed);
+}
 inline void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
   emu::enter("stmatrix_x4");
   emu::stmatrix_x4(row_address, r);

@@ -65,6 +65,14 @@ inline Vec<uint32_t, 4> load_shared_16(uint32_t address) {
   emu::read_shared(&v, address, 16);
   return v;
 }
+inline void store_shared_16(uint32_t address, const Vec<uint32_t, 4>& v) {
+  emu::enter("store_shared_16");
+  emu::write_shared(address, &v, 16);
+}
+inline void store_shared_4(uint32_t address, uint32_t x) {
+  emu::enter("store_shared_4");
+  emu::write_shared(address, &x, 4);
+}
 inline void store_shared_2(uint32_t address, float x, float y) {
   emu::enter("store_shared_2");
   const float v[2] = {x, y};

@@ -16,21 +16,23 @@ void bulk_wait(uint32_t allowed, bool read_only);
 
 }  // namespace emu
 
+inline void prefetch_tensor_map(const TensorMap*) { emu::enter("prefetch_tensor_map"); }
 inline void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z = 0) {
   emu::enter("tma_load");
   emu::tma_load(to, *map, barrier, {x, y, z}, 1u << emu::current->cta->rank);
 }
-inline void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, uint16_t blocks) {
+inline void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z,
+                               uint16_t blocks) {
   emu::enter("tma_load_multicast");
-  emu::tma_load(to, *map, barrier, {x, y, 0}, blocks);
+  emu::tma_load(to, *map, barrier, {x, y, z}, blocks);
 }
 inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
   emu::enter("tma_store");
   emu::tma_store(*map, from, {x, y, z}, false);
 }
-inline void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y) {
+inline void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
   emu::enter("tma_reduce_add");
-  emu::tma_store(*map, from, {x, y, 0}, true);
+  emu::tma_store(*map, from, {x, y, z}, true);
 }
 inline void bulk_commit() {
   emu::enter("bulk_commit");

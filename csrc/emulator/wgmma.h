@@ -34,6 +34,8 @@ inline void wgmma_fence() {
   emu::enter("wgmma_fence");
   emu::wgmma_fence();
 }
+template <int kRegisters>
+void wgmma_pin(float (&)[kRegisters]) {}
 inline void wgmma_commit() {
   emu::enter("wgmma_commit");
   emu::wgmma_commit();

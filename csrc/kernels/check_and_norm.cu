@@ -1,13 +1,25 @@
 // check_and_norm: reads every gradient once and answers two questions, is one of them inf or NaN, and how long is their
-// vector.
+// vector; for the whole list, or for each tensor.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list. A thread adds the squares of
-// its share of a chunk in the gradient's precision (at least fp32), and the chunks in double, so that the error of the
-// sum is that of a few additions, however long the list. Each block leaves one partial result in its own slot; the
-// block that finishes last adds the slots. Traps: the check looks at each *unscaled* element and never at the sum,
-// which may overflow on finite gradients. Nothing is added with atomics: their order changes from run to run, and with
-// it the last bits of the norm and of every weight after the clip.
+// Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list. A thread keeps two numbers: the
+// sum of squares, and the peak (math/norm.h), which is the largest magnitude and the check in one. Within a chunk it
+// adds squares in the gradient's precision (at least fp32), across chunks in double, so that the error of the sum is
+// that of a few additions, however long the list. Each block leaves a partial result in a slot of its own; the block
+// that finishes last joins the slots.
+//
+// Per tensor: block b takes the chunks b, b + G, b + 2G, ... of a grid of G blocks, so it meets a tensor's chunks one
+// right after the other. It leaves one partial result per tensor it met, when it moves on, in the slot of the first
+// chunk it had of it. These are the first min(chunks, G) slots of the tensor, side by side: at most 12 bytes written
+// and read for a chunk of 32 KB, and no counters. A second, small kernel joins them, one warp a tensor.
+//
+// Traps: the check looks at each *unscaled* element and never at the sum, which may overflow on finite gradients.
+// Nothing is added with atomics: their order changes from run to run, and with it the last bits of the norm and of
+// every weight after the clip. Squares of values below 2^-63 lose bits in fp32, below 2^-75 they vanish. Products in
+// double would cure that, but a conversion and an fma in double per element run at 2 a cycle and SM where there are few
+// such units (compute capability 7.5, 8.6, 8.9, 12.0), and that is slower than memory delivers 16-bit gradients. So a
+// thread whose share of a chunk has a small sum reads this share once more, multiplied by a power of two: the loop is
+// the same, the bytes are in L2, and shares that are all zero, the frequent small ones, are told apart by their peak.
 #include "kernels/check_and_norm.h"
 
 #include "device/block.cuh"
@@ -23,20 +35,6 @@ namespace {
 constexpr int kNormThreads = 256;
 constexpr int kNormBlocksPerSm = 2;
 
-/// The per-call scratch: one slot for each block of each launch.
-struct NormSlots {
-  uint32_t* blocks_done;
-  double* sum;
-  uint32_t* not_finite;
-  int launches;
-
-  static NormSlots in(void* scratch, int slots, int launches) {
-    char* base = static_cast<char*>(scratch);
-    double* sum = reinterpret_cast<double*>(base + kNormScratchZeroed);
-    return {reinterpret_cast<uint32_t*>(base), sum, reinterpret_cast<uint32_t*>(sum + slots), launches};
-  }
-};
-
 AK_DEVICE double widen(double x) { return x; }
 template <class T>
 AK_DEVICE float widen(T x) {
@@ -44,64 +42,131 @@ AK_DEVICE float widen(T x) {
 }
 AK_DEVICE float add_square(float sum, float x) { return fma(x, x, sum); }
 AK_DEVICE double add_square(double sum, double x) { return sum + x * x; }
+struct Larger {
+  template <class T>
+  AK_DEVICE T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
 
-/// This thread's share of the sum of squares of `count` unscaled gradients. Clears `finite` if one of the share is inf
-/// or NaN.
+/// What was found in some of the elements, kept by a thread or a block.
+struct Found {
+  double sum = 0;  ///< of squares
+  uint32_t peak = 0;
+};
+
+/// Adds this thread's share of the `count` gradients of a chunk to `found`.
 template <int kThreads, class T>
-AK_DEVICE double sum_squares(const T* grads, int count, float inv_scale, bool& finite) {
-  decltype(widen(T{})) sum = 0;
-  auto add = [&](T grad) {
-    const auto x = unscale(widen(grad), inv_scale);
-    finite = finite && is_finite(x);
-    sum = add_square(sum, x);
-  };
-
-  for_each_vector<kThreads>(grads, count, [&]<int N>(const T*, const Vec<T, N>& v) {
-    AK_UNROLL
-    for (int j = 0; j < N; j++) add(v[j]);
-  });
-  return sum;
+AK_DEVICE void add_share(const T* grads, int count, float inv_scale, Found& found) {
+  float factor = inv_scale;
+  bool lifted = false;
+  while (true) {
+    decltype(widen(T{})) sum = 0;
+    decltype(magnitude_bits(sum)) largest = 0;
+    for_each_vector<kThreads>(grads, count, [&]<int N>(const T*, const Vec<T, N>& v) {
+      AK_UNROLL
+      for (int j = 0; j < N; j++) {
+        const auto x = unscale(widen(v[j]), factor);
+        largest = Larger{}(largest, magnitude_bits(x));
+        sum = add_square(sum, x);
+      }
+    });
+    if (lifted) {
+      found.sum += static_cast<double>(sum) * kUnlift;
+      return;
+    }
+    found.peak = Larger{}(found.peak, peak_of(largest));
+    lifted = sizeof(sum) == sizeof(float) && sum < kSmallSum && largest != 0;
+    if (!lifted) {
+      found.sum += sum;
+      return;
+    }
+    factor = inv_scale * kLift;
+  }
 }
 
 template <int kThreads, class Args>
+AK_DEVICE void add_chunk(const Args& args, const TensorChunk& chunk, float inv_scale, Found& found) {
+  with_dtype(args.dtype[chunk.tensor], [&]<class T>(T) {
+    const T* grads = static_cast<const T*>(args.data[chunk.tensor]) + chunk.begin;
+    add_share<kThreads>(grads, chunk.count, inv_scale, found);
+  });
+}
+
+/// What all threads of the block found.
+template <int kThreads>
+AK_DEVICE Found block_total(Found found) {
+  return {block_sum<kThreads>(found.sum), block_reduce<kThreads>(found.peak, Larger{})};
+}
+
+AK_DEVICE float load_inverse_scale(const float* grad_scale) {
+  return grad_scale == nullptr ? 1.0f : inverse_scale(load(grad_scale));
+}
+
+/// Where partial results lie.
+struct NormSlots {
+  double* sum;
+  uint32_t* peak;
+
+  static NormSlots in(char* scratch, size_t slots) {
+    double* sum = reinterpret_cast<double*>(scratch);
+    return {sum, reinterpret_cast<uint32_t*>(sum + slots)};
+  }
+  static constexpr size_t kBytes = sizeof(double) + sizeof(uint32_t);
+};
+AK_DEVICE void store_slot(const NormSlots& slots, uint32_t slot, const Found& found) {
+  store(slots.sum + slot, found.sum);
+  store(slots.peak + slot, found.peak);
+}
+AK_DEVICE void add_slot(Found& found, const NormSlots& slots, uint32_t slot) {
+  found.sum += load(slots.sum + slot);
+  found.peak = Larger{}(found.peak, load(slots.peak + slot));
+}
+
+/// Where results go.
+struct NormResults {
+  float* norm;
+  float* found_inf;
+  Norm kind;
+};
+AK_DEVICE void store_result(const NormResults& results, int position, const Found& found) {
+  const bool largest = results.kind == Norm::kLargest;
+  store(results.norm + position, largest ? peak_value(found.peak) : static_cast<float>(found.sum));
+  store(results.found_inf + position, peak_is_finite(found.peak) ? 0.0f : 1.0f);
+}
+
+// ---- the whole list ----
+
+/// One of the launches of a list, and how their blocks find each other.
+struct NormLaunch {
+  int number, launches;
+  uint32_t* blocks_done;
+};
+
+template <int kThreads, class Args>
 AK_KERNEL(kThreads, kNormBlocksPerSm)
-check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int launch, const float* grad_scale,
-                      float* sum_sq, float* found_inf) {
-  const float inv_scale = grad_scale == nullptr ? 1.0f : inverse_scale(load(grad_scale));
-  double sum = 0;
-  bool finite = true;
+check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, AK_PARAM(NormLaunch) launch,
+                      const float* grad_scale, AK_PARAM(NormResults) results) {
+  const float inv_scale = load_inverse_scale(grad_scale);
+  Found found;
   int tensor = 0;
   for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
     const TensorChunk chunk = args.map.find(index, tensor);
     tensor = chunk.tensor;
-    with_dtype(args.dtype[tensor], [&]<class T>(T) {
-      sum +=
-          sum_squares<kThreads>(static_cast<const T*>(args.data[tensor]) + chunk.begin, chunk.count, inv_scale, finite);
-    });
+    add_chunk<kThreads>(args, chunk, inv_scale, found);
   }
 
-  sum = block_sum<kThreads>(sum);
-  const bool found = block_any(!finite);
-  if (thread_index() == 0) {
-    const int slot = launch * grid_blocks() + block_index();
-    store(slots.sum + slot, sum);
-    store(slots.not_finite + slot, found ? 1u : 0u);
-  }
+  found = block_total<kThreads>(found);
+  if (thread_index() == 0) store_slot(slots, launch.number * grid_blocks() + block_index(), found);
   // Launches run one after the other, so the last block of the last launch sees all slots.
-  if (launch + 1 < slots.launches || !last_block_done(slots.blocks_done)) return;
+  if (launch.number + 1 < launch.launches || !last_block_done(launch.blocks_done)) return;
 
-  double total = 0;
-  bool any = false;
-  for (int slot = thread_index(); slot < slots.launches * grid_blocks(); slot += kThreads) {
-    total += load(slots.sum + slot);
-    any = any || load(slots.not_finite + slot) != 0;
-  }
-  total = block_sum<kThreads>(total);
-  any = block_any(any);
-  if (thread_index() == 0) {
-    store(sum_sq, static_cast<float>(total));
-    store(found_inf, any ? 1.0f : 0.0f);
-  }
+  Found total;
+  const int count = launch.launches * grid_blocks();
+  AK_NO_UNROLL
+  for (int slot = thread_index(); slot < count; slot += kThreads) add_slot(total, slots, slot);
+  total = block_total<kThreads>(total);
+  if (thread_index() == 0) store_result(results, 0, total);
 }
 
 /// The same grid for every launch of a call, so that the slots need no bookkeeping.
@@ -110,22 +175,96 @@ int norm_launches(std::span<const GradRef> grads) {
   return std::max(1, launch_count<Args>(grads));  // even an empty list has an answer
 }
 
+// ---- each tensor ----
+
+/// The gradients of one launch, with their places in the whole list, empty ones included.
+template <int N>
+struct PerTensorArgs : GradListArgs<const void, N> {
+  int32_t position[N];
+
+  void set(int place, const GradRef& grad, size_t number) {
+    GradListArgs<const void, N>::set(place, grad, number);
+    position[place] = static_cast<int32_t>(number);
+  }
+};
+constexpr int kPerTensorTensors = 1280;
+static_assert(sizeof(PerTensorArgs<kPerTensorTensors>) + 128 <= kArgumentBytes,
+              "the list and the other arguments must fit one launch");
+
+template <int kThreads, class Args>
+AK_KERNEL(kThreads, kNormBlocksPerSm)
+per_tensor_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, const float* grad_scale) {
+  const float inv_scale = load_inverse_scale(grad_scale);
+  int tensor = 0;
+  for (uint32_t index = block_index(); index < args.map.chunks;) {
+    const uint32_t first = index;
+    tensor = args.map.find(first, tensor).tensor;
+    Found found;
+    for (; index < args.map.end[tensor]; index += grid_blocks()) {
+      add_chunk<kThreads>(args, args.map.find(index, tensor), inv_scale, found);
+    }
+    found = block_total<kThreads>(found);
+    if (thread_index() == 0) store_slot(slots, first, found);
+  }
+}
+
+/// One warp a tensor. `blocks`: the grid that left the partial results.
+template <int kThreads, class Args>
+AK_KERNEL(kThreads, 1)
+per_tensor_finish_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int blocks, AK_PARAM(NormResults) results) {
+  constexpr int kWarps = kThreads / kWarpThreads;
+  for (int tensor = block_index() * kWarps + warp_index(); tensor < args.map.tensors;
+       tensor += grid_blocks() * kWarps) {
+    const uint32_t begin = tensor == 0 ? 0 : args.map.end[tensor - 1];
+    const uint32_t chunks = args.map.end[tensor] - begin;
+    const uint32_t count = chunks < static_cast<uint32_t>(blocks) ? chunks : static_cast<uint32_t>(blocks);
+    Found found;
+    for (uint32_t slot = lane_index(); slot < count; slot += kWarpThreads) add_slot(found, slots, begin + slot);
+    found = {warp_sum(found.sum), warp_reduce(found.peak, Larger{})};
+    if (lane_index() == 0) store_result(results, args.position[tensor], found);
+  }
+}
+
 }  // namespace
 
 namespace detail {
 
 template <int kThreads, class Args>
-Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float* grad_scale, void* scratch,
-                         float* sum_sq, float* found_inf, Stream stream) {
+Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
+                         float* result, float* found_inf, Stream stream) {
   const int launches = norm_launches<Args>(grads);
-  const NormSlots slots = NormSlots::in(scratch, blocks * launches, launches);
+  const size_t slot_count = static_cast<size_t>(blocks) * launches;
+  const NormSlots slots = NormSlots::in(static_cast<char*>(scratch) + kNormScratchZeroed, slot_count);
+  const NormResults results{result, found_inf, norm};
   LaunchPlan<Args, GradRef> plan(grads);
   Args args;
   for (int i = 0; i < launches; i++) {
     plan.next(args);
+    const NormLaunch number{i, launches, static_cast<uint32_t*>(scratch)};
     const LaunchConfig config{.name = "check_and_norm", .grid = blocks, .block = kThreads, .stream = stream};
     const Status status =
-        launch(check_and_norm_kernel<kThreads, Args>, config, args, slots, i, grad_scale, sum_sq, found_inf);
+        launch(check_and_norm_kernel<kThreads, Args>, config, args, slots, number, grad_scale, results);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+template <int kThreads, class Args>
+Status check_and_norm_per_tensor_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale,
+                                    Norm norm, void* scratch, float* results, float* found_infs, Stream stream) {
+  const NormSlots slots = NormSlots::in(static_cast<char*>(scratch), most_chunks<Args>(grads));
+  constexpr int kWarps = kThreads / kWarpThreads;
+  LaunchPlan<Args, GradRef> plan(grads);
+  Args args;
+  while (plan.next(args)) {
+    const int blocks = grid_for(args.map.chunks, resident_blocks);
+    LaunchConfig config{.name = "check_and_norm (per tensor)", .grid = blocks, .block = kThreads, .stream = stream};
+    Status status = launch(per_tensor_norm_kernel<kThreads, Args>, config, args, slots, grad_scale);
+    if (!status.ok()) return status;
+    config.name = "check_and_norm (per tensor, end)";
+    config.grid = grid_for((args.map.tensors + kWarps - 1) / kWarps, resident_blocks);
+    const NormResults to{results, found_infs, norm};
+    status = launch(per_tensor_finish_kernel<kThreads, Args>, config, args, slots, blocks, to);
     if (!status.ok()) return status;
   }
   return {};
@@ -136,13 +275,23 @@ Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float
 size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads) {
   const size_t slots = static_cast<size_t>(norm_launches<GradListArgs<const void, kGradListTensors>>(grads)) *
                        device_sm_count() * kNormBlocksPerSm;
-  return kNormScratchZeroed + slots * (sizeof(double) + sizeof(uint32_t));
+  return kNormScratchZeroed + slots * NormSlots::kBytes;
 }
 
-Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, void* scratch, float* sum_sq,
+size_t check_and_norm_per_tensor_scratch_bytes(std::span<const GradRef> grads) {
+  return most_chunks<PerTensorArgs<kPerTensorTensors>>(grads) * NormSlots::kBytes;
+}
+
+Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch, float* result,
                       float* found_inf, Stream stream) {
   return detail::check_and_norm_on<kNormThreads, GradListArgs<const void, kGradListTensors>>(
-      device_sm_count() * kNormBlocksPerSm, grads, grad_scale, scratch, sum_sq, found_inf, stream);
+      device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm, scratch, result, found_inf, stream);
+}
+
+Status check_and_norm_per_tensor(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
+                                 float* results, float* found_infs, Stream stream) {
+  return detail::check_and_norm_per_tensor_on<kNormThreads, PerTensorArgs<kPerTensorTensors>>(
+      device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm, scratch, results, found_infs, stream);
 }
 
 }  // namespace ak

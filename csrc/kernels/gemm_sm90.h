@@ -1,49 +1,145 @@
-// 16-bit matrix product on Hopper's tensor cores, fp32 inside: C = A B, in all four layouts, without transposing
+// 16-bit matrix product on Hopper's tensor cores, fp32 inside: batched, in all four layouts, without transposing
 // copies.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#include "device/status.h"
-#include "math/half.h"
+#include "kernels/gemm.h"
 
 namespace ak {
 
-enum class GemmOutput {
-  kInputType,   ///< rounded once to the inputs' 16-bit type
-  kFloat32,     ///< the fp32 sums
-  kAccumulate,  ///< added to the fp32 values in C
-  kPartials,    ///< of a split product: one fp32 sum per split, [splits][m][n]; used by gemm_sm90_split
+/// A tile configuration that is compiled: its rows and columns, the cluster of blocks that works on neighbouring tiles
+/// (2 x 1: they share B; 1 x 2: they share A), and the consumer warpgroups, which share a tile's rows or, pingpong,
+/// take tiles in turn.
+struct GemmTile {
+  int m, n, cluster_m, cluster_n, consumers;
+  bool pingpong;
+};
+/// What fits which shape is for csrc/tuning to say; gemm_sm90_refuses says what is possible.
+inline constexpr GemmTile kGemmTiles[] = {
+    {128, 256, 2, 1, 2, false},  // large products
+    {256, 128, 1, 2, 2, false},
+    {128, 128, 1, 1, 2, false},
+    {192, 128, 1, 1, 3, false},  // for the waves: 66 x 2 of them are one on 132 SMs
+    {192, 192, 1, 1, 3, false},
+    {128, 64, 1, 1, 2, false},
+    {64, 256, 1, 1, 1, false},  // few rows
+    {64, 128, 1, 1, 1, false},
+    {64, 64, 1, 1, 1, false},   // small products, and splits: little to add for the last of many parts
+    {128, 128, 1, 1, 2, true},  // short k: the epilogue hides under the next tile's main loop
+    {128, 192, 1, 1, 2, true},
+    {64, 256, 1, 1, 2, true},
+    {128, 144, 1, 1, 2, false},  // n = 576
+    {128, 176, 1, 1, 2, false},  // n = 2112
+    {128, 160, 1, 1, 2, true},
+    {128, 208, 1, 1, 2, true},
+    {64, 32, 1, 1, 1, false},  // swapped: fewer rows than 64
+    {64, 16, 1, 1, 1, false},
+};
+inline constexpr int kGemmTileCount = static_cast<int>(sizeof kGemmTiles / sizeof *kGemmTiles);
+
+/// The tile's number in kGemmTiles, or -1.
+constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
+  for (int i = 0; i < kGemmTileCount; i++) {
+    if (kGemmTiles[i].m == m && kGemmTiles[i].n == n && kGemmTiles[i].pingpong == pingpong) return i;
+  }
+  return -1;
+}
+
+/// Sums that a thread of a consumer holds.
+constexpr int gemm_sm90_accumulators(const GemmTile& t) { return t.m / (t.pingpong ? 1 : t.consumers) / 64 * t.n / 2; }
+
+/// Whether a tile takes an epilogue, or a C that TMA cannot write: beside more sums there are no registers for it.
+constexpr bool gemm_sm90_may_finish(const GemmTile& t) {
+  return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 160);
+}
+
+/// How a product is worked on.
+struct GemmSm90Config {
+  int tile = 0;          ///< number in kGemmTiles
+  int splits = 1;        ///< parts of k that run side by side, for few tiles and long k
+  bool swapped = false;  ///< C^T = B^T A^T is computed, for few rows: then n runs along the tile's rows
 };
 
-/// A is m x k, B is k x n, C is m x n and row-major. Distances are in elements; every pointer, and every distance in
-/// bytes, is a multiple of 16.
-struct GemmProblem {
-  const void* a;
-  const void* b;
-  void* c;
-  int m, n, k;  ///< all at least 1
-  int64_t ld_a,
-      ld_b;  ///< between rows of A (columns, where m_major_a), and between columns of B (rows, where n_major_b)
-  int64_t ld_c;
-  bool m_major_a;  ///< A lies with m contiguous, as the transpose of a row-major matrix
-  bool n_major_b;  ///< B lies with n contiguous: row-major. Otherwise k is contiguous, as in x W^T
+/// For split products. `counters` must be 0 before the launch and are 0 again after it; `partials` may hold anything.
+/// Products that may run at the same time need scratch of their own.
+struct GemmScratch {
+  float* partials = nullptr;  ///< aligned to 16 bytes
+  uint32_t* counters = nullptr;
+};
+struct GemmScratchSize {
+  size_t partials = 0, counters = 0;  ///< elements
 };
 
-/// The tile configurations that are compiled. What fits which shape is for csrc/tuning to say.
-enum class GemmTile { k128x256x2, k128x128, k64x64, k128x144 };
+/// The product with rows and columns of C exchanged.
+inline GemmProblem swapped(const GemmProblem& q) {
+  GemmProblem s = q;
+  s.a = q.b, s.b = q.a;
+  s.m = q.n, s.n = q.m;
+  s.ld_a = q.ld_b, s.ld_b = q.ld_a;
+  s.m_major_a = q.n_major_b, s.n_major_b = q.m_major_a;
+  s.batch_stride_a = q.batch_stride_b, s.batch_stride_b = q.batch_stride_a;
+  GemmEpilogue& e = s.epilogue;
+  for (GemmValues* v : {&s.c, &e.bias, &e.residual, &e.z, &e.preact}) {
+    const int64_t row_stride = v->row_stride;
+    v->row_stride = v->column_stride;
+    v->column_stride = row_stride;
+  }
+  return s;
+}
 
-/// One product in one launch. `T` is fp16 or bf16. 128x144 takes only k-major B and 16-bit output.
+/// Parts of k that have work: k steps of 64 are rounded up in each, so fewer parts may be needed than `splits`.
+inline int gemm_sm90_splits(int k, int splits) {
+  const int steps = (k + 63) / 64, per_split = (steps + splits - 1) / splits;
+  return (steps + per_split - 1) / per_split;
+}
+
+/// Tiles of C, in clusters, of one matrix of the batch.
+inline int64_t gemm_sm90_clusters(const GemmProblem& q, const GemmTile& t) {
+  const bool halved = is_halved(q);
+  const int64_t m = t.m * t.cluster_m, n = t.n * t.cluster_n / (halved ? 2 : 1), columns = halved ? q.n / 2 : q.n;
+  return (q.m + m - 1) / m * ((columns + n - 1) / n);
+}
+
+/// Scratch of a product; nothing is needed without splits.
+inline GemmScratchSize gemm_sm90_scratch(const GemmProblem& problem, const GemmSm90Config& config) {
+  const int splits = gemm_sm90_splits(problem.k, config.splits);
+  if (splits == 1) return {};
+  const GemmTile& t = kGemmTiles[config.tile];
+  const int64_t tiles =
+      gemm_sm90_clusters(config.swapped ? swapped(problem) : problem, t) * t.cluster_m * t.cluster_n * problem.batch;
+  return {static_cast<size_t>(tiles * splits * t.m * t.n), static_cast<size_t>(tiles * (t.pingpong ? 1 : t.consumers))};
+}
+
+/// Why this configuration cannot do this problem, or null. C and the operands of the epilogue may lie anywhere: what
+/// TMA cannot write goes a slower way.
+inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90Config& config) {
+  if (config.tile < 0 || config.tile >= kGemmTileCount) return "gemm_sm90: there is no such tile";
+  if (config.splits < 1) return "gemm_sm90: splits is at least 1";
+  const GemmTile& t = kGemmTiles[config.tile];
+  if (config.swapped && (problem.epilogue.activation == Activation::swiglu || problem.epilogue.column_sums))
+    return "gemm_sm90: swiglu and column sums do not go with rows and columns exchanged";
+  const GemmProblem q = config.swapped ? swapped(problem) : problem;
+  if (q.m < 1 || q.n < 1 || q.k < 1 || q.batch < 1) return "gemm_sm90: m, n, k and batch are at least 1";
+  const auto aligned = [](const void* p, int64_t ld, int64_t batch_stride) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld >= 1 && ld % 8 == 0 && batch_stride >= 0 &&
+           batch_stride % 8 == 0;
+  };
+  if (!aligned(q.a, q.ld_a, q.batch_stride_a) || !aligned(q.b, q.ld_b, q.batch_stride_b))
+    return "gemm_sm90: A, B, and the distances between their rows and matrices are multiples of 16 bytes";
+  if (q.n_major_b && t.n / t.cluster_m % 64 != 0)
+    return "gemm_sm90: a B that is n-major takes tiles whose n / cluster_m is a multiple of 64";
+  if (is_halved(q) && (t.n % 128 != 0 || (q.n_major_b && q.n % 16 != 0)))
+    return "gemm_sm90: swiglu takes tiles whose n is a multiple of 128, and halves of an n-major B of multiples of 8";
+  if (gemm_sm90_clusters(q, t) * q.batch * config.splits * t.cluster_m * t.cluster_n > INT32_MAX)
+    return "gemm_sm90: more tiles than an int counts";
+  return nullptr;
+}
+
+/// One product in one launch. `T` is fp16 or bf16, `output` any but kPartials. Reproducible to the bit: the parts of a
+/// split product are added in the order of k.
 template <class T>
-Status gemm_sm90(const GemmProblem& problem, GemmTile tile, GemmOutput output, Stream stream);
-
-/// Bytes of scratch that gemm_sm90_split needs.
-size_t gemm_sm90_split_bytes(const GemmProblem& problem, int splits);
-
-/// The same with k cut into `splits` parts that run side by side, for few tiles and long k. The parts are added in
-/// order, so the result is reproducible. `scratch` is aligned to 16 bytes and may hold anything.
-template <class T>
-Status gemm_sm90_split(const GemmProblem& problem, GemmTile tile, GemmOutput output, int splits, void* scratch,
-                       Stream stream);
+Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output,
+                 const GemmScratch& scratch, Stream stream);
 
 }  // namespace ak

@@ -1,7 +1,8 @@
-// Lion over a list of parameters of any dtypes and groups, with unscaling, clipping, skipping, fp32 or split masters
-// and 16-bit shadows in the same pass.
+// Lion over a list of parameters of any dtypes and groups, with unscaling, clipping, skipping, fp32 or split
+// masters, 16-bit shadows, stochastic rounding and an average of the weights in the same pass.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "device/status.h"
@@ -13,10 +14,11 @@ namespace ak {
 using LionGroup = ParamGroup<LionOptions>;
 
 /// Bytes of device memory one call needs; they may hold anything.
-size_t lion_scratch_bytes(size_t params);
+size_t lion_scratch_bytes(std::span<const ParamState> params);
 
-/// One step of every parameter; its first moment is exp_avg, and there is no second. `scratch` is aligned to 16 bytes.
+/// One step of every parameter; its first moment is exp_avg, and there is no second. `seed` is the key of stochastic
+/// rounding. `scratch` is aligned to 16 bytes.
 Status lion(std::span<const ParamState> params, std::span<const LionGroup> groups, const StepDecisions& decisions,
-            void* scratch, Stream stream);
+            uint64_t seed, void* scratch, Stream stream);
 
 }  // namespace ak

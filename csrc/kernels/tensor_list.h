@@ -48,6 +48,17 @@ class LaunchPlan {
   size_t next_ = 0;
 };
 
+// Chunks of the launch that has most of them: what launches need that leave something for every chunk and, since they
+// follow each other, in the same place.
+template <class Args, class Entries>
+size_t most_chunks(const Entries& entries) {
+  LaunchPlan<Args, typename Entries::value_type> plan(entries);
+  Args args;
+  uint32_t most = 0;
+  while (plan.next(args)) most = std::max(most, args.map.chunks);
+  return most;
+}
+
 // Blocks of a persistent grid: as many as run at once, and none without work.
 inline int grid_for(uint32_t chunks, int resident_blocks) {
   return static_cast<int>(std::clamp<uint32_t>(chunks, 1, static_cast<uint32_t>(resident_blocks)));

@@ -1,4 +1,5 @@
-// What every optimizer kernel shares: elements of a dtype known at run time, and the ways a weight is kept.
+// What every optimizer kernel shares: elements of a dtype known at run time, the ways a weight is kept and rounded, and
+// the average of the weights.
 //
 // One launch serves tensors of many dtypes. Compiling a loop for each combination of gradient, moments and weight would
 // make a hundred of them; instead the few instructions of a conversion are chosen at run time (uniformly for a block,
@@ -8,7 +9,11 @@
 #pragma once
 #include "device/memory.cuh"
 #include "device/tensor_list.cuh"
+#include "kernels/update.h"
+#include "math/ema.h"
 #include "math/half.h"
+#include "math/philox.h"
+#include "math/rounding.h"
 #include "math/split_master.h"
 
 namespace ak {
@@ -106,6 +111,14 @@ AK_DEVICE void store_moment(void* tensor, DType dtype, int64_t i, const float (&
   }
 }
 
+/// What a fetch of x gives after it was stored as elements of an fp32 or bf16 tensor.
+template <int V>
+AK_DEVICE void as_stored(DType dtype, float (&x)[V]) {
+  if (dtype == DType::kFloat32) return;
+  AK_UNROLL
+  for (int j = 0; j < V; j++) x[j] = to_float(round_to<bf16>(x[j]));
+}
+
 /// How the weights of a tensor are kept: `main` is read and written, `second` depends.
 enum class WeightKind : uint8_t {
   kFp32,          ///< main: fp32
@@ -116,7 +129,39 @@ enum class WeightKind : uint8_t {
   kBf16,          ///< main: bf16, its own master
   kSplitFp16,     ///< main: fp16 weight; second: 16-bit remainder, read and written
   kSplitBf16,     ///< main: bf16 weight; second: 16-bit remainder, read and written
+  kStochasticFp16,  ///< main: fp16, its own master, rounded stochastically
+  kStochasticBf16,  ///< main: bf16, its own master, rounded stochastically
 };
+inline constexpr int kWeightKinds = 9;
+
+/// Where a weight is.
+struct WeightPlace {
+  WeightKind kind;
+  void *main, *second;
+
+  bool stochastic() const { return kind == WeightKind::kStochasticFp16 || kind == WeightKind::kStochasticBf16; }
+};
+
+inline WeightPlace weight_place(const ParamState& p) {
+  const bool half = p.param_dtype == DType::kFloat16;
+  auto of_copy = [](bool is_fp16) { return is_fp16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16; };
+  if (p.master_kind == Master::kFloat32) return {of_copy(half), p.master, p.param};
+  if (p.master_kind == Master::kSplit)
+    return {half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16, p.param, p.master};
+  if (p.shadow != nullptr) return {of_copy(p.shadow_dtype == DType::kFloat16), p.param, p.shadow};
+  if (p.param_dtype == DType::kFloat32) return {WeightKind::kFp32, p.param, nullptr};
+  if (p.stochastic) return {half ? WeightKind::kStochasticFp16 : WeightKind::kStochasticBf16, p.param, nullptr};
+  return {half ? WeightKind::kFp16 : WeightKind::kBf16, p.param, nullptr};
+}
+
+/// What the random bits of a parameter's elements depend on besides the element: never on who computes them, nor on the
+/// shape of the launch.
+struct RoundingKey {
+  uint64_t seed;
+  uint32_t step, index;
+};
+
+// A weight class has Raw<V>, fetch, decode and store, for elements i .. i + V - 1.
 
 /// A weight kept as one T (fp32, fp16 or bf16).
 template <class T>
@@ -134,8 +179,28 @@ struct PlainWeight {
     for (int j = 0; j < V; j++) x[j] = to_float(raw[j]);
   }
   template <int V>
-  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V]) {
+  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey&) {
     store_rounded<T>(main, i, x);
+  }
+};
+
+/// A 16-bit weight that is rounded stochastically: eight elements, aligned to eight, share one call of Philox.
+template <class T>
+struct StochasticWeight : PlainWeight<T> {
+  template <int V>
+  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey& key) {
+    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, static_cast<uint64_t>(i) / 8);
+    Vec<T, V> v;
+    if constexpr (V == 8) {
+      AK_UNROLL
+      for (int j = 0; j < 8; j++) v[j] = round_stochastic<T>(x[j], random16(bits, j));
+    } else {
+      uint32_t random = 0;
+      AK_UNROLL
+      for (int j = 0; j < 8; j++) random = i % 8 == j ? random16(bits, j) : random;  // an index would need local memory
+      v[0] = round_stochastic<T>(x[0], random);
+    }
+    store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, v);
   }
 };
 
@@ -143,7 +208,7 @@ struct PlainWeight {
 template <class T>
 struct CopiedWeight : PlainWeight<float> {
   template <int V>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V]) {
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey&) {
     store_rounded<float>(main, i, x);
     store_rounded<T>(second, i, x);
   }
@@ -169,7 +234,7 @@ struct SplitWeight {
     for (int j = 0; j < V; j++) x[j] = join_master(raw.weight[j], raw.remainder[j]);
   }
   template <int V>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V]) {
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey&) {
     Raw<V> raw;
     AK_UNROLL
     for (int j = 0; j < V; j++) {
@@ -182,8 +247,8 @@ struct SplitWeight {
   }
 };
 
-/// Calls `f` with the weight class of `kind`.
-template <class F>
+/// Calls `f` with the weight class of `kind`; without `kStochastic` there is no code for those kinds.
+template <bool kStochastic, class F>
 AK_DEVICE void with_weight(WeightKind kind, F f) {
   switch (kind) {
     case WeightKind::kFp32:
@@ -200,7 +265,42 @@ AK_DEVICE void with_weight(WeightKind kind, F f) {
       return f(SplitWeight<fp16>{});
     case WeightKind::kSplitBf16:
       return f(SplitWeight<bf16>{});
+    case WeightKind::kStochasticFp16:
+      if constexpr (kStochastic) f(StochasticWeight<fp16>{});
+      return;
+    case WeightKind::kStochasticBf16:
+      if constexpr (kStochastic) f(StochasticWeight<bf16>{});
+      return;
   }
+}
+
+/// Calls `f` with a weight class that reads weights of `kind`. Copies and the ways to round make no difference to that.
+template <class F>
+AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
+  switch (kind) {
+    case WeightKind::kFp32:
+    case WeightKind::kFp32CopyFp16:
+    case WeightKind::kFp32CopyBf16:
+      return f(PlainWeight<float>{});
+    case WeightKind::kFp16:
+    case WeightKind::kStochasticFp16:
+      return f(PlainWeight<fp16>{});
+    case WeightKind::kBf16:
+    case WeightKind::kStochasticBf16:
+      return f(PlainWeight<bf16>{});
+    case WeightKind::kSplitFp16:
+      return f(SplitWeight<fp16>{});
+    case WeightKind::kSplitBf16:
+      return f(SplitWeight<bf16>{});
+  }
+}
+
+/// The running average of the weights, fetched with the other operands and brought up to date with the new weights.
+template <int V>
+AK_DEVICE void store_ema(float* ema, int64_t i, Vec<float, V> average, const float (&weight)[V], float take) {
+  AK_UNROLL
+  for (int j = 0; j < V; j++) average[j] = ak::ema(average[j], weight[j], take);
+  store_vec<Cache::kStreaming>(ema + i, average);
 }
 
 }  // namespace ak

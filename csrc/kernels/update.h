@@ -8,20 +8,25 @@ namespace ak {
 
 enum class Master : uint8_t { kNone, kFloat32, kSplit };
 
+inline constexpr int kMaxMoments = 3;
+
 /// One parameter. Every pointer is to its first element, aligned to the element; elements lie in the same order
 /// everywhere.
 struct ParamState {
   void* param;
   const void* grad;
   int64_t numel;
-  DType param_dtype, grad_dtype;  ///< fp32, fp16 or bf16
-  void* moments[2];               ///< what they are is the optimizer's business
-  DType moment_dtypes[2];         ///< fp32 or bf16
-  float* step;                    ///< one value, used by no other parameter
-  Master master_kind;             ///< kNone: the param is its own master; the others need a 16-bit param
-  void* master;                   ///< fp32 or int16 by `master_kind`; null for kNone
-  void* shadow;                   ///< 16-bit copy of an fp32 param, or null
+  DType param_dtype, grad_dtype;     ///< fp32, fp16 or bf16
+  void* moments[kMaxMoments];        ///< what they are is the optimizer's business; null: there is none
+  DType moment_dtypes[kMaxMoments];  ///< fp32 or bf16
+  float* step;                       ///< one value, used by no other parameter
+  Master master_kind;                ///< kNone: the param is its own master; the others need a 16-bit param
+  void* master;                      ///< fp32 or int16 by `master_kind`; null for kNone
+  void* shadow;                      ///< 16-bit copy of an fp32 param, or null
   DType shadow_dtype;
+  float* ema;       ///< running average of the fp32 weight, or null
+  bool stochastic;  ///< a 16-bit param that is its own master is rounded stochastically
+  uint32_t index;   ///< the parameter's number, one of the keys of its random bits
   int group;
 };
 
@@ -31,6 +36,7 @@ struct ParamGroup {
   Options options;
   const float* lr;  ///< on the device, in place of options.lr; null if the host's value counts
   bool maximize;
+  double ema_decay;  ///< of the parameters that have an EMA
 };
 
 /// What other kernels decided, on the device; each may be null.

@@ -9,10 +9,16 @@
 // as it was, the count too. Gradients may start at any element (views into a communication bucket) while the state is
 // always aligned, so no peel could align both: such tensors go element by element.
 //
-// A Rule has: Options and Scalars (csrc/math); kName and kPrepareName, for errors; kMoments, what it keeps of an
-// element between steps, and kMomentsOptional, whether a parameter may come without (then moments[0] is null);
-// kBlocksPerSm; how many tensors fit a launch of each kernel; scalars(options, step), and update(weight, moments, are
-// there moments, effective gradient, scalars) for one element.
+// Most steps need none of the extras: an average of the weights, moments that few ask for, stochastic rounding. Their
+// code and registers would cost every step, so update_kernel exists with and without them, and a list with no extra at
+// all takes the latter.
+//
+// A Rule has: Options and Scalars (csrc/math); kName and kPrepareName, for errors; kMoments, what it may keep of an
+// element between steps; kRequiredMoments, how many of them, from the first on, every parameter has (the others are all
+// there or none); kCommonMoments, how many the kernel without extras knows; kMovesMoments, or else update_kernel finds
+// them up to date, only reads them, and does not touch the gradient; and for both kernels kBlocksPerSm and how many
+// tensors fit a launch; scalars(options, step), and update(weight, moments, are the optional ones there, effective
+// gradient, scalars) for one element.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -25,6 +31,7 @@
 #include "kernels/update.cuh"
 #include "kernels/update.h"
 #include "math/clip.h"
+#include "math/ema.h"
 
 namespace ak {
 
@@ -37,6 +44,9 @@ struct alignas(16) UpdateRow {
   typename Rule::Scalars scalars;
   float inv_scale;
   float clip;  // negative when maximizing
+  // Of the extras; last, so that the kernel without them need not load them.
+  float ema_take;
+  uint32_t step, index;
 };
 
 /// The parameters of one launch of update_prepare_kernel.
@@ -46,50 +56,85 @@ struct PrepareArgs {
   typename Rule::Options options[N];
   float* step[N];
   const float* lr[N];
+  float ema_take[N];
+  uint32_t index[N];
   bool maximize[N];
 };
 
+template <class Rule, bool kExtras>
+inline constexpr int kMomentsOf = kExtras ? Rule::kMoments : Rule::kCommonMoments;
+
+/// Where the elements of one tensor are, and what they are.
+template <class Rule, bool kExtras>
+struct UpdateOperands {
+  static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
+  const void* grad;
+  void *main, *second;
+  void* moments[kMoments];
+  float* ema;  // null without extras
+  DType grad_dtype, moment_dtypes[kMoments];
+};
+
+/// The running averages of one launch.
+template <bool kExtras, int N>
+struct EmaArgs {
+  float* ema[N];
+};
+template <int N>
+struct EmaArgs<false, N> {};
+
 /// The parameters of one launch of update_kernel.
-template <class Rule, int N>
+template <class Rule, bool kExtras, int N>
 struct UpdateArgs {
   static constexpr int kTensors = N;
+  static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
   ChunkMap<N> map;
   const void* grad[N];
   void* main[N];
   void* second[N];
-  void* moments[Rule::kMoments][N];
+  void* moments[kMoments][N];
+  EmaArgs<kExtras, N> extras;
   uint32_t row[N];
   WeightKind kind[N];
-  DType grad_dtype[N], moment_dtypes[Rule::kMoments][N];
+  DType grad_dtype[N], moment_dtypes[kMoments][N];
   bool aligned[N];  // every operand to 16 bytes
 
   void set(int place, const ParamState& p, size_t position) {
-    const bool fp32 = p.param_dtype == DType::kFloat32;
-    const bool half = p.param_dtype == DType::kFloat16;
+    const WeightPlace weight = weight_place(p);
+    auto is_aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
     grad[place] = p.grad;
-    main[place] = p.master_kind == Master::kFloat32 ? p.master : p.param;
-    second[place] = nullptr;
-    if (p.master_kind == Master::kFloat32) {
-      kind[place] = half ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16;
-      second[place] = p.param;
-    } else if (p.master_kind == Master::kSplit) {
-      kind[place] = half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16;
-      second[place] = p.master;
-    } else if (p.shadow != nullptr) {
-      kind[place] = p.shadow_dtype == DType::kFloat16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16;
-      second[place] = p.shadow;
-    } else {
-      kind[place] = fp32 ? WeightKind::kFp32 : half ? WeightKind::kFp16 : WeightKind::kBf16;
-    }
+    main[place] = weight.main;
+    second[place] = weight.second;
+    kind[place] = weight.kind;
     row[place] = static_cast<uint32_t>(position);
     grad_dtype[place] = p.grad_dtype;
-    auto is_aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-    aligned[place] = is_aligned(p.grad) && is_aligned(main[place]) && is_aligned(second[place]);
-    for (int m = 0; m < Rule::kMoments; m++) {
+    aligned[place] = is_aligned(weight.main) && is_aligned(weight.second);
+    if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && is_aligned(p.grad);
+    for (int m = 0; m < kMoments; m++) {
       moments[m][place] = p.moments[m];
       moment_dtypes[m][place] = p.moment_dtypes[m];
       aligned[place] = aligned[place] && is_aligned(p.moments[m]);
     }
+    if constexpr (kExtras) {
+      extras.ema[place] = p.ema;
+      aligned[place] = aligned[place] && is_aligned(p.ema);
+    }
+  }
+
+  AK_DEVICE UpdateOperands<Rule, kExtras> operands(int tensor) const {
+    UpdateOperands<Rule, kExtras> t;
+    t.grad = grad[tensor];
+    t.main = main[tensor];
+    t.second = second[tensor];
+    t.ema = nullptr;
+    if constexpr (kExtras) t.ema = extras.ema[tensor];
+    t.grad_dtype = grad_dtype[tensor];
+    AK_UNROLL
+    for (int m = 0; m < kMoments; m++) {
+      t.moments[m] = moments[m][tensor];
+      t.moment_dtypes[m] = moment_dtypes[m][tensor];
+    }
+    return t;
   }
 };
 
@@ -113,83 +158,80 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   row.inv_scale = decisions.grad_scale == nullptr ? 1.0f : inverse_scale(load(decisions.grad_scale));
   row.clip = decisions.sum_sq == nullptr ? 1.0f : clip_factor(load(decisions.sum_sq), decisions.max_norm);
   if (args.maximize[i]) row.clip = -row.clip;
+  row.ema_take = args.ema_take[i];
+  row.step = static_cast<uint32_t>(step);
+  row.index = args.index[i];
   store(rows + i, row);
 }
 
-/// Where the elements of one tensor are, and what they are.
-template <class Rule>
-struct UpdateOperands {
-  const void* grad;
-  void *main, *second;
-  void* moments[Rule::kMoments];
-  DType grad_dtype, moment_dtypes[Rule::kMoments];
-};
+/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time where every operand is aligned; one by
+/// one where not, and at the end.
+template <int kThreads, class F>
+AK_DEVICE void for_each_share(const TensorChunk& chunk, bool aligned, F f) {
+  const int by_eight = aligned ? chunk.count / 8 * 8 : 0;
+  for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8) f.template operator()<8>(chunk.begin + i);
+  for (int i = by_eight + thread_index(); i < chunk.count; i += kThreads) f.template operator()<1>(chunk.begin + i);
+}
 
 /// Elements i .. i + V - 1.
-template <class Rule, bool kHasMoments, class Weight, int V>
-AK_DEVICE void update_elements(const UpdateOperands<Rule>& t, const UpdateRow<Rule>& row, int64_t i) {
-  const auto raw_grad = fetch<V>(t.grad, t.grad_dtype, i);
-  RawElements<V> raw_moments[Rule::kMoments] = {};
+template <class Rule, bool kExtras, bool kOptionalMoments, class Weight, int V>
+AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const UpdateRow<Rule>& row, uint64_t seed,
+                               int64_t i) {
+  constexpr int kMoments = kMomentsOf<Rule, kExtras>;
+  constexpr int kThere = kOptionalMoments ? kMoments : Rule::kRequiredMoments;
+  RawElements<V> raw_grad{};
+  if constexpr (Rule::kMovesMoments) raw_grad = fetch<V>(t.grad, t.grad_dtype, i);
+  RawElements<V> raw_moments[kMoments] = {};
   AK_UNROLL
-  for (int m = 0; m < Rule::kMoments; m++) {
-    if (kHasMoments) raw_moments[m] = fetch<V>(t.moments[m], t.moment_dtypes[m], i);
-  }
+  for (int m = 0; m < kThere; m++) raw_moments[m] = fetch<V>(t.moments[m], t.moment_dtypes[m], i);
   const auto raw_weight = Weight::template fetch<V>(t.main, t.second, i);
+  Vec<float, V> average{};
+  if (kExtras && t.ema != nullptr) average = load_vec<V, Cache::kStreaming>(t.ema + i);
 
-  float grad[V], moments[Rule::kMoments][V], weight[V];
-  decode(raw_grad, t.grad_dtype, grad);
+  float grad[V], moments[kMoments][V], weight[V];
+  decode(raw_grad, t.grad_dtype, grad);  // no instruction without a gradient
   AK_UNROLL
-  for (int m = 0; m < Rule::kMoments; m++) decode(raw_moments[m], t.moment_dtypes[m], moments[m]);
+  for (int m = 0; m < kMoments; m++) decode(raw_moments[m], t.moment_dtypes[m], moments[m]);
   Weight::decode(raw_weight, weight);
   AK_UNROLL
   for (int j = 0; j < V; j++) {
-    float of_element[Rule::kMoments];
+    float of_element[Rule::kMoments] = {};
     AK_UNROLL
-    for (int m = 0; m < Rule::kMoments; m++) of_element[m] = moments[m][j];
+    for (int m = 0; m < kMoments; m++) of_element[m] = moments[m][j];
     const float g = effective_grad(grad[j], row.inv_scale, row.clip);
-    Rule::update(weight[j], of_element, kHasMoments, g, row.scalars);
+    Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);
     AK_UNROLL
-    for (int m = 0; m < Rule::kMoments; m++) moments[m][j] = of_element[m];
+    for (int m = 0; m < kMoments; m++) moments[m][j] = of_element[m];
   }
-  AK_UNROLL
-  for (int m = 0; m < Rule::kMoments; m++) {
-    if (kHasMoments) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
+  if constexpr (Rule::kMovesMoments) {
+    AK_UNROLL
+    for (int m = 0; m < kThere; m++) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
   }
-  Weight::store(t.main, t.second, i, weight);
+  Weight::store(t.main, t.second, i, weight, {seed, row.step, row.index});
+  if (kExtras && t.ema != nullptr) store_ema(t.ema, i, average, weight, row.ema_take);
 }
 
-template <class Rule, int kThreads, int kTensors>
-AK_KERNEL(kThreads, Rule::kBlocksPerSm)
-update_kernel(AK_PARAM(UpdateArgs<Rule, kTensors>) args, AK_PARAM(StepDecisions) decisions,
-              const UpdateRow<Rule>* rows) {
+template <class Rule, bool kExtras, int kThreads, int kTensors>
+AK_KERNEL(kThreads, (kExtras ? Rule::kExtrasBlocksPerSm : Rule::kBlocksPerSm))
+update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepDecisions) decisions,
+              const UpdateRow<Rule>* rows, uint64_t seed) {
   if (skipped(decisions)) return;
   int tensor = 0;
   for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
     const TensorChunk chunk = args.map.find(index, tensor);
     tensor = chunk.tensor;
     const UpdateRow<Rule> row = load(rows + args.row[tensor]);
-    UpdateOperands<Rule> t;
-    t.grad = args.grad[tensor];
-    t.main = args.main[tensor];
-    t.second = args.second[tensor];
-    t.grad_dtype = args.grad_dtype[tensor];
-    AK_UNROLL
-    for (int m = 0; m < Rule::kMoments; m++) {
-      t.moments[m] = args.moments[m][tensor];
-      t.moment_dtypes[m] = args.moment_dtypes[m][tensor];
-    }
-    const int by_eight = args.aligned[tensor] ? chunk.count / 8 * 8 : 0;
-    with_weight(args.kind[tensor], [&]<class Weight>(Weight) {
-      auto update = [&]<bool kHasMoments>(std::bool_constant<kHasMoments>) {
-        for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8)
-          update_elements<Rule, kHasMoments, Weight, 8>(t, row, chunk.begin + i);
-        for (int i = by_eight + thread_index(); i < chunk.count; i += kThreads)
-          update_elements<Rule, kHasMoments, Weight, 1>(t, row, chunk.begin + i);
+    const UpdateOperands<Rule, kExtras> t = args.operands(tensor);
+    with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
+      auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
+        for_each_share<kThreads>(chunk, args.aligned[tensor], [&]<int V>(int64_t i) {
+          update_elements<Rule, kExtras, kOptional, Weight, V>(t, row, seed, i);
+        });
       };
-      if constexpr (Rule::kMomentsOptional) {
-        if (t.moments[0] == nullptr) return update(std::false_type{});
+      if constexpr (kMomentsOf<Rule, kExtras> > Rule::kRequiredMoments) {
+        if (t.moments[Rule::kRequiredMoments] != nullptr) return update(std::true_type{});
       }
-      update(std::true_type{});
+      update(std::false_type{});
     });
   }
 }
@@ -211,6 +253,8 @@ Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGro
       args.options[i] = group.options;
       args.step[i] = p.step;
       args.lr[i] = group.lr;
+      args.ema_take[i] = ema_take(group.ema_decay);
+      args.index[i] = p.index;
       args.maximize[i] = group.maximize;
     }
     const LaunchConfig config{.name = Rule::kPrepareName,
@@ -224,21 +268,40 @@ Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGro
   return {};
 }
 
+/// Whether a parameter needs what the kernel without extras does not have.
+template <class Rule>
+bool has_extras(const ParamState& p) {
+  const bool moments = Rule::kMoments > Rule::kCommonMoments && p.moments[Rule::kMoments - 1] != nullptr;
+  return moments || p.ema != nullptr || weight_place(p).stochastic();
+}
+
 /// Updates every parameter by its row.
-template <class Rule, int kThreads, int kTensors>
+template <class Rule, bool kExtras, int kThreads, int kTensors>
 Status update_params(int resident_blocks, std::span<const ParamState> params, const StepDecisions& decisions,
-                     const UpdateRow<Rule>* rows, Stream stream) {
-  using Args = UpdateArgs<Rule, kTensors>;
+                     uint64_t seed, const UpdateRow<Rule>* rows, Stream stream) {
+  using Args = UpdateArgs<Rule, kExtras, kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
   LaunchPlan<Args, ParamState> plan(params);
   Args args;
   while (plan.next(args)) {
     const int grid = grid_for(args.map.chunks, resident_blocks);
     const LaunchConfig config{.name = Rule::kName, .grid = grid, .block = kThreads, .stream = stream};
-    const Status status = launch(update_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows);
+    const Status status = launch(update_kernel<Rule, kExtras, kThreads, kTensors>, config, args, decisions, rows, seed);
     if (!status.ok()) return status;
   }
   return {};
+}
+
+/// The same with the kernel that the parameters need, as the package ships it.
+template <class Rule>
+Status update_params_as_shipped(std::span<const ParamState> params, const StepDecisions& decisions, uint64_t seed,
+                                const UpdateRow<Rule>* rows, Stream stream) {
+  if (std::any_of(params.begin(), params.end(), has_extras<Rule>)) {
+    return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(
+        device_sm_count() * Rule::kExtrasBlocksPerSm, params, decisions, seed, rows, stream);
+  }
+  return update_params<Rule, false, kUpdateThreads, Rule::kTensors>(device_sm_count() * Rule::kBlocksPerSm, params,
+                                                                    decisions, seed, rows, stream);
 }
 
 }  // namespace detail
@@ -251,13 +314,12 @@ size_t update_scratch_bytes(size_t params) {
 /// One step of every parameter, as the package ships it. `scratch` is aligned to 16 bytes.
 template <class Rule>
 Status update_step(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
-                   const StepDecisions& decisions, void* scratch, Stream stream) {
+                   const StepDecisions& decisions, uint64_t seed, void* scratch, Stream stream) {
   auto* rows = static_cast<UpdateRow<Rule>*>(scratch);
   const Status prepared =
       detail::prepare_rows<Rule, kPrepareThreads, Rule::kPrepareTensors>(params, groups, decisions, rows, stream);
   if (!prepared.ok()) return prepared;
-  return detail::update_params<Rule, kUpdateThreads, Rule::kTensors>(device_sm_count() * Rule::kBlocksPerSm, params,
-                                                                     decisions, rows, stream);
+  return detail::update_params_as_shipped<Rule>(params, decisions, seed, rows, stream);
 }
 
 }  // namespace ak

@@ -1,4 +1,6 @@
-// The activations of a GEMM epilogue and their derivatives, in fp32: relu, gelu (by erf), gelu_tanh, silu.
+// The activations of a GEMM epilogue and their derivatives, in fp32: relu, gelu (by erf), gelu_tanh, silu, and the
+// gated swiglu (Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202), which takes a gate and a value:
+// silu(gate) * up.
 //
 // None calls libm or the CUDA math library, so the bits agree between host, emulator and GPU, and all are branch-free.
 // The negative tails are computed from the small quantity itself (Q = 1 - Phi, or a sigmoid through exp(-|x|)), not as
@@ -17,10 +19,14 @@
 
 namespace ak {
 
-enum class Activation : int { none, relu, gelu, gelu_tanh, silu };
+enum class Activation : int { none, relu, gelu, gelu_tanh, silu, swiglu };
 
-inline constexpr const char* kActivationNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
-inline constexpr int kActivations = 5;
+inline constexpr const char* kActivationNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"};
+inline constexpr int kActivations = 6;
+
+// A gated activation makes F columns of a pre-activation of 2 F: the gates stand in the first half, the values in the
+// second.
+AK_HD bool is_gated(Activation activation) { return activation == Activation::swiglu; }
 
 // Host only: callers say in their own words what is accepted.
 inline std::optional<Activation> find_activation(std::string_view name) {
@@ -146,6 +152,18 @@ AK_HD float silu_derivative(float x) {
   return fma(c * s.s, s.complement, s.s);
 }
 
+AK_HD float swiglu(float gate, float up) { return silu(gate) * up; }
+
+struct GatedGradient {
+  float gate, up;
+};
+
+// The gradients of `gate` and `up`, given the gradient of swiglu(gate, up).
+AK_HD GatedGradient swiglu_backward(float grad, float gate, float up) {
+  return {grad * up * silu_derivative(gate), grad * silu(gate)};
+}
+
+// For activations of one argument; a gated one has functions of its own above.
 AK_HD float activate(Activation activation, float x) {
   switch (activation) {
     case Activation::relu:
@@ -157,13 +175,14 @@ AK_HD float activate(Activation activation, float x) {
     case Activation::silu:
       return silu(x);
     case Activation::none:
+    case Activation::swiglu:
       break;
   }
   return x;
 }
 
-// The gradient of `x`, given the gradient of activate(x). relu chooses instead of multiplying, so that an infinite
-// gradient does not turn into NaN where the activation is off.
+// The gradient of `x`, given the gradient of activate(x); not for gated activations. relu chooses instead of
+// multiplying, so that an infinite gradient does not turn into NaN where the activation is off.
 AK_HD float activate_backward(Activation activation, float grad, float x) {
   switch (activation) {
     case Activation::relu:
@@ -175,6 +194,7 @@ AK_HD float activate_backward(Activation activation, float grad, float x) {
     case Activation::silu:
       return grad * silu_derivative(x);
     case Activation::none:
+    case Activation::swiglu:
       break;
   }
   return grad;

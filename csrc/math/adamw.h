@@ -4,7 +4,9 @@
 // torch's single-tensor implementation:
 //   p *= 1 - lr wd;  m += (1 - b1) (g - m);  v = b2 v + (1 - b2) g^2;  p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 -
 //   b2^t) + eps)
-// With coupled decay (Adam's L2 term) g += wd p instead of the first statement.
+// With coupled decay (Adam's L2 term) g += wd p instead of the first statement. AMSGrad (Reddi, Kale and Kumar, "On the
+// convergence of Adam and beyond", ICLR 2018) divides by the root of the largest v so far; as in torch the maximum is
+// taken of the moment before its bias is corrected.
 #pragma once
 
 #include "math/config.h"
@@ -56,15 +58,37 @@ AK_HD AdamWScalars adamw_scalars(const AdamWOptions& o, float step) {
   return s;
 }
 
-// `g` is the effective gradient: unscaled, clipped, negated when maximizing.
-AK_HD void adamw(float& p, float& m, float& v, float g, const AdamWScalars& s) {
+// The larger of two; NaN if either is NaN, as torch.maximum.
+AK_HD float larger(float a, float b) { return (a > b) | is_nan(a) ? a : b; }
+
+namespace detail {
+
+AK_HD void adamw_moments(float& p, float& m, float& v, float g, const AdamWScalars& s) {
   p *= s.decay;
   const float decayed = fma(s.l2, p, g);
   g = s.l2 != 0.0f ? decayed : g;  // not 0 * p: an infinite weight must not reach the moments
   m = fma(s.take_m, g - m, m);
   v = fma(s.take_v * g, g, s.keep_v * v);
+}
+
+AK_HD void adamw_weight(float& p, float m, float v, const AdamWScalars& s) {
   const float denominator = div(sqrt(v), s.correction) + s.eps;
   p = fma(-s.step_size, div(m, denominator), p);
+}
+
+}  // namespace detail
+
+// `g` is the effective gradient: unscaled, clipped, negated when maximizing.
+AK_HD void adamw(float& p, float& m, float& v, float g, const AdamWScalars& s) {
+  detail::adamw_moments(p, m, v, g, s);
+  detail::adamw_weight(p, m, v, s);
+}
+
+// The same with AMSGrad; `v_max` is the largest second moment so far.
+AK_HD void amsgrad(float& p, float& m, float& v, float& v_max, float g, const AdamWScalars& s) {
+  detail::adamw_moments(p, m, v, g, s);
+  v_max = larger(v_max, v);
+  detail::adamw_weight(p, m, v_max, s);
 }
 
 }  // namespace ak

@@ -10,7 +10,7 @@ namespace ak {
 
 inline Activation activation_named(const char* op, const std::string& name) {
   if (const auto activation = find_activation(name)) return *activation;
-  fail(op, ": activation is '", name, "'; accepted: none, relu, gelu, gelu_tanh, silu");
+  fail(op, ": activation is '", name, "'; accepted: none, relu, gelu, gelu_tanh, silu, swiglu");
 }
 
 }  // namespace ak

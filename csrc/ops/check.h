@@ -90,8 +90,7 @@ inline std::ostream& operator<<(std::ostream& out, const Ints& ints) {
   return out << ')';
 }
 
-inline void check_dtype(const char* op, ArgName name, const Tensor& t, std::initializer_list<ScalarType> accepted) {
-  const ScalarType dtype = t.scalar_type();
+inline void check_dtype(const char* op, ArgName name, ScalarType dtype, std::initializer_list<ScalarType> accepted) {
   if (std::find(accepted.begin(), accepted.end(), dtype) != accepted.end()) return;
   std::ostringstream list;
   const char* separator = "";
@@ -100,6 +99,10 @@ inline void check_dtype(const char* op, ArgName name, const Tensor& t, std::init
     separator = ", ";
   }
   fail(op, ": ", name, " must have dtype ", list.str(), "; got ", dtype_name(dtype));
+}
+
+inline void check_dtype(const char* op, ArgName name, const Tensor& t, std::initializer_list<ScalarType> accepted) {
+  check_dtype(op, name, t.scalar_type(), accepted);
 }
 
 inline void check_one_element(const char* op, ArgName name, const Tensor& t, ScalarType dtype) {

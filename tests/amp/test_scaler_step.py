@@ -140,7 +140,8 @@ def test_no_host_read(make, max_norm, explicit):
             if i == 0 and not skips_on_device:
                 break
             scaler.update()
-            assert scaler.last_step_skipped.shape == scaler.skipped_steps.shape == ()
+            assert scaler.last_step_skipped is False
+            assert scaler.consecutive_skips.shape == scaler.skipped_steps.shape == ()
             assert scaler.last_grad_norm is None or scaler.last_grad_norm.shape == ()
 
 
@@ -312,7 +313,7 @@ def test_static_scale_still_skips():
     scaler = GradScaler("cpu", init_scale=64.0, growth_interval=1, dynamic=False)
     assert drive(scaler, [0, 1, 0, 1]) == [64.0] * 4
     assert scaler.skipped_steps.item() == 2
-    assert scaler.last_step_skipped.item() is True
+    assert scaler.last_step_skipped is True
 
 
 def test_interval_zero_never_grows():
@@ -325,10 +326,10 @@ def test_counters():
     assert scaler.skipped_steps.item() == 0
     drive(scaler, [1, 1, 0])
     assert (scaler.skipped_steps.item(), scaler.skipped_steps.dtype) == (2, torch.int64)
-    assert scaler.last_step_skipped.item() is False
-    kept = scaler.last_step_skipped
+    assert scaler.last_step_skipped is False
+    assert (scaler.consecutive_skips.item(), scaler.consecutive_skips.dtype) == (0, torch.int64)
     drive(scaler, [1])
-    assert (scaler.last_step_skipped.item(), kept.item()) == (True, False)
+    assert (scaler.last_step_skipped, scaler.consecutive_skips.item(), scaler.skipped_steps.item()) == (True, 1, 3)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -20,7 +20,8 @@ from .kernel_budgets import BUDGETS
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "amp_kernels" / "libamp_kernels_cuda.so"
 RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report what the kernel asked for
-SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
+WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
+SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ def binaries(tmp_path_factory) -> list[Path]:
     objects = []
     for source in sorted((ROOT / "csrc" / "kernels").glob("*.cu")):
         only = re.search(r"_sm(\d+)\.cu$", source.name)
-        numbers = [only[1] + "a"] if only else [arch.removesuffix("+PTX").replace(".", "") for arch in default_archs()]
+        numbers = [arch.removesuffix("+PTX").replace(".", "") for arch in default_archs()]
+        if only and only[1] == "80":  # and everything newer
+            numbers = [number for number in numbers if int(number.removesuffix("a")) >= 80]
+        elif only:
+            numbers = [only[1] + "a"]
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
         objects.append(folder / f"{source.stem}.o")
         command = ["nvcc", "-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", *codes, "-I", ROOT / "csrc"]
@@ -70,7 +75,12 @@ def binaries(tmp_path_factory) -> list[Path]:
 
 def kernel_of(symbol: str) -> str | None:
     """The kernel's key in BUDGETS, by the names in its mangled one, where the length stands in front of each."""
-    names = [key for key in BUDGETS if all(f"{len(name)}{name}" in symbol for name in re.findall(r"\w+", key))]
+    mangled = {"false": "Lb0E", "true": "Lb1E"}
+    names = [
+        key
+        for key in BUDGETS
+        if all(mangled.get(name, f"{len(name)}{name}") in symbol for name in re.findall(r"\w+", key))
+    ]
     return names[0] if names else None
 
 
@@ -133,7 +143,7 @@ def test_registers_and_shared_memory(functions):
     assert not over
 
 
-@pytest.mark.parametrize("kernel", SASS_KERNELS)
+@pytest.mark.parametrize("kernel", WIDE_KERNELS)
 def test_global_memory_is_read_16_bytes_at_a_time(sass, kernel):
     budget = BUDGETS[kernel]
     archs = [arch for name, arch in sass if name == kernel]
@@ -143,3 +153,13 @@ def test_global_memory_is_read_16_bytes_at_a_time(sass, kernel):
         assert sum(wide) >= budget.wide_loads, arch
         runs = "".join("L" if load else " " for load in wide).split()
         assert max(map(len, runs), default=0) >= budget.in_flight, arch
+
+
+@pytest.mark.parametrize("kernel", [name for name, budget in BUDGETS.items() if budget.opcodes])
+def test_instructions(sass, kernel):
+    archs = [arch for name, arch in sass if name == kernel]
+    assert archs
+    for arch in archs:
+        for prefix, least in BUDGETS[kernel].opcodes.items():
+            found = sum(opcode.startswith(prefix) for opcode in sass[kernel, arch])
+            assert found >= least, f"{found} times {prefix} on {arch}"

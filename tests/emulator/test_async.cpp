@@ -314,7 +314,7 @@ multicast_kernel(AK_PARAM(TensorMap) from, float* out) {
     if (kBothExpect || cluster_rank() == 0) mbarrier_arrive_expect_tx(full, 8 * 128);
   }
   cluster_sync();
-  if (thread_index() == 0 && cluster_rank() == 0) tma_load_multicast(box, &from, full, 0, 0, 0b11);
+  if (thread_index() == 0 && cluster_rank() == 0) tma_load_multicast(box, &from, full, 0, 0, 0, 0b11);
   mbarrier_wait(full, 0);
   for (int row = 0; row < 8; row++) {
     const int chunk = thread_index() / 4 ^ row;

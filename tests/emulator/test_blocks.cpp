@@ -41,6 +41,46 @@ AK_KERNEL(128, 1) halves_kernel(int* out) {
   }
 }
 
+enum class TurnBug { kNone, kNoWait, kNoArrival, kWrongOwner, kArrivesAtTheEnd };
+
+/// Two warps take turns with one value: who is done comes to the other's barrier and goes on without waiting.
+template <TurnBug kBug>
+AK_KERNEL(64, 1)
+turns_kernel(int* out) {
+  constexpr int kRounds = 3;
+  auto value = shared<int, 1>();
+  const int me = warp_index(), other = 1 - me;
+  for (int round = 0; round < kRounds; round++) {
+    const int turn = 2 * round + me;
+    if (turn > 0 && kBug != TurnBug::kNoWait) named_barrier(1 + (kBug == TurnBug::kWrongOwner ? other : me), 64);
+    if (lane_index() == 0) {
+      const int seen = turn > 0 ? static_cast<int>(value[0]) : 0;
+      value[0] = seen + turn;
+      store(out + turn, seen + turn);
+    }
+    const bool more = turn + 1 < 2 * kRounds || kBug == TurnBug::kArrivesAtTheEnd;
+    if (more && kBug != TurnBug::kNoArrival) named_barrier_arrive(1 + other, 64);
+  }
+}
+template <TurnBug kBug>
+std::string turns() {
+  emu::Buffer<int> out("out", 6);
+  const std::string error = run(turns_kernel<kBug>, {.name = "turns", .grid = 1, .block = 64}, out.data());
+  if (!error.empty()) return error;
+  for (int i = 0, sum = 0; i < 6; i++) {
+    if (out[static_cast<size_t>(i)] != (sum += i)) return "wrong value";
+  }
+  return "";
+}
+
+void turns(Cases& cases) {
+  cases.check("two warps in turn", turns<TurnBug::kNone>);
+  cases.check_fails("the next one does not wait", "a second time", turns<TurnBug::kNoWait>);
+  cases.check_fails("nobody hands over", "32 of 64 threads have come", turns<TurnBug::kNoArrival>);
+  cases.check_fails("waits at the other's barrier", "a second time", turns<TurnBug::kWrongOwner>);
+  cases.check_fails("hands over to nobody", "nobody waits there", turns<TurnBug::kArrivesAtTheEnd>);
+}
+
 void barriers(Cases& cases) {
   cases.check_fails("half of the block at a barrier",
                     "64 threads (warps 0-1) of CTA 0 waits in block_sync: 64 of 128 threads have come",
@@ -206,6 +246,7 @@ void replay(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("blocks", ak::test::Seeds(argc, argv, 12));
   ak::test::barriers(cases);
+  ak::test::turns(cases);
   ak::test::clusters(cases);
   ak::test::registers(cases);
   ak::test::launches(cases);

@@ -6,59 +6,107 @@
 namespace ak::test {
 namespace {
 
-/// What the kernel should return, formed without it: the order of additions written down once more, thread after
-/// thread.
+/// What the kernel should leave in one slot or return, formed without it: the order of additions written down once
+/// more, thread after thread. The peak is kept as what it means.
 struct Expected {
   double sum = 0;
+  double largest = 0;  // NaN if there was one
   bool found = false;
-  std::vector<double> slots;  // of all blocks of all launches
+
+  void join(const Expected& part) {
+    sum += part.sum;
+    see(part.largest);
+    found |= part.found;
+  }
+  void see(double x) {
+    if (!(std::fabs(x) <= largest)) largest = std::isnan(largest) ? largest : std::fabs(x);
+  }
+  float norm(Norm kind) const { return static_cast<float>(kind == Norm::kLargest ? largest : sum); }
 };
+
+bool same_bits(double a, double b) { return bits_of(a) == bits_of(b) || (std::isnan(a) && std::isnan(b)); }
 
 class Serial {
  public:
   Serial(const std::vector<GradRef>& grads, float inv_scale, int threads, int blocks, int places)
       : grads_(grads), inv_scale_(inv_scale), threads_(threads), blocks_(blocks), places_(places) {}
 
-  Expected run() {
-    std::vector<double> slots;
-    std::vector<GradRef> launch;
-    auto flush = [&] {
-      for (int b = 0; b < blocks_; b++) slots.push_back(block(launch, b));
-      launch.clear();
-    };
-    for (const GradRef& g : grads_) {
-      if (g.numel == 0) continue;
-      launch.push_back(g);
-      if (static_cast<int>(launch.size()) == places_) flush();
+  /// Of all blocks of all launches.
+  std::vector<Expected> slots() {
+    std::vector<Expected> slots;
+    for (const auto& launch : launches()) {
+      for (int b = 0; b < blocks_; b++) slots.push_back(block(launch, b, 0, INT64_MAX));
     }
-    if (!launch.empty() || slots.empty()) flush();
-    std::vector<double> per_thread(static_cast<size_t>(threads_));
-    for (size_t i = 0; i < slots.size(); i++) per_thread[i % per_thread.size()] += slots[i];
-    return {tree(per_thread), found_, slots};
+    return slots;
+  }
+  Expected run() {
+    const std::vector<Expected> all = slots();
+    std::vector<Expected> per_thread(static_cast<size_t>(threads_));
+    for (size_t i = 0; i < all.size(); i++) per_thread[i % per_thread.size()].join(all[i]);
+    return tree(per_thread);
+  }
+  /// Of each tensor, empty ones included: a warp adds up the blocks that met it.
+  std::vector<Expected> per_tensor() {
+    std::vector<Expected> results(grads_.size());
+    size_t next = 0;
+    for (const auto& launch : launches()) {
+      int64_t chunks = 0, begin = 0;
+      for (const GradRef& g : launch) chunks += chunks_of(g);
+      const int64_t blocks = std::min<int64_t>(blocks_, chunks);
+      for (const GradRef& g : launch) {
+        std::vector<Expected> lanes(32);
+        const int64_t end = begin + chunks_of(g);
+        for (int64_t slot = 0; slot < std::min(blocks, end - begin); slot++) {
+          const int saved = blocks_;
+          blocks_ = static_cast<int>(blocks);
+          lanes[static_cast<size_t>(slot % 32)].join(
+              block(launch, static_cast<int>((begin + slot) % blocks), begin, end));
+          blocks_ = saved;
+        }
+        begin = end;
+        while (grads_[next].numel == 0) next++;
+        results[next++] = tree(lanes);
+      }
+    }
+    return results;
   }
 
  private:
-  double block(const std::vector<GradRef>& list, int b) {
-    std::vector<double> per_thread(static_cast<size_t>(threads_));
+  static int64_t chunks_of(const GradRef& g) { return (g.numel + kChunk - 1) / kChunk; }
+
+  std::vector<std::vector<GradRef>> launches() const {
+    std::vector<std::vector<GradRef>> result;
+    for (const GradRef& g : grads_) {
+      if (g.numel == 0) continue;
+      if (result.empty() || static_cast<int>(result.back().size()) == places_) result.emplace_back();
+      result.back().push_back(g);
+    }
+    if (result.empty()) result.emplace_back();
+    return result;
+  }
+
+  /// Block b's share of the chunks [first, last) of a launch.
+  Expected block(const std::vector<GradRef>& list, int b, int64_t first, int64_t last) {
+    std::vector<Expected> per_thread(static_cast<size_t>(threads_));
     int64_t index = 0;
     for (const GradRef& g : list) {
       for (int64_t begin = 0; begin < g.numel; begin += kChunk, index++) {
-        if (index % blocks_ != b) continue;
+        if (index % blocks_ != b || index < first || index >= last) continue;
         const int64_t count = std::min<int64_t>(kChunk, g.numel - begin);
         for (int t = 0; t < threads_; t++) {
-          auto& sum = per_thread[static_cast<size_t>(t)];
+          auto& to = per_thread[static_cast<size_t>(t)];
           switch (g.dtype) {
             case DType::kFloat16:
-              sum += share(static_cast<const fp16*>(g.data) + begin, count, t);
+              to.join(share(static_cast<const fp16*>(g.data) + begin, count, t));
               break;
             case DType::kBFloat16:
-              sum += share(static_cast<const bf16*>(g.data) + begin, count, t);
+              to.join(share(static_cast<const bf16*>(g.data) + begin, count, t));
               break;
             case DType::kFloat32:
-              sum += share(static_cast<const float*>(g.data) + begin, count, t);
+              to.join(share(static_cast<const float*>(g.data) + begin, count, t));
               break;
             case DType::kFloat64:
-              sum += share(static_cast<const double*>(g.data) + begin, count, t);
+              to.join(share(static_cast<const double*>(g.data) + begin, count, t));
               break;
           }
         }
@@ -70,7 +118,7 @@ class Serial {
   /// Thread t's elements in their order: one of those before the first 16-byte boundary, one of those after the last,
   /// then its vectors.
   template <class T>
-  double share(const T* p, int64_t count, int t) {
+  Expected share(const T* p, int64_t count, int t) {
     const int64_t wide = 16 / static_cast<int64_t>(sizeof(T));
     int64_t head = 0;
     while (head < count && reinterpret_cast<uintptr_t>(p + head) % 16 != 0) head++;
@@ -81,80 +129,126 @@ class Serial {
     for (int64_t i = head + t * wide; i < tail; i += threads_ * wide) {
       for (int64_t j = 0; j < wide; j++) order.push_back(i + j);
     }
+    Expected result;
     if constexpr (std::is_same_v<T, double>) {
-      double sum = 0;
       for (int64_t i : order) {
         const double x = unscale(p[i], inv_scale_);
-        found_ |= !(x - x == 0);
-        sum += x * x;
+        result.found |= !(x - x == 0);
+        result.see(static_cast<float>(x));
+        result.sum += x * x;
       }
-      return sum;
     } else {
-      float sum = 0;
+      float sum = 0, lifted = 0;
       for (int64_t i : order) {
         const float x = unscale(to_float(p[i]), inv_scale_);
-        found_ |= !(x - x == 0);
+        const float y = unscale(to_float(p[i]), inv_scale_ * 0x1p32f);
+        result.found |= !(x - x == 0);
+        result.see(x);
         sum = fma(x, x, sum);
+        lifted = fma(y, y, lifted);
       }
-      return sum;
+      result.sum = sum < 0x1p-120f && result.largest > 0 ? static_cast<double>(lifted) * 0x1p-64 : sum;
     }
+    return result;
   }
 
   /// Warps add by exchanging with the lane 16, 8, 4, 2, 1 away; the block adds its warps in order.
-  double tree(std::vector<double> x) const {
-    double total = 0;
+  Expected tree(std::vector<Expected> x) const {
     for (size_t warp = 0; warp < x.size(); warp += 32) {
       for (size_t step = 16; step > 0; step /= 2) {
-        for (size_t lane = 0; lane < step; lane++) x[warp + lane] += x[warp + lane + step];
+        for (size_t lane = 0; lane < step; lane++) x[warp + lane].join(x[warp + lane + step]);
       }
-      total = warp == 0 ? x[0] : total + x[warp];
+      if (warp > 0) x[0].join(x[warp]);
     }
-    return total;
+    return x[0];
   }
 
   const std::vector<GradRef>& grads_;
   float inv_scale_;
   int threads_, blocks_, places_;
-  bool found_ = false;
 };
 
 using List = GradList<const void>;
 
+std::vector<std::vector<char>> bytes_of_all(const List& list) {
+  std::vector<std::vector<char>> all;
+  for (auto& b : list.buffers) all.push_back(b->bytes());
+  return all;
+}
+
+std::string wrong_result(const std::string& what, const Expected& want, Norm norm, float result, float found_inf) {
+  if (!same_bits(result, want.norm(norm))) {
+    return what + " is " + std::to_string(result) + ", expected " + std::to_string(want.norm(norm));
+  }
+  return found_inf == (want.found ? 1.0f : 0.0f) ? "" : "found_inf of " + what + " is " + std::to_string(found_inf);
+}
+
 /// Runs `kThreads` threads with `kPlaces` tensors a launch; "" or what is wrong.
 template <int kThreads, int kPlaces>
-std::string compare(const List& list, const float* scale_value, int blocks) {
+std::string compare(const List& list, const float* scale_value, int blocks, Norm norm = Norm::kSumOfSquares) {
   using Args = GradListArgs<const void, kPlaces>;
   const int launches = norm_launches<Args>(list.grads);
   const size_t scratch_bytes = kNormScratchZeroed + static_cast<size_t>(launches * blocks) * 12;
   emu::Buffer<uint32_t> scratch("scratch", scratch_bytes / 4);
   for (size_t i = 0; i < kNormScratchZeroed / 4; i++) scratch.set(i, 0);
-  emu::Buffer<float> scale("grad_scale", 1), sum_sq("sum_sq", 1), found_inf("found_inf", 1);
+  emu::Buffer<float> scale("grad_scale", 1), result("result", 1), found_inf("found_inf", 1);
   if (scale_value) scale.set(0, *scale_value);
-  std::vector<std::vector<char>> before;
-  for (auto& b : list.buffers) before.push_back(b->bytes());
+  const auto before = bytes_of_all(list);
 
   const Status status =
-      detail::check_and_norm_on<kThreads, Args>(blocks, list.grads, scale_value ? scale.data() : nullptr,
-                                                scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
+      detail::check_and_norm_on<kThreads, Args>(blocks, list.grads, scale_value ? scale.data() : nullptr, norm,
+                                                scratch.data(), result.data(), found_inf.data(), nullptr);
   if (!status.ok()) return status.message;
-  const float inv_scale = scale_value ? inverse_scale(*scale_value) : 1.0f;
-  const Expected expected = Serial(list.grads, inv_scale, kThreads, blocks, kPlaces).run();
-  const float want = static_cast<float>(expected.sum);
-  const bool same = bits_of(sum_sq[0]) == bits_of(want) || (is_nan(sum_sq[0]) && is_nan(want));
-  if (!same) return "sum_sq is " + std::to_string(sum_sq[0]) + ", expected " + std::to_string(want);
+  Serial serial(list.grads, scale_value ? inverse_scale(*scale_value) : 1.0f, kThreads, blocks, kPlaces);
+  const std::string wrong = wrong_result("the norm", serial.run(), norm, result[0], found_inf[0]);
+  if (!wrong.empty()) return wrong;
   // The last rounding hides in which order doubles were added; the slots show it.
+  const std::vector<Expected> expected = serial.slots();
   const auto* slots = reinterpret_cast<const double*>(scratch.data() + kNormScratchZeroed / sizeof(uint32_t));
-  if (expected.slots.size() != static_cast<size_t>(launches * blocks)) return "wrong number of launches";
-  for (size_t i = 0; i < expected.slots.size(); i++) {
-    const bool nan = std::isnan(slots[i]) && std::isnan(expected.slots[i]);
-    if (!nan && bits_of(slots[i]) != bits_of(expected.slots[i])) return "slot " + std::to_string(i) + " differs";
+  if (expected.size() != static_cast<size_t>(launches * blocks)) return "wrong number of launches";
+  for (size_t i = 0; i < expected.size(); i++) {
+    if (!same_bits(slots[i], expected[i].sum)) return "slot " + std::to_string(i) + " differs";
   }
-  if (found_inf[0] != (expected.found ? 1.0f : 0.0f)) return "found_inf is " + std::to_string(found_inf[0]);
   if (scratch[0] != 0) return "the counter of finished blocks was left at " + std::to_string(scratch[0]);
-  for (size_t i = 0; i < list.buffers.size(); i++) {
-    if (list.buffers[i]->bytes() != before[i]) return "grads[" + std::to_string(i) + "] was changed";
+  if (bytes_of_all(list) != before) return "a gradient was changed";
+  for (const std::string& damage : {scratch.check_red_zones(), result.check_red_zones(), found_inf.check_red_zones()}) {
+    if (!damage.empty()) return damage;
   }
-  for (const std::string& damage : {scratch.check_red_zones(), sum_sq.check_red_zones(), found_inf.check_red_zones()}) {
+  return "";
+}
+
+/// The same for the result of each tensor.
+template <int kThreads, int kPlaces>
+std::string compare_per_tensor(const List& list, const float* scale_value, int blocks, Norm norm) {
+  using Args = PerTensorArgs<kPlaces>;
+  const size_t n = list.grads.size();
+  emu::Buffer<double> scratch("scratch", (most_chunks<Args>(list.grads) * 12 + 7) / 8);
+  emu::Buffer<float> scale("grad_scale", 1), results("results", n), found_infs("found_infs", n);
+  if (scale_value) scale.set(0, *scale_value);
+  const auto before = bytes_of_all(list);
+  for (size_t i = 0; i < n; i++) {
+    if (list.grads[i].numel > 0) continue;
+    results.set(i, -1);
+    found_infs.set(i, -1);
+  }
+  const Status status = detail::check_and_norm_per_tensor_on<kThreads, Args>(
+      blocks, list.grads, scale_value ? scale.data() : nullptr, norm, scratch.data(), results.data(), found_infs.data(),
+      nullptr);
+  if (!status.ok()) return status.message;
+  Serial serial(list.grads, scale_value ? inverse_scale(*scale_value) : 1.0f, kThreads, blocks, kPlaces);
+  const std::vector<Expected> expected = serial.per_tensor();
+  for (size_t i = 0; i < n; i++) {
+    if (list.grads[i].numel == 0) {
+      if (results[i] != -1 || found_infs[i] != -1) return "the result of an empty tensor was written";
+      continue;
+    }
+    const std::string wrong =
+        wrong_result("the norm of grads[" + std::to_string(i) + "]", expected[i], norm, results[i], found_infs[i]);
+    if (!wrong.empty()) return wrong;
+  }
+  if (bytes_of_all(list) != before) return "a gradient was changed";
+  for (const std::string& damage :
+       {scratch.check_red_zones(), results.check_red_zones(), found_infs.check_red_zones()}) {
     if (!damage.empty()) return damage;
   }
   return "";
@@ -168,11 +262,67 @@ void random_lists(Cases& cases) {
     const float scale = scales[rng() % scales.size()];
     const int blocks = 1 + static_cast<int>(rng() % 4);
     const bool scaled = rng() % 3 != 0;
+    const Norm norm = number % 3 == 0 ? Norm::kLargest : Norm::kSumOfSquares;
     const std::string title = "random list " + std::to_string(number);
     cases.check(title + ", 3 tensors a launch",
-                [&] { return compare<64, 3>(list, scaled ? &scale : nullptr, blocks); });
-    cases.check(title + ", one launch", [&] { return compare<32, 16>(list, &scale, blocks); });
+                [&] { return compare<64, 3>(list, scaled ? &scale : nullptr, blocks, norm); });
+    cases.check(title + ", one launch", [&] { return compare<32, 16>(list, &scale, blocks, norm); });
+    if (number % 2 == 0) {
+      cases.check(title + ", each tensor, 3 a launch",
+                  [&] { return compare_per_tensor<64, 3>(list, scaled ? &scale : nullptr, blocks, norm); });
+    } else {
+      cases.check(title + ", each tensor, one launch",
+                  [&] { return compare_per_tensor<32, 16>(list, &scale, blocks, norm); });
+    }
   }
+}
+
+/// Tensors of many chunks: blocks meet several of one tensor, and more blocks meet it than a warp has lanes.
+void long_tensors(Cases& cases) {
+  Rng rng(5);
+  List list;
+  list.add(DType::kFloat16, 3, 0);
+  list.add(DType::kBFloat16, 40 * kChunk + 5, 1);
+  list.add(DType::kFloat16, kChunk + 1, 0);
+  list.add(DType::kFloat32, 9, 3);
+  // Mostly zeros, to be quick; the numbers that decide stand in some chunks.
+  for (auto& b : list.buffers) {
+    for (size_t i = 0; i < b->size(); i++) b->set(i, i % 997 == 5 ? symmetric(rng, 4.0f) : 0.0);
+  }
+  for (int blocks : {2, 37}) {
+    const Norm norm = blocks == 2 ? Norm::kSumOfSquares : Norm::kLargest;
+    cases.check("long tensors, " + std::to_string(blocks) + " blocks",
+                [&] { return compare_per_tensor<32, 4>(list, nullptr, blocks, norm); });
+  }
+}
+
+/// Squares below fp32's range: a share of them is read again, one of zeros is not, and large ones are not disturbed.
+void small_values(Cases& cases) {
+  for (uint64_t number = 0; number < 24; number++) {
+    Rng rng(500 + number);
+    List list;
+    for (DType dtype : {DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kFloat16}) {
+      list.add(dtype, 1 + rng() % 3000, rng() % 5);
+    }
+    for (auto& b : list.buffers) {
+      const double bound = std::ldexp(1.0, -50 - static_cast<int>(rng() % 60));
+      for (size_t i = 0; i < b->size(); i++) b->set(i, i % 7 < number % 8 ? 0.0 : symmetric(rng, 1.0f) * bound);
+    }
+    const std::vector<float> scales = {1.0f, 65536.0f, 0x1p-20f, 0x1p-90f, 0x1p-100f, 0x1p-127f};
+    const float scale = scales[number % scales.size()];
+    cases.check("small values " + std::to_string(number), [&] { return compare<64, 4>(list, &scale, 2); });
+    cases.check("small values " + std::to_string(number) + ", each tensor",
+                [&] { return compare_per_tensor<64, 4>(list, &scale, 2, Norm::kSumOfSquares); });
+  }
+  // By hand: 1,000 squares of 2^-140 are 1.5e-39 together, and each alone is nothing to speak of in fp32.
+  List list;
+  list.add(DType::kBFloat16, 1000, 3);
+  for (size_t i = 0; i < 1000; i++) list.buffers[0]->set(i, 0x1p-80);
+  cases.check("1,000 squares of 2^-160", [&]() -> std::string {
+    const Expected want = Serial(list.grads, 1.0f, 64, 2, 4).run();
+    if (want.sum != 1000 * 0x1p-160) return "the test itself is wrong";
+    return compare<64, 4>(list, nullptr, 2);
+  });
 }
 
 /// One inf, -inf or NaN must be found, wherever it is, and nothing else may be.
@@ -190,7 +340,9 @@ void non_finite(Cases& cases) {
     list.buffers[1]->set(at, bad[rng() % 3]);
     cases.check("non-finite element " + std::to_string(at) + " of " + std::to_string(n), [&]() -> std::string {
       if (!Serial(list.grads, 1.0f, 64, 2, 2).run().found) return "the test itself is wrong";
-      return compare<64, 2>(list, nullptr, 2);
+      const std::string wrong = compare_per_tensor<64, 2>(list, nullptr, 2, Norm::kLargest);
+      return wrong.empty() ? compare<64, 2>(list, nullptr, 2, number % 2 ? Norm::kLargest : Norm::kSumOfSquares)
+                           : wrong;
     });
   }
   // More slots than threads: each thread of the last block looks at several, and the first of them counts too.
@@ -201,6 +353,18 @@ void non_finite(Cases& cases) {
     list.fill(rng);
     list.buffers[0]->set(1, NAN);
     cases.check("non-finite element in the first of 40 slots", [&] { return compare<32, 1>(list, nullptr, 2); });
+  }
+  // Finite in double, infinite in fp32: the norm is, and nothing is to be skipped.
+  for (Norm norm : {Norm::kSumOfSquares, Norm::kLargest}) {
+    List list;
+    list.add(DType::kFloat64, 40, 1);
+    for (size_t i = 0; i < 40; i++) list.buffers[0]->set(i, i == 33 ? -1e60 : 1.0);
+    cases.check("1e60 in fp64", [&]() -> std::string {
+      const Expected expected = Serial(list.grads, 1.0f, 32, 1, 1).run();
+      if (expected.found || std::isfinite(expected.norm(norm))) return "the test itself is wrong";
+      const std::string wrong = compare_per_tensor<32, 1>(list, nullptr, 1, norm);
+      return wrong.empty() ? compare<32, 1>(list, nullptr, 1, norm) : wrong;
+    });
   }
   // A finite gradient that only the scale makes infinite, and finite gradients whose sum is infinite: a skip, and none.
   for (float scale : {0x1p-30f, 1.0f}) {
@@ -216,23 +380,50 @@ void non_finite(Cases& cases) {
   }
 }
 
-/// As the package calls it: the shipped instance and its own scratch size, from no element at all to several launches.
+/// As the package calls it: the shipped instances and their own scratch sizes, from no element at all to several
+/// launches.
 void shipped_instance(Cases& cases) {
+  const int blocks = device_sm_count() * kNormBlocksPerSm;
   for (int tensors : {0, 1, 3, kGradListTensors, kGradListTensors + 2}) {
     List list = list_of<const void>(tensors);
     cases.check("shipped instance, " + std::to_string(tensors) + " tensors", [&]() -> std::string {
       emu::Buffer<char> scratch("scratch", check_and_norm_scratch_bytes(list.grads));
       for (size_t i = 0; i < kNormScratchZeroed; i++) scratch.set(i, 0);
-      emu::Buffer<float> sum_sq("sum_sq", 1), found_inf("found_inf", 1);
-      const Status status =
-          check_and_norm(list.grads, nullptr, scratch.data(), sum_sq.data(), found_inf.data(), nullptr);
+      emu::Buffer<float> result("result", 1), found_inf("found_inf", 1);
+      const Status status = check_and_norm(list.grads, nullptr, Norm::kSumOfSquares, scratch.data(), result.data(),
+                                           found_inf.data(), nullptr);
       if (!status.ok()) return status.message;
-      const int blocks = device_sm_count() * kNormBlocksPerSm;
       const Expected expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kGradListTensors).run();
-      if (sum_sq[0] != static_cast<float>(expected.sum)) return "wrong sum_sq";
-      return found_inf[0] == 0.0f ? "" : "wrong found_inf";
+      return wrong_result("the norm", expected, Norm::kSumOfSquares, result[0], found_inf[0]);
     });
   }
+  for (int tensors : {1, 3, kPerTensorTensors + 2}) {
+    List list = list_of<const void>(tensors);
+    list.add(DType::kFloat32, 0, 0);
+    cases.check("shipped instance, each of " + std::to_string(tensors) + " tensors", [&]() -> std::string {
+      const size_t n = list.grads.size();
+      emu::Buffer<char> scratch("scratch", check_and_norm_per_tensor_scratch_bytes(list.grads));
+      emu::Buffer<float> results("results", n), found_infs("found_infs", n);
+      const Status status = check_and_norm_per_tensor(list.grads, nullptr, Norm::kLargest, scratch.data(),
+                                                      results.data(), found_infs.data(), nullptr);
+      if (!status.ok()) return status.message;
+      const auto expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kPerTensorTensors).per_tensor();
+      for (size_t i = 0; i + 1 < n; i++) {
+        const std::string title = "the norm of grads[" + std::to_string(i) + "]";
+        const std::string wrong = wrong_result(title, expected[i], Norm::kLargest, results[i], found_infs[i]);
+        if (!wrong.empty()) return wrong;
+      }
+      return "";
+    });
+  }
+  // An empty list per tensor needs no launch and no memory.
+  List nothing;
+  nothing.add(DType::kFloat32, 0, 0);
+  cases.check("shipped instance, each of no tensors", [&]() -> std::string {
+    if (check_and_norm_per_tensor_scratch_bytes(nothing.grads) != 0) return "scratch for nothing";
+    return message_of(
+        check_and_norm_per_tensor(nothing.grads, nullptr, Norm::kSumOfSquares, nullptr, nullptr, nullptr, nullptr));
+  });
 }
 
 }  // namespace
@@ -241,6 +432,8 @@ void shipped_instance(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("check_and_norm", ak::test::Seeds(argc, argv, 4));
   ak::test::random_lists(cases);
+  ak::test::long_tensors(cases);
+  ak::test::small_values(cases);
   ak::test::non_finite(cases);
   ak::test::shipped_instance(cases);
   return cases.finish();

@@ -1,167 +1,214 @@
-// gemm_sm90 on the emulator: every layout, output, tile and cluster shape over tails of m, n and k, bit for bit. The
-// inputs are small integers, so every sum is exact in fp32 and only one result is right, whatever the order of
-// additions.
-#include <cmath>
-
-#include "harness.h"
-#include "kernels/gemm_sm90.cu"
+// The main loop of gemm_sm90 on the emulator: every layout, kind of tile and cluster over tails of m, n and k, batches,
+// splits and exchanged operands, bit for bit. Epilogues are tested in test_gemm_epilogue.cpp.
+#include "gemm_problem.h"
+#include "kernels/gemm_sm90.cuh"
 
 namespace ak::test {
 namespace {
 
-struct Shape {
-  int m, n, k;
-  int padding = 0;  // extra elements per row of A, B and C
-  int splits = 1;
-  int sms = 2;
-};
-
-template <class T, Major kMajorA, Major kMajorB>
-class Problem {
- public:
-  explicit Problem(const Shape& s)
-      : shape_(s),
-        ld_a_(round_up(kMajorA == Major::kK ? s.k : s.m) + s.padding),
-        ld_b_(round_up(kMajorB == Major::kK ? s.k : s.n) + s.padding),
-        ld_c_(round_up(s.n) + s.padding),
-        a_("a", static_cast<size_t>(ld_a_) * (kMajorA == Major::kK ? s.m : s.k)),
-        b_("b", static_cast<size_t>(ld_b_) * (kMajorB == Major::kK ? s.n : s.k)),
-        expected_(static_cast<size_t>(s.m) * s.n) {
-    emu::Random random{static_cast<uint64_t>(s.m * 7 + s.n * 3 + s.k)};
-    std::vector<float> a(static_cast<size_t>(s.m) * s.k), b(static_cast<size_t>(s.n) * s.k);
-    for (float& x : a) x = static_cast<float>(random.below(5)) - 2;
-    for (float& x : b) x = static_cast<float>(random.below(5)) - 2;
-    for (int m = 0; m < s.m; m++) {
-      for (int k = 0; k < s.k; k++) a_.set(at<kMajorA>(m, k, ld_a_), round_to<T>(a[static_cast<size_t>(m) * s.k + k]));
-    }
-    for (int n = 0; n < s.n; n++) {
-      for (int k = 0; k < s.k; k++) b_.set(at<kMajorB>(n, k, ld_b_), round_to<T>(b[static_cast<size_t>(n) * s.k + k]));
-    }
-    for (int m = 0; m < s.m; m++) {
-      for (int n = 0; n < s.n; n++) {
-        float sum = 0;
-        for (int k = 0; k < s.k; k++) sum += a[static_cast<size_t>(m) * s.k + k] * b[static_cast<size_t>(n) * s.k + k];
-        expected_[static_cast<size_t>(m) * s.n + n] = sum;
-      }
-    }
-  }
-
-  GemmProblem describe(void* c) {
-    return {a_.data(),
-            b_.data(),
-            c,
-            shape_.m,
-            shape_.n,
-            shape_.k,
-            ld_a_,
-            ld_b_,
-            ld_c_,
-            kMajorA == Major::kMN,
-            kMajorB == Major::kMN};
-  }
-  /// The result of `run(problem)` in buffers of type Out, whose elements start as `initial` (uninitialised if that is
-  /// NaN).
-  template <class Out, class Run>
-  std::string compare(float initial, Run run) {
-    emu::options().sm_count = shape_.sms;
-    emu::Buffer<Out> c("c", static_cast<size_t>(ld_c_) * shape_.m);
-    if (initial == initial) c.fill(round_to<Out>(initial));
-    const std::string error = message_of(run(describe(c.data())));
-    if (!error.empty()) return error;
-    for (int m = 0; m < shape_.m; m++) {
-      for (int n = 0; n < shape_.n; n++) {
-        const float sum = expected_[static_cast<size_t>(m) * shape_.n + n] + (initial == initial ? initial : 0);
-        const float got = to_float(c[static_cast<size_t>(m * ld_c_ + n)]), want = to_float(round_to<Out>(sum));
-        if (!(got == want)) return emu::format("c[%d, %d] is %g, expected %g", m, n, got, want);
-      }
-      // Nothing beyond the last column may be touched.
-      for (int64_t n = shape_.n; n < ld_c_; n++) {
-        const float padding = to_float(c[static_cast<size_t>(m * ld_c_ + n)]);
-        if (initial == initial ? padding != initial : padding == padding)
-          return emu::format("the padding of row %d was written", m);
-      }
-    }
-    return c.check_red_zones();
-  }
-
- private:
-  static int64_t round_up(int x) { return (x + 7) / 8 * 8; }
-  template <Major kMajor>
-  static size_t at(int row, int k, int64_t ld) {
-    return static_cast<size_t>(kMajor == Major::kK ? row * ld + k : k * ld + row);
-  }
-
-  Shape shape_;
-  int64_t ld_a_, ld_b_, ld_c_;
-  emu::Buffer<T> a_, b_;
-  std::vector<float> expected_;
-};
-
-std::string title(const char* what, const Shape& s) {
-  return emu::format("%s %d x %d x %d, padding %d, splits %d", what, s.m, s.n, s.k, s.padding, s.splits);
-}
-
-template <class T, Major kMajorA, Major kMajorB, GemmOutput kOutput, class Tile>
-void check(Cases& cases, const char* what, const Shape& s) {
-  Problem<T, kMajorA, kMajorB> problem(s);
-  cases.check(title(what, s), [&] {
-    auto run = [](const GemmProblem& q) {
-      return gemm::launch_gemm<T, kMajorA, kMajorB, kOutput, Tile>(q, 1, nullptr);
-    };
-    if constexpr (kOutput == GemmOutput::kInputType) return problem.template compare<T>(NAN, run);
-    if constexpr (kOutput == GemmOutput::kFloat32) return problem.template compare<float>(NAN, run);
-    return problem.template compare<float>(3.0f, run);
-  });
-}
-
-template <class T, Major kMajorA, Major kMajorB>
-void check_split(Cases& cases, const char* what, GemmTile tile, GemmOutput output, const Shape& s) {
-  Problem<T, kMajorA, kMajorB> problem(s);
-  cases.check(title(what, s), [&] {
-    auto run = [&](const GemmProblem& q) {
-      emu::Buffer<float> scratch("scratch", gemm_sm90_split_bytes(q, s.splits) / 4);
-      return gemm_sm90_split<T>(q, tile, output, s.splits, scratch.data(), nullptr);
-    };
-    if (output == GemmOutput::kInputType) return problem.template compare<T>(NAN, run);
-    return problem.template compare<float>(output == GemmOutput::kAccumulate ? 3.0f : NAN, run);
-  });
-}
-
-template <int kM, int kN, int kStages, int kCluster, int kConsumers>
-using Tile = gemm::Tile<kM, kN, kStages, kCluster, kConsumers>;
-
 constexpr Major K = Major::kK, MN = Major::kMN;
 constexpr GemmOutput kSame = GemmOutput::kInputType, kFloat = GemmOutput::kFloat32, kAdd = GemmOutput::kAccumulate;
 
+/// Scratch of a split product; afterwards the counters must be 0 again.
+class Scratch {
+ public:
+  explicit Scratch(GemmScratchSize size)
+      : partials_("partials", size.partials), counters_("counters", std::vector<uint32_t>(size.counters, 0u)) {}
+  GemmScratch get() { return {partials_.data(), counters_.data()}; }
+  std::string check() const {
+    for (size_t i = 0; i < counters_.size(); i++) {
+      if (counters_[i] != 0) return emu::format("counter %zu is left at %u", i, counters_[i]);
+    }
+    return partials_.check_red_zones() + counters_.check_red_zones();
+  }
+
+ private:
+  emu::Buffer<float> partials_;
+  emu::Buffer<uint32_t> counters_;
+};
+
+template <class T, class Problem, class Run>
+std::string compare(Problem& problem, GemmOutput output, Run run, Lies lies = Lies::kByRows) {
+  if (output == kSame) return problem.template compare<T>(NAN, run, lies);
+  return problem.template compare<float>(output == kAdd ? 3.0f : NAN, run, lies);
+}
+
+std::string message;  // lives as long as the Status that points to it
+Status check_scratch(const Status& status, const Scratch& scratch) {
+  if (!status.ok()) return status;
+  message = scratch.check();
+  return {message.empty() ? 0 : 1, message.c_str()};
+}
+
+/// Any tile with any number of stages: the arguments of gemm::Tile.
+template <class T, Major kMajorA, Major kMajorB, GemmOutput kOutput, auto... kTile>
+void check(Cases& cases, const char* what, const Shape& s) {
+  using Tile = gemm::Tile<kTile...>;
+  Problem<T, kMajorA, kMajorB> problem(s);
+  cases.check(title(what, s), [&] {
+    return compare<T>(problem, kOutput, [&](const GemmProblem& q) {
+      const GemmTile t{Tile::kBlockM,   Tile::kBlockN,    Tile::kClusterM,
+                       Tile::kClusterN, Tile::kConsumers, Tile::kPingpong};
+      const int splits = gemm_sm90_splits(q.k, s.splits);
+      const size_t tiles = splits == 1 ? 0 : static_cast<size_t>(gemm_sm90_clusters(q, t) * Tile::kCluster * q.batch);
+      Scratch scratch({tiles * static_cast<size_t>(splits * t.m * t.n), tiles * Tile::kGroups});
+      return check_scratch(gemm::launch_gemm < T, kMajorA, kMajorB, kOutput != kSame && Tile::kBoxes,
+                           Tile > (q, kOutput, splits, scratch.get(), nullptr), scratch);
+    });
+  });
+}
+
+/// One of the tiles that are compiled, through the front door.
+template <class T, int kM, int kN, bool kPingpong = false>
+Status run(const GemmProblem& q, GemmOutput output, int splits, bool swap) {
+  constexpr int kIndex = gemm_tile_index(kM, kN, kPingpong);
+  const GemmSm90Config config{kIndex, splits, swap};
+  Scratch scratch(gemm_sm90_scratch(q, config));
+  return check_scratch(gemm::run<T, kIndex, kIndex + 1>(q, config, output, scratch.get(), nullptr), scratch);
+}
+
 void layouts(Cases& cases) {
-  check<bf16, K, K, kSame, Tile<128, 128, 3, 1, 2>>(cases, "NT", {256, 136, 328});
-  check<fp16, K, MN, kSame, Tile<128, 64, 4, 1, 2>>(cases, "NN", {136, 72, 264});
-  check<bf16, MN, K, kSame, Tile<128, 64, 4, 1, 2>>(cases, "TT", {136, 72, 264, 8});
-  check<fp16, MN, MN, kSame, Tile<128, 128, 3, 1, 2>>(cases, "TN", {200, 136, 328, 0, 1, 1});
+  check<bf16, K, K, kSame, 128, 128, 3, 1, 2>(cases, "NT", {256, 136, 328});
+  check<fp16, K, MN, kSame, 128, 64, 4, 1, 2>(cases, "NN", {136, 72, 264});
+  check<bf16, MN, K, kSame, 128, 64, 4, 1, 2>(cases, "TT", {136, 72, 264, 8});
+  check<fp16, MN, MN, kSame, 128, 128, 3, 1, 2>(cases, "TN", {200, 136, 328, 0, 1, 1});
+}
+
+void tails(Cases& cases) {
+  constexpr int kEdges[] = {1, 7, 8, 9, 63, 64, 65, 127, 128, 129};
+  for (const int edge : kEdges) {
+    check<bf16, K, K, kSame, 64, 64, 3, 1, 1>(cases, "m at an edge", {edge, 8, 72});
+    check<bf16, MN, MN, kSame, 64, 64, 3, 1, 1>(cases, "n at an edge", {16, edge, 72});
+    check<fp16, MN, K, kSame, 64, 64, 3, 1, 1>(cases, "k at an edge", {16, 8, edge});
+  }
+  check<fp16, K, MN, kFloat, 64, 64, 3, 1, 1>(cases, "one element", {1, 1, 1});
 }
 
 void tiles(Cases& cases) {
-  check<bf16, K, K, kSame, Tile<256, 128, 2, 1, 2>>(cases, "256x128", {256, 128, 192, 0, 1, 1});
-  check<fp16, K, K, kSame, Tile<128, 144, 3, 2, 2>>(cases, "128x144 cluster 2", {300, 296, 200});
-  check<bf16, MN, K, kSame, Tile<128, 176, 3, 1, 2>>(cases, "128x176", {136, 179, 200, 8});
-  check<bf16, K, MN, kSame, Tile<64, 128, 3, 1, 1>>(cases, "64x128", {136, 136, 200});
-  check<fp16, K, K, kSame, Tile<64, 32, 4, 1, 1>>(cases, "64x32", {70, 72, 328});
-  check<bf16, K, K, kSame, Tile<64, 64, 2, 1, 1>>(cases, "two stages", {64, 64, 200, 0, 1, 1});
+  check<bf16, K, K, kSame, 256, 128, 2, 1, 2>(cases, "256x128", {256, 128, 192, 0, 1, 1});
+  check<fp16, K, K, kSame, 128, 144, 3, 2, 2>(cases, "128x144 cluster 2", {300, 296, 200});
+  check<bf16, MN, K, kSame, 128, 176, 3, 1, 2>(cases, "128x176", {136, 179, 200, 8});
+  check<bf16, K, MN, kSame, 64, 128, 3, 1, 1>(cases, "64x128", {136, 136, 200});
+  check<fp16, K, K, kSame, 64, 16, 4, 1, 1>(cases, "64x16", {70, 40, 328});
+  check<bf16, K, K, kSame, 64, 64, 2, 1, 1>(cases, "two stages", {64, 64, 200, 0, 1, 1});
+  check<bf16, K, K, kSame, 192, 64, 3, 1, 3>(cases, "three consumers", {200, 72, 264});
+  check<fp16, MN, MN, kAdd, 192, 64, 2, 1, 3>(cases, "three consumers, accumulate", {200, 64, 136, 0, 1, 1});
+  // Seven tiles in rows and columns: groups of lines that are not full.
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 1>(cases, "groups of rows", {448, 136, 72, 0, 1, 4});
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 1>(cases, "groups of columns", {136, 448, 72, 0, 1, 3});
 }
 
 void clusters(Cases& cases) {
-  check<bf16, K, K, kSame, Tile<128, 128, 3, 2, 2>>(cases, "cluster 2", {512, 128, 328});
-  check<fp16, K, MN, kSame, Tile<128, 128, 3, 2, 2>>(cases, "cluster 2, n-major B", {300, 136, 328, 0, 1, 4});
-  check<bf16, MN, MN, kAdd, Tile<64, 128, 2, 2, 1>>(cases, "cluster 2, 64 rows", {130, 100, 136});
+  check<bf16, K, K, kSame, 128, 128, 3, 2, 2>(cases, "cluster 2", {512, 128, 328});
+  check<fp16, K, MN, kSame, 128, 128, 3, 2, 2>(cases, "cluster 2, n-major B", {300, 136, 328, 0, 1, 4});
+  check<bf16, MN, MN, kAdd, 64, 128, 2, 2, 1>(cases, "cluster 2, 64 rows", {130, 100, 136});
+  check<bf16, K, K, kSame, 128, 64, 3, 2, 2, false, true>(cases, "cluster 2 that shares A", {136, 200, 328, 0, 1, 4});
+  check<fp16, MN, MN, kSame, 128, 64, 3, 2, 2, false, true>(cases, "cluster 2, m-major A", {136, 250, 264});
+  check<bf16, K, MN, kFloat, 256, 64, 2, 2, 2, false, true>(cases, "cluster 2, 256 rows", {256, 136, 136});
 }
 
-void outputs(Cases& cases) {
-  check<bf16, K, K, kFloat, Tile<128, 128, 3, 1, 2>>(cases, "fp32", {132, 100, 136, 8});
-  check<fp16, MN, MN, kAdd, Tile<128, 64, 4, 1, 2>>(cases, "accumulate", {128, 72, 128, 0, 1, 1});
-  check_split<bf16, K, K>(cases, "split, 16 bit", GemmTile::k64x64, kSame, {70, 66, 520, 0, 3});
-  check_split<fp16, MN, MN>(cases, "split, accumulate", GemmTile::k64x64, kAdd, {64, 72, 320, 8, 5});
-  check_split<bf16, K, MN>(cases, "split, rounded up", GemmTile::k128x128, kFloat,
-                           {136, 64, 330, 0, 4});  // 6 steps: 3 parts of 2
+void pingpong(Cases& cases) {
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 2, true>(cases, "pingpong", {200, 136, 264, 0, 1, 1});
+  check<bf16, K, K, kSame, 64, 64, 4, 1, 2, true>(cases, "pingpong, one step", {320, 64, 40, 0, 1, 1});
+  check<fp16, MN, MN, kFloat, 128, 64, 2, 1, 2, true>(cases, "pingpong, two slices", {300, 100, 200, 0, 1, 1});
+  check<fp16, K, MN, kSame, 64, 128, 3, 2, 2, true>(cases, "pingpong, cluster 2", {520, 128, 200, 0, 1, 2});
+  check<bf16, MN, K, kAdd, 64, 64, 5, 1, 2, true>(cases, "pingpong, one tile", {64, 64, 328, 0, 1, 4});
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 2, true>(cases, "pingpong, split", {136, 136, 584, 0, 3, 2});
+}
+
+void batches(Cases& cases) {
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 1>(cases, "batch", {72, 40, 136, 8, 1, 3, 3});
+  check<fp16, MN, MN, kAdd, 64, 64, 3, 1, 1>(cases, "batch, accumulate", {72, 136, 72, 0, 1, 2, 2});
+  check<bf16, K, MN, kFloat, 64, 64, 3, 1, 1>(cases, "batch, one A", {72, 40, 136, 0, 1, 2, 3, true, false});
+  check<bf16, MN, K, kSame, 64, 64, 3, 1, 1>(cases, "batch, one B", {72, 40, 136, 0, 1, 2, 3, false, true});
+  check<fp16, K, K, kSame, 128, 64, 3, 2, 2>(cases, "batch, cluster 2", {130, 72, 136, 0, 1, 4, 2});
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 1>(cases, "batch, split", {72, 40, 264, 0, 2, 3, 2});
+}
+
+void splits(Cases& cases) {
+  check<bf16, K, K, kSame, 64, 64, 3, 1, 1>(cases, "split, 16 bit", {70, 66, 520, 0, 3});
+  check<fp16, MN, MN, kAdd, 64, 64, 3, 1, 1>(cases, "split, accumulate", {64, 72, 320, 8, 5, 4});
+  check<bf16, K, MN, kFloat, 128, 64, 3, 1, 2>(cases, "split, rounded up", {136, 64, 330, 0, 4});  // 6 steps: 3 of 2
+  check<fp16, K, K, kSame, 128, 64, 3, 2, 2>(cases, "split, cluster 2", {256, 72, 264, 0, 2, 4});
+  check<bf16, MN, K, kFloat, 192, 64, 2, 1, 3>(cases, "split, three consumers", {192, 64, 264, 0, 4, 3});
+
+  // The parts are 2^24, 1, 1, -2^24: in this order they add up to 0, in others to 1 or 2.
+  cases.check("splits are added in order", [] {
+    constexpr int kParts = 4, kK = 64 * kParts, kM = 64;
+    constexpr float kPart[kParts] = {16777216.0f, 1.0f, 1.0f, -16777216.0f};
+    emu::options().sm_count = kParts;
+    emu::Buffer<bf16> a("a", std::vector<bf16>(kM * kK, bf16{0})),
+        b("b", std::vector<bf16>(8 * kK, round_to<bf16>(1.0f)));
+    emu::Buffer<float> c("c", kM * 8);
+    for (size_t m = 0; m < kM; m++) {
+      for (size_t part = 0; part < kParts; part++) a.set(m * kK + part * 64 + m, round_to<bf16>(kPart[part]));
+    }
+    GemmProblem q{};
+    q.a = a.data(), q.b = b.data(), q.c = {c.data(), DType::kFloat32, 8};
+    q.m = kM, q.n = 8, q.k = kK, q.ld_a = kK, q.ld_b = kK;
+    const std::string error = message_of(run<bf16, 64, 64>(q, kFloat, kParts, false));
+    if (!error.empty()) return error;
+    for (size_t i = 0; i < c.size(); i++) {
+      if (c[i] != 0.0f) return emu::format("c[%zu] is %g, expected 0", i, c[i]);
+    }
+    return std::string();
+  });
+}
+
+/// C^T = B^T A^T, into a C of either kind.
+void exchanged(Cases& cases) {
+  const auto check = [&](auto tile, const char* what, auto problem_of, GemmOutput output, const Shape& s, Lies lies) {
+    auto problem = problem_of(s);
+    cases.check(title(what, s), [&] {
+      return compare<bf16>(
+          problem, output, [&](const GemmProblem& q) { return tile(q, output, s.splits, true); }, lies);
+    });
+  };
+  const auto nt = [](const Shape& s) { return Problem<bf16, K, K>(s); };
+  const auto tn = [](const Shape& s) { return Problem<bf16, MN, MN>(s); };
+  check(run<bf16, 64, 16>, "swapped, 64x16", nt, kSame, {5, 136, 136}, Lies::kByRows);
+  check(run<bf16, 64, 16>, "swapped, 64x16, fp32, split", nt, kFloat, {24, 72, 520, 0, 2, 3}, Lies::kByRows);
+  check(run<bf16, 64, 64>, "swapped, m-major A, accumulate", tn, kAdd, {40, 72, 136, 8}, Lies::kByRows);
+  check(run<bf16, 128, 64>, "swapped, two consumers, split", nt, kSame, {40, 136, 264, 0, 2, 3}, Lies::kByColumns);
+  check(run<bf16, 64, 64>, "swapped, C by columns, batch", tn, kSame, {40, 72, 136, 0, 1, 2, 2}, Lies::kByColumns);
+}
+
+void refusals(Cases& cases) {
+  alignas(16) static char memory[32];
+  GemmProblem good{};
+  good.a = good.b = memory;
+  good.m = good.n = good.k = 64;
+  good.ld_a = good.ld_b = 64;
+  good.batch = 2, good.batch_stride_a = good.batch_stride_b = 4096;
+  const auto refused = [&](const char* what, const char* why, GemmSm90Config config, auto change) {
+    cases.check(what, [&] {
+      GemmProblem q = good;
+      change(q);
+      const char* told = gemm_sm90_refuses(q, config);
+      return std::string(told ? told : "").find(why) != std::string::npos && (told || !*why)
+                 ? ""
+                 : emu::format("it says %s", told ? told : "nothing");
+    });
+  };
+  constexpr int kSquare = gemm_tile_index(64, 64), kNarrow = gemm_tile_index(64, 16), kWide = gemm_tile_index(128, 144);
+  static_assert(gemm_tile_index(64, 17) == -1);
+  const auto swiglu = [](GemmProblem& q) { q.epilogue.activation = Activation::swiglu; };
+  const auto n_major = [](GemmProblem& q) { q.n_major_b = true; };
+  refused("nothing", "", {kSquare}, [](GemmProblem&) {});
+  refused("no such tile", "no such tile", {kGemmTileCount}, [](GemmProblem&) {});
+  refused("no splits", "splits", {kSquare, 0}, [](GemmProblem&) {});
+  refused("an empty product", "at least 1", {kSquare}, [](GemmProblem& q) { q.k = 0; });
+  refused("a shifted A", "multiples of 16 bytes", {kSquare}, [](GemmProblem& q) { q.a = memory + 2; });
+  refused("rows of B apart by 65", "multiples of 16 bytes", {kSquare}, [](GemmProblem& q) { q.ld_b = 65; });
+  refused("matrices apart by 4100", "multiples of 16 bytes", {kSquare},
+          [](GemmProblem& q) { q.batch_stride_a = 4100; });
+  refused("n-major B", "n-major", {kWide}, n_major);
+  refused("n-major B, swapped", "", {kNarrow, 1, true}, n_major);
+  refused("m-major A, swapped", "n-major", {kNarrow, 1, true}, [](GemmProblem& q) { q.m_major_a = true; });
+  refused("swiglu in 64 columns", "swiglu", {kSquare}, swiglu);
+  refused("swiglu, swapped", "exchanged", {kSquare, 1, true}, swiglu);
+  refused("column sums, swapped", "exchanged", {kSquare, 1, true},
+          [](GemmProblem& q) { q.epilogue.column_sums = reinterpret_cast<float*>(memory); });
 }
 
 }  // namespace
@@ -170,8 +217,13 @@ void outputs(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("gemm_sm90", ak::test::Seeds(argc, argv, 6));
   ak::test::layouts(cases);
+  ak::test::tails(cases);
   ak::test::tiles(cases);
   ak::test::clusters(cases);
-  ak::test::outputs(cases);
+  ak::test::pingpong(cases);
+  ak::test::batches(cases);
+  ak::test::splits(cases);
+  ak::test::exchanged(cases);
+  ak::test::refusals(cases);
   return cases.finish();
 }

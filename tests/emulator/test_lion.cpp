@@ -12,16 +12,16 @@ struct Lion {
     const double weight_decay[] = {0.0, 0.1, 0.5};
     return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.99 - 0.01 * group, weight_decay[group]};
   }
-  static bool has_moments(Rng&) { return true; }
+  static int moments(Rng&, bool) { return 1; }
   static float moment(Rng& rng, int) { return symmetric(rng, 8.0f); }
   static float moment_at_step_0(float value) { return value; }
   static LionScalars scalars(const LionOptions& options, float) { return lion_scalars(options); }
-  static void step(float& weight, float* moments, float grad, const LionScalars& scalars) {
+  static void step(float& weight, float* moments, size_t, float grad, const LionScalars& scalars) {
     lion(weight, moments[0], grad, scalars);
   }
   static Status shipped(std::span<const ParamState> states, std::span<const LionGroup> groups,
-                        const StepDecisions& decisions, void* rows) {
-    return lion(states, groups, decisions, rows, nullptr);
+                        const StepDecisions& decisions, uint64_t seed, void* rows) {
+    return lion(states, groups, decisions, seed, rows, nullptr);
   }
 };
 

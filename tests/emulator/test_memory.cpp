@@ -125,6 +125,34 @@ AK_KERNEL(32, 1) outside_shared_kernel(float* out) {
   store(out + thread_index(), static_cast<float>(values[thread_index() + 8192]));
 }
 
+/// Swaps neighbouring 16 bytes, and marks the first 4 of each.
+AK_KERNEL(32, 1) words_kernel(const uint32_t* from, uint32_t* to, int skew) {
+  const uint32_t mine = dynamic_shared() + static_cast<uint32_t>(thread_index()) * 16;
+  store_shared_16(mine + static_cast<uint32_t>(skew), load_vec<4>(from + 4 * thread_index()));
+  warp_sync();
+  const auto v = load_shared_16(dynamic_shared() + static_cast<uint32_t>(thread_index() ^ 1) * 16);
+  warp_sync();
+  store_shared_16(mine, v);
+  store_shared_4(mine + static_cast<uint32_t>(skew / 8), 7u);
+  store_vec(to + 4 * thread_index(), load_shared_16(mine));
+}
+
+void shared_words(Cases& cases) {
+  const auto swap = [](int skew) {
+    emu::Buffer<uint32_t> from("from", 128), to("to", 128);
+    for (size_t i = 0; i < 128; i++) from.set(i, static_cast<uint32_t>(100 + i));
+    const LaunchConfig config{.name = "words", .grid = 1, .block = 32, .shared_bytes = 32 * 16 + 16};
+    const Status status = launch(words_kernel, config, from.data(), to.data(), skew);
+    if (!status.ok()) return std::string(status.message);
+    for (size_t i = 0; i < 128; i++) {
+      if (to[i] != (i % 4 == 0 ? 7u : from[i ^ 4])) return std::string("wrong value");
+    }
+    return std::string();
+  };
+  cases.check("16 bytes and 4", [&] { return swap(0); });
+  cases.check_fails("16 bytes at an odd multiple of 8", "store_shared_16: ", [&] { return swap(8); });
+}
+
 void shared_limits(Cases& cases) {
   emu::Buffer<float> out("out", 32);
   const auto run = [&](void (*kernel)(float*)) {
@@ -237,6 +265,7 @@ int main(int argc, char** argv) {
   ak::test::Cases cases("memory", ak::test::Seeds(argc, argv, 12));
   ak::test::global_memory(cases);
   ak::test::shared_races(cases);
+  ak::test::shared_words(cases);
   ak::test::shared_limits(cases);
   ak::test::atomics(cases);
   return cases.finish();

@@ -167,12 +167,15 @@ fragment_kernel(const T* a, const T* b, T* c) {
   const uint32_t offset = static_cast<uint32_t>(lane % 16 * kPitch + lane / 16 * 16);
   uint32_t ra[4], rb[4];
   ldmatrix_x4(ra, in_a + offset);
-  if (kTransposedB) {
-    ldmatrix_x4_trans(rb, in_b + offset);  // B as [k][n]: its first 8 columns are matrices 0 and 1
+  // B as [k][n]: its first 8 columns are matrices 0 and 1; as [n][k]: its first 8 rows are matrices 0 and 2.
+  if (kK == 8) {
+    ldmatrix_x4(rb, in_b + offset, kTransposedB);
+  } else if (kTransposedB) {
+    ldmatrix_x4_trans(rb, in_b + offset);
   } else {
-    ldmatrix_x4(rb, in_b + offset);  // B as [n][k]: its first 8 rows are matrices 0 and 2
-    rb[1] = rb[2];
+    ldmatrix_x4(rb, in_b + offset);
   }
+  if (!kTransposedB) rb[1] = rb[2];
   float d[4] = {1.0f, 1.0f, 1.0f, 1.0f};
   if constexpr (kK == 16) {
     mma_m16n8k16<T>(d, ra, {rb[0], rb[1]});

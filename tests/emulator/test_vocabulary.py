@@ -14,7 +14,8 @@ pytestmark = [
 ]
 
 
-def nvcc(source: Path, arch: str, output: Path) -> None:
+def nvcc(source: Path, arch: str, output: Path) -> str:
+    """What the compiler says."""
     gencode = f"-gencode=arch=compute_{arch},code=sm_{arch}"
     command = [
         "nvcc",
@@ -25,12 +26,14 @@ def nvcc(source: Path, arch: str, output: Path) -> None:
         "-I",
         ROOT / "csrc",
         "-cubin",
+        "--resource-usage",
         source,
         "-o",
         output,
     ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-4000:]
+    return run.stderr + run.stdout
 
 
 def sass(cubin: Path) -> list[str]:
@@ -51,23 +54,28 @@ def test_ptxas_accepts_every_entry(arch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("major_a", "major_b", "output", "tile"),
+    ("major_a", "major_b", "as_float", "tile"),
     [
-        ("kK", "kK", "kInputType", "128, 256, 4, 2, 2"),
-        ("kMN", "kMN", "kAccumulate", "128, 128, 6, 1, 2"),
-        ("kMN", "kK", "kInputType", "128, 144, 5, 1, 2"),
+        ("kK", "kK", "false", "128, 256, 4, 2, 2"),
+        ("kMN", "kMN", "true", "256, 128, 3, 2, 2, false, true"),
+        ("kMN", "kK", "false", "128, 144, 5, 1, 2"),
+        ("kK", "kMN", "false", "192, 192, 3, 1, 3"),
+        ("kMN", "kMN", "true", "128, 192, 4, 1, 2, true"),
+        ("kK", "kK", "false", "64, 16, 16, 1, 1"),
     ],
 )
-def test_gemm_main_loop(major_a, major_b, output, tile, tmp_path):
+def test_gemm_main_loop(major_a, major_b, as_float, tile, tmp_path):
     """wgmma is there, and nothing stands between two of them that would drain the tensor cores: no memory barrier (what
-    mbarrier.arrive.release.cluster compiles to), no spill, and no wait after each instruction (ptxas serialising them)."""
+    mbarrier.arrive.release.cluster compiles to), no spill, and no wait after each instruction (ptxas serialising them,
+    of which it tells)."""
     source = tmp_path / "gemm.cu"
     source.write_text(
         '#include "kernels/gemm_sm90.cuh"\n'
-        f"template ak::Status ak::gemm::launch_gemm<ak::bf16, ak::Major::{major_a}, ak::Major::{major_b}, ak::GemmOutput::{output}, "
-        f"ak::gemm::Tile<{tile}>>(const ak::GemmProblem&, int, ak::Stream);\n"
+        f"template ak::Status ak::gemm::launch_gemm<ak::bf16, ak::Major::{major_a}, ak::Major::{major_b}, {as_float}, "
+        f"ak::gemm::Tile<{tile}>>(const ak::GemmProblem&, ak::GemmOutput, int, const ak::GemmScratch&, ak::Stream);\n"
     )
-    nvcc(source, "90a", tmp_path / "gemm.cubin")
+    remarks = nvcc(source, "90a", tmp_path / "gemm.cubin")
+    assert "Potential Performance Loss" not in remarks
     opcodes = sass(tmp_path / "gemm.cubin")
     multiplications = [i for i, opcode in enumerate(opcodes) if opcode.startswith("HGMMA")]
     assert len(multiplications) >= 4
@@ -75,4 +83,5 @@ def test_gemm_main_loop(major_a, major_b, output, tile, tmp_path):
     assert not [opcode for opcode in main_loop if opcode.startswith(("MEMBAR", "ERRBAR", "STL", "LDL"))]
     waits = sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in main_loop)
     assert waits <= len(multiplications) / 4, "a wait per k step, not per wgmma"
-    assert any(opcode.startswith("USETMAXREG") for opcode in opcodes)
+    consumers = int(tile.split(", ")[4])
+    assert any(opcode.startswith("USETMAXREG") for opcode in opcodes) == (consumers > 1)

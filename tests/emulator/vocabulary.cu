@@ -33,14 +33,21 @@ all_chips_kernel(const float* f, const fp16* h, const double* d, float* f_out, f
   values[thread_index()] = warp_sum(load(f + thread_index()));
   warp_sync();
   named_barrier(1, 128);
+  if (warp_index() < 2) {
+    named_barrier_arrive(2, 128);
+  } else {
+    named_barrier(2, 128);
+  }
   const bool any = warp_any(values[lane_index()] > 0) || block_any(ballot(true) == 0);
   atomic_add(f_out, shuffle(block_sum<128>(any ? 1.0f : 2.0f), 3));
   store_relaxed(f_out, 1.0f);
   fence_gpu();
-  if (last_block_done(counter)) store(counter + 1, atomic_add(counter, 1u));
+  if (opaque(static_cast<int>(values[2])) == 1 && opaque(counter) != nullptr && last_block_done(counter))
+    store(counter + 1, atomic_add(counter, 1u));
   uint32_t r[4];
   ldmatrix_x4(r, dynamic_shared());
   ldmatrix_x4_trans(r, dynamic_shared());
+  ldmatrix_x4(r, dynamic_shared(), any);
   float acc[4] = {};
   mma_m16n8k8<fp16>(acc, {r[0], r[1]}, r[2]);
   store(f_out + thread_index(), acc[0] + acc[3] + static_cast<float>(shared_at<float>(dynamic_shared())[3]));
@@ -52,9 +59,12 @@ AK_KERNEL(128, 1) ampere_kernel(const float* from, float* out) {
   copy_async<4>(at, from);
   copy_async<8>(at + 8, from, 4);
   copy_async<16>(at + 16, from, 12);
+  copy_async<16, true>(at + 32, from, 16);
   copy_commit();
   copy_wait<1>();
   copy_wait<0>();
+  store_shared_16(at, load_shared_16(at + 16));
+  store_shared_4(at, 1u);
   uint32_t r[4];
   ldmatrix_x4(r, at);
   float d[4] = {};
@@ -69,6 +79,7 @@ AK_KERNEL(128, 1) ampere_kernel(const float* from, float* out) {
 template <class T, Major kA, Major kB, int kN>
 AK_DEVICE float use_wgmma(uint64_t desc) {
   float d[kN / 2], sum = 0;
+  wgmma_pin(d);
   wgmma_fence();
   wgmma<T, kA, kB>(d, desc, desc, false);
   wgmma_commit();
@@ -104,9 +115,10 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   cluster_sync();
   mbarrier_arrive_expect_tx(barrier, 4096);
   mbarrier_arrive_cluster(barrier, cluster_rank() ^ 1);
+  prefetch_tensor_map(&map);
   tma_load(at, &map, barrier, 0, 0);
   tma_load(at, &map, barrier, 0, 0, 0);
-  tma_load_multicast(at, &map, barrier, 0, 0, 3);
+  tma_load_multicast(at, &map, barrier, 0, 0, 0, 3);
   mbarrier_wait(barrier, 0);
   const auto v = load_shared_16(at);
   store_shared_2(at, static_cast<float>(v[0]), 1.0f);
@@ -115,6 +127,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   tma_store(&map, at, 0, 0);
   tma_store(&map, at, 0, 0, 0);
   tma_reduce_add(&map, at, 0, 0);
+  tma_reduce_add(&map, at, 0, 0, 0);
   bulk_commit();
   bulk_wait_read<1>();
   bulk_wait<0>();

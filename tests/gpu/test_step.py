@@ -5,15 +5,17 @@ import torch
 
 import amp_kernels as ak
 
+from . import launches
+
 pytestmark = pytest.mark.gpu
 
 
-def make(device="cuda", seed=0):
+def make(device="cuda", seed=0, limit=None):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 8)).to(device)
     model = ak.convert(model)
     optimizer = ak.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = ak.GradScaler(device, init_scale=1024.0)
+    scaler = ak.GradScaler(device, init_scale=1024.0, max_consecutive_skips=limit)
     x = torch.randn(32, 64).to(device)
     y = torch.randint(8, (32,)).to(device)
     return model, optimizer, scaler, x, y
@@ -29,14 +31,17 @@ def step(model, optimizer, scaler, x, y):
     return loss
 
 
-def test_no_host_sync():
-    training = make()
+@pytest.mark.parametrize("limit", [None, 5])
+def test_no_host_sync(limit):
+    training = make(limit=limit)
     step(*training)  # first call: state is created, kernels are loaded
+    assert training[2].last_step_skipped in (None, False)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
             step(*training)
+            training[2].last_step_skipped  # noqa: B018
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -73,3 +78,126 @@ def test_training_follows_the_cpu():
     for _ in range(20):
         losses = step(*gpu).item(), step(*cpu).item()
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+
+
+# A step of 161 float32 tensors under a scaler, with clipping, and the update of the scale: at most these kernels.
+KERNELS = (
+    "check_and_norm_kernel",  # reads all gradients
+    "update_prepare_kernel",  # skip, clip, step counts and their bias corrections
+    "update_kernel",  # reads gradients, reads and writes weights and moments
+    "update_scale_kernel",
+    *4
+    * [
+        "elementwise"
+    ],  # counters of skipped steps: the flag as 0 or 1, one sum, and a count in a row (+ 1, then * flag)
+)
+
+
+def many(device="cuda", tensors=161, **options):
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(1 + 37 * i % 5000, device=device)) for i in range(tensors)]
+    return params, ak.optim.AdamW(params, lr=1e-3), ak.GradScaler(device, init_scale=1024.0, **options)
+
+
+def iterate(params, optimizer, scaler):
+    scaler.step(optimizer, max_norm=1.0)
+    scaler.update()
+
+
+def fill(params, scaler, bad=False):
+    scaler.scale(torch.ones((), device=params[0].device))
+    for param in params:
+        param.grad = torch.full_like(param, 2.0)
+    if bad:
+        params[7].grad[0] = torch.inf
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_number_of_kernels(bad):
+    training = many()
+    for _ in range(2):
+        fill(training[0], training[2])
+        iterate(*training)
+    fill(training[0], training[2], bad)
+    names = launches.kernels(lambda: iterate(*training))
+    ours = [name for name in KERNELS if name != "elementwise"]
+    for wanted in ours:
+        assert sum(wanted in name for name in names) == 1, (wanted, names)
+    assert len(names) <= len(KERNELS), names
+
+
+def test_the_abort_names_the_tensor():
+    """At the second skip or after it, whenever the host hears of it."""
+    params, optimizer, scaler = many(max_consecutive_skips=2)
+    fill(params, scaler, bad=True)
+    iterate(params, optimizer, scaler)
+
+    def one_more_and_a_good_one():
+        for bad in (True, False):
+            fill(params, scaler, bad)
+            iterate(params, optimizer, scaler)
+            torch.cuda.synchronize()
+
+    with pytest.raises(RuntimeError, match=r"2 steps in a row.*1 of 161 gradients.*group 0, parameter 7, shape"):
+        one_more_and_a_good_one()
+
+
+def test_a_scheduler_follows_the_steps_taken():
+    params, optimizer, scaler = many(tensors=5)
+    inner = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
+    scheduler = ak.amp.SkipAwareScheduler(inner, scaler)
+    outcomes = (1, 0, 0, 1, 0, 1, 1, 0)
+    for i, bad in enumerate(outcomes):
+        fill(params, scaler, bad=bool(bad))
+        if i == 2:  # state is created, kernels are loaded
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            iterate(params, optimizer, scaler)
+            scheduler.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    scheduler.drain()
+    assert scheduler.last_epoch == 4
+    assert (scaler.skipped_steps.item(), scaler.consecutive_skips.item(), scaler.last_step_skipped) == (4, 0, False)
+
+
+def test_a_captured_update_counts_and_is_not_reported():
+    training = make()
+    for _ in range(3):
+        step(*training)
+    scaler = training[2]
+    torch.cuda.synchronize()
+    assert scaler.last_step_skipped is False
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(*training)
+    training[3].fill_(float("inf"))
+    for _ in range(3):
+        graph.replay()
+    assert (scaler.skipped_steps.item(), scaler.consecutive_skips.item()) == (3, 3)
+    assert scaler.get_scale() == 128.0
+    assert scaler.last_step_skipped is False
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_results_per_tensor(norm_type):
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = [0, 1, 7, 16_384, 16_385, 5_000_011, 0, 33] * 200
+    grads = [torch.randn(n, device="cuda", generator=generator) for n in sizes]
+    grads[5][4_999_999], grads[-1][32] = float("nan"), float("inf")
+    op = ak.ops.check_and_norm.op
+    wanted = op.run("reference", grads, norm_type=norm_type, per_tensor=True)
+    for backend in ("cuda", "triton"):
+        first = op.run(backend, grads, norm_type=norm_type, per_tensor=True)
+        again = op.run(backend, grads, norm_type=norm_type, per_tensor=True)
+        torch.testing.assert_close(first[0], wanted[0], rtol=1e-5, atol=0, equal_nan=True)
+        assert torch.equal(first[1], wanted[1])
+        torch.testing.assert_close(first[0], again[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_small_squares(backend):
+    grads = [torch.full((1_000_000,), 1.7 * 2.0**-75, device="cuda")]
+    sum_sq, _ = ak.ops.check_and_norm.op.run(backend, grads)
+    assert sum_sq.item() == pytest.approx((1.7 * 2.0**-75) ** 2 * 1e6, rel=1e-5)

@@ -133,3 +133,20 @@ def test_none_is_the_identity():
 def test_unknown_name():
     with pytest.raises(ValueError, match="activation is 'tanh'; accepted: none, relu, gelu, gelu_tanh, silu"):
         _host.activate("tanh", X[:1])
+
+
+def test_swiglu_and_its_gradient_are_products_of_silu():
+    """Bit by bit: the order of the factors is part of the definition."""
+    generator = np.random.default_rng(0)
+    gate, up, grad = (generator.standard_normal(1000).astype(np.float32) * 8 for _ in range(3))
+    assert np.array_equal(_host.swiglu(gate, up), _host.activate("silu", gate) * up)
+    d_gate, d_up = _host.swiglu_backward(grad, gate, up)
+    assert np.array_equal(d_gate, _host.activate_backward("silu", grad * up, gate))
+    assert np.array_equal(d_up, grad * _host.activate("silu", gate))
+    with pytest.raises(ValueError, match="swiglu: arrays of 1000 and 999 elements"):
+        _host.swiglu(gate, up[1:])
+
+
+def test_a_gated_activation_has_no_form_of_one_argument():
+    with pytest.raises(ValueError, match="activation is 'swiglu'"):
+        _host.activate("swiglu", X[:1])

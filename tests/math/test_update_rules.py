@@ -1,4 +1,4 @@
-"""csrc/math/adamw.h, sgd.h and lion.h: against float64, and bit for bit against the formula as written."""
+"""csrc/math/adamw.h, sgd.h, lion.h and ema.h: against float64, and bit for bit against the formula as written."""
 
 import math
 
@@ -27,7 +27,7 @@ def data(seed: int, *, spread: float = 4.0) -> tuple[np.ndarray, ...]:
     return tuple(a.astype(F) for a in (p, m, v, g))
 
 
-def adamw_as_written(p, m, v, g, *, step, lr, beta1, beta2, eps, wd, coupled, inv_scale, clip):
+def adamw_as_written(p, m, v, g, *, step, lr, beta1, beta2, eps, wd, coupled, inv_scale, clip, max_v=None):
     bc1, bc2 = 1 - beta1**step, 1 - beta2**step
     g = (g * F(inv_scale)) * F(clip)
     if coupled:
@@ -36,18 +36,22 @@ def adamw_as_written(p, m, v, g, *, step, lr, beta1, beta2, eps, wd, coupled, in
         p = p * F(1 - lr * wd)
     m = fma(F(1 - beta1), g - m, m)
     v = fma(F(1 - beta2) * g, g, F(beta2) * v)
-    return fma(-F(lr / bc1), m / (np.sqrt(v) / F(math.sqrt(bc2)) + F(eps)), p), m, v
+    largest = v if max_v is None else np.maximum(max_v, v)
+    return fma(-F(lr / bc1), m / (np.sqrt(largest) / F(math.sqrt(bc2)) + F(eps)), p), m, v, largest
 
 
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("wd", [0.0, 0.1])
 @pytest.mark.parametrize("step", [1, 2, 3, 1000])
-def test_adamw_bit_for_bit(step, wd, coupled):
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adamw_bit_for_bit(step, wd, coupled, amsgrad):
     p, m, v, g = data(step)
-    options = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-    expected = adamw_as_written(p, m, v, g, step=step, wd=wd, coupled=coupled, inv_scale=2.0**-7, clip=0.3, **options)
-    _host.adamw(p, m, v, g, step=step, weight_decay=wd, coupled_decay=coupled, inv_scale=2.0**-7, clip=0.3, **options)
-    for name, actual, wanted in zip("pmv", (p, m, v), expected, strict=True):
+    max_v = data(500 + step)[2] if amsgrad else None
+    options = {"step": step, "lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+    options |= {"max_v": max_v, "inv_scale": 2.0**-7, "clip": 0.3}
+    expected = adamw_as_written(p, m, v, g, wd=wd, coupled=coupled, **options)
+    _host.adamw(p, m, v, g, weight_decay=wd, coupled_decay=coupled, **options)
+    for name, actual, wanted in zip("pmvx", (p, m, v, max_v) if amsgrad else (p, m, v), expected, strict=False):
         assert np.array_equal(actual.view(np.uint32), wanted.view(np.uint32)), name
 
 
@@ -130,15 +134,18 @@ def gradients(seed: int, steps: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("wd", [0.0, 0.1])
 @pytest.mark.parametrize(("optimizer", "coupled"), [(torch.optim.AdamW, False), (torch.optim.Adam, True)])
-def test_adamw_follows_torch_in_float64(optimizer, coupled, wd):
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adamw_follows_torch_in_float64(optimizer, coupled, wd, amsgrad):
     """Each of 30 steps moves a weight by about lr and rounds it and the update a few times."""
     p = np.random.default_rng(1).standard_normal(N).astype(F)
     grads = gradients(2, 30)
+    grads[20:] = [0.1 * g for g in grads[20:]]  # second moments that fall: there the maximum counts
     options = {"lr": 1e-2, "eps": 1e-6}
-    expected = run_torch(lambda w: optimizer(w, betas=(0.9, 0.98), weight_decay=wd, **options), p, grads)
-    m, v = np.zeros_like(p), np.zeros_like(p)
+    expected = run_torch(lambda w: optimizer(w, 1e-2, (0.9, 0.98), 1e-6, wd, amsgrad), p, grads)
+    m, v, max_v = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p) if amsgrad else None
+    options |= {"beta1": 0.9, "beta2": 0.98, "weight_decay": wd, "coupled_decay": coupled, "max_v": max_v}
     for step, g in enumerate(grads, start=1):
-        _host.adamw(p, m, v, g, step=step, beta1=0.9, beta2=0.98, weight_decay=wd, coupled_decay=coupled, **options)
+        _host.adamw(p, m, v, g, step=step, **options)
     bound = 30 * 2.0**-24 * (np.abs(expected) + 1) + 30 * 1e-2 * 2.0**-19  # the update itself to 32 u: g - m cancels
     assert np.all(np.abs(p - expected) <= bound)
 
@@ -170,6 +177,28 @@ def test_an_infinite_weight_does_not_reach_the_moments_without_coupled_decay():
     assert np.isfinite(v[0])
 
 
+def test_the_largest_moment_keeps_a_nan():
+    """As torch.maximum does, from either side."""
+    nan = math.nan
+    p, m, v, max_v, g = (np.array(x, dtype=F) for x in ([1, 1, 1], [0, 0, 0], [1, nan, 1], [nan, 1, 1], [1, 1, 1]))
+    _host.adamw(p, m, v, g, step=1, lr=0.1, beta1=0.9, beta2=0.9, eps=0, weight_decay=0, max_v=max_v)
+    assert np.isnan(max_v).tolist() == [True, True, False]
+    assert np.isnan(p).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.999, 0.99999])
+def test_ema_bit_for_bit_and_against_torch(decay):
+    average, weight, _, _ = data(40)
+    average[:100] = weight[:100]  # an average that equals the weight stays
+    before = average.copy()
+    wanted = fma(F(1 - decay), weight - average, average)
+    in_torch = torch.lerp(torch.from_numpy(average).double(), torch.from_numpy(weight).double(), 1 - decay).numpy()
+    _host.ema(average, weight, decay)
+    assert np.array_equal(average.view(np.uint32), wanted.view(np.uint32))
+    assert np.array_equal(average[:100], before[:100])
+    assert np.all(np.abs(average - in_torch) <= 3 * 2.0**-24 * (np.abs(before) + np.abs(weight)))
+
+
 def test_late_steps_have_no_bias_correction():
     """At step 2^24, the last one fp32 can count to, both corrections are 1."""
     p, m, v, g = (np.full(1, x, dtype=F) for x in (0.0, 1.0, 1.0, 1.0))
@@ -196,6 +225,10 @@ def test_arrays_must_fit():
     p, m, v, g = (np.zeros(3, dtype=F) for _ in range(4))
     with pytest.raises(ValueError, match="adamw: arrays of 3 and 2 elements"):
         _host.adamw(p, m, v[:2].copy(), g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
+    with pytest.raises(ValueError, match="adamw: arrays of 3 and 2 elements"):
+        _host.adamw(p, m, v, g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0, max_v=v[:2].copy())
+    with pytest.raises(ValueError, match="ema: arrays of 3 and 2 elements"):
+        _host.ema(p, m[:2].copy(), 0.5)
     with pytest.raises(ValueError, match="lion: arrays of 3 and 2 elements"):
         _host.lion(p, m, g[:2].copy(), lr=1, beta1=0, beta2=0, weight_decay=0)
     with pytest.raises(TypeError):  # a converted copy would be updated instead of the caller's array

@@ -9,7 +9,20 @@ import torch
 import amp_kernels.ops.adamw as adamw_module
 from amp_kernels import _host
 
-from .update_oracle import BF16, F16, F32, KINDS, Kind, Update, assert_close, assert_visible, flat, store_error
+from .update_oracle import (
+    BF16,
+    EMA_DECAY,
+    F16,
+    F32,
+    KINDS,
+    Kind,
+    Update,
+    assert_averaged,
+    assert_close,
+    assert_visible,
+    flat,
+    store_error,
+)
 
 U = 2.0**-24
 MAXIMIZE, COUPLED = 1, 4
@@ -28,18 +41,23 @@ def check_against_float64(update: Update, before: Update, *, scale=1.0, clip=1.0
             p = p * (1 - lr * wd)
         wanted_m = m + (1 - 0.9) * (g - m)
         wanted_v = 0.99 * v + (1 - 0.99) * g * g
-        denominator = (wanted_v / (1 - 0.99**t)).sqrt() + eps
+        largest = torch.maximum(before.moment(2, i).double(), wanted_v) if update.amsgrad else wanted_v
+        denominator = (largest / (1 - 0.99**t)).sqrt() + eps
         wanted = p - lr / (1 - 0.9**t) * wanted_m / denominator
         half = update.moment_dtype == BF16
         magnitude = m.abs() + g.abs()
         assert_close(
             update.moment(0, i), wanted_m, (2.0**-8 if half else 0) * wanted_m.abs() + 6 * U * magnitude, "exp_avg"
         )
-        assert_close(update.moment(1, i), wanted_v, (2.0**-8 if half else 6 * U) * wanted_v * (1 + 6 * U), "exp_avg_sq")
+        relative = (2.0**-8 if half else 6 * U) * (1 + 6 * U)
+        assert_close(update.moment(1, i), wanted_v, relative * wanted_v, "exp_avg_sq")
+        if update.amsgrad:
+            assert_close(update.moment(2, i), largest, relative * largest, "max_exp_avg_sq")
         error_m = 6 * U * magnitude * lr / (1 - 0.9**t) / denominator
-        bound = 3 * U * p.abs() + error_m + 12 * U * (wanted - p).abs() + store_error(kind, wanted)
-        assert_close(update.weight(i), wanted, bound, "weight")
+        bound = 3 * U * p.abs() + error_m + 12 * U * (wanted - p).abs()
+        assert_close(update.weight(i), wanted, bound + store_error(kind, wanted), "weight")
         assert_visible(update, i)
+        assert_averaged(update, before, i, wanted, bound)
 
 
 def stepped(update_args: dict, **call) -> tuple[Update, Update]:
@@ -59,8 +77,10 @@ def test_every_way_to_keep_a_weight(kind, grad_dtype):
 @pytest.mark.parametrize("kind", [Kind(F32), Kind(BF16, master=torch.int16)], ids=str)
 @pytest.mark.parametrize("flags", [0, MAXIMIZE, COUPLED, MAXIMIZE | COUPLED])
 @pytest.mark.parametrize("moment_dtype", [F32, BF16])
-def test_flags_and_moment_dtypes(kind, flags, moment_dtype):
-    check_against_float64(*stepped({"kinds": [kind], "moment_dtype": moment_dtype}, flags=flags), flags=flags)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_flags_and_moment_dtypes(kind, flags, moment_dtype, amsgrad):
+    options = {"kinds": [kind], "moment_dtype": moment_dtype, "amsgrad": amsgrad}
+    check_against_float64(*stepped(options, flags=flags), flags=flags)
 
 
 def test_scale_and_clip_are_folded_in():
@@ -107,27 +127,44 @@ def test_lr_tensors_override_lr():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_agrees_with_the_python_reference(kind):
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_agrees_with_the_python_reference(kind, amsgrad):
     call = {"grad_scale": 64.0, "sum_sq": 9.0, "max_norm": 1.0, "found_inf": 0.0}
-    compiled, before = stepped({"kinds": [kind, Kind(F32)]}, **call)
-    reference = Update([kind, Kind(F32)])
+    compiled, before = stepped({"kinds": [kind, Kind(F32)], "amsgrad": amsgrad}, **call)
+    reference = Update([kind, Kind(F32)], amsgrad=amsgrad)
     reference.adamw(**call, op=adamw_module.op.reference)
     for i in range(len(compiled.params)):
         expected = reference.weight(i).double()
         bound = 8 * U * (before.weight(i).abs() + expected.abs()) + 2 * store_error(before.pieces(i)[0], expected)
         assert_close(compiled.weight(i), expected, bound, "weight")
         assert compiled.step(i) == reference.step(i)
+        if compiled.pieces(i)[0].ema:
+            size = before.ema(i).abs() + expected.abs()
+            assert_close(compiled.ema(i), reference.ema(i).double(), 8 * U * size, "ema")
+        if amsgrad:
+            assert torch.equal(compiled.moment(2, i), reference.moment(2, i))
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
-def test_bit_for_bit_the_formula_at_every_tail(n):
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_bit_for_bit_the_formula_at_every_tail(n, amsgrad):
     """csrc/math compiled for any CPU, in a plain loop, against the op's loops for this CPU."""
-    update, before = stepped({"kinds": [Kind(F32)], "shapes": ((n,),)}, grad_scale=3.0, sum_sq=50.0, max_norm=1.0)
-    p, m, v = before.weight(0).numpy(), before.moment(0, 0).numpy(), before.moment(1, 0).numpy()
+    update, before = stepped(
+        {"kinds": [Kind(F32, ema=True)], "shapes": ((n,),), "amsgrad": amsgrad},
+        grad_scale=3.0,
+        sum_sq=50.0,
+        max_norm=1.0,
+    )
+    p, m, v, a = (t.numpy() for t in (before.weight(0), before.moment(0, 0), before.moment(1, 0), before.ema(0)))
+    largest = before.moment(2, 0).numpy() if amsgrad else None
     scalars = {"inv_scale": _host.inverse_scale(3.0), "clip": _host.clip_factor(50.0, 1.0)}
     options = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01}
-    _host.adamw(p, m, v, before.grads[0].numpy(), step=1, **options, **scalars)
-    for wanted, got in zip((p, m, v), (update.weight(0), update.moment(0, 0), update.moment(1, 0)), strict=True):
+    _host.adamw(p, m, v, before.grads[0].numpy(), step=1, max_v=largest, **options, **scalars)
+    _host.ema(a, p, EMA_DECAY)
+    pairs = [(p, update.weight(0)), (m, update.moment(0, 0)), (v, update.moment(1, 0)), (a, update.ema(0))]
+    if amsgrad:
+        pairs.append((largest, update.moment(2, 0)))
+    for wanted, got in pairs:
         assert np.array_equal(wanted.view(np.uint32), got.numpy().view(np.uint32))
 
 
@@ -147,12 +184,12 @@ def test_same_bits_for_any_number_of_threads(kind):
 
 def test_elements_of_nobody_stay():
     """The gaps between the parameters in a block, NaN before the step, are NaN after it, and nothing else is."""
-    update = Update([Kind(BF16, master=F32), Kind(F32, shadow=F16)])
+    update = Update([Kind(BF16, master=F32), Kind(F32, shadow=F16, ema=True)], amsgrad=True)
     taken = [torch.zeros_like(b, dtype=torch.bool) for b in update.buffers[0]]
     for i in range(len(update.params)):
         _, piece, block, _ = update.pieces(i)
         taken[block][piece] = True
-    buffers = [*update.buffers, update.masters, update.shadows]
+    buffers = [*update.buffers, update.maxima, update.masters, update.shadows, update.emas]
     for blocks in buffers:
         for block, buffer in enumerate(blocks):
             if buffer.numel():
@@ -168,7 +205,7 @@ def test_elements_of_nobody_stay():
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_skipped_step_changes_nothing(kind, found_inf):
     """Also for a flag of 2, the sum of two devices, which torch's fused kernels take for "no overflow"."""
-    update = Update([kind])
+    update = Update([kind], amsgrad=True)
     update.grads[0].fill_(torch.nan)
     update.grads[3][-1] = torch.inf
     before = update.snapshot()
@@ -248,18 +285,28 @@ BAD_CALLS = {
     "moment dtype": (moments(1, torch.Tensor.half), r"exp_avg_sqs\[0\] must have dtype float32, bfloat16; got float16"),
     "missing grad": (lambda u: u.grads.pop(), "there are 5 params and 4 grads"),
     "missing block": (lambda u: u.masters.pop(), "masters has 0 entries and steps 1"),
-    "block": (row(2, 1, 0, 0, 0), r"layout\[2\] names block 1; there are 1"),
-    "group": (row(2, 0, 0, 0, -1), r"layout\[2\] names group -1"),
-    "slot": (row(2, 0, 0, 5, 0), r"params\[2\] needs 1 elements from element 5 of its block's steps on, which has 5"),
+    "block": (row(2, 1, 0, 0, 0, 2), r"layout\[2\] names block 1; there are 1"),
+    "group": (row(2, 0, 0, 0, -1, 2), r"layout\[2\] names group -1"),
+    "index": (row(2, 0, 0, 0, 0, -1), r"layout\[2\] has index -1; accepted: 0 to 4294967295"),
+    "large index": (row(2, 0, 0, 0, 0, 1 << 32), r"layout\[2\] has index 4294967296"),
+    "slot": (
+        row(2, 0, 0, 5, 0, 2),
+        r"params\[2\] needs 1 elements from element 5 of its block's steps on, which has 5",
+    ),
     "offset": (
-        row(4, 0, 1 << 40, 4, 0),
+        row(4, 0, 1 << 40, 4, 0, 4),
         r"params\[4\] needs 17003 elements from element .* of its block's exp_avgs on",
     ),
-    "end": (row(4, 0, 2000, 4, 0), r"params\[4\] needs 17003 elements from element 2000"),
-    "overflowing end": (row(4, 0, (1 << 63) - 16, 4, 0), r"params\[4\] needs 17003 elements"),
-    "negative offset": (row(4, 0, -16, 4, 0), r"params\[4\] needs 17003 elements from element -16"),
-    "layout shape": (lambda u: setattr(u, "layout", u.layout[:, :3].contiguous()), r"layout .* shape \(5, 4\)"),
+    "end": (row(4, 0, 2000, 4, 0, 4), r"params\[4\] needs 17003 elements from element 2000"),
+    "overflowing end": (row(4, 0, (1 << 63) - 16, 4, 0, 4), r"params\[4\] needs 17003 elements"),
+    "negative offset": (row(4, 0, -16, 4, 0, 4), r"params\[4\] needs 17003 elements from element -16"),
+    "layout shape": (lambda u: setattr(u, "layout", u.layout[:, :4].contiguous()), r"layout .* shape \(5, 5\)"),
     "layout dtype": (lambda u: setattr(u, "layout", u.layout.int()), "layout must have dtype int64"),
+    "ema dtype": (changed("emas", 0, torch.Tensor.bfloat16), r"emas\[0\] must have dtype float32; got bfloat16"),
+    "ema size": (changed("emas", 0, lambda t: torch.zeros(64)), r"of its block's emas on, which has 64"),
+    "missing ema": (lambda u: u.emas.pop(), "emas has 0 entries and steps 1"),
+    "maximum size": (changed("maxima", 0, lambda t: torch.zeros(64)), "block's max_exp_avg_sqs on, which has 64"),
+    "maximum dtype": (changed("maxima", 0, torch.Tensor.half), r"max_exp_avg_sqs\[0\] must have dtype .*; got float16"),
     "no moments": (moments(0, lambda t: t[:0]), r"exp_avgs on, which has 0"),
     "master of fp32": (changed("masters", 0, lambda t: torch.zeros(50_000)), r"params\[0\] is float32 .* has masters"),
     "shadow in fp32": (changed("shadows", 0, lambda t: torch.zeros(50_000)), "has float32 shadows"),
@@ -282,6 +329,7 @@ def test_bad_calls_raise_and_change_nothing(case):
     ("call", "message"),
     [
         ({"lr": [1e-3, 1e-3]}, "beta1 has 1 entries and lr 2"),
+        ({"ema_decay": [0.5, 0.5]}, "ema_decay has 2 entries and lr 1"),
         ({"lrs": [1.0, 2.0]}, "lrs has 2 entries and lr 1"),
         ({"found_inf": [0.0, 0.0]}, r"found_inf must have one element; got shape \(2\)"),
         ({"sum_sq": 1}, "sum_sq must have dtype float32; got int64"),

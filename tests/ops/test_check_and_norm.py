@@ -167,3 +167,66 @@ def test_agrees_with_the_python_reference():
     scale = torch.tensor(7.0)
     for actual, wanted in zip(OP(grads, scale), module.op.reference(grads, scale), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=0)
+
+
+# ---- largest magnitudes, and results per tensor ----
+
+
+def run_each(grads, scale=None, **options):
+    norms, found = OP(grads, None if scale is None else torch.tensor(scale), **options)
+    assert norms.dtype == found.dtype == torch.float32
+    assert norms.shape == found.shape == ((len(grads),) if options.get("per_tensor") else ())
+    return norms.tolist(), found.tolist()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [1, 2, 63, 65, 1023, 1025, 16383, 16385, 40_000])
+def test_the_largest_magnitude_is_exact(dtype, n):
+    grad = randn(n, dtype=dtype, seed=n)
+    for position in {0, 1 % n, n // 2, n - 1}:
+        kept, grad[position] = grad[position].clone(), -7.0 - position % 5
+        assert run_each([grad, grad[:0]], 4.0, norm_type=math.inf) == ((7.0 + position % 5) / 4, 0.0)
+        grad[position] = kept
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_infinity_stays_infinity_and_nan_wins(dtype, per_tensor):
+    for values, largest in ([1.0, -math.inf], math.inf), ([-math.inf, math.nan, 2.0], math.nan), ([-3.0], 3.0):
+        norms, found = run_each([torch.tensor(values, dtype=dtype)], norm_type=math.inf, per_tensor=per_tensor)
+        norm, flag = (norms[0], found[0]) if per_tensor else (norms, found)
+        assert norm == largest or (math.isnan(norm) and math.isnan(largest))
+        assert flag == float(not math.isfinite(largest))
+
+
+def test_a_finite_double_above_the_range_of_float32_is_no_overflow():
+    grads = [torch.tensor([1.0, -1e60], dtype=torch.float64)]
+    for norm_type in (2.0, math.inf):
+        assert run_each(grads, norm_type=norm_type) == (math.inf, 0.0)
+
+
+def test_each_tensor_has_its_own_results_whatever_the_others_hold():
+    sizes = [0, 1, 5, 16_384, 16_385, 50_000, 0, 3]
+    grads = [randn(n, dtype=FLOATS[i % 4], seed=i) for i, n in enumerate(sizes)]
+    grads[4][16_384], grads[7][0] = math.nan, -math.inf
+    norms, found = run_each(grads, 8.0, per_tensor=True)
+    largest, again = run_each(grads, 8.0, per_tensor=True, norm_type=math.inf)
+    assert found == again == [float(i in (4, 7)) for i in range(8)]
+    for i, grad in enumerate(grads):
+        if i not in (4, 7):
+            assert (norms[i], 0.0) == run([grad], 8.0), "the bits of the tensor alone"
+            assert largest[i] == (grad.double().abs().max() / 8 if grad.numel() else 0.0)
+    assert (math.isnan(norms[4]), norms[7]) == (True, math.inf)
+
+
+@pytest.mark.parametrize("options", [{"norm_type": math.inf}, {"per_tensor": True}])
+def test_same_bits_for_any_number_of_threads_with_options(options):
+    grads = [randn(n, seed=n) for n in (100_003, 70_000, 5)]
+    threads, seen = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 5):
+            torch.set_num_threads(n)
+            seen.append(run_each(grads, **options))
+    finally:
+        torch.set_num_threads(threads)
+    assert seen[0] == seen[1] == seen[2]

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_kernels.ops.gemm import ACTIVATIONS, gemm, gemm_preact
+from amp_kernels.ops._gemm import ACTIVATIONS, GATED, output_shape
+from amp_kernels.ops.gemm import gemm, gemm_preact
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, operand
 
@@ -20,12 +21,28 @@ def test_any_shape_layout_dtype_and_epilogue(data):
     layouts = [data.draw(st.sampled_from(list(LAYOUTS)), label="layout") for _ in "ab"]
     bias_dtype = data.draw(st.sampled_from([None, dtype, torch.float32]), label="bias")
     activation = data.draw(st.sampled_from(list(ACTIVATIONS)), label="activation")
+    n += n % 2 if activation in GATED else 0
+    residual_dtype = data.draw(st.sampled_from([None, dtype, torch.float32]), label="residual")
+    alpha = data.draw(st.sampled_from([1.0, -0.5, 3.0]), label="alpha")
+    beta = data.draw(st.sampled_from([1.0, 0.0, -2.5]), label="beta")
+    options = {"alpha": alpha, "beta": beta, "batch_invariant": data.draw(st.booleans(), label="batch_invariant")}
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
     a = operand(*batch, m, k, dtype=dtype, generator=generator, layout=layouts[0])
     b = operand(*batch, k, n, dtype=dtype, generator=generator, layout=layouts[1])
-    bias = None if bias_dtype is None else torch.randn(n, generator=generator).to(bias_dtype)
-    reference, bound = reference_and_bound(a, b, bias, activation=activation, out_dtype=out_dtype)
-    assert_within(gemm(a, b, bias, activation=activation, out_dtype=out_dtype), reference, bound, "gemm")
-    out, z = gemm_preact(a, b, bias, activation=activation, out_dtype=out_dtype)
+    bias = residual = None
+    if bias_dtype is not None:
+        rows = data.draw(st.booleans(), label="row bias")
+        bias = torch.randn((m, 1) if rows else (n,), generator=generator).to(bias_dtype)
+    if residual_dtype is not None:
+        layout = data.draw(st.sampled_from(list(LAYOUTS)), label="residual layout")
+        shape = output_shape(a, b, activation)
+        residual = operand(*shape, dtype=residual_dtype, generator=generator, layout=layout)
+    z, z_bound = reference_and_bound(a, b, bias, alpha=alpha, out_dtype=out_dtype)
+    reference, bound = reference_and_bound(
+        a, b, bias, activation=activation, out_dtype=out_dtype, alpha=alpha, beta=beta, c=residual
+    )
+    out = gemm(a, b, bias, residual, activation=activation, out_dtype=out_dtype, **options)
+    assert_within(out, reference, bound, "gemm")
+    out, preact = gemm_preact(a, b, bias, residual, activation=activation, out_dtype=out_dtype, **options)
     assert_within(out, reference, bound, "gemm_preact")
-    assert_within(z, *reference_and_bound(a, b, bias, out_dtype=out_dtype), "z")
+    assert_within(preact, z, z_bound, "z")

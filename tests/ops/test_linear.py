@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 from amp_kernels.ops import linear as linear_module
-from amp_kernels.ops.gemm import ACTIVATIONS
+from amp_kernels.ops._gemm import ACTIVATIONS
 from amp_kernels.ops.linear import LINEAR, linear
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
 
-PUBLIC_ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu"]
+PUBLIC_ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 
 
 def normal(*shape, dtype=torch.float32, seed=0, grad=False, scale=1.0):
@@ -183,7 +183,7 @@ def test_wide_types_are_torchs_own(dtype, activation):
 @pytest.mark.parametrize("activation", PUBLIC_ACTIVATIONS)
 def test_gradcheck_in_float64(activation):
     tensors = [
-        normal(*shape, dtype=torch.float64, seed=i, grad=True) for i, shape in enumerate(((2, 3, 4), (5, 4), (5,)))
+        normal(*shape, dtype=torch.float64, seed=i, grad=True) for i, shape in enumerate(((2, 3, 4), (6, 4), (6,)))
     ]
     function = lambda x, weight, bias: linear(x, weight, bias, activation=activation)  # noqa: E731
     assert gradcheck(function, tensors)
@@ -260,6 +260,28 @@ def test_autocast_looks_for_a_fresh_shadow(shadows):
     with torch.autocast("cpu", torch.float16):  # the shadow is of another dtype
         assert torch.equal(linear(x, weight), linear(x, weight.detach().half()))
     assert linear(x, weight).dtype == torch.float32
+
+
+@pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("with_shadow", [False, True])
+def test_eager_calls_do_what_the_dispatcher_does(shadows, autocast, with_shadow, monkeypatch):
+    """The public function runs the op as plain Python where it can, and leaves the dispatcher out."""
+    dtype = torch.float32 if autocast else torch.bfloat16
+    x, weight, bias = problem(dtype, torch.float32, grad=True)
+    if with_shadow and autocast:
+        shadows[id(weight), autocast] = normal(50, 70, seed=9, dtype=autocast)
+    through, original = [], LINEAR.overload
+    monkeypatch.setattr(LINEAR, "overload", lambda *a, **k: through.append(1) or original(*a, **k))
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        out = linear(x, weight, bias, activation="gelu")
+        assert not through
+        expected = LINEAR(x, weight, bias, activation="gelu")
+    assert through
+    assert torch.equal(out, expected)
+    grads = [torch.autograd.grad(t.float().pow(2).sum(), (x, weight, bias)) for t in (out, expected)]
+    for one, other in zip(*grads, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
 
 
 def test_a_shadow_changed_before_backward_is_an_error(shadows):

@@ -12,7 +12,19 @@ import torch
 import amp_kernels.ops.lion as lion_module
 from amp_kernels import _host
 
-from .update_oracle import BF16, F16, F32, KINDS, Kind, Update, assert_close, assert_visible, flat, store_error
+from .update_oracle import (
+    BF16,
+    F16,
+    F32,
+    KINDS,
+    Kind,
+    Update,
+    assert_averaged,
+    assert_close,
+    assert_visible,
+    flat,
+    store_error,
+)
 
 U = 2.0**-24
 MAXIMIZE = 1
@@ -38,6 +50,7 @@ def check_against_float64(update: Update, before: Update, *, flags=0, scale=1.0,
         wanted = p - lr * (c.sign() + WD * p)
         bound = 3 * U * p.abs() + U * lr + 2 * U * wanted.abs() + 2 * lr * doubt
         assert_close(update.weight(i), wanted, bound + store_error(before.pieces(i)[0], wanted), "weight")
+        assert_averaged(update, before, i, wanted, bound)
         wanted = B2 * m + (1 - B2) * g
         half = 2.0**-8 if update.moment_dtype == BF16 else 0.0
         assert_close(update.moment(0, i), wanted, half * wanted.abs() + 6 * U * (m.abs() + g.abs()), "exp_avg")
@@ -132,7 +145,7 @@ def test_bad_calls_raise_and_change_nothing(spoil, message):
     assert all(torch.equal(a, b) for a, b in zip(before, update.tensors, strict=True))
 
 
-@pytest.mark.parametrize("name", ["beta1", "beta2", "weight_decay", "flags"])
+@pytest.mark.parametrize("name", ["beta1", "beta2", "weight_decay", "ema_decay", "flags"])
 def test_one_value_per_group(name):
     update = Update([Kind(F32)], moments=1)
     with pytest.raises(RuntimeError, match=f"lion_: {name} has 2 entries and lr 1"):

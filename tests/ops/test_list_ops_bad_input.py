@@ -44,6 +44,27 @@ def test_lists(grads, error, text):
     assert found.item() == 0
 
 
+def test_tensors_that_share_memory_are_not_unscaled_twice():
+    """In one launch two blocks would do it at once. Touching is not sharing, and empty tensors share nothing."""
+    memory, other = torch.ones(20), torch.ones(3)
+    found = torch.zeros(())
+    for grads in ([memory, other, memory], [memory[:10], other, memory[9:]], [memory[2:5], other, memory]):
+        with pytest.raises(ValueError, match=r"unscale_: grads\[0\] .* and grads\[2\] .* share memory"):
+            unscale_(grads, found, torch.tensor(0.5))
+        assert torch.equal(memory, torch.ones(20))
+    unscale_([memory[10:], memory[:0], memory[:10], memory[:0], torch.ones(0)], found, torch.tensor(0.5))
+    assert torch.equal(memory, torch.full((20,), 0.5))
+    assert check_and_norm([memory, memory])[0].item() == 10.0  # only reads
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 0.0, 3, -float("inf"), float("nan")])
+def test_other_norms_are_refused(norm_type):
+    with pytest.raises(ValueError, match=f"check_and_norm: norm_type is {norm_type}; accepted: 2.0 and math.inf"):
+        check_and_norm([torch.ones(2)], norm_type=norm_type)
+    with pytest.raises((RuntimeError, ValueError), match="norm_type"):
+        torch.ops.amp_kernels.check_and_norm([torch.ones(2)], None, norm_type=norm_type)
+
+
 def test_a_tensor_is_no_list_and_a_generator_is():
     with pytest.raises(TypeError, match="check_and_norm: grads is a Tensor; accepted: a list of tensors"):
         check_and_norm(torch.ones(3))
@@ -142,13 +163,20 @@ UPDATES = [
     ({"masters": lambda m: [torch.zeros(512, dtype=torch.int32)]}, TypeError, "masters.0. is torch.int32"),
     ({"shadows": lambda s: [torch.zeros(512)]}, TypeError, "shadows.0. is torch.float32"),
     ({"shadows": lambda s: [torch.zeros(16, dtype=torch.float16)]}, ValueError, "shadows.0. has 16 elements"),
-    ({"layout": lambda x: x[:2]}, ValueError, r"layout is int64\[2, 4\].*accepted: int64\[3, 4\]"),
+    ({"layout": lambda x: x[:2]}, ValueError, r"layout is int64\[2, 5\].*accepted: int64\[3, 5\]"),
     ({"layout": lambda x: x.int()}, ValueError, "layout is int32"),
-    ({"layout": lambda x: x + torch.tensor([1, 0, 0, 0])}, ValueError, "there are 1 blocks"),
-    ({"layout": lambda x: x + torch.tensor([0, 400, 0, 0])}, ValueError, "has 512 elements"),
-    ({"layout": lambda x: x - torch.tensor([0, 1, 0, 0])}, ValueError, "has 512 elements"),
-    ({"layout": lambda x: x + torch.tensor([0, 0, 1, 0])}, ValueError, "has 3 slots"),
-    ({"layout": lambda x: x + torch.tensor([0, 0, 0, 1])}, ValueError, "there are 1 param groups"),
+    ({"layout": lambda x: x + torch.tensor([1, 0, 0, 0, 0])}, ValueError, "there are 1 blocks"),
+    ({"layout": lambda x: x + torch.tensor([0, 400, 0, 0, 0])}, ValueError, "has 512 elements"),
+    ({"layout": lambda x: x - torch.tensor([0, 1, 0, 0, 0])}, ValueError, "has 512 elements"),
+    ({"layout": lambda x: x + torch.tensor([0, 0, 1, 0, 0])}, ValueError, "has 3 slots"),
+    ({"layout": lambda x: x + torch.tensor([0, 0, 0, 1, 0])}, ValueError, "there are 1 param groups"),
+    ({"layout": lambda x: x - torch.tensor([0, 0, 0, 0, 1])}, ValueError, "an index is from 0 to 4294967295"),
+    ({"emas": lambda e: [torch.zeros(512, dtype=torch.bfloat16)]}, TypeError, "emas.0. is torch.bfloat16"),
+    ({"emas": lambda e: [torch.zeros(16)]}, ValueError, "emas.0. has 16 elements"),
+    ({"ema_decay": [1.0]}, ValueError, "ema_decay.0. is 1.0; accepted: a number from 0 to below 1"),
+    ({"ema_decay": [0.5, 0.5]}, ValueError, "ema_decay has 2 entries and lr 1"),
+    ({"seed": -1}, ValueError, "seed is -1"),
+    ({"seed": 2**63}, ValueError, "seed is 9223372036854775808"),
     ({"lrs": [torch.ones(()), torch.ones(())]}, ValueError, "lrs has 2 entries"),
     ({"lrs": [torch.ones((), dtype=torch.float64)]}, TypeError, "lrs.0. is float64"),
     ({"lr": [NAN]}, ValueError, "lr.0. is nan"),
@@ -168,6 +196,8 @@ ADAMW = [
     ),
     ({"exp_avg_sqs": lambda m: [t.view(16, 32) for t in m]}, ValueError, "accepted: a flat, contiguous buffer on cpu"),
     ({"exp_avgs": lambda m: [t[:0] for t in m]}, ValueError, "exp_avgs.0. has 0 elements"),
+    ({"max_exp_avg_sqs": lambda m: [torch.zeros(16)]}, ValueError, "max_exp_avg_sqs.0. has 16 elements"),
+    ({"max_exp_avg_sqs": lambda m: [t.half() for t in m]}, TypeError, "max_exp_avg_sqs.0. is torch.float16"),
 ]
 SGD = [
     ({"momentum": [NAN]}, ValueError, "momentum.0. is nan"),
@@ -190,10 +220,11 @@ LION = [
 )
 def test_updates(function, samples, changes, error, text):
     args = change(samples, **changes)
-    before = [[t.clone() for t in value] for value in args[:6]]
+    lists = [value for value in args if isinstance(value, list) and value and isinstance(value[0], torch.Tensor)]
+    before = [[t.clone() for t in value] for value in lists]
     with pytest.raises(error, match=f"{function.__name__}: .*{text}"):
         function(*args)
-    for old, value in zip(before, args[:6], strict=True):
+    for old, value in zip(before, lists, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(old, value, strict=True))
 
 

@@ -12,7 +12,19 @@ import torch
 import amp_kernels.ops.sgd as sgd_module
 from amp_kernels import _host
 
-from .update_oracle import BF16, F16, F32, KINDS, Kind, Update, assert_close, assert_visible, flat, store_error
+from .update_oracle import (
+    BF16,
+    F16,
+    F32,
+    KINDS,
+    Kind,
+    Update,
+    assert_averaged,
+    assert_close,
+    assert_visible,
+    flat,
+    store_error,
+)
 
 U = 2.0**-24
 MAXIMIZE, NESTEROV = 1, 2
@@ -42,9 +54,10 @@ def check_against_float64(update: Update, before: Update, *, momentum, dampening
             assert_close(update.moment(0, i), buffer, half * buffer.abs() + 6 * U * size, "momentum_buffer")
             g = g + momentum * buffer if flags & NESTEROV else buffer
         wanted = p - 0.01 * g
-        bound = 2 * U * p.abs() + 0.01 * 12 * U * size + 2 * U * wanted.abs() + store_error(before.pieces(i)[0], wanted)
-        assert_close(update.weight(i), wanted, bound, "weight")
+        bound = 2 * U * p.abs() + 0.01 * 12 * U * size + 2 * U * wanted.abs()
+        assert_close(update.weight(i), wanted, bound + store_error(before.pieces(i)[0], wanted), "weight")
         assert_visible(update, i)
+        assert_averaged(update, before, i, wanted, bound)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -186,7 +199,7 @@ def test_bad_calls_raise_and_change_nothing(spoil, message):
     assert all(torch.equal(a, b) for a, b in zip(before, update.tensors, strict=True))
 
 
-@pytest.mark.parametrize("name", ["momentum", "dampening", "weight_decay", "flags"])
+@pytest.mark.parametrize("name", ["momentum", "dampening", "weight_decay", "ema_decay", "flags"])
 def test_one_value_per_group(name):
     update = Update([Kind(F32)], moments=1)
     with pytest.raises(RuntimeError, match=f"sgd_: {name} has 2 entries and lr 1"):

@@ -7,8 +7,19 @@ import amp_kernels.optim as akopt
 
 U = 2.0**-24  # half a unit in the last place of 1.0, float32
 
-ADAMW = [{}, {"maximize": True}, {"betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.3}, {"weight_decay": 0.0}]
-ADAM = [{}, {"weight_decay": 0.3}, {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}]
+ADAMW = [
+    {},
+    {"maximize": True},
+    {"betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.3},
+    {"weight_decay": 0.0},
+    {"amsgrad": True},
+]
+ADAM = [
+    {},
+    {"weight_decay": 0.3},
+    {"weight_decay": 0.1, "amsgrad": True, "betas": (0.9, 0.95)},
+    {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
+]
 SGD = [
     {},
     {"momentum": 0.9},

@@ -13,6 +13,7 @@ KINDS = pytest.mark.parametrize(
     ("name", "options"),
     [
         ("AdamW", {}),
+        ("AdamW", {"amsgrad": True}),
         ("Adam", {"weight_decay": 0.1}),
         ("SGD", {"momentum": 0.9}),
         ("SGD", {"momentum": 0.9, "dampening": 0.5}),
@@ -73,12 +74,12 @@ def test_from_torch_and_back_is_exact(name, options, fused):
 
 @pytest.mark.parametrize(("name", "options"), [*KINDS.args[1], ("Lion", {"weight_decay": 0.1})])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["fp32", "split"])
+@pytest.mark.parametrize("mode", ["fp32", "split", "none", "none_rne"])
 @pytest.mark.parametrize("way", ["state_dict", "torch.save", "deepcopy", "pickle"])
 def test_resumed_run_continues_bit_for_bit(name, options, dtype, mode, way):
     kind = getattr(akopt, name)
-    options = {**options, "master_weights": mode}
-    first = kind(weights(dtype), lr=1e-2, **options)
+    options = {**options, "master_weights": mode, "ema_decay": 0.75}
+    first = kind(weights(dtype), lr=1e-2, **options, seed=5)
     run(first, 5)
     if way == "deepcopy":
         second = copy.deepcopy(first)
@@ -89,7 +90,7 @@ def test_resumed_run_continues_bit_for_bit(name, options, dtype, mode, way):
         torch.save({"params": first.param_groups[0]["params"], "state": first.state_dict()}, buffer)
         buffer.seek(0)
         loaded = torch.load(buffer, weights_only=True)
-        second = kind(loaded["params"], lr=1e-2, **options)
+        second = kind(loaded["params"], lr=1e-2, **options, seed=1)  # that of the checkpoint counts
         second.load_state_dict(loaded["state"])
     else:
         second = copied(first, kind, options)
@@ -190,9 +191,10 @@ def test_scalar_steps_of_old_checkpoints():
         assert other.state[other.param_groups[0]["params"][0]]["step"].item() == 3
 
 
-@pytest.mark.parametrize("fault", ["shape", "missing", "groups", "group size", "amsgrad", "nan"])
+@pytest.mark.parametrize("fault", ["shape", "missing", "groups", "group size", "ema shape", "seeds", "decay", "nan"])
 def test_a_checkpoint_that_does_not_fit_changes_nothing(fault):
-    optimizer = akopt.AdamW(weights(), lr=1e-2)
+    split = [{"params": group} for group in (weights()[:2], weights()[2:])]
+    optimizer = akopt.AdamW(split, lr=1e-2, ema_decay=0.9, master_weights="none")
     params = run(optimizer, 3)
     before = copy.deepcopy([optimizer.state_dict(), [p.detach() for p in params]])
     bad = copy.deepcopy(optimizer.state_dict())
@@ -204,8 +206,12 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(fault):
         bad["param_groups"] *= 2
     elif fault == "group size":
         bad["param_groups"][0]["params"].pop()
-    elif fault == "amsgrad":
-        bad["param_groups"][0]["amsgrad"] = True
+    elif fault == "ema shape":
+        bad["state"][1]["ema"] = torch.zeros(3)
+    elif fault == "seeds":
+        bad["param_groups"][0]["seed"] = 7
+    elif fault == "decay":
+        bad["param_groups"][0]["ema_decay"] = 1.5
     else:
         bad["param_groups"][0]["lr"] = float("nan")
     with pytest.raises(ValueError):  # noqa: PT011  (some are torch's)
@@ -249,6 +255,9 @@ def test_options_and_groups_survive_pickling():
         "state_dtype": torch.bfloat16,
         "max_grad_norm": 2.0,
         "skip_nonfinite": True,
+        "ema_decay": 0.5,
+        "zero_grads": True,
+        "seed": 3,
     }
     first = akopt.AdamW(weights(), lr=1e-2, maximize=True, **options)
     run(first, 1)

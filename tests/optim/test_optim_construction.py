@@ -58,8 +58,6 @@ BAD = [
     ("AdamW", {"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
     ("AdamW", {"betas": (0.9, torch.tensor(0.9))}, ValueError, "betas must be either both floats or both Tensors"),
     ("AdamW", {"betas": (torch.tensor(0.9), torch.tensor(0.9))}, ValueError, r"betas\[0\] is a tensor"),
-    ("AdamW", {"amsgrad": True}, ValueError, r"amsgrad is True; accepted: False \(torch.optim.AdamW has it"),
-    ("Adam", {"amsgrad": True}, ValueError, r"amsgrad is True; accepted: False \(torch.optim.Adam has it"),
     ("Adam", {"betas": (0.9, 1.0)}, ValueError, "Invalid beta parameter at index 1: 1.0"),
     ("Adam", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
     ("Adam", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
@@ -93,7 +91,19 @@ for _name, _keys in (
 BAD.append(("AdamW", {"betas": (0.9, float("nan"))}, ValueError, "nan"))
 for _name in NAMES:
     BAD += [
-        (_name, {"master_weights": "bf16"}, ValueError, "master_weights is 'bf16'; accepted: 'fp32', 'split'"),
+        (
+            _name,
+            {"master_weights": "bf16"},
+            ValueError,
+            "master_weights is 'bf16'; accepted: 'fp32', 'split', 'none', 'none_rne'",
+        ),
+        (_name, {"ema_decay": 1.0}, ValueError, "ema_decay is 1.0; accepted: None, a number from 0 to below 1"),
+        (_name, {"ema_decay": -0.1}, ValueError, "ema_decay is -0.1"),
+        (_name, {"ema_decay": float("nan")}, ValueError, "ema_decay is nan"),
+        (_name, {"ema_decay": torch.tensor(0.9)}, ValueError, "ema_decay is a tensor"),
+        (_name, {"seed": -1}, ValueError, r"seed is -1; accepted: an integer from 0 to 2\*\*63 - 1"),
+        (_name, {"seed": 2**63}, ValueError, "seed is 9223372036854775808"),
+        (_name, {"seed": 0.5}, ValueError, "seed is 0.5"),
         (_name, {"shadow_dtype": torch.float32}, ValueError, "shadow_dtype is torch.float32"),
         (_name, {"state_dtype": torch.float16}, ValueError, "state_dtype is torch.float16"),
         (_name, {"max_grad_norm": -1.0}, ValueError, "max_grad_norm is -1.0"),

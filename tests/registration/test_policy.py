@@ -1,8 +1,10 @@
 """The choice of a backend is a pure function: every machine is tested here without having it."""
 
+from dataclasses import replace
+
 import pytest
 
-from amp_kernels._policy import Built, Choice, arch_runs, choose
+from amp_kernels._policy import BackendUnavailable, Built, Choice, arch_runs, choose
 
 FULL = Built(cpu=True, cuda=True, cuda_archs=("7.5", "8.0+PTX", "9.0a", "12.0+PTX"), triton=True, emulate=True)
 PYTHON_ONLY = Built(triton=True, absent=(("cpu", "no compiler"), ("cuda", "nvcc was not found")))
@@ -47,6 +49,30 @@ def test_arch_runs(arch, capability, runs):
 )
 def test_automatic_choice(device, capability, built, backend):
     assert choose("gemm", device, capability, built).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("capability", "backend"),
+    [
+        ((7, 5), "reference"),
+        ((8, 0), "cuda"),
+        ((8, 9), "cuda"),
+        ((9, 0), "cuda"),
+        ((10, 0), "triton"),  # tcgen05 is Triton's to write
+        ((11, 0), "triton"),
+        ((12, 0), "cuda"),
+    ],
+)
+def test_gemm_kernels_go_where_their_instructions_are(capability, backend):
+    built = replace(FULL, gemm=True, cuda_archs=("8.0+PTX", "9.0a", "12.0+PTX"))
+    assert choose("gemm", "cuda", capability, built).backend == backend
+
+
+def test_a_gemm_that_cannot_run_says_why():
+    with pytest.raises(BackendUnavailable, match="needs compute capability 8"):
+        choose("gemm", "cuda", (7, 5), replace(FULL, gemm=True), "cuda")
+    with pytest.raises(BackendUnavailable, match="tcgen05"):
+        choose("gemm", "cuda", (10, 0), replace(FULL, gemm=True), "cuda")
 
 
 def test_only_a_fall_to_the_reference_on_a_gpu_is_slow():

@@ -1,5 +1,7 @@
 """check_and_norm's Triton kernel in the interpreter, against float64; run by test_interpreted.py."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,11 +29,31 @@ def check(grads, scale=None):
     assert found_inf.item() == found
     if not found:
         # A lane adds at most 16384 / 1024 + 2 squares in fp32, each rounded twice; fp64 above, one rounding at the end.
-        assert sum_sq.item() == pytest.approx(want, rel=2 * 20 * 2.0**-24 + 2.0**-23, abs=0)
+        assert sum_sq.item() == pytest.approx(want, rel=2 * 20 * 2.0**-24 + 2.0**-23, abs=2.0**-149)
     again, _ = module.launch(grads, scale)
     assert torch.equal(again, sum_sq) or found
+    check_other_norms(grads, scale)
     for g, b in zip(grads, before, strict=True):
         assert torch.equal(g.nan_to_num(nan=0.5), b.nan_to_num(nan=0.5)), "a gradient was changed"
+
+
+def check_other_norms(grads, scale):
+    """The largest magnitude is exact; results per tensor are those of the tensor alone."""
+    inv = 1.0 if scale is None else (1.0 / scale.double()).float()
+    unscaled = [((g if g.dtype == torch.float64 else g.float()) * inv).flatten() for g in grads]
+    want = torch.stack([torch.cat([u.abs(), u.new_zeros(1)]).amax().float() for u in unscaled])
+    flags = torch.stack([(~u.isfinite()).any().float() for u in unscaled])
+    largest, found = module.launch(grads, scale, norm_type=math.inf)
+    torch.testing.assert_close(largest, want.amax(), rtol=0, atol=0, equal_nan=True)
+    for norm_type in (2.0, math.inf):
+        norms, found = module.launch(grads, scale, norm_type=norm_type, per_tensor=True)
+        assert norms.shape == found.shape == (len(grads),)
+        assert torch.equal(found, flags)
+        if norm_type == math.inf:
+            torch.testing.assert_close(norms, want, rtol=0, atol=0, equal_nan=True)
+        else:
+            sums = torch.stack([u.double().square().sum() for u in unscaled]).float()
+            torch.testing.assert_close(norms[flags == 0], sums[flags == 0], rtol=42 * 2.0**-24, atol=0)
 
 
 def make(n, dtype, offset=0, seed=0):
@@ -105,3 +127,30 @@ def test_a_table_is_reused_only_for_the_same_list(monkeypatch):
     check([x[:49]])  # same address, fewer elements
     check([x.view(torch.float16)])  # same address, other dtype
     assert len(_tables._uploads) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("exponent", [-60, -63, -70, -80, -100])
+def test_squares_below_the_range_of_fp32(dtype, exponent):
+    """One by one they vanish or lose bits; their sum must not, nor may larger values or zeros beside them matter."""
+    small = torch.full((40_000,), 1.7 * 2.0**exponent, dtype=dtype)
+    check([small, torch.zeros(5000)])
+    small[100:300] = 0.0
+    small[20_000] = 2.0 ** (exponent + 30)
+    check([small], torch.tensor(2.0**-4))
+    want = small.double().square().sum()
+    assert module.launch([small])[0].item() == pytest.approx(want.item(), rel=2.0**-18, abs=2.0**-149)
+
+
+def test_a_finite_double_above_the_range_of_fp32():
+    grads = [torch.tensor([1.0, -1e60], dtype=torch.float64)]
+    for norm_type in (2.0, math.inf):
+        assert [x.item() for x in module.launch(grads, norm_type=norm_type)] == [math.inf, 0.0]
+
+
+def test_per_tensor_results_of_more_tensors_than_one_launch_takes():
+    grads = [torch.full((1 + i % 3,), float(i)) for i in range(_tables.TENSORS_PER_TABLE + 5)]
+    grads[7] = torch.empty(0)
+    norms, found = module.launch(grads, norm_type=math.inf, per_tensor=True)
+    assert norms.tolist() == [0.0 if i == 7 else float(i) for i in range(len(grads))]
+    assert not found.any()

@@ -34,7 +34,7 @@ def exact_operands(shape_a, shape_b, dtype, layouts=("row", "row"), limit=2):
     )
 
 
-@pytest.mark.parametrize("name", ["gemm", "gemm_preact", "gemm_accumulate_"])
+@pytest.mark.parametrize("name", ["gemm", "gemm_preact", "gemm_dact", "gemm_accumulate_"])
 def test_samples_of_the_op(name):
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 

@@ -1,4 +1,4 @@
-"""adamw_, sgd_ and lion_ in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
+"""adamw_, sgd_, lion_ and lamb_ in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
 
 import math
 
@@ -10,26 +10,30 @@ import triton.language as tl
 
 from amp_kernels import _host
 from amp_kernels._library import REGISTRY
-from amp_kernels._triton import _tables, _update, adamw, lion, sgd
+from amp_kernels._triton import _tables, _update, adamw, lamb, lion, sgd
+from amp_kernels._triton._rounding import round_stochastic, rounding_bits
 from amp_kernels._triton._split_master import join_master, split_master
 from amp_kernels.testing.backends import check_backend
 
 from ..ops.update_oracle import BF16, F16, F32, KINDS, NAMES, Kind, Update, flat
 from .bits import assert_same_bits
 
-MAXIMIZE, NESTEROV, COUPLED = 1, 2, 4
+MAXIMIZE, NESTEROV, COUPLED, FLAG_STOCHASTIC, NO_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32
 SHAPES = ((7, 5), (0, 3), (), (1031,))
-LAUNCH = {"adamw": adamw.launch, "sgd": sgd.launch, "lion": lion.launch}
+LAUNCH = {"adamw": adamw.launch, "sgd": sgd.launch, "lion": lion.launch, "lamb": lamb.launch}
+MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1, "lamb": 2}
 SPLIT = Kind(BF16, master=torch.int16)
+STOCHASTIC = Kind(BF16, stochastic=True, ema=True)
 
 
-def check(op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtype=F32, first=False, seed=0, **call):
+def check(
+    op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtype=F32, first=False, amsgrad=False, **call
+):
     """One step of the CPU op and one of Triton's give the same bits everywhere, beside the parameters too.
 
     ``change(update)`` may alter the arguments. Returns Triton's.
     """
-    moments = 2 if op == "adamw" else 1
-    runs = [Update(kinds, seed, shapes, grad_dtype, moment_dtype, moments, first) for _ in range(2)]
+    runs = [Update(kinds, 0, shapes, grad_dtype, moment_dtype, MOMENTS[op], first, amsgrad) for _ in range(2)]
     for run, function in zip(runs, (None, LAUNCH[op]), strict=True):
         if change:
             change(run)
@@ -39,22 +43,24 @@ def check(op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtyp
     return runs[1]
 
 
-@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_"])
+@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "lamb_"])
 def test_samples_of_the_op(name):
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize(("op", "amsgrad"), [("adamw", False), ("adamw", True), ("sgd", False), ("lion", False), ("lamb", False)])
 @pytest.mark.parametrize("grad_dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("moment_dtype", [F32, BF16])
-def test_every_way_to_keep_a_weight(op, grad_dtype, moment_dtype):
+def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
     """All in one call, each with a learning rate and a decay of its own, scaled and clipped."""
     groups = range(len(KINDS))
     check(
         op,
         KINDS,
+        amsgrad=amsgrad,
         grad_dtype=grad_dtype,
         moment_dtype=moment_dtype,
+        ema_decay=[0.9 - 0.05 * i for i in groups],
         lr=[1e-3 * (i + 1) for i in groups],
         weight_decay=[0.01 * i for i in groups],
         grad_scale=3.0,
@@ -62,6 +68,22 @@ def test_every_way_to_keep_a_weight(op, grad_dtype, moment_dtype):
         max_norm=2.0,
         found_inf=0.0,
     )
+
+
+@pytest.mark.parametrize("op", LAUNCH)
+def test_fp32_weights_and_masters_are_never_rounded_stochastically(op):
+    check(op, KINDS, flags=FLAG_STOCHASTIC)
+
+
+def test_largest_second_moment_is_nan_if_either_is():
+    special = torch.tensor([math.inf, math.nan, 0.0, 1e-45, 1.0, 3e38])
+
+    def plant(update):
+        update.buffers[1][0][16:52] = special.repeat(len(special))
+        update.maxima[0][16:52] = special.repeat_interleave(len(special))
+
+    with np.errstate(all="ignore"):
+        check("adamw", [Kind(F32)], plant, shapes=((36,),), amsgrad=True)
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -117,12 +139,48 @@ def test_lion_flags_and_options():
     )
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_lamb_flags_and_options(first):
+    check(
+        "lamb",
+        [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16), Kind(F32)],
+        first=first,
+        flags=[0, MAXIMIZE, NO_CORRECTION, ADAPT_ALL, MAXIMIZE | NO_CORRECTION | ADAPT_ALL, 0],
+        lr=[0.3, 0.1, 1e-3, 1e-2, 0.3, 0.0],
+        beta1=[0.9, 0.0, 0.5, 0.95, 0.9, 0.9],
+        beta2=[0.999, 0.9, 0.0, 0.99, 0.9999, 0.9],
+        eps=[1e-6, 1e-8, 1e-3, 1e-6, 1e-6, 1e-6],
+        weight_decay=[0.7, 0.1, 0.0, 0.0, 0.0, 0.2],
+    )
+
+
+@pytest.mark.parametrize("flags", [0, ADAPT_ALL])
+@pytest.mark.parametrize("zero", ["weights", "directions", "both"])
+def test_lamb_without_a_norm(zero, flags):
+    def clear(update):
+        tensors = (update.params if zero != "directions" else []) + (update.grads if zero != "weights" else [])
+        for t in tensors + (update.buffers[0] if zero != "weights" else []):
+            t.zero_()
+
+    check("lamb", [Kind(F32)], clear, flags=flags, weight_decay=0.0 if flags else 0.1 * (zero != "directions"))
+
+
+@pytest.mark.parametrize("kind", [SPLIT, STOCHASTIC, Kind(F32, shadow=F16)], ids=str)
+@pytest.mark.parametrize("moment_dtype", [F32, BF16])
+def test_lamb_of_many_chunks(kind, moment_dtype, monkeypatch):
+    """More chunks of a tensor than are added side by side, and tables that begin with another tensor."""
+    monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 2)
+    monkeypatch.setattr(lamb, "SLOTS", 2)
+    check("lamb", [kind], shapes=((17003,), (100_000,), (33000,), (3,)), moment_dtype=moment_dtype, grad_scale=3.0)
+
+
+@pytest.mark.parametrize("op", ["adamw", "lamb"])
 @pytest.mark.parametrize("step", [1, 10, 1000, 123_456, 2**24 - 1])
-def test_bias_corrections(step):
+def test_bias_corrections(op, step):
     def advance(update):
         update.steps[0].fill_(step - 1)
 
-    check("adamw", [Kind(F32)], advance, shapes=((40,),), beta1=0.9, beta2=0.9999999)
+    check(op, [Kind(F32)], advance, shapes=((40,),), beta1=0.9, beta2=0.9999999)
 
 
 @pytest.mark.parametrize("op", LAUNCH)
@@ -133,8 +191,10 @@ def test_lr_tensors_override_lr(op):
 @pytest.mark.parametrize("op", LAUNCH)
 @pytest.mark.parametrize("found_inf", [1.0, 2.0, 1e-30, math.inf])
 def test_a_skipped_step_changes_nothing(op, found_inf):
-    run = check(op, [Kind(F32, shadow=F16), SPLIT], found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
-    before = Update([Kind(F32, shadow=F16), SPLIT], shapes=SHAPES, moments=len(run.buffers))
+    kinds = [Kind(F32, shadow=F16), SPLIT, STOCHASTIC]
+    amsgrad = op == "adamw"
+    run = check(op, kinds, amsgrad=amsgrad, found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
+    before = Update(kinds, shapes=SHAPES, moments=len(run.buffers), amsgrad=amsgrad)
     for kept, now in zip(before.tensors, run.tensors, strict=True):
         assert_same_bits(flat(now), flat(kept))
 
@@ -174,12 +234,27 @@ def test_unaligned_tensors(op, which, offset):
         tensors = getattr(update, which)
         tensors[1:] = shifted(tensors[1:], offset)
 
-    check(op, [SPLIT, Kind(F32, shadow=BF16)], misalign, shapes=((2055,), (1024,), (2055,)))
+    check(op, [SPLIT, Kind(F32, shadow=BF16), STOCHASTIC], misalign, shapes=((2055,), (1024,), (2055,)))
 
 
-@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
-def test_sizes(n):
-    check("sgd", [SPLIT], shapes=((n,),))
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
+@pytest.mark.parametrize("kind", [SPLIT, STOCHASTIC], ids=str)
+def test_sizes(n, kind):
+    check("sgd", [kind], shapes=((n,),))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**63 - 1])
+@pytest.mark.parametrize(("index", "step"), [(0, 0), (2**31, 1), (2**32 - 1, 2**24 - 2)])
+def test_what_random_bits_depend_on(seed, index, step):
+    def place(update):
+        update.layout[:, 4] = index
+        update.steps[0].fill_(step)
+
+    run = check("sgd", [Kind(F16, stochastic=True)], place, shapes=((1031,),), seed=seed)
+    before = Update([Kind(F16, stochastic=True)], shapes=((1031,),), moments=1)
+    place(before)
+    before.sgd(seed=seed ^ 1)
+    assert not torch.equal(run.params[0], before.params[0])
 
 
 @pytest.mark.parametrize("op", LAUNCH)
@@ -217,11 +292,44 @@ def test_special_values(op, weight_decay):
                 grid = special.repeat(len(special), 1)
                 t.copy_((grid if t is tensors[0] or tensors is update.params else grid.T).reshape(-1).to(t.dtype))
 
-    kinds = [Kind(F32), Kind(F16), Kind(BF16), Kind(F32, shadow=F16), SPLIT, Kind(F16, master=torch.int16)]
+    kinds = [Kind(F32), Kind(F16), Kind(BF16), Kind(F32, shadow=F16, ema=True), SPLIT, Kind(F16, master=torch.int16)]
+    kinds += [Kind(F16, stochastic=True), STOCHASTIC]
     with np.errstate(all="ignore"):
         n = len(special) ** 2
-        options = {"flags": COUPLED} if op == "adamw" else {}
+        options = {"flags": COUPLED, "amsgrad": True} if op == "adamw" else {}
         check(op, kinds, plant, shapes=((n,),), grad_dtype=F32, weight_decay=weight_decay, **options)
+
+
+@triton.jit
+def _round(x, out, seed: tl.int64, step, index, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    random16 = rounding_bits(seed, step, index, first, BLOCK)
+    tl.store(out + at, round_stochastic(tl.load(x + at), random16, HALF))
+
+
+@triton.jit
+def _draw(out, first, seed: tl.int64, step, index, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), rounding_bits(seed, step, index, first, N).to(tl.int32))
+
+
+def test_random_bits_of_elements_beyond_32_bits():
+    out = torch.empty(16, dtype=torch.int32)
+    group = 5 * 2**32 + 11
+    _draw[(1,)](out, 8 * group, 2**50 + 3, 4, 9, N=16)
+    words = [word for g in (group, group + 1) for word in _host.philox4x32_10([g % 2**32, g >> 32, 9, 4], 2**50 + 3)]
+    assert out.tolist() == [half for word in words for half in (word & 0xFFFF, word >> 16)]
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_stochastic_rounding_is_the_package_s(dtype):
+    """Every upper half of an fp32 code, subnormal and non-finite ones too."""
+    lower = torch.randint(0, 2**16, (2**16,), generator=torch.Generator().manual_seed(1))
+    x = ((torch.arange(2**16) << 16) | lower).to(torch.int32).view(F32)
+    out = torch.empty(2**16, dtype=torch.int16)
+    _round[(4,)](x, out, 2**40 + 5, 3, 7, HALF=_update.ELEMENTS[dtype], BLOCK=2**14)
+    wanted = _host.round_stochastic(x.numpy(), NAMES[dtype], 2**40 + 5, 3, 7)
+    assert np.array_equal(out.numpy().view(np.uint16), wanted)
 
 
 @triton.jit

@@ -10,11 +10,12 @@ from . import aot
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("per_tensor", [False, True])
 @pytest.mark.parametrize(("tensors", "scaled"), [(1, False), (161, True), (_tables.TENSORS_PER_TABLE, True)])
-def test_compiles_with_wide_loads(arch, tensors, scaled):
+def test_compiles_with_wide_loads(arch, tensors, scaled, per_tensor):
     grads = [torch.zeros(1, dtype=torch.bfloat16)] * tensors
     with aot.compiling_for(arch) as kernels:
-        module.launch(grads, torch.ones(()) if scaled else None)
+        module.launch(grads, torch.ones(()) if scaled else None, per_tensor=per_tensor)
     main, finish = kernels
     # fp16 and bf16 take one 16-byte load for a thread's eight elements, fp32 two, fp64 four. A lost alignment hint or a
     # masked main loop makes all of them scalar.
@@ -23,5 +24,5 @@ def test_compiles_with_wide_loads(arch, tensors, scaled):
     for kernel in (main, finish):
         used = aot.usage(kernel)
         assert used.stack <= 16, "two saved registers outside of the loops are tolerated, spills within them are more"
-        assert used.registers <= 96  # 4 programs of 128 threads on an SM take 512 times this; there are 65,536
+        assert used.registers <= 128  # 4 programs of 128 threads on an SM take 512 times this; there are 65,536
         assert used.shared <= 4096

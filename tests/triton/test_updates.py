@@ -48,13 +48,12 @@ def test_update_scale(arch):
     check_rounding(kernels[0])
 
 
-def compile_update(arch, op, kind, *, grad=None, moment=F32, tensors=1, skew=0, **call):
+def compile_update(arch, op, kind, *, grad=None, moment=F32, amsgrad=False, tensors=1, skew=0, **call):
     """The two kernels of a step of parameters of one kind, by the launcher."""
-    update = Update(
-        [kind], shapes=((8,),) * tensors, grad_dtype=grad, moment_dtype=moment, moments=2 if op is adamw else 1
-    )
+    moments = 2 if op is adamw else 1
+    update = Update([kind], 0, ((8,),) * tensors, grad, moment, moments, amsgrad=amsgrad)
     update.grads = [torch.zeros(8 + skew, dtype=g.dtype)[skew:] for g in update.grads]
-    for tensors in (update.params, update.grads, *update.buffers, update.masters, update.shadows):
+    for tensors in (update.params, update.grads, *update.buffers, update.masters, update.shadows, update.emas):
         for t in tensors:
             assert t.data_ptr() % 16 == (skew * t.element_size() if tensors is update.grads else 0)
     call = call or {"grad_scale": 2.0, "found_inf": 0.0, "sum_sq": 1.0, "max_norm": 1.0}
@@ -102,6 +101,32 @@ def test_updates(arch, op, name, grad, moment):
     assert aot.count(r"min\.f32", prepare) == 0, "the minimum of NaN and 1 is 1: a NaN norm must give a NaN factor"
     # The formula's four (of Lion three), for eight elements, in the main loop and in the tail; sm_100 has one instruction for two.
     assert aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == (3 if op is lion else 4) * 8 * 2
+
+
+#: kind, whether with AMSGrad -> 16-byte loads and stores of a thread's eight elements without the two first moments
+EXTRAS = {
+    "split_ema": (Kind(BF16, master=torch.int16, ema=True), False, 5, 4),
+    "split_amsgrad": (Kind(BF16, master=torch.int16), True, 5, 4),
+    "master_all": (Kind(BF16, master=F32, ema=True), True, 7, 7),
+    "stochastic": (Kind(BF16, stochastic=True), False, 2, 1),
+    "stochastic_fp16_all": (Kind(F16, stochastic=True, ema=True), True, 6, 5),
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", EXTRAS)
+def test_extras(arch, name):
+    kind, amsgrad, loads, stores = EXTRAS[name]
+    update = compile_update(arch, adamw, kind, amsgrad=amsgrad, tensors=161)[1]
+    assert aot.count(WIDE_LOAD, update) == loads + 4
+    assert aot.count(WIDE_STORE, update) == stores + 4
+    check_fits(update, _update.PROGRAMS_PER_SM - (kind.ema and amsgrad))
+    check_rounding(update)
+    assert update.src.signature["seed"] == "i64"
+    # The generator's twenty products, one call for a thread's eight elements, in the main loop and in the tail; the first
+    # one is of the index and the same everywhere.
+    products = aot.count(r"mul\.hi\.u32", update)
+    assert 2 * 19 <= products <= 2 * 20 if kind.stochastic else products == 0
 
 
 @pytest.mark.parametrize("op", [adamw, sgd, lion])

@@ -1,14 +1,17 @@
-// check_and_norm(grads, grad_scale) -> (sum of squares, found_inf) of the unscaled gradients; reads every gradient
-// once, writes none.
+// check_and_norm(grads, grad_scale, table, norm_type, per_tensor) -> (sum of squares or largest magnitude, found_inf)
+// of the unscaled gradients, of all or of each; reads every gradient once, writes none.
 //
 // The sum is formed in double: squares of fp32 values neither overflow nor vanish in it. Its order is fixed (64 lanes
 // within a chunk, chunks in order), so the result has the same bits for any number of threads. found_inf comes from the
 // elements: finite gradients whose sum is not finite in fp32 are no overflow.
 #include "math/clip.h"
 #include "math/half.h"
+#include "math/norm.h"
 #include "ops/cpu/arguments.h"
 #include "ops/cpu/chunks.h"
 #include "ops/cpu/tile.h"
+#include "ops/norm_type.h"
+#include "ops/tensor_table.h"
 
 namespace ak {
 namespace {
@@ -18,8 +21,13 @@ constexpr int64_t kLanes =
     64;  // enough that the additions of one lane, which wait for each other, do not limit the speed
 
 struct Partial {
-  double sum_sq;
-  bool found;
+  double sum_sq = 0;
+  uint32_t peak = 0;  // math/norm.h
+
+  void add(const Partial& other) {
+    sum_sq += other.sum_sq;
+    peak = std::max(peak, other.peak);
+  }
 };
 
 float widened(fp16 x) { return to_float(x); }
@@ -33,6 +41,16 @@ AK_SIMD_CLONES void unscaled_span(const T* __restrict x, Wide* __restrict g, int
 }
 
 template <typename Wide>
+AK_SIMD_CLONES uint32_t peak_of_span(const Wide* __restrict g, int64_t n) {
+  decltype(magnitude_bits(Wide{})) largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto magnitude = magnitude_bits(g[i]);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return peak_of(largest);
+}
+
+template <typename Wide>
 AK_SIMD_CLONES void add_squares(const Wide* __restrict g, double* __restrict sums, int64_t n) {
   for (; n >= kLanes; n -= kLanes, g += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane)
@@ -42,62 +60,91 @@ AK_SIMD_CLONES void add_squares(const Wide* __restrict g, double* __restrict sum
 }
 
 template <typename T>
-Partial chunk_partial(const void* data, const Chunk& chunk, float inv_scale) {
+Partial chunk_partial(const void* data, const Chunk& chunk, float inv_scale, Norm norm) {
   using Wide = decltype(widened(T{}));
   alignas(64) Wide tile[kTile];
   alignas(64) double sums[kLanes] = {};
-  Partial total{0.0, false};
+  Partial total;
   for (int64_t at = chunk.begin; at < chunk.end; at += kTile) {
     const int64_t n = std::min(kTile, chunk.end - at);
     unscaled_span(static_cast<const T*>(data) + at, tile, n, inv_scale);
-    total.found |= any_non_finite(tile, n);
-    add_squares(tile, sums, n);
+    total.peak = std::max(total.peak, peak_of_span(tile, n));
+    if (norm == Norm::kSumOfSquares) add_squares(tile, sums, n);
   }
   for (const double sum : sums) total.sum_sq += sum;
   return total;
 }
 
-Partial chunk_partial(const Tensor& grad, const Chunk& chunk, float inv_scale) {
-  switch (grad.scalar_type()) {
+struct Grad {
+  const void* data;
+  int64_t numel;
+  ScalarType dtype;
+};
+
+Partial chunk_partial(const Grad& grad, const Chunk& chunk, float inv_scale, Norm norm) {
+  switch (grad.dtype) {
     case ScalarType::Half:
-      return chunk_partial<fp16>(grad.const_data_ptr(), chunk, inv_scale);
+      return chunk_partial<fp16>(grad.data, chunk, inv_scale, norm);
     case ScalarType::BFloat16:
-      return chunk_partial<bf16>(grad.const_data_ptr(), chunk, inv_scale);
+      return chunk_partial<bf16>(grad.data, chunk, inv_scale, norm);
     case ScalarType::Float:
-      return chunk_partial<float>(grad.const_data_ptr(), chunk, inv_scale);
+      return chunk_partial<float>(grad.data, chunk, inv_scale, norm);
     default:
-      return chunk_partial<double>(grad.const_data_ptr(), chunk, inv_scale);
+      return chunk_partial<double>(grad.data, chunk, inv_scale, norm);
   }
 }
 
-Tensor scalar(float value) {
-  Tensor result = torch::stable::empty({}, ScalarType::Float);
-  *static_cast<float*>(result.mutable_data_ptr()) = value;
-  return result;
-}
-
-std::tuple<Tensor, Tensor> check_and_norm(const TensorList grads, const std::optional<Tensor> grad_scale) {
-  AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
-  for (size_t i = 0; i < grads.size(); ++i) {
+std::vector<Grad> checked_grads(const TensorList& list, const std::optional<Tensor>& table) {
+  const auto accepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
+  std::vector<Grad> grads;
+  if (table) {
+    for (const TableRow& row : table_rows(kOp, {"table"}, *table)) {
+      const ArgName name{"grads", static_cast<int64_t>(grads.size())};
+      const ScalarType dtype = table_dtype(kOp, name, row.grad_dtype, accepted);
+      grads.push_back({table_address(kOp, name, row.grad, row.numel, dtype), row.numel, dtype});
+    }
+    return grads;
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
     const ArgName name{"grads", static_cast<int64_t>(i)};
-    check_dtype(kOp, name, grads[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
-    check_cpu(kOp, name, grads[i]);
-    check_dense(kOp, name, grads[i]);
+    check_dtype(kOp, name, list[i], accepted);
+    check_cpu(kOp, name, list[i]);
+    check_dense(kOp, name, list[i]);
+    grads.push_back({list[i].const_data_ptr(), list[i].numel(), list[i].scalar_type()});
   }
+  return grads;
+}
+
+std::tuple<Tensor, Tensor> check_and_norm(const TensorList list, const std::optional<Tensor> grad_scale,
+                                          const std::optional<Tensor> table, const double norm_type,
+                                          const bool per_tensor) {
+  AK_CHECK(!list.empty(), kOp, ": grads must not be empty");
+  const Norm norm = norm_of(kOp, norm_type);
+  const std::vector<Grad> grads = checked_grads(list, table);
   const float inv_scale = grad_scale ? inverse_scale(read_scalar<float>(kOp, {"grad_scale"}, *grad_scale)) : 1.0f;
 
   const std::vector<Chunk> chunks =
-      make_chunks(static_cast<int64_t>(grads.size()), [&](int64_t i) { return grads[static_cast<size_t>(i)].numel(); });
+      make_chunks(static_cast<int64_t>(grads.size()), [&](int64_t i) { return grads[static_cast<size_t>(i)].numel; });
   std::vector<Partial> partials(chunks.size());
   for_each_chunk(chunks, [&](int64_t index, const Chunk& chunk) {
-    partials[static_cast<size_t>(index)] = chunk_partial(grads[static_cast<size_t>(chunk.tensor)], chunk, inv_scale);
+    const Grad& grad = grads[static_cast<size_t>(chunk.tensor)];
+    partials[static_cast<size_t>(index)] = chunk_partial(grad, chunk, inv_scale, norm);
   });
-  Partial total{0.0, false};
-  for (const Partial& p : partials) {
-    total.sum_sq += p.sum_sq;
-    total.found |= p.found;
+  std::vector<Partial> totals(per_tensor ? grads.size() : 1);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    totals[per_tensor ? static_cast<size_t>(chunks[i].tensor) : 0].add(partials[i]);
   }
-  return {scalar(static_cast<float>(total.sum_sq)), scalar(total.found ? 1.0f : 0.0f)};
+
+  const std::vector<int64_t> shape(per_tensor ? 1 : 0, static_cast<int64_t>(grads.size()));
+  const Tensor norms = torch::stable::empty(shape, ScalarType::Float);
+  const Tensor found_inf = torch::stable::empty(shape, ScalarType::Float);
+  float* norms_at = static_cast<float*>(norms.mutable_data_ptr());
+  float* found_at = static_cast<float*>(found_inf.mutable_data_ptr());
+  for (size_t i = 0; i < totals.size(); ++i) {
+    norms_at[i] = norm == Norm::kLargest ? peak_value(totals[i].peak) : static_cast<float>(totals[i].sum_sq);
+    found_at[i] = peak_is_finite(totals[i].peak) ? 0.0f : 1.0f;
+  }
+  return {norms, found_inf};
 }
 
 }  // namespace

@@ -14,25 +14,25 @@ AK_SIMD_CLONES void update_span(float* __restrict p, float* __restrict m, const 
 }
 
 void lion_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs, const TensorList& steps,
-           const TensorList& masters, const TensorList& shadows, const Tensor& layout, const TensorList& lrs,
-           const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
+           const TensorList& masters, const TensorList& shadows, const TensorList& emas, const Tensor& layout,
+           const TensorList& lrs, const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
            const std::optional<Tensor>& sum_sq, const std::vector<double>& lr, const std::vector<double>& beta1,
-           const std::vector<double>& beta2, const std::vector<double>& weight_decay, const std::vector<int64_t>& flags,
-           double max_norm) {
+           const std::vector<double>& beta2, const std::vector<double>& weight_decay,
+           const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
   check_groups(kOp, lr.size(),
                {{"beta1", beta1.size()},
                 {"beta2", beta2.size()},
                 {"weight_decay", weight_decay.size()},
+                {"ema_decay", ema_decay.size()},
                 {"flags", flags.size()}});
   const UpdateTensors tensors{
-      kOp,        params,    grads, {{"exp_avgs", &exp_avgs}}, true, steps, masters, shadows, layout, lrs,
+      kOp,        params,    grads, {{"exp_avgs", &exp_avgs}}, steps, masters, shadows, emas, layout, lrs,
       grad_scale, found_inf, sum_sq};
   take_step(
-      tensors, lr, flags, max_norm,
+      tensors, {lr, ema_decay, flags, max_norm, seed},
       [&](size_t g, double rate, float) { return lion_scalars({rate, beta1[g], beta2[g], weight_decay[g]}); },
-      [](float* p, const float* g, float* m, float*, int64_t n, float inv_scale, float clip, const LionScalars& s) {
-        update_span(p, m, g, n, inv_scale, clip, s);
-      });
+      [](float* p, const float* g, float* const* moments, int64_t n, float inv_scale, float clip,
+         const LionScalars& s) { update_span(p, moments[0], g, n, inv_scale, clip, s); });
 }
 
 }  // namespace

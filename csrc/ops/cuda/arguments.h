@@ -12,6 +12,7 @@
 #include "device/tensor_list.cuh"
 #include "kernels/grad_list.h"
 #include "ops/check.h"
+#include "ops/tensor_table.h"
 
 namespace ak {
 
@@ -73,6 +74,20 @@ class CudaCall {
         data = grads[i].mutable_data_ptr();
       }
       refs.push_back({data, grads[i].numel(), dtype_of(grads[i].scalar_type())});
+    }
+    return refs;
+  }
+
+  // The gradients of a table in place of a list.
+  std::vector<GradRef> grad_refs(const Tensor& table) const {
+    const auto accepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
+    const auto rows = table_rows(op_, {"table"}, table);
+    std::vector<GradRef> refs;
+    refs.reserve(rows.size());
+    for (const TableRow& row : rows) {
+      const ArgName name{"grads", static_cast<int64_t>(refs.size())};
+      const ScalarType dtype = table_dtype(op_, name, row.grad_dtype, accepted);
+      refs.push_back({table_address(op_, name, row.grad, row.numel, dtype), row.numel, dtype_of(dtype)});
     }
     return refs;
   }

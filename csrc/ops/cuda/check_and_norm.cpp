@@ -1,27 +1,46 @@
-// check_and_norm(grads, grad_scale) -> (sum of squares, found_inf) on CUDA: checks, memory, launch of
-// kernels/check_and_norm.cu.
+// check_and_norm(grads, grad_scale, table, norm_type, per_tensor) -> (sums of squares or largest magnitudes, found_inf)
+// on CUDA: checks, memory, launch of kernels/check_and_norm.cu.
 #include "kernels/check_and_norm.h"
 
 #include "ops/cuda/arguments.h"
+#include "ops/norm_type.h"
 
 namespace ak {
 namespace {
 
 constexpr const char* kOp = "check_and_norm";
 
-std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std::optional<Tensor> grad_scale) {
-  AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
-  const CudaCall call(kOp, {"grads", 0}, grads[0]);
-  const std::vector<GradRef> refs = call.grad_refs<const void>(grads);
-  const float* scale = call.scalar({"grad_scale"}, grad_scale);
+void zero(const CudaCall& call, const Tensor& t, size_t bytes) {
+  if (bytes > 0) {
+    STD_CUDA_CHECK(cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, static_cast<cudaStream_t>(call.stream())));
+  }
+}
 
-  const Tensor sum_sq = call.empty({}, ScalarType::Float), found_inf = call.empty({}, ScalarType::Float);
-  const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs));
-  STD_CUDA_CHECK(
-      cudaMemsetAsync(scratch.mutable_data_ptr(), 0, kNormScratchZeroed, static_cast<cudaStream_t>(call.stream())));
-  call.check(check_and_norm(refs, scale, scratch.mutable_data_ptr(), static_cast<float*>(sum_sq.mutable_data_ptr()),
-                            static_cast<float*>(found_inf.mutable_data_ptr()), call.stream()));
-  return {sum_sq, found_inf};
+std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std::optional<Tensor> grad_scale,
+                                              const std::optional<Tensor> table, const double norm_type,
+                                              const bool per_tensor) {
+  AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
+  const Norm norm = norm_of(kOp, norm_type);
+  const CudaCall call(kOp, {"grads", 0}, grads[0]);
+  const std::vector<GradRef> refs = table ? call.grad_refs(*table) : call.grad_refs<const void>(grads);
+  const float* scale = call.scalar({"grad_scale"}, grad_scale);
+  const std::vector<int64_t> shape(per_tensor ? 1 : 0, static_cast<int64_t>(refs.size()));
+  const Tensor norms = call.empty(shape, ScalarType::Float), found_inf = call.empty(shape, ScalarType::Float);
+  float* norms_at = static_cast<float*>(norms.mutable_data_ptr());
+  float* found_at = static_cast<float*>(found_inf.mutable_data_ptr());
+
+  if (per_tensor) {
+    const bool any_empty = std::any_of(refs.begin(), refs.end(), [](const GradRef& g) { return g.numel == 0; });
+    for (const Tensor& result : {norms, found_inf}) zero(call, result, any_empty ? sizeof(float) * refs.size() : 0);
+    const Tensor scratch = call.scratch(check_and_norm_per_tensor_scratch_bytes(refs));
+    call.check(
+        check_and_norm_per_tensor(refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at, call.stream()));
+  } else {
+    const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs));
+    zero(call, scratch, kNormScratchZeroed);
+    call.check(check_and_norm(refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at, call.stream()));
+  }
+  return {norms, found_inf};
 }
 
 }  // namespace

@@ -10,14 +10,16 @@
 
 namespace ak {
 
-inline ParamState param_state(const UpdateParam& p) {
+static_assert(UpdateParam::kMaxMoments == kMaxMoments, "the kernels take as many moments as the ops");
+
+inline ParamState param_state(const UpdateParam& p, bool stochastic) {
   ParamState s{};
   s.param = p.param.data;
   s.grad = p.grad.data;
   s.numel = p.numel;
   s.param_dtype = dtype_of(p.param.dtype);
   s.grad_dtype = dtype_of(p.grad.dtype);
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < kMaxMoments; ++m) {
     s.moments[m] = p.moments[m].data;
     s.moment_dtypes[m] = dtype_of(p.moments[m].dtype);
   }
@@ -28,18 +30,23 @@ inline ParamState param_state(const UpdateParam& p) {
   s.master = p.master.data;
   s.shadow = p.shadow.data;
   s.shadow_dtype = dtype_of(p.shadow.dtype);
+  s.ema = reinterpret_cast<float*>(p.ema.data);
+  s.stochastic = stochastic;
+  s.index = p.index;
   s.group = static_cast<int>(p.group);
   return s;
 }
 
 // check_update_arguments for memory of the call's device.
-inline std::vector<ParamState> check_update(const CudaCall& call, const UpdateTensors& t, size_t groups) {
+inline std::vector<ParamState> check_update(const CudaCall& call, const UpdateTensors& t,
+                                            const std::vector<int64_t>& flags) {
+  const std::vector<UpdateParam> params =
+      check_update_arguments(t, static_cast<int64_t>(flags.size()),
+                             [&](ArgName name, const Tensor& tensor) { call.check_place(name, tensor); });
   std::vector<ParamState> states;
-  states.reserve(t.params.size());
-  for (const UpdateParam& p :
-       check_update_arguments(t, static_cast<int64_t>(groups),
-                              [&](ArgName name, const Tensor& tensor) { call.check_place(name, tensor); })) {
-    states.push_back(param_state(p));
+  states.reserve(params.size());
+  for (const UpdateParam& p : params) {
+    states.push_back(param_state(p, (flags[static_cast<size_t>(p.group)] & kStochastic) != 0));
   }
   return states;
 }
@@ -52,20 +59,23 @@ inline StepDecisions step_decisions(const CudaCall& call, const UpdateTensors& t
 // One step: checks, memory, launch. `options_of(group)` are the Options of a group, `scratch_bytes` and `launch` the
 // functions of kernels/X.h.
 template <typename Options, typename OptionsOf, typename ScratchBytes, typename Launch>
-void take_step(const UpdateTensors& t, const std::vector<int64_t>& flags, double max_norm, const OptionsOf& options_of,
+void take_step(const UpdateTensors& t, const UpdateNumbers& numbers, const OptionsOf& options_of,
                const ScratchBytes& scratch_bytes, const Launch& launch) {
-  if (t.params.empty()) return;
-  const CudaCall call(t.op, {"params", 0}, t.params[0]);
-  const std::vector<ParamState> states = check_update(call, t, flags.size());
+  const bool table = has_table(t) && !t.steps.empty();
+  if (t.params.empty() && !table) return;
+  const CudaCall call = table ? CudaCall(t.op, {"steps", 0}, t.steps[0]) : CudaCall(t.op, {"params", 0}, t.params[0]);
+  const std::vector<int64_t>& flags = numbers.flags;
+  const std::vector<ParamState> states = check_update(call, t, flags);
   std::vector<ParamGroup<Options>> groups;
   groups.reserve(flags.size());
   for (size_t g = 0; g < flags.size(); ++g) {
     const float* lr = t.lrs.empty() ? nullptr : static_cast<const float*>(t.lrs[g].const_data_ptr());
-    groups.push_back({options_of(g), lr, (flags[g] & kMaximize) != 0});
+    groups.push_back({options_of(g), lr, (flags[g] & kMaximize) != 0, numbers.ema_decay[g]});
   }
-  const StepDecisions decisions = step_decisions(call, t, max_norm);
-  const Tensor scratch = call.scratch(scratch_bytes(states.size()));
-  call.check(launch(states, groups, decisions, scratch.mutable_data_ptr(), call.stream()));
+  const StepDecisions decisions = step_decisions(call, t, numbers.max_norm);
+  const Tensor scratch = call.scratch(scratch_bytes(states));
+  const uint64_t seed = static_cast<uint64_t>(numbers.seed);
+  call.check(launch(states, groups, decisions, seed, scratch.mutable_data_ptr(), call.stream()));
 }
 
 }  // namespace ak

@@ -3,6 +3,7 @@
 from . import Mutant
 
 TEST = "test_adamw"
+KERNEL = "kernels/adamw.cu"
 STEP = "kernels/update_step.cuh"
 WEIGHTS = "kernels/update.cuh"
 PLAN = "kernels/tensor_list.h"
@@ -55,14 +56,14 @@ MUTANTS = [
     # ---- elements
     Mutant(
         STEP,
-        "args.aligned[tensor] ? chunk.count / 8 * 8 : 0",
+        "aligned ? chunk.count / 8 * 8 : 0",
         "chunk.count / 8 * 8",
         "unaligned tensors take the vector path",
     ),
     Mutant(
         STEP,
-        "args.aligned[tensor] ? chunk.count / 8 * 8 : 0",
-        "args.aligned[tensor] ? (chunk.count + 7) / 8 * 8 : 0",
+        "aligned ? chunk.count / 8 * 8 : 0",
+        "aligned ? (chunk.count + 7) / 8 * 8 : 0",
         "the tail is rounded up",
     ),
     Mutant(
@@ -74,8 +75,8 @@ MUTANTS = [
     Mutant(STEP, "int i = thread_index() * 8;", "int i = thread_index();", "vectors overlap"),
     Mutant(
         STEP,
-        "if (kHasMoments) store_moment",
-        "if (kHasMoments && m == 0) store_moment",
+        "m < kThere; m++) store_moment",
+        "m < 1; m++) store_moment",
         "the second moment is not stored",
     ),
     Mutant(
@@ -90,22 +91,119 @@ MUTANTS = [
         "fetch<V>(t.moments[0], t.moment_dtypes[m], i)",
         "the first moment is read twice",
     ),
-    Mutant(STEP, "second[place] = p.master;", "second[place] = p.shadow;", "the remainder is looked for in the shadow"),
     Mutant(
-        STEP,
+        STEP, "aligned[place] && is_aligned(p.moments[m])", "aligned[place]", "a moment's alignment is not looked at"
+    ),
+    # ---- which way a weight is kept
+    Mutant(
+        WEIGHTS,
+        "WeightKind::kSplitBf16, p.param, p.master};",
+        "WeightKind::kSplitBf16, p.param, p.shadow};",
+        "the remainder is looked for in the shadow",
+    ),
+    Mutant(
+        WEIGHTS,
         "half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16",
         "WeightKind::kSplitBf16",
         "an fp16 split master is taken for bf16",
     ),
+    Mutant(WEIGHTS, "of_copy(p.shadow_dtype == DType::kFloat16)", "of_copy(half)", "an fp16 shadow is written as bf16"),
+    Mutant(WEIGHTS, "if (p.stochastic) return", "if (false) return", "stochastic rounding is ignored"),
+    Mutant(
+        WEIGHTS,
+        "if (p.param_dtype == DType::kFloat32) return",
+        "if (p.param_dtype == DType::kFloat32 && !p.stochastic) return",
+        "an fp32 weight is rounded stochastically",
+    ),
+    Mutant(
+        WEIGHTS,
+        "half ? WeightKind::kStochasticFp16 : WeightKind::kStochasticBf16",
+        "WeightKind::kStochasticBf16",
+        "an fp16 weight is rounded as bf16",
+    ),
+    Mutant(
+        WEIGHTS,
+        "f(StochasticWeight<fp16>{});",
+        "f(PlainWeight<fp16>{});",
+        "fp16 weights are rounded to nearest even",
+    ),
+    # ---- stochastic rounding
+    Mutant(
+        WEIGHTS, "static_cast<uint64_t>(i) / 8", "static_cast<uint64_t>(i)", "every element calls the generator anew"
+    ),
+    Mutant(
+        WEIGHTS,
+        "round_stochastic<T>(x[j], random16(bits, j))",
+        "round_stochastic<T>(x[j], random16(bits, 0))",
+        "eight elements share one number",
+    ),
+    Mutant(
+        WEIGHTS,
+        "i % 8 == j ? random16(bits, j) : random",
+        "random16(bits, 0)",
+        "element by element all take the first number of a call",
+    ),
+    Mutant(WEIGHTS, "key.seed, key.step, key.index", "key.seed, key.index, key.step", "step and index are mixed up"),
+    Mutant(STEP, "{seed, row.step, row.index}", "{uint32_t(seed), row.step, row.index}", "half of the seed is dropped"),
+    Mutant(STEP, "row.step = static_cast<uint32_t>(step);", "", "all steps have the same random bits"),
     Mutant(
         STEP,
-        "p.shadow_dtype == DType::kFloat16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16",
-        "WeightKind::kFp32CopyBf16",
-        "an fp16 shadow is written as bf16",
+        "row.step = static_cast<uint32_t>(step);",
+        "row.step = static_cast<uint32_t>(step) - 1;",
+        "the random bits of the step before",
+    ),
+    Mutant(STEP, "args.index[i] = p.index;", "args.index[i] = begin + i;", "the index depends on the list"),
+    # ---- average of the weights
+    Mutant(
+        WEIGHTS, "ak::ema(average[j], weight[j], take)", "ak::ema(weight[j], average[j], take)", "the average jumps"
+    ),
+    Mutant(STEP, "ema_take(group.ema_decay)", "static_cast<float>(group.ema_decay)", "takes what it should keep"),
+    Mutant(STEP, "ema_take(group.ema_decay)", "ema_take(groups[0].ema_decay)", "all have the decay of group 0"),
+    Mutant(
+        STEP,
+        "if (kExtras && t.ema != nullptr) store_ema",
+        "for (float& w : weight) w = to_float(round_to<bf16>(w)); if (kExtras && t.ema != nullptr) store_ema",
+        "the average is of the rounded weight",
+    ),
+    Mutant(STEP, "(t.ema + i)", "(t.ema)", "the first elements of the average are read again and again"),
+    Mutant(STEP, "t.ema = extras.ema[tensor]", "t.ema = extras.ema[0]", "the average of another parameter"),
+    Mutant(
+        STEP, "if (kExtras && t.ema != nullptr) average", "if (kExtras) average", "an average that is not there is read"
     ),
     Mutant(
-        STEP, "aligned[place] && is_aligned(p.moments[m])", "aligned[place]", "a moment's alignment is not looked at"
+        STEP,
+        "aligned[place] = aligned[place] && is_aligned(p.ema);",
+        "",
+        "unaligned averages take the vector path",
     ),
+    # ---- AMSGrad
+    Mutant(KERNEL, "if (largest) {", "if (false) {", "the largest second moment is ignored"),
+    Mutant(
+        KERNEL,
+        "moments[1], moments[2], grad",
+        "moments[2], moments[1], grad",
+        "the second moment and the largest one are mixed up",
+    ),
+    Mutant(
+        STEP, "kOptionalMoments ? kMoments : Rule::kRequiredMoments", "kMoments", "a moment that is not there is read"
+    ),
+    Mutant(
+        STEP,
+        "m < kThere; m++) store_moment",
+        "m < Rule::kRequiredMoments; m++) store_moment",
+        "the third moment is not stored",
+    ),
+    Mutant(
+        STEP,
+        "t.moments[Rule::kRequiredMoments] != nullptr",
+        "t.moments[Rule::kRequiredMoments] != t.ema",
+        "the third moment counts only where there is an average",
+    ),
+    # ---- which kernel
+    Mutant(STEP, "return moments || p.ema != nullptr ||", "return p.ema != nullptr ||", "AMSGrad alone is not noticed"),
+    Mutant(STEP, "moments || p.ema != nullptr ||", "moments ||", "an average alone is not noticed"),
+    Mutant(STEP, "|| weight_place(p).stochastic();", ";", "stochastic rounding alone is not noticed"),
+    Mutant(STEP, "std::any_of(params", "std::all_of(params", "one parameter without extras hides those of the others"),
     # ---- ways to keep a weight
     Mutant(WEIGHTS, "store_rounded<T>(second, i, x);", "", "the 16-bit copy is not written"),
     Mutant(WEIGHTS, "raw.remainder[j] = split.remainder;", "raw.remainder[j] = 0;", "the remainder is dropped"),

@@ -6,6 +6,7 @@ TEST = "test_check_and_norm"
 KERNEL = "kernels/check_and_norm.cu"
 WALK = "kernels/vector_walk.cuh"
 PLAN = "kernels/tensor_list.h"
+NORM = "math/norm.h"
 
 MUTANTS = [
     # ---- elements
@@ -32,14 +33,33 @@ MUTANTS = [
         "threads run into each other's vectors",
     ),
     Mutant(WALK, "f(at + k * kStride, v[k]);", "f(at, v[0]);", "the first of four vectors counts four times"),
-    Mutant(KERNEL, "finite = finite && is_finite(x);", "finite = is_finite(x);", "only the last element is checked"),
+    Mutant(
+        KERNEL, "Larger{}(largest, magnitude_bits(x))", "magnitude_bits(x)", "only the last element's magnitude is kept"
+    ),
+    Mutant(KERNEL, "magnitude_bits(x));", "magnitude_bits(widen(v[j])));", "the scaled value is checked"),
+    Mutant(KERNEL, "unscale(widen(v[j]), factor)", "widen(v[j])", "not unscaled"),
+    Mutant(NORM, "bits_of(x) & 0x7fffffffu", "bits_of(x)", "a negative element is larger than infinity"),
+    Mutant(NORM, "magnitude >= 0x7f800000u", "magnitude > 0x7f800000u", "infinity is finite"),
+    Mutant(
+        NORM,
+        "return magnitude >= 0x7ff0000000000000u",
+        "return rounded >= 0x7f800000u",
+        "a double above fp32's range is no number",
+    ),
+    # ---- small values
+    Mutant(KERNEL, "sum < kSmallSum && largest != 0", "false", "small squares vanish"),
+    Mutant(KERNEL, "factor = inv_scale * kLift;", "", "the second reading is like the first"),
+    Mutant(
+        KERNEL, "static_cast<double>(sum) * kUnlift", "static_cast<double>(sum)", "lifted squares count as they are"
+    ),
     Mutant(
         KERNEL,
-        "finite = finite && is_finite(x);",
-        "finite = finite && is_finite(widen(grad));",
-        "the scaled value is checked",
+        "&& largest != 0;",
+        ";",
+        "zeros are read twice",
+        missed="the result is the same; it costs time where gradients are zero, which nothing on a CPU shows",
     ),
-    Mutant(KERNEL, "const auto x = unscale(widen(grad), inv_scale);", "const auto x = widen(grad);", "not unscaled"),
+    Mutant(NORM, "0x1p-120f", "0x1p-149f", "only sums of zero are read again, not those that lost bits"),
     # ---- chunks and launches
     Mutant(
         PLAN, "if (entry.numel == 0) continue;", "", "an empty tensor takes a place, and the last ones get no launch"
@@ -48,37 +68,69 @@ MUTANTS = [
     Mutant(KERNEL, "uint32_t index = block_index();", "uint32_t index = 0;", "every block starts with the first chunk"),
     Mutant(
         KERNEL,
-        "launch * grid_blocks() + block_index()",
+        "launch.number * grid_blocks() + block_index()",
         "block_index()",
         "a launch overwrites the slots of the one before",
     ),
     Mutant(
-        KERNEL, "launch + 1 < slots.launches ||", "", "every launch reduces: the slots of later ones are not there yet"
+        KERNEL,
+        "launch.number + 1 < launch.launches ||",
+        "",
+        "every launch reduces: the slots of later ones are not there yet",
     ),
     Mutant(
         KERNEL,
-        "slot < slots.launches * grid_blocks()",
-        "slot < grid_blocks()",
+        "count = launch.launches * grid_blocks()",
+        "count = grid_blocks()",
         "only the first launch's slots are added",
     ),
     Mutant(
         KERNEL,
-        "any = any || load(slots.not_finite + slot) != 0;",
-        "any = load(slots.not_finite + slot) != 0;",
+        "found.peak = Larger{}(found.peak, load(slots.peak + slot));",
+        "found.peak = load(slots.peak + slot);",
         "only a thread's last slot is looked at",
     ),
     Mutant(
         KERNEL,
-        "const bool found = block_any(!finite);",
-        "const bool found = !finite;",
+        "block_reduce<kThreads>(found.peak, Larger{})",
+        "found.peak",
         "only thread 0's elements are checked",
     ),
     Mutant(
         KERNEL,
-        "if (thread_index() == 0) { const int slot",
-        "if (thread_index() <= 1) { const int slot",
+        "if (thread_index() == 0) store_slot(slots, launch",
+        "if (thread_index() <= 1) store_slot(slots, launch",
         "two threads write one slot",
     ),
-    Mutant(KERNEL, "sum = block_sum<kThreads>(sum);", "", "a block's sum is that of its first thread"),
-    Mutant(KERNEL, "total = block_sum<kThreads>(total);", "", "the total is that of the first thread's slots"),
+    Mutant(KERNEL, "{block_sum<kThreads>(found.sum),", "{found.sum,", "a block's sum is that of its first thread"),
+    Mutant(KERNEL, "total = block_total<kThreads>(total);", "", "the total is that of the first thread's slots"),
+    Mutant(KERNEL, "results.kind == Norm::kLargest", "false", "the largest magnitude is never returned"),
+    # ---- each tensor
+    Mutant(
+        KERNEL, "store_slot(slots, first, found)", "store_slot(slots, tensor, found)", "blocks share a tensor's slot"
+    ),
+    Mutant(KERNEL, "index < args.map.end[tensor];", "index <= args.map.end[tensor];", "a chunk of the next tensor"),
+    Mutant(
+        KERNEL,
+        "add_chunk<kThreads>(args, args.map.find(index, tensor), inv_scale, found);",
+        "add_chunk<kThreads>(args, args.map.find(first, tensor), inv_scale, found);",
+        "a block's first chunk of a tensor counts for all of them",
+    ),
+    Mutant(KERNEL, "tensor == 0 ? 0 : args.map.end[tensor - 1]", "0", "every tensor begins with the first slot"),
+    Mutant(KERNEL, "chunks < static_cast<uint32_t>(blocks) ? chunks :", "", "slots of the next tensors, too"),
+    Mutant(KERNEL, ": static_cast<uint32_t>(blocks);", ": chunks;", "slots that nobody wrote"),
+    Mutant(KERNEL, "add_slot(found, slots, begin + slot)", "add_slot(found, slots, slot)", "another tensor's slots"),
+    Mutant(KERNEL, "{warp_sum(found.sum),", "{found.sum,", "a tensor's sum is that of the first lane"),
+    Mutant(KERNEL, "warp_reduce(found.peak, Larger{})", "found.peak", "only the first lane's slots are checked"),
+    Mutant(KERNEL, "args.position[tensor], found", "tensor, found", "empty tensors shift the results"),
+    Mutant(
+        KERNEL, "position[place] = static_cast<int32_t>(number);", "position[place] = place;", "places of one launch"
+    ),
+    Mutant(
+        KERNEL,
+        "tensor += grid_blocks() * kWarps",
+        "tensor += 1 << 20",
+        "only as many tensors as the grid has warps get a result",
+    ),
+    Mutant(KERNEL, "most = std::max(most, args.map.chunks)", "most = args.map.chunks", "slots of the last launch"),
 ]

@@ -1,138 +1,140 @@
-"""Bugs in the wgmma GEMM and in what it stands on."""
+"""Bugs in the main loop of the wgmma GEMM and in what it stands on."""
 
 from . import Mutant
 
 TEST = "test_gemm_sm90"
+LOOP = "kernels/gemm_sm90_mainloop.cuh"
 KERNEL = "kernels/gemm_sm90.cuh"
-HOST = "kernels/gemm_sm90.cu"
+TILE = "kernels/gemm_sm90_tile.cuh"
+HOST = "kernels/gemm_sm90.h"
 
 MUTANTS = [
     # ---- the ring of stages
     Mutant(
-        KERNEL,
+        LOOP,
         "release(previous); previous = p.stage;",
         "release(p.stage); previous = p.stage;",
         "releases the stage in use, not the previous one",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);",
         "mbarrier_wait(p.empty + 8 * p.stage, p.phase);",
         "the producer waits for the wrong parity",
     ),
     Mutant(
-        KERNEL, "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);", "", "the producer does not wait for empty stages"
+        LOOP, "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);", "", "the producer does not wait for empty stages"
     ),
-    Mutant(KERNEL, "mbarrier_wait(p.full + 8 * p.stage, p.phase);", "", "the consumers do not wait for full stages"),
+    Mutant(LOOP, "mbarrier_wait(p.full + 8 * p.stage, p.phase);", "", "the consumers do not wait for full stages"),
     Mutant(
-        KERNEL,
+        LOOP,
         "mbarrier_wait(p.full + 8 * p.stage, p.phase);",
         "if (thread == 0) mbarrier_wait(p.full + 8 * p.stage, p.phase);",
         "only one consumer thread waits for full stages",
     ),
-    Mutant(KERNEL, "phase ^= 1;", "", "the phase bit never flips"),
+    Mutant(LOOP, "phase ^= 1;", "", "the phase bit never flips"),
     Mutant(
-        KERNEL, "wgmma_wait<0>(); release(previous);", "wgmma_wait<0>();", "the last stage of a tile is never released"
+        LOOP, "wgmma_wait<0>(); release(previous);", "wgmma_wait<0>();", "the last stage of a tile is never released"
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "wgmma_wait<1>();  // the previous step is complete, this one keeps the tensor cores busy if (previous >= 0) release(previous);",
         "if (previous >= 0) release(previous); wgmma_wait<1>();",
         "a stage is released before the wait",
     ),
-    Mutant(KERNEL, "wgmma_wait<1>();", "wgmma_wait<2>();", "a stage is released one step too early"),
+    Mutant(LOOP, "wgmma_wait<1>();", "wgmma_wait<2>();", "a stage is released one step too early"),
     Mutant(
-        KERNEL,
-        "mbarrier_init(empty + 8 * i, Tile::kConsumers * Tile::kCluster);",
+        LOOP,
+        "mbarrier_init(empty + 8 * i, Tile::kGroups * Tile::kCluster);",
         "mbarrier_init(empty + 8 * i, Tile::kCluster);",
         "the count of the empty barriers misses a consumer",
     ),
-    Mutant(KERNEL, "mbarrier_init_fence();", "", "the copy engine is not told of the barriers"),
+    Mutant(LOOP, "mbarrier_init_fence();", "", "the copy engine is not told of the barriers"),
     Mutant(KERNEL, "} else { block_sync(); }", "}", "nobody waits for the barriers to be initialised"),
     Mutant(
-        KERNEL,
+        LOOP,
         "mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);",
         "mbarrier_arrive_expect_tx(full, Tile::kBytesA);",
         "the bytes of B are not expected",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "a = (dynamic_shared() + 1023) & ~1023u;",
         "a = dynamic_shared();",
         "the stages are not aligned to the swizzle pattern",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "empty = full + 8 * Tile::kStages;",
         "empty = full + 8 * Tile::kStages - 8;",
         "two barriers share their bytes",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "staging = b + Tile::kStages * Tile::kBytesB;",
         "staging = b + (Tile::kStages - 1) * Tile::kBytesB;",
         "the staging buffer lies over the last stage",
     ),
     Mutant(
-        KERNEL,
+        TILE,
         "constexpr int kAlignment = 1024,",
         "constexpr int kAlignment = 0,",
         "no room to round the shared memory up",
     ),
     # ---- tensor cores
     Mutant(
-        KERNEL,
+        LOOP,
         "address + k16 * 32, 16, 1024",
         "address + k16 * 64, 16, 1024",
         "a k step within a row is twice too long",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "address + k16 * 2048, kSliceBytes, 1024",
         "address + k16 * 2048, kSliceBytes / 2, 1024",
         "the leading distance is halved",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "address + k16 * 2048, kSliceBytes, 1024",
         "address + k16 * 2048, kSliceBytes, 2048",
         "the stride is doubled",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "address + k16 * 2048, kSliceBytes, 1024",
         "address + k16 * 1024, kSliceBytes, 1024",
         "an MN-major k step is halved",
     ),
-    Mutant(KERNEL, "step != work.first_step || k16 != 0", "true", "the first k step adds to the old registers"),
-    Mutant(KERNEL, "step != work.first_step || k16 != 0", "k16 != 0", "every k step starts from zero"),
-    Mutant(KERNEL, "wgmma_fence();", "", "no wgmma_fence"),
-    Mutant(KERNEL, "wgmma_wait<0>();", "wgmma_wait<1>();", "the epilogue does not wait for the last group"),
-    Mutant(KERNEL, "wgmma_wait<0>();", "", "the epilogue does not wait at all"),
-    Mutant(KERNEL, "wgmma_commit();", "", "the group is never closed"),
-    Mutant(KERNEL, "consumer * Tile::kSlicesM * kSliceBytes;", "0;", "both consumers multiply the same rows"),
+    Mutant(LOOP, "step != work.first_step || k16 != 0", "true", "the first k step adds to the old registers"),
+    Mutant(LOOP, "step != work.first_step || k16 != 0", "k16 != 0", "every k step starts from zero"),
+    Mutant(LOOP, "wgmma_fence();", "", "no wgmma_fence"),
+    Mutant(LOOP, "wgmma_wait<0>();", "wgmma_wait<1>();", "the epilogue does not wait for the last group"),
+    Mutant(LOOP, "wgmma_wait<0>();", "", "the epilogue does not wait at all"),
+    Mutant(LOOP, "wgmma_commit();", "", "the group is never closed"),
+    Mutant(LOOP, "group * Tile::kSlicesM * kSliceBytes;", "0;", "both consumers multiply the same rows"),
     Mutant(
-        KERNEL,
+        LOOP,
         "operand<kMajorA>(a + i * kSliceBytes, k16)",
         "operand<kMajorA>(a, k16)",
         "the second slice of a consumer repeats the first",
     ),
     # ---- clusters
-    Mutant(KERNEL, "kEveryBlock = (1 << Tile::kCluster) - 1;", "kEveryBlock = 1;", "the multicast reaches one block"),
+    Mutant(LOOP, "kBoth = 0b11;", "kBoth = 0b01;", "the multicast reaches one block"),
     Mutant(
-        KERNEL,
-        "p.stage * Tile::kBytesB + rank * kShareN * kBlockK * 2;",
+        LOOP,
+        "p.stage * Tile::kBytesB + part_b * kRowBytes;",
         "p.stage * Tile::kBytesB;",
         "both blocks bring their share of B to the same place",
     ),
     Mutant(
-        KERNEL,
-        "const int n = work.n + rank * kShareN;",
-        "const int n = work.n;",
+        LOOP,
+        "work.n + rank * args.second_half, k",
+        "work.n, k",
         "both blocks bring the same share of B",
     ),
     Mutant(
-        KERNEL,
+        LOOP,
         "if (thread < Tile::kCluster) mbarrier_arrive_cluster(p.empty + 8 * stage, thread);",
         "if (thread < 1) mbarrier_arrive_cluster(p.empty + 8 * stage, thread);",
         "stages are not released to the peer",
@@ -150,103 +152,203 @@ MUTANTS = [
         "a block exits while its peer may still arrive",
     ),
     Mutant(
-        KERNEL,
-        "* Tile::kCluster + rank_) * Tile::kBlockM",
-        "* Tile::kCluster) * Tile::kBlockM",
+        LOOP,
+        "Tile::kClusterM + (Tile::kClusterM > 1 ? rank_ : 0)",
+        "Tile::kClusterM",
         "both blocks of a cluster work on the same rows",
     ),
-    # ---- epilogues
-    Mutant(KERNEL, "fence_proxy_async();", "", "no proxy fence before the 16-bit store"),
-    Mutant(KERNEL, "fence_proxy_async();", "", "no proxy fence before the fp32 store", nth=2),
-    Mutant(KERNEL, "if (thread == 0) bulk_wait_read<0>();", "", "the 16-bit staging buffer is reused under a store"),
     Mutant(
-        KERNEL, "if (thread == 0) bulk_wait_read<0>();", "", "the fp32 staging buffer is reused under a store", nth=2
+        LOOP,
+        "Tile::kClusterN + (Tile::kClusterN > 1 ? rank_ : 0)",
+        "Tile::kClusterN",
+        "both blocks of a cluster work on the same columns",
+    ),
+    Mutant(LOOP, "work.m + part_a, k", "work.m, k", "both blocks bring the same share of A"),
+    Mutant(
+        LOOP,
+        "p.stage * Tile::kBytesA + part_a * kRowBytes;",
+        "p.stage * Tile::kBytesA;",
+        "both blocks bring their share of A to the same place",
     ),
     Mutant(
         KERNEL,
-        "bulk_wait_read<0>();  // the last store has left the staging buffer named_barrier(consumer + 1, kGroupThreads);",
-        "bulk_wait_read<0>();",
-        "nobody waits for the thread that waits for the store",
+        "Tile::kBlockM / Tile::kClusterN);",
+        "Tile::kBlockM);",
+        "the box of a shared A is as high as the whole tile",
+    ),
+    # ---- pingpong
+    Mutant(
+        LOOP,
+        "Tile::kGroups * Tile::kCluster",
+        "Tile::kConsumers * Tile::kCluster",
+        "a stage waits for the consumer that does not read it",
+    ),
+    Mutant(KERNEL, "p.skip(work.last_step - work.first_step);", "", "the other's stages are not passed over"),
+    Mutant(
+        LOOP, "phase ^= to / Tile::kStages & 1;", "phase ^= to / Tile::kStages;", "the phase flips by more than one bit"
+    ),
+    Mutant(LOOP, "phase ^= to / Tile::kStages & 1;", "", "the phase does not flip over the other's stages"),
+    Mutant(
+        KERNEL,
+        "if (!first) named_barrier(kTurn + consumer, 2 * kGroupThreads);",
+        "",
+        "nobody waits for the turn: the other's arrivals pile up",
     ),
     Mutant(
         KERNEL,
-        "fence_proxy_async(); named_barrier(consumer + 1, kGroupThreads);",
-        "fence_proxy_async();",
-        "the store does not wait for the writers",
+        "if (!first) named_barrier(kTurn + consumer, 2 * kGroupThreads);",
+        "named_barrier(kTurn + consumer, 2 * kGroupThreads);",
+        "the first tile waits for a turn that nobody gives",
     ),
     Mutant(
         KERNEL,
-        "fence_proxy_async(); named_barrier(consumer + 1, kGroupThreads);",
-        "named_barrier(consumer + 1, kGroupThreads); if (thread != 0) fence_proxy_async();",
-        "the writers fence too late",
-        nth=2,
+        "if (scheduler.more()) named_barrier_arrive(kTurn + 1 - consumer, 2 * kGroupThreads);",
+        "",
+        "the turn is not handed over",
     ),
     Mutant(
         KERNEL,
-        "named_barrier(consumer + 1, kGroupThreads);",
-        "named_barrier(1, kGroupThreads);",
-        "both consumers meet at one barrier",
-    ),
-    Mutant(KERNEL, "(chunk ^ (row & 7)) << 4", "chunk << 4", "the staging buffer is not swizzled"),
-    Mutant(KERNEL, "bulk_commit();", "", "the store's group is never closed"),
-    Mutant(KERNEL, "if (thread == 0) bulk_wait<0>();", "", "the block exits under a store"),
-    Mutant(
-        KERNEL,
-        "work.m + consumer * Tile::kConsumerM + i * 64",
-        "work.m + i * 64",
-        "both consumers store to the same rows",
+        "if (scheduler.more()) named_barrier_arrive(",
+        "named_barrier_arrive(",
+        "the last tile hands the turn to nobody",
     ),
     Mutant(
         KERNEL,
-        "warp_sync(); for (int i = lane;",
-        "for (int i = lane;",
-        "rows are read before all lanes have written them",
-    ),
-    Mutant(
-        KERNEL, "warp_sync();  // the rows", "// the rows", "rows are overwritten while other lanes still read them"
+        "named_barrier_arrive(kTurn + 1 - consumer,",
+        "named_barrier_arrive(kTurn + consumer,",
+        "who is done takes the turn again",
     ),
     Mutant(
         KERNEL,
-        "if (y >= args.m || x >= args.n) continue;",
-        "if (x >= args.n) continue;",
-        "rows beyond the last are stored",
-    ),
-    Mutant(KERNEL, "if (x + 8 <= args.n) {", "if (true) {", "columns beyond the last are stored"),
-    Mutant(
-        KERNEL,
-        "acc[8 * j + 2 * i], acc[8 * j + 2 * i + 1]",
-        "acc[8 * j + 2 * i + 1], acc[8 * j + 2 * i]",
-        "neighbouring columns are swapped",
-    ),
-    # ---- scheduling, splits, host
-    Mutant(KERNEL, "registers_increase<232>();", "registers_increase<240>();", "more registers than the block has"),
-    Mutant(KERNEL, "next_ += grid_blocks() / Tile::kCluster;", "next_ += grid_blocks();", "a cluster skips tiles"),
-    Mutant(
-        KERNEL,
-        "rows_ - first_row < args_.raster ? rows_ - first_row : args_.raster",
-        "args_.raster",
-        "the last group of rows is taken as full",
+        "constexpr int kTurn = 1 + Tile::kConsumers;",
+        "constexpr int kTurn = 1;",
+        "turns and epilogues share a barrier",
     ),
     Mutant(
         KERNEL,
-        "work.first_step + steps < all_steps ? work.first_step + steps : all_steps",
-        "work.first_step + steps",
+        "others_turn = consumer == 1;",
+        "others_turn = consumer == 0;",
+        "the second consumer begins",
+        missed="the two change places from the first tile on: the result is right",
+    ),
+    Mutant(KERNEL, "first = false, others_turn = !others_turn", "first = false", "the same consumer takes every tile"),
+    # ---- batch
+    Mutant(LOOP, "work.batch * args.schedule.batch_a,", "work.batch,", "a shared A is looked for in every matrix"),
+    Mutant(LOOP, "work.batch * args.schedule.batch_b;", "0;", "every product reads the first B"),
+    Mutant(LOOP, "work.batch = cluster / tiles;", "work.batch = 0;", "every product is the first"),
+    Mutant(
+        LOOP,
+        "const int in_matrix = cluster - work.batch * tiles;",
+        "const int in_matrix = cluster;",
+        "tiles are not counted from the matrix on",
+    ),
+    Mutant(
+        KERNEL, "rows * columns * q.batch * splits", "rows * columns * splits", "only the first product is computed"
+    ),
+    Mutant(KERNEL, "size(one ? ld : batch_stride)", "size(ld)", "the matrices of a batch overlap"),
+    # ---- splits
+    Mutant(
+        LOOP,
+        "named_barrier(consumer + 1, kGroupThreads);  // every thread's sums",
+        "// every thread's sums",
+        "a part is counted before it is stored",
+    ),
+    Mutant(
+        LOOP,
+        "named_barrier(consumer + 1, kGroupThreads); if (is_last[0] == 0u)",
+        "if (is_last[0] == 0u)",
+        "threads look before the count is there",
+    ),
+    Mutant(
+        LOOP,
+        "atomic_count_acq_rel(s.counters + work.tile * Tile::kGroups + group, last)",
+        "atomic_add(s.counters + work.tile * Tile::kGroups + group, 1u)",
+        "a relaxed count: it orders nothing, and is not 0 again",
+    ),
+    Mutant(
+        LOOP,
+        "work.tile * Tile::kGroups + group, last)",
+        "work.tile * Tile::kGroups, last)",
+        "the consumers of a tile share a counter",
+    ),
+    Mutant(
+        LOOP, "s.counters + work.tile * Tile::kGroups", "s.counters + 0 * Tile::kGroups", "all tiles share a counter"
+    ),
+    Mutant(LOOP, "last ? 1u : 0u;", "0 ? 1u : 0u;", "the first part finishes the tile"),
+    Mutant(
+        LOOP,
+        "static_cast<uint32_t>(s.splits) - 1;",
+        "static_cast<uint32_t>(s.splits);",
+        "everybody waits for one part more",
+    ),
+    Mutant(LOOP, "parts + work.split * kPart + j * kStep", "parts + j * kStep", "all parts lie in one place"),
+    Mutant(
+        LOOP,
+        "parts + of * kPart + at * kStep",
+        "parts + (s.splits - 1 - of) * kPart + at * kStep",
+        "the parts are added backwards",
+    ),
+    Mutant(
+        LOOP,
+        "parts + of * kPart + at * kStep",
+        "parts + (of + work.split) % s.splits * kPart + at * kStep",
+        "the parts are added from the last one on",
+    ),
+    Mutant(LOOP, "if (first + j < kVectors) store_vec(", "store_vec(", "sums are written beyond the tile's"),
+    Mutant(LOOP, "at < kVectors && of < s.splits", "at < kVectors", "parts that are not there are added"),
+    Mutant(LOOP, "if (is_last[0] == 0u) return false;", "", "every part finishes the tile"),
+    Mutant(LOOP, "+ group * (kPart / Tile::kGroups)", "", "the consumers of a tile share scratch"),
+    Mutant(LOOP, "work.tile * s.splits * kPart", "work.tile * kPart", "tiles overlap in scratch"),
+    Mutant(KERNEL, "p.flags + 4 * consumer", "p.flags", "the consumers share a flag"),
+    Mutant(
+        HOST,
+        "return (steps + per_split - 1) / per_split;",
+        "return splits;",
+        "an empty last part",
+    ),
+    Mutant(HOST, "tiles * (t.pingpong ? 1 : t.consumers)", "tiles", "too few counters"),
+    Mutant(
+        LOOP,
+        "work.first_step + s_.steps_per_split < s_.steps ? work.first_step + s_.steps_per_split : s_.steps",
+        "work.first_step + s_.steps_per_split",
         "the last split runs beyond k",
         missed="TMA fills with zeros beyond k, so only time is lost: the result is right",
     ),
-    Mutant(
-        KERNEL,
-        "tma_store(map_c, from, x, m, split);",
-        "tma_store(map_c, from, x, m, 0);",
-        "all splits store to the first part",
-    ),
-    Mutant(KERNEL, "c.size[0] = ld_c;", "", "the padding of the partial sums stays unwritten"),
+    # ---- rows and columns exchanged
+    Mutant(HOST, "s.a = q.b, s.b = q.a;", "s.a = q.a, s.b = q.b;", "swapped: A and B stay"),
+    Mutant(HOST, "s.m_major_a = q.n_major_b, s.n_major_b = q.m_major_a;", "", "swapped: the layouts stay"),
+    Mutant(HOST, "s.ld_a = q.ld_b, s.ld_b = q.ld_a;", "", "swapped: the leading dimensions stay"),
     Mutant(
         HOST,
-        "return (gemm::steps_per_split(k, 1) + steps - 1) / steps;",
-        "return splits;",
-        "an empty last split stores garbage",
+        "s.batch_stride_a = q.batch_stride_b, s.batch_stride_b = q.batch_stride_a;",
+        "",
+        "swapped: the batch strides stay",
     ),
-    Mutant(HOST, "sum[e] += part[e];", "sum[e] = part[e];", "only the last part counts"),
-    Mutant(HOST, "if (row >= m) return;", "", "threads beyond the last row go on"),
+    Mutant(HOST, "v->column_stride = row_stride;", "", "swapped: C keeps its strides"),
+    # ---- scheduling
+    Mutant(
+        KERNEL,
+        "registers_increase<Tile::kConsumerRegisters>();",
+        "registers_increase<Tile::kConsumerRegisters + 8>();",
+        "more registers than the block has",
+    ),
+    Mutant(LOOP, "next_ += grid_blocks() / Tile::kCluster;", "next_ += grid_blocks();", "a cluster skips tiles"),
+    Mutant(
+        LOOP,
+        "s_.lines - first_line < s_.raster ? s_.lines - first_line : s_.raster",
+        "s_.raster",
+        "the last group of lines is taken as full",
+    ),
+    Mutant(LOOP, "s_.by_columns ? across : line", "line", "columns are walked as rows"),
+    Mutant(
+        KERNEL, "s.per_line = s.by_columns ? rows : columns;", "s.per_line = columns;", "a column is as long as a row"
+    ),
+    Mutant(
+        KERNEL,
+        "wait_for_previous_kernel();  // up",
+        "// up",
+        "memory is read while the kernel in front may still write it",
+    ),
+    Mutant(KERNEL, "if (thread == 0) bulk_wait<0>();", "", "the block exits under a store"),
+    Mutant(KERNEL, "work.m + group * Tile::kGroupM", "work.m", "both consumers store to the same rows"),
 ]

@@ -43,8 +43,8 @@ MUTANTS = [
     Mutant(STEP, "args.maximize[i] = group.maximize;", "args.maximize[i] = false;", "maximize is ignored"),
     Mutant(
         STEP,
-        "if (kHasMoments) store_moment(t.moments[m]",
-        "if (kHasMoments && row.clip > 0.0f) store_moment(t.moments[m]",
+        "m < kThere; m++) store_moment",
+        "m < kThere && row.clip > 0.0f; m++) store_moment",
         "the moment is not stored when maximizing",
     ),
     Mutant(

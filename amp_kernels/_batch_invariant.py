@@ -1,0 +1,43 @@
+"""The switch that fixes the order of summation of every GEMM by N, K and the dtypes alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+# Not per thread, like the choice of a backend: one setting holds for a program, and torch.compile guards on a global.
+_enabled = False
+
+
+@contextlib.contextmanager
+def batch_invariant(enabled: bool = True) -> Iterator[None]:
+    """Within the block, in any thread, a row of a result does not depend on how many rows it is computed with.
+
+    A GEMM is usually cut into tiles and partial sums that suit its shape, so the same row comes out with other last bits
+    in a batch of 1 than in a batch of 64 (Horace He, "Defeating nondeterminism in LLM inference", 2025). Here
+    :func:`amp_kernels.matmul`, :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.baddbmm` pass
+    ``batch_invariant=True`` to their GEMMs, whose configuration then depends on N, K and the dtypes only. It costs
+    speed, most of it for few rows.
+
+    What holds: forward, and the gradient of the rows' input, bit by bit, for 16-bit work on one machine and backend (on
+    the CPU kernels, also for any number of threads). What does not: the gradients of weights and biases, which are sums
+    over the rows, and fp32 and fp64 work, which torch computes. The backward of a call follows the setting of its
+    forward.
+
+    torch.compile: a compiled function guards on the setting and is compiled once for each. Enter the block outside of
+    it; entering inside breaks the graph.
+
+    Args:
+        enabled: ``False`` switches it off within the block.
+    """
+    global _enabled
+    previous, _enabled = _enabled, bool(enabled)
+    try:
+        yield
+    finally:
+        _enabled = previous
+
+
+def is_batch_invariant() -> bool:
+    """Whether :func:`batch_invariant` is in force."""
+    return _enabled

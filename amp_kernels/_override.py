@@ -1,0 +1,89 @@
+"""``override_matmul``: torch's own matrix products on this package's GEMM, for code that cannot be edited."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ._batch_invariant import is_batch_invariant
+from ._library import PLAIN
+from .ops._gemm import OPERAND_DTYPES
+from .ops.gemm import GEMM
+
+aten = torch.ops.aten
+
+
+def _mm(a, b):
+    return GEMM.below_autograd(a, b, batch_invariant=is_batch_invariant())
+
+
+def _addmm(input, a, b, *, beta=1, alpha=1):
+    invariant = is_batch_invariant()
+    if input.ndim == 1 and input.shape[0] == b.shape[-1] and beta == 1:  # as F.linear calls it: a bias
+        return GEMM.below_autograd(a, b, input, alpha=float(alpha), batch_invariant=invariant)
+    residual = None if beta == 0 else input.expand(*a.shape[:-1], b.shape[-1])
+    return GEMM.below_autograd(a, b, None, residual, alpha=float(alpha), beta=float(beta), batch_invariant=invariant)
+
+
+#: What is replaced, with the position of the first operand of the product.
+_REPLACED = {
+    aten.mm.default: (_mm, 0),
+    aten.bmm.default: (_mm, 0),
+    aten.addmm.default: (_addmm, 1),
+    aten.baddbmm.default: (_addmm, 1),
+}
+
+
+class override_matmul(TorchDispatchMode):
+    """Within the block torch's matrix products of fp16 and bf16 tensors run on this package's GEMM.
+
+    That is ``mm``, ``bmm``, ``addmm`` and ``baddbmm``, and so all that ends in them: torch.matmul, ``@``, einsum,
+    F.linear, torch.nn.Linear, unfused attention. As a TorchDispatchMode it stands below autograd and autocast: autocast
+    casts as ever, and a backward that is called within the block is covered as well. Sums are fp32 and rounded once,
+    bias included.
+
+    Left alone: other dtypes, subclasses, forms with ``out=`` or an output dtype, in-place forms, devices that were not
+    asked for, and compiled code, which a mode does not see. It holds for the calling thread; blocks nest. Every torch op
+    within the block costs some microseconds of host time, so :func:`amp_kernels.convert` is the better tool where a
+    model can be edited.
+
+    Args:
+        cuda: whether to take CUDA tensors.
+        cpu: whether to take CPU tensors. For tests: on the CPU torch's own product is usually faster.
+
+    Attributes:
+        calls: how many products were taken over, by the name of torch's op.
+    """
+
+    def __init__(self, *, cuda: bool = True, cpu: bool = False) -> None:
+        super().__init__()
+        self.devices = {name for name, wanted in (("cuda", cuda), ("cpu", cpu)) if wanted}
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        entry = _REPLACED.get(func)
+        if entry is not None:
+            replacement, first = entry
+            if self._takes(*args[: first + 2]):
+                self.calls[func.overloadpacket.__name__] += 1
+                return replacement(*args, **kwargs)
+        elif torch.is_inference_mode_enabled():  # there F.linear, einsum and the like arrive whole
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+    def _takes(self, *tensors: torch.Tensor) -> bool:
+        a = tensors[-2]
+        return (
+            a.dtype in OPERAND_DTYPES
+            and a.device.type in self.devices
+            and all(
+                type(t) in PLAIN and t.dtype == a.dtype and t.device == a.device and t.layout is torch.strided
+                for t in tensors
+            )
+        )

@@ -1,0 +1,253 @@
+"""lamb_ in Triton. A weight may move only when the norms of all weights and directions of its tensor are known, so there are
+two passes over the parameters, by the tables of ``_update.py``. The formula is csrc/math/lamb.h.
+
+``moments_kernel`` reads gradient, moments and weight, writes the moments, and leaves the squares of each chunk's weights and
+directions, added up in double, in a slot of its own. ``rates_kernel``, one program a parameter, adds the slots of its chunks,
+always in the same order, and puts the length of its step into its row. ``_update.update_kernel`` then reads moments and
+weight and writes the weight. It computes the direction from the moments as they are stored, so the first pass rounds them,
+too, before it goes on.
+
+Work: 14 bytes (split master, bf16 moments, 16-bit gradient) to 24 bytes (fp32 throughout) an element in the first pass, 12 to
+18 in the second; some forty instructions in each, two of them divisions.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
+from . import _tables, _update
+from ._tables import chunk_ends, find_chunk
+from ._update import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, pointer, power, real
+
+FLAG_NO_CORRECTION, FLAG_ADAPT_ALL = tl.constexpr(NO_BIAS_CORRECTION), tl.constexpr(ADAPT_ALL)
+ADAPT, RATE = tl.constexpr(SCALARS.value + 7), tl.constexpr(SCALARS.value + 8)  # words of a row
+PROGRAMS_PER_SM = 3  # of the first pass: sums in double take registers
+SLOTS = 128  # of a tensor that are added side by side
+
+
+@triton.jit
+def _derive(group, lr, flags, step):
+    beta1, beta2, eps, weight_decay = real(group + 3), real(group + 4), real(group + 5), real(group + 6)
+    t = step.to(tl.uint32)
+    corrected = (flags & FLAG_NO_CORRECTION) == 0
+    adapts = ((flags & FLAG_ADAPT_ALL) != 0) | (weight_decay != 0.0)
+    return (
+        (1.0 - beta1).to(tl.float32),
+        beta2.to(tl.float32),
+        (1.0 - beta2).to(tl.float32),
+        eps.to(tl.float32),
+        tl.where(corrected, tl.sqrt(1.0 - power(beta2, t)), 1.0).to(tl.float32),
+        tl.where(corrected, 1.0 / (1.0 - power(beta1, t)), 1.0).to(tl.float32),
+        weight_decay.to(tl.float32),
+        tl.where(adapts, 1.0, 0.0).to(tl.float32),
+    )
+
+
+@triton.jit
+def _read(row):
+    return (
+        tl.load(row),
+        tl.load(row + 1),
+        tl.load(row + 2),
+        tl.load(row + 3),
+        tl.load(row + 4),
+        tl.load(row + 5),
+        tl.load(row + 6),
+    )
+
+
+@triton.jit
+def _read_with_rate(row):
+    return _read(row) + (tl.load(row + (RATE - SCALARS)),)
+
+
+@triton.jit
+def _direction(p, m, v, scalars):
+    eps, correction, scale_m, decay = scalars[3], scalars[4], scalars[5], scalars[6]
+    adam = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), correction) + eps) * scale_m
+    return tl.where(decay != 0.0, tl.fma(decay, p, adam), adam)  # not 0 * p: an infinite weight is not NaN
+
+
+@triton.jit
+def _apply(p, moments, g, scalars):
+    return (tl.fma(-scalars[7], _direction(p, moments[0], moments[1], scalars), p),)
+
+
+@triton.jit
+def _move_elements(pointers, offsets, mask, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS: tl.constexpr):
+    """Moves the moments of one block; returns the sums with the squares of its weights and directions, lane by lane."""
+    take_m, keep_v, take_v = scalars[0], scalars[1], scalars[2]
+    grad = tl.load(pointers[0] + offsets, mask=mask, cache_modifier=".cg")
+    state = fetch_state(pointers, offsets, mask, ELEMENTS)
+    p, m, v = state[0], state[1], state[2]
+    g = grad.to(tl.float32) * inv_scale * clip
+    m = tl.fma(take_m, g - m, m).to(ELEMENTS[3])
+    v = tl.fma(take_v * g, g, keep_v * v).to(ELEMENTS[4])
+    tl.store(pointers[3] + offsets, m, mask=mask, cache_modifier=".cs")
+    tl.store(pointers[4] + offsets, v, mask=mask, cache_modifier=".cs")
+    direction = _direction(p, m.to(tl.float32), v.to(tl.float32), scalars)
+    if mask is not None:
+        p, direction = tl.where(mask, p, 0.0), tl.where(mask, direction, 0.0)
+    p, direction = p.to(tl.float64), direction.to(tl.float64)
+    return weight_sq + p * p, direction_sq + direction * direction
+
+
+@triton.jit
+def moments_kernel(
+    table,
+    tensors,
+    rows,
+    slots,
+    found_inf,
+    ELEMENTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TENSORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first pass over the parameters of a class (see ``_update.update_kernel``). ``slots``: two doubles a chunk."""
+    COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
+    ends, chunks = chunk_ends(table, tensors, COLUMNS, TENSORS)
+    if found_inf is not None:
+        chunks = tl.where(tl.load(found_inf) > 0.0, 0, chunks)
+    offsets = tl.arange(0, BLOCK)
+    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+        row, begin, count = find_chunk(table, ends, chunk, COLUMNS)
+        shared = rows + tl.load(row + 2) * ROW
+        inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), _read(shared + SCALARS)
+        pointers = ()
+        for k in tl.static_range(len(ELEMENTS)):
+            pointers += (pointer(tl.load(row + FIRST_OPERAND + k), begin, ELEMENTS[k], ALIGNED),)
+        weight_sq = tl.zeros((BLOCK,), tl.float64)
+        direction_sq = tl.zeros((BLOCK,), tl.float64)
+        whole = count // BLOCK * BLOCK
+        for i in range(0, whole, BLOCK):
+            weight_sq, direction_sq = _move_elements(
+                pointers, i + offsets, None, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS
+            )
+        if whole < count:
+            at = whole + offsets
+            weight_sq, direction_sq = _move_elements(
+                pointers, at, at < count, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS
+            )
+        tl.store(slots + 2 * chunk, tl.sum(weight_sq, 0))
+        tl.store(slots + 2 * chunk + 1, tl.sum(direction_sq, 0))
+
+
+@triton.jit
+def rates_kernel(
+    table,
+    slots,
+    rows,
+    found_inf,
+    counters,
+    groups,
+    COLUMNS: tl.constexpr,
+    GROUP_COLUMNS: tl.constexpr,
+    LRS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """The length of the step of each tensor of a table, one program a tensor."""
+    tensor = tl.program_id(0)
+    row = table + tensor * COLUMNS
+    begin = tl.load(row - COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
+    end = tl.load(row).to(tl.int32)
+    if found_inf is not None:  # slots that nobody wrote
+        end = tl.where(tl.load(found_inf) > 0.0, begin, end)
+    weight_sq = tl.zeros((SLOTS,), tl.float64)
+    direction_sq = tl.zeros((SLOTS,), tl.float64)
+    for first in range(begin, end, SLOTS):
+        at = first + tl.arange(0, SLOTS)
+        weight_sq += tl.load(slots + 2 * at, mask=at < end, other=0.0)
+        direction_sq += tl.load(slots + 2 * at + 1, mask=at < end, other=0.0)
+    weight_sq, direction_sq = tl.sum(weight_sq, 0), tl.sum(direction_sq, 0)
+    place = tl.load(row + 2)
+    group = groups + tl.load(counters + place * 3 + 1) * GROUP_COLUMNS
+    lr = learning_rate(group, LRS)
+    shared = rows + place * ROW
+    adapts = (tl.load(shared + ADAPT) != 0.0) & (weight_sq != 0.0) & (direction_sq != 0.0)  # NaN adapts, and stays
+    rate = tl.where(adapts, lr * (tl.sqrt(weight_sq) / tl.sqrt(direction_sq)), lr)
+    tl.store(shared + RATE, rate.to(tl.float32))
+
+
+_RULE = _update.Rule(_derive, _read_with_rate, _apply)
+
+
+def launch(
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    exp_avgs: list[torch.Tensor],
+    exp_avg_sqs: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    masters: list[torch.Tensor],
+    shadows: list[torch.Tensor],
+    emas: list[torch.Tensor],
+    layout: torch.Tensor,
+    lrs: list[torch.Tensor],
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+    sum_sq: torch.Tensor | None,
+    lr: list[float],
+    beta1: list[float],
+    beta2: list[float],
+    eps: list[float],
+    weight_decay: list[float],
+    ema_decay: list[float],
+    flags: list[int],
+    max_norm: float,
+    seed: int,
+) -> None:
+    """``amp_kernels::lamb_`` for tensors that Triton can reach; see ``amp_kernels/ops/lamb.py``."""
+    device = params[0].device
+    state = (exp_avgs, exp_avg_sqs), steps, masters, shadows, emas, layout.tolist(), flags
+    counters, first = _update.classes_of(params, grads, *state)
+    _, second = _update.classes_of(params, None, *state)
+    options = list(zip(lr, beta1, beta2, eps, weight_decay, strict=True))
+    of_rows = _update.Tables.of(counters, options, ema_decay, flags, lrs, device)
+    with _tables.on(device):
+        rows = _update.prepare(_RULE, of_rows, grad_scale, found_inf, sum_sq, max_norm)
+        for (elements, aligned, _, _), tensors in first.items():
+            for table in _tables.tensor_tables(tensors, device):
+                _rates(table, elements, aligned, of_rows, rows, found_inf)
+        _update.update(_RULE, second, rows, found_inf, seed)
+
+
+def _rates(
+    table: _tables.TensorTable,
+    elements: tuple[tl.dtype | None, ...],
+    aligned: bool,
+    of_rows: _update.Tables,
+    rows: torch.Tensor,
+    found_inf: torch.Tensor | None,
+) -> None:
+    """The first pass over one table, and the lengths of its steps."""
+    slots = torch.empty(2 * table.chunks, dtype=torch.float64, device=rows.device)
+    moments_kernel[(min(_tables.programs(rows.device, PROGRAMS_PER_SM), table.chunks),)](
+        table.rows,
+        table.tensors,
+        rows,
+        slots,
+        found_inf,
+        ELEMENTS=elements,
+        ALIGNED=aligned,
+        TENSORS=table.capacity,
+        BLOCK=_update.BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    rates_kernel[(table.tensors,)](
+        table.rows,
+        slots,
+        rows,
+        found_inf,
+        of_rows.counters,
+        of_rows.groups,
+        COLUMNS=FIRST_OPERAND.value + len(elements),
+        GROUP_COLUMNS=of_rows.group_columns,
+        LRS=of_rows.lrs,
+        SLOTS=SLOTS,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

@@ -1,0 +1,49 @@
+"""Values of device tensors, read on the host without waiting for the device."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LateReader:
+    """A queue of small tensors on their way to the host, in the order in which they were pushed.
+
+    A CUDA tensor is copied to pinned memory by its stream, and an event tells when it is there. A CPU tensor has
+    arrived at once. (A tensor of another device is copied synchronously.)
+    """
+
+    def __init__(self) -> None:
+        self._pending: collections.deque[tuple[Tensor, torch.cuda.Event | None, Any]] = collections.deque()
+
+    def push(self, value: Tensor, note: Any = None) -> None:
+        """Read ``value``, a 1-D tensor, as it is now in its stream's order. ``note`` comes back with it."""
+        if not value.is_cuda:
+            self._pending.append((value.detach().to("cpu", copy=True), None, note))
+            return
+        host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+        host.copy_(value.detach(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(value.device))
+        self._pending.append((host, event, note))
+
+    def arrived(self) -> Iterator[tuple[list[float], Any]]:
+        """Take what has arrived, oldest first, with its note; stops at the first that is still on its way."""
+        while self._pending and (self._pending[0][1] is None or self._pending[0][1].query()):
+            host, _, note = self._pending.popleft()
+            yield host.tolist(), note
+
+    def wait(self) -> None:
+        """Wait for the device, so that everything pushed so far has arrived."""
+        if self._pending and self._pending[-1][1] is not None:
+            self._pending[-1][1].synchronize()
+
+    def clear(self) -> None:
+        self._pending.clear()
+
+    def __len__(self) -> int:
+        return len(self._pending)

@@ -1,0 +1,176 @@
+"""What a gradient scaler remembers of skipped steps: counters on the device, which the host hears of late, and whose
+gradients it was."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..ops import _lists
+from ..ops.check_and_norm import check_and_norm
+from ..optim._base import largest_flag
+from ._late import LateReader
+
+_NAMED = 10  # tensors that a message lists by name
+
+Blame = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
+
+
+class SkipTracking:
+    """Mixin of :class:`amp_kernels.GradScaler`. Everything here is asynchronous, except for raising the error."""
+
+    def _init_skips(self, max_consecutive_skips: int | None) -> None:
+        if max_consecutive_skips is not None:
+            _lists.check_number("GradScaler", "max_consecutive_skips", max_consecutive_skips, 1)
+        self._max_consecutive_skips = max_consecutive_skips
+        self._init_skip_counts = (0, 0)
+        self._start_tracking()
+
+    def _start_tracking(self) -> None:
+        self._skips: Tensor | None = None  # float64 [2]: skipped iterations in all, and the last ones in a row
+        self._taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._blame: Blame = []
+        self._reader = LateReader()
+        self._heard: bool | None = None
+        self._too_many: tuple[int, Blame] | None = None
+
+    def _create_skip_counters(self, device: torch.device) -> None:
+        # Floats take the flags as they are; exact up to 2^53. Filled by kernels: a copy from the host would wait.
+        self._skips = torch.empty(2, dtype=torch.float64, device=device)
+        self._fill_skip_counters()
+
+    def _fill_skip_counters(self) -> None:
+        for counter, value in zip(self._skips, self._init_skip_counts, strict=True):
+            counter.fill_(value)
+
+    # ---- what users see ----
+
+    @property
+    def last_step_skipped(self) -> bool | None:
+        """Whether any optimizer's step was skipped in the latest iteration of which the host has heard.
+
+        It never waits for the device. On the CPU that is the iteration which the last :meth:`update` ended. On a GPU it
+        is an earlier one as long as the host runs ahead: at the time of an ``update``, that of the one before or still
+        earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
+        first answer. An :meth:`update` that a CUDA graph captures is not reported.
+        """
+        self._listen()
+        return self._heard
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device (the CPU before the first use)."""
+        return self._skip_counter(0)
+
+    @property
+    def consecutive_skips(self) -> Tensor:
+        """How many of these were the last ones in a row: int64, 0-dim, on the same device; 0 once a step was taken."""
+        return self._skip_counter(1)
+
+    def _skip_counter(self, which: int) -> Tensor:
+        if self._skips is None:
+            return torch.tensor(self._init_skip_counts[which], device="cpu")
+        return self._skips[which].to(torch.int64)
+
+    def _skip_counts(self) -> tuple[int, int]:
+        return self._init_skip_counts if self._skips is None else tuple(int(n) for n in self._skips.tolist())
+
+    # ---- counting ----
+
+    def _steps_taken(self, optimizer: Optimizer) -> Tensor | None:
+        """From the first call on counts the steps which ``optimizer`` takes under this scaler: float64 [1] on the
+        device, ``None`` until its first iteration has ended."""
+        return self._taken.setdefault(optimizer, None)
+
+    def _count_skips(self, flag: Tensor, stepped: dict[int, Tensor]) -> None:
+        """End an iteration. ``flag``: above 0 if a step was skipped; ``stepped``: the same for each optimizer's id."""
+        skipped = flag.sign()  # flags that somebody added up over ranks may be above 1
+        self._skips[0].add_(skipped)
+        self._skips[1].add_(1).mul_(skipped)
+        for optimizer, counter in self._taken.items():
+            if id(optimizer) in stepped:
+                if counter is None:
+                    counter = torch.zeros(1, dtype=torch.float64, device=flag.device)
+                    self._taken[optimizer] = counter
+                counter.add_(stepped[id(optimizer)] <= 0)
+        blame, self._blame = self._blame, []
+        if flag.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # a replay would not run this
+        self._reader.push(self._skips, blame)
+        self._listen()
+        if self._too_many is not None:
+            consecutive, blame = self._too_many
+            self._too_many = None
+            raise RuntimeError(
+                f"GradScaler: {consecutive} steps in a row were skipped (max_consecutive_skips is "
+                f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. " + _describe(blame)
+            )
+
+    def _listen(self) -> None:
+        limit = self._max_consecutive_skips
+        for (_, consecutive), blame in self._reader.arrived():
+            self._heard = consecutive > 0
+            if limit is not None and consecutive >= limit:
+                self._too_many = (int(consecutive), blame)
+
+    # ---- whose gradients ----
+
+    def _note(self, optimizer: Optimizer, grad_scale: Tensor | None) -> None:
+        """Remember which gradients are not finite once divided by ``grad_scale``. One more read of them."""
+        if self._max_consecutive_skips is None:
+            return
+        by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = param.grad
+                if grad is None:
+                    continue
+                grad = grad.to_local() if hasattr(grad, "to_local") else grad  # DTensor: what this rank holds
+                grad = grad._values() if grad.is_sparse else grad
+                grad = grad if _lists.is_dense(grad) else grad.contiguous()
+                by_device.setdefault(grad.device, []).append((param, grad))
+        for device, pairs in by_device.items():
+            scale = None if grad_scale is None else grad_scale.to(device, non_blocking=True)
+            params, grads = zip(*pairs, strict=True)
+            self._blame.append((optimizer, list(params), check_and_norm(grads, scale, per_tensor=True)[1]))
+
+
+def _describe(blame: Blame) -> str:
+    """Names the tensors. Waits for the device, since training ends here."""
+    names, total = [], 0
+    for optimizer, params, flags in blame:
+        total += len(params)
+        name_of = dict(_names(optimizer))
+        bad = [param for param, flag in zip(params, flags.tolist(), strict=True) if flag > 0]
+        names += [name_of.get(id(param), f"a parameter of shape {list(param.shape)}") for param in bad]
+    if not names:
+        return "No gradient here was infinite or NaN in the last of them: the flag came from elsewhere."
+    more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"In the last of them {len(names)} of {total} gradients were infinite or NaN: "
+        + "; ".join(names[:_NAMED])
+        + more
+    )
+
+
+def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:
+    for i, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names")  # where it was built from named_parameters()
+        for j, param in enumerate(group["params"]):
+            yield id(param), names[j] if names else f"group {i}, parameter {j}, shape {list(param.shape)}"
+
+
+def stepped_flags(states: dict, device: torch.device, stepped: object) -> dict[int, Tensor]:
+    """For each optimizer's id whose stage is ``stepped``: its flags, combined."""
+    return {
+        key: largest_flag(state["found_inf_per_device"].values(), device)
+        for key, state in states.items()
+        if state["stage"] is stepped and state["found_inf_per_device"]
+    }

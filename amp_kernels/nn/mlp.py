@@ -1,0 +1,70 @@
+"""``MLP``: the feed-forward block of a transformer over ``amp_kernels.mlp``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ops._gemm import GATED, check_activation
+from ..ops.mlp import mlp
+from .linear import Linear
+
+
+class MLP(torch.nn.Module):
+    """``fc2(activation(fc1(x)))`` with the activation and its gradient fused into the GEMMs.
+
+    ``fc1`` and ``fc2`` are :class:`amp_kernels.nn.Linear` modules, with torch's initialisation, so the state_dict has
+    ``fc1.weight``, ``fc1.bias``, ``fc2.weight`` and ``fc2.bias``. Where one of them is more than that (it has hooks, was
+    replaced, parametrised or wrapped), the modules are called one after the other instead, with the same result up to
+    rounding.
+
+    Args:
+        in_features: size of the input.
+        hidden_features: size between the layers, after the activation.
+        out_features: size of the output; ``in_features`` by default.
+        bias: whether both layers have a bias.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"``, or ``"swiglu"``, the gated
+            ``silu(gate) * up``: then ``fc1`` has ``2 * hidden_features`` rows, the gates first.
+        device, dtype: as in torch.nn.Linear.
+
+    Shapes: ``[..., in_features]`` to ``[..., out_features]``.
+
+    Raises:
+        ValueError: ``activation`` is none of these.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        bias: bool = True,
+        activation: str | None = "gelu",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        name = check_activation("MLP", activation)
+        super().__init__()
+        rows = 2 * hidden_features if name in GATED else hidden_features
+        out_features = in_features if out_features is None else out_features
+        self.activation = activation
+        self.fc1 = Linear(in_features, rows, bias=bias, device=device, dtype=dtype, activation=activation)
+        self.fc2 = Linear(hidden_features, out_features, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        fc1, fc2 = self.fc1, self.fc2
+        if _plain(fc1) and _plain(fc2) and fc1.activation == self.activation and fc2.activation is None:
+            return mlp(input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, activation=self.activation)
+        return fc2(fc1(input))
+
+
+def _plain(module: torch.nn.Module) -> bool:
+    """Whether calling ``module`` would do nothing but its own forward."""
+    return type(module) is Linear and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+    )

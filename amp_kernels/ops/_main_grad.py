@@ -1,0 +1,140 @@
+"""Weights whose gradient the GEMM of the backward adds to an fp32 buffer, ``main_grad``, without another kernel.
+
+A weight gradient is ``dz^T @ x``. Where gradients are accumulated over micro-batches autograd adds each one to ``.grad``
+by a kernel of its own, in the dtype of the weight. ``gemm_accumulate_`` does that inside the GEMM, in fp32.
+
+``.grad`` stays the truth: it *is* ``main_grad`` (another tensor over the same memory), or ``None``, or whatever a user
+has put there. So every optimizer, scaler, clipping function and zero_grad, of this package or of torch, finds the
+gradient where it always is, and DistributedDataParallel reduces it. How one backward goes:
+
+1. The node of the op looks at ``.grad``: ``None`` means a fresh start (beta = 0, ``main_grad`` is not read); the buffer
+   itself, accumulate (beta = 1); anything else is copied into the buffer first. It runs the GEMM, lets ``.grad`` be the
+   buffer, and hands autograd a zero expanded to the shape of the weight, which costs nothing: what autograd still has
+   to add.
+2. That zero reaches the weight's own hook, :meth:`MainGrad.deliver`, first of its tensor hooks. If it is still that zero,
+   ``.grad`` is emptied and the buffer is handed on, so that autograd puts it into ``.grad`` itself, instead of adding,
+   and runs whatever waits for it: later tensor hooks, post-accumulate hooks, DDP's. If another use of the weight
+   contributed (a tied embedding, a second call), autograd adds that to ``.grad`` as usual.
+
+Ordinary gradients, that autograd adds, come out where this cannot hold: while a backward is recorded (create_graph),
+under torch.autograd.grad, for a weight that is no leaf (a transposed or parametrised one), for a weight with tensor hooks
+of its own, which expect each increment, and in what torch.compile compiles.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from .gemm import GEMM_ACCUMULATE
+
+_registered: dict[int, MainGrad] = {}  # by id(weight); a dead weight's entry is removed by its weak reference
+_zeros: dict[tuple, Tensor] = {}  # per device and dtype
+
+
+class MainGrad:
+    """Ties a weight to its fp32 buffer, the attribute ``main_grad``. Does not keep the weight alive."""
+
+    def __init__(self, weight: Tensor):
+        key = id(weight)
+        self.weight = weakref.ref(weight, lambda _: _registered.pop(key, None))
+        self.hook = weight.register_hook(self.deliver)
+        _zero(weight.main_grad)  # not first within the capture of a CUDA graph
+        _registered[key] = self
+
+    def remove(self) -> None:
+        self.hook.remove()
+        weight = self.weight()
+        if weight is not None:
+            _registered.pop(id(weight), None)
+            del weight.main_grad
+
+    def accumulate(self, weight: Tensor, dz: Tensor, x: Tensor) -> Tensor:
+        """Adds ``dz^T @ x`` to the gradient of ``weight``; what autograd still has to add, which is zero."""
+        main, grad = weight.main_grad, weight.grad
+        if main is None or main.shape != weight.shape or main.device != weight.device:  # the module was moved
+            main = weight.main_grad = buffer_for(weight)
+        if grad is not None and not _same_memory(grad, main):
+            main.copy_(grad)
+            weight.grad = None
+        options = {"beta": 0.0} if grad is None else {}
+        GEMM_ACCUMULATE.below_autograd(main, dz.t(), x, **options)
+        if weight.grad is None:
+            weight.grad = main.detach()
+        return _zero(main).expand(weight.shape)
+
+    def deliver(self, grad: Tensor) -> Tensor | None:
+        if grad.data_ptr() != _zero(grad).data_ptr():
+            return None
+        weight = self.weight()
+        main = weight.main_grad.detach()
+        weight.grad = None
+        return main
+
+
+def buffer_for(weight: Tensor) -> Tensor:
+    """Uninitialised fp32 memory in the layout of ``weight``, without which autograd would copy instead of keeping it."""
+    return torch.empty_like(weight, dtype=torch.float32, requires_grad=False, memory_format=torch.preserve_format)
+
+
+def registered(weight: Tensor) -> MainGrad | None:
+    entry = _registered.get(id(weight))
+    return entry if entry is not None and entry.weight() is weight else None
+
+
+def accumulate(ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tensor, x: Tensor) -> Tensor | None:
+    """``dz^T @ x`` into the ``main_grad`` of the weight that is input number ``position`` of the node ``ctx``.
+
+    Called within the node's backward. Returns what autograd still has to add; ``None`` if nothing was done, because the
+    weight has no ``main_grad`` or this backward cannot use it.
+    """
+    if not _registered or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    node = ctx.next_functions[position][0]
+    weight = getattr(node, "variable", None)  # AccumulateGrad has it
+    entry = None if weight is None else registered(weight)
+    if entry is None or len(weight._backward_hooks) > 1 or not _is_accumulated(node):
+        return None
+    return entry.accumulate(weight, dz, x)
+
+
+def refuse_data_parallel(*weights: Tensor) -> None:
+    """DistributedDataParallel reduces gradients in the dtype of their parameters, and fails within C++ on fp32 ones of
+    16-bit parameters. Called in the forward, where there is still something to say.
+
+    Raises:
+        RuntimeError: one of the 16-bit ``weights`` has a ``main_grad`` and DistributedDataParallel runs this forward.
+    """
+    if not _registered or torch.compiler.is_compiling():
+        return
+    if torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is None:
+        return
+    for weight in weights:
+        if weight.dtype != torch.float32 and registered(weight) is not None:
+            raise RuntimeError(
+                f"a {weight.dtype} weight of shape {list(weight.shape)} has an fp32 main_grad, which "
+                "DistributedDataParallel cannot reduce; accepted under it: fp32 parameters and torch.autocast, or no "
+                "accumulate_fp32"
+            )
+
+
+def _is_accumulated(node: torch.autograd.graph.Node) -> bool:
+    """Whether this backward writes ``.grad``, rather than returning the gradient (torch.autograd.grad)."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # "A leaf node was passed to _will_engine_execute_node but we are ... autograd.grad()"
+        return False
+
+
+def _same_memory(grad: Tensor, main: Tensor) -> bool:
+    return grad.dtype == main.dtype and grad.data_ptr() == main.data_ptr() and grad.stride() == main.stride()
+
+
+def _zero(like: Tensor) -> Tensor:
+    key = like.device, like.dtype
+    zero = _zeros.get(key)
+    if zero is None:
+        zero = _zeros[key] = torch.zeros((), device=like.device, dtype=like.dtype)
+    return zero

@@ -1,0 +1,191 @@
+"""``baddbmm`` and ``addmm``: ``beta * input + alpha * (a @ b)``, differentiable to any order, with an autocast rule.
+
+One composite op serves both; it decomposes into ``gemm`` with ``input`` as the residual, which is added to the fp32 sums
+before the one rounding. fp32 and fp64 outside autocast, torch.func transforms and forward-mode AD take torch's own
+operations. Backward, with sums in fp32 and one rounding each: ``dinput = beta * grad``, summed where it was broadcast;
+``da = alpha * grad @ b^T``; ``db = alpha * a^T @ grad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .. import _autocast
+from .._batch_invariant import is_batch_invariant
+from .._library import Sample, define
+from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tensor
+from ._lists import FLOATS
+from .gemm import GEMM
+from .linear import cast
+from .matmul import add_gradient, check_out, reduced_product, under_transform, working_dtype
+
+
+def _residual_product(input, a, b, alpha, beta, batch_invariant):
+    """Below autograd. With ``beta`` 0 the op does not read its residual."""
+    residual = input if input.dtype in (a.dtype, torch.float32) else input.float()
+    residual = residual.expand(*a.shape[:-1], b.shape[-1])
+    return GEMM.below_autograd(a, b, None, residual, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+
+
+class _Baddbmm(torch.autograd.Function):
+    """What autograd follows. The 16-bit copies of a and b are returned beside the result, as in ``matmul``."""
+
+    @staticmethod
+    def forward(ctx, input, a, b, alpha, beta, dtype, batch_invariant):
+        ctx.set_materialize_grads(False)
+        _, needs_a, needs_b = ctx.needs_input_grad[:3]
+        a16, b16 = cast(a, dtype), cast(b, dtype)
+        ctx.options = alpha, beta, batch_invariant
+        ctx.dtypes = input.dtype, a.dtype, b.dtype
+        ctx.input_shape = input.shape
+        ctx.save_for_backward(a16 if needs_b else None, b16 if needs_a else None)
+        out = _residual_product(input, a16, b16, alpha, beta, batch_invariant)
+        return out, a16 if needs_b and a16 is not a else None, b16 if needs_a and b16 is not b else None
+
+    @staticmethod
+    def backward(ctx, grad, grad_a16, grad_b16):
+        a, b = ctx.saved_tensors
+        alpha, beta, batch_invariant = ctx.options
+        input_dtype, a_dtype, b_dtype = ctx.dtypes
+        grad_input = grad_a = grad_b = None
+        if grad is not None:
+            needs_input, needs_a, needs_b = ctx.needs_input_grad[:3]
+            if needs_input:
+                grad_input = (beta * grad.float()).sum_to_size(ctx.input_shape).to(input_dtype)
+            if needs_a:
+                shape = (*grad.shape[:-1], b.shape[-2])
+                grad_a = reduced_product(grad, b.mT, shape, a_dtype, alpha, batch_invariant)
+            if needs_b:
+                shape = (*a.shape[:-2], a.shape[-1], grad.shape[-1])
+                grad_b = reduced_product(a.mT, grad, shape, b_dtype, alpha, batch_invariant)
+        grad_a, grad_b = add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype)
+        return grad_input, grad_a, grad_b, None, None, None, None
+
+
+def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_invariant=False):
+    op = "baddbmm" if a.ndim == 3 else "addmm"
+    dtype = working_dtype(op, compute_dtype, a=a, b=b)
+    _check(op, input, a, b, dtype, compute_dtype is not None)
+    if dtype not in OPERAND_DTYPES or under_transform():
+        add = torch.addmm if a.ndim == 2 else torch.baddbmm
+        return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
+    if torch.is_grad_enabled() and (input.requires_grad or a.requires_grad or b.requires_grad):
+        return _Baddbmm.apply(input, a, b, alpha, beta, dtype, batch_invariant)[0]
+    return _residual_product(input, cast(a, dtype), cast(b, dtype), alpha, beta, batch_invariant)
+
+
+def _check(op: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
+    narrow = dtype in OPERAND_DTYPES
+    wide = OUTPUT_DTYPES if autocast else (dtype, torch.float32)
+    check_tensor(op, "input", input, wide if narrow else (dtype,))
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(
+            f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: "
+            + ("[M, K] and [K, N]" if op == "addmm" else "[B, M, K] and [B, K, N]")
+        )
+    shape = [*a.shape[:-1], b.shape[-1]]
+    try:
+        fits = list(torch.broadcast_shapes(input.shape, shape)) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{op}: input has shape {list(input.shape)}; accepted: one that broadcasts to {shape}")
+    check_same_device(op, input=input, a=a, b=b)
+
+
+def _samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+    for dtype in FLOATS:
+        a, b = normal(2, 3, 5, dtype=dtype), normal(2, 5, 4, dtype=dtype)
+        yield (normal(2, 3, 4, dtype=dtype), a, b), {"beta": 0.5, "alpha": -2.0}
+        yield (normal(4, dtype=dtype, grad=False), a[0].detach(), b[0].detach()), {}
+    for dtype in OPERAND_DTYPES:
+        a, b = normal(2, 3, 5, dtype=torch.float32), normal(2, 5, 4, dtype=torch.float32)
+        yield (normal(3, 1, dtype=torch.float32), a, b), {"compute_dtype": dtype, "batch_invariant": True}
+        yield (torch.full((4,), torch.nan, device=device), a, b), {"compute_dtype": dtype, "beta": 0.0}
+
+
+BADDBMM = define(
+    "baddbmm(Tensor input, Tensor a, Tensor b, *, float beta=1.0, float alpha=1.0, ScalarType? compute_dtype=None, "
+    "bool batch_invariant=False) -> Tensor",
+    _baddbmm,
+    samples=_samples,
+    differentiable=True,
+    composite=True,
+)
+_autocast.lower_precision(BADDBMM)
+
+
+def _call(op: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(a, torch.Tensor) and a.ndim != (3 if op == "baddbmm" else 2):
+        accepted = "[B, M, K]" if op == "baddbmm" else "[M, K]"
+        raise ValueError(
+            f"{op}: {'batch1' if op == 'baddbmm' else 'mat1'} has shape {list(a.shape)}; accepted: {accepted}"
+        )
+    options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": is_batch_invariant()}
+    if out is not None:
+        dtype = working_dtype(op, None, a=a, b=b)
+        check_out(op, out, (dtype,), a=a, b=b)
+        with torch._C._DisableAutocast():
+            result = BADDBMM(input, a, b, **options)
+        if result.shape != out.shape:
+            raise ValueError(f"{op}: out has shape {list(out.shape)}; accepted: {list(result.shape)}")
+        return out.copy_(result)
+    if _autocast.eager(input, a, b):
+        return _baddbmm(input, a, b, compute_dtype=_autocast.dtype_on(a.device.type), **options)
+    return BADDBMM(input, a, b, **options)
+
+
+def baddbmm(
+    input: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``beta * input + alpha * (batch1 @ batch2)``: torch.baddbmm with fp32 sums that are rounded once.
+
+    Args:
+        input: a tensor that broadcasts to ``[B, M, N]``. For 16-bit work in the working dtype or fp32, else in the dtype
+            of the operands; inside torch.autocast fp16, bf16 or fp32.
+        batch1: ``[B, M, K]``, any strides.
+        batch2: ``[B, K, N]``, any strides.
+        beta: factor of ``input``. With 0, ``input`` is not read: NaN and inf in it do not spread.
+        alpha: factor of the product.
+        out: a tensor for the result, of its exact shape and dtype; it may be ``input``. As in torch, gradients are not
+            recorded with ``out``, and autocast does not apply.
+
+    Returns:
+        ``[B, M, N]`` in the working dtype: that of ``batch1`` and ``batch2``, or autocast's. fp16 and bf16 take this
+        package's GEMM, fp32 and fp64 torch's own. Every argument gets its gradient in its own dtype, rounded once.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
+        ValueError: shapes or devices do not fit, or ``out`` overlaps itself or an operand.
+        RuntimeError: ``out`` was given while gradients of an operand are recorded.
+    """
+    return _call("baddbmm", input, batch1, batch2, beta, alpha, out)
+
+
+def addmm(
+    input: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``beta * input + alpha * (mat1 @ mat2)``: torch.addmm with fp32 sums that are rounded once.
+
+    ``mat1`` is ``[M, K]``, ``mat2`` ``[K, N]``, ``input`` broadcasts to ``[M, N]``; all else is as in :func:`baddbmm`.
+    """
+    return _call("addmm", input, mat1, mat2, beta, alpha, out)

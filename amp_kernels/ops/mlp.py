@@ -1,0 +1,266 @@
+"""``mlp``: two linear layers around an activation, ``activation(x @ w1^T + b1) @ w2^T + b2``, with a fused backward.
+
+The op is composite: it decomposes into ``gemm_preact`` and ``gemm`` forward, and backward into ``gemm_dact`` and three
+GEMMs. fp32 and fp64 outside autocast, torch.func transforms and forward-mode AD take torch's own operations.
+
+What fusing saves over two calls of ``linear``: the gradient of the hidden layer is never stored, and never rounded to 16
+bits, because ``gemm_dact`` takes the fp32 sums of ``dy @ w2`` through the derivative at once and sums the rows of
+``dz`` for the bias on the way. Saved for backward, all in 16 bits: ``x``, ``z = x @ w1^T + b1``, ``h = activation(z)``
+and the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from .. import _autocast
+from .._batch_invariant import is_batch_invariant
+from .._library import Sample, define
+from . import _main_grad
+from ._gemm import (
+    ACTIVATIONS,
+    GATED,
+    OPERAND_DTYPES,
+    activated_width,
+    check_activation,
+    check_bias,
+    check_gated_width,
+    check_same_device,
+)
+from ._lists import FLOATS
+from .activation_backward import differentiable_activation_backward
+from .gemm import GEMM, GEMM_PREACT
+from .gemm_dact import GEMM_DACT
+from .linear import cast, check_shadow, flat, fresh_shadow, gradient_dtype, like, weight_gradient
+from .matmul import add_gradient, differentiable_product, gemm_options, under_transform, working_dtype
+
+
+class _Mlp(torch.autograd.Function):
+    """What autograd follows of ``mlp``. As in ``linear``, everything saved that was made here is returned beside the
+    result, so that a backward which is itself recorded sees what it depends on."""
+
+    @staticmethod
+    def forward(ctx, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant):
+        ctx.set_materialize_grads(False)
+        needs_x, needs_w1, needs_b1, needs_w2, _ = ctx.needs_input_grad[:5]
+        _main_grad.refuse_data_parallel(w1, w2)
+        inner = needs_x or needs_w1 or needs_b1  # whether the gradient passes the activation
+        x16 = cast(x, dtype)
+        w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
+        w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
+        options = gemm_options(x16, batch_invariant=batch_invariant)
+        h, z = GEMM_PREACT.below_autograd(flat(x16), w1_16.t(), b1, activation=activation, **options)
+        out = GEMM.below_autograd(h, w2_16.t(), b2, **options)
+        ctx.options = activation, batch_invariant
+        ctx.x_shape = x.shape
+        ctx.dtypes = x.dtype, gradient_dtype(w1), gradient_dtype(w2)
+        ctx.bias_dtypes = tuple(None if b is None else gradient_dtype(b) for b in (b1, b2))
+        ctx.save_for_backward(
+            x16 if needs_w1 else None,
+            w1_16 if needs_x else None,
+            z if inner else None,
+            h if needs_w2 else None,
+            w2_16 if inner else None,
+            # The fp32 weights are kept beside their shadows for a recorded backward, which must reach them.
+            w1 if needs_x and shadow1 is not None else None,
+            w2 if inner and shadow2 is not None else None,
+        )
+        return (
+            like(x, out),
+            x16 if needs_w1 and x16 is not x else None,
+            w1_16 if needs_x and shadow1 is None and w1_16 is not w1 else None,
+            z if inner else None,
+            h if needs_w2 else None,
+            w2_16 if inner and shadow2 is None and w2_16 is not w2 else None,
+        )
+
+    @staticmethod
+    def backward(ctx, grad, grad_x16, grad_w1_16, grad_z, grad_h, grad_w2_16):
+        x16, w1_16, z, h, w2_16, w1, w2 = ctx.saved_tensors
+        x_dtype, w1_dtype, w2_dtype = ctx.dtypes
+        b1_dtype, b2_dtype = ctx.bias_dtypes
+        activation, batch_invariant = ctx.options
+        needs_x, needs_w1, needs_b1, needs_w2, needs_b2 = ctx.needs_input_grad[:5]
+        recorded = torch.is_grad_enabled()
+        if recorded:
+            w1_16 = w1_16 if w1 is None else w1.to(w1_16.dtype)
+            w2_16 = w2_16 if w2 is None else w2.to(w2_16.dtype)
+        grad_x = grad_w1 = grad_b1 = grad_w2 = grad_b2 = dz = None
+        if grad is not None:
+            dy = flat(grad)
+            if needs_w2:
+                grad_w2 = weight_gradient(ctx, 3, dy, h, w2_dtype)
+            if needs_b2:
+                grad_b2 = cast(dy.sum(0, dtype=torch.float32), b2_dtype)
+        if z is not None:
+            dz, sums = _hidden_gradient(grad, grad_h, grad_z, z, w2_16, activation, needs_b1, batch_invariant, recorded)
+        if dz is not None:
+            if needs_x:
+                grad_x = differentiable_product(dz, w1_16, x_dtype, batch_invariant=batch_invariant).view(ctx.x_shape)
+            if needs_w1:
+                grad_w1 = weight_gradient(ctx, 1, dz, flat(x16), w1_dtype)
+            if needs_b1:
+                grad_b1 = cast(sums, b1_dtype)
+        grad_x = add_gradient(grad_x, grad_x16, x_dtype)
+        grad_w1 = add_gradient(grad_w1, grad_w1_16, w1_dtype)
+        grad_w2 = add_gradient(grad_w2, grad_w2_16, w2_dtype)
+        return grad_x, grad_w1, grad_b1, grad_w2, grad_b2, None, None, None, None, None
+
+
+def _hidden_gradient(grad, grad_h, grad_z, z, w2, activation, needs_sums, batch_invariant, recorded):
+    """``dz`` and the sum of its rows. ``grad_h`` and ``grad_z`` come from a backward that was differentiated."""
+    if not recorded and grad_h is None and grad_z is None:
+        if grad is None:
+            return None, None
+        return GEMM_DACT.below_autograd(
+            flat(grad), w2, z, activation=activation, bias_grad=needs_sums, batch_invariant=batch_invariant
+        )
+    dh = None if grad is None else differentiable_product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
+    dh = add_gradient(dh, grad_h, torch.float32)
+    dz = None if dh is None else differentiable_activation_backward(dh, z, activation)
+    dz = add_gradient(dz, grad_z, z.dtype)
+    return dz, None if dz is None else dz.sum(0, dtype=torch.float32)
+
+
+def _mlp(
+    x,
+    w1,
+    b1,
+    w2,
+    b2=None,
+    shadow1=None,
+    shadow2=None,
+    *,
+    activation="gelu",
+    compute_dtype=None,
+    batch_invariant=False,
+):
+    dtype = working_dtype("mlp", compute_dtype, x=x, weight1=w1, weight2=w2)
+    _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype, activation)
+    if dtype not in OPERAND_DTYPES:
+        return F.linear(ACTIVATIONS[activation](F.linear(x, w1, b1)), w2, b2)
+    if under_transform():
+        b1, b2 = (None if b is None else b.to(dtype) for b in (b1, b2))
+        return F.linear(ACTIVATIONS[activation](F.linear(x.to(dtype), w1.to(dtype), b1)), w2.to(dtype), b2)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w1, b1, w2, b2)):
+        return _autocast.apply(_Mlp, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant)[0]
+    w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
+    w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
+    options = gemm_options(w1_16, batch_invariant=batch_invariant)
+    h = GEMM.below_autograd(flat(cast(x, dtype)), w1_16.t(), b1, activation=activation, **options)
+    return like(x, GEMM.below_autograd(h, w2_16.t(), b2, **options))
+
+
+def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, activation: str) -> None:
+    name = check_activation("mlp", activation)
+    shapes = f"mlp: x has shape {list(x.shape)}, weight1 {list(w1.shape)} and weight2 {list(w2.shape)}"
+    columns = "2 hidden_features" if name in GATED else "hidden_features"
+    accepted = f"accepted: [..., in_features], [{columns}, in_features] and [out_features, hidden_features]"
+    if x.ndim == 0 or w1.ndim != 2 or w2.ndim != 2 or x.shape[-1] != w1.shape[1]:
+        raise ValueError(f"{shapes}; {accepted}")
+    check_gated_width("mlp", "weight1", w1, 0, name)
+    if w2.shape[1] != activated_width(name, w1.shape[0]):
+        raise ValueError(f"{shapes}; {accepted}")
+    biases = tuple({dtype, torch.float32}) if dtype in OPERAND_DTYPES else (dtype,)
+    for weight, bias, shadow, number in ((w1, b1, shadow1, 1), (w2, b2, shadow2, 2)):
+        check_bias("mlp", bias, weight.shape[0], biases, f"bias{number}")
+        check_shadow("mlp", f"shadow{number}", shadow, weight, dtype)
+    check_same_device("mlp", x=x, weight1=w1, bias1=b1, weight2=w2, bias2=b2, shadow1=shadow1, shadow2=shadow2)
+
+
+def _samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+    def problem(activation: str, dtype: torch.dtype, grad: bool = True) -> tuple[torch.Tensor, ...]:
+        rows = 12 if activation in GATED else 6
+        shapes = ((2, 4, 5), (rows, 5), (rows,), (3, 6), (3,))
+        return tuple(normal(*shape, dtype=dtype, grad=grad) for shape in shapes)
+
+    for dtype in FLOATS:
+        for activation in ("gelu", "swiglu"):
+            yield problem(activation, dtype), {"activation": activation}
+    for dtype, activation in zip(OPERAND_DTYPES, ("swiglu", "relu"), strict=True):
+        x, w1, b1, w2, _ = problem(activation, torch.float32)
+        options = {"activation": activation, "compute_dtype": dtype}
+        yield (x, w1, None, w2), options
+        shadows = w1.detach().to(dtype), w2.detach().to(dtype)
+        yield (x[0, 0], w1, b1, w2, None, *shadows), {**options, "batch_invariant": True}
+        yield problem(activation, dtype, grad=False), {"activation": activation}
+
+
+MLP = define(
+    "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2=None, Tensor? shadow1=None, "
+    'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, bool batch_invariant=False) '
+    "-> Tensor",
+    _mlp,
+    samples=_samples,
+    differentiable=True,
+    composite=True,
+)
+
+
+def _with_shadows(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
+    """Completes a call under autocast with the weights' shadows."""
+    if len(args) < 4 or len(args) > 5 or "shadow1" in kwargs or "shadow2" in kwargs:
+        return args, kwargs
+    return args, {**kwargs, "shadow1": fresh_shadow(args[1], dtype), "shadow2": fresh_shadow(args[3], dtype)}
+
+
+_autocast.lower_precision(MLP, _with_shadows)
+
+
+def mlp(
+    x: torch.Tensor,
+    weight1: torch.Tensor,
+    bias1: torch.Tensor | None,
+    weight2: torch.Tensor,
+    bias2: torch.Tensor | None = None,
+    *,
+    activation: str | None = "gelu",
+) -> torch.Tensor:
+    """``activation(x @ weight1^T + bias1) @ weight2^T + bias2``, differentiable to any order, with an autocast rule.
+
+    Args:
+        x: ``[..., in_features]``, any strides.
+        weight1: ``[hidden_features, in_features]``; with ``"swiglu"`` ``[2 hidden_features, in_features]``, the gates
+            first: ``torch.cat([gate_proj, up_proj])`` of a Llama model.
+        bias1: one value per row of ``weight1``, or ``None``; for 16-bit work in the working dtype or fp32, otherwise in
+            the dtype of ``x``.
+        weight2: ``[out_features, hidden_features]``.
+        bias2: ``[out_features]`` or ``None``; dtypes as for ``bias1``.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``
+            (``silu(gate) * up``; Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202), computed in fp32.
+
+    Returns:
+        ``[..., out_features]`` in the working dtype.
+
+    dtypes, autocast and gradients are those of :func:`amp_kernels.linear`. Saved for backward, in 16 bits: ``x``, the
+    pre-activation, its activation, and the weights.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
+        ValueError: shapes, devices or ``activation`` do not fit.
+    """
+    activation = check_activation("mlp", activation)
+    invariant = is_batch_invariant()
+    if _autocast.eager(x, weight1, weight2):
+        dtype = _autocast.dtype_on(x.device.type)
+        shadows = fresh_shadow(weight1, dtype), fresh_shadow(weight2, dtype)
+        return _mlp(
+            x,
+            weight1,
+            bias1,
+            weight2,
+            bias2,
+            *shadows,
+            activation=activation,
+            compute_dtype=dtype,
+            batch_invariant=invariant,
+        )
+    return MLP(x, weight1, bias1, weight2, bias2, activation=activation, batch_invariant=invariant)

@@ -1,0 +1,118 @@
+"""The host's part of a step whose tensors are those of the step before, read at the speed of C.
+
+From one step to the next, as a rule, only the addresses of the gradients change. So what a step found out is kept
+(:class:`Resolved`), and the next one compares: as long as nothing else differs, the compiled ops get addresses in a
+table instead of tensors in lists. Any difference sends the step through the checks for anything that may come.
+
+No gradient is kept alive, and no address outlives the call that it was read for.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops._blocks import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
+
+if TYPE_CHECKING:
+    from ._base import _Batch
+
+_grad = operator.attrgetter("grad")
+
+
+def same(objects: Sequence, others: Sequence) -> bool:
+    """Whether two sequences hold the same objects. Not ``==``, which tensors define otherwise."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
+
+
+def _described(tensors: Iterable[Tensor]) -> list[tuple]:
+    return [(type(t), t.dtype, t.device, t.shape, t.stride(), t.is_inference()) for t in tensors]
+
+
+def alike(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
+    """A function that tells whether others have the types, dtypes, devices, shapes and strides of these, one by one.
+
+    torch.compile has such a test for the inputs of a graph, which takes 40 ns a tensor. It is not public: where it does
+    not exist Python compares, at ten times the cost.
+    """
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except (AttributeError, TypeError):
+        expected = _described(tensors)
+        return lambda others: all(map(isinstance, others, repeat(Tensor))) and _described(others) == expected
+    return lambda others: guards.check(*others)
+
+
+class TensorTable:
+    """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels.ops._blocks`."""
+
+    def __init__(self, batch: _Batch, grads: list[Tensor]):
+        self.params = batch.params
+        self.addresses = list(map(Tensor.data_ptr, batch.params))
+        self.params_alike, self.grads_alike = alike(batch.params), alike(grads)
+        columns = [
+            self.addresses,
+            repeat(0),
+            map(Tensor.numel, batch.params),
+            (TABLE_DTYPES[param.dtype] for param in batch.params),
+            (TABLE_DTYPES[grad.dtype] for grad in grads),
+            *zip(*batch.layout.tolist(), strict=True),
+        ]
+        self.words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
+        self.tensor = torch.frombuffer(self.words, dtype=torch.int64).view(len(grads), TABLE_COLUMNS)
+        buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
+        self.written = [tensor for tensor in chain(batch.params, buffers) if not tensor.is_inference()]
+
+    def take(self) -> list[Tensor] | None:
+        """The gradients as they are now, with their addresses in the table; ``None`` if anything else has changed."""
+        params, grads = self.params, list(map(_grad, self.params))
+        if not (self.grads_alike(grads) and self.params_alike(params)):
+            return None
+        if list(map(Tensor.data_ptr, params)) != self.addresses:
+            return None
+        self.words[TABLE_GRAD::TABLE_COLUMNS] = array("q", list(map(Tensor.data_ptr, grads)))
+        return grads
+
+
+class Resolved:
+    """What a step found: parameters with and without a gradient, what ``optimizer.state`` shows, tables."""
+
+    def __init__(self, groups: list[dict], state: dict, batches: list[_Batch], grads: list[list[Tensor]], choice: Any):
+        self.choice = choice
+        self.sizes = [len(group["params"]) for group in groups]
+        self.params = _params(groups)
+        self.state, self.owners, self.shown = state, list(state), list(state.values())
+        self.tables = [TensorTable(batch, found) for batch, found in zip(batches, grads, strict=True)]
+        self.work = list(zip(batches, self.tables, strict=True))
+        active = {id(param) for batch in batches for param in batch.params}
+        self.idle = [param for param in self.params if id(param) not in active]
+
+    def take(
+        self, groups: list[dict], state: dict, choice: Any
+    ) -> list[tuple[_Batch, list[Tensor], TensorTable]] | None:
+        """The step's work if it is that of the last one, else ``None``. ``choice``: what decides the backend."""
+        if choice != self.choice or [len(group["params"]) for group in groups] != self.sizes:
+            return None
+        if not same(_params(groups), self.params) or state is not self.state:
+            return None
+        if not same(state.values(), self.shown) or not all(map(operator.is_, state, self.owners)):
+            return None
+        if not all(map(operator.is_, map(_grad, self.idle), repeat(None))):
+            return None
+        work = []
+        for batch, table in self.work:
+            grads = table.take()
+            if grads is None:
+                return None
+            work.append((batch, grads, table))
+        return work
+
+
+def _params(groups: list[dict]) -> list[Tensor]:
+    return list(chain.from_iterable([group["params"] for group in groups]))

@@ -1,0 +1,48 @@
+"""The numbers in the param groups as the update ops take them, made anew only when one of them was replaced."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from itertools import chain
+from typing import Any
+
+_NOT_NUMBERS = ("params", "param_names")  # the only values that may be lists: they are none of the ops' business
+
+
+class Settings:
+    """What was computed from the groups, and the values it was computed from.
+
+    Schedulers write into groups between any two steps, so every step compares, by identity: numbers cannot change in
+    place. Learning rates do not take part, because they change with each step; :attr:`rates` reads them.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *others: Any):
+        self.others = others
+        self.keys = list(chain.from_iterable(groups))
+        self.values = list(chain.from_iterable([group.values() for group in groups]))
+        self.rates_at = [place for place, key in enumerate(self.keys) if key == "lr"]
+        self.fixed = all(
+            key in _NOT_NUMBERS or key == "lr" or _immutable(value)
+            for key, value in zip(self.keys, self.values, strict=True)
+        )
+        self.hyper: tuple[list[float], ...] = ()  # what the op takes between lr and ema_decay
+        self.decays: list[float] = []
+        self.flags: list[int] = []
+        self.used: list[tuple[str, ...]] = []  # of each group: the moments
+        self.averaged: list[bool] = []
+
+    def hold(self, groups: list[dict[str, Any]], *others: Any) -> bool:
+        """Whether they are those of ``groups`` still, up to the learning rates."""
+        values = list(chain.from_iterable([group.values() for group in groups]))
+        if not self.fixed or others != self.others or len(values) != len(self.values):
+            return False
+        for place in self.rates_at:
+            self.values[place] = values[place]
+        return all(map(operator.is_, values, self.values)) and list(chain.from_iterable(groups)) == self.keys
+
+
+def _immutable(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_immutable, value))
+    return value is None or isinstance(value, (str, numbers.Real))

@@ -1,0 +1,145 @@
+"""The matrix products that `ops/gemm.py` times: what models multiply in training, and what other libraries measure themselves by."""
+
+from dataclasses import dataclass, replace
+
+SKINNY = 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """[m, k] @ [k, n], `batch` of them.
+
+    `layout` says how a and b are stored (N as they are, T transposed). `result`: "16" as the operands, "fp32", "fp32+"
+    accumulated, or a 16-bit result of that activation after a bias. Operands start `offset` elements behind an
+    aligned address, and their rows lie `pitch` elements further apart than they are long.
+    """
+
+    m: int
+    n: int
+    k: int
+    layout: str
+    result: str = "16"
+    batch: int = 1
+    offset: int = 0
+    pitch: int = 0
+    control: bool = False  # no model's: there to isolate one property
+
+    @property
+    def name(self) -> str:
+        text = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k} {self.layout}"
+        if self.result not in ("16", "fp32", "fp32+"):
+            text += f" bias+{self.result}"
+        return text + f" offset {self.offset}" * bool(self.offset) + f" ld +{self.pitch}" * bool(self.pitch)
+
+    @property
+    def operand_bytes(self) -> int:
+        """The widest access, at most 16 bytes, that every row of a and b can be read with."""
+        a_row = self.m if self.layout[0] == "T" else self.k
+        b_row = self.k if self.layout[1] == "T" else self.n
+        places = (a_row + self.pitch, b_row + self.pitch, self.offset)
+        return next(size for size in (16, 8, 4, 2) if all(2 * place % size == 0 for place in places))
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every row of a, b and the result starts at a multiple of 16 bytes."""
+        return self.operand_bytes == 16 and self.n * (4 if self.result.startswith("fp32") else 2) % 16 == 0
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        if not self.aligned:
+            return ("unaligned", "unaligned controls") if self.control else ("unaligned",)
+        if self.result == "fp32+":
+            return ("fp32 accumulated",)
+        if self.result not in ("16", "fp32"):
+            return ("epilogue",)
+        return ("aligned", "skinny") if min(self.m, self.n, self.k) <= SKINNY else ("aligned",)
+
+
+SUITE = [
+    Shape(8192, 6144, 4096, "NT"),  # Llama-8B: qkv, gate + up, down, their gradients
+    Shape(8192, 28672, 4096, "NT"),
+    Shape(8192, 4096, 14336, "NT"),
+    Shape(8192, 14336, 4096, "NN"),
+    Shape(8192, 4096, 28672, "NN"),
+    Shape(28672, 4096, 8192, "TN", "fp32+"),
+    Shape(4096, 14336, 8192, "TN", "fp32+"),
+    Shape(4096, 128256, 4096, "NT"),  # its head
+    Shape(4096, 4096, 128256, "NN"),
+    Shape(128256, 4096, 4096, "TN", "fp32+"),
+    Shape(128256, 4096, 512, "TN", "fp32+"),  # a chunk of a fused cross-entropy
+    Shape(16384, 16384, 2048, "NT"),  # Llama-1B
+    Shape(2048, 8192, 16384, "TN", "fp32+"),
+    Shape(8192, 8192, 28672, "NT"),  # Llama-70B
+    Shape(8192, 7168, 8192, "NT"),
+    Shape(7168, 8192, 8192, "TN", "fp32+"),
+    Shape(8192, 4864, 896, "NT"),  # Qwen-0.5B
+    Shape(16384, 50257, 768, "NT"),  # GPT-2: its unpadded head, its MLP
+    Shape(65536, 3072, 768, "NT"),
+    Shape(65536, 3072, 768, "NT", "gelu"),
+    Shape(3072, 768, 65536, "TN", "fp32+"),
+    Shape(4096, 2112, 7168, "NT"),  # DeepSeek-V3, DeepGEMM's list
+    Shape(4096, 576, 7168, "NT"),
+    Shape(4096, 24576, 1536, "NT"),
+    Shape(32768, 4096, 512, "TN", "fp32+"),
+    Shape(7168, 4096, 16384, "TN", "fp32+"),
+    Shape(128, 7168, 16384, "NT"),
+    Shape(8192, 256, 7168, "NT", "fp32"),
+    Shape(16448, 4096, 1024, "NT"),  # ViT-L, SigLIP, ViT-B
+    Shape(16448, 4096, 1024, "NT", "gelu"),
+    Shape(23328, 1152, 4304, "NT"),
+    Shape(3072, 768, 50432, "TN", "fp32+"),
+    Shape(200704, 64, 576, "NT"),  # ResNet-50 as implicit products
+    Shape(12544, 256, 2304, "NT"),
+    Shape(64, 147, 802816, "TN", "fp32+"),
+    Shape(262144, 64, 64, "NT"),  # a tiny MLP, DLRM's bottom MLP, LoRA down and up
+    Shape(262144, 64, 64, "NT", "relu"),
+    Shape(65536, 512, 13, "NT"),
+    Shape(65536, 512, 13, "NT", "relu"),
+    Shape(8192, 16, 4096, "NT"),
+    Shape(8192, 4096, 16, "NT"),
+    Shape(512, 16, 500000, "NN"),  # DeepBench
+    Shape(35, 8457, 2560, "NN"),
+    Shape(5124, 9124, 2560, "NN"),
+    Shape(7680, 64, 2560, "NN"),
+    Shape(512, 512, 64, "NT", batch=256),  # BERT's attention scores; pytorch#83272
+    Shape(1024, 1024, 140, "NT", batch=384),
+]
+_CONTROLS = [  # squares, layouts, views, sizes that nothing divides
+    Shape(512, 512, 512, "NT"),
+    Shape(1024, 1024, 1024, "NT"),
+    Shape(2048, 2048, 2048, "NT"),
+    Shape(4096, 4096, 4096, "NT"),
+    Shape(4096, 4096, 4096, "NN"),
+    Shape(4096, 4096, 4096, "TN"),
+    Shape(4096, 4096, 4096, "TT"),
+    Shape(8192, 8192, 8192, "NT"),
+    Shape(65536, 1024, 1024, "NT"),
+    Shape(4096, 4096, 4096, "NT", pitch=8),
+    Shape(4096, 4096, 4096, "NT", offset=1),
+    Shape(4097, 4097, 4097, "NT"),
+    Shape(8193, 4097, 4099, "NT"),
+    Shape(1025, 1024, 1026, "NT"),
+]
+CUDA = [*SUITE, *(replace(shape, control=True) for shape in _CONTROLS)]
+QUICK = [
+    Shape(8192, 6144, 4096, "NT"),
+    Shape(4096, 14336, 8192, "TN", "fp32+"),
+    Shape(16448, 4096, 1024, "NT", "gelu"),
+    Shape(8192, 16, 4096, "NT"),
+    Shape(4097, 4097, 4097, "NT", control=True),
+]
+# The first six have every family, several layouts, and views; the others are large enough to say something on a CPU.
+CPU = [
+    Shape(160, 192, 136, "NT"),
+    Shape(136, 160, 192, "TN", "fp32+"),
+    Shape(64, 160, 136, "NT", "gelu"),
+    Shape(48, 72, 16, "TT", "fp32", pitch=8),
+    Shape(33, 41, 35, "NN", offset=1, control=True),
+    Shape(24, 32, 40, "NT", batch=3),
+    Shape(1024, 768, 768, "NT"),
+    Shape(1024, 768, 3072, "NN"),
+    Shape(768, 3072, 1024, "TN", "fp32+"),
+    Shape(1024, 3072, 768, "NT", "gelu"),
+    Shape(512, 512, 512, "NT", "fp32"),
+    Shape(257, 129, 515, "NT"),
+]

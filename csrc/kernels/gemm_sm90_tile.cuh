@@ -1,0 +1,120 @@
+// Tiles of gemm_sm90: their sizes, and what the kernel is told of a problem.
+#pragma once
+#include "kernels/gemm_epilogue.cuh"
+#include "kernels/gemm_sm90.h"
+
+namespace ak {
+namespace gemm {
+
+constexpr int kBlockK = 64;               // 128 bytes: one row of the swizzle
+constexpr int kSliceBytes = 64 * 64 * 2;  // 64 rows (or columns) of one stage
+constexpr int kGroupThreads = 128;
+constexpr int kSharedLimit = 232448;  // bytes a block may have
+
+/// A tile of C and how it is worked on. Cooperative: the consumer warpgroups share its rows evenly. Pingpong: two
+/// consumers take tiles in turn, each all rows of its own. The blocks of a cluster work on neighbouring tiles: below
+/// each other with the same columns of B, or, with kShareA, side by side with the same rows of A.
+template <int kBlockM_, int kBlockN_, int kStages_, int kCluster_, int kConsumers_, bool kPingpong_ = false,
+          bool kShareA = false>
+struct Tile {
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCluster = kCluster_,
+                       kConsumers = kConsumers_;
+  static constexpr bool kPingpong = kPingpong_;
+  static constexpr int kClusterM = kShareA ? 1 : kCluster, kClusterN = kShareA ? kCluster : 1;
+  static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
+  static constexpr int kGroups = kPingpong ? 1 : kConsumers;  // warpgroups that share a tile
+  static constexpr int kGroupM = kBlockM / kGroups;
+  static constexpr int kSlicesM = kGroupM / 64;                 // wgmma is 64 rows high
+  static constexpr int kAccumulators = kSlicesM * kBlockN / 2;  // of a consumer's thread
+  // Registers a thread. 64 K are shared out in equal parts at first (255, 168 or 128 a thread); then the producer gives
+  // most of its own to the consumers. With one consumer there is enough for both.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators > 160 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators > 160 ? 240 : 232;
+  static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
+  static constexpr bool kMayFinish = gemm_sm90_may_finish(kShape);
+  static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
+  static constexpr bool kBoxes = kBlockN % 64 == 0;  // 16-bit output goes through TMA boxes of 64 columns
+  static constexpr int kStageColumns = kBlockN % 128 == 0 ? 128 : 64;  // of 16-bit output, staged at a time
+  static constexpr int kRowPitch = kBlockN * 2 + 16;  // without boxes; 16 bytes on, so that rows differ in banks
+  static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
+  static_assert(!kPingpong || kConsumers == 2, "two take turns");
+  static_assert(kGroupM % 64 == 0, "a consumer's rows are a multiple of 64");
+  static_assert(kCluster == 1 || kCluster == 2, "clusters are of one block or two");
+  static_assert(
+      kStages >= 2,
+      "a stage is released one step after its use: with a single one, producer and consumer wait for each other");
+};
+
+inline int divide_up(int x, int by) { return (x + by - 1) / by; }
+
+/// Bytes through which a consumer's results leave; kFloat: as fp32, else rounded to 16 bits.
+template <bool kFloat, class Tile>
+constexpr int staging_bytes() {
+  if (kFloat) return 64 * 64 * 4;
+  return Tile::kBoxes ? 64 * Tile::kStageColumns * 2 : 64 * Tile::kRowPitch;
+}
+template <bool kFloat, class Tile>
+constexpr int shared_bytes() {
+  constexpr int kAlignment = 1024, kBarriers = 16 * Tile::kStages, kFlags = 4 * Tile::kConsumers;
+  return kAlignment + Tile::kStages * (Tile::kBytesA + Tile::kBytesB) +
+         Tile::kConsumers * staging_bytes<kFloat, Tile>() + kBarriers + kFlags;
+}
+
+/// How the tiles of C are cut and handed out.
+struct Schedule {
+  int tile_columns;     // of C a tile makes: kBlockN, or half of that with swiglu
+  int lines, per_line;  // clusters' tiles: a line is a row of them, or a column if by_columns
+  bool by_columns;
+  int raster;                  // lines that are walked together, so that their slices of A and B stay in L2
+  int works;                   // of all clusters: tiles, times batch, times splits
+  int steps, steps_per_split;  // of k
+  int splits;
+  int batch_a, batch_b;  // 0 if all products of the batch share one matrix
+  float* partials;
+  uint32_t* counters;
+};
+
+struct Args {
+  EpilogueArgs finish;
+  GemmOutput output;
+  int m, n, k;       // of A and B
+  int columns;       // of C that come out of the accumulators: n, or n / 2 with swiglu
+  int tile_columns;  // as in the schedule
+  int second_half;   // columns of B from the first half of a tile's columns to the second: kBlockN / 2, or n / 2
+  Schedule schedule;
+};
+
+/// What a block works on.
+struct Work {
+  int m, n;  // first row and column of its tile in C
+  int batch;
+  int first_step, last_step;  // of k
+  int split;
+  int tile;  // number of the tile in scratch
+};
+
+/// Whether TMA can write C: 16-byte aligned rows of `type`.
+inline bool tma_writes(const GemmProblem& q, DType type) {
+  const auto aligned = [&](int64_t stride) { return stride * bytes_of(type) % 16 == 0; };
+  return q.c.type == type && q.c.column_stride == 1 && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 &&
+         q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
+}
+
+template <class T, bool kFloat, class Tile>
+Args arguments(const GemmProblem& q, GemmOutput output) {
+  constexpr DType kType = std::is_same_v<T, bf16> ? DType::kBFloat16 : DType::kFloat16;
+  const bool halved = is_halved(q);
+  Args args{};
+  // An epilogue's results leave in boxes or element by element.
+  const bool direct = !tma_writes(q, kFloat ? DType::kFloat32 : kType) || (!Tile::kBoxes && !is_plain(q.epilogue));
+  args.finish = epilogue_args(q, output, direct);
+  args.output = output;
+  args.m = q.m, args.n = q.n, args.k = q.k;
+  args.columns = halved ? q.n / 2 : q.n;
+  args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
+  args.second_half = halved ? q.n / 2 : Tile::kBlockN / 2;
+  return args;
+}
+
+}  // namespace gemm
+}  // namespace ak

@@ -1,0 +1,120 @@
+// lamb_: one LAMB step of a list of parameters, by the formulas of math/lamb.h.
+//
+// Two walks over the parameters: the first moves the moments and adds up the squares of weights and directions, the
+// second, which knows the trust ratios, moves the weights. The sums are taken per chunk in double and added in order, so
+// they do not depend on the number of threads.
+#include "math/lamb.h"
+
+#include "ops/cpu/update.h"
+
+namespace ak {
+namespace {
+
+constexpr const char* kOp = "lamb_";
+
+struct Squares {
+  double weight = 0, direction = 0;
+};
+
+template <typename T>
+AK_SIMD_CLONES void as_stored(float* __restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = to_float(round_to<T>(x[i]));
+}
+
+AK_SIMD_CLONES void moments_span(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n,
+                                 float inv_scale, float clip, const LambScalars scalars) {
+  for (int64_t i = 0; i < n; ++i) lamb_moments(m[i], v[i], effective_grad(g[i], inv_scale, clip), scalars);
+}
+
+AK_SIMD_CLONES void direction_span(const float* __restrict p, const float* __restrict m, const float* __restrict v,
+                                   float* __restrict u, int64_t n, const LambScalars scalars) {
+  for (int64_t i = 0; i < n; ++i) u[i] = lamb_direction(p[i], m[i], v[i], scalars);
+}
+
+AK_SIMD_CLONES void update_span(float* __restrict p, const float* __restrict m, const float* __restrict v, int64_t n,
+                                float rate, const LambScalars scalars) {
+  for (int64_t i = 0; i < n; ++i) lamb(p[i], m[i], v[i], rate, scalars);
+}
+
+// In eight chains, which keeps the order fixed and the additions apart.
+AK_SIMD_CLONES double sum_squares(const float* x, int64_t n) {
+  double sums[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (int j = 0; j < 8; ++j) sums[j] += static_cast<double>(x[i + j]) * static_cast<double>(x[i + j]);
+  }
+  for (int j = 0; i < n; ++i, ++j) sums[j] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+void lamb_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs, const TensorList& exp_avg_sqs,
+           const TensorList& steps, const TensorList& masters, const TensorList& shadows, const TensorList& emas,
+           const Tensor& layout, const TensorList& lrs, const std::optional<Tensor>& grad_scale,
+           const std::optional<Tensor>& found_inf, const std::optional<Tensor>& sum_sq, const std::vector<double>& lr,
+           const std::vector<double>& beta1, const std::vector<double>& beta2, const std::vector<double>& eps,
+           const std::vector<double>& weight_decay, const std::vector<double>& ema_decay,
+           const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
+  check_groups(kOp, lr.size(),
+               {{"beta1", beta1.size()},
+                {"beta2", beta2.size()},
+                {"eps", eps.size()},
+                {"weight_decay", weight_decay.size()},
+                {"ema_decay", ema_decay.size()},
+                {"flags", flags.size()}});
+  const UpdateTensors tensors{
+      kOp,     params, grads, {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}}, steps, masters, shadows, emas,
+      layout,  lrs,    grad_scale, found_inf, sum_sq};
+  const UpdateNumbers numbers{lr, ema_decay, flags, max_norm, seed};
+  const std::vector<UpdateParam> work = check_update(tensors, static_cast<int64_t>(lr.size()));
+  const UpdateDecision step = decide(tensors, max_norm);
+  if (step.skip) return;
+  const auto shared = begin_step(work, tensors, numbers, step, [&](size_t g, double rate, float count) {
+    return lamb_scalars({rate, beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kNoBiasCorrection) == 0,
+                         (flags[g] & kAdaptAll) != 0},
+                        count);
+  });
+
+  std::vector<std::vector<Squares>> squares(work.size());
+  for (size_t i = 0; i < work.size(); ++i) squares[i].resize(static_cast<size_t>((work[i].numel + kChunk - 1) / kChunk));
+  for_each_tile(
+      work,
+      [&](int64_t index, const float* p, const float* g, float* const* moments, int64_t at, int64_t n) {
+        const size_t i = static_cast<size_t>(index);
+        const auto& s = shared[i];
+        float direction[kTile];
+        moments_span(moments[0], moments[1], g, n, step.inv_scale, s.clip, s.scalars);
+        for (int k = 0; k < 2; ++k) {
+          if (work[i].moments[k].dtype == ScalarType::BFloat16) as_stored<bf16>(moments[k], n);
+        }
+        direction_span(p, moments[0], moments[1], direction, n, s.scalars);
+        Squares& sum = squares[i][static_cast<size_t>(at / kChunk)];
+        sum.weight += sum_squares(p, n);
+        sum.direction += sum_squares(direction, n);
+      },
+      [](int64_t, const float*, int64_t, int64_t) {});
+
+  std::vector<float> rates;
+  rates.reserve(work.size());
+  for (size_t i = 0; i < work.size(); ++i) {
+    Squares total;
+    for (const Squares& part : squares[i]) {
+      total.weight += part.weight;
+      total.direction += part.direction;
+    }
+    rates.push_back(lamb_rate(shared[i].lr, total.weight, total.direction, shared[i].scalars));
+  }
+  for_each_tile(
+      work,
+      [&](int64_t i, float* p, const float*, float* const* moments, int64_t, int64_t n) {
+        const size_t k = static_cast<size_t>(i);
+        update_span(p, moments[0], moments[1], n, rates[k], shared[k].scalars);
+      },
+      [&](int64_t i, const float* weights, int64_t at, int64_t n) {
+        keep_weights(work[static_cast<size_t>(i)], shared[static_cast<size_t>(i)], weights, at, n);
+      });
+}
+
+}  // namespace
+}  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("lamb_", TORCH_BOX(&ak::lamb_)); }

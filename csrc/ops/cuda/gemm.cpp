@@ -1,0 +1,316 @@
+// gemm, gemm_preact, gemm_dact and gemm_accumulate_ on CUDA: checks, how the operands lie, outputs and scratch from
+// torch's allocator, and the launch that csrc/tuning/gemm.h chooses.
+//
+// An operand whose rows or columns are contiguous is taken as it lies, whatever its alignment; any other is copied
+// once.
+#include "kernels/gemm.h"
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/gemm_column_sums.h"
+#include "math/activation.h"
+#include "ops/activation.h"
+#include "ops/cuda/arguments.h"
+#include "ops/gemm_operand.h"
+#include "tuning/gemm.h"
+
+namespace ak {
+namespace {
+
+int as_int(const char* op, int64_t size) {
+  AK_CHECK(size <= INT32_MAX, op, ": a size is ", size, "; accepted: at most ", INT32_MAX);
+  return static_cast<int>(size);
+}
+
+GemmChip current_chip() {
+  const auto attribute = [](cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    STD_CUDA_CHECK(cudaGetDevice(&device));
+    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+    return value;
+  };
+  GemmChip chip;
+  chip.sm_count = attribute(cudaDevAttrMultiProcessorCount);
+  chip.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+#ifndef AK_HAS_SM90a
+  chip.sm90 = false;
+#endif
+#ifndef AK_HAS_GEMM_SM80
+  chip.sm80 = false;
+#endif
+  return chip;
+}
+
+// Strides of the last two dimensions and of the batch, which has none in two dimensions.
+GemmValues values_of(const Tensor& t, void* data) {
+  const int64_t d = t.dim();
+  return {data, dtype_of(t.scalar_type()), t.stride(d - 2), t.stride(d - 1), d == 3 && t.size(0) > 1 ? t.stride(0) : 0};
+}
+GemmValues read_values_of(const Tensor& t) { return values_of(t, const_cast<void*>(t.const_data_ptr())); }
+GemmValues written_values_of(const Tensor& t) { return values_of(t, t.mutable_data_ptr()); }
+
+// How an operand lies: contiguous along k, or along its other dimension.
+struct Operand {
+  Tensor tensor;  // keeps a copy alive
+  const void* data;
+  int64_t ld = 0, batch_stride = 0;
+  bool k_contiguous = false;
+
+  // `k_dim` is the dimension, of the last two, that is summed over.
+  Operand(const Tensor& t, int64_t k_dim) : tensor(t) {
+    if (!describe(k_dim)) {
+      tensor = torch::stable::contiguous(t);
+      describe(k_dim);
+    }
+  }
+
+ private:
+  bool describe(int64_t k_dim) {
+    const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
+    const auto lies = gemm_operand(tensor.size(k_dim), tensor.stride(k_dim), tensor.size(other), tensor.stride(other));
+    data = tensor.const_data_ptr();
+    batch_stride = d == 3 && tensor.size(0) > 1 ? tensor.stride(0) : 0;
+    if (lies) ld = lies->ld, k_contiguous = lies->k_contiguous;
+    return lies.has_value();
+  }
+};
+
+// One call: its operands, and the problem that they make.
+struct Call {
+  const char* op;
+  CudaCall cuda;
+  Operand a, b;
+  DType half;
+  GemmProblem problem{};
+  bool batch_invariant;
+
+  Call(const char* name, const Tensor& a_in, const Tensor& b_in, bool invariant)
+      : op(name),
+        cuda(name, {"a"}, a_in),
+        a(checked(name, a_in, b_in), a_in.dim() - 1),
+        b(b_in, b_in.dim() - 2),
+        half(dtype_of(a_in.scalar_type())),
+        batch_invariant(invariant) {
+    cuda.check_place({"b"}, b_in);
+    const int64_t d = a_in.dim();
+    problem.m = as_int(op, a_in.size(d - 2));
+    problem.n = as_int(op, b_in.size(d - 1));
+    problem.k = as_int(op, a_in.size(d - 1));
+    problem.batch = d == 3 ? as_int(op, a_in.size(0)) : 1;
+  }
+
+  static const Tensor& checked(const char* op, const Tensor& a, const Tensor& b) {
+    check_dtype(op, {"a"}, a, {ScalarType::Half, ScalarType::BFloat16});
+    check_dtype(op, {"b"}, b, {a.scalar_type()});
+    const int64_t d = a.dim();
+    AK_CHECK((d == 2 || d == 3) && b.dim() == d && a.size(d - 1) == b.size(d - 2) && (d == 2 || a.size(0) == b.size(0)),
+             op, ": a and b must have shapes (M, K) and (K, N), or (B, M, K) and (B, K, N); got ", Ints{a.sizes()},
+             " and ", Ints{b.sizes()});
+    return a;
+  }
+
+  // [.., M, columns], contiguous.
+  Tensor output(int64_t columns, ScalarType dtype) const {
+    std::vector<int64_t> sizes(a.tensor.sizes().begin(), a.tensor.sizes().end());
+    sizes.back() = columns;
+    return cuda.empty(sizes, dtype);
+  }
+  ScalarType output_dtype(std::optional<ScalarType> out_dtype) const {
+    const ScalarType type = out_dtype.value_or(a.tensor.scalar_type());
+    AK_CHECK(is_half(type) || type == ScalarType::Float, op, ": out_dtype must be float16, bfloat16 or float32; got ",
+             dtype_name(type));
+    return type;
+  }
+  // A tensor that the epilogue reads: the sizes of `like`, the dtype of a or fp32.
+  GemmValues beside(const char* name, const Tensor& t, const Tensor& like) const {
+    check_dtype(op, {name}, t, {a.tensor.scalar_type(), ScalarType::Float});
+    cuda.check_place({name}, t);
+    AK_CHECK(same_sizes(t, like), op, ": ", name, " must have shape ", Ints{like.sizes()}, "; got ", Ints{t.sizes()});
+    return read_values_of(t);
+  }
+  GemmValues bias(const Tensor& t) const {
+    check_dtype(op, {"bias"}, t, {a.tensor.scalar_type(), ScalarType::Float});
+    cuda.check_place({"bias"}, t);
+    const bool per_column = t.dim() == 1 && t.size(0) == problem.n;
+    AK_CHECK(per_column || (t.dim() == 2 && t.size(0) == problem.m && t.size(1) == 1), op, ": bias must have shape (",
+             problem.n, ",) or (", problem.m, ", 1); got ", Ints{t.sizes()});
+    GemmValues values{const_cast<void*>(t.const_data_ptr()), dtype_of(t.scalar_type())};
+    values.row_stride = per_column ? 0 : t.stride(0);
+    values.column_stride = per_column ? t.stride(0) : 0;
+    return values;
+  }
+
+  bool empty() const { return problem.m == 0 || problem.n == 0 || problem.batch == 0; }
+
+  // Runs the problem into `c`. Not for empty results.
+  void run(const Tensor& c, GemmOutput output) {
+    if (problem.k == 0) sum_over_nothing();
+    problem.a = a.data, problem.b = b.data;
+    problem.ld_a = a.ld, problem.ld_b = b.ld;
+    problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
+    problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
+    problem.c = written_values_of(c);
+    const GemmPlan plan = plan_gemm(request_of(problem, output, half, batch_invariant), current_chip());
+    cuda.check(half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output));
+  }
+
+ private:
+  // The kernels want a k: 8 zeros give the same sums as none.
+  void sum_over_nothing() {
+    const int64_t d = a.tensor.dim();
+    const auto zeros = [&](const Tensor& t, int64_t k_dim) {
+      std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
+      sizes[static_cast<size_t>(k_dim)] = 8;
+      const Tensor filled = cuda.empty(sizes, t.scalar_type());
+      STD_CUDA_CHECK(cudaMemsetAsync(filled.mutable_data_ptr(), 0, static_cast<size_t>(filled.numel()) * 2,
+                                     static_cast<cudaStream_t>(cuda.stream())));
+      return Operand(filled, k_dim);
+    };
+    a = zeros(a.tensor, d - 1);
+    b = zeros(b.tensor, d - 2);
+    problem.k = 8;
+  }
+
+  // Scratch whose first `zeroed` bytes are 0.
+  Tensor scratch(size_t bytes, size_t zeroed) const {
+    const Tensor memory = cuda.scratch(bytes);
+    if (zeroed > 0) {
+      STD_CUDA_CHECK(cudaMemsetAsync(memory.mutable_data_ptr(), 0, zeroed, static_cast<cudaStream_t>(cuda.stream())));
+    }
+    return memory;
+  }
+
+  template <class T>
+  Status launch([[maybe_unused]] const GemmPlan& plan, [[maybe_unused]] GemmOutput output) const {
+#ifdef AK_HAS_SM90a
+    if (plan.kernel == GemmKernel::kSm90) {
+      const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
+      const GemmScratchSize size = gemm_sm90_scratch(problem, config);
+      const size_t counters = (size.counters * 4 + 15) / 16 * 16;  // they come first
+      const Tensor memory = scratch(counters + size.partials * 4, counters);
+      char* at = static_cast<char*>(memory.mutable_data_ptr());
+      return gemm_sm90<T>(problem, config, output,
+                          {reinterpret_cast<float*>(at + counters), reinterpret_cast<uint32_t*>(at)}, cuda.stream());
+    }
+#endif
+#ifdef AK_HAS_GEMM_SM80
+    if (plan.kernel == GemmKernel::kSm80) {
+      const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
+      const Tensor memory = scratch(gemm_sm80_scratch_bytes(problem, config), gemm_sm80_zeroed_bytes(problem, config));
+      return gemm_sm80<T>(problem, config, memory.mutable_data_ptr(), cuda.stream());
+    }
+#endif
+    fail(op,
+         ": this build has no GEMM kernel for this GPU and these operands; with AMP_KERNELS_BACKEND=triton another "
+         "one serves");
+  }
+};
+
+GemmOutput output_of(ScalarType type) {
+  return type == ScalarType::Float ? GemmOutput::kFloat32 : GemmOutput::kInputType;
+}
+
+Tensor run_forward(const char* op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+                   const std::optional<Tensor>& residual, double alpha, double beta, const std::string& activation,
+                   std::optional<ScalarType> out_dtype, bool batch_invariant, Tensor* z) {
+  Call call(op, a, b, batch_invariant);
+  const ScalarType type = call.output_dtype(out_dtype);
+  GemmEpilogue& e = call.problem.epilogue;
+  e.activation = activation_named(op, activation);
+  e.alpha = static_cast<float>(alpha);
+  e.beta = static_cast<float>(beta);
+  const int64_t n = call.problem.n;
+  AK_CHECK(!is_gated(e.activation) || n % 2 == 0, op, ": b must have an even number of columns with '", activation,
+           "'; got ", n);
+  const Tensor out = call.output(is_gated(e.activation) ? n / 2 : n, type);
+  if (bias) e.bias = call.bias(*bias);
+  if (residual) {
+    const GemmValues values = call.beside("residual", *residual, out);
+    if (beta != 0) e.residual = values;
+  }
+  if (z) {
+    *z = call.output(n, type);
+    if (z->numel() > 0) e.z = written_values_of(*z);
+  }
+  if (!call.empty()) call.run(out, output_of(type));
+  return out;
+}
+
+Tensor gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias, std::optional<Tensor> residual, double alpha,
+            double beta, std::string activation, std::optional<ScalarType> out_dtype, bool batch_invariant) {
+  return run_forward("gemm", a, b, bias, residual, alpha, beta, activation, out_dtype, batch_invariant, nullptr);
+}
+
+std::tuple<Tensor, Tensor> gemm_preact(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
+                                       std::optional<Tensor> residual, double alpha, double beta,
+                                       std::string activation, std::optional<ScalarType> out_dtype,
+                                       bool batch_invariant) {
+  Tensor z;
+  Tensor out =
+      run_forward("gemm_preact", a, b, bias, residual, alpha, beta, activation, out_dtype, batch_invariant, &z);
+  return {out, z};
+}
+
+std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Tensor& preact, std::string activation,
+                                     bool bias_grad, std::optional<ScalarType> out_dtype, bool batch_invariant) {
+  constexpr const char* op = "gemm_dact";
+  Call call(op, a, b, batch_invariant);
+  const ScalarType type = call.output_dtype(out_dtype);
+  GemmEpilogue& e = call.problem.epilogue;
+  e.activation = activation_named(op, activation);
+  const int64_t columns = static_cast<int64_t>(call.problem.n) * (is_gated(e.activation) ? 2 : 1);
+  const Tensor dz = call.output(columns, type);
+  const Tensor sums = call.cuda.empty({bias_grad ? columns : 0}, ScalarType::Float);
+  const GemmValues values = call.beside("preact", preact, dz);
+  if (call.empty()) {  // sums over no rows
+    STD_CUDA_CHECK(cudaMemsetAsync(sums.mutable_data_ptr(), 0, static_cast<size_t>(sums.numel()) * 4,
+                                   static_cast<cudaStream_t>(call.cuda.stream())));
+    return {dz, sums};
+  }
+  e.preact = values;
+  std::optional<Tensor> partial_sums;
+  if (bias_grad) {
+    partial_sums = call.cuda.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4);
+    e.column_sums = static_cast<float*>(partial_sums->mutable_data_ptr());
+  }
+  call.run(dz, output_of(type));
+  if (bias_grad) {
+    call.cuda.check(gemm_column_sums(call.problem, static_cast<float*>(sums.mutable_data_ptr()), call.cuda.stream()));
+  }
+  return {dz, sums};
+}
+
+void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
+                      bool batch_invariant) {
+  constexpr const char* op = "gemm_accumulate_";
+  Call call(op, a, b, batch_invariant);
+  check_dtype(op, {"c"}, c, {ScalarType::Float});
+  call.cuda.check_place({"c"}, c);
+  std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
+  sizes.back() = call.problem.n;
+  AK_CHECK(c.dim() == a.dim() && std::equal(sizes.begin(), sizes.end(), c.sizes().begin()), op,
+           ": c must have the shape of a @ b, ", Ints{sizes}, "; got ", Ints{c.sizes()});
+  if (call.empty()) return;
+  GemmEpilogue& e = call.problem.epilogue;
+  e.alpha = static_cast<float>(alpha);
+  if (beta == 1.0) return call.run(c, GemmOutput::kAccumulate);
+  if (beta != 0.0) {
+    e.beta = static_cast<float>(beta);
+    e.residual = written_values_of(c);
+  }
+  call.run(c, GemmOutput::kFloat32);
+}
+
+}  // namespace
+}  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) {
+  m.impl("gemm", TORCH_BOX(&ak::gemm));
+  m.impl("gemm_preact", TORCH_BOX(&ak::gemm_preact));
+  m.impl("gemm_dact", TORCH_BOX(&ak::gemm_dact));
+  m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));
+}

@@ -1,0 +1,30 @@
+// How a strided tensor can be an operand of a GEMM as it lies. Torch-free: the ops and the emulator share it.
+#pragma once
+#include <cstdint>
+#include <optional>
+
+namespace ak {
+
+/// Elements of a matrix: `lines` runs of contiguous ones, `ld` apart. Along k, or along the operand's other dimension.
+struct GemmOperand {
+  int64_t ld;
+  bool k_contiguous;
+};
+
+/// None if neither dimension is contiguous: then the caller copies. A dimension of size 1 has no stride to speak of, so
+/// any is taken that suits the kernels: a multiple of 8.
+inline std::optional<GemmOperand> gemm_operand(int64_t k, int64_t k_stride, int64_t other, int64_t other_stride) {
+  const auto distance = [](int64_t lines, int64_t stride, int64_t length) {
+    return lines == 1 ? (length + 7) / 8 * 8 : stride;
+  };
+  const bool along_k = k_stride == 1 || k == 1, along_other = other_stride == 1 || other == 1;
+  for (bool k_contiguous : {true, false}) {
+    const bool one = k_contiguous ? k == 1 && along_other : false;  // a run of one element is the worse choice
+    if (!(k_contiguous ? along_k : along_other) || one) continue;
+    const int64_t ld = k_contiguous ? distance(other, other_stride, k) : distance(k, k_stride, other);
+    if (ld > 0) return GemmOperand{ld, k_contiguous};
+  }
+  return std::nullopt;
+}
+
+}  // namespace ak

@@ -1,0 +1,251 @@
+"""Skipped steps in a row: the counters, what the host hears and when, the abort and the tensors that it names."""
+
+import pickle
+
+import pytest
+import torch
+
+from amp_kernels.amp import GradScaler, _late
+from amp_kernels.optim import SGD, AdamW
+
+MAKERS = {
+    "ours": lambda p: AdamW(p, lr=0.1),
+    "torch fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "torch": lambda p: torch.optim.SGD(p, lr=0.1),
+}
+EACH = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+
+
+def params(*shapes):
+    return [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+
+
+def iterate(scaler, optimizer, bad=(), explicit=False):
+    """One iteration; the gradients of the parameters numbered ``bad`` hold a NaN."""
+    scaler.scale(torch.ones(()))
+    for i, param in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        param.grad = torch.ones_like(param)
+        if i in bad:
+            param.grad.view(-1)[-1] = torch.nan
+    if explicit:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.fixture
+def slow_device(monkeypatch):
+    """Copies to the host arrive when the test says so, as a GPU's would."""
+
+    class Event:
+        done = False
+
+        def query(self):
+            return self.done
+
+        def synchronize(self):
+            for event in events:
+                event.done = True
+
+    events = []
+    real = _late.LateReader.push
+
+    def push(self, value, note=None):
+        real(self, value, note)
+        host, _, note = self._pending.pop()
+        events.append(Event())
+        self._pending.append((host, events[-1], note))
+
+    monkeypatch.setattr(_late.LateReader, "push", push)
+    return events
+
+
+def test_the_counters():
+    (p,) = params(3)
+    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu")
+    assert (scaler.consecutive_skips.item(), scaler.skipped_steps.item(), scaler.last_step_skipped) == (0, 0, None)
+    seen = []
+    for bad in (0, 1, 1, 0, 1, 1, 1):
+        iterate(scaler, optimizer, {0} if bad else ())
+        seen.append((scaler.skipped_steps.item(), scaler.consecutive_skips.item(), scaler.last_step_skipped))
+    assert seen == [(0, 0, False), (1, 1, True), (2, 2, True), (2, 0, False), (3, 1, True), (4, 2, True), (5, 3, True)]
+    assert scaler.consecutive_skips.dtype == torch.int64
+
+
+def test_flags_that_were_added_up_count_once():
+    """Somebody's all_reduce(SUM) over ranks makes 2.0 of two overflows."""
+    (p,) = params(3)
+    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu")
+    for _ in range(2):
+        scaler.scale(torch.ones(()))
+        p.grad = torch.full((3,), torch.inf)
+        scaler.step(optimizer)
+        for flag in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            flag.mul_(2)
+        scaler.update()
+    assert (scaler.skipped_steps.item(), scaler.consecutive_skips.item()) == (2, 2)
+
+
+@EACH
+@pytest.mark.parametrize("explicit", [False, True])
+def test_the_abort_names_the_tensors_of_the_last_skip(make, explicit):
+    """With names where the optimizer knows them, else by group, place and shape; the update itself is complete."""
+    weights = params((2, 3), (4,), (5,))
+    weights[1].requires_grad_(True)
+    optimizer = make([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.5}])
+    scaler = GradScaler("cpu", init_scale=1024.0, max_consecutive_skips=3)
+    for bad in ({0}, {0}, (), {1}, {0, 1}):
+        iterate(scaler, optimizer, bad, explicit)
+    with pytest.raises(RuntimeError) as error:
+        iterate(scaler, optimizer, {0, 2}, explicit)
+    assert str(error.value) == (
+        "GradScaler: 3 steps in a row were skipped (max_consecutive_skips is 3), and the loss scale is 32.0. In the "
+        "last of them 2 of 3 gradients were infinite or NaN: group 0, parameter 0, shape [2, 3]; group 1, parameter 0, "
+        "shape [5]"
+    )
+    assert not scaler._per_optimizer_states
+    with pytest.raises(RuntimeError, match=r"4 steps in a row.*1 of 3 gradients.*group 0, parameter 1, shape \[4\]$"):
+        iterate(scaler, optimizer, {1}, explicit)
+    for bad in ((), {0}, {0}):
+        iterate(scaler, optimizer, bad, explicit)  # a step was taken, so the count starts over
+    assert scaler.consecutive_skips.item() == 2
+
+
+@EACH
+def test_the_abort_uses_the_names_of_named_parameters(make):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    optimizer, scaler = make(model.named_parameters()), GradScaler("cpu", max_consecutive_skips=1)
+    iterate(scaler, optimizer)
+    with pytest.raises(RuntimeError, match=r"2 of 4 gradients were infinite or NaN: 0.bias; 1.weight$"):
+        iterate(scaler, optimizer, {1, 2})
+
+
+def test_long_lists_are_cut():
+    optimizer, scaler = SGD(params(*[(1,)] * 30), lr=0.1), GradScaler("cpu", max_consecutive_skips=1)
+    with pytest.raises(RuntimeError, match=r"30 of 30 .*parameter 9, shape \[1\]; and 20 more$"):
+        iterate(scaler, optimizer, range(30))
+
+
+def test_a_parameter_without_gradient_does_not_shift_the_names():
+    weights = params(1, 2, 3)
+    optimizer, scaler = SGD(weights, lr=0.1), GradScaler("cpu", max_consecutive_skips=1)
+    scaler.scale(torch.ones(()))
+    weights[0].grad, weights[2].grad = torch.ones(1), torch.full((3,), torch.inf)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match=r"1 of 2 .*: group 0, parameter 2, shape \[3\]$"):
+        scaler.update()
+
+
+def test_a_flag_from_elsewhere_is_said_to_be_one():
+    (p,) = params(2)
+    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu", max_consecutive_skips=1)
+    scaler.scale(torch.ones(()))
+    p.grad = torch.ones(2)
+    scaler.unscale_(optimizer)
+    for flag in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+        flag.fill_(1)  # as an all-reduce over ranks would
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="No gradient here was infinite or NaN"):
+        scaler.update()
+
+
+def test_without_the_option_nothing_is_kept_or_raised(monkeypatch):
+    seen = []
+    monkeypatch.setattr("amp_kernels.amp._skips.check_and_norm", lambda *a, **k: seen.append(a))
+    (p,) = params(2)
+    for make in MAKERS.values():
+        optimizer, scaler = make([p]), GradScaler("cpu")
+        for _ in range(5):
+            iterate(scaler, optimizer, {0})
+            assert not scaler._blame
+    assert not seen
+
+
+def test_the_option_changes_no_weight_and_no_norm():
+    weights = [params((40,), (7, 3)) for _ in range(2)]
+    results = []
+    for group, limit in zip(weights, (None, 5), strict=True):
+        optimizer, scaler = AdamW(group), GradScaler("cpu", init_scale=8.0, max_consecutive_skips=limit)
+        for bad in ((), {1}, ()):
+            scaler.scale(torch.ones(()))
+            for i, p in enumerate(group):
+                p.grad = torch.full_like(p, torch.nan if i in bad else 2.0)
+            scaler.step(optimizer, max_norm=1e-2)
+            scaler.update()
+        results.append(scaler.last_grad_norm)
+    torch.testing.assert_close(*results, rtol=2.0**-23, atol=0)
+    for a, b in zip(*weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+def test_bad_limits(limit):
+    with pytest.raises(ValueError, match=f"GradScaler: max_consecutive_skips is {limit}"):
+        GradScaler("cpu", max_consecutive_skips=limit)
+
+
+# ---- on a device that is behind ----
+
+
+def test_the_host_does_not_wait_and_hears_in_order(slow_device):
+    (p,) = params(2)
+    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu")
+    iterate(scaler, optimizer, {0})
+    assert scaler.last_step_skipped is None  # not known yet, and not waited for
+    iterate(scaler, optimizer)
+    slow_device[1].done = True
+    assert scaler.last_step_skipped is None  # the first comes first
+    slow_device[0].done = True
+    assert scaler.last_step_skipped is False
+    assert scaler.skipped_steps.item() == 1
+
+
+def test_the_abort_comes_late_and_speaks_of_the_right_iteration(slow_device):
+    """Two overflows in a row, of which the host hears during the third iteration, a good one."""
+    weights = params(1, 2)
+    optimizer, scaler = SGD(weights, lr=0.1), GradScaler("cpu", max_consecutive_skips=2)
+    iterate(scaler, optimizer, {0})
+    iterate(scaler, optimizer, {1})
+    before = [w.detach().clone() for w in weights]
+    slow_device[0].done = slow_device[1].done = True
+    with pytest.raises(RuntimeError, match=r"^GradScaler: 2 steps in a row.*: group 0, parameter 1, shape \[2\]$"):
+        iterate(scaler, optimizer)
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights, strict=True))  # that step was taken
+    iterate(scaler, optimizer)
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_the_count_survives_a_checkpoint_and_the_option_is_not_part_of_it(initialised):
+    (p,) = params(2)
+    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu", max_consecutive_skips=9)
+    for bad in ({0}, (), {0}, {0}):
+        iterate(scaler, optimizer, bad)
+    state = scaler.state_dict()
+    assert (state["_skipped_steps"], state["_consecutive_skips"]) == (3, 2)
+    assert "max_consecutive_skips" not in state
+    other = GradScaler("cpu", max_consecutive_skips=3)
+    if initialised:
+        other.scale(torch.ones(()))
+    other.load_state_dict(state)
+    assert (other.skipped_steps.item(), other.consecutive_skips.item(), other.last_step_skipped) == (3, 2, None)
+    with pytest.raises(RuntimeError, match="3 steps in a row"):
+        iterate(other, optimizer, {0})
+    theirs = torch.amp.GradScaler("cpu")
+    theirs.load_state_dict(state)
+    other.load_state_dict(theirs.state_dict())
+    assert (other.skipped_steps.item(), other.consecutive_skips.item()) == (0, 0)
+
+
+def test_pickling_keeps_counts_and_option():
+    (p,) = params(2)
+    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu", max_consecutive_skips=3)
+    for bad in (set(), {0}, {0}):
+        iterate(scaler, optimizer, bad)
+    other = pickle.loads(pickle.dumps(scaler))
+    assert other.state_dict() == scaler.state_dict()
+    with pytest.raises(RuntimeError, match="3 steps in a row"):
+        iterate(other, optimizer, {0})
+    assert scaler.last_step_skipped is True  # the original is as it was

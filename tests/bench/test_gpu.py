@@ -1,0 +1,121 @@
+"""`make gpu` without a GPU: its time adds up, and a hang costs one case and is named. The benchmarks are played by a script."""
+
+import sys
+
+import pytest
+import torch
+
+from bench import gpu
+from bench.watch import CEILINGS
+
+FAKE = """
+import pathlib, sys, time
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder, progress, after = pathlib.Path(options["--out"]), pathlib.Path(options["--progress-file"]), options.get("--after")
+with open(folder / "calls", "a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+"""
+PART = gpu.Part("some", ("gemm", "linear"), 20, ("--dtype", "bf16"))
+
+
+def play(tmp_path, script, part=PART):
+    fake = tmp_path / "fake.py"
+    fake.write_text(FAKE + script)
+    outcomes = gpu.bench(part, [sys.executable, fake], tmp_path, tmp_path / "progress")
+    return outcomes, (tmp_path / "calls").read_text().splitlines()
+
+
+def test_a_part_that_ends_well_runs_once(tmp_path):
+    outcomes, calls = play(tmp_path, "")
+    assert [(name, outcome) for name, outcome, _ in outcomes] == [("benchmarks: some", "passed")]
+    assert calls[0].startswith("--op gemm,linear --dtype bf16 --seconds 20 --out")
+
+
+def test_behind_a_case_that_ends_the_process_the_others_still_run(tmp_path):
+    script = """
+if after is None:
+    progress.write_text("gemm 8x8x8 NT bf16\\namp_kernels, check\\n")
+    sys.exit(1)
+assert after == "gemm 8x8x8 NT bf16"
+"""
+    outcomes, calls = play(tmp_path, script)
+    assert [outcome for _, outcome, _ in outcomes] == [
+        "FAILED (exit 1) in gemm 8x8x8 NT bf16, amp_kernels, check",
+        "passed",
+    ]
+    assert len(calls) == 2
+
+
+def test_wrong_results_are_a_failure_but_no_reason_to_run_again(tmp_path):
+    outcomes, _ = play(tmp_path, "sys.exit(1)")
+    assert [outcome for _, outcome, _ in outcomes] == ["FAILED (exit 1)"]
+
+
+@pytest.mark.parametrize("where", [CEILINGS, "always the same"])
+def test_it_does_not_try_for_ever(tmp_path, where):
+    outcomes, _ = play(tmp_path, f"progress.write_text({where!r}); sys.exit(3)")
+    assert len(outcomes) == (1 if where == CEILINGS else 2)
+
+
+def test_a_process_that_hangs_is_ended_and_its_case_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE_SECONDS", 1)
+    part = gpu.Part("some", ("gemm",), 1)
+    outcomes, _ = play(tmp_path, "progress.write_text('gemm 1\\ncheck\\n'); time.sleep(60)", part)
+    assert [outcome for _, outcome, _ in outcomes] == ["HUNG for 2 s in gemm 1, check"]
+
+
+def test_no_time_left_is_a_failure(tmp_path):
+    assert gpu.run("late", [sys.executable, "-c", ""], -1.0)[1] == "NOT RUN: no time left"
+
+
+def test_the_shares_add_up_to_eight_minutes_and_every_benchmark_has_one():
+    parts = gpu.parts()
+    assert gpu.BUILD_SECONDS + gpu.TEST_SECONDS + sum(part.seconds for part in parts) <= gpu.TOTAL_SECONDS == 480
+    run = [op for part in parts for op in part.ops]
+    assert sorted([*run, "adamw"]) == sorted(gpu.modules())  # the step times adamw_ and more
+
+
+def test_a_missing_gpu_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "missing", lambda names: [])
+    assert gpu.main(["--check"]) == 2
+    assert "make gpu needs a CUDA GPU" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu.main(["--check"]) == 0
+
+
+def test_what_it_needs_is_named_if_it_is_not_there():
+    assert gpu.missing(("torch", "no_such_package", "no_such_program", "python3")) == [
+        "no_such_package",
+        "no_such_program",
+    ]
+
+
+def test_the_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def run(name, command, seconds, log):
+        ran.append((name, [str(part) for part in command], seconds))
+        log.write_text(f"output of {name}")
+        if "test_ops" in name:
+            (tmp_path / "test_ops").write_text("tests/gpu/test_ops.py::test_a[gemm-triton]")
+            return name, "HUNG for 60 s", 60.0
+        (tmp_path / "test_step").write_text("tests/gpu/test_step.py::test_the_last")
+        return name, "FAILED (exit 1)" if "test_step" in name else "passed", 1.0
+
+    monkeypatch.setattr(gpu, "run", run)
+    outcomes = {name: outcome for name, outcome, _ in gpu.tests(tmp_path)}
+    assert outcomes["info --check"] == "passed"
+    assert outcomes["tests/gpu/test_ops.py"] == "HUNG for 60 s in tests/gpu/test_ops.py::test_a[gemm-triton]"
+    assert outcomes["tests/gpu/test_step.py"] == "FAILED (exit 1)"  # the last test is not to blame
+    assert "== tests/gpu/test_step.py\noutput of tests/gpu/test_step.py\n" in capsys.readouterr().out
+    for _, command, seconds in ran:
+        assert 0 < seconds <= gpu.TEST_SECONDS
+        assert "info" in command or {"--require-gpu", "gpu"} <= set(command)
+
+
+def test_a_log_has_what_was_written_before_a_hang(tmp_path):
+    program = "import sys, time; print('so far', flush=True); time.sleep(60)"
+    outcome = gpu.run("test", [sys.executable, "-c", program], 1.0, tmp_path / "log")
+    assert outcome[1] == "HUNG for 1 s"
+    assert (tmp_path / "log").read_text() == "so far\n"

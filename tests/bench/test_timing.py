@@ -1,0 +1,134 @@
+"""The timer's CUDA side against a stand-in for torch.cuda with a clock of its own: a mistake in it would only show on a GPU."""
+
+import contextlib
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench import ours, timing
+from bench.harness import Scope
+from bench.ops import gemm
+from bench.run import modules
+from bench.timing import Effort, Timer
+
+GPU = torch.device("cuda", 0)
+EFFORT = Effort(settle=0.0, warmup=0.1, sample=0.02, rounds=5)
+
+
+class Machine:
+    """A call keeps the host busy for 3 ms and the device for 1 ms; a replayed graph costs the host nothing."""
+
+    def __init__(self, monkeypatch, capturable=True):
+        self.host = self.device = 0.0
+        self.capturing = self.capturable = capturable
+        self.capturing = False
+        self.eager_calls = 0
+        machine = self
+
+        class Graph:
+            calls = 0
+
+            def replay(self):
+                machine.device = max(machine.device, machine.host) + 1e-3 * self.calls
+
+        @contextlib.contextmanager
+        def graph(captured):
+            machine.capturing = captured
+            try:
+                yield
+            finally:
+                machine.capturing = False
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.time = max(machine.device, machine.host)
+
+            def synchronize(self):
+                machine.synchronize()
+
+            def elapsed_time(self, end):
+                return 1e3 * (end.time - self.time)
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "Event": Event,
+            "Stream": lambda device: stream,
+            "stream": lambda other: contextlib.nullcontext(),
+            "current_stream": lambda device: stream,
+            "synchronize": lambda device=None: self.synchronize(),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.host)
+
+    def synchronize(self):
+        self.host = max(self.host, self.device)
+
+    def call(self):
+        if self.capturing:
+            if not self.capturable:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            self.capturing.calls += 1
+            return
+        self.eager_calls += 1
+        self.host += 3e-3
+        self.device = max(self.device, self.host) + 1e-3
+
+
+def test_short_calls_are_replayed_without_their_launches(monkeypatch):
+    machine = Machine(monkeypatch)
+    timer = Timer([machine.call, machine.call], GPU, EFFORT, graph=True)
+    assert timer.kind == "graph"
+    assert timer.sample() == pytest.approx(1e-3)
+    assert timer.repeats in (9, 10)  # of two calls each: the sample's 20 ms
+    assert machine.eager_calls == 4  # first calls and those before the capture
+
+
+def test_what_cannot_be_captured_is_timed_with_its_launches(monkeypatch):
+    machine = Machine(monkeypatch, capturable=False)
+    timer = Timer([machine.call], GPU, EFFORT, graph=True)
+    assert timer.kind == "eager"
+    assert timer.sample() == pytest.approx(3e-3, rel=0.1)
+    assert timer.apart(EFFORT) == {"host_us": pytest.approx(3000)}
+
+
+def test_host_and_device_come_apart_and_the_timing_stays_what_it_was(monkeypatch):
+    machine = Machine(monkeypatch)
+    timer = Timer([machine.call, machine.call], GPU, EFFORT, graph=False)
+    before = timer.sample()
+    assert timer.apart(EFFORT) == {"host_us": pytest.approx(3000), "device_us": pytest.approx(1000)}
+    assert timer.kind == "eager"
+    assert timer.sample() == pytest.approx(before)
+
+
+def test_input_sets_exceed_the_l2_cache_together(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=60 << 20))
+    for size in (1 << 10, 3 << 19, 1 << 24, 1 << 30):
+        assert timing.rotation(size, GPU) * size >= min(2 * (60 << 20), 128 * size)
+        assert 1 <= timing.rotation(size, GPU) <= 128
+    assert timing.rotation(1 << 10, torch.device("cpu")) == 1
+
+
+def test_the_cases_of_an_h200_have_names_of_their_own_and_fit_into_it(monkeypatch):
+    monkeypatch.setattr(ours, "backends", lambda op, device: {"amp_kernels": "cuda"})
+    monkeypatch.setattr(gemm, "rotation", lambda size, device: max(1, (240 << 20) // size))
+    memory = 0.95 * 139 * 2**30
+    found = []
+    for module in modules().values():
+        found += importlib.import_module(module).cases(Scope(GPU, memory=memory))
+    names = [case.name for case in found]
+    assert len(set(names)) == len(names)
+    assert max(case.memory for case in found) < memory
+    for case in found:
+        triton = case.op in ("linear", "mlp") or ours._policy.built(case.op if case.op != "step" else "adamw_").triton
+        assert ("amp_kernels:triton" in case.providers) == triton, case.name
+    step = {(case.shape, case.dtype) for case in found if case.op == "step"}
+    assert {("llama-1b", "bf16 + split, bf16 moments"), ("resnet-50", "fp32 + bf16 shadow")} <= step
+    assert sum(case.shape == "10000 x 64" for case in found) == 2

@@ -1,0 +1,152 @@
+"""Bugs in the LAMB kernels: in the first pass, the rates, and what the second pass finds.
+
+The formula itself is tested against another one written down in tests/math: here kernel and test share it.
+"""
+
+from . import Mutant
+
+TEST = "test_lamb"
+KERNEL = "kernels/lamb.cu"
+STEP = "kernels/update_step.cuh"
+WEIGHTS = "kernels/update.cuh"
+PLAN = "kernels/tensor_list.h"
+
+
+MUTANTS = [
+    # ---- the rule
+    Mutant(
+        KERNEL,
+        "lamb(weight, moments[0], moments[1], shared.rate",
+        "lamb(weight, moments[0], moments[1], 0.01f",
+        "takes steps of a fixed length",
+    ),
+    Mutant(
+        KERNEL, "lamb(weight, moments[0], moments[1]", "lamb(weight, moments[1], moments[0]", "the moments are mixed up"
+    ),
+    Mutant(
+        KERNEL,
+        "return {options.lr, lamb_scalars(options, step), 0.0f};",
+        "return {options.lr, lamb_scalars(options, step - 1), 0.0f};",
+        "bias correction of the step before",
+    ),
+    Mutant(
+        KERNEL, "return {options.lr, lamb_scalars", "return {0.01, lamb_scalars", "the learning rate is that of group 0"
+    ),
+    # ---- the first pass
+    Mutant(
+        KERNEL, "if (skipped(decisions)) return; int tensor = 0;", "int tensor = 0;", "a skipped step moves the moments"
+    ),
+    Mutant(KERNEL, "store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);", "", "the moments are not stored"),
+    Mutant(
+        KERNEL,
+        "as_stored(t.moment_dtypes[m], moments[m]);",
+        "",
+        "the norm is of directions before the moments are rounded",
+    ),
+    Mutant(WEIGHTS, "if (dtype == DType::kFloat32) return;", "", "fp32 moments are taken for bf16 ones"),
+    Mutant(KERNEL, "effective_grad(grad[j], row.inv_scale, row.clip)", "grad[j]", "does not unscale"),
+    Mutant(KERNEL, "sums.weight += square(weight[j]);", "sums.weight += square(grad[j]);", "the norm of the gradients"),
+    Mutant(
+        KERNEL,
+        "sums.direction += square(lamb_direction(weight[j]",
+        "sums.direction += square(lamb_direction(0.0f",
+        "the direction is without its decay",
+    ),
+    Mutant(
+        KERNEL, "sums.weight += square(weight[j]);", "sums.weight = square(weight[j]);", "only the last element counts"
+    ),
+    Mutant(
+        KERNEL,
+        "return static_cast<double>(x) * static_cast<double>(x);",
+        "return x * x;",
+        "squares are rounded to fp32",
+    ),
+    Mutant(
+        KERNEL,
+        "sums.weight += square(weight[j]);",
+        "sums.weight = float(sums.weight) + float(square(weight[j]));",
+        "sums are kept in fp32",
+    ),
+    Mutant(
+        WEIGHTS,
+        "case WeightKind::kFp16: case WeightKind::kStochasticFp16: return f(PlainWeight<fp16>{});",
+        "case WeightKind::kFp16: return f(PlainWeight<fp16>{}); case WeightKind::kStochasticFp16: return;",
+        "weights that are rounded stochastically are left out",
+    ),
+    Mutant(
+        KERNEL,
+        "rows + args.row[tensor]); const LambOperands",
+        "rows + tensor); const LambOperands",
+        "later launches read the rows of the first one",
+    ),
+    Mutant(KERNEL, "tensor = chunk.tensor;", "tensor = 0;", "every chunk is taken for the first tensor's"),
+    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks take one chunk"),
+    Mutant(
+        STEP,
+        "if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && is_aligned(p.grad);",
+        "",
+        "unaligned gradients take the vector path",
+    ),
+    # ---- slots and rates
+    Mutant(KERNEL, "store(slots + index, sums)", "store(slots + block_index(), sums)", "slots belong to blocks"),
+    Mutant(
+        KERNEL,
+        "sums = block_total<kThreads>(sums); if (thread_index() == 0) store",
+        "if (thread_index() == 0) store",
+        "the first thread's sums stand for all",
+    ),
+    Mutant(KERNEL, "block_sum<kThreads>(sums.direction)", "block_sum<kThreads>(sums.weight)", "all ratios are 1"),
+    Mutant(KERNEL, "if (thread_index() == 0) store(slots", "store(slots", "all threads store the sums of a chunk"),
+    Mutant(
+        KERNEL,
+        "if (skipped(decisions)) return; for (int tensor",
+        "for (int tensor",
+        "a skipped step reads slots that nobody wrote",
+    ),
+    Mutant(KERNEL, "tensor == 0 ? 0 : args.map.end[tensor - 1]", "0", "the sums of all tensors before are added"),
+    Mutant(
+        KERNEL,
+        "tensor == 0 ? 0 : args.map.end[tensor - 1]",
+        "args.map.end[tensor] - 1",
+        "only the last chunk of a tensor counts",
+    ),
+    Mutant(KERNEL, "slot < end; slot += kThreads", "slot < end; slot += 32", "slots count several times"),
+    Mutant(
+        KERNEL,
+        "slot < end; slot += kThreads",
+        "slot < begin + kThreads; slot += kThreads",
+        "reads slots of other tensors",
+    ),
+    Mutant(
+        KERNEL,
+        "tensor < args.map.tensors; tensor += grid_blocks()",
+        "tensor < args.map.tensors; tensor += args.map.tensors",
+        "tensors beyond the grid have no rate",
+    ),
+    Mutant(
+        KERNEL,
+        "LambRow* row = rows + args.row[tensor];",
+        "LambRow* row = rows + tensor;",
+        "rates of later launches are the first ones'",
+    ),
+    Mutant(
+        KERNEL,
+        "direction += other.direction;",
+        "direction = other.direction;",
+        "of directions only the last slot of a thread counts",
+    ),
+    Mutant(
+        PLAN,
+        "most = std::max(most, args.map.chunks)",
+        "most = args.map.chunks",
+        "too few slots: as many as the last launch needs",
+    ),
+    # ---- the second pass
+    Mutant(
+        STEP,
+        "if constexpr (Rule::kMovesMoments) { AK_UNROLL",
+        "{ AK_UNROLL",
+        "moments are stored again",
+        missed="the same bits are stored, so this costs time alone",
+    ),
+]

@@ -1,0 +1,133 @@
+// lamb_ on the emulator: models of all kinds of parameters against math/lamb.h; tensors of many chunks, and the trust
+// ratios that are 1.
+#include "kernels/lamb.cu"
+#include "update_models.h"
+
+namespace ak::test {
+namespace {
+
+struct Lamb {
+  using Rule = LambRule;
+
+  static LambOptions options(int group) {
+    const double weight_decay[] = {0.0, 0.1, 0.0};
+    return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.999 - 0.01 * group, 1e-6, weight_decay[group],
+            group != 1,         group == 2};
+  }
+  static int moments(Rng&, bool) { return 2; }
+  static float moment(Rng& rng, int which) {
+    return which == 0 ? symmetric(rng, 0.5f) : static_cast<float>(uniform(rng));
+  }
+  static float moment_at_step_0(float value) { return value; }
+  static LambShared scalars(const LambOptions& options, float step) {
+    return {options.lr, lamb_scalars(options, step), NAN};
+  }
+  static void first_pass(const std::vector<float>& weights, const std::vector<float>& grads,
+                         const std::vector<std::unique_ptr<AnyBuffer>>& moments, LambShared& shared) {
+    long double weight_sq = 0, direction_sq = 0;
+    for (size_t i = 0; i < weights.size(); i++) {
+      float m = moments[0]->get(i), v = moments[1]->get(i);
+      lamb_moments(m, v, grads[i], shared.scalars);
+      moments[0]->set(i, m);
+      moments[1]->set(i, v);
+      const float direction = lamb_direction(weights[i], moments[0]->get(i), moments[1]->get(i), shared.scalars);
+      weight_sq += static_cast<long double>(weights[i]) * weights[i];
+      direction_sq += static_cast<long double>(direction) * direction;
+    }
+    shared.rate = lamb_rate(shared.lr, static_cast<double>(weight_sq), static_cast<double>(direction_sq),
+                            shared.scalars);
+  }
+  static void step(float& weight, float* moments, size_t, float, const LambShared& shared) {
+    lamb(weight, moments[0], moments[1], shared.rate, shared.scalars);
+  }
+  template <int kThreads, int kPlaces>
+  static Status first_pass(int blocks, std::span<const ParamState> states, const StepDecisions& decisions,
+                           UpdateRow<LambRule>* rows) {
+    emu::Buffer<Squares> slots("slots", std::max<size_t>(1, most_chunks<LambArgs<kPlaces>>(states)));
+    return detail::lamb_rates<kThreads, kPlaces>(blocks, states, decisions, rows, slots.data(), nullptr);
+  }
+  static Status shipped(std::span<const ParamState> states, std::span<const LambGroup> groups,
+                        const StepDecisions& decisions, uint64_t seed, void*) {
+    const size_t rows = update_scratch_bytes<LambRule>(states.size()), bytes = lamb_scratch_bytes(states);
+    if (bytes != rows + most_chunks<LambArgs<kLambTensors>>(states) * sizeof(Squares)) {
+      return Status{1, "scratch is not a row a parameter and a slot a chunk"};
+    }
+    emu::Buffer<Vec<float, 4>> scratch("scratch", bytes / 16);
+    return lamb(states, groups, decisions, seed, scratch.data(), nullptr);
+  }
+};
+
+using LambModel = Model<Lamb>;
+
+/// Tensors of several chunks, met by one block and by many, and more of them than fit a launch.
+void many_chunks(Cases& cases) {
+  for (int blocks : {1, 3, 7}) {
+    cases.check("many chunks, " + std::to_string(blocks) + " blocks", [blocks] {
+      Rng rng(300);
+      std::vector<Shape> shapes;
+      for (int64_t n : std::vector<int64_t>{3 * kChunk + 5, 0, 40, 2 * kChunk, kChunk + 1, 9}) {
+        shapes.push_back({kind_number(rng(), true), n, 2, false});
+      }
+      LambModel m = make_model<Lamb>(rng, shapes, kAnyOffset);
+      const Decisions d;
+      return compare(m, d, small_instance<Lamb, 128, 4, 64>(m, d, blocks));
+    });
+  }
+}
+
+/// More chunks of one tensor than a block of lamb_rates_kernel has threads.
+void more_chunks_than_threads(Cases& cases) {
+  cases.check("more chunks than threads", [] {
+    Rng rng(301);
+    LambModel m = make_model<Lamb>(rng, {{WeightKind::kBf16, 34 * kChunk + 3, 2, false}}, kAligned);
+    const Decisions d;
+    return compare(m, d, small_instance<Lamb, 32, 4, 64>(m, d, 3));
+  });
+}
+
+/// Elements whose squares fp32 has no numbers for, zeros, and what is not finite, each in a tensor of its own.
+void special_norms(Cases& cases) {
+  const std::pair<const char*, void (*)(Param&, size_t)> fills[] = {
+      {"zero weights", [](Param& p, size_t i) { p.param->set(i, 0); }},
+      {"zero directions",
+       [](Param& p, size_t i) {
+         p.grad->set(i, 0);
+         p.moments[0]->set(i, 0);
+       }},
+      {"large weights", [](Param& p, size_t i) { p.param->set(i, i % 2 ? 1e30 : -2e30); }},
+      {"small weights", [](Param& p, size_t i) { p.param->set(i, i % 2 ? 1e-30 : -2e-30); }},
+      {"small directions",
+       [](Param& p, size_t i) {
+         p.grad->set(i, 0);
+         p.moments[0]->set(i, 1e-30);
+         p.moments[1]->set(i, 1.0);
+       }},
+      {"an infinite weight", [](Param& p, size_t i) { p.param->set(i, i == 3 ? INFINITY : 1.0); }},
+      {"a gradient that is NaN", [](Param& p, size_t i) { p.grad->set(i, i == 4 ? NAN : 1.0); }},
+  };
+  for (const auto& [name, fill] : fills) {
+    cases.check(std::string("special norms, ") + name, [fill = fill] {
+      Rng rng(302);
+      const Shape shape{WeightKind::kFp32, 70, 2, false};
+      LambModel m = make_model<Lamb>(rng, {shape, shape, shape, shape, shape, shape}, kAligned);
+      for (size_t k = 0; k < m.params.size(); k++) {
+        m.params[k]->group = static_cast<int>(k % 3);
+        for (size_t i = 0; i < 70 && k < 5; i++) fill(*m.params[k], i);  // the last one stays as it is
+      }
+      const Decisions d;
+      return compare(m, d, small_instance<Lamb, 32, 4, 4>(m, d, 2));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ak::test
+
+int main(int argc, char** argv) {
+  ak::test::Cases cases("lamb", ak::test::Seeds(argc, argv, 4));
+  ak::test::test_updates<ak::test::Lamb>(cases);
+  ak::test::many_chunks(cases);
+  ak::test::more_chunks_than_threads(cases);
+  ak::test::special_norms(cases);
+  return cases.finish();
+}

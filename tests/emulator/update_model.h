@@ -1,0 +1,364 @@
+// One list of parameters with all their state, what one step must make of it, and the comparison.
+//
+// An optimizer is described by
+//   struct Optimizer {
+//     using Rule = ...;                                           // as the kernel's
+//     static Rule::Options options(int group);                    // of groups 0, 1 and 2
+//     static int moments(Rng& rng, bool extras);                  // how many one parameter has
+//     static float moment(Rng& rng, int which);                   // a value that may stand in a moment
+//     static float moment_at_step_0(float value);                 // what a kernel finds there before the first step
+//     static Rule::Scalars scalars(const Rule::Options&, float step);  // the formulas, from csrc/math
+//     static void step(float& weight, float* moments, size_t count, float grad, const Rule::Scalars&);
+//     static Status shipped(states, groups, decisions, seed, rows);  // the launcher of kernels/X.h
+//   };
+// and, if a step takes two passes,
+//     static void first_pass(const std::vector<float>& weights, const std::vector<float>& grads, moments of the
+//                            parameter, Rule::Scalars&);            // before the first step() of a parameter
+//     template <kThreads, kPlaces> static Status first_pass(blocks, states, decisions, rows);  // its kernels
+#pragma once
+#include <cstring>
+
+#include "kernels/update_step.cuh"
+#include "tensor_lists.h"
+
+namespace ak::test {
+
+/// One parameter with all its state, and what the state should be after the step.
+struct Param {
+  WeightKind kind;
+  std::unique_ptr<AnyBuffer> param, grad, master, shadow, ema;  // master: fp32, or remainders as raw 16 bits
+  std::vector<std::unique_ptr<AnyBuffer>> moments;
+  int group;
+  uint32_t index;
+  std::vector<std::vector<char>> expected;
+
+  std::vector<AnyBuffer*> state() const {
+    std::vector<AnyBuffer*> all = {param.get()};
+    for (const auto& m : moments) all.push_back(m.get());
+    if (master) all.push_back(master.get());
+    if (shadow) all.push_back(shadow.get());
+    if (ema) all.push_back(ema.get());
+    return all;
+  }
+};
+
+inline constexpr DType kF16 = DType::kFloat16, kB16 = DType::kBFloat16, kF32 = DType::kFloat32;
+
+inline bool is_split(WeightKind k) { return k == WeightKind::kSplitFp16 || k == WeightKind::kSplitBf16; }
+
+inline bool is_stochastic(WeightKind k) { return k == WeightKind::kStochasticFp16 || k == WeightKind::kStochasticBf16; }
+
+inline float join(const AnyBuffer& weight, uint16_t remainder, size_t i) {
+  const auto r = static_cast<int16_t>(remainder);
+  return weight.dtype() == kF16 ? join_master(fp16{weight.bits(i)}, r) : join_master(bf16{weight.bits(i)}, r);
+}
+inline void split(float x, AnyBuffer& weight, AnyBuffer& remainder, size_t i) {
+  if (weight.dtype() == kF16) {
+    const auto s = split_master<fp16>(x);
+    weight.set_bits(i, s.weight.bits);
+    remainder.set_bits(i, static_cast<uint16_t>(s.remainder));
+  } else {
+    const auto s = split_master<bf16>(x);
+    weight.set_bits(i, s.weight.bits);
+    remainder.set_bits(i, static_cast<uint16_t>(s.remainder));
+  }
+}
+
+/// Number `i` of the 16-bit random values that parameter `index` is rounded with at `step`, as the ops promise it.
+inline uint32_t random_value(uint64_t seed, uint32_t index, uint32_t step, uint64_t i) {
+  const uint64_t call = i / 8;
+  const Philox4 words =
+      philox4x32_10({{static_cast<uint32_t>(call), static_cast<uint32_t>(call >> 32), index, step}}, seed);
+  const uint32_t word = words.word[i % 8 / 2];
+  return i % 2 ? word >> 16 : word & 0xffff;
+}
+
+template <class Optimizer>
+struct Model {
+  bool extras = false;  // some parameter may need what the kernel without extras does not have
+  uint64_t seed = 0;
+  std::vector<std::unique_ptr<Param>> params;
+  std::vector<ParamGroup<typename Optimizer::Rule::Options>> groups;
+  std::vector<float> group_lr;  // NaN: the host's value counts
+  std::vector<std::unique_ptr<emu::Buffer<float>>> lrs;
+  std::unique_ptr<emu::Buffer<float>> steps;
+
+  std::vector<ParamState> states() {
+    std::vector<ParamState> list;
+    for (size_t i = 0; i < params.size(); i++) {
+      const Param& p = *params[i];
+      ParamState s{};
+      s.param = p.param->data();
+      s.grad = p.grad->data();
+      s.numel = static_cast<int64_t>(p.param->size());
+      s.param_dtype = p.param->dtype();
+      s.grad_dtype = p.grad->dtype();
+      for (size_t m = 0; m < p.moments.size(); m++) {
+        s.moments[m] = p.moments[m]->data();
+        s.moment_dtypes[m] = p.moments[m]->dtype();
+      }
+      s.step = steps->data() + i;
+      s.master_kind = !p.master ? Master::kNone : is_split(p.kind) ? Master::kSplit : Master::kFloat32;
+      s.master = p.master ? p.master->data() : nullptr;
+      s.shadow = p.shadow ? p.shadow->data() : nullptr;
+      s.shadow_dtype = p.shadow ? p.shadow->dtype() : kF32;
+      s.ema = p.ema ? static_cast<float*>(p.ema->data()) : nullptr;
+      // Without meaning for the other kinds, and so set for some of them.
+      s.stochastic =
+          is_stochastic(p.kind) || (p.index % 2 && p.kind != WeightKind::kFp16 && p.kind != WeightKind::kBf16);
+      s.index = p.index;
+      s.group = p.group;
+      list.push_back(s);
+    }
+    return list;
+  }
+};
+
+/// What a parameter shall be; both uses of a kFp32Copy* are drawn: a 16-bit param with an fp32 master, an fp32 param
+/// with a shadow.
+struct Shape {
+  WeightKind kind;
+  int64_t n;
+  int moments;
+  bool ema;
+};
+
+template <class Optimizer>
+Shape random_shape(Rng& rng, WeightKind kind, int64_t n, bool extras) {
+  return {kind, n, Optimizer::moments(rng, extras), extras && rng() % 2};
+}
+
+template <class Optimizer>
+std::unique_ptr<Param> make_param(Rng& rng, const Shape& shape, int group, const std::vector<int64_t>& offsets,
+                                  bool shift_state) {
+  auto p = std::make_unique<Param>();
+  const WeightKind kind = shape.kind;
+  const size_t n = static_cast<size_t>(shape.n);
+  p->kind = kind;
+  p->group = group;
+  p->index = static_cast<uint32_t>(rng());
+  // Half of the parameters have one operand alone that may start anywhere.
+  constexpr uint64_t kOperands = 7;
+  const uint64_t only = rng() % 2 ? rng() % kOperands : kOperands;
+  uint64_t operands = 0;
+  auto buffer = [&](const char* name, DType dtype, bool shifted) {
+    if (only < kOperands) shifted = operands++ == only;
+    return std::make_unique<AnyBuffer>(name, dtype, n, shifted ? static_cast<size_t>(pick(rng, offsets)) : 0);
+  };
+  const DType grads[] = {kF16, kB16, kF32};
+  p->grad = buffer("grad", grads[rng() % 3], true);
+  for (int m = 0; m < shape.moments; m++) p->moments.push_back(buffer("moment", rng() % 2 ? kB16 : kF32, shift_state));
+  const DType copy = kind == WeightKind::kFp32CopyFp16 ? kF16 : kB16;
+  switch (kind) {
+    case WeightKind::kFp32:
+      p->param = buffer("param", kF32, true);
+      break;
+    case WeightKind::kFp32CopyFp16:
+    case WeightKind::kFp32CopyBf16:
+      if (rng() % 2) {
+        p->param = buffer("param", kF32, true);
+        p->shadow = buffer("shadow", copy, shift_state);
+      } else {
+        p->param = buffer("param", copy, true);
+        p->master = buffer("master", kF32, shift_state);
+      }
+      break;
+    case WeightKind::kFp16:
+    case WeightKind::kStochasticFp16:
+      p->param = buffer("param", kF16, true);
+      break;
+    case WeightKind::kBf16:
+    case WeightKind::kStochasticBf16:
+      p->param = buffer("param", kB16, true);
+      break;
+    case WeightKind::kSplitFp16:
+    case WeightKind::kSplitBf16:
+      p->param = buffer("param", kind == WeightKind::kSplitFp16 ? kF16 : kB16, true);
+      p->master = buffer("remainder", kF16, shift_state);
+      break;
+  }
+  if (shape.ema) p->ema = buffer("ema", kF32, shift_state);
+  for (size_t i = 0; i < n; i++) {
+    const float weight = symmetric(rng, 2.0f);
+    if (p->ema) p->ema->set(i, symmetric(rng, 2.0f));
+    if (is_split(kind)) {
+      split(weight, *p->param, *p->master, i);
+    } else {
+      // What is only written stays NaN, so that a kernel that reads it is caught.
+      if (!p->master) p->param->set(i, weight);
+      if (p->master) p->master->set(i, weight);
+    }
+    p->grad->set(i, symmetric(rng, 64.0f));
+    for (size_t m = 0; m < p->moments.size(); m++) p->moments[m]->set(i, Optimizer::moment(rng, static_cast<int>(m)));
+  }
+  return p;
+}
+
+template <class Optimizer>
+Model<Optimizer> make_model(Rng& rng, const std::vector<Shape>& shapes, const std::vector<int64_t>& offsets) {
+  Model<Optimizer> m;
+  m.seed = rng();
+  const double ema_decay[] = {0.999, 0.0, 0.5};
+  for (int g = 0; g < 3; g++) {
+    m.groups.push_back({Optimizer::options(g), nullptr, g == 1, ema_decay[g]});
+    m.group_lr.push_back(g == 2 ? 0.37f : NAN);
+    m.lrs.push_back(std::make_unique<emu::Buffer<float>>("lr", 1));
+    if (g == 2) {
+      m.lrs.back()->set(0, 0.37f);
+      m.groups.back().lr = m.lrs.back()->data();
+    }
+  }
+  for (const Shape& shape : shapes) {
+    m.extras |= shape.ema || is_stochastic(shape.kind) || shape.moments > Optimizer::Rule::kCommonMoments;
+    m.params.push_back(make_param<Optimizer>(rng, shape, static_cast<int>(rng() % 3), offsets, rng() % 4 == 0));
+  }
+  m.steps = std::make_unique<emu::Buffer<float>>("steps", m.params.size());
+  for (size_t k = 0; k < m.params.size(); k++) {
+    m.steps->set(k, static_cast<float>(rng() % 5 ? rng() % 3 : 1000));
+    if ((*m.steps)[k] != 0) continue;
+    for (auto& b : m.params[k]->moments) {
+      for (size_t i = 0; i < b->size(); i++) b->set(i, Optimizer::moment_at_step_0(b->get(i)));
+    }
+  }
+  return m;
+}
+
+/// The scalars on the device, each present or not.
+struct Decisions {
+  emu::Buffer<float> grad_scale{"grad_scale", 1}, found_inf{"found_inf", 1}, sum_sq{"sum_sq", 1};
+  StepDecisions on_device{};
+  float inv_scale = 1, clip = 1;
+  bool skip = false;
+
+  void scale_by(float scale) {
+    grad_scale.set(0, scale);
+    on_device.grad_scale = grad_scale.data();
+    inv_scale = inverse_scale(scale);
+  }
+  void clip_to(float max_norm, float norm_sq) {
+    sum_sq.set(0, norm_sq);
+    on_device.sum_sq = sum_sq.data();
+    on_device.max_norm = max_norm;
+    clip = clip_factor(norm_sq, max_norm);
+  }
+  void found(float value) {
+    found_inf.set(0, value);
+    on_device.found_inf = found_inf.data();
+    skip = value > 0;
+  }
+};
+
+template <class Optimizer>
+inline constexpr bool kTwoPasses = requires(std::vector<float> elements, std::vector<std::unique_ptr<AnyBuffer>> moments,
+                                            typename Optimizer::Rule::Scalars scalars) {
+  Optimizer::first_pass(elements, elements, moments, scalars);
+};
+
+/// The state after one step, element by element, in `expected`; the buffers themselves are put back.
+template <class Optimizer>
+std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
+  std::vector<float> steps;
+  for (size_t k = 0; k < m.params.size(); k++) {
+    Param& p = *m.params[k];
+    std::vector<std::vector<char>> before;
+    for (AnyBuffer* b : p.state()) before.push_back(b->bytes());
+    const auto& group = m.groups[static_cast<size_t>(p.group)];
+    const float step = (*m.steps)[k] + (d.skip ? 0.0f : 1.0f);
+    steps.push_back(step);
+    auto options = group.options;
+    if (!is_nan(m.group_lr[static_cast<size_t>(p.group)])) options.lr = m.group_lr[static_cast<size_t>(p.group)];
+    auto scalars = Optimizer::scalars(options, step);
+    std::vector<float> weights, grads;
+    for (size_t i = 0; i < p.param->size(); i++) {
+      weights.push_back(is_split(p.kind) ? join(*p.param, p.master->bits(i), i)
+                        : p.master       ? p.master->get(i)
+                                         : p.param->get(i));
+      const float grad = effective_grad(p.grad->get(i), d.inv_scale, d.clip);
+      grads.push_back(group.maximize ? -grad : grad);
+    }
+    if constexpr (kTwoPasses<Optimizer>) {
+      if (!d.skip) Optimizer::first_pass(weights, grads, p.moments, scalars);
+    }
+    for (size_t i = 0; i < p.param->size() && !d.skip; i++) {
+      float w = weights[i];
+      float moments[kMaxMoments] = {};
+      for (size_t j = 0; j < p.moments.size(); j++) moments[j] = p.moments[j]->get(i);
+      Optimizer::step(w, moments, p.moments.size(), grads[i], scalars);
+      for (size_t j = 0; j < p.moments.size(); j++) p.moments[j]->set(i, moments[j]);
+      if (p.ema) {
+        const float average = p.ema->get(i);
+        p.ema->set(i, fma(static_cast<float>(1.0 - group.ema_decay), w - average, average));
+      }
+      if (is_split(p.kind)) {
+        split(w, *p.param, *p.master, i);
+      } else if (is_stochastic(p.kind)) {
+        const uint32_t random = random_value(m.seed, p.index, static_cast<uint32_t>(step), i);
+        p.param->set_bits(i, p.kind == WeightKind::kStochasticFp16 ? round_stochastic<fp16>(w, random).bits
+                                                                   : round_stochastic<bf16>(w, random).bits);
+      } else {
+        p.param->set(i, w);
+        if (p.master) p.master->set(i, w);
+        if (p.shadow) p.shadow->set(i, w);
+      }
+    }
+    p.expected.clear();
+    size_t j = 0;
+    for (AnyBuffer* b : p.state()) {
+      p.expected.push_back(b->bytes());
+      std::memcpy(b->data(), before[j].data(), before[j].size());
+      j++;
+    }
+  }
+  return steps;
+}
+
+/// Equal bits; two NaNs count as equal, since which of two NaNs an addition keeps is nobody's contract.
+inline bool same_elements(const AnyBuffer& got, const std::vector<char>& expected, bool is_float, size_t* at) {
+  const std::vector<char> bytes = got.bytes();
+  const size_t size = static_cast<size_t>(bytes_of(got.dtype()));
+  for (size_t i = 0; i < got.size(); i++) {
+    if (std::memcmp(bytes.data() + i * size, expected.data() + i * size, size) == 0) continue;
+    *at = i;
+    float other;
+    if (got.dtype() == kF32) {
+      std::memcpy(&other, expected.data() + i * size, size);
+    } else {
+      uint16_t bits;
+      std::memcpy(&bits, expected.data() + i * size, size);
+      other = got.dtype() == kF16 ? to_float(fp16{bits}) : to_float(bf16{bits});
+    }
+    if (!is_float || !is_nan(other) || !is_nan(got.get(i))) return false;
+  }
+  return true;
+}
+
+/// Runs a step; "" or what is wrong.
+template <class Optimizer, class Run>
+std::string compare(Model<Optimizer>& m, const Decisions& d, const Run& run) {
+  const std::vector<float> steps = expect(m, d);
+  std::vector<std::vector<char>> grads;
+  for (auto& p : m.params) grads.push_back(p->grad->bytes());
+  emu::Buffer<UpdateRow<typename Optimizer::Rule>> rows("rows", m.params.size());
+  const std::vector<ParamState> states = m.states();
+  const Status status = run(states, rows.data());
+  if (!status.ok()) return status.message;
+  for (size_t k = 0; k < m.params.size(); k++) {
+    const Param& p = *m.params[k];
+    const std::string param = "params[" + std::to_string(k) + "]: ";
+    if ((*m.steps)[k] != steps[k]) return param + "step is " + std::to_string((*m.steps)[k]);
+    size_t j = 0, at = 0;
+    for (AnyBuffer* b : p.state()) {
+      const bool remainder = is_split(p.kind) && b == p.master.get();
+      if (!same_elements(*b, p.expected[j], !remainder, &at)) {
+        return param + "element " + std::to_string(at) + " of " + std::to_string(b->size()) + " of state " +
+               std::to_string(j);
+      }
+      if (!b->check_red_zones().empty()) return param + b->check_red_zones();
+      j++;
+    }
+    if (p.grad->bytes() != grads[k]) return param + "the gradient was changed";
+  }
+  return "";
+}
+
+}  // namespace ak::test

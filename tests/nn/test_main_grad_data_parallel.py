@@ -1,0 +1,88 @@
+"""main_grad under DistributedDataParallel: two processes over gloo."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import amp_kernels as ak
+
+WORLD, STEPS, MICRO_BATCHES = 2, 2, 3
+
+
+def inputs(rank, dtype):
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(4, 8, generator=generator).to(dtype) for _ in range(MICRO_BATCHES)]
+
+
+def loss(model, x):
+    with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.float32):
+        return model(x).float().pow(2).sum()
+
+
+def difference(as_view, wrapped_first):
+    """Gradients of accumulated micro-batches, all-reduced by DDP, against those of one process; the largest relative error."""
+    torch.manual_seed(0)
+    model = ak.nn.MLP(8, 16)
+    plain = copy.deepcopy(model)
+    handle = None if wrapped_first else ak.nn.accumulate_fp32(model)
+    parallel = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_view)
+    handle = handle or ak.nn.accumulate_fp32(model)
+    for step in range(STEPS):
+        parallel.zero_grad(set_to_none=step == 0)
+        *local, last = inputs(dist.get_rank(), torch.float32)
+        with parallel.no_sync():
+            for x in local:
+                loss(parallel, x).backward()
+        loss(parallel, last).backward()
+    for x in itertools.chain.from_iterable(inputs(rank, torch.float32) for rank in range(WORLD)):
+        (loss(plain, x) / WORLD).backward()
+    in_place = all(p.grad.data_ptr() == p.main_grad.data_ptr() for p in (model.fc1.weight, model.fc2.weight))
+    errors = [
+        ((a.grad - b.grad).norm() / b.grad.norm()).item()
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True)
+    ]
+    handle.remove()
+    return max(errors), in_place
+
+
+def refusal():
+    model = ak.nn.MLP(8, 16, dtype=torch.bfloat16)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    x = inputs(0, torch.bfloat16)[0]
+    loss(parallel, x).backward()
+    with ak.nn.accumulate_fp32(model):
+        try:
+            parallel(x)
+        except RuntimeError as error:
+            return str(error)
+    return "nothing was raised"
+
+
+def worker(rank, store, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    found = {case: difference(*case) for case in itertools.product((False, True), repeat=2)}
+    results.put((rank, found, refusal()))
+    dist.destroy_process_group()
+
+
+def test_ddp_reduces_main_grad_or_says_why_not(tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    torch.multiprocessing.spawn(worker, (str(tmp_path / "store"), results), nprocs=WORLD)
+    for _ in range(WORLD):
+        rank, found, refused = results.get()
+        for (as_view, wrapped_first), (error, in_place) in found.items():
+            assert error < 1e-6, (rank, as_view, wrapped_first)
+            assert in_place != as_view  # DDP puts views of its buckets into .grad, if it is told to
+        assert "torch.bfloat16 weight of shape [16, 8] has an fp32 main_grad, which DistributedDataParallel" in refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_ddp_nothing_is_refused(dtype):
+    model = ak.nn.MLP(8, 16, dtype=dtype)
+    with ak.nn.accumulate_fp32(model):
+        loss(model, inputs(0, dtype)[0]).backward()

@@ -1,0 +1,164 @@
+"""baddbmm and addmm: torch's contract, one rounding, gradients, autocast, out."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from amp_kernels.ops.baddbmm import addmm, baddbmm
+from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
+from amp_kernels.testing.generators import HALF_DTYPES
+
+SHAPES = [(3, 6, 5), (1, 6, 5), (6, 5), (5,), (6, 1), ()]
+
+
+def normal(*shape, dtype=torch.float32, seed=0, grad=False):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
+
+
+def problem(input_shape, dtype, *, grad=False, batched=True, input_dtype=None):
+    batch = (3,) if batched else ()
+    return (
+        normal(*input_shape, dtype=input_dtype or dtype, seed=1, grad=grad),
+        normal(*batch, 6, 40, dtype=dtype, seed=2, grad=grad),
+        normal(*batch, 40, 5, dtype=dtype, seed=3, grad=grad),
+    )
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, -2.0), (0, 3)])
+def test_forward_and_gradients(dtype, shape, beta, alpha):
+    for batched, function, theirs in ((True, baddbmm, torch.baddbmm), (False, addmm, torch.addmm)):
+        if not batched and len(shape) == 3:
+            continue
+        for input_dtype in (dtype, torch.float32):
+            tensors = problem(shape, dtype, grad=True, batched=batched, input_dtype=input_dtype)
+            out = function(*tensors, beta=beta, alpha=alpha)
+            assert out.dtype == dtype
+            addend, a, b = (t.detach() for t in tensors)
+            assert_within(out, *reference_and_bound(a, b, alpha=alpha, beta=beta, c=addend, out_dtype=dtype))
+            with torch.no_grad():
+                assert torch.equal(function(*tensors, beta=beta, alpha=alpha), out)
+            grad = normal(*out.shape, dtype=dtype, seed=4)
+            out.backward(grad)
+            leaves = [t.detach().double().requires_grad_() for t in tensors]
+            theirs(*leaves, beta=beta, alpha=alpha).backward(grad.double())
+            for actual, leaf in zip(tensors, leaves, strict=True):
+                assert actual.grad.dtype == actual.dtype
+                error = (actual.grad.double() - leaf.grad).norm()
+                assert error <= 2 * frobenius_gate(dtype, 40) * leaf.grad.norm()
+
+
+def test_beta_zero_ignores_input():
+    nan, a, b = problem((3, 6, 5), torch.bfloat16)
+    nan = torch.full_like(nan, math.nan).requires_grad_()
+    out = baddbmm(nan, a, b, beta=0)
+    assert torch.equal(out, baddbmm(torch.zeros_like(nan), a, b))
+    out.sum().backward()
+    assert not nan.grad.any()
+
+
+def test_the_input_is_added_before_the_rounding():
+    """2^-10 survives beside 1 in fp32 only."""
+    a = torch.tensor([[[1.0, 2.0**-5]]], dtype=torch.bfloat16)
+    assert baddbmm(torch.tensor([[[-1.0]]]).bfloat16(), a, a.mT).item() == 2.0**-10
+
+
+@pytest.mark.parametrize("autocast", HALF_DTYPES)
+def test_autocast(autocast):
+    for input_dtype in (torch.float32, *HALF_DTYPES):
+        tensors = problem((6, 5), torch.float32, grad=True, input_dtype=input_dtype)
+        with torch.autocast("cpu", autocast):
+            out = baddbmm(*tensors, alpha=0.5)
+        addend, a, b = (t.detach() for t in tensors)
+        a, b = a.to(autocast), b.to(autocast)
+        assert out.dtype == autocast
+        assert_within(out, *reference_and_bound(a, b, alpha=0.5, beta=1.0, c=addend, out_dtype=autocast))
+        grad = normal(*out.shape, dtype=autocast, seed=4)
+        out.backward(grad)
+        assert [t.grad.dtype for t in tensors] == [input_dtype, torch.float32, torch.float32]
+        assert_within(tensors[1].grad, *reference_and_bound(grad, b.mT, alpha=0.5, out_dtype=torch.float32))
+        wide = [t.detach().double() for t in tensors]
+        with torch.autocast("cpu", autocast):
+            assert torch.equal(baddbmm(*wide), torch.baddbmm(*wide))
+
+
+def test_gradcheck_and_double_backward():
+    tensors = [
+        normal(*s, grad=True, seed=i).double().detach().requires_grad_()
+        for i, s in enumerate(((4,), (2, 3, 5), (2, 5, 4)))
+    ]
+    function = lambda *t: baddbmm(*t, beta=0.5, alpha=-2.0)  # noqa: E731
+    assert gradcheck(function, tensors)
+    assert gradgradcheck(function, tensors)
+
+    def penalty(f, leaves):
+        grads = torch.autograd.grad((f(*leaves).double() ** 3).sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), leaves)
+
+    expected = penalty(function, [(0.2 * t.detach()).requires_grad_() for t in tensors])
+    for dtype, autocast in ((torch.float16, False), (torch.float32, True)):
+        leaves = [(0.2 * t.detach()).to(dtype).requires_grad_() for t in tensors]
+        with torch.autocast("cpu", torch.float16, enabled=autocast):
+            actual = penalty(function, leaves)
+        for one, other in zip(actual, expected, strict=True):
+            assert (one.double() - other).norm() < 1e-2 * other.norm()
+
+
+def test_out():
+    for dtype in (torch.bfloat16, torch.float32):
+        tensors = problem((3, 6, 5), dtype)
+        expected = baddbmm(*tensors, beta=2)
+        out = torch.full((3, 6, 5), math.nan, dtype=dtype)
+        assert baddbmm(*tensors, beta=2, out=out) is out
+        assert torch.equal(out, expected)
+        with torch.autocast("cpu", torch.float16):
+            assert torch.equal(baddbmm(*tensors, beta=2, out=out), expected)
+        assert torch.equal(baddbmm(*tensors, beta=2, out=tensors[0]), expected)  # in place
+
+
+def test_compile_fullgraph():
+    torch._dynamo.reset()
+    function = lambda *t: baddbmm(*t, beta=0.5)  # noqa: E731
+    tensors = problem((6, 5), torch.bfloat16)
+    assert torch.equal(torch.compile(function, fullgraph=True, backend="aot_eager")(*tensors), function(*tensors))
+
+
+HALF = torch.float16
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({1: torch.ones(2, 3)}, ValueError, r"baddbmm: batch1 has shape \[2, 3\]; accepted: \[B, M, K\]"),
+        ({2: torch.ones(2, 4, 4).half()}, ValueError, r"b \[2, 4, 4\]; accepted: \[B, M, K\] and \[B, K, N\]"),
+        ({2: torch.ones(3, 3, 4).half()}, ValueError, r"b \[3, 3, 4\]"),
+        ({0: torch.ones(3, 4).half()}, ValueError, r"input has shape \[3, 4\]; accepted: .* \[2, 2, 4\]"),
+        ({0: torch.ones(5, 2, 2, 4).half()}, ValueError, r"input has shape \[5, 2, 2, 4\]"),
+        ({0: torch.ones(4).double()}, TypeError, "input has dtype float64; accepted: float16, float32"),
+        ({2: torch.ones(2, 3, 4)}, TypeError, "a is float16, b is float32"),
+        ({0: torch.ones(4, device="meta").half()}, ValueError, "a is on cpu, but input is on meta"),
+    ],
+)
+def test_bad_input(change, error, message):
+    tensors = [torch.ones(4).half(), torch.ones(2, 2, 3).half(), torch.ones(2, 3, 4).half()]
+    for position, tensor in change.items():
+        tensors[position] = tensor
+    with pytest.raises(error, match=message):
+        baddbmm(*tensors)
+
+
+def test_bad_out():
+    tensors = problem((5,), torch.bfloat16)
+    for out, error, message in (
+        (torch.empty(3, 6, 5), TypeError, "out has dtype float32; accepted: bfloat16"),
+        (torch.empty(6, 5).bfloat16(), ValueError, r"out has shape \[6, 5\]; accepted: \[3, 6, 5\]"),
+        (tensors[1], ValueError, "out shares memory with a"),
+    ):
+        with pytest.raises(error, match=message):
+            baddbmm(*tensors, out=out)
+    with pytest.raises(RuntimeError, match="out is given while an operand"):
+        baddbmm(*problem((5,), torch.bfloat16, grad=True), out=torch.empty(3, 6, 5).bfloat16())

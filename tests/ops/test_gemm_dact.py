@@ -1,0 +1,178 @@
+"""gemm_dact: within the bound of the arithmetic, sums of the unrounded gradient, nothing beside the operands read."""
+
+import math
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels.ops._gemm import ACTIVATIONS, GATED
+from amp_kernels.ops.gemm import gemm
+from amp_kernels.ops.gemm_dact import GEMM_DACT, gemm_dact
+from amp_kernels.testing.backends import available_backends
+from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound
+from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, integers, operand
+from amp_kernels.testing.poison import embed, poisoned_allocations
+
+TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(GEMM_DACT, "cpu"))]
+if torch.cuda.is_available():
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(GEMM_DACT, "cuda")]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
+def device(request):
+    device, backend = request.param
+    with ak.backend(backend):
+        yield device
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def preact_of(activation, *shape, generator, device, dtype):
+    columns = shape[-1] * (2 if activation in GATED else 1)
+    return (2 * torch.randn(*shape[:-1], columns, generator=generator)).to(device, dtype)
+
+
+def test_the_compiled_kernel_is_there():
+    assert "cpu" in available_backends(GEMM_DACT, "cpu")
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_error_is_within_the_bound(device, generator, dtype, out_dtype, activation):
+    """150 rows are three blocks of the CPU kernel's sums, 1050 columns two of its tiles."""
+    for shape, k, preact_dtype in (((150, 37), 64, dtype), ((2, 9, 1050), 20, torch.float32)):
+        a = operand(*shape[:-1], k, dtype=dtype, generator=generator, device=device)
+        b = operand(*shape[:-2], k, shape[-1], dtype=dtype, generator=generator, device=device, layout="column")
+        preact = preact_of(activation, *shape, generator=generator, device=device, dtype=preact_dtype)
+        with poisoned_allocations():
+            dz, sums = gemm_dact(a, b, preact, activation=activation, bias_grad=True, out_dtype=out_dtype)
+        reference, bound, sums64, sums_bound = dact_reference_and_bound(
+            a, b, preact, activation=activation, out_dtype=out_dtype
+        )
+        assert (dz.dtype, dz.shape, sums.dtype) == (out_dtype, preact.shape, torch.float32)
+        assert dz.is_contiguous()
+        assert_within(dz, reference, bound, "dz")
+        assert_within(sums, sums64, sums_bound, "sums")
+        alone, nothing = gemm_dact(a, b, preact, activation=activation, out_dtype=out_dtype)
+        assert torch.equal(alone, dz)
+        assert (nothing.shape, nothing.dtype) == ((0,), torch.float32)
+
+
+def test_the_sums_are_those_of_the_unrounded_gradient(device):
+    """Each dz is 1 + 2^-9, in bf16 1; a thousand of them differ by 2."""
+    a = torch.tensor([[1.0, 2.0**-9]], device=device, dtype=torch.bfloat16).expand(1024, 2)
+    b = torch.ones(2, 3, device=device, dtype=torch.bfloat16)
+    dz, sums = gemm_dact(a, b, torch.ones(1024, 3, device=device), activation="relu", bias_grad=True)
+    assert (dz == 1).all()
+    assert sums.tolist() == [1026.0] * 3
+
+
+def test_the_derivative_sees_the_unrounded_product(device, generator):
+    a, b = (operand(64, 64, dtype=torch.bfloat16, generator=generator, device=device) for _ in range(2))
+    preact = preact_of("silu", 64, 64, generator=generator, device=device, dtype=torch.bfloat16)
+    exact = gemm_dact(a, b, preact, activation="silu")[0]
+    rounded = ak.ops.activation_backward.activation_backward(gemm(a, b), preact, activation="silu")
+    assert not torch.equal(exact, rounded)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "swiglu"])
+def test_integers_are_exact_in_any_layout(device, generator, activation):
+    for batch in ((), (3,)):
+        a = integers(*batch, 9, 17, limit=3, dtype=torch.bfloat16, generator=generator, device=device)
+        b = integers(*batch, 17, 8, limit=3, dtype=torch.bfloat16, generator=generator, device=device)
+        grad = a.double() @ b.double()
+        # Gates beyond the reach of exp: silu is the identity there or zero, and its derivative 1 or 0.
+        shape = (*batch, 9, 16 if activation in GATED else 8)
+        z = 512.0 * integers(*shape, limit=1, dtype=torch.bfloat16, generator=generator, device=device)
+        gate, up = z[..., :8].double(), z[..., 8:].double()
+        if activation == "swiglu":  # silu'(0) is a half
+            expected = torch.cat([grad * up * (0.5 + gate.sign() / 2), grad * gate.relu()], dim=-1)
+        else:
+            expected = grad if activation == "none" else torch.where(z > 0, grad, 0.0)
+        for offset, transposed, step in ((0, False, 1), (1, True, 1), (3, False, 2), (5, True, 2)):
+            with poisoned_allocations():
+                dz, sums = gemm_dact(
+                    embed(a, offset=offset, transposed=transposed, step=step)[0],
+                    embed(b, offset=8 - offset, transposed=not transposed, pad=1)[0],
+                    embed(z, offset=1, transposed=transposed, step=step)[0],
+                    activation=activation,
+                    bias_grad=True,
+                    out_dtype=torch.float32,
+                )
+            assert torch.equal(dz.double(), expected)
+            assert torch.equal(sums.double(), expected.flatten(0, -2).sum(0))
+
+
+def test_relu_chooses_and_does_not_multiply(device):
+    a = torch.full((1, 1), math.inf, device=device, dtype=torch.float16)
+    b = torch.ones(1, 3, device=device, dtype=torch.float16)
+    preact = torch.tensor([[-1.0, 0.0, 1.0]], device=device)
+    assert gemm_dact(a, b, preact, activation="relu")[0].tolist() == [[0.0, 0.0, math.inf]]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_empty_sizes(device, activation):
+    for m, n, k in ((0, 3, 4), (3, 0, 4), (3, 4, 0)):
+        a, b = (torch.ones(s, device=device, dtype=torch.float16) for s in ((m, k), (k, n)))
+        preact = torch.ones(m, 2 * n if activation in GATED else n, device=device)
+        with poisoned_allocations():
+            dz, sums = gemm_dact(a, b, preact, activation=activation, bias_grad=True)
+        assert dz.shape == preact.shape
+        assert sums.shape == preact.shape[1:]
+        assert not dz.any()
+        assert not sums.any()
+
+
+def test_the_bits_do_not_depend_on_the_number_of_threads(device, generator):
+    a = operand(1000, 16, dtype=torch.bfloat16, generator=generator, device=device)
+    b = operand(16, 300, dtype=torch.bfloat16, generator=generator, device=device)
+    preact = preact_of("gelu", 1000, 300, generator=generator, device=device, dtype=torch.bfloat16)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            call = gemm_dact(a, b, preact, activation="gelu", bias_grad=True, batch_invariant=True)
+            results.append(call)
+    finally:
+        torch.set_num_threads(before)
+    # The reference leaves the sum to torch, whose order depends on the threads.
+    compared = slice(0, 1 if ak._policy.requested_backend() == "reference" else 2)
+    for result in results[1:]:
+        for one, other in zip(result[compared], results[0][compared], strict=True):
+            assert torch.equal(one, other)
+
+
+def _half(*shape):
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "message"),
+    [
+        ((_half(2, 3), _half(3, 4).bfloat16(), _half(2, 4)), {}, TypeError, "the same dtype for both"),
+        ((_half(2, 3), _half(3, 4), _half(2, 3)), {}, ValueError, r"preact has shape \[2, 3\]; .*: \[2, 4\]"),
+        ((_half(2, 3), _half(3, 4), _half(1, 2, 4)), {}, ValueError, "preact has shape"),
+        (
+            (_half(2, 3), _half(3, 4), _half(2, 4)),
+            {"activation": "swiglu"},
+            ValueError,
+            r"activation='swiglu': \[2, 8\]",
+        ),
+        ((_half(2, 3), _half(3, 4), _half(2, 4).bfloat16()), {}, TypeError, "preact has dtype bfloat16"),
+        ((_half(2, 3), _half(3, 4), _half(2, 4).to("meta")), {}, ValueError, "preact is on meta"),
+        ((_half(2, 3), _half(3, 4), _half(2, 4)), {"activation": "mish"}, ValueError, "activation is 'mish'"),
+        ((_half(2, 3), _half(3, 4), _half(2, 4)), {"out_dtype": torch.float64}, TypeError, "out_dtype is"),
+    ],
+)
+def test_bad_input(args, kwargs, error, message):
+    kwargs = {"activation": "relu", **kwargs}
+    with pytest.raises(error, match=message):
+        gemm_dact(*args, **kwargs)
+    if not any(t.is_meta for t in args):
+        with pytest.raises(RuntimeError, match=r"^gemm_dact: "):
+            torch.ops.amp_kernels.gemm_dact(*args, **kwargs)

@@ -1,0 +1,226 @@
+"""The epilogue of gemm and gemm_preact beyond bias and activation: row bias, residual, alpha, beta, swiglu; and the
+batch-invariant order of summation."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels.ops.gemm import GEMM, gemm, gemm_accumulate_, gemm_preact
+from amp_kernels.testing.backends import available_backends
+from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
+from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
+from amp_kernels.testing.poison import embed, poisoned_allocations
+
+TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(GEMM, "cpu"))]
+if torch.cuda.is_available():
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(GEMM, "cuda")]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
+def device(request):
+    device, backend = request.param
+    with ak.backend(backend):
+        yield device
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def small(device, dtype, generator, *batch):
+    """Integers whose every sum is exact even in bf16."""
+    a = integers(*batch, 6, 16, limit=2, dtype=dtype, generator=generator, device=device)
+    b = integers(*batch, 16, 10, limit=2, dtype=dtype, generator=generator, device=device)
+    return a, b
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_bias_per_row_is_the_same_for_every_column_and_batch(device, generator, dtype, batch):
+    a, b = small(device, dtype, generator, *batch)
+    for bias_dtype in (dtype, torch.float32):
+        bias = torch.arange(-3.0, 3.0, device=device).to(bias_dtype)[:, None]
+        expected = a.double() @ b.double() + bias.double()
+        assert torch.equal(gemm(a, b, bias).double(), expected)
+        assert torch.equal(gemm(a, b, embed(bias, step=2)[0], activation="relu").double(), expected.relu())
+
+
+def test_a_bias_of_one_column_and_one_row_is_told_apart_by_its_dimensions(device):
+    a = torch.ones(2, 3, device=device, dtype=torch.float16)
+    b = torch.ones(3, 2, device=device, dtype=torch.float16)
+    bias = torch.tensor([1.0, 10.0], device=device)
+    assert gemm(a, b, bias).tolist() == [[4, 13], [4, 13]]
+    assert gemm(a, b, bias[:, None]).tolist() == [[4, 4], [13, 13]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("residual_dtype", ["own", "float32"])
+def test_a_residual_of_any_layout_is_added_after_the_activation(device, generator, layout, residual_dtype):
+    for dtype, batch in ((torch.float16, ()), (torch.bfloat16, (3,))):
+        a, b = small(device, dtype, generator, *batch)
+        residual = integers(*batch, 6, 10, limit=50, dtype=torch.float32, generator=generator, layout=layout)
+        residual = residual.to(device) if residual_dtype == "float32" else residual.to(device, dtype)
+        z = a.double() @ b.double()
+        expected = z.relu() - 2 * residual.double()
+        assert torch.equal(
+            gemm(a, b, None, residual, beta=-2.0, activation="relu", out_dtype=torch.float32).double(), expected
+        )
+        out, preact = gemm_preact(
+            a, b, None, residual, beta=-2.0, alpha=0.5, activation="relu", out_dtype=torch.float32
+        )
+        assert torch.equal(out.double(), 0.5 * z.relu() - 2 * residual.double())
+        assert torch.equal(preact.double(), 0.5 * z)
+
+
+def test_the_public_functions_broadcast_the_residual(device, generator):
+    a, b = small(device, torch.float16, generator, 3)
+    for shape in ((), (10,), (6, 1), (3, 1, 1), (1, 6, 10)):
+        residual = integers(*shape, 1, limit=9, dtype=torch.float32, generator=generator, device=device)[..., 0]
+        expected = a.double() @ b.double() + residual.double()
+        assert torch.equal(gemm(a, b, None, residual).double(), expected)
+        assert torch.equal(gemm_preact(a, b, None, residual, activation="none")[0].double(), expected)
+
+
+def test_the_residual_is_added_before_the_rounding(device):
+    """1 + 2^-10 is no bf16 number; minus 1 it is."""
+    a = torch.tensor([[1.0, 2.0**-5]], device=device, dtype=torch.bfloat16)
+    residual = torch.full((1, 1), -1.0, device=device, dtype=torch.bfloat16)
+    assert gemm(a, a.t(), None, residual).item() == 2.0**-10
+
+
+def test_beta_zero_does_not_read_the_residual(device, generator):
+    a, b = small(device, torch.bfloat16, generator)
+    nan = torch.full((6, 10), math.nan, device=device)
+    assert torch.equal(gemm(a, b, None, nan, beta=0.0), gemm(a, b))
+    assert torch.equal(gemm_preact(a, b, None, nan, beta=0.0, activation="none")[0], gemm(a, b))
+    assert gemm(a, b, None, nan, beta=1.0).isnan().all()
+
+
+def test_alpha_scales_the_product_and_not_the_bias(device, generator):
+    a, b = small(device, torch.float16, generator)
+    bias = torch.arange(10.0, device=device)
+    expected = -0.5 * (a.double() @ b.double()) + bias
+    out, z = gemm_preact(a, b, bias, alpha=-0.5, activation="relu", out_dtype=torch.float32)
+    assert torch.equal(z.double(), expected)
+    assert torch.equal(out.double(), expected.relu())
+
+
+# ---- swiglu
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+def test_swiglu_is_within_the_bound(device, generator, dtype, out_dtype):
+    """1050 columns of the result do not fit one tile of the CPU kernel."""
+    for batch, columns in itertools.product(((), (2,)), (66, 2100)):
+        a = operand(*batch, 9, 70, dtype=dtype, generator=generator, device=device, scale=0.3)
+        b = operand(*batch, 70, columns, dtype=dtype, generator=generator, device=device, scale=0.4, layout="column")
+        bias = torch.randn(columns, generator=generator).to(device)
+        residual = torch.randn(*batch, 9, columns // 2, generator=generator).to(device)
+        reference, bound = reference_and_bound(
+            a, b, bias, activation="swiglu", out_dtype=out_dtype, beta=0.5, c=residual
+        )
+        with poisoned_allocations():
+            out = gemm(a, b, bias, residual, beta=0.5, activation="swiglu", out_dtype=out_dtype)
+            again, z = gemm_preact(a, b, bias, residual, beta=0.5, activation="swiglu", out_dtype=out_dtype)
+        assert out.shape == (*batch, 9, columns // 2)
+        assert out.is_contiguous()
+        assert_within(out, reference, bound)
+        assert_frobenius(out, reference, 70)
+        assert torch.equal(again, out)
+        assert_within(z, *reference_and_bound(a, b, bias, out_dtype=out_dtype))
+
+
+def test_the_gates_are_the_first_half(device):
+    """silu of a gate of -300 is zero, whatever the value; the other way round it would not be."""
+    a = torch.ones(1, 1, device=device, dtype=torch.bfloat16)
+    b = torch.tensor([[-300.0, 200.0, 5.0, 0.5]], device=device, dtype=torch.bfloat16)
+    assert gemm(a, b, activation="swiglu", out_dtype=torch.float32).tolist() == [[0.0, 100.0]]
+
+
+# ---- batch invariance
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (65, 40), (1000, 33), (777, 256)])
+def test_a_row_does_not_depend_on_its_neighbours(device, generator, dtype, k, n):
+    a = operand(130, k, dtype=dtype, generator=generator, device=device)
+    b = operand(k, n, dtype=dtype, generator=generator, device=device, layout="column", scale=k**-0.5)
+    whole = gemm(a, b, out_dtype=torch.float32, batch_invariant=True)
+    assert_within(whole, *reference_and_bound(a, b, out_dtype=torch.float32))
+    for first, rows in ((0, 1), (129, 1), (3, 2), (64, 63), (1, 129), (5, 17)):
+        part = a[first : first + rows]
+        assert torch.equal(gemm(part, b, out_dtype=torch.float32, batch_invariant=True), whole[first : first + rows])
+        c = torch.empty(rows, n, device=device)
+        assert torch.equal(gemm_accumulate_(c, part, b, beta=0, batch_invariant=True), whole[first : first + rows])
+    batches = a.view(13, 10, k)
+    batched = gemm(batches, b.expand(13, k, n), out_dtype=torch.float32, batch_invariant=True)
+    assert torch.equal(batched.view(130, n), whole)
+    assert torch.equal(gemm(embed(a, pad=3, offset=1)[0], b, out_dtype=torch.float32, batch_invariant=True), whole)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_nor_on_the_number_of_threads(device, generator, threads):
+    a = operand(9, 300, dtype=torch.bfloat16, generator=generator, device=device)
+    b = operand(300, 500, dtype=torch.bfloat16, generator=generator, device=device)
+    before = torch.get_num_threads()
+    expected = gemm(a, b, out_dtype=torch.float32, batch_invariant=True)
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(gemm(a, b, out_dtype=torch.float32, batch_invariant=True), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- bad input
+
+
+def _half(*shape):
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda a, b: gemm(a, b, _half(3, 1)), ValueError, r"bias has shape \[3, 1\]; accepted: \[4\].*or \[2, 1\]"),
+        (lambda a, b: gemm(a, b, _half(1, 4)), ValueError, r"bias has shape \[1, 4\]"),
+        (lambda a, b: gemm(a, b, None, _half(3, 4)), ValueError, r"residual has shape \[3, 4\]; accepted: \[2, 4\]"),
+        (
+            lambda a, b: gemm(a, b, None, _half(2, 4), activation="swiglu"),
+            ValueError,
+            r"residual has shape \[2, 4\]; accepted: \[2, 2\]",
+        ),
+        (lambda a, b: gemm(a, b, None, _half(2, 4).bfloat16()), TypeError, "residual has dtype bfloat16"),
+        (lambda a, b: gemm(a, b, None, _half(2, 4).to("meta")), ValueError, "residual is on meta, but a is on cpu"),
+        (lambda a, b: gemm(a, b, None, 1.0), TypeError, "residual is a float; accepted: a tensor"),
+        (
+            lambda a, b: gemm_preact(a, b[:, :3], activation="swiglu"),
+            ValueError,
+            r"b has shape \[3, 3\]; accepted with activation='swiglu': .* an even size 4 or 2",
+        ),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call(_half(2, 3), _half(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((_half(2, 3), _half(3, 4), _half(3, 1)), {}),
+        ((_half(2, 3), _half(3, 4), _half(1, 4)), {}),
+        ((_half(2, 3), _half(3, 4), None, _half(2, 3)), {}),
+        ((_half(2, 3), _half(3, 4), None, _half(1, 2, 4)), {}),
+        ((_half(2, 3), _half(3, 4), None, _half(2, 4).double()), {}),
+        ((_half(2, 3), _half(3, 4), None, _half(2, 4)), {"activation": "swiglu"}),
+        ((_half(2, 3), _half(3, 5)), {"activation": "swiglu"}),
+    ],
+)
+def test_the_compiled_kernel_checks_what_could_corrupt_memory(args, kwargs):
+    with pytest.raises(RuntimeError, match=r"^gemm: "):
+        torch.ops.amp_kernels.gemm(*args, **kwargs)

@@ -1,0 +1,243 @@
+"""mlp: forward and gradients against float64, autocast and shadows, double backward, compile, bad input."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+
+from amp_kernels.ops._gemm import ACTIVATIONS, GATED
+from amp_kernels.ops.gemm_dact import GEMM_DACT
+from amp_kernels.ops.linear import linear
+from amp_kernels.ops.mlp import MLP, mlp
+from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
+from amp_kernels.testing.generators import HALF_DTYPES
+
+NAMES = ("x", "w1", "b1", "w2", "b2")
+
+
+def problem(activation, dtype, *, grad=True, rows=(3, 20), scale=1.0, biases=True):
+    """x [3, 20, 70], hidden size 40, out [3, 20, 30]."""
+    generator = torch.Generator().manual_seed(0)
+    columns = 80 if activation in GATED else 40
+    shapes = ((*rows, 70), (columns, 70), (columns,), (30, 40), (30,))
+    scales = (1.0, 0.12, 0.5, 0.15, 0.5)
+    tensors = [
+        (scale * s * torch.randn(shape, generator=generator)).to(dtype).requires_grad_(grad)
+        for shape, s in zip(shapes, scales, strict=True)
+    ]
+    return tensors if biases else [tensors[0], tensors[1], None, tensors[3], None]
+
+
+def exact(x, w1, b1, w2, b2, activation):
+    return F.linear(ACTIVATIONS[activation or "none"](F.linear(x, w1, b1)), w2, b2)
+
+
+def relative(actual, expected):
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("biases", [True, False])
+def test_forward_is_that_of_two_linears_and_gradients_those_of_float64(dtype, activation, biases):
+    tensors = problem(activation, dtype, biases=biases)
+    x, w1, b1, w2, b2 = tensors
+    out = mlp(x, w1, b1, w2, b2, activation=activation)
+    assert out.dtype == dtype
+    hidden = linear(x, w1, b1, activation=activation)
+    assert torch.equal(out, linear(hidden, w2, b2))
+    with torch.no_grad():
+        assert torch.equal(out, mlp(x, w1, b1, w2, b2, activation=activation))
+    assert_within(out, *reference_and_bound(hidden.detach(), w2.t(), b2, out_dtype=dtype))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    out.backward(grad)
+    leaves = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    exact(*leaves, activation).backward(grad.double())
+    for name, actual, leaf in zip(NAMES, tensors, leaves, strict=True):
+        if actual is not None:
+            assert actual.grad.dtype == dtype
+            # Up to three roundings to 16 bits: h or z, dz, and the gradient itself.
+            assert relative(actual.grad, leaf.grad) < 3 * frobenius_gate(dtype, 70), name
+
+
+def test_the_backward_is_fused(monkeypatch):
+    """One gemm_dact, which is given the bias to sum; no gradient of the hidden layer."""
+    calls, original = [], GEMM_DACT.below_autograd
+    monkeypatch.setattr(
+        GEMM_DACT, "below_autograd", lambda *a, **k: calls.append((a[0].shape, k["bias_grad"])) or original(*a, **k)
+    )
+    for biases in (True, False):
+        x, w1, b1, w2, b2 = problem("swiglu", torch.bfloat16, biases=biases)
+        mlp(x, w1, b1, w2, b2, activation="swiglu").sum().backward()
+    assert calls == [((60, 30), True), ((60, 30), False)]
+
+
+def test_the_bias_gradient_is_the_sum_before_the_rounding():
+    """Every dz is 1 + 2^-9, in bf16 1."""
+    x = torch.zeros(1024, 2, dtype=torch.bfloat16)
+    w1 = torch.zeros(3, 2, dtype=torch.bfloat16)
+    b1 = torch.ones(3, requires_grad=True)
+    w2 = torch.tensor([[1.0], [2.0**-9]], dtype=torch.bfloat16).expand(2, 3).contiguous()
+    mlp(x, w1, b1, w2, activation="relu").sum().backward()
+    assert b1.grad.tolist() == [1026.0] * 3
+
+
+@pytest.mark.parametrize("shape", [(70,), (4, 70), (2, 3, 4, 70), (0, 70), (2, 0, 3, 70)])
+def test_leading_dimensions(shape):
+    _, w1, b1, w2, b2 = problem("swiglu", torch.float16)
+    x = torch.ones(shape, dtype=torch.float16, requires_grad=True)
+    out = mlp(x, w1, b1, w2, b2, activation="swiglu")
+    assert out.shape == (*shape[:-1], 30)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert w1.grad.shape == w1.shape
+    assert x.numel() or not w2.grad.any()
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (3,), (4,), (1, 2), (0, 4), (3, 4)])
+def test_only_the_gradients_that_are_needed(needed):
+    saved = []
+    tensors = problem("gelu", torch.bfloat16, grad=False)
+    full = [t.detach().clone().requires_grad_() for t in tensors]
+    mlp(*full, activation="gelu").sum().backward()
+    for i in needed:
+        tensors[i].requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        out = mlp(*tensors, activation="gelu")
+    out.sum().backward()
+    for i, (actual, expected) in enumerate(zip(tensors, full, strict=True)):
+        assert (actual.grad is None) == (i not in needed)
+        assert actual.grad is None or torch.equal(actual.grad, expected.grad)
+    hidden = 60 * 40
+    inner = [hidden, 30 * 40] if {0, 1, 2} & set(needed) else []
+    expected = inner + [60 * 70] * (1 in needed) + [40 * 70] * (0 in needed) + [hidden] * (3 in needed)
+    assert sorted(saved) == sorted(expected)
+
+
+@pytest.mark.parametrize("autocast", HALF_DTYPES)
+def test_autocast(autocast):
+    """fp32 parameters get fp32 gradients that were never rounded to 16 bits."""
+    tensors = problem("swiglu", torch.float32)
+    narrow = [t.detach().to(autocast).requires_grad_() for t in tensors]
+    for i in (2, 4):  # biases stay fp32
+        narrow[i] = tensors[i].detach().clone().requires_grad_()
+    with torch.autocast("cpu", autocast):
+        out = mlp(*tensors, activation="swiglu")
+    assert torch.equal(out, mlp(*narrow, activation="swiglu"))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(autocast)
+    out.backward(grad)
+    hidden = linear(*(t.detach() for t in narrow[:3]), activation="swiglu")
+    reference, bound = reference_and_bound(grad.flatten(0, 1).t(), hidden.flatten(0, 1), out_dtype=torch.float32)
+    assert_within(tensors[3].grad, reference, bound)
+    assert [t.grad.dtype for t in tensors] == [torch.float32] * 5
+    with torch.autocast("cpu", autocast):
+        wide = [t.detach().double() for t in tensors]
+        assert torch.equal(mlp(*wide, activation="swiglu"), exact(*wide, "swiglu"))
+
+
+def test_autocast_reads_fresh_shadows(monkeypatch):
+    from amp_kernels.optim import _state
+
+    tensors = problem("gelu", torch.float32)
+    shadows = {id(tensors[i]): (2 * tensors[i].detach()).bfloat16() for i in (1, 3)}  # recognisable: no copies
+    monkeypatch.setattr(_state, "fresh_shadow", lambda weight, dtype: shadows.get(id(weight)))
+    x, w1, b1, w2, b2 = tensors
+    expected = mlp(x.bfloat16(), shadows[id(w1)], b1, shadows[id(w2)], b2)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = mlp(*tensors)
+        through_the_dispatcher = MLP(*tensors)
+    assert torch.equal(out, expected)
+    assert torch.equal(through_the_dispatcher, expected)
+    out.sum().backward()
+    assert w1.grad.dtype == w2.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+def test_gradcheck_in_float64(activation):
+    shapes = ((2, 3), (6, 3), (6,), (2, 3 if activation == "swiglu" else 6), (2,))
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    function = lambda *t: mlp(*t, activation=activation)  # noqa: E731
+    assert gradcheck(function, tensors)
+    assert gradgradcheck(function, tensors)
+
+
+def _gradient_penalty(function, tensors, inputs):
+    loss = 0.05 * (function(*tensors).double() ** 3).sum()  # within fp16
+    grads = torch.autograd.grad(loss, tensors[:inputs], create_graph=True)
+    return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), tensors)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu", "swiglu"])
+@pytest.mark.parametrize("autocast", [None, torch.float16])
+@pytest.mark.parametrize("with_shadows", [False, True])
+@pytest.mark.parametrize("inputs", [1, 5])
+def test_double_backward(activation, autocast, with_shadows, inputs):
+    """Second derivatives with respect to all, of the squared norm of the gradients of a cubic: that of x, or all."""
+    tensors = problem(activation, torch.float32, rows=(24,), scale=0.7)
+    expected = _gradient_penalty(
+        lambda *t: exact(*t, activation), [t.detach().double().requires_grad_() for t in tensors], inputs
+    )
+    leaves = [t.detach().to(torch.float32 if autocast else torch.float16).requires_grad_() for t in tensors]
+    shadows = [leaves[i].detach().half() for i in (1, 3)] if with_shadows and autocast else [None, None]
+
+    def function(*t):
+        return MLP(*t, *shadows, activation=activation or "none", compute_dtype=autocast)
+
+    for name, actual, reference in zip(NAMES, _gradient_penalty(function, leaves, inputs), expected, strict=True):
+        assert relative(actual, reference) < 2e-2, name
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_compile_fullgraph(autocast, activation):
+    def step(*tensors):
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            return mlp(*tensors, activation=activation)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (step, compiled):
+        tensors = problem(activation, torch.float32 if autocast else torch.bfloat16)
+        out = function(*tensors)
+        out.float().pow(2).sum().backward()
+        results.append([out.detach(), *(t.grad for t in tensors)])
+    for eager, traced in zip(*results, strict=True):
+        assert eager.dtype == traced.dtype
+        assert torch.equal(eager, traced)
+
+
+def test_transforms_take_torchs_operations():
+    x, w1, b1, w2, b2 = problem("swiglu", torch.float64, grad=False, rows=(4,))
+    grads = torch.func.grad(lambda w: mlp(x, w, b1, w2, b2, activation="swiglu").sum())(w1)
+    w1.requires_grad_()
+    exact(x, w1, b1, w2, b2, "swiglu").sum().backward()
+    torch.testing.assert_close(grads, w1.grad)
+    x16, w16, v16 = x.half(), w1.detach().half(), w2.half()
+    out = torch.func.vmap(lambda row: mlp(row, w16, None, v16, activation="swiglu"))(x16)
+    torch.testing.assert_close(out, mlp(x16, w16, None, v16, activation="swiglu"), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "activation", "error", "message"),
+    [
+        ({0: torch.ones(2, 7)}, "gelu", ValueError, r"mlp: x has shape \[2, 7\].*accepted: \[..., in_features\]"),
+        ({0: torch.ones(())}, "gelu", ValueError, r"x has shape \[\]"),
+        ({3: torch.ones(4, 5)}, "gelu", ValueError, r"weight2 \[4, 5\]; accepted: .*\[hidden_features, in_features\]"),
+        ({}, "swiglu", ValueError, r"accepted: .*\[2 hidden_features, in_features\]"),
+        ({1: torch.ones(5, 3)}, "swiglu", ValueError, r"weight1 has shape \[5, 3\]; .* even size 6 or 4"),
+        ({2: torch.ones(5)}, "gelu", ValueError, r"bias1 has shape \[5\]; accepted: \[6\]"),
+        ({4: torch.ones(3)}, "gelu", ValueError, r"bias2 has shape \[3\]; accepted: \[4\]"),
+        ({4: torch.ones(4).half()}, "gelu", TypeError, "bias2 has dtype float16; accepted: float32"),
+        ({3: torch.ones(4, 6).half()}, "gelu", TypeError, "weight2 is float16; accepted: one dtype"),
+        ({3: torch.ones(4, 6, device="meta")}, "gelu", ValueError, "weight2 is on meta, but x is on cpu"),
+        ({}, "mish", ValueError, "mlp: activation is 'mish'"),
+    ],
+)
+def test_bad_input(change, activation, error, message):
+    tensors = [torch.ones(2, 3), torch.ones(6, 3), torch.ones(6), torch.ones(4, 6), torch.ones(4)]
+    for position, tensor in change.items():
+        tensors[position] = tensor
+    with pytest.raises(error, match=message):
+        mlp(*tensors, activation=activation)

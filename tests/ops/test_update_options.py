@@ -1,0 +1,257 @@
+"""What adamw_, sgd_ and lion_ do besides their formula: averages of the weights and stochastic rounding."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import amp_kernels.ops.adamw as adamw_module
+import amp_kernels.ops.lion as lion_module
+import amp_kernels.ops.sgd as sgd_module
+from amp_kernels import _host
+from amp_kernels.ops._stochastic import philox4x32_10, round_stochastic, rounding_bits
+
+from .update_oracle import BF16, EMA_DECAY, F16, F32, NAMES, SEED, Kind, Update, codes, flat
+
+MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1}
+OPS = pytest.mark.parametrize("op", list(MOMENTS))
+REFERENCES = {"adamw": adamw_module.op.reference, "sgd": sgd_module.op.reference, "lion": lion_module.op.reference}
+BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
+HALVES = pytest.mark.parametrize("dtype", [F16, BF16])
+
+
+def stepped(op: str, backend: str = "cpu", *, change=None, seed=SEED, lr=0.1, **options) -> Update:
+    update = Update(moments=MOMENTS[op], **options)
+    if change is not None:
+        change(update)
+    getattr(update, op)(op=REFERENCES[op] if backend == "reference" else None, seed=seed, lr=lr)
+    return update
+
+
+# ---- averages ----
+
+
+@OPS
+@BACKENDS
+@pytest.mark.parametrize("kind", [Kind(F32, ema=True), Kind(BF16, master=F32, ema=True)], ids=str)
+def test_average_of_a_kept_weight_bit_for_bit(op, backend, kind):
+    """Where the float32 weight can be read back, the average is the formula of csrc/math over it."""
+    before, after = Update([kind], moments=MOMENTS[op]), stepped(op, backend, kinds=[kind])
+    for i in range(len(after.params)):
+        wanted = before.ema(i).numpy()
+        _host.ema(wanted, after.weight(i).numpy(), EMA_DECAY)
+        assert np.array_equal(wanted.view(np.uint32), after.ema(i).numpy().view(np.uint32))
+        assert not torch.equal(after.ema(i), before.ema(i)) or not after.params[i].numel()
+
+
+@OPS
+@BACKENDS
+@pytest.mark.parametrize("kind", [Kind(BF16), Kind(BF16, stochastic=True), Kind(F16, master=torch.int16)], ids=str)
+def test_average_is_of_the_weight_before_it_is_rounded(op, backend, kind):
+    """Averages of a 16-bit weight with no float32 master, or with one that is kept in fewer bits, have the bits of a
+    run whose weights are float32."""
+    averaged = Kind(kind.param, kind.master, stochastic=kind.stochastic, ema=True)
+    half = Update([averaged], moments=MOMENTS[op])
+    full = Update([Kind(F32, ema=True)], moments=MOMENTS[op])
+    full.params = [p.float() if kind.master is None else half.weight(i).reshape(p.shape)
+                   for i, p in enumerate(half.params)]  # fmt: skip
+    full.grads = [g.float() for g in half.grads]
+    full.buffers, full.emas = ([[t.clone() for t in b] for b in half.buffers], [t.clone() for t in half.emas])
+    for update in (half, full):
+        getattr(update, op)(op=REFERENCES[op] if backend == "reference" else None)
+    assert torch.equal(half.emas[0], full.emas[0])
+
+
+@OPS
+def test_groups_have_their_own_decay(op):
+    kinds = [Kind(F32, ema=True), Kind(F32, ema=True)]
+    update, before = Update(kinds, moments=MOMENTS[op]), Update(kinds, moments=MOMENTS[op])
+    getattr(update, op)(ema_decay=[0.0, 0.5])
+    for i in range(len(update.params)):
+        weight, old = update.weight(i), before.ema(i)
+        wanted = weight if update.pieces(i)[2] == 0 else (old + weight) / 2
+        assert ((update.ema(i) - wanted).abs() <= 2.0**-22 * (old.abs() + weight.abs())).all()
+
+
+# ---- stochastic rounding: the generator ----
+
+
+@pytest.mark.parametrize("key", [0, SEED, 2**63 - 1])
+def test_reference_generator_is_that_of_csrc_math(key):
+    generator = np.random.default_rng(1)
+    counters = np.concatenate([generator.integers(0, 2**32, (200, 4)), [[0] * 4, [2**32 - 1] * 4]])
+    words = philox4x32_10(tuple(torch.from_numpy(counters[:, k]) for k in range(4)), key)
+    wanted = [_host.philox4x32_10([int(c) for c in counter], key) for counter in counters]
+    assert torch.stack(words, dim=1).tolist() == [list(w) for w in wanted]
+
+
+@HALVES
+def test_reference_rounds_as_csrc_math(dtype):
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(20_003, generator=g) * torch.randn(20_003, generator=g).mul(6).exp()
+    x[:8] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 65519.0, 65536.0, -3e38])
+    ours = round_stochastic(x, dtype, rounding_bits(SEED, torch.tensor(9.0), 2**32 - 1, x.numel()))
+    assert np.array_equal(codes(ours), _host.round_stochastic(x.numpy(), NAMES[dtype], SEED, 9, 2**32 - 1))
+
+
+# ---- stochastic rounding: the ops ----
+
+
+def unrounded(op: str, kind: Kind, shapes: tuple) -> list[torch.Tensor]:
+    """The float32 weights that a step computes before it rounds them."""
+    half = Update([kind], moments=MOMENTS[op], shapes=shapes)
+    full = Update([Kind(F32)], moments=MOMENTS[op], shapes=shapes)
+    full.params, full.grads = [p.float() for p in half.params], [g.float() for g in half.grads]
+    full.buffers = half.buffers
+    getattr(full, op)(lr=0.1)
+    return [flat(p) for p in full.params]
+
+
+@OPS
+@BACKENDS
+@HALVES
+def test_bits_are_those_of_seed_step_index_and_element(op, backend, dtype):
+    """Against csrc/math alone: the float32 result of the step, rounded with the numbers of its key. Sizes with tails of
+    every kind, one across several chunks."""
+    kind, shapes = Kind(dtype, stochastic=True), ((7, 5), (0,), (), (1031,), (8,), (40_003,))
+    after = stepped(op, backend, kinds=[kind], shapes=shapes)
+    before = Update([kind], moments=MOMENTS[op], shapes=shapes)
+    for i, weight in enumerate(unrounded(op, kind, shapes)):
+        step, index = int(before.step(i)) + 1, int(before.layout[i, 4])
+        wanted = _host.round_stochastic(weight.numpy(), NAMES[dtype], SEED, step, index)
+        # The reference may differ from the compiled formula in the last bit of the float32 weight.
+        differing = int((codes(flat(after.params[i])) != wanted).sum())
+        assert differing <= (0 if backend == "cpu" else weight.numel() // 1000)
+
+
+@OPS
+@HALVES
+def test_expectation_is_the_float32_weight(op, dtype):
+    """The mean over seeds; a rounded weight is one of two neighbours, a unit u apart, so its variance is at most u^2 / 4
+    and the mean of S of them within 6 sigma = 3 u / sqrt(S) of the float32 result (6 sigma: 1e-6 over 1,000 elements).
+    Rounding to nearest is off by up to u / 2: most elements are beyond the bound."""
+    seeds, shapes, kind = 1024, ((1000,),), Kind(dtype, stochastic=True)
+    weight = unrounded(op, kind, shapes)[0].double()
+    total = torch.zeros(1000, dtype=torch.float64)
+    for seed in range(seeds):
+        total += stepped(op, kinds=[kind], shapes=shapes, seed=seed).params[0].double()
+    unit = 2.0 ** (weight.abs().log2().floor() - (10 if dtype == F16 else 7)).clamp(min=-24 if dtype == F16 else -133)
+    bound = 3 * unit / seeds**0.5
+    assert ((total / seeds - weight).abs() <= bound).all()
+    nearest = weight.float().to(dtype).double()
+    assert ((nearest - weight).abs() > bound).double().mean() > 0.7
+
+
+@OPS
+@BACKENDS
+def test_bits_do_not_depend_on_the_other_parameters(op, backend):
+    """An element alone, in a big list, in another block, at another offset."""
+    kind, shapes = Kind(BF16, stochastic=True), ((33,), (5000,), (17_003,))
+    together = stepped(op, backend, kinds=[kind, Kind(F32)], shapes=shapes)
+
+    def only_the_last(update):
+        update.params, update.grads, update.layout = update.params[2:3], update.grads[2:3], update.layout[2:3]
+
+    alone = stepped(op, backend, kinds=[kind, Kind(F32)], shapes=shapes, change=only_the_last)
+    assert torch.equal(alone.params[0], together.params[2])
+
+
+@OPS
+@BACKENDS
+@pytest.mark.parametrize("part", ["seed", "high seed", "step", "index"])
+def test_every_part_of_the_key_counts(op, backend, part):
+    """Half-way values: with other bits about half of 4,096 elements are rounded the other way; 0.5 +- 0.05 is 6 sigma."""
+    options = {"kinds": [Kind(BF16, stochastic=True)], "shapes": ((4096,),)}
+    seed = {"seed": SEED + 1, "high seed": SEED + (1 << 40)}.get(part, SEED)
+
+    def half_way(update):  # the update takes 1 to 1 - 2^-9, in the middle of two bfloat16 numbers
+        update.params[0].fill_(1.0)
+        update.grads[0].fill_(0.0 if op == "adamw" else 1.0)
+        update.buffers = [[torch.zeros_like(b) for b in buffers] for buffers in update.buffers]
+
+    def call(change, seed):
+        update = Update(moments=MOMENTS[op], **options)
+        half_way(update)
+        change(update)
+        numbers = {"weight_decay": 2.0**-9, "lr": 1.0} if op == "adamw" else {"weight_decay": 0.0, "lr": 2.0**-9}
+        if op == "sgd":
+            numbers["momentum"], update.buffers = 0.0, [[b[:0] for b in update.buffers[0]]]
+        getattr(update, op)(op=REFERENCES[op] if backend == "reference" else None, seed=seed, **numbers)
+        return update.params[0]
+
+    def nothing(update):
+        pass
+
+    def other(update):
+        if part == "step":
+            update.steps[0].add_(1)
+        elif part == "index":
+            update.layout[0, 4] += 1
+
+    first, again, changed = call(nothing, SEED), call(nothing, SEED), call(other, seed)
+    assert torch.equal(first, again)
+    assert abs((first != changed).double().mean().item() - 0.5) < 0.05
+
+
+@OPS
+@BACKENDS
+@pytest.mark.parametrize(
+    "kind", [Kind(F32, shadow=BF16), Kind(BF16, master=F32), Kind(F16, master=torch.int16)], ids=str
+)
+def test_no_effect_on_weights_with_a_float32_form(op, backend, kind):
+    flagged = Kind(kind.param, kind.master, kind.shadow, stochastic=True)
+    plain, marked = stepped(op, backend, kinds=[kind]), stepped(op, backend, kinds=[flagged])
+    for a, b in zip(plain.tensors, marked.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@OPS
+def test_the_flag_is_that_of_the_group(op):
+    """Of two groups one rounds to nearest."""
+    kinds = [Kind(BF16), Kind(BF16, stochastic=True)]
+    nearest, mixed = stepped(op, kinds=[kinds[0]] * 2), stepped(op, kinds=kinds)
+    for i in range(len(mixed.params)):
+        same = torch.equal(nearest.params[i], mixed.params[i])
+        assert same == (mixed.pieces(i)[2] == 0) or mixed.params[i].numel() < 2
+
+
+@OPS
+def test_same_bits_for_any_number_of_threads(op):
+    results, threads = [], torch.get_num_threads()
+    try:
+        for n in (1, 2, 5):
+            torch.set_num_threads(n)
+            kinds = [Kind(F16, stochastic=True, ema=True)]
+            results.append(stepped(op, kinds=kinds, shapes=((200_007,), (5,), (70_000,))).tensors)
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+# ---- AMSGrad ----
+
+
+@BACKENDS
+def test_the_maximum_keeps_a_nan(backend):
+    """torch.maximum: NaN if either is; a maximum that drops it would hide a broken moment for good."""
+    update = Update([Kind(F32)], shapes=((4,),), amsgrad=True)
+    update.maxima[0][16:20] = torch.tensor([math.nan, 0.0, 1e30, 1e-30])
+    update.grads[0][1] = math.nan
+    update.adamw(op=REFERENCES["adamw"] if backend == "reference" else None)
+    assert update.moment(2, 0).isnan().tolist() == [True, True, False, False]
+    assert update.moment(2, 0)[2] == 1e30
+    assert update.weight(0).isnan().tolist() == [True, True, False, False]
+
+
+def test_amsgrad_of_one_block_only():
+    kinds = [Kind(F32), Kind(F32)]
+    plain, ams = Update(kinds), Update(kinds, amsgrad=True)
+    ams.maxima[0] = ams.maxima[0][:0]
+    plain.adamw()
+    ams.adamw()
+    for i in range(len(plain.params)):
+        same = torch.equal(plain.weight(i), ams.weight(i))
+        assert same == (plain.pieces(i)[2] == 0) or plain.params[i].numel() < 2

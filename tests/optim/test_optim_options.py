@@ -1,0 +1,380 @@
+"""Options that torch's optimizers lack or that groups may set apart: averages, stochastic rounding, AMSGrad, zeroing."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import amp_kernels.optim as akopt
+from amp_kernels.amp import GradScaler
+
+NAMES = ["AdamW", "Adam", "Lion", "SGD"]
+EACH = pytest.mark.parametrize("name", NAMES)
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+SHAPES = ((33,), (7, 11), (), (0, 2), (2, 3, 4, 4))
+
+
+def weights(dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(s, generator=g).to(dtype)) for s in SHAPES]
+
+
+def make(name, params, **options):
+    return getattr(akopt, name)(params, lr=1e-2, **options)
+
+
+def run(optimizer, steps, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+        optimizer.step()
+    return params
+
+
+def checkpoint(optimizer):
+    """Through torch.save, as a user would."""
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+# ---- averages ----
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["fp32", "split"])
+def test_average_over_a_run(name, dtype, mode):
+    """Against float64: an average starts at the weight and takes 1 - decay of each step's float32 weight. Its error
+    shrinks by `decay` a step and grows by at most 3 units in the last place: 3 U / (1 - decay) in all. A float16 split
+    master may be 2^-41 away from the weight that was averaged."""
+    params = weights(dtype)
+    optimizer = make(name, params, ema_decay=0.75, master_weights=mode)
+    wanted = [p.detach().double() for p in params]
+    for step in range(20):
+        run(optimizer, 1, seed=step)
+        for i, p in enumerate(params):
+            state = optimizer.state_dict()["state"][i]
+            weight = p.detach() if dtype == torch.float32 else state["master"]
+            wanted[i] = 0.75 * wanted[i] + 0.25 * weight.double()
+            assert optimizer.state[p]["ema"].dtype == torch.float32
+            assert optimizer.state[p]["ema"].shape == p.shape
+            assert ((state["ema"].double() - wanted[i]).abs() <= 3 * 2.0**-24 * 4 * 4 + 2.0**-40).all()
+    assert (wanted[0] - params[0].double()).abs().max() > 1e-3  # it lags behind: the comparison says something
+
+
+def test_average_has_its_parameters_strides():
+    p = torch.nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    optimizer = akopt.SGD([p], lr=0.5, ema_decay=0.5)
+    before = p.detach().clone()
+    p.grad = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    optimizer.step()
+    assert optimizer.state[p]["ema"].stride() == p.stride()
+    torch.testing.assert_close(optimizer.state[p]["ema"], (before + p.detach()) / 2)
+
+
+@EACH
+def test_a_skipped_step_leaves_the_average(name):
+    params = weights(torch.bfloat16)
+    optimizer = make(name, params, ema_decay=0.5, skip_nonfinite=True, master_weights="none")
+    run(optimizer, 2)
+    before = copy.deepcopy([optimizer.state_dict(), params])
+    for p in params:
+        p.grad = torch.full_like(p, torch.inf)
+    optimizer.step()
+    for i, values in before[0]["state"].items():
+        for key, value in values.items():
+            assert torch.equal(value, optimizer.state_dict()["state"][i][key]), key
+    assert all(torch.equal(p, q) for p, q in zip(before[1], params, strict=True))
+
+
+def test_average_without_one_in_the_checkpoint_starts_at_the_weight():
+    for dtype in (torch.float32, torch.bfloat16):
+        for mode in ("fp32", "split", "none"):
+            first = make("AdamW", weights(dtype), master_weights=mode)
+            run(first, 3)
+            second = make("AdamW", copy.deepcopy(first.param_groups[0]["params"]), master_weights=mode, ema_decay=0.5)
+            second.load_state_dict(checkpoint(first))
+            for p, values in zip(second.param_groups[0]["params"], second.state_dict()["state"].values(), strict=True):
+                assert torch.equal(values["ema"], values.get("master", p.detach().float()))
+            third = make("AdamW", copy.deepcopy(second.param_groups[0]["params"]), master_weights="none", ema_decay=0.5)
+            third.load_state_dict(checkpoint(first))  # whose masters it does not take over
+            for p in third.param_groups[0]["params"]:
+                assert torch.equal(third.state[p]["ema"], p.detach().float())
+
+
+@EACH
+def test_decay_of_groups_and_schedulers(name):
+    """A group may keep none; a decay that changes counts from the next step on; switched on late, the average starts
+    at the weight, and the other state stays."""
+    a, b = weights(), weights(seed=1)
+    optimizer = make(name, [{"params": a, "ema_decay": None}, {"params": b}], ema_decay=0.5)
+    twins = weights()
+    plain = make(name, [*twins, *weights(seed=1)])
+    run(optimizer, 2)
+    run(plain, 2)
+    assert "ema" not in optimizer.state.get(a[0], {})
+    assert "ema" in optimizer.state[b[0]]
+    optimizer.param_groups[0]["ema_decay"] = 0.0
+    optimizer.param_groups[1]["ema_decay"] = None
+    kept = optimizer.state[b[0]]["ema"].clone()
+    start = a[0].detach().clone()
+    run(optimizer, 1, seed=2)
+    run(plain, 1, seed=2)
+    for p in a:
+        torch.testing.assert_close(optimizer.state[p]["ema"], p.detach())  # decay 0: the weight itself
+    optimizer.load_state_dict(checkpoint(optimizer))
+    assert torch.equal(optimizer.state[b[0]]["ema"], kept)
+    assert all(torch.equal(p, q) for p, q in zip(a, twins, strict=True))
+    optimizer.param_groups[0]["ema_decay"] = 0.5
+    last = a[0].detach().clone()
+    assert not torch.equal(start, last)
+    run(optimizer, 1, seed=3)
+    torch.testing.assert_close(optimizer.state[a[0]]["ema"], (last + a[0].detach()) / 2)
+
+
+def test_torch_loads_a_checkpoint_with_all_of_it():
+    ours = make("AdamW", weights(), ema_decay=0.5, amsgrad=True, master_weights="none")
+    run(ours, 3)
+    theirs = torch.optim.AdamW(copy.deepcopy(ours.param_groups[0]["params"]), lr=1e-2, amsgrad=True)
+    theirs.load_state_dict(checkpoint(ours))
+    again = make("AdamW", copy.deepcopy(ours.param_groups[0]["params"]), ema_decay=0.25, amsgrad=True)
+    again.load_state_dict(checkpoint(theirs))
+    assert again.param_groups[0]["ema_decay"] == 0.5
+    assert torch.equal(again.state[again.param_groups[0]["params"][0]]["ema"], ours.state_dict()["state"][0]["ema"])
+    for p, q in zip(run(ours, 3), run(theirs, 3), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+# ---- AMSGrad ----
+
+
+def test_amsgrad_differs_between_groups():
+    """Gradients that fall by half a step: the maximum holds the steps back, in one group only."""
+    params, twins = [weights(), weights(seed=1)], [weights(), weights(seed=1)]
+    groups = [[{"params": ps[0], "amsgrad": True}, {"params": ps[1]}] for ps in (params, twins)]
+    ours, theirs = (
+        akopt.AdamW(groups[0], lr=1e-2, betas=(0.9, 0.5)),
+        torch.optim.AdamW(groups[1], lr=1e-2, betas=(0.9, 0.5)),
+    )
+    g = torch.Generator().manual_seed(0)
+    for step in range(10):
+        for p, q in zip(params[0] + params[1], twins[0] + twins[1], strict=True):
+            p.grad = torch.randn(p.shape, generator=g) * 0.5**step
+            q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for p, q in zip(params[0] + params[1], twins[0] + twins[1], strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        assert ("max_exp_avg_sq" in ours.state[p]) == ("max_exp_avg_sq" in theirs.state[q])
+    state = ours.state[params[0][0]]
+    assert (state["max_exp_avg_sq"] > 1.5 * state["exp_avg_sq"]).all()
+
+
+def test_amsgrad_switched_on_and_off():
+    """On: the maximum starts from the next second moment. Off: it is kept, not used and not changed."""
+    params = weights()
+    optimizer, plain = make("AdamW", params), make("AdamW", weights())
+    run(optimizer, 2)
+    run(plain, 2)
+    optimizer.param_groups[0]["amsgrad"] = True
+    run(optimizer, 1, seed=2)
+    run(plain, 1, seed=2)
+    values = optimizer.state[params[0]]
+    assert torch.equal(values["max_exp_avg_sq"], values["exp_avg_sq"])
+    assert values["step"].item() == 3
+    optimizer.param_groups[0]["amsgrad"] = False
+    kept = values["max_exp_avg_sq"].clone()
+    run(optimizer, 1, seed=3)
+    run(plain, 1, seed=3)
+    optimizer.load_state_dict(checkpoint(optimizer))
+    assert torch.equal(optimizer.state[params[0]]["max_exp_avg_sq"], kept)
+    assert all(torch.equal(p, q) for p, q in zip(params, plain.param_groups[0]["params"], strict=True))
+
+
+# ---- no masters ----
+
+
+@EACH
+@HALVES
+def test_none_rne_is_the_float32_step_rounded_to_nearest(name, dtype):
+    params = weights(dtype)
+    optimizer = make(name, params, master_weights="none_rne")
+    for step in range(5):
+        twins = [torch.nn.Parameter(p.detach().float()) for p in params]
+        full = make(name, twins)
+        if step:
+            full.load_state_dict(checkpoint(optimizer))
+        run(optimizer, 1, seed=step)
+        g = torch.Generator().manual_seed(step)
+        for p in twins:
+            p.grad = torch.randn(p.shape, generator=g).to(dtype).float()
+        full.step()
+        assert all(torch.equal(p, q.to(dtype)) for p, q in zip(params, twins, strict=True))
+    assert all("master" not in values for values in optimizer.state.values())
+
+
+@EACH
+@pytest.mark.parametrize("mode", ["none", "none_rne"])
+def test_no_effect_on_float32_parameters(name, mode):
+    a, b = make(name, weights(), master_weights=mode), make(name, weights())
+    for p, q in zip(run(a, 5), run(b, 5), strict=True):
+        assert torch.equal(p, q)
+    states = [optimizer.state_dict()["state"] for optimizer in (a, b)]
+    assert [list(values) for values in states[0].values()] == [list(values) for values in states[1].values()]
+
+
+@EACH
+def test_small_updates_count_on_average(name):
+    """100 steps of 1e-4 on a bfloat16 weight of 1: to nearest each one is lost. The sum of 100 roundings, each off by
+    less than a unit of 2^-8 and unbiased, has a standard deviation below 100^0.5 2^-8 / 2 = 0.02, and its mean over
+    4,096 weights below 3.1e-4; the change is 0.01."""
+    for mode, expected in (("none", 0.01), ("none_rne", 0.0)):
+        p = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+        optimizer = getattr(akopt, name)([p], lr=1e-4, weight_decay=0.0, master_weights=mode)
+        for _ in range(100):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        assert abs(1 - p.double().mean().item() - expected) <= (5 * 3.1e-4 if mode == "none" else 0.0)
+
+
+@EACH
+@HALVES
+def test_bits_follow_the_seed_and_are_in_the_state_dict(name, dtype):
+    """The same seed gives the same run, another one another run; a resumed run takes the seed of the checkpoint and
+    rounds on as the first would have, also where torch's optimizer counts no steps."""
+    first, same, other = (make(name, weights(dtype), master_weights="none", seed=s) for s in (5, 5, 6))
+    for optimizer in (first, same, other):
+        run(optimizer, 4)
+    params = [optimizer.param_groups[0]["params"] for optimizer in (first, same, other)]
+    assert all(torch.equal(p, q) for p, q in zip(*params[:2], strict=True))
+    assert not all(torch.equal(p, q) for p, q in zip(params[0], params[2], strict=True))
+    resumed = make(name, copy.deepcopy(params[0]), master_weights="none")
+    resumed.load_state_dict(checkpoint(first))
+    assert resumed.seed == resumed.param_groups[0]["seed"] == 5
+    unpickled = pickle.loads(pickle.dumps(first))
+    wanted = run(first, 4, seed=2)
+    for optimizer in (resumed, unpickled):
+        assert all(torch.equal(p, q) for p, q in zip(run(optimizer, 4, seed=2), wanted, strict=True))
+
+
+def test_a_seed_that_torch_does_not_know_stays():
+    theirs = torch.optim.AdamW(weights(torch.bfloat16))
+    run(theirs, 1)
+    ours = make("AdamW", weights(torch.bfloat16), master_weights="none", seed=9)
+    ours.load_state_dict(checkpoint(theirs))
+    assert ours.seed == ours.param_groups[0]["seed"] == 9
+    with pytest.raises(ValueError, match=r"groups have the seeds \[3, 9\]"):
+        ours.add_param_group({"params": weights(), "seed": 3})
+    assert len(ours.param_groups) == 1
+
+
+def test_steps_differ_in_their_bits():
+    """Two steps over the same weights and gradients round differently: half-way values, 4,096 of them."""
+    p = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    optimizer = akopt.SGD([p], lr=2.0**-9, master_weights="none")
+    results = []
+    for _ in range(2):
+        with torch.no_grad():
+            p.fill_(1.0)
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        results.append(p.detach().clone())
+    assert abs((results[0] != results[1]).double().mean().item() - 0.5) < 0.05
+
+
+def test_numbers_of_parameters_are_those_of_the_state_dict():
+    """Its number is part of a parameter's key: gradients that are missing must not shift the others' numbers."""
+    results = []
+    for active in ((0, 1, 2), (1, 2), (2,)):
+        params = [torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16)) for _ in range(3)]
+        optimizer = akopt.SGD([{"params": params[:1]}, {"params": params[1:]}], lr=2.0**-9, master_weights="none")
+        for i in active:
+            params[i].grad = torch.ones(64, dtype=torch.bfloat16)
+        optimizer.step()
+        results.append(params[2].detach())
+        assert not torch.equal(params[2], params[1]) or 1 not in active
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_momentum_switched_on_starts_its_buffer_anew():
+    """Although the steps were counted for the sake of the bits: torch's first buffer is the gradient, undamped."""
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = akopt.SGD([p], lr=0.5, dampening=0.5, master_weights="none")
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.state[p]["step"].item() == 1
+    optimizer.param_groups[0]["momentum"] = 0.9
+    optimizer.step()
+    assert torch.equal(optimizer.state[p]["momentum_buffer"], torch.ones(8))
+
+
+# ---- zeroing gradients ----
+
+
+@EACH
+@pytest.mark.parametrize("value", [1.0, torch.inf])
+def test_zero_grads(name, value):
+    """In place, after a step that was taken and after one that was skipped; parameters without a gradient get none."""
+    for scaler in (None, GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu", init_scale=4.0)):
+        params = [*weights(), *weights(torch.bfloat16)]
+        optimizer = make(name, params, zero_grads=True, skip_nonfinite=True, max_grad_norm=1.0)
+        for p in params[1:]:
+            p.grad = torch.full_like(p, value)
+        grads, before = [p.grad for p in params[1:]], [p.detach().clone() for p in params]
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == (2.0 if value == torch.inf else 4.0)
+        assert params[0].grad is None
+        for p, grad in zip(params[1:], grads, strict=True):
+            assert p.grad is grad
+            assert not grad.any()
+        moved = any(not torch.equal(p, q) for p, q in zip(params, before, strict=True))
+        assert moved == (value == 1.0)
+
+
+def test_zero_grads_keeps_what_the_scaler_reports():
+    params = weights()
+    optimizer, scaler = make("AdamW", params, zero_grads=True), GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    for p in params:
+        p.grad = torch.full_like(p, 8.0)
+    scaler.step(optimizer, max_norm=1.0)
+    scaler.update()
+    count = sum(p.numel() for p in params)
+    torch.testing.assert_close(scaler.last_grad_norm, torch.tensor(2.0 * count**0.5))
+    params[0].grad.fill_(torch.nan)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.last_step_skipped
+    assert not params[0].grad.any()
+
+
+def test_zero_grads_of_other_strides_reach_the_gradient_itself():
+    p = torch.nn.Parameter(torch.ones(6, 8))
+    optimizer = akopt.SGD([p], lr=0.5, zero_grads=True)
+    p.grad = torch.ones(8, 6).t()  # the step works on a copy
+    optimizer.step()
+    assert not p.grad.any()
+    p.grad = torch.ones(8).expand(6, 8)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=r"strides \(0, 1\).* overlaps itself; zero_grads=True cannot"):
+        optimizer.step()
+    assert torch.equal(p, before)
+
+
+def test_gradients_stay_without_it():
+    params = weights()
+    optimizer = make("AdamW", params)
+    run(optimizer, 1)
+    assert all(p.grad.any() or not p.numel() for p in params)

@@ -1,0 +1,162 @@
+"""The choice of GEMM kernel, tile and splits (csrc/tuning/gemm.h): every shape gets a plan that its kernel accepts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+_host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+
+CANDIDATES = _host.gemm_candidates()
+SIZES = (1, 8, 13, 64, 65, 576, 1000, 4096, 50257)
+SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
+
+
+def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
+    """What one block needs: alignment, stages of A and B, a buffer per consumer through which results leave, barriers."""
+    if float_output:
+        staging = 64 * 64 * 4
+    elif tile["n"] % 64 == 0:
+        staging = 64 * 2 * (128 if tile["n"] % 128 == 0 else 64)
+    else:
+        staging = 64 * (2 * tile["n"] + 16)
+    return (
+        1024
+        + stages * (tile["m"] + tile["n"]) * 128
+        + tile["consumers"] * staging
+        + 16 * stages
+        + 4 * tile["consumers"]
+    )
+
+
+@pytest.mark.parametrize("tile", CANDIDATES["sm90"], ids=lambda t: f"{t['m']}x{t['n']}{'p' if t['pingpong'] else ''}")
+def test_every_wgmma_tile_fits_the_hardware(tile):
+    rows = tile["m"] if tile["pingpong"] else tile["m"] // tile["consumers"]
+    assert rows % 64 == 0
+    assert rows * (1 if tile["pingpong"] else tile["consumers"]) == tile["m"]
+    assert tile["n"] % 16 == 0
+    assert 16 <= tile["n"] <= 256
+    assert tile["m"] <= 256
+    assert tile["cluster_m"] * tile["cluster_n"] in (1, 2)
+    assert shared_bytes(tile, 3, float_output=tile["n"] % 64 == 0) <= SHARED_LIMIT, "fewer than three stages"
+    accumulators = rows * tile["n"] // 128
+    registers = {1: 255, 2: 240, 3: 160}[tile["consumers"]]
+    assert accumulators + 24 <= registers, "no room beside the accumulators"
+
+
+def requests():
+    for m, n, k in itertools.product(SIZES, repeat=3):
+        for m_major_a, n_major_b in ((False, False), (False, True), (True, True)):
+            # What the layouts make of the sizes: the contiguous dimension decides the alignment.
+            lines = (m if m_major_a else k, n if n_major_b else k)
+            yield {
+                "m": m,
+                "n": n,
+                "k": k,
+                "m_major_a": m_major_a,
+                "n_major_b": n_major_b,
+                "tma_operands": all(size % 8 == 0 for size in lines),
+                "odd_operands": any(size % 2 for size in lines),
+                "tma_output": n % 8 == 0,
+            }
+
+
+EPILOGUES = (
+    {},
+    {"activation": "gelu", "side_bytes": 2},
+    {"activation": "swiglu"},
+    {"activation": "swiglu", "backward": True, "column_sums": True, "side_bytes": 4},
+    {"out_bytes": 8},
+)
+
+
+def assert_legal(plan: dict, request: dict) -> None:
+    assert plan["splits"] >= 1
+    assert plan["splits"] == 1 or -(-request["k"] // 64) // plan["splits"] >= 4, "a split with hardly any work"
+    if plan["kernel"] == "sm80":
+        assert not request["tma_operands"]
+        assert plan["tile"] < len(CANDIDATES["sm80"])
+        assert not plan["swapped"]
+        return
+    assert plan["kernel"] == "sm90"
+    assert request["tma_operands"]
+    tile = CANDIDATES["sm90"][plan["tile"]]
+    n_major_b = request["m_major_a"] if plan["swapped"] else request["n_major_b"]
+    assert not n_major_b or tile["n"] // tile["cluster_m"] % 64 == 0, "boxes of 64 columns"
+    by_tma = request["tma_output"] and not plan["swapped"] and (request["out_bytes"] == 2 or tile["n"] % 64 == 0)
+    plain = request["activation"] == "none" and request["side_bytes"] == 0
+    assert tile["finishes"] or (plain and by_tma), "no registers for an epilogue"
+    swiglu = request.get("activation") == "swiglu"
+    if plan["swapped"]:
+        assert not swiglu
+        assert not request.get("column_sums")
+    if swiglu and not request.get("backward"):
+        assert tile["n"] % 128 == 0
+        assert not n_major_b or request["n"] % 16 == 0, "the second half begins at a multiple of 16 bytes"
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda e: "-".join(map(str, e.values())) or "plain")
+def test_every_shape_gets_a_legal_plan(epilogue):
+    for request in requests():
+        if epilogue.get("activation") == "swiglu" and request["n"] % 2:
+            continue
+        request = {"activation": "none", "side_bytes": 0, "out_bytes": 2, **request, **epilogue}
+        for batch in (1, 48):
+            plan = _host.plan_gemm(**request, batch=batch)
+            halved = request["activation"] == "swiglu" and not request.get("backward")
+            if halved and request["n_major_b"] and request["n"] % 16 and plan["kernel"] == "sm80":
+                continue  # the one case where aligned operands do not suffice
+            assert_legal(plan, request)
+            assert plan == _host.plan_gemm(**request, batch=batch)
+
+
+def test_batch_invariant_plans_depend_on_n_and_k_alone():
+    for n, k in itertools.product((8, 576, 4096, 50264), (64, 768, 16384)):
+        plans = [
+            _host.plan_gemm(m, n, k, batch=batch, batch_invariant=True)
+            for m in (1, 17, 4096, 65536)
+            for batch in (1, 9)
+        ]
+        assert all(plan == plans[0] for plan in plans)
+        assert plans[0]["splits"] == 1
+        assert not plans[0]["swapped"]
+
+
+def test_splits_and_swaps_come_where_they_help():
+    assert _host.plan_gemm(3072, 768, 65536, m_major_a=True, n_major_b=True, out_bytes=8)["splits"] > 1
+    assert _host.plan_gemm(8192, 8192, 8192)["splits"] == 1
+    few_rows = _host.plan_gemm(8, 4096, 4096)
+    assert few_rows["swapped"]
+    assert CANDIDATES["sm90"][few_rows["tile"]]["n"] <= 32
+    assert not _host.plan_gemm(4096, 4096, 4096)["swapped"]
+
+
+def test_activations_run_under_the_products_where_k_is_short():
+    plan = _host.plan_gemm(65536, 3072, 768, activation="gelu")
+    assert CANDIDATES["sm90"][plan["tile"]]["pingpong"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "kernel"),
+    [
+        (90, {}, "sm90"),
+        (90, {"sm90": False}, "sm80"),
+        (90, {"sm90": False, "sm80": False}, "none"),
+        (80, {}, "sm80"),
+        (120, {}, "sm80"),
+        (75, {}, "none"),
+    ],
+)
+def test_kernel_follows_the_chip_and_the_build(capability, built, kernel):
+    assert _host.plan_gemm(512, 512, 512, capability=capability, **built)["kernel"] == kernel
+
+
+def test_unaligned_operands_go_to_mma_sync():
+    assert _host.plan_gemm(4097, 4097, 4097, tma_operands=False, odd_operands=True)["kernel"] == "sm80"
+    assert _host.plan_gemm(16384, 50257, 768, tma_output=False)["kernel"] == "sm90"  # C may lie anywhere
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        _host.plan_gemm(8, 8, 8, activation="tanh")
