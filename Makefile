@@ -36,9 +36,10 @@ abi: $(BUILT)
 	cd $(ABI) && venv/bin/python -m pytest ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 
 # On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too; so it is looked for first.
+# What is not built yet is built for that GPU alone, unless TORCH_CUDA_ARCH_LIST says otherwise.
 gpu: $(READY)
 	$(RUN) -m bench.gpu --check
-	$(MAKE) build
+	TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(RUN) -m bench.gpu --arch)}" $(MAKE) build
 	$(RUN) -m bench.gpu $(ARGS)
 
 bench: $(BUILT)

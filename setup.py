@@ -67,6 +67,13 @@ def nvcc_version(nvcc: str) -> str:
     return re.search(r"release ([0-9.]+)", out).group(1)
 
 
+def default_archs(nvcc: str) -> list[str]:
+    """The default list without what this nvcc does not know: 12.0 came with CUDA 12.8."""
+    archs = DEFAULT_ARCHS.split(";")
+    known = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout.split()
+    return [arch for arch in archs if f"compute_{re.sub('[^0-9]', '', arch)}" in known] or archs
+
+
 def pybind11_include() -> str:
     try:
         import pybind11
@@ -155,7 +162,8 @@ class CMakeBuild(build_ext):
         except Missing as error:
             self.note("cuda", str(error))
             return ["-DAMP_KERNELS_CUDA=OFF"]
-        archs = re.split(r"[;,\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS).strip())
+        asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+        archs = [arch for arch in re.split(r"[;,\s]+", asked) if arch] or default_archs(nvcc)
         self.info["cuda_archs"] = archs
         self.info["nvcc"] = version
         return [

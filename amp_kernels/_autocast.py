@@ -28,6 +28,7 @@ def lower_precision(op: Op, adapt: Callable[[tuple, dict, torch.dtype], tuple[tu
     """
     for device_type, key in KEYS.items():
         LIBRARY.impl(op.name, _rule(op, device_type, adapt), key)
+    LIBRARY.impl(op.name, _batched(op), "FuncTorchBatched")
 
 
 def _rule(op: Op, device_type: str, adapt: Callable | None) -> Callable:
@@ -37,6 +38,18 @@ def _rule(op: Op, device_type: str, adapt: Callable | None) -> Callable:
             if adapt is not None:
                 args, kwargs = adapt(args, kwargs, dtype)
             return op.overload(*args, compute_dtype=dtype, **kwargs)
+
+    return kernel
+
+
+def _batched(op: Op) -> Callable:
+    """The rule of torch.vmap, which comes before that of autocast: the op's composition of torch's operations, which know
+    batches. Without it vmap would call the op once for each element, with a warning."""
+
+    def kernel(*args, compute_dtype=None, **kwargs):
+        dtype = compute_dtype or dtype_on(args[0].device.type)
+        with torch._C._DisableAutocast():
+            return op.reference(*args, compute_dtype=dtype, **kwargs)
 
     return kernel
 

@@ -8,12 +8,13 @@ counts what a tile costs, in cycles of one multiprocessor, from the rates in its
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """Tile, warps and pipeline depth of ``_triton/_gemm_kernel.py``."""
+    """Tile, warps and pipeline depth of ``_triton/_gemm_kernel.py``, and into how many parts K is split."""
 
     block_m: int
     block_n: int
@@ -22,16 +23,18 @@ class GemmConfig:
     num_stages: int
     group_m: int = 8  # rows of tiles that are computed together, so that they find b in L2
     tma: bool = False  # whether to load through TMA descriptors where the operands allow it
+    splits: int = 1  # programs that share a tile; the host may find that fewer have work
+    b_tiles: int = 1  # tiles of b that a is multiplied with: 2 where the activation takes two values
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of the pipeline's stages, for 16-bit operands; barriers come on top."""
-        return self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
+        return self.num_stages * (self.block_m + self.b_tiles * self.block_n) * self.block_k * 2
 
     @property
     def accumulators(self) -> int:
         """Accumulator registers of a thread."""
-        return self.block_m * self.block_n // (32 * self.num_warps)
+        return self.b_tiles * self.block_m * self.block_n // (32 * self.num_warps)
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,34 @@ def chip(capability: tuple[int, int]) -> Chip:
 
 
 _BY_ACCESS = {1: _rows(_UNALIGNED), 2: _rows(_NARROW), 4: _rows(_NARROW)}
+_INVARIANT_ROWS = 4096
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MOST_PARTIALS = 2**27  # bytes of partial sums: memory that a call takes besides its result
+_LEAST_STEPS = 4  # of the pipeline in a split: with fewer it would be filled and emptied only
 _FILL_CYCLES = 2000  # of a block before its first product and after its last one: latency that nothing hides
+_LAUNCH_CYCLES = 4000  # of a second kernel, about two microseconds
 _L2_BYTES = 32  # a clock and multiprocessor: half of what its port takes, since all of them read at a time
+_MEMORY_BYTES = 16  # the same of the GPU's memory, where partial sums may have gone
+
+
+def candidates(
+    capability: tuple[int, int],
+    vec: int = 8,
+    *,
+    full_epilogue: bool = False,
+    gated: bool = False,
+    backward: bool = False,
+) -> tuple[GemmConfig, ...]:
+    """The configurations without a split from which :func:`gemm_config` chooses, by arguments of the same names."""
+    target = chip(capability)
+    rows = _BY_ACCESS.get(vec, target.candidates)
+    if gated and not backward:
+        rows = tuple(replace(c, b_tiles=2) for c in rows)
+    if full_epilogue or gated:
+        # Narrow copies and the four values of a gated derivative take registers of their own; two sums become one result.
+        limit = 32 if vec < 8 or (gated and backward) else 64 if gated else target.full_epilogue
+        rows = tuple(c for c in rows if c.accumulators <= limit)
+    return rows
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,32 +152,52 @@ def gemm_config(
     capability: tuple[int, int] = (8, 0),
     vec: int = 8,
     full_epilogue: bool = False,
+    gated: bool = False,
+    backward: bool = False,
+    batch_invariant: bool = False,
 ) -> GemmConfig:
     """The configuration for a GEMM of 16-bit operands; each size at least 1, except k.
 
     Args:
         m, n, k: rows and columns of the result, and terms of each sum.
         batch: number of such products.
-        out_bytes: bytes that are stored per result.
+        out_bytes: bytes that the epilogue reads and writes per result.
         capability: compute capability of the GPU.
         vec: elements that one access to the operands may take: 1, 2, 4 or 8.
-        full_epilogue: the epilogue does more than add a bias: an activation other than relu, a stored pre-activation, or c for beta.
+        full_epilogue: the epilogue does more than add a bias: an activation other than relu, a pre-activation, or a residual.
+        gated: the activation takes two values, each a column of a @ b (then n counts half of its columns) or, with ``backward``,
+            of the pre-activation.
+        backward: the epilogue is the derivative of the activation.
+        batch_invariant: whatever m and batch are, choose as for one matrix of a fixed number of rows, and do not split K.
     """
+    if batch_invariant:
+        m, batch = _INVARIANT_ROWS, 1
     target = chip(capability)
-    candidates = _BY_ACCESS.get(vec, target.candidates)
-    if full_epilogue:
-        limit = target.full_epilogue if vec == 8 else 32
-        candidates = tuple(c for c in candidates if c.accumulators <= limit)
 
     def cycles(config: GemmConfig) -> float:
-        tiles = batch * -(-m // config.block_m) * -(-n // config.block_n)
+        splits = config.splits
+        columns = n * (2 if gated and not backward and splits > 1 else 1)  # a split leaves the two values apart
+        tiles = batch * -(-m // config.block_m) * -(-columns // config.block_n)
         resident = max(1, min(target.shared_limit // (config.shared_bytes + 1024), 4, 512 // (32 * config.num_warps)))
-        waves = -(-tiles // (target.multiprocessors * resident))
-        per_wave = min(resident, -(-tiles // target.multiprocessors))  # blocks that share a multiprocessor
-        steps = -(-k // config.block_k) * config.block_k
-        products = config.block_m * config.block_n / target.macs
-        loads = (config.block_m + config.block_n) * 2 / _L2_BYTES
-        stores = config.block_m * config.block_n * out_bytes / _L2_BYTES
-        return waves * (_FILL_CYCLES + per_wave * (steps * max(products, loads) + stores))
+        if splits > 1 and tiles >= target.multiprocessors * resident:
+            return math.inf  # whole tiles fill the chip
+        if splits > 1 and 4 * splits * batch * m * columns > _MOST_PARTIALS:
+            return math.inf
+        waves = -(-tiles * splits // (target.multiprocessors * resident))
+        per_wave = min(resident, -(-tiles * splits // target.multiprocessors))  # blocks that share a multiprocessor
+        steps = -(-k // (config.block_k * splits)) * config.block_k
+        products = config.b_tiles * config.block_m * config.block_n / target.macs
+        loads = (config.block_m + config.b_tiles * config.block_n) * 2 / _L2_BYTES
+        stores = config.block_m * config.block_n * (4 if splits > 1 else out_bytes) / _L2_BYTES
+        total = waves * (_FILL_CYCLES + per_wave * (steps * max(products, loads) + stores))
+        if splits > 1:
+            moved = batch * m * (4 * splits * columns + n * out_bytes)
+            total += _LAUNCH_CYCLES + moved / (target.multiprocessors * _MEMORY_BYTES)
+        return total
 
-    return min(candidates, key=cycles)
+    whole = candidates(capability, vec, full_epilogue=full_epilogue, gated=gated, backward=backward)
+    parts = () if batch_invariant else candidates(capability, vec)
+    split = (
+        replace(c, splits=splits) for c in parts for splits in _SPLITS[1:] if k >= splits * _LEAST_STEPS * c.block_k
+    )
+    return min((*whole, *split), key=cycles)

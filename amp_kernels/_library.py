@@ -68,8 +68,10 @@ class Op:
         backend = _policy.select(self.name, tensor)
         if backend not in ("cpu", "cuda"):
             return self.run(backend, *args, **kwargs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.overload(*args, **kwargs)
+        result = self.compiled(*args, **kwargs)
+        if self.mutated:
+            self._bump_versions(args, kwargs)
+        return result
 
     def compiled(self, *args, **kwargs):
         """The C++ kernel alone: no choice of a backend, no autograd, and version counters are the caller's business."""

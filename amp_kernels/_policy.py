@@ -60,9 +60,9 @@ def arch_runs(arch: str, capability: tuple[int, int]) -> bool:
     A cubin runs on its own major version from its own minor version on; ``a`` suffixes run on exactly that chip; ``+PTX`` is
     compiled by the driver for anything newer.
     """
-    number = arch.removesuffix("+PTX").rstrip("af")
-    major, minor = (int(part) for part in number.split("."))
-    if arch.endswith("a"):
+    name = arch.removesuffix("+PTX")
+    major, minor = (int(part) for part in name.rstrip("af").split("."))
+    if name.endswith("a"):  # its PTX, too, is for that chip alone
         return (major, minor) == capability
     if arch.endswith("+PTX") and capability >= (major, minor):
         return True

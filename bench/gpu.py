@@ -23,7 +23,7 @@ from .ops import modules
 from .watch import CEILINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("torch", "triton", "pytest", "cmake", "ninja")
+NEEDED = ("torch", "triton", "pytest", "setuptools", "cmake", "ninja")
 OPTIONAL = ("pybind11", "hypothesis", "matplotlib", "tqdm", "apex", "flashoptim", "transformer_engine")
 
 # Seconds, on a machine with 16 cores and an H200. Estimates until they have been measured: together, with the build before
@@ -31,7 +31,7 @@ OPTIONAL = ("pybind11", "hypothesis", "matplotlib", "tqdm", "apex", "flashoptim"
 TOTAL_SECONDS = 480
 BUILD_SECONDS = 80  # spent by make before this starts: compiling for the one GPU that is there
 TEST_SECONDS = 110  # all test files, several at a time: what takes long is Triton's compiler
-TEST_PROCESSES = 4
+TEST_PROCESSES = 8
 GRACE_SECONDS = 20  # beyond its share, for a part to end the case it is in and to write its tables
 
 
@@ -76,14 +76,24 @@ def check() -> str | None:
     return None
 
 
+def arch(capability: tuple[int, int]) -> str:
+    """The entry of TORCH_CUDA_ARCH_LIST for a GPU; Hopper's own instructions need the suffix."""
+    return "{}.{}".format(*capability) + ("a" if capability == (9, 0) else "")
+
+
 def main(argv: list[str] | None = None) -> int:
     problem = check()
     if problem:
         print(problem, file=sys.stderr)
         return 2
-    if (sys.argv[1:] if argv is None else argv) == ["--check"]:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--check"]:
         return 0
     import torch
+
+    if argv == ["--arch"]:
+        print(arch(torch.cuda.get_device_capability()))
+        return 0
 
     from .environment import results_folder
 

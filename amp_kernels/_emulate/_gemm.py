@@ -30,13 +30,13 @@ class Places(Memory):
 
 
 def _operand(tensor: Tensor, k_dim: int) -> Tensor:
-    """``tensor`` as a kernel takes it: with a k, and contiguous along one of its two dimensions."""
+    """``tensor`` as a kernel takes it: with a k, and contiguous along one of its two dimensions, in lines of their own."""
     if tensor.shape[k_dim] == 0:  # 8 zeros give the same sums as none
         shape = list(tensor.shape)
         shape[k_dim] = 8
         return tensor.new_zeros(shape)
     along = [d for d in (-2, -1) if tensor.stride(d) == 1 or tensor.shape[d] == 1]
-    if all(tensor.shape[-3 - d] > 1 and tensor.stride(-3 - d) < 1 for d in along):
+    if all(tensor.shape[-3 - d] > 1 and tensor.stride(-3 - d) < tensor.shape[d] for d in along):
         return tensor.contiguous()
     return tensor
 

@@ -1,4 +1,4 @@
-"""Host side of the Triton GEMM: strides and alignments of the operands, the configuration, TMA descriptors, the launch."""
+"""Host side of the Triton GEMM: strides and alignments of the operands, the configuration, TMA descriptors, the launches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._autotune import GemmConfig, gemm_config
+from ..ops._gemm import GATED
+from ._gemm_epilogue import column_sums_kernel, finish_kernel
 from ._gemm_kernel import gemm_kernel
 
 _INT32 = 2**31
-_INVARIANT_ROWS = 4096
-
-
-def product32(a: torch.Tensor, b: torch.Tensor, batch_invariant: bool) -> torch.Tensor:
-    """``a @ b`` in fp32, for epilogues that the kernel does not have: torch's own operations finish it in fp32."""
-    out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32, device=a.device)
-    run(out, a, b, batch_invariant=batch_invariant)
-    return out
+_FINISH_BLOCK = (16, 128)  # of finish_kernel, with 4 warps: 16 sums a thread, loaded 16 bytes at a time
+_SUMS_BLOCK = (32, 32)
 
 
 def run(
@@ -28,81 +24,205 @@ def run(
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
     preact: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     *,
     activation: str = "none",
-    alpha: float | None = None,
-    beta: float | None = None,
+    backward: bool = False,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    sums: torch.Tensor | None = None,
     batch_invariant: bool = False,
     config: GemmConfig | None = None,
 ) -> None:
-    """``c = activation(alpha * a @ b + bias) + beta * c``; the arguments are checked by the ops.
+    """``c = activation(alpha * a @ b + bias) + beta * residual``; the arguments are checked by the ops.
 
     Args:
         c: ``[M, N]`` or ``[B, M, N]``, any strides without overlap.
         a, b, bias: as the op ``gemm`` takes them.
-        preact: takes the value before the activation; dtype and strides of ``c``.
-        alpha: ``None`` is 1.
-        beta: ``None`` is 0: ``c`` is not read.
-        batch_invariant: choose the configuration as for a fixed number of rows, and by alignments that N and K decide.
+        preact: takes the value before the activation; any strides without overlap.
+        residual: the shape of ``c``; may be ``c`` itself. With ``beta`` 0 it is not read.
+        backward: ``c = (a @ b) * activation'(preact)``, as the op ``gemm_dact`` has it: ``preact`` is read.
+        sums: with ``backward``, takes the fp32 sums of the unrounded ``c`` over all rows and batches.
+        batch_invariant: choose the configuration by N, K and the dtypes alone.
         config: replaces the choice of ``_autotune``; tests run every configuration with it.
     """
-    a, b, c3 = (t if t.ndim == 3 else t.unsqueeze(0) for t in (a, b, c))
-    batch, m, n, k = *c3.shape, a.shape[2]
+    gated = activation in GATED and not backward
+    a, b, c = (_batched(t) for t in (a, b, c))
+    batch, m, k = a.shape
+    n = b.shape[2] // 2 if gated else b.shape[2]
     if c.numel() == 0:
+        if sums is not None:
+            sums.zero_()
         return
-    a_column_major, vec_a = _order(a)
-    b_column_major, vec_b = _order(b)
-    c_column_major, vec_c = _order(c3)
-    if preact is not None:  # shares the hints of c
-        vec_c = min(vec_c, _order(preact.view_as(c3))[1])
+    if backward and activation == "none":
+        preact = None
+    if beta == 0:
+        residual = None
+    preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
     if config is None:
-        config = gemm_config(
-            _INVARIANT_ROWS if batch_invariant else m,
-            n,
-            k,
-            batch=1 if batch_invariant else batch,
-            out_bytes=c.element_size() * (1 + (preact is not None or beta is not None)),
-            capability=torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0),
-            vec=math.gcd(8, n, k) if batch_invariant else min(vec_a, vec_b),
-            full_epilogue=preact is not None or beta is not None or activation not in ("none", "relu"),
-        )
+        config = _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant)
+
+    k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
+    splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
+    results = (_Matrix(c, n), _Matrix(preact, n), _Matrix(residual, n))
+    finish_m, finish_n = _FINISH_BLOCK if splits > 1 else (config.block_m, config.block_n)
+    row_sums = None
+    if sums is not None:
+        row_sums = torch.empty(batch * triton.cdiv(m, finish_m), sums.shape[0], dtype=torch.float32, device=c.device)
+    epilogue = {
+        "bias": bias,
+        "preact": preact,
+        "residual": residual,
+        "sums": row_sums,
+        "alpha": float(alpha),
+        "beta": float(beta),
+        "stride_bias": 0 if bias is None else bias.stride(0),
+        "ACTIVATION": activation,
+        "BACKWARD": backward,
+        "BIAS_OF_ROWS": bias is not None and bias.ndim == 2,
+    }
+    with torch.cuda.device(c.device if c.is_cuda else -1):
+        if splits == 1:
+            _launch(config, a, b, results, epilogue, m, n, k, k_split)
+        else:
+            partials = torch.empty(splits * batch, m, b.shape[2], dtype=torch.float32, device=c.device)
+            none = _Matrix(None, n)
+            _launch(config, a, b, (_Matrix(partials, b.shape[2]), none, none), _PLAIN, m, b.shape[2], k, k_split)
+            grid = batch * triton.cdiv(m, finish_m) * triton.cdiv(n, finish_n)
+            finish_kernel[(grid,)](
+                partials,
+                c,
+                M=m,
+                N=n,
+                batches=batch,
+                splits=splits,
+                VEC_P=math.gcd(4, n),
+                **epilogue,
+                **_described(results, _FINISH_BLOCK),
+                BLOCK_M=finish_m,
+                BLOCK_N=finish_n,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
+        if sums is not None:
+            rows, columns = row_sums.shape
+            column_sums_kernel[(triton.cdiv(columns, _SUMS_BLOCK[1]),)](row_sums, sums, rows, columns, *_SUMS_BLOCK)
+
+
+_PLAIN = {
+    **dict.fromkeys(("bias", "preact", "residual", "sums")),
+    "alpha": 1.0,
+    "beta": 1.0,
+    "stride_bias": 0,
+    "ACTIVATION": "none",
+    "BACKWARD": False,
+    "BIAS_OF_ROWS": False,
+}
+
+
+def _batched(t: torch.Tensor) -> torch.Tensor:
+    return t if t.ndim == 3 else t.unsqueeze(0)
+
+
+def _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant) -> GemmConfig:
+    batch, m, k = a.shape
+    return gemm_config(
+        m,
+        n,
+        k,
+        batch=batch,
+        out_bytes=c.shape[2] // n * c.element_size()
+        + sum(t.shape[2] // n * t.element_size() for t in (preact, residual) if t is not None),
+        capability=torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0),
+        vec=math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec),
+        full_epilogue=preact is not None or residual is not None or activation not in ("none", "relu"),
+        gated=activation in GATED,
+        backward=backward,
+        batch_invariant=batch_invariant,
+    )
+
+
+class _Matrix:
+    """What the kernels ask of a ``t[batch, row, column]`` of ``n`` or 2 n columns, of which they take n at a time.
+
+    ``column_major``: rows are the contiguous dimension. ``vec``: how many elements an access may take, a power of two of at most 16
+    bytes. It divides the extent of the contiguous dimension, the other strides and the address, so that no group of as many elements
+    crosses an edge of the matrix or an alignment boundary.
+    """
+
+    def __init__(self, t: torch.Tensor | None, n: int):
+        self.t, self.column_major, self.vec = t, False, 1
+        if t is None:
+            return
+        self.column_major, self.vec = _order(t[..., :n])
+        if t.shape[2] > n:
+            self.vec = min(self.vec, _order(t[..., n:])[1])
+
+    def stride(self) -> tuple[int, ...]:
+        return (0, 0, 0) if self.t is None else self.t.stride()
+
+    def fits_int32(self, box: tuple[int, int]) -> bool:
+        """Whether offsets within a tile fit 32 bits."""
+        return self.t is None or box[0] * self.t.stride(1) + box[1] * self.t.stride(2) < _INT32
+
+
+def _described(results: tuple[_Matrix, _Matrix, _Matrix], box: tuple[int, int]) -> dict[str, object]:
+    """The arguments of both kernels that describe result, pre-activation and residual."""
+    described: dict[str, object] = {"WIDE": not all(matrix.fits_int32(box) for matrix in results)}
+    for name, matrix in zip("czr", results, strict=True):
+        described |= {f"stride_{name}{dim}": stride for dim, stride in zip("bmn", matrix.stride(), strict=True)}
+        described |= {f"{name.upper()}_COLUMN_MAJOR": matrix.column_major, f"VEC_{name.upper()}": matrix.vec}
+    return described
+
+
+def _launch(
+    config: GemmConfig,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    results: tuple[_Matrix, _Matrix, _Matrix],
+    epilogue: dict[str, object],
+    m: int,
+    n: int,
+    k: int,
+    k_split: int,
+) -> None:
+    """One program for each tile of n columns and each split of ``k_split`` terms."""
+    first, second = _Matrix(a, k), _Matrix(b, n)
     a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)
     c_box = (config.block_m, config.block_n)
-    tma = config.tma and _fits_tma(a, a_column_major) and _fits_tma(b, b_column_major)
-    grid = batch * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    with torch.cuda.device(c.device if c.is_cuda else -1):
-        gemm_kernel[(grid,)](
-            _descriptor(a, a_column_major, a_box) if tma else a,
-            _descriptor(b, b_column_major, b_box) if tma else b,
-            c,
-            bias,
-            preact,
-            alpha,
-            beta,
-            m,
-            n,
-            k,
-            *a.stride(),
-            *b.stride(),
-            *c3.stride(),
-            0 if bias is None else bias.stride(0),
-            ACTIVATION=activation,
-            A_COLUMN_MAJOR=a_column_major,
-            B_COLUMN_MAJOR=b_column_major,
-            C_COLUMN_MAJOR=c_column_major,
-            VEC_A=vec_a,
-            VEC_B=vec_b,
-            VEC_C=vec_c,
-            WIDE=not (_spans_int32(a, a_box) and _spans_int32(b, b_box) and _spans_int32(c3, c_box)),
-            TMA=tma,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            enable_fp_fusion=False,
-        )
+    tma = config.tma and _fits_tma(a, first.column_major) and _fits_tma(b, second.column_major)
+    described = _described(results, c_box)
+    described["WIDE"] |= not (first.fits_int32(a_box) and second.fits_int32(b_box))
+    c = results[0].t
+    grid = (
+        a.shape[0] * max(1, triton.cdiv(k, k_split)) * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    )
+    gemm_kernel[(grid,)](
+        _descriptor(a, first.column_major, a_box) if tma else a,
+        _descriptor(b, second.column_major, b_box) if tma else b,
+        c,
+        M=m,
+        N=n,
+        K=k,
+        k_split=k_split,
+        batches=a.shape[0],
+        **{f"stride_a{dim}": stride for dim, stride in zip("bmk", a.stride(), strict=True)},
+        **{f"stride_b{dim}": stride for dim, stride in zip("bkn", b.stride(), strict=True)},
+        **epilogue,
+        **described,
+        A_COLUMN_MAJOR=first.column_major,
+        B_COLUMN_MAJOR=second.column_major,
+        VEC_A=first.vec,
+        VEC_B=second.vec,
+        TMA=tma,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        enable_fp_fusion=False,
+    )
 
 
 def _order(t: torch.Tensor) -> tuple[bool, int]:
@@ -147,7 +267,3 @@ def _descriptor(t: torch.Tensor, column_major: bool, box: tuple[int, int]) -> Te
         t, box = t.mT, box[::-1]
     batch_stride = t.stride(0) if t.shape[0] > 1 else t.shape[1] * t.stride(1)
     return TensorDescriptor(t, list(t.shape), [batch_stride, t.stride(1), 1], [1, *box])
-
-
-def _spans_int32(t: torch.Tensor, box: tuple[int, int]) -> bool:
-    return box[0] * t.stride(1) + box[1] * t.stride(2) < _INT32

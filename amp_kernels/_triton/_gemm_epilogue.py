@@ -205,7 +205,7 @@ STRIDES_OF_RESULTS = [f"stride_{matrix}{dim}" for matrix in "czr" for dim in "mn
 
 
 @triton.jit(
-    do_not_specialize=["M", "N", "batches", "splits", "stride_cb", "stride_zb", "stride_rb", "stride_bias"],
+    do_not_specialize=["M", "N", "batches", "splits", "stride_cb", "stride_zb", "stride_rb"],
     do_not_specialize_on_alignment=["c", "preact", "residual", *STRIDES_OF_RESULTS],
 )
 def finish_kernel(
@@ -250,14 +250,28 @@ def finish_kernel(
     row = tile_m * BLOCK_M
     column = tile_n * BLOCK_N
     width = N * 2 if GATED else N
-    partial = (partials, M * width.to(tl.int64), width, 1, False, VEC_P)
+    matrix_stride = M * width.to(tl.int64)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = acc if GATED else None
     for split in range(splits):
-        matrix = split.to(tl.int64) * batches + batch
-        acc += load_tile(partial, matrix, row, column, M, N, WIDE, BLOCK_M, BLOCK_N, False)
+        matrix = tl.cast(split, tl.int64) * batches + batch
+        # The tuple is written out each time, since what is assigned to a name is no compile-time constant any more.
+        acc += load_tile(
+            (partials, matrix_stride, width, 1, False, VEC_P), matrix, row, column, M, N, WIDE, BLOCK_M, BLOCK_N, False
+        )
         if GATED:
-            up += load_tile(partial, matrix, row, column, M, N, WIDE, BLOCK_M, BLOCK_N, True)
+            up += load_tile(
+                (partials, matrix_stride, width, 1, False, VEC_P),
+                matrix,
+                row,
+                column,
+                M,
+                N,
+                WIDE,
+                BLOCK_M,
+                BLOCK_N,
+                True,
+            )
     finish(
         acc,
         up,

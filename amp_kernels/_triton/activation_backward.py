@@ -1,7 +1,8 @@
 """``amp_kernels::activation_backward`` in Triton: one read of the gradient and of the pre-activation, one write.
 
 The limit is memory, 6 bytes an element in 16 bits. Where both inputs are contiguous they are taken as one long row; otherwise a
-program walks a tile of rows and columns by strides, so that an expanded gradient (that of a sum) is not copied.
+program walks a tile of rows and columns by strides, so that an expanded gradient (that of a sum) is not copied. An activation of two
+values reads them, and writes their gradients, in the left and the right half of the columns of one row.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ import triton
 import triton.language as tl
 
 from ..ops._gemm import GATED
-from ..ops.activation_backward import DERIVATIVES, _check
-from ._activations import activate_backward
+from ..ops.activation_backward import _check
+from ._activations import activate_backward, swiglu_backward
 
 _BLOCK = 2048  # elements a program: one load of 16 bytes a thread and input
 
 
 @triton.jit
-def _tile(grad, preact, out, inside, ACTIVATION: tl.constexpr):
+def _tile(grad, preact, out, preact_half, out_half, inside, ACTIVATION: tl.constexpr):
     g = tl.load(grad, mask=inside).to(tl.float32)
     z = tl.load(preact, mask=inside).to(tl.float32)
-    tl.store(out, activate_backward(g, z, ACTIVATION).to(out.dtype.element_ty), mask=inside)
+    if ACTIVATION == "swiglu":
+        up = tl.load(preact + preact_half, mask=inside).to(tl.float32)
+        d_gate, d_up = swiglu_backward(g, z, up)
+        tl.store(out, d_gate.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + out_half, d_up.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out, activate_backward(g, z, ACTIVATION).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -30,7 +37,7 @@ def activation_backward_kernel(
     preact,
     out,  # columns are contiguous
     rows,
-    columns,
+    columns,  # of grad
     grad_row,
     grad_column,
     preact_row,
@@ -48,18 +55,17 @@ def activation_backward_kernel(
     grad += row * grad_row + column * grad_column
     preact += row * preact_row + column * preact_column
     out += row * out_row + column
+    preact_half = preact_column * tl.cast(columns, tl.int64)
     # Inner tiles go without a mask: one of unknown divisibility would make every access scalar.
     if (first_row + BLOCK_ROWS <= rows) & (first_column + BLOCK_COLUMNS <= columns):
-        _tile(grad, preact, out, None, ACTIVATION)
+        _tile(grad, preact, out, preact_half, columns, None, ACTIVATION)
     else:
-        _tile(grad, preact, out, (row < rows) & (column < columns), ACTIVATION)
+        _tile(grad, preact, out, preact_half, columns, (row < rows) & (column < columns), ACTIVATION)
 
 
 def launch(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/activation_backward.py``."""
     _check(grad, preact, activation)
-    if activation in GATED:  # the kernel knows activations of one argument
-        return DERIVATIVES[activation](grad.float(), preact.float().contiguous()).to(preact.dtype)
     out = torch.empty(preact.shape, dtype=preact.dtype, device=preact.device)
     if out.numel() > 0:
         _run(out, grad, preact, activation)
@@ -68,8 +74,10 @@ def launch(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torc
 
 def _run(out: torch.Tensor, grad: torch.Tensor, preact: torch.Tensor, activation: str) -> None:
     """Writes the contiguous, non-empty ``out``."""
-    columns = out.numel() if out.ndim == 0 or (grad.is_contiguous() and preact.is_contiguous()) else out.shape[-1]
-    grad, preact = grad.reshape(-1, columns), preact.reshape(-1, columns)
+    halves = 2 if activation in GATED else 1
+    one_row = halves == 1 and grad.is_contiguous() and preact.is_contiguous()
+    columns = out.numel() if out.ndim == 0 or one_row else grad.shape[-1]
+    grad, preact, out = grad.reshape(-1, columns), preact.reshape(-1, halves * columns), out.view(-1, halves * columns)
     rows = grad.shape[0]
     block_columns = min(_BLOCK, triton.next_power_of_2(columns))
     block_rows = min(_BLOCK // block_columns, triton.next_power_of_2(rows))
@@ -83,7 +91,7 @@ def _run(out: torch.Tensor, grad: torch.Tensor, preact: torch.Tensor, activation
             columns,
             *_strides(grad),
             *_strides(preact),
-            _strides(out.view(-1, columns))[0],
+            _strides(out)[0],
             ACTIVATION=activation,
             BLOCK_ROWS=block_rows,
             BLOCK_COLUMNS=block_columns,

@@ -19,5 +19,4 @@ def launch(
 ) -> None:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/gemm.py``."""
     check_accumulate(c, a, b)
-    # None compiles a kernel that does not read c.
-    _gemm.run(c, a, b, alpha=alpha, beta=beta or None, batch_invariant=batch_invariant)
+    _gemm.run(c, a, b, residual=c, alpha=alpha, beta=beta, batch_invariant=batch_invariant)

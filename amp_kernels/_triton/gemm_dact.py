@@ -1,10 +1,9 @@
-"""``amp_kernels::gemm_dact`` in Triton: the product in fp32 by the GEMM kernel, then torch's operations in fp32."""
+"""``amp_kernels::gemm_dact`` in Triton."""
 
 from __future__ import annotations
 
 import torch
 
-from ..ops.activation_backward import DERIVATIVES
 from ..ops.gemm_dact import check_dact
 from . import _gemm
 
@@ -21,6 +20,16 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/gemm_dact.py``."""
     check_dact(a, b, preact, activation, out_dtype)
-    dz = DERIVATIVES[activation](_gemm.product32(a, b, batch_invariant), preact.float().contiguous())
-    sums = dz.flatten(0, -2).sum(0) if bias_grad else dz.new_empty(0)
-    return dz.to(out_dtype or a.dtype), sums
+    dz = torch.empty(preact.shape, dtype=out_dtype or a.dtype, device=a.device)
+    sums = torch.empty(preact.shape[-1] if bias_grad else 0, dtype=torch.float32, device=a.device)
+    _gemm.run(
+        dz,
+        a,
+        b,
+        preact=preact,
+        activation=activation,
+        backward=True,
+        sums=sums if bias_grad else None,
+        batch_invariant=batch_invariant,
+    )
+    return dz, sums

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..ops._gemm import check_gemm, finished, preactivation
+from ..ops._gemm import check_gemm, output_shape
 from . import _gemm
-from .gemm import in_kernel
 
 
 def launch(
@@ -23,11 +22,9 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/gemm.py``."""
     check_gemm("gemm_preact", a, b, bias, residual, activation, out_dtype)
-    if in_kernel(bias, residual, beta, activation):
-        c = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype or a.dtype, device=a.device)
-        preact = torch.empty_like(c)
-        scale = None if alpha == 1 else alpha
-        _gemm.run(c, a, b, bias, preact, activation=activation, alpha=scale, batch_invariant=batch_invariant)
-        return c, preact
-    z = preactivation(_gemm.product32(a, b, batch_invariant), bias, alpha)
-    return finished(z, residual, activation, beta, out_dtype or a.dtype), z.to(out_dtype or a.dtype, copy=True)
+    c = torch.empty(output_shape(a, b, activation), dtype=out_dtype or a.dtype, device=a.device)
+    z = c.new_empty(output_shape(a, b, "none"))
+    _gemm.run(
+        c, a, b, bias, z, residual, activation=activation, alpha=alpha, beta=beta, batch_invariant=batch_invariant
+    )
+    return c, z

@@ -18,12 +18,13 @@ class LateReader:
     """
 
     def __init__(self) -> None:
-        self._pending: collections.deque[tuple[Tensor, torch.cuda.Event | None, Any]] = collections.deque()
+        self._pending: collections.deque[tuple[Tensor | list[float], torch.cuda.Event | None, Any]]
+        self._pending = collections.deque()
 
     def push(self, value: Tensor, note: Any = None) -> None:
         """Read ``value``, a 1-D tensor, as it is now in its stream's order. ``note`` comes back with it."""
         if not value.is_cuda:
-            self._pending.append((value.detach().to("cpu", copy=True), None, note))
+            self._pending.append((value.tolist(), None, note))
             return
         host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         host.copy_(value.detach(), non_blocking=True)
@@ -35,7 +36,7 @@ class LateReader:
         """Take what has arrived, oldest first, with its note; stops at the first that is still on its way."""
         while self._pending and (self._pending[0][1] is None or self._pending[0][1].query()):
             host, _, note = self._pending.popleft()
-            yield host.tolist(), note
+            yield host if isinstance(host, list) else host.tolist(), note
 
     def wait(self) -> None:
         """Wait for the device, so that everything pushed so far has arrived."""

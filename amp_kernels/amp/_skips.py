@@ -92,9 +92,10 @@ class SkipTracking:
     def _count_skips(self, flag: Tensor, stepped: dict[int, Tensor]) -> None:
         """End an iteration. ``flag``: above 0 if a step was skipped; ``stepped``: the same for each optimizer's id."""
         skipped = flag.sign()  # flags that somebody added up over ranks may be above 1
-        self._skips[0].add_(skipped)
-        self._skips[1].add_(1).mul_(skipped)
-        for optimizer, counter in self._taken.items():
+        total, consecutive = self._skips.unbind()
+        total.add_(skipped)
+        consecutive.add_(1).mul_(skipped)
+        for optimizer, counter in self._taken.items() if self._taken else ():
             if id(optimizer) in stepped:
                 if counter is None:
                     counter = torch.zeros(1, dtype=torch.float64, device=flag.device)

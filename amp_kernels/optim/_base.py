@@ -26,9 +26,9 @@ from ..ops import _lists
 from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
 from ..ops.check_and_norm import op as check_and_norm
 from ._checkpoint import BlockedState
-from ._resolved import Resolved, TensorTable
+from ._resolved import Resolved, TensorTable, plain
 from ._settings import Settings
-from ._state import Block, Place, register_shadow, renew_shadow, signature
+from ._state import Block, Place, ShadowList, signature
 
 logger = logging.getLogger("amp_kernels")
 
@@ -56,7 +56,7 @@ class _Batch:
     groups: list[int]  # of each block
     layout: Tensor
     nothing: Tensor  # in the place of a buffer that is not there, or not to be used
-    shadows: list[tuple[Tensor, Tensor]]  # those params that have one, with it
+    shadows: ShadowList  # of those params that have one
     settings: Settings | None = None  # what `state` was made for
     state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`
 
@@ -165,9 +165,9 @@ class FusedOptimizer(BlockedState):
         for grad in grads:
             by_device[grad.device].append(grad)
         own = all(grad is param.grad for grad, (_, param, _) in zip(grads, active, strict=True))
-        if batches and own and not new and choice is not False and self._compiled(batches):
-            found = list(by_device.values())
-            self._resolved = Resolved(self.param_groups, self.state, batches, found, choice)
+        found = list(by_device.values())
+        if batches and own and not new and choice is not False and all(map(plain, batches, found)):
+            self._resolved = Resolved(self.param_groups, self.state, batches, found, choice, self._compiled(batches))
         return [(batch, by_device[batch.device], None) for batch in batches]
 
     def _compiled(self, batches: list[_Batch]) -> bool:
@@ -209,13 +209,14 @@ class FusedOptimizer(BlockedState):
     def _make_batches(self, active: list[tuple[int, Place]]) -> list[_Batch]:
         batches: dict[torch.device, _Batch] = {}
         rows: dict[torch.device, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+        shadows: dict[torch.device, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         params = [param for group in self.param_groups for param in group["params"]]
         number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
         for index, place in active:
             param, block = place.param, place.block
             if param.device not in batches:
                 nothing = torch.empty(0, dtype=torch.float32, device=param.device)
-                batches[param.device] = _Batch(param.device, [], [], [], torch.empty(0), nothing, [])
+                batches[param.device] = _Batch(param.device, [], [], [], torch.empty(0), nothing, ShadowList([]))
             batch = batches[param.device]
             position = next((i for i, other in enumerate(batch.blocks) if other is block), len(batch.blocks))
             if position == len(batch.blocks):
@@ -223,11 +224,12 @@ class FusedOptimizer(BlockedState):
                 batch.groups.append(index)
             batch.params.append(param)
             if block.shadow_views:
-                batch.shadows.append((param, block.shadow_views[place.slot]))
+                shadows[param.device].append((param, block.shadow_views[place.slot]))
             rows[param.device].append((position, place.offset, place.slot, index, number[id(param)]))
         for device, batch in batches.items():
             # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
             batch.layout = torch.tensor(rows[device], dtype=torch.int64, device="cpu")
+            batch.shadows = ShadowList(shadows[device])
         return list(batches.values())
 
     # ---- the step ----
@@ -263,8 +265,7 @@ class FusedOptimizer(BlockedState):
         max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
         self._measure(request, work, max_norm)
         for batch, grads, table in work:
-            for param, view in batch.shadows:
-                renew_shadow(param, view)
+            batch.shadows.renew()
             arguments = (
                 *self._state_of(batch, settings),
                 batch.layout if table is None else table.tensor,
@@ -283,9 +284,8 @@ class FusedOptimizer(BlockedState):
                 self._op(batch.params, grads, *arguments)
             else:
                 self._op.compiled([], [], *arguments)
-                torch.autograd.graph.increment_version(table.written)
-            for param, view in batch.shadows:
-                register_shadow(param, view)
+                table.written()
+            batch.shadows.stamp()
             if self.zero_grads:
                 torch._foreach_zero_(grads if table is not None else [param.grad for param in batch.params])
         return loss

@@ -49,68 +49,114 @@ def alike(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
     return lambda others: guards.check(*others)
 
 
+def plain(batch: _Batch, grads: Iterable[Tensor]) -> bool:
+    """Whether addresses say all: no tensor has a bit that the dispatcher acts upon (negated views, zero tensors)."""
+    keys = torch._C._dispatch_keys
+    expected = keys(batch.nothing).raw_repr()
+    return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.params, grads))
+
+
+class _Stretch:
+    """Some consecutive parameters of a batch: few enough that the objects looked at stay in cache until the last look."""
+
+    SIZE = 256
+
+    def __init__(self, first: int, params: list[Tensor], grads: list[Tensor]):
+        begin = first * TABLE_COLUMNS + TABLE_GRAD
+        self.words = slice(begin, begin + len(params) * TABLE_COLUMNS, TABLE_COLUMNS)
+        self.params, self.addresses = params, list(map(Tensor.data_ptr, params))
+        self.params_alike, self.grads_alike = alike(params), alike(grads)
+
+    def take(self, words: array) -> list[Tensor] | None:
+        grads = list(map(_grad, self.params))
+        if not (self.grads_alike(grads) and self.params_alike(self.params)):
+            return None
+        if list(map(Tensor.data_ptr, self.params)) != self.addresses:
+            return None
+        words[self.words] = array("q", list(map(Tensor.data_ptr, grads)))
+        return grads
+
+
 class TensorTable:
     """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels.ops._blocks`."""
 
     def __init__(self, batch: _Batch, grads: list[Tensor]):
-        self.params = batch.params
-        self.addresses = list(map(Tensor.data_ptr, batch.params))
-        self.params_alike, self.grads_alike = alike(batch.params), alike(grads)
+        params = batch.params
         columns = [
-            self.addresses,
+            map(Tensor.data_ptr, params),
             repeat(0),
-            map(Tensor.numel, batch.params),
-            (TABLE_DTYPES[param.dtype] for param in batch.params),
+            map(Tensor.numel, params),
+            (TABLE_DTYPES[param.dtype] for param in params),
             (TABLE_DTYPES[grad.dtype] for grad in grads),
             *zip(*batch.layout.tolist(), strict=True),
         ]
-        self.words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
-        self.tensor = torch.frombuffer(self.words, dtype=torch.int64).view(len(grads), TABLE_COLUMNS)
+        self._words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
+        self._stretches = [
+            _Stretch(first, params[first : first + _Stretch.SIZE], grads[first : first + _Stretch.SIZE])
+            for first in range(0, len(params), _Stretch.SIZE)
+        ]
+        self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(params), TABLE_COLUMNS)
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
-        self.written = [tensor for tensor in chain(batch.params, buffers) if not tensor.is_inference()]
+        self._written = [tensor for tensor in chain(params, buffers) if not tensor.is_inference()]
 
     def take(self) -> list[Tensor] | None:
         """The gradients as they are now, with their addresses in the table; ``None`` if anything else has changed."""
-        params, grads = self.params, list(map(_grad, self.params))
-        if not (self.grads_alike(grads) and self.params_alike(params)):
-            return None
-        if list(map(Tensor.data_ptr, params)) != self.addresses:
-            return None
-        self.words[TABLE_GRAD::TABLE_COLUMNS] = array("q", list(map(Tensor.data_ptr, grads)))
+        grads: list[Tensor] = []
+        for stretch in self._stretches:
+            taken = stretch.take(self._words)
+            if taken is None:
+                return None
+            grads += taken
         return grads
+
+    def written(self) -> None:
+        """Tell autograd that an op has written parameters and state: it cannot see that from addresses."""
+        torch.autograd.graph.increment_version(self._written)
 
 
 class Resolved:
-    """What a step found: parameters with and without a gradient, what ``optimizer.state`` shows, tables."""
+    """What a step found: parameters with and without a gradient, what ``optimizer.state`` shows, tables.
 
-    def __init__(self, groups: list[dict], state: dict, batches: list[_Batch], grads: list[list[Tensor]], choice: Any):
-        self.choice = choice
+    Args:
+        choice: what decides the backend.
+        compiled: whether that is C++, which takes tables. Others get the lists.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict],
+        state: dict,
+        batches: list[_Batch],
+        grads: list[list[Tensor]],
+        choice: Any,
+        compiled: bool,
+    ):
+        self.choice, self.compiled = choice, compiled
         self.sizes = [len(group["params"]) for group in groups]
         self.params = _params(groups)
-        self.state, self.owners, self.shown = state, list(state), list(state.values())
-        self.tables = [TensorTable(batch, found) for batch, found in zip(batches, grads, strict=True)]
-        self.work = list(zip(batches, self.tables, strict=True))
+        self.owners, self.shown = list(state), list(state.values())
+        self.tables = [(batch, TensorTable(batch, found)) for batch, found in zip(batches, grads, strict=True)]
         active = {id(param) for batch in batches for param in batch.params}
         self.idle = [param for param in self.params if id(param) not in active]
 
     def take(
         self, groups: list[dict], state: dict, choice: Any
-    ) -> list[tuple[_Batch, list[Tensor], TensorTable]] | None:
-        """The step's work if it is that of the last one, else ``None``. ``choice``: what decides the backend."""
+    ) -> list[tuple[_Batch, list[Tensor], TensorTable | None]] | None:
+        """The step's work if it is that of the last one, else ``None``."""
         if choice != self.choice or [len(group["params"]) for group in groups] != self.sizes:
             return None
-        if not same(_params(groups), self.params) or state is not self.state:
+        if not same(_params(groups), self.params):
             return None
         if not same(state.values(), self.shown) or not all(map(operator.is_, state, self.owners)):
             return None
         if not all(map(operator.is_, map(_grad, self.idle), repeat(None))):
             return None
         work = []
-        for batch, table in self.work:
+        for batch, table in self.tables:
             grads = table.take()
             if grads is None:
                 return None
-            work.append((batch, grads, table))
+            work.append((batch, grads, table if self.compiled else None))
         return work
 
 

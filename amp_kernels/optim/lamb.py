@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from ..ops.lamb import op as lamb_
 from ._base import FusedOptimizer
+from ._checkpoint import _Opaque
 
 
 class LAMB(FusedOptimizer):
@@ -103,6 +104,12 @@ class LAMB(FusedOptimizer):
         for group in state["param_groups"]:  # those of other implementations lack some of these
             for key, value in {**defaults, "capturable": False, "differentiable": False}.items():
                 group.setdefault(key, value)
+            step = group.pop("step", None)  # Apex counts once for a group
+            for param in group["params"] if step is not None else ():
+                values = state["state"].get(param)
+                values = values.value if isinstance(values, _Opaque) else values
+                if values and "step" not in values:
+                    state["state"][param] = _Opaque({**values, "step": step})
         super().__setstate__(state)
 
     def _check_group(self, group: dict[str, Any]) -> None:

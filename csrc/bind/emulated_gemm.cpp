@@ -34,9 +34,9 @@ GemmValues values_of(const MaybeValues& v) {
 /// What the op's glue does on CUDA: the operands as they lie, the plan, the launch, the column sums.
 template <class T>
 py::dict run_gemm_of(GemmProblem q, GemmOutput output, DType half, bool batch_invariant, int capability, Address sums) {
-  const GemmPlan plan = plan_gemm(request_of(q, output, half, batch_invariant), {132, capability, true, true});
   emu::Buffer<float> partial_sums("column sums of 16 rows", sums ? static_cast<size_t>(column_sums_size(q)) : 0);
-  if (sums) q.epilogue.column_sums = partial_sums.data();
+  if (sums) q.epilogue.column_sums = partial_sums.data();  // the plan depends on it
+  const GemmPlan plan = plan_gemm(request_of(q, output, half, batch_invariant), {132, capability, true, true});
   if (plan.kernel == GemmKernel::kSm90) {
     const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
     const GemmScratchSize size = gemm_sm90_scratch(q, config);

@@ -12,7 +12,7 @@ struct LaunchConfig {
   const char* name;              ///< what errors call the kernel
   int grid;                      ///< blocks
   int block;                     ///< threads per block, a multiple of 32
-  std::size_t shared_bytes = 0;  ///< dynamic shared memory
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
   int cluster = 1;               ///< blocks per cluster (sm_90 and later when above 1)
   bool overlap_previous =
       false;  ///< may start before the kernel in front of it ends; then it must call wait_for_previous_kernel()
@@ -30,12 +30,28 @@ namespace ak {
 
 inline Status status_of(cudaError_t error) { return {static_cast<int>(error), error ? cudaGetErrorString(error) : ""}; }
 
+/// SMs of the current device; launchers of persistent kernels size their grid by it.
+inline int device_sm_count() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+  return count;
+}
+/// Bytes of dynamic shared memory that one block may have on the current device.
+inline int device_shared_limit() {
+  int device = 0, bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 48 * 1024;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return 48 * 1024;
+  return bytes;
+}
+
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... args) {
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
   if (config.shared_bytes > kAlwaysAllowed) {
+    // Not config.shared_bytes: another thread may start the same kernel with less, and lower the limit in between.
     const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, limit, static_cast<int>(config.shared_bytes));
+    const cudaError_t error = cudaFuncSetAttribute(kernel, limit, device_shared_limit());
     if (error != cudaSuccess) return status_of(error);
   }
   cudaLaunchAttribute attributes[2] = {};
@@ -56,21 +72,6 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
   launch_config.attrs = attributes;
   launch_config.numAttrs = count;
   return status_of(cudaLaunchKernelEx(&launch_config, kernel, std::forward<Args>(args)...));
-}
-
-/// SMs of the current device; launchers of persistent kernels size their grid by it.
-inline int device_sm_count() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-  return count;
-}
-/// Bytes of dynamic shared memory that one block may have on the current device.
-inline int device_shared_limit() {
-  int device = 0, bytes = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 48 * 1024;
-  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return 48 * 1024;
-  return bytes;
 }
 
 }  // namespace ak

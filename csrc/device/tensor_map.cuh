@@ -36,6 +36,10 @@ struct TensorMapSpec {
 #else
 #include <cuda.h>
 
+#if CUDART_VERSION < 12050
+#error "amp_kernels needs CUDA 12.5 or newer: before it there is no cudaGetDriverEntryPointByVersion"
+#endif
+
 namespace ak {
 
 using TensorMap = CUtensorMap;
@@ -48,7 +52,7 @@ inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
   // Asked of the runtime, so that nothing links against libcuda, which a build machine need not have.
   static const Encode encode = [] {
     void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
     return reinterpret_cast<Encode>(found == cudaDriverEntryPointSuccess ? function : nullptr);
   }();
@@ -66,10 +70,17 @@ inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
     box[i] = spec.box[i];
     if (i + 1 < spec.rank) stride[i] = spec.stride[i] * bytes_of(spec.type);
   }
-  const CUresult result =
-      encode(map, types[static_cast<int>(spec.type)], static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.base),
-             size, stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzles[static_cast<int>(spec.swizzle)],
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto result_of_encode = [&] {
+    return encode(map, types[static_cast<int>(spec.type)], static_cast<cuuint32_t>(spec.rank),
+                  const_cast<void*>(spec.base), size, stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  swizzles[static_cast<int>(spec.swizzle)], CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = result_of_encode();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has not used the GPU: the driver waits for cudaSetDevice
+    int device = 0;
+    if (cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess) result = result_of_encode();
+  }
   if (result != CUDA_SUCCESS) return {static_cast<int>(result), "cuTensorMapEncodeTiled refused the tensor"};
   return {};
 }

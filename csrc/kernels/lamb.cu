@@ -14,10 +14,10 @@
 //
 // Traps: the direction of the first pass must be that of the second, which reads moments that may have been rounded to
 // bf16; so the first one rounds them before it goes on. Squares are added in double, products included: squares of
-// fp32 numbers are exact there, none under- or overflows, and a sum's error is far below what the rate keeps of it. That
-// is six instructions in double an element, which even at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0)
-// take less time than its bytes. Nothing is added with atomics, and slots belong to chunks, not to blocks: the same
-// bits each time, and on each device. A skip (found_inf) must leave every byte as it was: all four kernels look.
+// fp32 numbers are exact there, none under- or overflows, and a sum's error is far below what the rate keeps of it.
+// That is six instructions in double an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take
+// about as long as 16 bytes do. Nothing is added with atomics, and slots belong to chunks, not to blocks: the same bits
+// each time, and on each device. A skip (found_inf) must leave every byte as it was: all four kernels look.
 #include "kernels/lamb.h"
 
 #include "device/block.cuh"
@@ -185,8 +185,7 @@ Status lamb_rates(int resident_blocks, std::span<const ParamState> params, const
 }  // namespace detail
 
 size_t lamb_scratch_bytes(std::span<const ParamState> params) {
-  return update_scratch_bytes<LambRule>(params.size()) +
-         most_chunks<LambArgs<kLambTensors>>(params) * sizeof(Squares);
+  return update_scratch_bytes<LambRule>(params.size()) + most_chunks<LambArgs<kLambTensors>>(params) * sizeof(Squares);
 }
 
 Status lamb(std::span<const ParamState> params, std::span<const LambGroup> groups, const StepDecisions& decisions,

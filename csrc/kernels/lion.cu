@@ -31,9 +31,7 @@ struct LionRule {
 
 }  // namespace
 
-size_t lion_scratch_bytes(std::span<const ParamState> params) {
-  return update_scratch_bytes<LionRule>(params.size());
-}
+size_t lion_scratch_bytes(std::span<const ParamState> params) { return update_scratch_bytes<LionRule>(params.size()); }
 
 Status lion(std::span<const ParamState> params, std::span<const LionGroup> groups, const StepDecisions& decisions,
             uint64_t seed, void* scratch, Stream stream) {

@@ -37,9 +37,7 @@ struct SgdRule {
 
 }  // namespace
 
-size_t sgd_scratch_bytes(std::span<const ParamState> params) {
-  return update_scratch_bytes<SgdRule>(params.size());
-}
+size_t sgd_scratch_bytes(std::span<const ParamState> params) { return update_scratch_bytes<SgdRule>(params.size()); }
 
 Status sgd(std::span<const ParamState> params, std::span<const SgdGroup> groups, const StepDecisions& decisions,
            uint64_t seed, void* scratch, Stream stream) {

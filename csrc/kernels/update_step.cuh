@@ -164,8 +164,8 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   store(rows + i, row);
 }
 
-/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time where every operand is aligned; one by
-/// one where not, and at the end.
+/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time where every operand is aligned; one
+/// by one where not, and at the end.
 template <int kThreads, class F>
 AK_DEVICE void for_each_share(const TensorChunk& chunk, bool aligned, F f) {
   const int by_eight = aligned ? chunk.count / 8 * 8 : 0;
@@ -297,8 +297,8 @@ template <class Rule>
 Status update_params_as_shipped(std::span<const ParamState> params, const StepDecisions& decisions, uint64_t seed,
                                 const UpdateRow<Rule>* rows, Stream stream) {
   if (std::any_of(params.begin(), params.end(), has_extras<Rule>)) {
-    return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(
-        device_sm_count() * Rule::kExtrasBlocksPerSm, params, decisions, seed, rows, stream);
+    return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(device_sm_count() * Rule::kExtrasBlocksPerSm,
+                                                                           params, decisions, seed, rows, stream);
   }
   return update_params<Rule, false, kUpdateThreads, Rule::kTensors>(device_sm_count() * Rule::kBlocksPerSm, params,
                                                                     decisions, seed, rows, stream);

@@ -11,8 +11,8 @@ struct GemmOperand {
   bool k_contiguous;
 };
 
-/// None if neither dimension is contiguous: then the caller copies. A dimension of size 1 has no stride to speak of, so
-/// any is taken that suits the kernels: a multiple of 8.
+/// None if neither dimension is contiguous, or lines overlap, which tensor maps do not allow: then the caller copies. A
+/// dimension of size 1 has no stride to speak of, so any is taken that suits the kernels: a multiple of 8.
 inline std::optional<GemmOperand> gemm_operand(int64_t k, int64_t k_stride, int64_t other, int64_t other_stride) {
   const auto distance = [](int64_t lines, int64_t stride, int64_t length) {
     return lines == 1 ? (length + 7) / 8 * 8 : stride;
@@ -22,7 +22,7 @@ inline std::optional<GemmOperand> gemm_operand(int64_t k, int64_t k_stride, int6
     const bool one = k_contiguous ? k == 1 && along_other : false;  // a run of one element is the worse choice
     if (!(k_contiguous ? along_k : along_other) || one) continue;
     const int64_t ld = k_contiguous ? distance(other, other_stride, k) : distance(k, k_stride, other);
-    if (ld > 0) return GemmOperand{ld, k_contiguous};
+    if (ld > 0 && ld >= (k_contiguous ? k : other)) return GemmOperand{ld, k_contiguous};
   }
   return std::nullopt;
 }

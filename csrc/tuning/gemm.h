@@ -204,10 +204,11 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   GemmRequest r;
   r.m = q.m, r.n = q.n, r.k = q.k, r.batch = q.batch;
   r.m_major_a = q.m_major_a, r.n_major_b = q.n_major_b;
-  r.tma_operands = operands % 16 == 0;
+  // A single row has no distance to the next one and any alignment; batch_invariant goes by what many would have.
+  r.tma_operands = operands % 16 == 0 && (!batch_invariant || q.k % 8 == 0);
   r.odd_operands = operands % 4 != 0;
   r.tma_output = q.c.type == (output == GemmOutput::kInputType ? half : DType::kFloat32) && q.c.column_stride == 1 &&
-                 reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && whole(q.c.row_stride) &&
+                 reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && q.c.row_stride >= 1 && whole(q.c.row_stride) &&
                  (q.batch == 1 || whole(q.c.batch_stride));
   r.out_bytes = output == GemmOutput::kAccumulate ? 8 : size;
   for (const GemmValues* v : {&e.residual, &e.z, &e.preact}) {

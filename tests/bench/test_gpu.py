@@ -84,6 +84,15 @@ def test_a_missing_gpu_is_an_error(monkeypatch, capsys):
     assert gpu.main(["--check"]) == 0
 
 
+def test_it_builds_for_the_gpu_that_is_there(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "missing", lambda names: [])
+    for capability, entry in (((9, 0), "9.0a"), ((8, 6), "8.6"), ((12, 0), "12.0")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert gpu.main(["--arch"]) == 0
+        assert capsys.readouterr().out == f"{entry}\n"
+
+
 def test_what_it_needs_is_named_if_it_is_not_there():
     assert gpu.missing(("torch", "no_such_package", "no_such_program", "python3")) == [
         "no_such_package",

@@ -92,6 +92,31 @@ BUDGETS = {
         why="with extras: 9 ways to keep a weight, and two words of the average",
     ),
     "update_prepare_kernel<LionRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
+    "lamb_moments_kernel": Budget(
+        registers=112,
+        shared=64,
+        wide_loads=5 * 7,
+        in_flight=6,
+        why="5 ways to read a weight, each loading two words of the gradient and of each moment and one or two of the "
+        "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs",
+    ),
+    "lamb_rates_kernel": Budget(registers=64, shared=64, why="one block a tensor, nothing to gain"),
+    "update_kernel<LambRule, false>": Budget(
+        registers=80,
+        shared=0,
+        wide_loads=7 * 5,
+        in_flight=5,
+        why="7 ways to keep a weight, each loading two words of each moment and one or two of the weight; 80 registers "
+        "let 3 blocks of 256 share an SM",
+    ),
+    "update_kernel<LambRule, true>": Budget(
+        registers=80,
+        shared=0,
+        wide_loads=9 * 7,
+        in_flight=4,
+        why="with extras: 9 ways to keep a weight, and two words of the average",
+    ),
+    "update_prepare_kernel<LambRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
     "gemm_sm90_kernel": Budget(
         registers=255,
         shared=0,

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,19 +105,30 @@ def functions(binaries) -> list[Function]:
     return found
 
 
-@pytest.fixture(scope="module")
-def sass(binaries, functions) -> dict[tuple[str, str], list[str]]:
-    """(kernel, arch) -> opcodes, of the kernels with rules about them."""
-    symbols = sorted({f.symbol for f in functions if f.kernel in SASS_KERNELS})
-    code: dict[tuple[str, str], list[str]] = {}
-    arch, opcodes = "", []
+def disassembled(binaries: list[Path], symbols: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """(symbol, arch, opcodes) of the functions of these names."""
+    function: tuple[str, str, list[str]] | None = None
+    arch = ""
     for line in "\n".join(cuobjdump("-sass", "-fun", ",".join(symbols), str(path)) for path in binaries).splitlines():
         if match := re.match(r"\s*arch = (\w+)", line):
             arch = match[1]
         elif match := re.search(r"Function : (\S+)", line):
-            opcodes = code.setdefault((kernel_of(match[1]), arch), [])
+            if function:
+                yield function
+            function = match[1], arch, []
         elif match := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", line):
-            opcodes.append(match[1])
+            function[2].append(match[1])
+    if function:
+        yield function
+
+
+@pytest.fixture(scope="module")
+def sass(binaries, functions) -> dict[tuple[str, str], list[str]]:
+    """(kernel, arch) -> opcodes, of the kernels with rules about them."""
+    code: dict[tuple[str, str], list[str]] = {}
+    symbols = sorted({f.symbol for f in functions if f.kernel in SASS_KERNELS})
+    for symbol, arch, opcodes in disassembled(binaries, symbols):
+        code.setdefault((kernel_of(symbol), arch), []).extend(opcodes)
     return code
 
 
@@ -163,3 +175,24 @@ def test_instructions(sass, kernel):
         for prefix, least in BUDGETS[kernel].opcodes.items():
             found = sum(opcode.startswith(prefix) for opcode in sass[kernel, arch])
             assert found >= least, f"{found} times {prefix} on {arch}"
+
+
+@pytest.mark.slow
+def test_wgmma_is_never_serialised(binaries, functions):
+    """In every instance of the Hopper GEMM: the products of a k step start together. Where ptxas sees a hazard it starts and
+    awaits each by itself. And no memory barrier stands among them."""
+    symbols = sorted({f.symbol for f in functions if f.kernel == "gemm_sm90_kernel"})
+    seen = 0
+    for symbol, _, opcodes in disassembled(binaries, symbols):
+        seen += 1
+        products = [i for i, opcode in enumerate(opcodes) if opcode.startswith("HGMMA.")]
+        starts = sum(opcode.startswith("WARPGROUP.ARRIVE") for opcode in opcodes)
+        assert len(products) >= 8, symbol
+        assert 4 * starts <= len(products), symbol
+        assert not [opcode for opcode in opcodes[products[0] : products[-1]] if opcode.startswith("MEMBAR")], symbol
+    assert seen == len(symbols) > 0
+
+
+def test_the_number_of_gemm_instances(functions):
+    """What nvcc compiles, in minutes: epilogue and activation are run-time switches."""
+    assert len({f.symbol for f in functions if f.kernel in ("gemm_sm90_kernel", "gemm_sm80_kernel")}) <= 300

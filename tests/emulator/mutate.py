@@ -3,6 +3,7 @@
     tests/emulator/mutate.py                    all lists in mutants/
     tests/emulator/mutate.py gemm_sm90          one list
     tests/emulator/mutate.py gemm_sm90 --only 3,7
+    tests/emulator/mutate.py --every 4          one in four of each list
 
 A mutant rebuilds only the test program of its kernel, against the emulator as it is. Fails if fewer than 90 % are caught, or
 if a miss is not explained in the list. The last line is "N of M caught".
@@ -82,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lists", nargs="*", help="names of files in mutants/ (default: all)")
     parser.add_argument("--only", help="comma-separated numbers of the mutants to try")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one mutant in N of each list")
     arguments = parser.parse_args()
     names = arguments.lists or sorted(p.stem for p in (HERE / "mutants").glob("*.py") if p.stem != "__init__")
     only = {int(number) for number in arguments.only.split(",")} if arguments.only else None
@@ -98,7 +100,11 @@ def main() -> int:
         for mutant in module.MUTANTS:
             plant(mutant)  # a stale entry ends the run before it has begun
         jobs.append((f"{name}, nothing planted", module.TEST, None))
-        jobs += [(f"{name} {i}", module.TEST, m) for i, m in enumerate(module.MUTANTS) if only is None or i in only]
+        jobs += [
+            (f"{name} {i}", module.TEST, mutant)
+            for i, mutant in enumerate(module.MUTANTS)
+            if (only is None or i in only) and i % arguments.every == 0
+        ]
 
     caught, total, faults = 0, 0, []
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

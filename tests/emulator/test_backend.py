@@ -24,7 +24,9 @@ def tensors(values):
 
 
 def test_the_list_is_not_empty():
-    assert {"check_and_norm", "unscale_", "update_scale_", "adamw_", "lion_", "sgd_"} <= {op.name for op in OPS}
+    assert {"check_and_norm", "unscale_", "update_scale_", "adamw_", "lamb_", "lion_", "sgd_"} <= {
+        op.name for op in OPS
+    }
 
 
 GEMM = [op for op in OPS if op.name.startswith("gemm")]  # tests/emulator/test_gemm_backend.py: sums in another order

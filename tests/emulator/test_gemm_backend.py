@@ -165,3 +165,23 @@ def test_both_kernels_and_a_split_are_reached():
     assert [plan["kernel"] for plan in plans] == ["sm90", "sm90", "sm90", "sm80"]
     assert plans[1]["swapped"]
     assert plans[2]["splits"] > 1
+
+
+def test_a_lone_row_takes_the_kernel_of_many():
+    """A single row has no distance to the next one, so TMA could take it where it cannot take its company."""
+    b = torch.zeros(100, 64, dtype=torch.bfloat16)
+    for batch_invariant, kernels in ((True, ["sm80", "sm80"]), (False, ["sm90", "sm80"])):
+        plans = [
+            _gemm.run(torch.empty(m, 64), torch.zeros(m, 100).bfloat16(), b, batch_invariant=batch_invariant)
+            for m in (1, 5)
+        ]
+        assert [plan["kernel"] for plan in plans] == kernels
+
+
+def test_lines_that_overlap_are_copied():
+    """Windows over one row: a tensor map's lines may not overlap."""
+    row = torch.arange(96.0).bfloat16()
+    windows = row.as_strided((5, 64), (8, 1))
+    with ak.backend("emulate"):
+        got = gemm(windows, torch.eye(64).bfloat16())
+    assert torch.equal(got, windows)

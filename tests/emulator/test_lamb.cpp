@@ -34,8 +34,8 @@ struct Lamb {
       weight_sq += static_cast<long double>(weights[i]) * weights[i];
       direction_sq += static_cast<long double>(direction) * direction;
     }
-    shared.rate = lamb_rate(shared.lr, static_cast<double>(weight_sq), static_cast<double>(direction_sq),
-                            shared.scalars);
+    shared.rate =
+        lamb_rate(shared.lr, static_cast<double>(weight_sq), static_cast<double>(direction_sq), shared.scalars);
   }
   static void step(float& weight, float* moments, size_t, float, const LambShared& shared) {
     lamb(weight, moments[0], moments[1], shared.rate, shared.scalars);

@@ -249,10 +249,9 @@ struct Decisions {
 };
 
 template <class Optimizer>
-inline constexpr bool kTwoPasses = requires(std::vector<float> elements, std::vector<std::unique_ptr<AnyBuffer>> moments,
-                                            typename Optimizer::Rule::Scalars scalars) {
-  Optimizer::first_pass(elements, elements, moments, scalars);
-};
+inline constexpr bool kTwoPasses = requires(
+    std::vector<float> elements, std::vector<std::unique_ptr<AnyBuffer>> moments,
+    typename Optimizer::Rule::Scalars scalars) { Optimizer::first_pass(elements, elements, moments, scalars); };
 
 /// The state after one step, element by element, in `expected`; the buffers themselves are put back.
 template <class Optimizer>

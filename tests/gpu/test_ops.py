@@ -59,6 +59,18 @@ def test_more_than_two_to_the_31_elements():
     assert REGISTRY["check_and_norm"]([grad])[1].item() == 1
 
 
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_unscale_of_more_than_two_to_the_31_elements(backend):
+    grad = torch.full((2**31 + 17,), 2.0, dtype=torch.bfloat16, device="cuda")
+    found, inverse = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
+    REGISTRY["unscale_"].run(backend, [grad], found, inverse)
+    assert all((part == 1).all() for part in grad.split(2**28))
+    assert found.item() == 0
+    grad[-1] = float("inf")
+    REGISTRY["unscale_"].run(backend, [grad], found, inverse)
+    assert found.item() == 1
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_unscale_of_more_tensors_than_one_launch_takes(offset):
     generator = torch.Generator("cuda").manual_seed(0)

@@ -1,4 +1,4 @@
-"""csrc/math/adamw.h, sgd.h, lion.h and ema.h: against float64, and bit for bit against the formula as written."""
+"""csrc/math/adamw.h, sgd.h, lion.h, lamb.h and ema.h: against float64, and bit for bit against the formula as written."""
 
 import math
 
@@ -118,6 +118,82 @@ def test_lion_shows_a_nan(bad):
     assert np.isnan(arrays["m"][0])
 
 
+def lamb_as_written(p, m, v, g, *, step, lr, beta1, beta2, eps, wd, corrected, adapts, inv_scale, clip):
+    bc1, bc2 = (1 - beta1**step, 1 - beta2**step) if corrected else (1.0, 1.0)
+    g = (g * F(inv_scale)) * F(clip)
+    m = fma(F(1 - beta1), g - m, m)
+    v = fma(F(1 - beta2) * g, g, F(beta2) * v)
+    u = m / (np.sqrt(v) / F(math.sqrt(bc2)) + F(eps)) * F(1 / bc1)
+    u = fma(F(wd), p, u) if wd else u
+    norms = [math.sqrt(math.fsum(np.square(x.astype(np.float64)))) for x in (p, u)]
+    rate = F(lr * (norms[0] / norms[1]) if adapts else lr)
+    return fma(-rate, u, p), m, v, rate
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize(("wd", "adapt_all"), [(0.0, False), (0.0, True), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize("step", [1, 2, 3, 1000])
+def test_lamb_bit_for_bit(step, wd, adapt_all, corrected):
+    """Sums of squares are exact here; the rate, rounded to fp32, cannot tell them from sums in double."""
+    p, m, v, g = data(700 + step, spread=3.0)
+    options = {"step": step, "lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-6, "inv_scale": 2.0**-7, "clip": 0.3}
+    adapts = adapt_all or wd != 0
+    *expected, rate = lamb_as_written(p, m, v, g, wd=wd, corrected=corrected, adapts=adapts, **options)
+    got = _host.lamb(p, m, v, g, weight_decay=wd, bias_correction=corrected, adapt_all=adapt_all, **options)
+    assert F(got) == rate
+    assert (rate == F(3e-3)) == (not adapts)
+    for name, actual, wanted in zip("pmv", (p, m, v), expected, strict=True):
+        assert np.array_equal(actual.view(np.uint32), wanted.view(np.uint32)), name
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("adapt_all", [False, True])
+def test_lamb_as_published_in_float64(wd, adapt_all):
+    lr, b1, b2, eps = 1e-3, 0.9, 0.98, 1e-6
+    p = np.random.default_rng(8).standard_normal(N).astype(F)
+    m, v = np.zeros_like(p), np.zeros_like(p)
+    exact, exact_m, exact_v = p.astype(np.float64), np.zeros(N), np.zeros(N)
+    for step, g in enumerate(gradients(9, 30), start=1):
+        exact_m = b1 * exact_m + (1 - b1) * g
+        exact_v = b2 * exact_v + (1 - b2) * g.astype(np.float64) ** 2
+        u = exact_m / (1 - b1**step) / (np.sqrt(exact_v / (1 - b2**step)) + eps) + wd * exact
+        ratio = np.linalg.norm(exact) / np.linalg.norm(u) if wd or adapt_all else 1.0
+        exact -= lr * ratio * u
+        rate = _host.lamb(
+            p, m, v, g, step=step, lr=lr, beta1=b1, beta2=b2, eps=eps, weight_decay=wd, adapt_all=adapt_all
+        )
+        assert rate == pytest.approx(lr * ratio, rel=1e-6)
+    # Each step moves a weight by up to a few lr and rounds it; the direction is good to 32 u: g - m cancels.
+    assert np.all(np.abs(p - exact) <= 30 * 2.0**-24 * (np.abs(exact) + 1) + 30 * 10 * lr * 2.0**-19)
+
+
+def lamb_rate(p, u, adapt_all=True):
+    """The rate for weights ``p`` that go in the direction ``u``: the gradient is the first moment, and there is no second."""
+    p, u = np.array(p, dtype=F), np.array(u, dtype=F)
+    options = {"step": 1, "lr": 0.5, "beta1": 0.0, "beta2": 1.0, "eps": 1.0, "weight_decay": 0.0}
+    return _host.lamb(p, np.zeros_like(p), np.zeros_like(p), u, bias_correction=False, adapt_all=adapt_all, **options)
+
+
+def test_lamb_rates():
+    huge, tiny = 1e38, 1e-38  # whose squares fp32 does not have
+    assert lamb_rate([3.0, 4.0], [1e-20, 0.0]) == pytest.approx(0.5 * 5 / 1e-20, rel=1e-6)
+    assert lamb_rate([huge, huge], [huge, 0.0]) == pytest.approx(0.5 * math.sqrt(2), rel=1e-6)
+    assert lamb_rate([tiny, tiny], [tiny, 0.0]) == pytest.approx(0.5 * math.sqrt(2), rel=1e-6)
+    assert lamb_rate([0.0, 0.0], [1.0, 0.0]) == 0.5
+    assert lamb_rate([1.0, 0.0], [0.0, 0.0]) == 0.5
+    assert lamb_rate([0.0, 0.0], [0.0, 0.0]) == 0.5
+    assert lamb_rate([0.0, 0.0], [math.nan, 1.0]) == 0.5  # no weights: no ratio; the direction itself shows the NaN
+    assert lamb_rate([3.0, 4.0], [1e-20, 0.0], adapt_all=False) == 0.5
+    assert math.isnan(lamb_rate([math.nan, 1.0], [1.0, 1.0]))
+    assert math.isnan(lamb_rate([1.0, 1.0], [math.nan, 1.0]))
+
+
+def test_an_infinite_weight_is_no_direction_without_decay():
+    p, m, v, g = (np.array(x, dtype=F) for x in ([math.inf, 1.0], [0, 0], [0, 0], [1, 1]))
+    _host.lamb(p, m, v, g, step=1, lr=0.5, beta1=0.9, beta2=0.9, eps=0.0, weight_decay=0.0)
+    assert p.tolist() == [math.inf, 0.5]
+
+
 def run_torch(make, p: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
     weight = torch.nn.Parameter(torch.from_numpy(p).double())
     optimizer = make([weight])
@@ -231,5 +307,7 @@ def test_arrays_must_fit():
         _host.ema(p, m[:2].copy(), 0.5)
     with pytest.raises(ValueError, match="lion: arrays of 3 and 2 elements"):
         _host.lion(p, m, g[:2].copy(), lr=1, beta1=0, beta2=0, weight_decay=0)
+    with pytest.raises(ValueError, match="lamb: arrays of 3 and 2 elements"):
+        _host.lamb(p, m, v[:2].copy(), g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
     with pytest.raises(TypeError):  # a converted copy would be updated instead of the caller's array
         _host.adamw(p.astype(np.float64), m, v, g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)

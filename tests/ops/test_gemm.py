@@ -210,8 +210,8 @@ def test_the_activation_sees_the_unrounded_sum(device, generator):
 
 def test_cancellation_needs_fp32_sums(device):
     for dtype in HALF_DTYPES:
-        a = torch.full((2, 32768), torch.finfo(dtype).max, device=device, dtype=dtype)
-        b = torch.tensor([1.0, -1.0], device=device, dtype=dtype).repeat(16384)[:, None].expand(-1, 2)
+        a = torch.full((2, 4096), torch.finfo(dtype).max, device=device, dtype=dtype)
+        b = torch.tensor([1.0, -1.0], device=device, dtype=dtype).repeat(2048)[:, None].expand(-1, 2)
         assert torch.equal(gemm(a, b), torch.zeros(2, 2, device=device, dtype=dtype))
 
 
@@ -241,8 +241,8 @@ def test_inf_and_nan_stay_in_their_row_and_column(device):
 
 
 def test_reruns_are_bitwise_equal(device, generator):
-    a = operand(65, 777, dtype=torch.bfloat16, generator=generator, device=device)
-    b = operand(777, 130, dtype=torch.bfloat16, generator=generator, device=device)
+    a = operand(65, 200, dtype=torch.bfloat16, generator=generator, device=device)
+    b = operand(200, 130, dtype=torch.bfloat16, generator=generator, device=device)
     first = gemm(a, b, activation="gelu_tanh", out_dtype=torch.float32)
     assert all(torch.equal(first, gemm(a, b, activation="gelu_tanh", out_dtype=torch.float32)) for _ in range(20))
 

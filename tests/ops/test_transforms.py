@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 
@@ -75,3 +76,42 @@ def test_matmul_keeps_its_output_dtype(out_dtype):
     expected = torch.tensor([[1 + 2.0**-12]]).to(out_dtype or torch.bfloat16)
     assert torch.equal(out, expected)
     assert torch.equal(tangent, expected)
+
+
+WEIGHTS = [normal(*shape, seed=i) for i, shape in enumerate(((4, 8), (6, 4), (8, 4)))]
+BATCHED = {
+    "linear": lambda x, w: ak.linear(x, w[0], activation="gelu"),
+    "mlp": lambda x, w: ak.mlp(x, w[0], None, w[1]),
+    "matmul": lambda x, w: ak.matmul(x, w[2]),
+    "baddbmm": lambda x, w: ak.baddbmm(x[:, :4].expand(2, 3, 4), x.expand(2, 3, 8), w[2].expand(2, 8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_vmap_makes_one_call_of_a_batch(setting, name):
+    """Not one for each element; with the weights in the batch as well, and within another vmap."""
+    dtype, context = setting
+    function, x = BATCHED[name], normal(5, 3, 8).to(dtype)
+    weights = [w.to(dtype) for w in WEIGHTS]
+    products = 2 if name == "mlp" else 1
+    with context:
+        expected = torch.stack([function(row, weights) for row in x])
+        with Products() as counter:
+            out = torch.vmap(lambda x: function(x, weights))(x)
+        assert counter.count == products
+        assert out.dtype == expected.dtype
+        assert_close(out, expected)
+        many = [torch.stack([w, -w]) for w in weights]
+        nested = torch.vmap(lambda w: torch.vmap(lambda x: function(x, w))(x))(many)
+        assert_close(nested[0], expected)
+        assert_close(nested[1], torch.stack([function(row, [-w for w in weights]) for row in x]))
+
+
+class Products(TorchDispatchMode):
+    """Counts torch's matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm", "linear")
+        return func(*args, **(kwargs or {}))

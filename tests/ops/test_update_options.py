@@ -1,4 +1,4 @@
-"""What adamw_, sgd_ and lion_ do besides their formula: averages of the weights and stochastic rounding."""
+"""What adamw_, sgd_, lion_ and lamb_ do besides their formula: averages of the weights and stochastic rounding."""
 
 import math
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import amp_kernels.ops.adamw as adamw_module
+import amp_kernels.ops.lamb as lamb_module
 import amp_kernels.ops.lion as lion_module
 import amp_kernels.ops.sgd as sgd_module
 from amp_kernels import _host
@@ -14,9 +15,10 @@ from amp_kernels.ops._stochastic import philox4x32_10, round_stochastic, roundin
 
 from .update_oracle import BF16, EMA_DECAY, F16, F32, NAMES, SEED, Kind, Update, codes, flat
 
-MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1}
+MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1, "lamb": 2}
 OPS = pytest.mark.parametrize("op", list(MOMENTS))
-REFERENCES = {"adamw": adamw_module.op.reference, "sgd": sgd_module.op.reference, "lion": lion_module.op.reference}
+MODULES = {"adamw": adamw_module, "sgd": sgd_module, "lion": lion_module, "lamb": lamb_module}
+REFERENCES = {name: module.op.reference for name, module in MODULES.items()}
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 HALVES = pytest.mark.parametrize("dtype", [F16, BF16])
 

@@ -25,7 +25,7 @@ def detached(values):
 
 
 def test_every_op_has_samples():
-    assert {"adamw_", "check_and_norm", "gemm", "lion_", "sgd_", "unscale_", "update_scale_"} <= set(NAMES)
+    assert {"adamw_", "check_and_norm", "gemm", "lamb_", "lion_", "sgd_", "unscale_", "update_scale_"} <= set(NAMES)
     for name in NAMES:
         assert samples(name), name
 

@@ -23,6 +23,8 @@ PYTHON_ONLY = Built(triton=True, absent=(("cpu", "no compiler"), ("cuda", "nvcc 
         ("9.0a", (9, 0), True),
         ("9.0a", (9, 1), False),  # exactly that chip
         ("9.0a", (10, 0), False),
+        ("9.0a+PTX", (9, 0), True),
+        ("9.0a+PTX", (10, 0), False),
         ("12.0+PTX", (12, 1), True),
         ("10.0", (12, 0), False),
     ],

@@ -49,6 +49,23 @@ def test_bits_of_the_host(name):
     compare(dx.numpy(), _host.activate_backward(name, grad, X))
 
 
+@triton.jit
+def gated_kernel(gate, up, grad, y, d_gate, d_up, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, _activations.swiglu(tl.load(gate + i), tl.load(up + i)))
+    gradients = _activations.swiglu_backward(tl.load(grad + i), tl.load(gate + i), tl.load(up + i))
+    tl.store(d_gate + i, gradients[0])
+    tl.store(d_up + i, gradients[1])
+
+
+def test_bits_of_the_host_for_two_values():
+    up, grad = np.random.default_rng(2).standard_normal((2, X.size)).astype(np.float32)
+    results = [torch.empty(X.size) for _ in range(3)]
+    gated_kernel[(1,)](*(torch.from_numpy(x) for x in (X, up, grad)), *results, BLOCK=X.size)
+    for got, expected in zip(results, (_host.swiglu(X, up), *_host.swiglu_backward(grad, X, up)), strict=True):
+        compare(got.numpy(), expected)
+
+
 def compare(got, expected):
     apart = distance(got, expected)
     # The Newton steps of the division round correctly as long as their remainder is a normal number.
@@ -62,6 +79,17 @@ def compare(got, expected):
 
 def test_samples_of_the_op():
     assert check_backend(REGISTRY["activation_backward"], "triton", "cpu") > 0
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (3, 2100), (2, 40, 33)])
+def test_gated_shapes_and_strides(shape):
+    """Columns of both halves, one row to the next, where an even number of tiles does not cover them."""
+    generator = torch.Generator().manual_seed(1)
+    z = 2 * torch.randn(*shape[:-1], 2 * shape[-1], generator=generator)
+    g = torch.randn(shape, generator=generator)
+    for grad, preact in ((g, z), (g, z.mT.contiguous().mT), (g[..., :1].expand(shape), z)):
+        got = activation_backward.launch(grad, preact, activation="swiglu")
+        torch.testing.assert_close(got, DERIVATIVES["swiglu"](grad, preact), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2047,), (2049,), (3, 5), (2, 3, 40), (5, 1), (3, 2100)])

@@ -2,6 +2,7 @@
 configurations."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from amp_kernels import _autotune
 from amp_kernels._autotune import GemmConfig, gemm_config
 from amp_kernels._triton import _gemm, activation_backward
+from amp_kernels.ops._gemm import ACTIVATIONS
 
 from . import aot
 
@@ -17,13 +19,23 @@ DTYPES = (torch.float16, torch.bfloat16)
 CP_ASYNC = r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], "
 TENSOR_CORE = {80: r"mma\.sync\.aligned\.m16n8k16", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma"}
 
-#: name -> (output dtype or None, arguments of _gemm.run, whether it is a full epilogue)
+#: name -> (output dtype or None, arguments of _gemm.run with dtypes for tensors, those of candidates). The last of each of the
+#: kinds that candidates tells apart is the one that takes the most registers.
+FULL, GATED = {"full_epilogue": True}, {"full_epilogue": True, "gated": True}
+BIAS = {"bias": torch.float32}
 EPILOGUES = {
-    "plain": (None, {}, False),
-    "relu_fp32": (torch.float32, {"activation": "relu", "bias": torch.float32}, False),
-    "gelu": (None, {"activation": "gelu", "bias": torch.float32}, True),
-    "silu_preact": (None, {"activation": "silu", "bias": torch.float32, "preact": True}, True),
-    "accumulate": (torch.float32, {"alpha": 0.5, "beta": 1.0}, True),
+    "plain": (None, {}, {}),
+    "relu_fp32": (torch.float32, {"activation": "relu", **BIAS}, {}),
+    "gelu": (None, {"activation": "gelu", **BIAS}, FULL),
+    "accumulate": (torch.float32, {"alpha": 0.5, "residual": "c"}, FULL),
+    "dact": (None, {"activation": "gelu", "backward": True, "preact": None, "sums": True}, FULL),
+    "silu_preact_residual": (None, {"activation": "silu", "preact": None, "residual": torch.float32, **BIAS}, FULL),
+    "swiglu": (None, {"activation": "swiglu", "preact": None, "residual": None, **BIAS}, GATED),
+    "swiglu_dact": (
+        None,
+        {"activation": "swiglu", "backward": True, "preact": None, "sums": True},
+        GATED | {"backward": True},
+    ),
 }
 
 
@@ -33,20 +45,32 @@ def matrix(rows, columns, dtype, layout):
     return torch.empty(rows, columns, dtype=dtype)
 
 
-def compile_gemm(
+def compile_all(
     arch, config, *, dtype=torch.float16, layouts=("row", "column"), sizes=(256, 512, 384), epilogue="plain", **more
 ):
+    """The kernels that one call of _gemm.run launches."""
     m, n, k = sizes
     out_dtype, arguments, _ = EPILOGUES[epilogue]
     arguments = arguments | more
-    c = torch.empty(m, n, dtype=out_dtype or dtype)
-    if "bias" in arguments:
-        arguments["bias"] = torch.empty(n, dtype=arguments["bias"])
-    if "preact" in arguments:
-        arguments["preact"] = torch.empty_like(c)
+    gated, backward = arguments.get("activation") == "swiglu", "backward" in arguments
+    out_dtype = out_dtype or dtype
+    c = torch.empty(m, 2 * n if gated and backward else n, dtype=out_dtype)
+    b_columns = 2 * n if gated and not backward else n
+    make = {
+        "bias": lambda kind: torch.empty(b_columns, dtype=kind),
+        "preact": lambda kind: torch.empty(m, 2 * n if gated else n, dtype=kind or out_dtype),
+        "residual": lambda kind: c if kind == "c" else torch.empty(m, n, dtype=kind or out_dtype),
+        "sums": lambda kind: torch.empty(c.shape[1]),
+    }
+    arguments = {name: make[name](value) if name in make else value for name, value in arguments.items()}
+    a, b = matrix(m, k, dtype, layouts[0]), matrix(k, b_columns, dtype, layouts[1])
     with aot.compiling_for(arch) as kernels:
-        _gemm.run(c, matrix(m, k, dtype, layouts[0]), matrix(k, n, dtype, layouts[1]), config=config, **arguments)
-    return kernels[0]
+        _gemm.run(c, a, b, config=config, **arguments)
+    return kernels
+
+
+def compile_gemm(*args, **kwargs):
+    return compile_all(*args, **kwargs)[0]
 
 
 def check_fits(kernel, arch):
@@ -56,15 +80,12 @@ def check_fits(kernel, arch):
 
 
 def classes():
-    """Every configuration of every architecture and access width with each class of epilogue that may use it."""
+    """Every configuration of every architecture and access width with each epilogue that may use it."""
     for arch, capability in ARCHS.items():
-        chip = _autotune.chip(capability)
         for vec, size in ((8, 0), (2, 2), (1, 1)):
-            for config in _autotune._BY_ACCESS.get(vec, chip.candidates):
-                limit = chip.full_epilogue if vec == 8 else 32
-                for name, (_, _, full) in EPILOGUES.items():
-                    if not full or config.accumulators <= limit:
-                        yield arch, (256 + size, 512 + size, 384 + size), config, name
+            for name, (_, _, kind) in EPILOGUES.items():
+                for config in _autotune.candidates(capability, vec, **kind):
+                    yield arch, (256 + size, 512 + size, 384 + size), config, name
 
 
 CLASSES = list(classes())
@@ -117,8 +138,49 @@ def test_results_are_rounded_to_nearest_even():
 
 def test_without_beta_c_is_not_read():
     config = GemmConfig(64, 64, 32, 4, 3)
-    assert aot.count(r"ld\.global", compile_gemm(80, config, epilogue="accumulate", beta=None)) == 0
+    assert aot.count(r"ld\.global", compile_gemm(80, config, epilogue="accumulate", beta=0.0)) == 0
     assert aot.count(r"ld\.global\.v4", compile_gemm(80, config, epilogue="accumulate")) > 0
+
+
+@pytest.mark.parametrize("epilogue", ["silu_preact_residual", "swiglu", "swiglu_dact"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_epilogues_are_wide_and_deterministic(arch, epilogue):
+    """Every matrix 16 bytes at a time; sums one number a thread. No atomics, which would add in another order each time."""
+    _, arguments, kind = EPILOGUES[epilogue]
+    config = gemm_config(8192, 8192, 8192, capability=ARCHS[arch], **kind)
+    kernels = compile_all(arch, config, sizes=(264, 520, 392), epilogue=epilogue)
+    kernels += compile_all(arch, GemmConfig(64, 64, 64, 4, 3, splits=2), sizes=(264, 520, 392), epilogue=epilogue)
+    sums = "sums" in arguments
+    names = [
+        "gemm_kernel",
+        *["column_sums_kernel"] * sums,
+        "gemm_kernel",
+        "finish_kernel",
+        *["column_sums_kernel"] * sums,
+    ]
+    assert [kernel.name for kernel in kernels] == names
+    for number, kernel in enumerate(kernels):
+        check_fits(kernel, arch)
+        assert aot.count(r"\batom\b|\bred\b\.", kernel) == 0
+        if kernel.name == "column_sums_kernel":
+            continue
+        finishes = number == 0 or kernel.name == "finish_kernel"
+        narrow_stores = aot.count(r"st\.global", kernel) - aot.count(r"st\.global\.v4\.b32", kernel)
+        assert narrow_stores == (2 if sums and finishes else 0)
+        loads = aot.count(r"ld\.global", kernel) - aot.count(r"ld\.global\.v4\.b32", kernel)
+        assert loads == 0 or (finishes and "bias" in arguments)
+    assert aot.count(TENSOR_CORE[arch], kernels[0]) > 0
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_both_tiles_of_b_are_multiplied_and_pipelined(arch):
+    config = gemm_config(8192, 8192, 8192, capability=ARCHS[arch], gated=True, full_epilogue=True)
+    assert config.b_tiles == 2
+    kernel = compile_gemm(arch, config, epilogue="swiglu")
+    plain = compile_gemm(arch, replace(config, b_tiles=1))
+    assert aot.count(TENSOR_CORE[arch], kernel) == 2 * aot.count(TENSOR_CORE[arch], plain)
+    stages = config.num_stages - (arch == 80)  # mma.sync reads the last one into registers before the next copy begins
+    assert aot.usage(kernel).shared >= config.shared_bytes // config.num_stages * stages
 
 
 def test_sizes_do_not_multiply_kernels():
@@ -130,14 +192,17 @@ def test_sizes_do_not_multiply_kernels():
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
 def test_activation_backward_is_memory_bound_code(arch, activation):
-    """Inner tiles load and store 16 bytes at a time, for any number of elements."""
-    x = torch.empty(255, 513, dtype=torch.bfloat16)
+    """Inner tiles load and store 16 bytes at a time, for any number of elements; a gated one for whole groups of 16."""
+    gated = activation == "swiglu"
+    z = torch.empty(255, 1056 if gated else 513, dtype=torch.bfloat16)
+    grad = torch.empty(255, 528, dtype=torch.bfloat16) if gated else z
     with aot.compiling_for(arch) as kernels:
-        activation_backward.launch(x, x, activation=activation)
-    assert aot.count(r"ld\.global\.v4\.b32", kernels[0]) == 2
-    assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == 1
+        activation_backward.launch(grad, z, activation=activation)
+    copies = 2 if gated else 1  # such a row ends with a whole group, so its masks are as fine
+    assert aot.count(r"ld\.global\.v4\.b32", kernels[0]) == copies * (2 + gated)
+    assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == copies * (1 + gated)
     assert aot.usage(kernels[0]).stack == 0
     assert aot.usage(kernels[0]).registers <= 128, "two blocks of 256 threads must fit an SM"
 
@@ -148,20 +213,70 @@ CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 LIMIT = {(8, 0): 166_912, (9, 0): 232_448, (10, 0): 232_448}
 
 
+KINDS = ({}, FULL, GATED, GATED | {"backward": True})
+SIZES = list(itertools.product([1, 65, 512, 8192, 200704], [1, 16, 576, 28672], [0, 13, 4096, 500000]))
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("vec", [1, 2, 4, 8])
-@pytest.mark.parametrize("full_epilogue", [False, True])
-def test_choices_are_legal(capability, vec, full_epilogue):
-    for m, n, k in itertools.product([1, 65, 512, 8192, 200704], [1, 16, 576, 28672], [0, 13, 4096, 500000]):
-        config = gemm_config(m, n, k, vec=vec, capability=capability, full_epilogue=full_epilogue)
-        assert config.shared_bytes + 1024 <= LIMIT.get(capability, 101_376)
-        assert config.accumulators <= (64 if full_epilogue else 128)
-        if capability >= (9, 0) and max(config.block_m, config.block_n) >= 128:
-            assert config.num_warps >= 8, "Triton miscompiles 128-wide tiles of 4 warps on Hopper"
-        assert config.tma == (capability == (9, 0) and vec == 8)
-        for size in (config.block_m, config.block_n, config.block_k):
-            assert 16 <= size <= 256
-            assert size & (size - 1) == 0
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_candidates_are_legal(capability, kind):
+    for vec in (1, 2, 4, 8):
+        configs = _autotune.candidates(capability, vec, **kind)
+        assert configs
+        for config in configs:
+            assert config.shared_bytes + 1024 <= LIMIT.get(capability, 101_376)
+            assert config.accumulators <= (64 if kind else 128)
+            if capability >= (9, 0) and max(config.block_m, config.block_n) >= 128:
+                assert config.num_warps >= 8, "Triton miscompiles 128-wide tiles of 4 warps on Hopper"
+            assert config.tma == (capability == (9, 0) and vec == 8)
+            assert config.splits == 1
+            assert config.b_tiles == (2 if "gated" in kind and "backward" not in kind else 1)
+            for size in (config.block_m, config.block_n, config.block_k):
+                assert 16 <= size <= 256
+                assert size & (size - 1) == 0
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_choices_are_candidates(capability, kind):
+    """A split is one of a plain product, worth its second kernel and its memory; the same call gets the same answer."""
+    for (m, n, k), vec in itertools.product(SIZES, (1, 8)):
+        config = gemm_config.__wrapped__(m, n, k, vec=vec, capability=capability, **kind)
+        assert config == gemm_config(m, n, k, vec=vec, capability=capability, **kind)
+        if config.splits == 1:
+            assert config in _autotune.candidates(capability, vec, **kind)
+            continue
+        assert replace(config, splits=1) in _autotune.candidates(capability, vec)
+        assert k // (config.splits * config.block_k) >= 4
+        assert config.splits * m * n * 4 <= 2**27, "bytes of partial sums"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_batch_invariant_choices_depend_on_n_and_k_alone(capability, kind):
+    for n, k in itertools.product([1, 256, 28672], [13, 65536]):
+        choices = {
+            gemm_config(m, n, k, batch=batch, capability=capability, batch_invariant=True, **kind)
+            for m in (1, 300, 200704)
+            for batch in (1, 64)
+        }
+        assert len(choices) == 1
+        assert choices.pop().splits == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "most"),
+    [
+        ((256, 256, 65536), 16, 64),  # one tile, or four
+        ((3072, 768, 65536), 2, 16),  # 72 tiles on 132 multiprocessors
+        ((16, 4096, 14336), 2, 8),
+        ((8192, 8192, 8192), 1, 1),
+        ((512, 512, 512), 1, 1),  # too short
+        ((8192, 16, 4096), 1, 1),  # tiles enough
+    ],
+)
+def test_splits_on_hopper(sizes, least, most):
+    assert least <= gemm_config(*sizes, capability=(9, 0)).splits <= most
 
 
 @pytest.mark.parametrize(
@@ -195,7 +310,8 @@ def test_every_configuration_computes_exactly(layouts, size):
         for operand in (a, b):
             operand.copy_(torch.randint(-2, 3, operand.shape, generator=generator, device="cuda"))
         expected = a.double() @ b.double()
-        for config in _autotune._BY_ACCESS.get(vec, _autotune.chip(capability).candidates):
+        for whole, splits in itertools.product(_autotune.candidates(capability, vec), (1, 3)):
+            config = replace(whole, splits=splits)
             c = torch.full((m, n), torch.nan, device="cuda")
             _gemm.run(c, a, b, config=config)
             assert torch.equal(c.double(), expected), config

@@ -1,10 +1,10 @@
-"""unscale_, update_scale_, adamw_, sgd_ and lion_ in Triton, compiled for GPUs that are not there: wide accesses, registers, exact
-arithmetic."""
+"""unscale_, update_scale_, adamw_, sgd_, lion_ and lamb_ in Triton, compiled for GPUs that are not there: wide accesses, registers,
+exact arithmetic."""
 
 import pytest
 import torch
 
-from amp_kernels._triton import _tables, _update, adamw, lion, sgd, unscale, update_scale
+from amp_kernels._triton import _tables, _update, adamw, lamb, lion, sgd, unscale, update_scale
 
 from ..ops.update_oracle import BF16, F16, F32, Kind, Update
 from . import aot
@@ -49,8 +49,8 @@ def test_update_scale(arch):
 
 
 def compile_update(arch, op, kind, *, grad=None, moment=F32, amsgrad=False, tensors=1, skew=0, **call):
-    """The two kernels of a step of parameters of one kind, by the launcher."""
-    moments = 2 if op is adamw else 1
+    """The kernels of a step of parameters of one kind, by the launcher."""
+    moments = 2 if op in (adamw, lamb) else 1
     update = Update([kind], 0, ((8,),) * tensors, grad, moment, moments, amsgrad=amsgrad)
     update.grads = [torch.zeros(8 + skew, dtype=g.dtype)[skew:] for g in update.grads]
     for tensors in (update.params, update.grads, *update.buffers, update.masters, update.shadows, update.emas):
@@ -103,6 +103,57 @@ def test_updates(arch, op, name, grad, moment):
     assert aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == (3 if op is lion else 4) * 8 * 2
 
 
+LAMB_CASES = [
+    *[(arch, "split_bf16", BF16, BF16) for arch in ARCHS],
+    *[(arch, "shadow", F32, F32) for arch in ARCHS],
+    (80, "master", BF16, F32),
+    (90, "split_fp16", F16, F32),
+    (100, "plain_bf16", BF16, F32),
+]
+
+
+@pytest.mark.parametrize(("arch", "name", "grad", "moment"), LAMB_CASES, ids=str)
+def test_lamb(arch, name, grad, moment):
+    kind, loads, stores = KINDS[name]
+    prepare, moments, rates, update = compile_update(arch, lamb, kind, grad=grad, moment=moment, tensors=161)
+    of_grad, of_moments = (2 if grad == F32 else 1), 2 * (2 if moment == F32 else 1)
+    of_weight = loads - 1  # KINDS counts a 16-bit gradient
+    assert aot.count(WIDE_LOAD, moments) == of_grad + of_moments + of_weight
+    assert aot.count(WIDE_STORE, moments) == of_moments
+    assert aot.count(WIDE_LOAD, update) == of_moments + of_weight
+    assert aot.count(WIDE_STORE, update) == stores
+    for kernel in (prepare, rates, update):
+        check_fits(kernel, _update.PROGRAMS_PER_SM)
+    check_fits(moments, lamb.PROGRAMS_PER_SM)
+    for kernel in (prepare, moments, rates, update):
+        check_rounding(kernel)
+    for kernel in (prepare, rates):
+        assert aot.count(r"fma\.rn", kernel) == 0
+
+    def fused(kernel):  # sm_100 has one instruction for two
+        return aot.count(r"fma\.rn\.f32", kernel) + aot.count(r"fma\.rn\.f32x2", kernel)
+
+    # The formula's: two of the moments and one of the decay; one of the decay and one of the step.
+    assert fused(moments) == 3 * 8 * 2
+    assert fused(update) == 2 * 8 * 2
+    # Squares are added in double, and only by lanes: no sum is made of fp32 numbers.
+    assert aot.count(r"cvt\.f64\.", moments) == 2 * 8 * 2
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_second_pass_of_lamb_with_an_average_and_stochastic_rounding(arch):
+    kernels = compile_update(arch, lamb, Kind(BF16, stochastic=True, ema=True), tensors=161)
+    check_fits(kernels[1], lamb.PROGRAMS_PER_SM)
+    check_fits(kernels[3], _update.PROGRAMS_PER_SM)
+    assert (aot.count(WIDE_LOAD, kernels[3]), aot.count(WIDE_STORE, kernels[3])) == (1 + 4 + 2, 1 + 2)
+
+
+def test_unaligned_gradients_make_only_the_first_pass_of_lamb_narrow():
+    _, moments, _, update = compile_update(90, lamb, KINDS["master"][0], skew=1)
+    assert aot.count(r"(ld|st)\.global\.c.\.v", moments) == 0
+    assert aot.count(WIDE_LOAD, update) > 0
+
+
 #: kind, whether with AMSGrad -> 16-byte loads and stores of a thread's eight elements without the two first moments
 EXTRAS = {
     "split_ema": (Kind(BF16, master=torch.int16, ema=True), False, 5, 4),
@@ -129,7 +180,7 @@ def test_extras(arch, name):
     assert 2 * 19 <= products <= 2 * 20 if kind.stochastic else products == 0
 
 
-@pytest.mark.parametrize("op", [adamw, sgd, lion])
+@pytest.mark.parametrize("op", [adamw, sgd, lion, lamb])
 def test_the_largest_table_and_other_arguments(op):
     """Learning rates on the device; never skipped, scaled or clipped."""
     for kernel in compile_update(90, op, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE, lrs=[0.1]):

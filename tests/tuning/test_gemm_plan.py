@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from ..gpu import gemm_cases
+
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 CANDIDATES = _host.gemm_candidates()
@@ -160,3 +162,19 @@ def test_unaligned_operands_go_to_mma_sync():
 def test_an_unknown_activation_is_refused():
     with pytest.raises(ValueError, match="activation is 'tanh'"):
         _host.plan_gemm(8, 8, 8, activation="tanh")
+
+
+def test_the_gpu_tests_take_every_plan():
+    """Each tile, swapped or not, in splits or not, that some shape is given on an H200."""
+    sizes = (8, 24, 72, 136, 264, 392, 776, 1544, 2568, 3080, 5128)
+    layouts = list(itertools.product((False, True), repeat=2))
+
+    def chosen(case):
+        plan = _host.plan_gemm(**case.request)
+        return plan["kernel"], plan["tile"], plan["swapped"], plan["splits"] > 1
+
+    covered = {chosen(case) for case in gemm_cases.CASES}
+    for m, n, k in itertools.product(sizes, sizes, (72, 1096, 4104)):
+        for kind, layout in itertools.product(gemm_cases.KINDS, layouts):
+            case = gemm_cases.GemmCase(kind, m, n, k, *layout)
+            assert chosen(case) in covered, case

@@ -1,8 +1,8 @@
 // lamb_: one LAMB step of a list of parameters, by the formulas of math/lamb.h.
 //
 // Two walks over the parameters: the first moves the moments and adds up the squares of weights and directions, the
-// second, which knows the trust ratios, moves the weights. The sums are taken per chunk in double and added in order, so
-// they do not depend on the number of threads.
+// second, which knows the trust ratios, moves the weights. The sums are taken per chunk in double and added in order,
+// so they do not depend on the number of threads.
 #include "math/lamb.h"
 
 #include "ops/cpu/update.h"
@@ -61,9 +61,10 @@ void lamb_(const TensorList& params, const TensorList& grads, const TensorList& 
                 {"weight_decay", weight_decay.size()},
                 {"ema_decay", ema_decay.size()},
                 {"flags", flags.size()}});
-  const UpdateTensors tensors{
-      kOp,     params, grads, {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}}, steps, masters, shadows, emas,
-      layout,  lrs,    grad_scale, found_inf, sum_sq};
+  const UpdateTensors tensors{kOp,    params,  grads,      {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}},
+                              steps,  masters, shadows,    emas,
+                              layout, lrs,     grad_scale, found_inf,
+                              sum_sq};
   const UpdateNumbers numbers{lr, ema_decay, flags, max_norm, seed};
   const std::vector<UpdateParam> work = check_update(tensors, static_cast<int64_t>(lr.size()));
   const UpdateDecision step = decide(tensors, max_norm);
@@ -75,7 +76,8 @@ void lamb_(const TensorList& params, const TensorList& grads, const TensorList& 
   });
 
   std::vector<std::vector<Squares>> squares(work.size());
-  for (size_t i = 0; i < work.size(); ++i) squares[i].resize(static_cast<size_t>((work[i].numel + kChunk - 1) / kChunk));
+  for (size_t i = 0; i < work.size(); ++i)
+    squares[i].resize(static_cast<size_t>((work[i].numel + kChunk - 1) / kChunk));
   for_each_tile(
       work,
       [&](int64_t index, const float* p, const float* g, float* const* moments, int64_t at, int64_t n) {

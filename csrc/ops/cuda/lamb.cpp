@@ -22,13 +22,19 @@ void run_lamb(const TensorList params, const TensorList grads, const TensorList 
                 {"weight_decay", weight_decay.size()},
                 {"ema_decay", ema_decay.size()},
                 {"flags", flags.size()}});
-  const UpdateTensors arguments{
-      kOp,    params, grads,      {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}}, steps, masters, shadows, emas,
-      layout, lrs,    grad_scale, found_inf, sum_sq};
+  const UpdateTensors arguments{kOp,    params,  grads,      {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}},
+                                steps,  masters, shadows,    emas,
+                                layout, lrs,     grad_scale, found_inf,
+                                sum_sq};
   take_step<LambOptions>(
       arguments, {lr, ema_decay, flags, max_norm, seed},
       [&](size_t g) {
-        return LambOptions{lr[g], beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kNoBiasCorrection) == 0,
+        return LambOptions{lr[g],
+                           beta1[g],
+                           beta2[g],
+                           eps[g],
+                           weight_decay[g],
+                           (flags[g] & kNoBiasCorrection) == 0,
                            (flags[g] & kAdaptAll) != 0};
       },
       lamb_scratch_bytes, [](const auto&... arguments) { return lamb(arguments...); });

@@ -132,5 +132,5 @@ MUTANTS = [
         "tensor += 1 << 20",
         "only as many tensors as the grid has warps get a result",
     ),
-    Mutant(KERNEL, "most = std::max(most, args.map.chunks)", "most = args.map.chunks", "slots of the last launch"),
+    Mutant(PLAN, "most = std::max(most, args.map.chunks)", "most = args.map.chunks", "slots of the last launch"),
 ]

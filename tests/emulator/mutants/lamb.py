@@ -110,7 +110,7 @@ MUTANTS = [
         "args.map.end[tensor] - 1",
         "only the last chunk of a tensor counts",
     ),
-    Mutant(KERNEL, "slot < end; slot += kThreads", "slot < end; slot += 32", "slots count several times"),
+    Mutant(KERNEL, "slot < end; slot += kThreads", "slot < end; slot += kThreads / 2", "slots count several times"),
     Mutant(
         KERNEL,
         "slot < end; slot += kThreads",

@@ -1,0 +1,195 @@
+// What launch() and make_tensor_map() tell the CUDA runtime and driver, written down by stand-ins for both: the
+// emulator has words of its own for these, and a wrong unit or order would show on a GPU only.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+// What nvcc alone has: the indices, unused here, and this function, in the toolkit's words.
+extern const uint3 threadIdx, blockIdx;
+extern const dim3 blockDim, gridDim;
+template <typename T>
+cudaError_t cudaFuncSetAttribute(T* function, cudaFuncAttribute attribute, int value) {
+  return ::cudaFuncSetAttribute(reinterpret_cast<const void*>(function), attribute, value);
+}
+
+#include "device/launch.cuh"
+#include "device/tensor_map.cuh"
+
+namespace {
+
+constexpr int kSharedLimit = 232448;
+int failures = 0;
+
+void expect(bool good, const char* what) {
+  if (good) return;
+  std::printf("wrong: %s\n", what);
+  failures++;
+}
+
+// ---- the stand-ins
+
+struct Launch {
+  cudaLaunchConfig_t config;
+  std::vector<cudaLaunchAttribute> attributes;
+  const void* kernel;
+  int number;
+  bool map_aligned;
+};
+std::vector<Launch> launches;
+struct Allowed {
+  const void* kernel;
+  int bytes;
+};
+std::vector<Allowed> allowed;
+cudaError_t next_launch = cudaSuccess;
+
+struct Encoded {
+  CUtensorMap* map;
+  CUtensorMapDataType type;
+  std::vector<cuuint64_t> size, stride;
+  std::vector<cuuint32_t> box, element_stride;
+  void* base;
+  CUtensorMapInterleave interleave;
+  CUtensorMapSwizzle swizzle;
+  CUtensorMapFloatOOBfill fill;
+};
+std::vector<Encoded> encoded;
+bool context = false;  // of this thread
+
+CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* size,
+                const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t* element_stride,
+                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                CUtensorMapFloatOOBfill fill) {
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  encoded.push_back({map,
+                     type,
+                     {size, size + rank},
+                     {stride, stride + rank - 1},
+                     {box, box + rank},
+                     {element_stride, element_stride + rank},
+                     base,
+                     interleave,
+                     swizzle,
+                     fill});
+  return size[0] == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+static_assert(std::is_same_v<decltype(&encode), decltype(&cuTensorMapEncodeTiled)>, "the driver's own signature");
+
+}  // namespace
+
+extern "C" {
+cudaError_t cudaGetDevice(int* device) {
+  *device = 3;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  expect(device == 3, "the current device stays");
+  context = true;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  expect(device == 3, "the current device is asked");
+  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? kSharedLimit : 132;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  expect(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize, "which attribute");
+  allowed.push_back({kernel, value});
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t) { return "the runtime's words"; }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** args) {
+  launches.push_back({*config,
+                      {config->attrs, config->attrs + config->numAttrs},
+                      kernel,
+                      *static_cast<int*>(args[0]),
+                      reinterpret_cast<uintptr_t>(args[1]) % 64 == 0});
+  return next_launch;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  expect(std::string_view(symbol) == "cuTensorMapEncodeTiled" && version == 12000, "the driver's function");
+  *function = reinterpret_cast<void*>(&encode);
+  *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+}
+
+namespace {
+
+void kernel(int, ak::TensorMap) {}
+
+void test_launch() {
+  int stream = 0;
+  const ak::TensorMap map{};
+  ak::Status status = ak::launch(kernel, {.name = "k", .grid = 7, .block = 96, .stream = &stream}, 41, map);
+  expect(status.ok() && launches.size() == 1 && allowed.empty(), "a plain launch");
+  const Launch& plain = launches[0];
+  expect(plain.config.gridDim.x == 7 && plain.config.gridDim.y == 1 && plain.config.gridDim.z == 1, "the grid");
+  expect(plain.config.blockDim.x == 96 && plain.config.blockDim.y == 1 && plain.config.blockDim.z == 1, "the block");
+  expect(plain.config.dynamicSmemBytes == 0 && plain.config.stream == reinterpret_cast<cudaStream_t>(&stream),
+         "shared memory and stream");
+  expect(plain.attributes.empty() && plain.kernel == reinterpret_cast<const void*>(&kernel), "kernel, no attributes");
+  expect(plain.number == 41 && plain.map_aligned, "arguments, tensor maps at multiples of 64 bytes");
+
+  status = ak::launch(
+      kernel, {.name = "k", .grid = 8, .block = 384, .shared_bytes = 200000, .cluster = 2, .overlap_previous = true},
+      42, map);
+  expect(status.ok() && launches.size() == 2, "a launch with everything");
+  expect(allowed.size() == 1 && allowed[0].kernel == launches[1].kernel, "the limit of shared memory is raised");
+  expect(launches[1].config.dynamicSmemBytes == 200000, "shared memory asked for");
+  const auto& attributes = launches[1].attributes;
+  expect(attributes.size() == 2 && attributes[0].id == cudaLaunchAttributeClusterDimension &&
+             attributes[0].val.clusterDim.x == 2 && attributes[0].val.clusterDim.y == 1 &&
+             attributes[0].val.clusterDim.z == 1,
+         "the cluster");
+  expect(attributes.size() == 2 && attributes[1].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+             attributes[1].val.programmaticStreamSerializationAllowed == 1,
+         "the overlap");
+
+  // The limit belongs to the kernel, not to a launch: two threads may start it with different amounts.
+  status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32, .shared_bytes = 60000}, 43, map);
+  for (const Allowed& a : allowed) expect(a.bytes == kSharedLimit, "no launch lowers another one's limit");
+
+  next_launch = cudaErrorInvalidConfiguration;
+  status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32}, 44, map);
+  expect(status.code == cudaErrorInvalidConfiguration, "an error is handed on");
+  expect(ak::device_sm_count() == 132, "multiprocessors");
+}
+
+void test_tensor_map() {
+  ak::TensorMap map;
+  float base[4];
+  ak::Status status =
+      ak::make_tensor_map(&map, {base, ak::ElementType::kBFloat16, 3, {100, 50, 7}, {104, 5200}, {64, 32, 1}});
+  expect(status.ok() && encoded.size() == 1 && encoded[0].map == &map && encoded[0].base == base, "map and base");
+  const Encoded& e = encoded[0];
+  expect(e.type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && e.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, "type and swizzle");
+  expect(e.size == std::vector<cuuint64_t>{100, 50, 7}, "sizes in elements");
+  expect(e.stride == std::vector<cuuint64_t>{208, 10400}, "strides in bytes");
+  expect(e.box == std::vector<cuuint32_t>{64, 32, 1}, "the box in elements");
+  expect(e.element_stride == std::vector<cuuint32_t>{1, 1, 1}, "every element");
+  expect(e.interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && e.fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+         "zeros beyond the edge");
+
+  status = ak::make_tensor_map(&map, {base, ak::ElementType::kFloat32, 2, {96, 5}, {96}, {8, 4}, ak::Swizzle::k32});
+  expect(status.ok() && encoded[1].size.size() == 2 && encoded[1].stride == std::vector<cuuint64_t>{384} &&
+             encoded[1].type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 && encoded[1].swizzle == CU_TENSOR_MAP_SWIZZLE_32B,
+         "two dimensions of fp32");
+  status = ak::make_tensor_map(&map, {base, ak::ElementType::kFloat16, 2, {0, 5}, {96}, {64, 4}});
+  expect(encoded[2].type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "fp16");
+  expect(status.code == CUDA_ERROR_INVALID_VALUE, "a refusal is handed on");
+}
+
+}  // namespace
+
+int main() {
+  test_launch();
+  test_tensor_map();
+  std::printf("%d wrong\n", failures);
+  return failures == 0 ? 0 : 1;
+}

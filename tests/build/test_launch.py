@@ -1,0 +1,20 @@
+"""The host side of a launch, on stand-ins for the CUDA runtime and driver. Needs nvcc for CUDA's headers, no GPU."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def test_what_the_runtime_is_told(tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on PATH: there are no CUDA headers")
+    program = tmp_path / "launch"
+    options = ["-std=c++20", "-x", "c++", "-cudart", "none", "-Xcompiler", "-w", "-I", HERE.parents[1] / "csrc"]
+    source = HERE / "launch_on_a_fake_runtime.cpp"
+    subprocess.run(["nvcc", *options, source, "-o", program], check=True, timeout=300)
+    run = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
