@@ -14,7 +14,7 @@ from .ops.baddbmm import addmm, baddbmm
 from .ops.linear import linear
 from .ops.matmul import matmul
 from .ops.mlp import mlp
-from .optim import fp32_state_dict
+from .optim import fp32_state_dict, refresh_shadows
 
 _load.load()  # after the schemas of ops/: C++ only adds implementations
 
@@ -39,4 +39,5 @@ __all__ = [
     "optim",
     "override_matmul",
     "recommended_dtype",
+    "refresh_shadows",
 ]

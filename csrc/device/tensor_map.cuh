@@ -1,6 +1,7 @@
 #pragma once
 // Tensor maps: how the TMA unit sees a tensor in global memory, and which box of it one copy moves. Built on the host,
 // passed to the kernel with AK_PARAM(TensorMap).
+#include <cstddef>
 #include <cstdint>
 
 #include "device/platform.cuh"
@@ -27,6 +28,8 @@ struct TensorMapSpec {
   uint64_t stride[2];  ///< elements between neighbours in dimension 1 and 2
   uint32_t box[3];     ///< elements, at most 256
   Swizzle swizzle = Swizzle::k128;
+
+  bool operator==(const TensorMapSpec&) const = default;
 };
 
 }  // namespace ak
@@ -44,8 +47,10 @@ namespace ak {
 
 using TensorMap = CUtensorMap;
 
+namespace detail {
+
 /// Encodes `spec`; the driver's reason if it refuses.
-inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
+inline Status encode_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                               const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -82,6 +87,33 @@ inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
     if (cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess) result = result_of_encode();
   }
   if (result != CUDA_SUCCESS) return {static_cast<int>(result), "cuTensorMapEncodeTiled refused the tensor"};
+  return {};
+}
+
+}  // namespace detail
+
+/// The map of `spec`; the driver's reason if it refuses.
+///
+/// A map is a function of its spec and nothing else, so those that this thread made last are kept: a training step asks
+/// for the same weights again and again, and the allocator hands out the same addresses. One place per hash, so that a
+/// lookup costs a few instructions and nothing need be evicted.
+inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
+  struct Entry {
+    TensorMapSpec spec{};
+    TensorMap map;
+  };
+  constexpr size_t kEntries = 128;
+  thread_local Entry entries[kEntries];
+  uint64_t hash = reinterpret_cast<uintptr_t>(spec.base);
+  for (int i = 0; i < spec.rank; i++) hash = (hash ^ spec.size[i] ^ (uint64_t{spec.box[i]} << 40)) * 0x9e3779b97f4a7c15;
+  Entry& entry = entries[hash >> 57];  // the upper bits are the best mixed
+  if (entry.spec.base == nullptr || !(entry.spec == spec)) {
+    entry.spec.base = nullptr;
+    const Status status = detail::encode_tensor_map(&entry.map, spec);
+    if (!status.ok()) return status;
+    entry.spec = spec;
+  }
+  *map = entry.map;
   return {};
 }
 

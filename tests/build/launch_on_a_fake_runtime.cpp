@@ -75,6 +75,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
                      interleave,
                      swizzle,
                      fill});
+  map->opaque[0] = encoded.size();
   return size[0] == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 static_assert(std::is_same_v<decltype(&encode), decltype(&cuTensorMapEncodeTiled)>, "the driver's own signature");
@@ -166,7 +167,8 @@ void test_tensor_map() {
   float base[4];
   ak::Status status =
       ak::make_tensor_map(&map, {base, ak::ElementType::kBFloat16, 3, {100, 50, 7}, {104, 5200}, {64, 32, 1}});
-  expect(status.ok() && encoded.size() == 1 && encoded[0].map == &map && encoded[0].base == base, "map and base");
+  expect(status.ok() && encoded.size() == 1 && encoded[0].base == base, "base");
+  expect(map.opaque[0] == 1, "the map is what was encoded");
   const Encoded& e = encoded[0];
   expect(e.type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && e.swizzle == CU_TENSOR_MAP_SWIZZLE_128B, "type and swizzle");
   expect(e.size == std::vector<cuuint64_t>{100, 50, 7}, "sizes in elements");
@@ -185,11 +187,39 @@ void test_tensor_map() {
   expect(status.code == CUDA_ERROR_INVALID_VALUE, "a refusal is handed on");
 }
 
+void test_kept_tensor_maps() {
+  alignas(16) static char memory[64 * 16];
+  const auto spec = [](int i, uint64_t rows) {
+    return ak::TensorMapSpec{memory + 16 * i, ak::ElementType::kFloat16, 2, {64, rows}, {64}, {64, 8}};
+  };
+  encoded.clear();
+  ak::TensorMap first, again, other;
+  ak::make_tensor_map(&first, spec(0, 5));
+  ak::make_tensor_map(&again, spec(0, 5));
+  expect(encoded.size() == 1 && first.opaque[0] == again.opaque[0], "the same map is encoded once");
+  ak::make_tensor_map(&other, spec(0, 6));
+  expect(encoded.size() == 2 && first.opaque[0] != other.opaque[0], "another size is another map");
+  for (int i = 0; i < 4096; i++) {  // more than are kept: whatever shares a place, nobody gets another one's map
+    ak::TensorMap map, twice;
+    ak::make_tensor_map(&map, spec(i / 64, 7 + i % 64));
+    const size_t count = encoded.size();
+    expect(encoded.back().base == memory + 16 * (i / 64) && map.opaque[0] == count,
+           "an own map for each address and size");
+    ak::make_tensor_map(&twice, spec(i / 64, 7 + i % 64));
+    expect(encoded.size() == count && map.opaque[0] == twice.opaque[0], "which is kept");
+  }
+  const size_t count = encoded.size();
+  const ak::TensorMapSpec refused{memory, ak::ElementType::kFloat16, 2, {0, 5}, {64}, {64, 8}};
+  for (int i = 0; i < 2; i++)
+    expect(!ak::make_tensor_map(&other, refused).ok() && encoded.size() == count + i + 1, "a refusal is not kept");
+}
+
 }  // namespace
 
 int main() {
   test_launch();
   test_tensor_map();
+  test_kept_tensor_maps();
   std::printf("%d wrong\n", failures);
   return failures == 0 ? 0 : 1;
 }
