@@ -17,13 +17,18 @@ SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 ABI_TORCH ?= torch==2.13.0
 ABI := build/abi
 
-.PHONY: demo test abi gpu bench lint format mutants build clean
+.PHONY: demo test exhaustive abi gpu bench lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
 
 test: $(BUILT)
 	$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+# What `make test` and CI sample: every configuration of the Triton GEMM compiled, every planted bug. About an hour.
+exhaustive: $(BUILT)
+	$(RUN) -m pytest --exhaustive -m exhaustive
+	$(RUN) tests/emulator/mutate.py
 
 # The wheel built here, tested under another torch.
 abi: $(BUILT)

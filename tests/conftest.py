@@ -1,4 +1,5 @@
-"""Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure."""
+"""Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
+``--exhaustive`` adds the cases that a change to their own files calls for, but not every run."""
 
 import os
 from pathlib import Path
@@ -13,12 +14,18 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")
+    parser.addoption("--exhaustive", action="store_true", help="also run the cases marked exhaustive")
     parser.addoption(
         "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
     )
 
 
 def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--exhaustive"):
+        left = [item for item in items if "exhaustive" in item.keywords]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if "exhaustive" not in item.keywords]
     if torch.cuda.is_available() or config.getoption("--require-gpu"):
         return
     for item in items:

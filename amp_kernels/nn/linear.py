@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..ops._gemm import check_activation
+from ..ops._gemm import GATED, check_activation
 from ..ops.linear import linear
 
 
@@ -22,7 +22,7 @@ class Linear(torch.nn.Linear):
     first half of the features are the gates of the second (:func:`amp_kernels.linear`).
 
     Raises:
-        ValueError: ``activation`` is none of these.
+        ValueError: ``activation`` is none of these, or ``"swiglu"`` with an odd ``out_features``.
     """
 
     activation: str | None = None
@@ -38,6 +38,11 @@ class Linear(torch.nn.Linear):
         activation: str | None = None,
     ) -> None:
         check_activation("Linear", activation)
+        if activation in GATED and out_features % 2:
+            raise ValueError(
+                f"Linear: out_features is {out_features}; accepted with activation={activation!r}: an even number, "
+                "one half gates and one half what they gate"
+            )
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.activation = activation
 

@@ -113,9 +113,20 @@ def check_scalar(
 
 
 def check_number(op: str, argument: str, value: float, low: float = -math.inf, high: float = math.inf) -> None:
-    """Raise unless ``low <= value <= high``; NaN never passes."""
-    if not low <= value <= high:
-        start = "above 0" if low == math.ulp(0.0) else f"from {low}"
+    """Raise unless ``low <= value <= high``; NaN never passes.
+
+    Raises:
+        TypeError: ``value`` is no number.
+        ValueError: it is out of range.
+    """
+    start = "above 0" if low == math.ulp(0.0) else f"from {low}"
+    try:
+        inside = low <= value <= high
+    except TypeError:
+        raise TypeError(
+            f"{op}: {argument} is {value!r}, a {type(value).__name__}; accepted: a number {start} to {high}"
+        ) from None
+    if not inside:
         raise ValueError(f"{op}: {argument} is {value}; accepted: a number {start} to {high}")
 
 

@@ -54,6 +54,13 @@ def test_fused_activation():
         Linear(8, 4, activation="tanh")
 
 
+def test_a_gated_activation_needs_an_even_number_of_features():
+    assert Linear(4, 6, activation="swiglu")(torch.randn(2, 4, dtype=torch.float32)).shape == (2, 3)
+    with pytest.raises(ValueError, match="Linear: out_features is 5; accepted with activation='swiglu': an even"):
+        Linear(4, 5, activation="swiglu")
+    assert Linear(4, 5, activation="silu").out_features == 5
+
+
 def test_meta_device_and_deepcopy():
     module = Linear(3, 2, device="meta", dtype=torch.bfloat16, activation="silu")
     assert module(torch.empty(5, 3, device="meta", dtype=torch.bfloat16)).shape == (5, 2)

@@ -1,0 +1,190 @@
+"""The CPU kernels of the list ops against their Python references, over any list of tensors and any options.
+
+All results are compared bit for bit, those of lamb_ too: both sum its norms in float64, whose order of summation is far
+below the rounding of the rate. Only NaNs may differ in sign and payload. The elements around every tensor count as
+results, so that a write beside one is seen.
+"""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_kernels._library import REGISTRY
+
+from .update_oracle import BF16, F16, F32, KINDS, Update, flat
+
+SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 33, 64, 255, 300]
+SHAPES = [(n,) for n in SIZES] + [(), (3, 0), (7, 5), (1, 17), (16, 3), (2, 3, 5), (20, 15)]
+SPECIAL = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-40, 6e-8, -65504.0, 3e38]  # rounded to the tensor's dtype
+FLAGS = {"adamw": [0, 1, 4, 5], "sgd": [0, 1, 2, 3], "lion": [0, 1], "lamb": [0, 1, 16, 32, 49]}
+PROPERTY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+
+
+def whole(t):
+    """Everything in the storage of ``t``."""
+    return torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
+
+
+def assert_same_bits(actual, expected, what):
+    assert actual.dtype == expected.dtype
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.dtype.itemsize]
+    different = actual.view(integers) != expected.view(integers)
+    if actual.is_floating_point():
+        different &= ~(actual.isnan() & expected.isnan())
+    assert not different.any(), (
+        f"{what}: element {int(different.nonzero()[0])} is {actual[different][0]}, not {expected[different][0]}"
+    )
+
+
+def placed(t, axes, offset):
+    """``t`` with the dimensions ``axes`` in this order in memory, ``offset`` elements behind the start of a storage
+    that goes on after it."""
+    storage = torch.full((t.numel() + offset + 3,), 7.0, dtype=t.dtype)
+    shape = [t.shape[axis] for axis in axes]
+    view = storage[offset : offset + t.numel()].view(shape).permute([axes.index(d) for d in range(t.dim())])
+    return view.copy_(t)
+
+
+def draw_places(data, tensors):
+    axes = [data.draw(st.permutations(range(t.dim())), label="axes") for t in tensors]
+    offsets = [data.draw(st.sampled_from([0, 0, 1, 3, 8]), label="offset") for _ in tensors]
+    return axes, offsets
+
+
+def draw_specials(data, tensors):
+    """Overwrites up to four elements of a list of tensors."""
+    full = [t for t in tensors if t.numel()]
+    for _ in range(data.draw(st.integers(0, 4), label="specials") if full else 0):
+        target = flat(data.draw(st.sampled_from(full), label="tensor"))
+        value = torch.tensor(data.draw(st.sampled_from(SPECIAL), label="value"), dtype=target.dtype)
+        target[data.draw(st.integers(0, target.numel() - 1), label="position")] = value
+
+
+def draw_update(data, **options) -> Update:
+    blocks = data.draw(st.integers(1, 3), label="blocks")
+    update = Update(
+        data.draw(st.lists(st.sampled_from(KINDS), min_size=blocks, max_size=blocks), label="kinds"),
+        seed=data.draw(st.integers(0, 99), label="seed"),
+        shapes=data.draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=6 // blocks), label="shapes"),
+        moment_dtype=data.draw(st.sampled_from([F32, BF16]), label="moments"),
+        first=data.draw(st.booleans(), label="first"),
+        **options,
+    )
+    count = len(update.params)
+    dtypes = data.draw(st.lists(st.sampled_from([F16, BF16, F32]), min_size=count, max_size=count), label="grads")
+    axes, offsets = draw_places(data, update.grads)
+    own = draw_places(data, update.params)[1]
+    update.params = [placed(p, a, o) for p, a, o in zip(update.params, axes, own, strict=True)]
+    update.grads = [
+        placed(g.to(d), a, o) for g, d, a, o in zip(update.grads, dtypes, axes, offsets, strict=True)
+    ]
+    for i, p in enumerate(update.params):  # state is in memory order, so it has to follow the axes
+        kind, piece, block, _ = update.pieces(i)
+        if kind.master == F32:
+            flat(p).copy_(update.masters[block][piece].to(p.dtype))
+    order = data.draw(st.permutations(range(count)), label="order")
+    update.params = [update.params[i] for i in order]
+    update.grads = [update.grads[i] for i in order]
+    update.layout = update.layout[order]
+    draw_specials(data, update.grads)
+    return update
+
+
+def draw_scalars(data) -> dict:
+    one_of = {
+        "grad_scale": [None, 1.0, 3.0, 65536.0, 2.0**-10],
+        "found_inf": [None, 0.0, 0.0, 1.0, 2.0],
+        "sum_sq": [None, 0.0, 4.0, 1e4, math.inf],
+        "max_norm": [1.0, 50.0],
+        "seed": [0, 2**63 - 1, 1 << 32 | 5],
+    }
+    return {name: data.draw(st.sampled_from(values), label=name) for name, values in one_of.items()}
+
+
+@pytest.mark.parametrize("name", list(FLAGS))
+@PROPERTY
+@given(data=st.data())
+def test_updates(name, data):
+    adamw, sgd = name == "adamw", name == "sgd"
+    amsgrad = adamw and data.draw(st.booleans(), label="amsgrad")
+    update = draw_update(data, moments=1 if sgd or name == "lion" else 2, amsgrad=amsgrad)
+    groups = len(update.kinds)
+
+    def each(label, values):
+        return data.draw(st.lists(st.sampled_from(values), min_size=groups, max_size=groups), label=label)
+
+    call = draw_scalars(data)
+    call |= {"flags": each("flags", FLAGS[name]), "weight_decay": each("weight_decay", [0.0, 0.1])}
+    call |= {"lr": each("lr", [0.0, 1e-3, 0.3]), "ema_decay": each("ema_decay", [0.0, 0.999])}
+    if sgd:
+        call |= {"momentum": each("momentum", [0.0, 0.9]), "dampening": each("dampening", [0.0, 0.25])}
+        for block, momentum in enumerate(call["momentum"]):
+            if momentum == 0:
+                update.buffers[0][block] = torch.zeros(0, dtype=update.moment_dtype)
+    else:
+        call |= {"beta1": each("beta1", [0.0, 0.9]), "beta2": each("beta2", [0.5, 0.999])}
+    if data.draw(st.booleans(), label="lr tensors"):
+        call["lrs"] = [2 * lr for lr in call["lr"]]
+
+    before, expected = copy.deepcopy(update), copy.deepcopy(update)
+    op = REGISTRY[f"{name}_"]
+    getattr(update, name)(op=lambda *args: op.run("cpu", *args), **call)
+    getattr(expected, name)(op=lambda *args: op.run("reference", *args), **call)
+    labels = [label for label in ("params", "grads") for _ in update.params] + ["state"] * len(update.tensors)
+    tensors = zip(labels, update.tensors, expected.tensors, before.tensors, strict=False)
+    for label, got, wanted, old in tensors:
+        assert_same_bits(whole(got), whole(wanted), label)
+        if label == "grads" or (call["found_inf"] or 0.0) > 0:
+            assert_same_bits(whole(got), whole(old), f"{label}, which must not change")
+
+
+def draw_grads(data):
+    count = data.draw(st.integers(1, 6), label="count")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
+    grads = []
+    for _ in range(count):
+        dtype = data.draw(st.sampled_from([F16, BF16, F32, torch.float64]), label="dtype")
+        grads.append(torch.randn(data.draw(st.sampled_from(SHAPES), label="shape"), generator=generator).to(dtype))
+    grads = [placed(g, a, o) for g, a, o in zip(grads, *draw_places(data, grads), strict=True)]
+    draw_specials(data, grads)
+    return grads
+
+
+@PROPERTY
+@given(data=st.data())
+def test_unscale(data):
+    grads = draw_grads(data)
+    expected = copy.deepcopy(grads)
+    inv = torch.tensor(data.draw(st.sampled_from([1.0, 1 / 3, 2.0**-16, 2.0**10]), label="inv"))
+    flags = [torch.tensor(data.draw(st.sampled_from([0.0, 0.0, 1.0]), label="found"))]
+    flags.append(flags[0].clone())
+    op = REGISTRY["unscale_"]
+    op.run("cpu", grads, flags[0], inv)
+    op.run("reference", expected, flags[1], inv)
+    for got, wanted in zip([*grads, flags[0]], [*expected, flags[1]], strict=True):
+        assert_same_bits(whole(got), whole(wanted), "unscale_")
+
+
+@PROPERTY
+@given(data=st.data())
+def test_check_and_norm(data):
+    """Flags and largest magnitudes have the reference's bits; sums of squares may differ in the last places."""
+    grads = draw_grads(data)
+    before = copy.deepcopy(grads)
+    scale = data.draw(st.sampled_from([None, 1.0, 3.0, 65536.0, 2.0**-10]), label="scale")
+    scale = None if scale is None else torch.tensor(scale)
+    norm_type = data.draw(st.sampled_from([2.0, math.inf]), label="norm_type")
+    options = {"norm_type": norm_type, "per_tensor": data.draw(st.booleans(), label="per_tensor")}
+    op = REGISTRY["check_and_norm"]
+    norm, found = op.run("cpu", grads, scale, **options)
+    wanted_norm, wanted_found = op.run("reference", grads, scale, **options)
+    assert_same_bits(found.reshape(-1), wanted_found.reshape(-1), "found_inf")
+    tolerance = 4 * 2.0**-24 if norm_type == 2.0 else 0.0
+    torch.testing.assert_close(norm, wanted_norm, rtol=tolerance, atol=0.0, equal_nan=True)
+    assert_same_bits(op.run("cpu", grads, scale, **options)[0].reshape(-1), norm.reshape(-1), "a second run")
+    for got, old in zip(grads, before, strict=True):
+        assert_same_bits(whole(got), whole(old), "grads, which must not change")
