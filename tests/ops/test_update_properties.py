@@ -79,9 +79,7 @@ def draw_update(data, **options) -> Update:
     axes, offsets = draw_places(data, update.grads)
     own = draw_places(data, update.params)[1]
     update.params = [placed(p, a, o) for p, a, o in zip(update.params, axes, own, strict=True)]
-    update.grads = [
-        placed(g.to(d), a, o) for g, d, a, o in zip(update.grads, dtypes, axes, offsets, strict=True)
-    ]
+    update.grads = [placed(g.to(d), a, o) for g, d, a, o in zip(update.grads, dtypes, axes, offsets, strict=True)]
     for i, p in enumerate(update.params):  # state is in memory order, so it has to follow the axes
         kind, piece, block, _ = update.pieces(i)
         if kind.master == F32:
