@@ -1,6 +1,7 @@
 """torch.amp.GradScaler's contract, line by line, on ours: the same script must behave the same."""
 
 import pickle
+import re
 
 import pytest
 import torch
@@ -52,6 +53,14 @@ def test_constructor():
 def test_bad_options(option, value):
     with pytest.raises(ValueError, match=f"GradScaler: {option} is {value}"):
         GradScaler("cpu", **{"min_scale": 1.0, option: value})
+
+
+@pytest.mark.parametrize("option", ["hysteresis", "growth_interval", "growth_factor", "max_scale"])
+@pytest.mark.parametrize("value", ["a", None, [1]])
+def test_options_that_are_no_numbers(option, value):
+    message = re.escape(f"GradScaler: {option} is {value!r}, a {type(value).__name__}; accepted: a number from ")
+    with pytest.raises(TypeError, match=message):
+        GradScaler("cpu", **{option: value})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without CUDA")
