@@ -22,7 +22,8 @@ def split_master(x, HALF: tl.constexpr):
 def join_master(weight, remainder, HALF: tl.constexpr):
     """The fp32 weight of two int16 tensors as ``split_master`` makes them."""
     upper = weight.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    signed = remainder.to(tl.int32).to(tl.uint32, bitcast=True)
+    signed = remainder.to(tl.int32)
+    signed = tl.where((upper << 1) == 0, tl.maximum(signed, 0), signed).to(tl.uint32, bitcast=True)  # was set to zero
     infinity: tl.constexpr = 0x7F800000 if tl.bfloat16 == HALF else 0x7C000000
     code = upper + tl.where((upper & 0x7FFFFFFF) > infinity, signed & 0xFFFF, signed)
     if tl.bfloat16 == HALF:

@@ -37,9 +37,13 @@ def split_master(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
-    """The float32 masters of :func:`split_master`. A remainder of 0 gives the weight itself."""
+    """The float32 masters of :func:`split_master`. A remainder of 0 gives the weight itself.
+
+    A weight of zero never comes with a negative remainder, unless it was set to zero afterwards (a pruning mask): it is
+    zero then.
+    """
     upper = (weight.view(torch.int16).long() & 0x7FFF) << 16
-    lower = remainder.long()
+    lower = torch.where(upper == 0, remainder.clamp(min=0), remainder).long()
     code = upper + torch.where(weight.isnan(), lower & 0xFFFF, lower)
     if weight.dtype == torch.bfloat16:
         bits = code

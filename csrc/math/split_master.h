@@ -35,10 +35,13 @@ AK_HD SplitMaster<T> split_master(float x) {
   return {T{static_cast<uint16_t>((code + carry) >> 16)}, static_cast<int16_t>(static_cast<uint16_t>(code))};
 }
 
+// No split has a weight of zero and a negative remainder, but a weight that was set to zero (a pruning mask) may still
+// have its old one: it is zero, and not the NaN that lies below zero's code.
 template <typename T>
 AK_HD float join_master(T weight, int16_t remainder) {
   const uint32_t upper = static_cast<uint32_t>(weight.bits) << 16;
-  const uint32_t borrow = is_nan(weight) ? static_cast<uint16_t>(remainder) : static_cast<uint32_t>(int32_t{remainder});
+  const int32_t valid = (upper << 1) == 0 && remainder < 0 ? 0 : remainder;
+  const uint32_t borrow = is_nan(weight) ? static_cast<uint16_t>(remainder) : static_cast<uint32_t>(valid);
   return from_wide_code<T>(upper + borrow);
 }
 

@@ -82,3 +82,13 @@ def test_remainder_zero_is_the_weight_itself(dtype):
 def test_sizes_must_agree():
     with pytest.raises(ValueError, match="join_master: arrays of 2 and 3 elements"):
         _host.join_master(np.zeros(2, dtype=np.uint16), np.zeros(3, dtype=np.int16), "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("zero", [0x0000, 0x8000])
+def test_a_weight_that_was_set_to_zero_is_zero_whatever_its_remainder(dtype, zero):
+    """A pruning mask leaves the remainder. Below the code of zero lie those of NaN."""
+    remainder = np.arange(-0x8000, 0, dtype=np.int16)
+    back = _host.join_master(np.full(remainder.shape, zero, dtype=np.uint16), remainder, dtype)
+    assert np.all(back == 0)
+    assert np.all(np.signbit(back) == bool(zero))

@@ -74,3 +74,11 @@ def test_ties_go_away_from_zero(dtype):
     assert torch.equal(weight.float(), torch.tensor([1 + 2 * step, -1 - 2 * step, 1 + 4 * step]))
     assert remainder.tolist() == [-0x8000] * 3
     assert torch.equal(join_master(weight, remainder), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_weight_that_was_set_to_zero_is_zero_whatever_its_remainder(dtype, zero):
+    remainder = torch.arange(-0x8000, 0).to(torch.int16)
+    back = join_master(torch.full(remainder.shape, zero, dtype=dtype), remainder)
+    assert torch.equal(back.view(torch.int32), torch.full(remainder.shape, zero).view(torch.int32))

@@ -378,6 +378,22 @@ def test_split_masters_have_the_format_of_the_package(dtype):
     assert np.array_equal(joined.numpy().view(np.uint32), wanted.view(np.uint32))
 
 
+@triton.jit
+def _join(weight, remainder, joined, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(joined + at, join_master(tl.load(weight + at), tl.load(remainder + at), HALF))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_split_weight_that_was_set_to_zero_is_zero(dtype, zero):
+    remainder = torch.arange(-0x8000, 0).to(torch.int16)
+    joined, wanted = torch.empty(2**15), torch.full((2**15,), zero)
+    weight = torch.full((2**15,), zero, dtype=dtype).view(torch.int16)
+    _join[(1,)](weight, remainder, joined, HALF=_update.ELEMENTS[dtype], BLOCK=2**15)
+    assert torch.equal(joined.view(torch.int32), wanted.view(torch.int32))
+
+
 def test_a_second_step_reuses_the_tables_and_a_new_gradient_does_not(monkeypatch):
     monkeypatch.setattr(_tables, "_uploads", type(_tables._uploads)())
     update = Update([Kind(F32)], shapes=SHAPES)
