@@ -15,6 +15,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from amp_kernels.ops.check_and_norm import check_and_norm
 from amp_kernels.optim import LAMB, SGD, AdamW, Lion
+from amp_kernels.testing.ranks import be_a_rank, run_ranks
 
 WORLD = 2
 OPTIMIZERS = {"AdamW": AdamW, "SGD": SGD, "Lion": Lion, "LAMB": LAMB}
@@ -67,28 +68,21 @@ def by_found_inf(name, reduction):
     return run(name, BAD, step)
 
 
-def worker(rank, store, results):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    found = {}
-    for name in OPTIMIZERS:
-        found[name] = {
+def work():
+    return {
+        name: {
             "explicit": by_sharded_scaler(name, True),
             "implicit": by_sharded_scaler(name, False),
             "max": by_found_inf(name, dist.ReduceOp.MAX),
             "sum": by_found_inf(name, dist.ReduceOp.SUM),
         }
-    results.put((rank, found))
-    dist.destroy_process_group()
+        for name in OPTIMIZERS
+    }
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    store = tmp_path_factory.mktemp("gloo") / "store"
-    torch.multiprocessing.spawn(worker, (str(store), results), nprocs=WORLD)
-    return dict(results.get() for _ in range(WORLD))
+    return run_ranks(__file__, WORLD, tmp_path_factory.mktemp("gloo"))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -109,3 +103,7 @@ def test_without_unscale_torch_reduces_nothing(ranks, name):
     for rank in range(WORLD):
         alone = [rank not in bad for bad in BAD]
         assert ranks[rank][name]["implicit"] == (alone, True, 8.0 / 2 ** alone.count(False)), rank
+
+
+if __name__ == "__main__":
+    be_a_rank(work)

@@ -93,7 +93,7 @@ BUDGETS = {
     ),
     "update_prepare_kernel<LionRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
     "lamb_moments_kernel": Budget(
-        registers=112,
+        registers=120,
         shared=64,
         wide_loads=5 * 7,
         in_flight=6,
