@@ -3,20 +3,20 @@
 Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
 """
 
-from . import _load, amp, nn, ops, optim
-from ._batch_invariant import batch_invariant
-from ._override import override_matmul
-from ._policy import BackendUnavailable, backend
+from . import amp, nn, ops, optim
+from ._dispatch import load
+from ._dispatch.batch_invariant import batch_invariant
+from ._dispatch.policy import BackendUnavailable, backend
 from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
-from .nn import convert
+from .nn import convert, override_matmul
 from .ops.baddbmm import addmm, baddbmm
 from .ops.linear import linear
 from .ops.matmul import matmul
 from .ops.mlp import mlp
 from .optim import fp32_state_dict, refresh_shadows
 
-_load.load()  # after the schemas of ops/: C++ only adds implementations
+load.load()  # after the schemas of ops/: C++ only adds implementations
 
 __all__ = [
     "BackendUnavailable",

@@ -25,12 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "info":
-        from . import _info
+        from .cli import info
 
-        return _info.run(brief=arguments.brief, check=arguments.check)
-    from . import _doctor
+        return info.run(brief=arguments.brief, check=arguments.check)
+    from .cli import doctor
 
-    return _doctor.run()
+    return doctor.run()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .._autotune import GemmConfig, gemm_config
 from ..ops._gemm import GATED
+from ._autotune import GemmConfig, gemm_config
 from ._gemm_epilogue import column_sums_kernel, finish_kernel
 from ._gemm_kernel import gemm_kernel
 

@@ -4,5 +4,6 @@ from .convert import convert
 from .linear import Linear
 from .main_grad import accumulate_fp32
 from .mlp import MLP
+from .override_matmul import override_matmul
 
-__all__ = ["MLP", "Linear", "accumulate_fp32", "convert"]
+__all__ = ["MLP", "Linear", "accumulate_fp32", "convert", "override_matmul"]

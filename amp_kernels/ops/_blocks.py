@@ -23,13 +23,15 @@ float32 parameters. Emas: float32 exponential moving averages of the float32 wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._library import Sample
+from .._dispatch.library import Op, Sample
 from . import _lists
 from ._lists import HALF_DTYPES
 from ._master import join_master, split_master
@@ -157,28 +159,59 @@ class Weight:
             scalars.store(self.shadow, weight)
 
 
-def check_update(
-    op: str,
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    buffers: dict[str, tuple[Sequence[Tensor], tuple[torch.dtype, ...]]],
-    steps: Sequence[Tensor],
-    layout: Tensor,
-    lrs: Sequence[Tensor],
-    scalars: dict[str, Tensor | None],
-    hyper: dict[str, Sequence[float]],
-    max_norm: float,
-    seed: int,
-) -> None:
-    """Raise unless the arguments of an update op fit together.
+MOMENTS = (torch.float32, torch.bfloat16)
+KEPT = {"masters": (torch.float32, torch.int16), "shadows": HALF_DTYPES, "emas": (torch.float32,)}
+NUMBERS = {"lr": 0.0, "eps": 0.0, "weight_decay": 0.0, "momentum": 0.0, "dampening": -math.inf}  # the least accepted
+RATES = ("beta1", "beta2", "ema_decay")
 
-    ``buffers`` maps each name to its list and accepted dtypes; ``scalars`` and ``hyper`` hold tensors and numbers by
-    name.
+
+def checked_call(op: Op, arguments: dict[str, Any]) -> None:
+    """Check the arguments of an update op and take the step.
+
+    Args:
+        op: an op whose schema has the order that all updates have: params, grads, moments, steps, masters, shadows,
+            emas, layout, lrs, grad_scale, found_inf, sum_sq, numbers by group, max_norm, seed.
+        arguments: all of them, by name and in this order: the caller's ``locals()``.
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: lengths, shapes, strides, devices or places in a block do not match.
+        ValueError: lengths, shapes, strides, devices or places in a block do not match, or a number is out of range or
+            NaN.
     """
+    names = list(arguments)
+    moments = names[names.index("grads") + 1 : names.index("steps")]
+    numbers = names[names.index("sum_sq") + 1 : names.index("max_norm")]
+    for name in numbers:
+        if name in NUMBERS:
+            for i, value in enumerate(arguments[name]):
+                _lists.check_number(op.name, f"{name}[{i}]", value, NUMBERS[name])
+        elif name in RATES:
+            check_betas(op.name, name, arguments[name])
+    dtypes = {**dict.fromkeys(moments, MOMENTS), **KEPT}
+    _check_update(
+        op.name,
+        **{name: arguments[name] for name in ("params", "grads", "steps", "layout", "lrs", "max_norm", "seed")},
+        buffers={name: (arguments[name], accepted) for name, accepted in dtypes.items()},
+        scalars={name: arguments[name] for name in ("grad_scale", "found_inf", "sum_sq")},
+        hyper={name: arguments[name] for name in numbers},
+    )
+    op(*arguments.values())
+
+
+def _check_update(
+    op: str,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    layout: Tensor,
+    lrs: Sequence[Tensor],
+    max_norm: float,
+    seed: int,
+    buffers: dict[str, tuple[Sequence[Tensor], tuple[torch.dtype, ...]]],
+    scalars: dict[str, Tensor | None],
+    hyper: dict[str, Sequence[float]],
+) -> None:
+    """Raise unless the tensors fit together. ``buffers`` maps each name to its list and accepted dtypes."""
     _lists.check_list(op, "params", params, PARAMS)
     _lists.check_list(op, "grads", grads, GRADS)
     device = params[0].device
@@ -203,7 +236,6 @@ def check_update(
         raise ValueError(f"{op}: lrs has {len(lrs)} entries; accepted: none, or one per param group ({groups})")
     for i, lr in enumerate(lrs):
         _lists.check_scalar(op, f"lrs[{i}]", lr, device)
-    check_betas(op, "ema_decay", hyper["ema_decay"])
     if scalars["sum_sq"] is not None:
         _lists.check_number(op, "max_norm", max_norm, 0.0)
     _lists.check_number(op, "seed", seed, 0, MAX_SEED)

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._library import Sample, define
-from . import _blocks, _lists
+from .._dispatch.library import Sample, define
+from . import _blocks
 from ._blocks import COUPLED_DECAY, MAXIMIZE, STOCHASTIC, StepScalars, Weight, fma, piece, rounded, sqrt
-from ._lists import HALF_DTYPES
 
 
 def _reference(
@@ -171,65 +170,4 @@ def adamw_(
         TypeError: a dtype is not accepted.
         ValueError: lists, shapes, strides, devices or layout do not match, or a number is out of range or NaN.
     """
-    check = _lists.check_number
-    for i in range(len(lr)):
-        check("adamw_", f"lr[{i}]", lr[i], 0.0)
-    for name, values in (("beta1", beta1), ("beta2", beta2)):
-        _blocks.check_betas("adamw_", name, values)
-    for i, value in enumerate(eps):
-        check("adamw_", f"eps[{i}]", value, 0.0)
-    for i, value in enumerate(weight_decay):
-        check("adamw_", f"weight_decay[{i}]", value, 0.0)
-    _blocks.check_update(
-        "adamw_",
-        params,
-        grads,
-        {
-            "exp_avgs": (exp_avgs, (torch.float32, torch.bfloat16)),
-            "exp_avg_sqs": (exp_avg_sqs, (torch.float32, torch.bfloat16)),
-            "max_exp_avg_sqs": (max_exp_avg_sqs, (torch.float32, torch.bfloat16)),
-            "masters": (masters, (torch.float32, torch.int16)),
-            "shadows": (shadows, HALF_DTYPES),
-            "emas": (emas, (torch.float32,)),
-        },
-        steps,
-        layout,
-        lrs,
-        {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
-        {
-            "lr": lr,
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "ema_decay": ema_decay,
-            "flags": flags,
-        },
-        max_norm,
-        seed,
-    )
-    op(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs,
-        steps,
-        masters,
-        shadows,
-        emas,
-        layout,
-        lrs,
-        grad_scale,
-        found_inf,
-        sum_sq,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        ema_decay,
-        flags,
-        max_norm,
-        seed,
-    )
+    _blocks.checked_call(op, locals())

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import torch
 
-from .. import _autocast
-from .._batch_invariant import is_batch_invariant
-from .._library import Sample, define
+from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
 from .gemm import GEMM
@@ -119,7 +119,7 @@ BADDBMM = define(
     differentiable=True,
     composite=True,
 )
-_autocast.lower_precision(BADDBMM)
+autocast.lower_precision(BADDBMM)
 
 
 def _call(op: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | None) -> torch.Tensor:
@@ -137,8 +137,8 @@ def _call(op: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | N
         if result.shape != out.shape:
             raise ValueError(f"{op}: out has shape {list(out.shape)}; accepted: {list(result.shape)}")
         return out.copy_(result)
-    if _autocast.eager(input, a, b):
-        return _baddbmm(input, a, b, compute_dtype=_autocast.dtype_on(a.device.type), **options)
+    if autocast.eager(input, a, b):
+        return _baddbmm(input, a, b, compute_dtype=autocast.dtype_on(a.device.type), **options)
     return BADDBMM(input, a, b, **options)
 
 

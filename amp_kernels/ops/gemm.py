@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._library import Sample, define
+from .._dispatch.library import Sample, define
 from ._gemm import (
     ACTIVATIONS,
     OPERAND_DTYPES,

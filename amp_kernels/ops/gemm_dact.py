@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._library import Sample, define
+from .._dispatch.library import Sample, define
 from ._gemm import (
     ACTIVATIONS,
     GATED,

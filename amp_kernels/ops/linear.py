@@ -18,9 +18,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from .. import _autocast
-from .._batch_invariant import is_batch_invariant
-from .._library import Sample, define
+from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
 from . import _main_grad
 from ._gemm import (
     ACTIVATIONS,
@@ -269,7 +269,7 @@ def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, 
     return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
 
 
-_autocast.lower_precision(LINEAR, _with_shadow)
+autocast.lower_precision(LINEAR, _with_shadow)
 
 
 def linear(
@@ -303,8 +303,8 @@ def linear(
     """
     activation = check_activation("linear", activation)
     invariant = is_batch_invariant()
-    if _autocast.eager(x, weight):
-        dtype = _autocast.dtype_on(x.device.type)
+    if autocast.eager(x, weight):
+        dtype = autocast.dtype_on(x.device.type)
         shadow = fresh_shadow(weight, dtype)
         return _linear(x, weight, bias, shadow, activation=activation, compute_dtype=dtype, batch_invariant=invariant)
     return LINEAR(x, weight, bias, activation=activation, batch_invariant=invariant)

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._library import Sample, define
-from . import _blocks, _lists
+from .._dispatch.library import Sample, define
+from . import _blocks
 from ._blocks import MAXIMIZE, STOCHASTIC, StepScalars, Weight, fma, rounded
-from ._lists import HALF_DTYPES
 
 
 def _reference(
@@ -129,55 +128,4 @@ def lion_(
         TypeError: a dtype is not accepted.
         ValueError: lists, shapes, strides, devices or layout do not match, or a number is out of range or NaN.
     """
-    for name, values in (("lr", lr), ("weight_decay", weight_decay)):
-        for i, value in enumerate(values):
-            _lists.check_number("lion_", f"{name}[{i}]", value, 0.0)
-    for name, values in (("beta1", beta1), ("beta2", beta2)):
-        _blocks.check_betas("lion_", name, values)
-    _blocks.check_update(
-        "lion_",
-        params,
-        grads,
-        {
-            "exp_avgs": (exp_avgs, (torch.float32, torch.bfloat16)),
-            "masters": (masters, (torch.float32, torch.int16)),
-            "shadows": (shadows, HALF_DTYPES),
-            "emas": (emas, (torch.float32,)),
-        },
-        steps,
-        layout,
-        lrs,
-        {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
-        {
-            "lr": lr,
-            "beta1": beta1,
-            "beta2": beta2,
-            "weight_decay": weight_decay,
-            "ema_decay": ema_decay,
-            "flags": flags,
-        },
-        max_norm,
-        seed,
-    )
-    op(
-        params,
-        grads,
-        exp_avgs,
-        steps,
-        masters,
-        shadows,
-        emas,
-        layout,
-        lrs,
-        grad_scale,
-        found_inf,
-        sum_sq,
-        lr,
-        beta1,
-        beta2,
-        weight_decay,
-        ema_decay,
-        flags,
-        max_norm,
-        seed,
-    )
+    _blocks.checked_call(op, locals())

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import torch
 from torch.autograd import forward_ad
 
-from .. import _autocast
-from .._batch_invariant import is_batch_invariant
-from .._library import Sample, define
+from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
 from ._gemm import (
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
@@ -226,7 +226,7 @@ MATMUL = define(
     differentiable=True,
     composite=True,
 )
-_autocast.lower_precision(MATMUL)
+autocast.lower_precision(MATMUL)
 
 
 def matmul(
@@ -254,8 +254,8 @@ def matmul(
     """
     invariant = is_batch_invariant()
     if out is None:
-        if _autocast.eager(a, b):
-            dtype = _autocast.dtype_on(a.device.type)
+        if autocast.eager(a, b):
+            dtype = autocast.dtype_on(a.device.type)
             return _matmul(a, b, compute_dtype=dtype, out_dtype=out_dtype, batch_invariant=invariant)
         return MATMUL(a, b, out_dtype=out_dtype, batch_invariant=invariant)
     dtype = working_dtype("matmul", None, a=a, b=b)

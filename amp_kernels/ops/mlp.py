@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from .. import _autocast
-from .._batch_invariant import is_batch_invariant
-from .._library import Sample, define
+from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
 from . import _main_grad
 from ._gemm import (
     ACTIVATIONS,
@@ -146,7 +146,7 @@ def _mlp(
         b1, b2 = (None if b is None else b.to(dtype) for b in (b1, b2))
         return F.linear(ACTIVATIONS[activation](F.linear(x.to(dtype), w1.to(dtype), b1)), w2.to(dtype), b2)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w1, b1, w2, b2)):
-        return _autocast.apply(_Mlp, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant)[0]
+        return autocast.apply(_Mlp, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant)[0]
     w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
     w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
     options = gemm_options(w1_16, batch_invariant=batch_invariant)
@@ -212,7 +212,7 @@ def _with_shadows(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple,
     return args, {**kwargs, "shadow1": fresh_shadow(args[1], dtype), "shadow2": fresh_shadow(args[3], dtype)}
 
 
-_autocast.lower_precision(MLP, _with_shadows)
+autocast.lower_precision(MLP, _with_shadows)
 
 
 def mlp(
@@ -249,8 +249,8 @@ def mlp(
     """
     activation = check_activation("mlp", activation)
     invariant = is_batch_invariant()
-    if _autocast.eager(x, weight1, weight2):
-        dtype = _autocast.dtype_on(x.device.type)
+    if autocast.eager(x, weight1, weight2):
+        dtype = autocast.dtype_on(x.device.type)
         shadows = fresh_shadow(weight1, dtype), fresh_shadow(weight2, dtype)
         return _mlp(
             x,

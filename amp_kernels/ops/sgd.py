@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._library import Sample, define
-from . import _blocks, _lists
+from .._dispatch.library import Sample, define
+from . import _blocks
 from ._blocks import MAXIMIZE, NESTEROV, STOCHASTIC, StepScalars, Weight, fma, piece, rounded
-from ._lists import HALF_DTYPES
 
 
 def _reference(
@@ -138,55 +137,4 @@ def sgd_(
         TypeError: a dtype is not accepted.
         ValueError: lists, shapes, strides, devices or layout do not match, or a number is out of range or NaN.
     """
-    for name, values in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-        for i, value in enumerate(values):
-            _lists.check_number("sgd_", f"{name}[{i}]", value, 0.0)
-    for i, value in enumerate(dampening):
-        _lists.check_number("sgd_", f"dampening[{i}]", value)
-    _blocks.check_update(
-        "sgd_",
-        params,
-        grads,
-        {
-            "momentum_buffers": (momentum_buffers, (torch.float32, torch.bfloat16)),
-            "masters": (masters, (torch.float32, torch.int16)),
-            "shadows": (shadows, HALF_DTYPES),
-            "emas": (emas, (torch.float32,)),
-        },
-        steps,
-        layout,
-        lrs,
-        {"grad_scale": grad_scale, "found_inf": found_inf, "sum_sq": sum_sq},
-        {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "ema_decay": ema_decay,
-            "flags": flags,
-        },
-        max_norm,
-        seed,
-    )
-    op(
-        params,
-        grads,
-        momentum_buffers,
-        steps,
-        masters,
-        shadows,
-        emas,
-        layout,
-        lrs,
-        grad_scale,
-        found_inf,
-        sum_sq,
-        lr,
-        momentum,
-        dampening,
-        weight_decay,
-        ema_decay,
-        flags,
-        max_norm,
-        seed,
-    )
+    _blocks.checked_call(op, locals())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._library import Sample, define
+from .._dispatch.library import Sample, define
 from . import _lists
 
 

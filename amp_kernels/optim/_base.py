@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import _policy
-from .._library import Op
+from .._dispatch import policy
+from .._dispatch.library import Op
 from ..ops import _lists
 from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
 from ..ops.check_and_norm import op as check_and_norm
@@ -118,7 +118,7 @@ class FusedOptimizer(BlockedState):
     def _collect(self) -> list[_Work]:
         """Every gradient, checked, and every parameter that has one with its state, by device."""
         self._outgrow()
-        choice = torch._C._len_torch_dispatch_stack() == 0 and _policy.requested_backend()
+        choice = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
         if self._resolved is not None:
             work = self._resolved.take(self.param_groups, self.state, choice)
             if work is not None:
@@ -172,7 +172,7 @@ class FusedOptimizer(BlockedState):
 
     def _compiled(self, batches: list[_Batch]) -> bool:
         """Whether C++ is what the ops run on."""
-        chosen = {_policy.select(op.name, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
+        chosen = {policy.select(op.name, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
         return chosen <= {"cpu", "cuda"}
 
     def _checked_grad(self, param: Tensor, grad: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .. import _policy
-from .._library import Op
+from .._dispatch import policy
+from .._dispatch.library import Op
 
 # Backends round once, as the reference does, but sum in another order: a few units in the last place of the output type.
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5, torch.float64: 1e-12}
@@ -17,8 +17,8 @@ def available_backends(op: Op, device: str) -> list[str]:
     """The backends that can run ``op`` on tensors of ``device``, the reference apart."""
     if op.composite:
         return []
-    excluded = _policy.why_not(device, _policy.capability_of(device), _policy.built(op.name))
-    return [name for name in _policy.BACKENDS if name not in excluded and name != "reference"]
+    excluded = policy.why_not(device, policy.capability_of(device), policy.built(op.name))
+    return [name for name in policy.BACKENDS if name not in excluded and name != "reference"]
 
 
 def check_backend(op: Op, backend: str, device: str) -> int:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_kernels as ak
-from amp_kernels._library import REGISTRY
-from amp_kernels._load import PACKAGE
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._dispatch.load import PACKAGE
 
 EMULATED = sorted(path.stem for path in (PACKAGE / "_emulate").glob("*.py") if not path.stem.startswith("_"))
 OPS = [op for name, op in sorted(REGISTRY.items()) if name.strip("_") in EMULATED]

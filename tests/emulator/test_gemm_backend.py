@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_kernels as ak
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_preact
 from amp_kernels.ops.gemm_dact import gemm_dact
 from amp_kernels.testing.backends import check_backend

@@ -259,4 +259,4 @@ def test_graphs_and_other_streams(case):
 
 
 def test_all_of_this_ran_on_the_cuda_kernels():
-    assert ak._policy.select(GEMM.name, torch.empty(0, device=DEVICE)) == "cuda"
+    assert ak._dispatch.policy.select(GEMM.name, torch.empty(0, device=DEVICE)) == "cuda"

@@ -320,4 +320,4 @@ def test_other_streams():
 
 
 def test_the_default_is_the_cuda_kernel():
-    assert ak._policy.select(GEMM.name, torch.empty(0, device=DEVICE)) == "cuda"
+    assert ak._dispatch.policy.select(GEMM.name, torch.empty(0, device=DEVICE)) == "cuda"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import available_backends, check_backend
 
 pytestmark = pytest.mark.gpu

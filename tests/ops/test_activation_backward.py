@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._policy import requested_backend
+from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels.ops._gemm import ACTIVATIONS, GATED
 from amp_kernels.ops.activation_backward import (
     ACTIVATION_BACKWARD,

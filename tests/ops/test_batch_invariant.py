@@ -67,7 +67,7 @@ def test_every_gemm_is_told(name, monkeypatch):
 
 
 def test_blocks_nest_switch_off_and_end_with_an_exception():
-    from amp_kernels._batch_invariant import is_batch_invariant
+    from amp_kernels._dispatch.batch_invariant import is_batch_invariant
 
     assert not is_batch_invariant()
     with ak.batch_invariant():

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 
 from .update_oracle import BF16, F16, F32, KINDS, Update, flat
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from amp_kernels import _library, _policy
+from amp_kernels._dispatch import library, policy
 
 
 @pytest.fixture
 def triton_only(monkeypatch):
     """An op without C++ kernels, on an install where the policy picks Triton; the backend names itself in the result."""
-    op = _library.define("dispatch_probe(Tensor x) -> Tensor", lambda x: x * 0, samples=lambda device: ())
-    monkeypatch.setattr(_policy, "select", lambda name, tensor: "triton")
-    monkeypatch.setattr(_library, "implementation", lambda name, backend: lambda x: x * 0 + 1)
+    op = library.define("dispatch_probe(Tensor x) -> Tensor", lambda x: x * 0, samples=lambda device: ())
+    monkeypatch.setattr(policy, "select", lambda name, tensor: "triton")
+    monkeypatch.setattr(library, "implementation", lambda name, backend: lambda x: x * 0 + 1)
     yield op
-    del _library.REGISTRY["dispatch_probe"]
+    del library.REGISTRY["dispatch_probe"]
 
 
 def test_a_backend_without_a_dispatch_key_is_reached(triton_only):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels import _policy
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch import policy
+from amp_kernels._dispatch.library import REGISTRY
 
 MUTATING = [name for name, op in REGISTRY.items() if op.mutated]
 RAW = [name for name, op in REGISTRY.items() if not op.mutated and not op.composite and name != "check_and_norm"]
@@ -25,7 +25,7 @@ def mutated_tensors(op, args, kwargs):
 def test_every_backend_bumps_versions(name, backend):
     """Or a step between forward and backward gives silently wrong gradients."""
     op = REGISTRY[name]
-    if backend == "emulate" and not _policy.built(name).emulate:
+    if backend == "emulate" and not policy.built(name).emulate:
         return  # not every kernel runs on the emulator
     args, kwargs = next(iter(op.samples("cpu")))
     before = [t._version for t in mutated_tensors(op, args, kwargs)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import amp_kernels  # noqa: F401  (defines the ops)
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import available_backends, check_backend
 
 NAMES = sorted(REGISTRY)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_kernels._policy import BackendUnavailable, Built, Choice, arch_runs, choose
+from amp_kernels._dispatch.policy import BackendUnavailable, Built, Choice, arch_runs, choose
 
 FULL = Built(cpu=True, cuda=True, cuda_archs=("7.5", "8.0+PTX", "9.0a", "12.0+PTX"), triton=True, emulate=True)
 PYTHON_ONLY = Built(triton=True, absent=(("cpu", "no compiler"), ("cuda", "nvcc was not found")))
@@ -127,7 +127,7 @@ def test_unknown_backend():
 
 def test_backend_block_beats_the_environment(monkeypatch):
     import amp_kernels as ak
-    from amp_kernels._policy import requested_backend
+    from amp_kernels._dispatch.policy import requested_backend
 
     assert requested_backend() is None
     monkeypatch.setenv("AMP_KERNELS_BACKEND", "cpu")
@@ -144,7 +144,7 @@ def test_backend_block_holds_in_the_threads_that_autograd_starts():
     from concurrent.futures import ThreadPoolExecutor
 
     import amp_kernels as ak
-    from amp_kernels._policy import requested_backend
+    from amp_kernels._dispatch.policy import requested_backend
 
     with ThreadPoolExecutor(1) as pool, ak.backend("reference"):
         assert pool.submit(requested_backend).result() == "reference"

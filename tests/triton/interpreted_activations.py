@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from amp_kernels import _host
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _activations, activation_backward
 from amp_kernels.ops.activation_backward import DERIVATIVES
 from amp_kernels.testing.backends import check_backend

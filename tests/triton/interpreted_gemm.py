@@ -10,9 +10,9 @@ import pytest
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from amp_kernels._autotune import GemmConfig
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _gemm, gemm, gemm_accumulate, gemm_preact
+from amp_kernels._triton._autotune import GemmConfig
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.generators import EXACT_INTEGERS, HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from amp_kernels._autotune import GemmConfig
 from amp_kernels._triton import _gemm, gemm, gemm_accumulate, gemm_dact, gemm_preact
+from amp_kernels._triton._autotune import GemmConfig
 from amp_kernels.ops._gemm import ACTIVATIONS, GATED, output_shape
 from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables
 from amp_kernels._triton import unscale as module
 from amp_kernels.testing.backends import check_backend

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import update_scale as module
 from amp_kernels.testing.backends import check_backend
 

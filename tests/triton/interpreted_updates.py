@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from amp_kernels import _host
-from amp_kernels._library import REGISTRY
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables, _update, adamw, lamb, lion, sgd
 from amp_kernels._triton._rounding import round_stochastic, rounding_bits
 from amp_kernels._triton._split_master import join_master, split_master

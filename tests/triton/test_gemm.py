@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from amp_kernels import _autotune
-from amp_kernels._autotune import GemmConfig, gemm_config
-from amp_kernels._triton import _gemm, activation_backward
+from amp_kernels._triton import _autotune, _gemm, activation_backward
+from amp_kernels._triton._autotune import GemmConfig, gemm_config
 from amp_kernels.ops._gemm import ACTIVATIONS
 
 from . import aot

@@ -100,6 +100,12 @@ class CudaCall {
   // Freed when the tensor goes: the allocator hands the memory to later work of the same stream only.
   Tensor scratch(size_t bytes) const { return empty({static_cast<int64_t>(bytes)}, ScalarType::Byte); }
 
+  // Sets the first `bytes` of a tensor to zero, in the stream's order; nothing for none: cudaMemsetAsync need not take
+  // the null of an empty tensor.
+  void zero(const Tensor& t, size_t bytes) const {
+    if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, static_cast<cudaStream_t>(stream_)));
+  }
+
   Stream stream() const { return stream_; }
   void check(const Status& status) const {
     AK_CHECK(status.ok(), op_, ": a kernel could not be launched: CUDA error ", status.code, " (", status.message, ")");

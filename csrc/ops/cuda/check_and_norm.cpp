@@ -10,12 +10,6 @@ namespace {
 
 constexpr const char* kOp = "check_and_norm";
 
-void zero(const CudaCall& call, const Tensor& t, size_t bytes) {
-  if (bytes > 0) {
-    STD_CUDA_CHECK(cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, static_cast<cudaStream_t>(call.stream())));
-  }
-}
-
 std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std::optional<Tensor> grad_scale,
                                               const std::optional<Tensor> table, const double norm_type,
                                               const bool per_tensor) {
@@ -31,13 +25,13 @@ std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std:
 
   if (per_tensor) {
     const bool any_empty = std::any_of(refs.begin(), refs.end(), [](const GradRef& g) { return g.numel == 0; });
-    for (const Tensor& result : {norms, found_inf}) zero(call, result, any_empty ? sizeof(float) * refs.size() : 0);
+    for (const Tensor& result : {norms, found_inf}) call.zero(result, any_empty ? sizeof(float) * refs.size() : 0);
     const Tensor scratch = call.scratch(check_and_norm_per_tensor_scratch_bytes(refs));
     call.check(
         check_and_norm_per_tensor(refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at, call.stream()));
   } else {
     const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs));
-    zero(call, scratch, kNormScratchZeroed);
+    call.zero(scratch, kNormScratchZeroed);
     call.check(check_and_norm(refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at, call.stream()));
   }
   return {norms, found_inf};

@@ -27,12 +27,6 @@ int as_int(const char* op, int64_t size) {
   return static_cast<int>(size);
 }
 
-// cudaMemsetAsync, which need not take the null of an empty tensor.
-void zero(const CudaCall& cuda, const Tensor& t, size_t bytes) {
-  if (bytes == 0) return;
-  STD_CUDA_CHECK(cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, static_cast<cudaStream_t>(cuda.stream())));
-}
-
 GemmChip current_chip() {
   const auto attribute = [](cudaDeviceAttr which) {
     int device = 0, value = 0;
@@ -184,7 +178,7 @@ struct Call {
       std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
       sizes[static_cast<size_t>(k_dim)] = 8;
       const Tensor filled = cuda.empty(sizes, t.scalar_type());
-      zero(cuda, filled, static_cast<size_t>(filled.numel()) * 2);
+      cuda.zero(filled, static_cast<size_t>(filled.numel()) * 2);
       return Operand(filled, k_dim);
     };
     a = zeros(a.tensor, d - 1);
@@ -195,7 +189,7 @@ struct Call {
   // Scratch whose first `zeroed` bytes are 0.
   Tensor scratch(size_t bytes, size_t zeroed) const {
     const Tensor memory = cuda.scratch(bytes);
-    zero(cuda, memory, zeroed);
+    cuda.zero(memory, zeroed);
     return memory;
   }
 
@@ -282,7 +276,7 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   const Tensor sums = call.cuda.empty({bias_grad ? columns : 0}, ScalarType::Float);
   const GemmValues values = call.beside("preact", preact, dz);
   if (call.empty()) {  // sums over no rows
-    zero(call.cuda, sums, static_cast<size_t>(sums.numel()) * 4);
+    call.cuda.zero(sums, static_cast<size_t>(sums.numel()) * 4);
     return {dz, sums};
   }
   e.preact = values;

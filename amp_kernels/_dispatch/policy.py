@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _load
+from . import load
 
 logger = logging.getLogger("amp_kernels")
 
@@ -214,10 +214,10 @@ def built(op: str) -> Built:
     return Built(
         cpu=has(f"amp_kernels::{op}", "CPU"),
         cuda=has(f"amp_kernels::{op}", "CUDA"),
-        cuda_archs=tuple(arch for arch in _load.cuda_archs() if not gemm or not arch.startswith("7.")),
-        triton=_load.has_triton() and _load.has_module("_triton", op),
+        cuda_archs=tuple(arch for arch in load.cuda_archs() if not gemm or not arch.startswith("7.")),
+        triton=load.has_triton() and load.has_module("_triton", op),
         triton_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
-        emulate=_load.has_module("_emulate", op) and _load.has_extension("_emulator"),
+        emulate=load.has_module("_emulate", op) and load.has_extension("_emulator"),
         gemm=gemm,
-        absent=tuple(_load.absent().items()),
+        absent=tuple(load.absent().items()),
     )

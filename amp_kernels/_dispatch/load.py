@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 _absent: dict[str, str] = {}
 
 
@@ -46,7 +46,7 @@ def has_module(folder: str, op: str) -> bool:
 
 def has_extension(name: str) -> bool:
     """Whether the extension module ``amp_kernels.<name>`` was built."""
-    if importlib.util.find_spec(f"{__package__}.{name}") is None:
+    if importlib.util.find_spec(f"{PACKAGE.name}.{name}") is None:
         _absent.setdefault("emulate", build_reason("emulator"))
         return False
     return True

@@ -8,9 +8,9 @@ import sys
 
 import torch
 
-from . import _load, _policy
-from ._library import REGISTRY
-from ._version import __version__
+from .._dispatch import load, policy
+from .._dispatch.library import REGISTRY
+from .._version import __version__
 
 
 def devices() -> list[str]:
@@ -25,7 +25,7 @@ def run(brief: bool = False, check: bool = False) -> int:
 
 
 def _versions() -> str:
-    triton = importlib.metadata.version("triton") if _load.has_triton() else "not installed"
+    triton = importlib.metadata.version("triton") if load.has_triton() else "not installed"
     lines = [
         f"amp_kernels {__version__}",
         f"python      {platform.python_version()} ({sys.platform} {platform.machine()})",
@@ -45,16 +45,16 @@ def _versions() -> str:
 
 
 def _libraries() -> str:
-    info = _load.build_info()
+    info = load.build_info()
     lines = []
     for name, entry in info.get("libraries", {}).items():
         state = "built" if entry["built"] else f"not built: {entry['reason']}"
-        if entry["built"] and name in _load.absent():
-            state = f"built, not loaded: {_load.absent()[name]}"
+        if entry["built"] and name in load.absent():
+            state = f"built, not loaded: {load.absent()[name]}"
         if entry["built"] and name == "cuda":
-            state += f" with nvcc {info.get('nvcc')} for {', '.join(_load.cuda_archs())}"
+            state += f" with nvcc {info.get('nvcc')} for {', '.join(load.cuda_archs())}"
         lines.append(f"library {name:9} {state}")
-    return "\n".join(lines) or f"library           none: {_load.build_reason('cpu')}"
+    return "\n".join(lines) or f"library           none: {load.build_reason('cpu')}"
 
 
 def _ops() -> str:
@@ -63,14 +63,14 @@ def _ops() -> str:
         if op.composite:
             rows.append((name, "composite", "", "written over the other ops"))
             continue
-        built = _policy.built(name)
+        built = policy.built(name)
         exists = [b for b in ("cpu", "cuda", "triton", "emulate") if getattr(built, b)] + ["reference"]
         for i, device in enumerate(devices()):
-            capability = _policy.capability_of(device)
+            capability = policy.capability_of(device)
             try:
-                choice = _policy.choose(name, device, capability, built, _policy.requested_backend())
+                choice = policy.choose(name, device, capability, built, policy.requested_backend())
                 chosen, reason = choice.backend, choice.reason
-            except _policy.BackendUnavailable as error:
+            except policy.BackendUnavailable as error:
                 chosen, reason = "none", str(error)
             rows.append((name if i == 0 else "", " ".join(exists) if i == 0 else "", f"{device}: {chosen}", reason))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -80,7 +80,7 @@ def _ops() -> str:
 
 
 def _check() -> int:
-    from .testing.backends import available_backends, check_backend
+    from ..testing.backends import available_backends, check_backend
 
     failures = 0
     print()

@@ -7,10 +7,10 @@ from collections import Counter
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._batch_invariant import is_batch_invariant
-from ._library import PLAIN
-from .ops._gemm import OPERAND_DTYPES
-from .ops.gemm import GEMM
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import PLAIN
+from ..ops._gemm import OPERAND_DTYPES
+from ..ops.gemm import GEMM
 
 aten = torch.ops.aten
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from . import _load, amp
+from .. import amp
+from .._dispatch import load
 
 
 def run() -> int:
@@ -18,6 +19,6 @@ def run() -> int:
         print(f"  why           {advice.reason}")
         for warning in advice.warnings:
             print(f"  warning       {warning}")
-    if "cuda" in _load.absent():
-        print(f"note: no CUDA kernels are loaded: {_load.absent()['cuda']}")
+    if "cuda" in load.absent():
+        print(f"note: no CUDA kernels are loaded: {load.absent()['cuda']}")
     return 0

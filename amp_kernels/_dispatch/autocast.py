@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from ._library import LIBRARY, PLAIN, Op
+from .library import LIBRARY, PLAIN, Op
 
 #: Dispatch key of autocast per device type.
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}

@@ -3,7 +3,7 @@
 An op exists on every install: its readable torch *reference* is registered as the composite kernel, so the op also runs on meta
 tensors, on devices without a kernel and where nothing could be compiled. The C++ libraries only add implementations for the keys
 ``CPU`` and ``CUDA`` (one key holds one kernel); Triton and the emulator are plain functions that :class:`Op` calls when the
-policy (``_policy.py``) picks them.
+policy (``policy.py``) picks them.
 
 The stable ABI does not bump version counters, and neither does Triton, so a mutating op gets an ``ADInplaceOrView`` kernel here
 that does: without it, stepping an optimizer between forward and backward would silently give wrong gradients.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _flops, _policy
+from . import flops, load, policy
 
 NAMESPACE = "amp_kernels"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -47,9 +47,9 @@ class Op:
         if self.composite or torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():
-            _flops.tell_counters()
+            flops.tell_counters()
         tensor = first_tensor(args)
-        backend = _policy.select(self.name, tensor) if tensor is not None else "reference"
+        backend = policy.select(self.name, tensor) if tensor is not None else "reference"
         # A subclass (fake, functional, ...) needs the dispatcher.
         if backend in ("cpu", "cuda") or type(tensor) not in PLAIN:
             return self.overload(*args, **kwargs)
@@ -64,8 +64,8 @@ class Op:
         if self.composite or type(tensor) not in PLAIN or torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():
-            _flops.tell_counters()
-        backend = _policy.select(self.name, tensor)
+            flops.tell_counters()
+        backend = policy.select(self.name, tensor)
         if backend not in ("cpu", "cuda"):
             return self.run(backend, *args, **kwargs)
         result = self.compiled(*args, **kwargs)
@@ -97,7 +97,7 @@ class Op:
         """
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
-            backend = _policy.select(self.name, tensor)
+            backend = policy.select(self.name, tensor)
             if backend in ("triton", "emulate"):
                 return implementation(self.name, backend)(*args, **kwargs)
         return self.reference(*args, **kwargs)
@@ -131,7 +131,7 @@ def first_tensor(args: Iterable) -> torch.Tensor | None:
 
 def implementation(name: str, backend: str) -> Callable:
     """The plain function of the Triton or emulator backend: ``launch`` in ``_triton/<name>.py`` or ``_emulate/<name>.py``."""
-    return importlib.import_module(f"{__package__}._{backend}.{name.strip('_')}").launch
+    return importlib.import_module(f"{load.PACKAGE.name}._{backend}.{name.strip('_')}").launch
 
 
 def define(
