@@ -25,7 +25,7 @@ TARGETS = {
     "cpu": ("amp_kernels_cpu", "libamp_kernels_cpu.so"),
     "cuda": ("amp_kernels_cuda", "libamp_kernels_cuda.so"),
     "host": ("_host", "_host.*.so"),
-    "emulator": ("_emulator", "_emulator.*.so"),
+    "emulated": ("amp_kernels_emulated", "libamp_kernels_emulated.so"),
 }
 PROBE = (
     "import json, os, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
@@ -125,13 +125,12 @@ class CMakeBuild(build_ext):
             arguments.append(f"-DTORCH_ROOT={torch['root']}")
             arguments += self.cuda_arguments(torch)
         except Missing as error:
-            self.note("cpu", str(error))
-            self.note("cuda", str(error))
+            for library in ("cpu", "cuda", "emulated"):
+                self.note(library, str(error))
         try:
             arguments.append(f"-DPYBIND11_INCLUDE={pybind11_include()}")
         except Missing as error:
             self.note("host", str(error))
-            self.note("emulator", str(error))
         tag += f"-nvcc{self.info['nvcc']}" if self.info["cuda_archs"] else ""
         self.folder = ROOT / "build" / f"cmake-{tag}{'-debug' if 'Debug' in arguments[0] else ''}"
         step = subprocess.run(

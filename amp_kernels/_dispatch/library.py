@@ -2,8 +2,11 @@
 
 An op exists on every install: its readable torch *reference* is registered as the composite kernel, so the op also runs on meta
 tensors, on devices without a kernel and where nothing could be compiled. The C++ libraries only add implementations for the keys
-``CPU`` and ``CUDA`` (one key holds one kernel); Triton and the emulator are plain functions that :class:`Op` calls when the
-policy (``policy.py``) picks them.
+``CPU`` and ``CUDA`` (one key holds one kernel); Triton's are plain functions that :class:`Op` calls when the policy
+(``policy.py``) picks them.
+
+Every op exists a second time in the namespace ``amp_kernels_emulated``, with the same schema and the same rules: there the
+key ``CPU`` is served by the CUDA kernels and their glue on the emulator (``csrc/emulator``), for debugging and for tests.
 
 The stable ABI does not bump version counters, and neither does Triton, so a mutating op gets an ``ADInplaceOrView`` kernel here
 that does: without it, stepping an optimizer between forward and backward would silently give wrong gradients.
@@ -20,7 +23,9 @@ import torch
 from . import flops, load, policy
 
 NAMESPACE = "amp_kernels"
+EMULATED = f"{NAMESPACE}_emulated"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+EMULATED_LIBRARY = torch.library.Library(EMULATED, "DEF")
 REGISTRY: dict[str, Op] = {}
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
@@ -42,6 +47,8 @@ class Op:
         )
         #: The op as torch's dispatcher sees it.
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
+        #: Its twin on the emulator.
+        self.emulated = None if composite else getattr(getattr(torch.ops, EMULATED), self.name).default
 
     def __call__(self, *args, **kwargs):
         if self.composite or torch.compiler.is_compiling():
@@ -84,6 +91,8 @@ class Op:
             return self.overload(*args, **kwargs)
         if backend == "reference":
             result = _below_autograd(self.reference)(*args, **kwargs)
+        elif backend == "emulate":
+            return self.emulated(*args, **kwargs)
         else:
             result = implementation(self.name, backend)(*args, **kwargs)
         self._bump_versions(args, kwargs)
@@ -98,7 +107,9 @@ class Op:
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
             backend = policy.select(self.name, tensor)
-            if backend in ("triton", "emulate"):
+            if backend == "emulate":
+                return self.emulated(*args, **kwargs)
+            if backend == "triton":
                 return implementation(self.name, backend)(*args, **kwargs)
         return self.reference(*args, **kwargs)
 
@@ -109,11 +120,14 @@ class Op:
             tensors += [value] if isinstance(value, torch.Tensor) else value or ()
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
-    def _adinplaceorview(self, *args, **kwargs):
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            result = self.overload(*args, **kwargs)
-        self._bump_versions(args, kwargs)
-        return result
+    def _adinplaceorview(self, overload: Callable) -> Callable:
+        def kernel(*args, **kwargs):
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                result = overload(*args, **kwargs)
+            self._bump_versions(args, kwargs)
+            return result
+
+        return kernel
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher
@@ -130,7 +144,7 @@ def first_tensor(args: Iterable) -> torch.Tensor | None:
 
 
 def implementation(name: str, backend: str) -> Callable:
-    """The plain function of the Triton or emulator backend: ``launch`` in ``_triton/<name>.py`` or ``_emulate/<name>.py``."""
+    """The plain function of the Triton backend: ``launch`` in ``_triton/<name>.py``."""
     return importlib.import_module(f"{load.PACKAGE.name}._{backend}.{name.strip('_')}").launch
 
 
@@ -155,15 +169,19 @@ def define(
         composite: the reference *is* the implementation, written over other ops of the package: no backend is chosen.
     """
     LIBRARY.define(schema)
+    if not composite:
+        EMULATED_LIBRARY.define(schema)
     op = Op(schema, reference, samples, composite)
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
         LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
     else:
         LIBRARY.impl(op.name, _below_autograd(op._without_cpp_kernel), "CompositeExplicitAutograd")
-    if op.mutated:
-        LIBRARY.impl(op.name, op._adinplaceorview, "ADInplaceOrView")
-    elif not differentiable:
-        torch.library.register_autograd(f"{NAMESPACE}::{op.name}", _no_formula(op.name), lib=LIBRARY)
+        EMULATED_LIBRARY.impl(op.name, _below_autograd(reference), "CompositeExplicitAutograd")
+        for library, overload in ((LIBRARY, op.overload), (EMULATED_LIBRARY, op.emulated)):
+            if op.mutated:
+                library.impl(op.name, op._adinplaceorview(overload), "ADInplaceOrView")
+            elif not differentiable:
+                torch.library.register_autograd(overload.name(), _no_formula(op.name), lib=library)
     REGISTRY[op.name] = op
     return op
 

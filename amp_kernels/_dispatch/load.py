@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).parents[1]
+#: What a backend's library of ops is called.
+LIBRARIES = {"cpu": "cpu", "cuda": "cuda", "emulate": "emulated"}
 _absent: dict[str, str] = {}
 
 
@@ -44,14 +46,6 @@ def has_module(folder: str, op: str) -> bool:
     return (PACKAGE / folder / f"{op.strip('_')}.py").exists()
 
 
-def has_extension(name: str) -> bool:
-    """Whether the extension module ``amp_kernels.<name>`` was built."""
-    if importlib.util.find_spec(f"{PACKAGE.name}.{name}") is None:
-        _absent.setdefault("emulate", build_reason("emulator"))
-        return False
-    return True
-
-
 def build_reason(library: str) -> str:
     """Why the build has no ``library``, in the build's own words."""
     info = build_info()
@@ -62,15 +56,15 @@ def build_reason(library: str) -> str:
 
 
 def load() -> None:
-    """Load ``libamp_kernels_cpu`` and, under a CUDA build of torch, ``libamp_kernels_cuda``."""
-    for library in ("cpu", "cuda"):
+    """Load the libraries of ops that were built; that of CUDA only under a CUDA build of torch."""
+    for backend, library in LIBRARIES.items():
         path = PACKAGE / f"libamp_kernels_{library}.so"
-        if library == "cuda" and torch.version.cuda is None:
+        if backend == "cuda" and torch.version.cuda is None:
             _absent["cuda"] = "the installed torch is a CPU build"
         elif not path.exists():
-            _absent[library] = build_reason(library)
+            _absent[backend] = build_reason(library)
         else:
             try:
                 torch.ops.load_library(str(path))
             except OSError as error:
-                _absent[library] = f"{path.name} does not load: {error}"
+                _absent[backend] = f"{path.name} does not load: {error}"

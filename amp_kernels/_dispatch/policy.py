@@ -217,7 +217,7 @@ def built(op: str) -> Built:
         cuda_archs=tuple(arch for arch in load.cuda_archs() if not gemm or not arch.startswith("7.")),
         triton=load.has_triton() and load.has_module("_triton", op),
         triton_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
-        emulate=load.has_module("_emulate", op) and load.has_extension("_emulator"),
+        emulate=has(f"amp_kernels_emulated::{op}", "CPU"),
         gemm=gemm,
         absent=tuple(load.absent().items()),
     )

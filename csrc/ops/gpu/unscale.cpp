@@ -1,7 +1,7 @@
-// unscale_(grads, found_inf, inv_scale) on CUDA: checks, launch of kernels/unscale.cu.
+// unscale_(grads, found_inf, inv_scale) on a GPU: checks, launch of kernels/unscale.cu.
 #include "kernels/unscale.h"
 
-#include "ops/cuda/arguments.h"
+#include "ops/gpu/call.h"
 
 namespace ak {
 namespace {
@@ -9,14 +9,14 @@ namespace {
 constexpr const char* kOp = "unscale_";
 
 void run_unscale(const TensorList grads, const Tensor found_inf, const Tensor inv_scale) {
-  const CudaCall call(kOp, {"found_inf"}, found_inf);
+  GpuCall call(kOp, {"found_inf"}, found_inf);
   const std::vector<MutableGradRef> refs = call.grad_refs<void>(grads);
   const float* factor = call.scalar({"inv_scale"}, inv_scale);
   float* flag = call.mutable_scalar<float>({"found_inf"}, found_inf);
-  call.check(unscale(refs, flag, factor, call.stream()));
+  call.launch(unscale, refs, flag, factor);
 }
 
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("unscale_", TORCH_BOX(&ak::run_unscale)); }
+AK_GPU_OPS(m) { m.impl("unscale_", TORCH_BOX(&ak::run_unscale)); }

@@ -1,4 +1,4 @@
-// gemm, gemm_preact, gemm_dact and gemm_accumulate_ on CUDA: checks, how the operands lie, outputs and scratch from
+// gemm, gemm_preact, gemm_dact and gemm_accumulate_ on a GPU: checks, how the operands lie, outputs and scratch from
 // torch's allocator, and the launch that csrc/tuning/gemm.h chooses.
 //
 // An operand whose rows or columns are contiguous is taken as it lies, whatever its alignment; any other is copied
@@ -14,8 +14,8 @@
 #include "kernels/gemm_column_sums.h"
 #include "math/activation.h"
 #include "ops/activation.h"
-#include "ops/cuda/arguments.h"
 #include "ops/gemm_operand.h"
+#include "ops/gpu/call.h"
 #include "tuning/gemm.h"
 
 namespace ak {
@@ -27,16 +27,8 @@ int as_int(const char* op, int64_t size) {
   return static_cast<int>(size);
 }
 
-GemmChip current_chip() {
-  const auto attribute = [](cudaDeviceAttr which) {
-    int device = 0, value = 0;
-    STD_CUDA_CHECK(cudaGetDevice(&device));
-    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
-    return value;
-  };
-  GemmChip chip;
-  chip.sm_count = attribute(cudaDevAttrMultiProcessorCount);
-  chip.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+GemmChip chip_of(const GpuProperties& gpu) {
+  GemmChip chip{gpu.sm_count, gpu.capability};
 #ifndef AK_HAS_SM90a
   chip.sm90 = false;
 #endif
@@ -51,8 +43,6 @@ GemmValues values_of(const Tensor& t, void* data) {
   const int64_t d = t.dim();
   return {data, dtype_of(t.scalar_type()), t.stride(d - 2), t.stride(d - 1), d == 3 && t.size(0) > 1 ? t.stride(0) : 0};
 }
-GemmValues read_values_of(const Tensor& t) { return values_of(t, const_cast<void*>(t.const_data_ptr())); }
-GemmValues written_values_of(const Tensor& t) { return values_of(t, t.mutable_data_ptr()); }
 
 // How an operand lies: contiguous along k, or along its other dimension.
 struct Operand {
@@ -88,7 +78,7 @@ struct Operand {
 // One call: its operands, and the problem that they make.
 struct Call {
   const char* op;
-  CudaCall cuda;
+  GpuCall gpu;
   Operand a, b;
   DType half;
   GemmProblem problem{};
@@ -96,12 +86,12 @@ struct Call {
 
   Call(const char* name, const Tensor& a_in, const Tensor& b_in, bool invariant)
       : op(name),
-        cuda(name, {"a"}, a_in),
+        gpu(name, {"a"}, a_in),
         a(checked(name, a_in, b_in), a_in.dim() - 1),
         b(b_in, b_in.dim() - 2),
         half(dtype_of(a_in.scalar_type())),
         batch_invariant(invariant) {
-    cuda.check_place({"b"}, b_in);
+    gpu.check_place({"b"}, b_in);
     const int64_t d = a_in.dim();
     problem.m = as_int(op, a_in.size(d - 2));
     problem.n = as_int(op, b_in.size(d - 1));
@@ -126,10 +116,10 @@ struct Call {
   }
 
   // [.., M, columns], contiguous.
-  Tensor output(int64_t columns, ScalarType dtype) const {
+  Tensor output(const char* name, int64_t columns, ScalarType dtype) {
     std::vector<int64_t> sizes(a.tensor.sizes().begin(), a.tensor.sizes().end());
     sizes.back() = columns;
-    return cuda.empty(sizes, dtype);
+    return gpu.empty({name}, sizes, dtype);
   }
   ScalarType output_dtype(std::optional<ScalarType> out_dtype) const {
     const ScalarType type = out_dtype.value_or(a.tensor.scalar_type());
@@ -137,20 +127,19 @@ struct Call {
              dtype_name(type));
     return type;
   }
+  GemmValues read(const char* name, const Tensor& t) { return values_of(t, const_cast<void*>(gpu.read({name}, t))); }
   // A tensor that the epilogue reads: the sizes of `like`, the dtype of a or fp32.
-  GemmValues beside(const char* name, const Tensor& t, const Tensor& like) const {
+  GemmValues beside(const char* name, const Tensor& t, const Tensor& like) {
     check_dtype(op, {name}, t, {a.tensor.scalar_type(), ScalarType::Float});
-    cuda.check_place({name}, t);
     AK_CHECK(same_sizes(t, like), op, ": ", name, " must have shape ", Ints{like.sizes()}, "; got ", Ints{t.sizes()});
-    return read_values_of(t);
+    return read(name, t);
   }
-  GemmValues bias(const Tensor& t) const {
+  GemmValues bias(const Tensor& t) {
     check_dtype(op, {"bias"}, t, {a.tensor.scalar_type(), ScalarType::Float});
-    cuda.check_place({"bias"}, t);
     const bool per_column = t.dim() == 1 && t.size(0) == problem.n;
     AK_CHECK(per_column || (t.dim() == 2 && t.size(0) == problem.m && t.size(1) == 1), op, ": bias must have shape (",
              problem.n, ",) or (", problem.m, ", 1); got ", Ints{t.sizes()});
-    GemmValues values{const_cast<void*>(t.const_data_ptr()), dtype_of(t.scalar_type())};
+    GemmValues values{const_cast<void*>(gpu.read({"bias"}, t)), dtype_of(t.scalar_type())};
     values.row_stride = per_column ? 0 : t.stride(0);
     values.column_stride = per_column ? t.stride(0) : 0;
     return values;
@@ -158,16 +147,15 @@ struct Call {
 
   bool empty() const { return problem.m == 0 || problem.n == 0 || problem.batch == 0; }
 
-  // Runs the problem into `c`. Not for empty results.
-  void run(const Tensor& c, GemmOutput output) {
+  // Runs the problem into problem.c. Not for empty results.
+  void run(GemmOutput output) {
     if (problem.k == 0) sum_over_nothing();
-    problem.a = a.data, problem.b = b.data;
+    problem.a = gpu.read({"a"}, a.tensor), problem.b = gpu.read({"b"}, b.tensor);
     problem.ld_a = a.ld, problem.ld_b = b.ld;
     problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
     problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
-    problem.c = written_values_of(c);
-    const GemmPlan plan = plan_gemm(request_of(problem, output, half, batch_invariant), current_chip());
-    cuda.check(half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output));
+    const GemmPlan plan = plan_gemm(request_of(problem, output, half, batch_invariant), chip_of(gpu.properties()));
+    half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
   }
 
  private:
@@ -177,8 +165,8 @@ struct Call {
     const auto zeros = [&](const Tensor& t, int64_t k_dim) {
       std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
       sizes[static_cast<size_t>(k_dim)] = 8;
-      const Tensor filled = cuda.empty(sizes, t.scalar_type());
-      cuda.zero(filled, static_cast<size_t>(filled.numel()) * 2);
+      const Tensor filled = gpu.empty({"zeros"}, sizes, t.scalar_type());
+      gpu.zero(filled, static_cast<size_t>(filled.numel()) * 2);
       return Operand(filled, k_dim);
     };
     a = zeros(a.tensor, d - 1);
@@ -186,31 +174,25 @@ struct Call {
     problem.k = 8;
   }
 
-  // Scratch whose first `zeroed` bytes are 0.
-  Tensor scratch(size_t bytes, size_t zeroed) const {
-    const Tensor memory = cuda.scratch(bytes);
-    cuda.zero(memory, zeroed);
-    return memory;
-  }
-
   template <class T>
-  Status launch([[maybe_unused]] const GemmPlan& plan, [[maybe_unused]] GemmOutput output) const {
+  void launch([[maybe_unused]] const GemmPlan& plan, [[maybe_unused]] GemmOutput output) {
 #ifdef AK_HAS_SM90a
     if (plan.kernel == GemmKernel::kSm90) {
       const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
       const GemmScratchSize size = gemm_sm90_scratch(problem, config);
       const size_t counters = (size.counters * 4 + 15) / 16 * 16;  // they come first
-      const Tensor memory = scratch(counters + size.partials * 4, counters);
+      const Tensor memory = gpu.scratch(counters + size.partials * 4, counters);
       char* at = static_cast<char*>(memory.mutable_data_ptr());
-      return gemm_sm90<T>(problem, config, output,
-                          {reinterpret_cast<float*>(at + counters), reinterpret_cast<uint32_t*>(at)}, cuda.stream());
+      const GemmScratch parts{reinterpret_cast<float*>(at + counters), reinterpret_cast<uint32_t*>(at)};
+      return gpu.launch(gemm_sm90<T>, problem, config, output, parts);
     }
 #endif
 #ifdef AK_HAS_GEMM_SM80
     if (plan.kernel == GemmKernel::kSm80) {
       const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
-      const Tensor memory = scratch(gemm_sm80_scratch_bytes(problem, config), gemm_sm80_zeroed_bytes(problem, config));
-      return gemm_sm80<T>(problem, config, memory.mutable_data_ptr(), cuda.stream());
+      const Tensor memory =
+          gpu.scratch(gemm_sm80_scratch_bytes(problem, config), gemm_sm80_zeroed_bytes(problem, config));
+      return gpu.launch(gemm_sm80<T>, problem, config, memory.mutable_data_ptr());
     }
 #endif
     fail(op,
@@ -235,17 +217,18 @@ Tensor run_forward(const char* op, const Tensor& a, const Tensor& b, const std::
   const int64_t n = call.problem.n;
   AK_CHECK(!is_gated(e.activation) || n % 2 == 0, op, ": b must have an even number of columns with '", activation,
            "'; got ", n);
-  const Tensor out = call.output(is_gated(e.activation) ? n / 2 : n, type);
+  const Tensor out = call.output("out", is_gated(e.activation) ? n / 2 : n, type);
   if (bias) e.bias = call.bias(*bias);
   if (residual) {
     const GemmValues values = call.beside("residual", *residual, out);
     if (beta != 0) e.residual = values;
   }
   if (z) {
-    *z = call.output(n, type);
-    if (z->numel() > 0) e.z = written_values_of(*z);
+    *z = call.output("preact", n, type);
+    if (z->numel() > 0) e.z = values_of(*z, z->mutable_data_ptr());
   }
-  if (!call.empty()) call.run(out, output_of(type));
+  call.problem.c = values_of(out, out.mutable_data_ptr());
+  if (!call.empty()) call.run(output_of(type));
   return out;
 }
 
@@ -272,23 +255,22 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   GemmEpilogue& e = call.problem.epilogue;
   e.activation = activation_named(op, activation);
   const int64_t columns = static_cast<int64_t>(call.problem.n) * (is_gated(e.activation) ? 2 : 1);
-  const Tensor dz = call.output(columns, type);
-  const Tensor sums = call.cuda.empty({bias_grad ? columns : 0}, ScalarType::Float);
+  const Tensor dz = call.output("dz", columns, type);
+  const Tensor sums = call.gpu.empty({"sums"}, {bias_grad ? columns : 0}, ScalarType::Float);
   const GemmValues values = call.beside("preact", preact, dz);
   if (call.empty()) {  // sums over no rows
-    call.cuda.zero(sums, static_cast<size_t>(sums.numel()) * 4);
+    call.gpu.zero(sums, static_cast<size_t>(sums.numel()) * 4);
     return {dz, sums};
   }
   e.preact = values;
   std::optional<Tensor> partial_sums;
   if (bias_grad) {
-    partial_sums = call.cuda.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4);
+    partial_sums = call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4);
     e.column_sums = static_cast<float*>(partial_sums->mutable_data_ptr());
   }
-  call.run(dz, output_of(type));
-  if (bias_grad) {
-    call.cuda.check(gemm_column_sums(call.problem, static_cast<float*>(sums.mutable_data_ptr()), call.cuda.stream()));
-  }
+  call.problem.c = values_of(dz, dz.mutable_data_ptr());
+  call.run(output_of(type));
+  if (bias_grad) call.gpu.launch(gemm_column_sums, call.problem, static_cast<float*>(sums.mutable_data_ptr()));
   return {dz, sums};
 }
 
@@ -297,7 +279,7 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   constexpr const char* op = "gemm_accumulate_";
   Call call(op, a, b, batch_invariant);
   check_dtype(op, {"c"}, c, {ScalarType::Float});
-  call.cuda.check_place({"c"}, c);
+  call.gpu.check_place({"c"}, c);
   std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
   sizes.back() = call.problem.n;
   AK_CHECK(c.dim() == a.dim() && std::equal(sizes.begin(), sizes.end(), c.sizes().begin()), op,
@@ -305,18 +287,19 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   if (call.empty()) return;
   GemmEpilogue& e = call.problem.epilogue;
   e.alpha = static_cast<float>(alpha);
-  if (beta == 1.0) return call.run(c, GemmOutput::kAccumulate);
+  call.problem.c = values_of(c, call.gpu.write({"c"}, c, beta != 0.0));
+  if (beta == 1.0) return call.run(GemmOutput::kAccumulate);
   if (beta != 0.0) {
     e.beta = static_cast<float>(beta);
-    e.residual = written_values_of(c);
+    e.residual = call.problem.c;
   }
-  call.run(c, GemmOutput::kFloat32);
+  call.run(GemmOutput::kFloat32);
 }
 
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) {
+AK_GPU_OPS(m) {
   m.impl("gemm", TORCH_BOX(&ak::gemm));
   m.impl("gemm_preact", TORCH_BOX(&ak::gemm_preact));
   m.impl("gemm_dact", TORCH_BOX(&ak::gemm_dact));

@@ -1,7 +1,7 @@
-// adamw_ on CUDA: checks, memory, launch of kernels/adamw.cu.
+// adamw_ on a GPU: checks, memory, launch of kernels/adamw.cu.
 #include "kernels/adamw.h"
 
-#include "ops/cuda/update.h"
+#include "ops/gpu/update.h"
 
 namespace ak {
 namespace {
@@ -47,4 +47,4 @@ void run_adamw(const TensorList params, const TensorList grads, const TensorList
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("adamw_", TORCH_BOX(&ak::run_adamw)); }
+AK_GPU_OPS(m) { m.impl("adamw_", TORCH_BOX(&ak::run_adamw)); }

@@ -1,8 +1,8 @@
 // check_and_norm(grads, grad_scale, table, norm_type, per_tensor) -> (sums of squares or largest magnitudes, found_inf)
-// on CUDA: checks, memory, launch of kernels/check_and_norm.cu.
+// on a GPU: checks, memory, launch of kernels/check_and_norm.cu.
 #include "kernels/check_and_norm.h"
 
-#include "ops/cuda/arguments.h"
+#include "ops/gpu/call.h"
 #include "ops/norm_type.h"
 
 namespace ak {
@@ -15,11 +15,12 @@ std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std:
                                               const bool per_tensor) {
   AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
   const Norm norm = norm_of(kOp, norm_type);
-  const CudaCall call(kOp, {"grads", 0}, grads[0]);
+  GpuCall call(kOp, {"grads", 0}, grads[0]);
   const std::vector<GradRef> refs = table ? call.grad_refs(*table) : call.grad_refs<const void>(grads);
   const float* scale = call.scalar({"grad_scale"}, grad_scale);
   const std::vector<int64_t> shape(per_tensor ? 1 : 0, static_cast<int64_t>(refs.size()));
-  const Tensor norms = call.empty(shape, ScalarType::Float), found_inf = call.empty(shape, ScalarType::Float);
+  const Tensor norms = call.empty({"norms"}, shape, ScalarType::Float);
+  const Tensor found_inf = call.empty({"found_inf"}, shape, ScalarType::Float);
   float* norms_at = static_cast<float*>(norms.mutable_data_ptr());
   float* found_at = static_cast<float*>(found_inf.mutable_data_ptr());
 
@@ -27,12 +28,10 @@ std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std:
     const bool any_empty = std::any_of(refs.begin(), refs.end(), [](const GradRef& g) { return g.numel == 0; });
     for (const Tensor& result : {norms, found_inf}) call.zero(result, any_empty ? sizeof(float) * refs.size() : 0);
     const Tensor scratch = call.scratch(check_and_norm_per_tensor_scratch_bytes(refs));
-    call.check(
-        check_and_norm_per_tensor(refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at, call.stream()));
+    call.launch(check_and_norm_per_tensor, refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at);
   } else {
-    const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs));
-    call.zero(scratch, kNormScratchZeroed);
-    call.check(check_and_norm(refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at, call.stream()));
+    const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs), kNormScratchZeroed);
+    call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at);
   }
   return {norms, found_inf};
 }
@@ -40,4 +39,4 @@ std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std:
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("check_and_norm", TORCH_BOX(&ak::run_check_and_norm)); }
+AK_GPU_OPS(m) { m.impl("check_and_norm", TORCH_BOX(&ak::run_check_and_norm)); }

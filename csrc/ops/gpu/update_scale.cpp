@@ -1,7 +1,7 @@
-// update_scale_ on CUDA: checks, memory, launch of kernels/update_scale.cu.
+// update_scale_ on a GPU: checks, memory, launch of kernels/update_scale.cu.
 #include "kernels/update_scale.h"
 
-#include "ops/cuda/arguments.h"
+#include "ops/gpu/call.h"
 
 namespace ak {
 namespace {
@@ -11,7 +11,7 @@ constexpr const char* kOp = "update_scale_";
 void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Tensor hysteresis_tracker,
                       const TensorList found_infs, double growth_factor, double backoff_factor, int64_t growth_interval,
                       double min_scale, double max_scale, int64_t hysteresis) {
-  const CudaCall call(kOp, {"scale"}, scale);
+  GpuCall call(kOp, {"scale"}, scale);
   const LossScaleRef at{call.mutable_scalar<float>({"scale"}, scale),
                         call.mutable_scalar<int32_t>({"growth_tracker"}, growth_tracker),
                         call.mutable_scalar<int32_t>({"hysteresis_tracker"}, hysteresis_tracker)};
@@ -21,11 +21,11 @@ void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Ten
     flags.push_back(call.scalar({"found_infs", static_cast<int64_t>(i)}, found_infs[i]));
   }
   const Tensor scratch = call.scratch(update_scale_scratch_bytes(flags.size()));
-  call.check(update_scale(at, flags, {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis},
-                          scratch.mutable_data_ptr(), call.stream()));
+  const LossScaleOptions options{growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis};
+  call.launch(update_scale, at, flags, options, scratch.mutable_data_ptr());
 }
 
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("update_scale_", TORCH_BOX(&ak::run_update_scale)); }
+AK_GPU_OPS(m) { m.impl("update_scale_", TORCH_BOX(&ak::run_update_scale)); }

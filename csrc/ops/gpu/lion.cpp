@@ -1,7 +1,7 @@
-// lion_ on CUDA: checks, memory, launch of kernels/lion.cu.
+// lion_ on a GPU: checks, memory, launch of kernels/lion.cu.
 #include "kernels/lion.h"
 
-#include "ops/cuda/update.h"
+#include "ops/gpu/update.h"
 
 namespace ak {
 namespace {
@@ -32,4 +32,4 @@ void run_lion(const TensorList params, const TensorList grads, const TensorList 
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("lion_", TORCH_BOX(&ak::run_lion)); }
+AK_GPU_OPS(m) { m.impl("lion_", TORCH_BOX(&ak::run_lion)); }

@@ -1,7 +1,7 @@
-// sgd_ on CUDA: checks, memory, launch of kernels/sgd.cu.
+// sgd_ on a GPU: checks, memory, launch of kernels/sgd.cu.
 #include "kernels/sgd.h"
 
-#include "ops/cuda/update.h"
+#include "ops/gpu/update.h"
 
 namespace ak {
 namespace {
@@ -35,4 +35,4 @@ void run_sgd(const TensorList params, const TensorList grads, const TensorList m
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("sgd_", TORCH_BOX(&ak::run_sgd)); }
+AK_GPU_OPS(m) { m.impl("sgd_", TORCH_BOX(&ak::run_sgd)); }

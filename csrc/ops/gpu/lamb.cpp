@@ -1,7 +1,7 @@
-// lamb_ on CUDA: checks, memory, launch of kernels/lamb.cu.
+// lamb_ on a GPU: checks, memory, launch of kernels/lamb.cu.
 #include "kernels/lamb.h"
 
-#include "ops/cuda/update.h"
+#include "ops/gpu/update.h"
 
 namespace ak {
 namespace {
@@ -43,4 +43,4 @@ void run_lamb(const TensorList params, const TensorList grads, const TensorList 
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m) { m.impl("lamb_", TORCH_BOX(&ak::run_lamb)); }
+AK_GPU_OPS(m) { m.impl("lamb_", TORCH_BOX(&ak::run_lamb)); }

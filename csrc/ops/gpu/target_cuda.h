@@ -1,0 +1,62 @@
+// The GPU behind ops/gpu/call.h: torch's current stream and allocator, and the CUDA runtime.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#include <string>
+
+#include "device/status.h"
+#include "ops/check.h"
+#include "ops/gpu/properties.h"
+
+#define AK_GPU_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m)
+
+namespace ak {
+
+// The device of a tensor, made current while the object lives, and torch's current stream on it. Everything is enqueued
+// there, nothing waits, and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
+class Target {
+ public:
+  static constexpr const char* kDevices = "a CUDA device";
+  static constexpr bool kLooks = false;  // kernels reach all memory of the device
+  static bool has(const Tensor& t) { return t.is_cuda(); }
+
+  explicit Target(const Tensor& first) : index_(first.get_device_index()), guard_(index_) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream_));
+  }
+
+  bool holds(const Tensor& t) const { return t.is_cuda() && t.get_device_index() == index_; }
+  std::string name() const { return "cuda:" + std::to_string(index_); }
+  torch::stable::Device device() const {
+    return {torch::headeronly::DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(index_)};
+  }
+  Stream stream() const { return stream_; }
+
+  GpuProperties properties() const {
+    const auto attribute = [this](cudaDeviceAttr which) {
+      int value = 0;
+      STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, index_));
+      return value;
+    };
+    return {attribute(cudaDevAttrMultiProcessorCount),
+            10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor)};
+  }
+
+  void zero(void* data, size_t bytes) const {
+    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream_)));
+  }
+
+  static std::string failure(const Status& status) {
+    return "a kernel could not be launched: CUDA error " + std::to_string(status.code) + " (" + status.message + ")";
+  }
+
+ private:
+  int32_t index_;
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+};
+
+}  // namespace ak

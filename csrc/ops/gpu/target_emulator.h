@@ -1,0 +1,80 @@
+// The emulator behind ops/gpu/call.h: CPU tensors, of which kernels reach only those that the glue has named.
+//
+// AMP_KERNELS_EMULATE_SEED chooses the schedule of threads and copies (0), AMP_KERNELS_EMULATE_CAPABILITY the GPU that
+// launches are planned for ("9.0"). Both are read at each call.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <string>
+
+#include "device/status.h"
+#include "emulator/machine.h"
+#include "emulator/visible.h"
+#include "ops/check.h"
+#include "ops/gpu/properties.h"
+
+#define AK_GPU_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels_emulated, CPU, m)
+
+namespace ak {
+
+class Target {
+ public:
+  static constexpr const char* kDevices = "the CPU, where the emulator runs,";
+  static constexpr bool kLooks = true;  // kernels reach the memory that they are shown
+  static bool has(const Tensor& t) { return t.is_cpu(); }
+
+  explicit Target(const Tensor&) : one_at_a_time_(machine()) {
+    emu::options() = {};
+    if (const char* seed = std::getenv("AMP_KERNELS_EMULATE_SEED"))
+      emu::options().seed = std::strtoull(seed, nullptr, 10);
+  }
+
+  bool holds(const Tensor& t) const { return t.is_cpu(); }
+  std::string name() const { return "the CPU"; }
+  torch::stable::Device device() const { return {torch::headeronly::DeviceType::CPU}; }
+  Stream stream() const { return nullptr; }
+
+  // Plans are those of an H200's number of SMs; how many the emulator has only sizes persistent grids.
+  GpuProperties properties() const {
+    const char* capability = std::getenv("AMP_KERNELS_EMULATE_CAPABILITY");
+    if (!capability) return {132, 90};
+    char* end = nullptr;
+    const long major = std::strtol(capability, &end, 10);
+    const long minor = *end == '.' ? std::strtol(end + 1, &end, 10) : -1;
+    AK_CHECK(major > 0 && minor >= 0 && *end == 0, "AMP_KERNELS_EMULATE_CAPABILITY is '", capability,
+             "'; accepted: a compute capability such as 9.0");
+    return {132, static_cast<int>(10 * major + minor)};
+  }
+
+  void zero(void* data, size_t bytes) {
+    std::memset(data, 0, bytes);
+    memory_.set_initialised(data, bytes);
+  }
+
+  void show(ArgName name, const void* data, size_t bytes, bool holds_values, bool writable) {
+    std::ostringstream text;
+    text << name;
+    memory_.add(text.str(), data, bytes, holds_values, writable);
+  }
+  // New memory: NaN, and unreadable until a kernel has written it.
+  void show_fresh(ArgName name, void* data, size_t bytes) {
+    if (bytes > 0) std::memset(data, 0xff, bytes);
+    show(name, data, bytes, false, true);
+  }
+
+  static std::string failure(const Status& status) { return status.message; }
+
+ private:
+  static std::mutex& machine() {
+    static std::mutex mutex;
+    return mutex;
+  }
+
+  std::lock_guard<std::mutex> one_at_a_time_;
+  emu::VisibleMemory memory_;
+};
+
+}  // namespace ak
