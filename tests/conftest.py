@@ -1,5 +1,6 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
-``--exhaustive`` adds the cases that a change to their own files calls for, but not every run."""
+``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
+for, but not every run."""
 
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")
+    parser.addoption("--backend", help="run every op on this backend, unless a test chooses another")
     parser.addoption("--exhaustive", action="store_true", help="also run the cases marked exhaustive")
     parser.addoption(
         "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
@@ -49,7 +51,10 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(autouse=True)
-def _no_backend_from_outside(monkeypatch):
-    """A backend chosen in the developer's shell must not decide what the tests see."""
-    if "AMP_KERNELS_BACKEND" in os.environ:
+def _backend(monkeypatch, request):
+    """A backend chosen in the developer's shell must not decide what the tests see; ``--backend`` does."""
+    backend = request.config.getoption("--backend")
+    if backend:
+        monkeypatch.setenv("AMP_KERNELS_BACKEND", backend)
+    elif "AMP_KERNELS_BACKEND" in os.environ:
         monkeypatch.delenv("AMP_KERNELS_BACKEND")

@@ -24,6 +24,11 @@ std::string refused(const LaunchConfig& c) {
 
 }  // namespace
 
+std::string& launch_log() {
+  static std::string log;
+  return log;
+}
+
 Status run_kernel(const LaunchConfig& config, const std::function<void()>& body) {
   static std::string message;
   message = refused(config);
@@ -31,6 +36,8 @@ Status run_kernel(const LaunchConfig& config, const std::function<void()>& body)
     message = format("launch of %s: ", config.name) + message;
     return {kInvalidValue, message.c_str()};
   }
+  launch_log() += format("%s grid %d block %d cluster %d shared %zu\n", config.name, config.grid, config.block,
+                         config.cluster, config.shared_bytes);
   global_memory().start_launch();
   Machine m({config.name, config.grid, config.block, config.cluster, config.shared_bytes, config.overlap_previous});
   message = m.run(body);
@@ -38,3 +45,8 @@ Status run_kernel(const LaunchConfig& config, const std::function<void()>& body)
 }
 
 }  // namespace ak::emu
+
+/// launch_log() for whoever loads a library with the emulator in it.
+extern "C" __attribute__((visibility("default"))) const char* ak_emulator_launches() {
+  return ak::emu::launch_log().c_str();
+}

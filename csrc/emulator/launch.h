@@ -13,6 +13,9 @@ namespace emu {
 /// Checks what the driver would refuse, runs, and keeps the message of a failure for this thread.
 Status run_kernel(const LaunchConfig& config, const std::function<void()>& body);
 
+/// A line for each launch since it was last cleared: "name grid 4 block 256 cluster 1 shared 0".
+std::string& launch_log();
+
 }  // namespace emu
 
 template <class... Params, class... Args>

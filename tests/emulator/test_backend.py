@@ -1,6 +1,7 @@
 """``AMP_KERNELS_BACKEND=emulate``: CUDA kernels on CPU tensors through the op, bit for bit like the CPU backend."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_kernels as ak
+from amp_kernels._dispatch import policy
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._dispatch.load import PACKAGE
 
-EMULATED = sorted(path.stem for path in (PACKAGE / "_emulate").glob("*.py") if not path.stem.startswith("_"))
-OPS = [op for name, op in sorted(REGISTRY.items()) if name.strip("_") in EMULATED]
+OPS = [op for _, op in sorted(REGISTRY.items()) if not op.composite]
 
 
 def tensors(values):
@@ -23,10 +23,10 @@ def tensors(values):
             yield from tensors(value)
 
 
-def test_the_list_is_not_empty():
-    assert {"check_and_norm", "unscale_", "update_scale_", "adamw_", "lamb_", "lion_", "sgd_"} <= {
-        op.name for op in OPS
-    }
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_op_is_there(op):
+    """An op without CUDA kernels, or whose glue knows CUDA alone, is not finished."""
+    assert policy.built(op.name).emulate
 
 
 GEMM = [op for op in OPS if op.name.startswith("gemm")]  # tests/emulator/test_gemm_backend.py: sums in another order
@@ -81,24 +81,25 @@ def test_check_and_norm_of_any_list(grads, scale, seed):
 
 
 def test_environment_variable_selects_it(monkeypatch):
-    import amp_kernels._emulate.check_and_norm as emulated
-
-    calls = []
-    real = emulated.launch
-    monkeypatch.setattr(emulated, "launch", lambda *args, **options: calls.append(args) or real(*args, **options))
+    """Seen in an error that only the emulated op can raise."""
     monkeypatch.setitem(os.environ, "AMP_KERNELS_BACKEND", "emulate")
     sum_sq, found_inf = ak.ops.check_and_norm.check_and_norm([torch.full((100,), 3.0)])
-    assert (len(calls), sum_sq.item(), found_inf.item()) == (1, 900.0, 0.0)
+    assert (sum_sq.item(), found_inf.item()) == (900.0, 0.0)
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", "ninety")
+    with pytest.raises(RuntimeError, match="'ninety'; accepted: a compute capability such as 9.0"):
+        ak.ops.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
 
 
-def test_an_access_out_of_bounds_is_an_error_that_can_be_replayed(monkeypatch):
-    from amp_kernels import _emulator
-
+def test_an_error_can_be_replayed(monkeypatch):
+    """Here a race: the raw op does not look for tensors that share memory."""
     monkeypatch.setenv("AMP_KERNELS_EMULATE_SEED", "7")
-    grad, out = torch.zeros(8), torch.empty(2)
-    pieces = [("grad", grad.data_ptr(), 32, True), ("out", out.data_ptr(), 8, False)]
-    _emulator.set_options(seed=7)
-    with pytest.raises(
-        RuntimeError, match=r"kernel check_and_norm, seed 7: CTA 0, warp 0 .*, load: out of bounds: .*'grad'"
-    ):
-        _emulator.check_and_norm(pieces, [(grad.data_ptr(), 9, 2)], 0, out.data_ptr(), out.data_ptr() + 4, False, False)
+    grad, found_inf, factor = torch.ones(8), torch.zeros(()), torch.ones(())
+    message = r"unscale_: kernel unscale, seed 7: CTA \d, warp 0 .*: race.*'grads\[0\]'"
+    with pytest.raises(RuntimeError, match=message):
+        REGISTRY["unscale_"].emulated([grad, grad], found_inf, factor)
+
+
+def test_calls_from_several_threads_take_turns():
+    with ak.backend("emulate"), ThreadPoolExecutor(4) as pool:
+        calls = pool.map(lambda n: ak.ops.check_and_norm.check_and_norm([torch.ones(n)])[0].item(), range(1, 40))
+        assert list(calls) == list(range(1, 40))

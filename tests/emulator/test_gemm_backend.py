@@ -13,17 +13,18 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_preact
 from amp_kernels.ops.gemm_dact import gemm_dact
 from amp_kernels.testing.backends import check_backend
+from amp_kernels.testing.emulator import Launch, launches
 
-_gemm = pytest.importorskip("amp_kernels._emulate._gemm", reason="the package was built without pybind11")
+_host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 OPS = ["gemm", "gemm_preact", "gemm_dact", "gemm_accumulate_"]
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
 @pytest.mark.parametrize("name", OPS)
 def test_samples(name, capability, monkeypatch):
-    monkeypatch.setattr(_gemm, "CAPABILITY", capability)
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", capability)
     assert check_backend(REGISTRY[name], "emulate", "cpu") > 10
 
 
@@ -60,7 +61,7 @@ PROBLEM = st.fixed_dictionaries(
         "batch": st.sampled_from([None, None, 1, 2]),
         "dtype": st.sampled_from([torch.float16, torch.bfloat16]),
         "how": st.tuples(HOW, HOW, HOW),
-        "capability": st.sampled_from([80, 90, 90]),
+        "capability": st.sampled_from(["8.0", "9.0", "9.0"]),
         "seed": st.integers(0, 11),
     }
 )
@@ -83,7 +84,7 @@ class Problem:
     def same_on_both(self, call):
         """`call()` on the emulator and on the CPU: bits must agree."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_gemm, "CAPABILITY", self.capability)
+            patch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", self.capability)
             patch.setenv("AMP_KERNELS_EMULATE_SEED", str(self.seed))
             with ak.backend("emulate"):
                 results = call()
@@ -156,26 +157,51 @@ def test_accumulation_of_any_problem(problem, alpha, beta):
     p.same_on_both(call)
 
 
-def test_both_kernels_and_a_split_are_reached():
-    """The planner's answers for the small problems above are not all the same."""
-    plans = []
-    for m, n, k in ((64, 64, 64), (7, 2560, 64), (16, 16, 8192), (9, 9, 9)):
-        a, b = torch.zeros(m, k, dtype=torch.bfloat16), torch.zeros(n, k, dtype=torch.bfloat16)
-        plans.append(_gemm.run(torch.empty(m, n, dtype=torch.bfloat16), a, b.T))
-    assert [plan["kernel"] for plan in plans] == ["sm90", "sm90", "sm90", "sm80"]
+def launch_of(a: torch.Tensor, b: torch.Tensor, **options) -> Launch:
+    """The launch of the product, on the emulator."""
+    with ak.backend("emulate"):
+        gemm(a, b, **options)
+    (launch,) = launches()
+    return launch
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (7, 2560, 64), (16, 16, 8192), (9, 9, 9), (300, 260, 72)])
+def test_what_the_planner_chose_is_launched(m, n, k, capability, monkeypatch):
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", f"{capability // 10}.{capability % 10}")
+    launch = launch_of(torch.zeros(m, k).bfloat16(), torch.zeros(n, k).bfloat16().T)
+    aligned = k % 8 == 0
+    plan = _host.plan_gemm(
+        m, n, k, tma_operands=aligned, odd_operands=k % 2 == 1, tma_output=n % 8 == 0, capability=capability
+    )
+    assert launch.name == f"gemm_{plan['kernel']}"
+    rows, columns = (n, m) if plan["swapped"] else (m, n)
+    tile = _host.gemm_candidates()[plan["kernel"]][plan["tile"]]
+    work = -(-rows // tile["m"]) * -(-columns // tile["n"]) * plan["splits"]
+    if plan["kernel"] == "sm90":
+        assert launch.block == 128 * (1 + tile["consumers"])
+        assert launch.cluster == tile["cluster_m"] * tile["cluster_n"]
+        assert launch.grid % launch.cluster == 0
+        assert launch.grid <= max(work, launch.cluster)
+    else:
+        assert launch.grid == work
+
+
+def test_small_problems_reach_both_kernels_and_a_split():
+    plans = [_host.plan_gemm(m, n, k) for m, n, k in ((64, 64, 64), (7, 2560, 64), (16, 16, 8192))]
+    assert [plan["kernel"] for plan in plans] == ["sm90"] * 3
     assert plans[1]["swapped"]
     assert plans[2]["splits"] > 1
+    assert _host.plan_gemm(9, 9, 9, tma_operands=False, odd_operands=True, tma_output=False)["kernel"] == "sm80"
 
 
 def test_a_lone_row_takes_the_kernel_of_many():
     """A single row has no distance to the next one, so TMA could take it where it cannot take its company."""
     b = torch.zeros(100, 64, dtype=torch.bfloat16)
-    for batch_invariant, kernels in ((True, ["sm80", "sm80"]), (False, ["sm90", "sm80"])):
-        plans = [
-            _gemm.run(torch.empty(m, 64), torch.zeros(m, 100).bfloat16(), b, batch_invariant=batch_invariant)
-            for m in (1, 5)
-        ]
-        assert [plan["kernel"] for plan in plans] == kernels
+    for batch_invariant, kernels in ((True, ["gemm_sm80"] * 2), (False, ["gemm_sm90", "gemm_sm80"])):
+        rows = [torch.zeros(m, 100).bfloat16() for m in (1, 5)]
+        names = [launch_of(a, b, batch_invariant=batch_invariant).name for a in rows]
+        assert names == kernels
 
 
 def test_lines_that_overlap_are_copied():

@@ -1,5 +1,5 @@
 """Every op of the registry, on its own samples: torch's opcheck, backends against the reference, fake tensors,
-aot_eager."""
+aot_eager. The twins on the emulator too: so the host code of the CUDA ops runs, and is checked, without a GPU."""
 
 import copy
 
@@ -11,6 +11,7 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import available_backends, check_backend
 
 NAMES = sorted(REGISTRY)
+KERNELS = [name for name in NAMES if not REGISTRY[name].composite]
 
 
 def samples(name):
@@ -36,10 +37,16 @@ def test_opcheck(name):
         torch.library.opcheck(REGISTRY[name].overload, args, kwargs)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not REGISTRY[n].composite])
+@pytest.mark.parametrize("name", KERNELS)
+def test_opcheck_on_the_emulator(name):
+    for args, kwargs in samples(name)[::3]:
+        torch.library.opcheck(REGISTRY[name].emulated, args, kwargs)
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_compiled_backends_agree_with_the_reference(name):
     for backend in available_backends(REGISTRY[name], "cpu"):
-        if backend not in ("triton", "emulate"):  # they have tests of their own, with their own process settings
+        if backend != "triton":  # it has tests of its own, with their own process settings
             assert check_backend(REGISTRY[name], backend, "cpu") == len(samples(name))
 
 
@@ -53,7 +60,7 @@ def test_samples_are_seeded(name):
 @pytest.mark.parametrize("name", [n for n in NAMES if REGISTRY[n].mutated])
 def test_mutating_op_bumps_versions_of_what_it_mutates_and_of_nothing_else(name):
     op = REGISTRY[name]
-    for run in (op, op.overload, lambda *a, **k: op.run("reference", *a, **k)):
+    for run in (op, op.overload, op.emulated, lambda *a, **k: op.run("reference", *a, **k)):
         args, kwargs = samples(name)[0]
         args = detached(args)
         mutated = {position for position, _ in op.mutated}
@@ -86,9 +93,10 @@ def test_meta_tensors(name):
         value if isinstance(value, torch.Tensor) and value.dtype == torch.int64 else to_meta(value) for value in args
     ]
     expected = REGISTRY[name].run("reference", *detached(args), **kwargs)
-    actual = REGISTRY[name].overload(*meta, **{key: to_meta(value) for key, value in kwargs.items()})
-    for e, a in zip(flat(expected), flat(actual), strict=True):
-        assert (a.shape, a.dtype, a.device.type) == (e.shape, e.dtype, "meta")
+    for overload in filter(None, (REGISTRY[name].overload, REGISTRY[name].emulated)):
+        actual = overload(*meta, **{key: to_meta(value) for key, value in kwargs.items()})
+        for e, a in zip(flat(expected), flat(actual), strict=True):
+            assert (a.shape, a.dtype, a.device.type) == (e.shape, e.dtype, "meta")
 
 
 def to_meta(value):

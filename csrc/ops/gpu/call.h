@@ -58,7 +58,7 @@ class GpuCall {
   }
   // Memory that is known by its address alone.
   void reach(ArgName name, const void* data, int64_t bytes, bool writable) {
-    if constexpr (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable);
+    if (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable);
   }
   const float* scalar(ArgName name, const Tensor& t) {
     check_one_element(op_, name, t, ScalarType::Float);
@@ -111,7 +111,7 @@ class GpuCall {
   // An output.
   Tensor empty(ArgName name, torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) {
     const Tensor t = torch::stable::empty(size, dtype, std::nullopt, target_.device());
-    if constexpr (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
+    if (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
     return t;
   }
   // Memory of the call, the first `zeroed` bytes 0. Freed when the tensor goes: the allocator hands the memory to later
@@ -154,7 +154,7 @@ class GpuCall {
 
   void show(ArgName name, const Tensor& t, bool holds_values, bool writable) {
     check_place(name, t);
-    if constexpr (Target::kLooks) target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable);
+    if (Target::kLooks) target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable);
   }
 
   const char* op_;

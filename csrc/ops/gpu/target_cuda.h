@@ -21,7 +21,7 @@ namespace ak {
 class Target {
  public:
   static constexpr const char* kDevices = "a CUDA device";
-  static constexpr bool kLooks = false;  // kernels reach all memory of the device
+  static constexpr bool kLooks = false;  // kernels reach all memory of the device, so nothing is shown to them
   static bool has(const Tensor& t) { return t.is_cuda(); }
 
   explicit Target(const Tensor& first) : index_(first.get_device_index()), guard_(index_) {
@@ -48,6 +48,9 @@ class Target {
   void zero(void* data, size_t bytes) const {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream_)));
   }
+
+  void show(ArgName, const void*, size_t, bool, bool) const {}
+  void show_fresh(ArgName, void*, size_t) const {}
 
   static std::string failure(const Status& status) {
     return "a kernel could not be launched: CUDA error " + std::to_string(status.code) + " (" + status.message + ")";

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 
+#include "device/launch.cuh"
 #include "device/status.h"
 #include "emulator/machine.h"
 #include "emulator/visible.h"
@@ -28,6 +29,7 @@ class Target {
 
   explicit Target(const Tensor&) : one_at_a_time_(machine()) {
     emu::options() = {};
+    emu::launch_log().clear();
     if (const char* seed = std::getenv("AMP_KERNELS_EMULATE_SEED"))
       emu::options().seed = std::strtoull(seed, nullptr, 10);
   }

@@ -1,0 +1,27 @@
+"""What the emulator (``csrc/emulator``) did in the last call of an op."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from .._dispatch import load
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, as the launcher started it; sizes in blocks, threads, blocks and bytes."""
+
+    name: str
+    grid: int
+    block: int
+    cluster: int
+    shared: int
+
+
+def launches() -> list[Launch]:
+    """The kernels that the last op on backend ``emulate`` launched, in order."""
+    library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
+    library.ak_emulator_launches.restype = ctypes.c_char_p
+    lines = library.ak_emulator_launches().decode().splitlines()
+    return [Launch(words[0], *map(int, words[2::2])) for words in map(str.split, lines)]
