@@ -86,7 +86,7 @@ def test_environment_variable_selects_it(monkeypatch):
     sum_sq, found_inf = ak.ops.check_and_norm.check_and_norm([torch.full((100,), 3.0)])
     assert (sum_sq.item(), found_inf.item()) == (900.0, 0.0)
     monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", "ninety")
-    with pytest.raises(RuntimeError, match="'ninety'; accepted: a compute capability such as 9.0"):
+    with pytest.raises(RuntimeError, match=r"'ninety'; accepted: a compute capability such as 9\.0"):
         ak.ops.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
 
 
