@@ -38,8 +38,9 @@ class MainGrad:
     """Ties a weight to its fp32 buffer, the attribute ``main_grad``. Does not keep the weight alive."""
 
     def __init__(self, weight: Tensor):
-        key = id(weight)
-        self.weight = weakref.ref(weight, lambda _: _registered.pop(key, None))
+        # Bound now: while the interpreter exits, a weight may outlive this module's names.
+        key, forget = id(weight), _registered.pop
+        self.weight = weakref.ref(weight, lambda _: forget(key, None))
         self.hook = weight.register_hook(self.deliver)
         _zero(weight.main_grad)  # not first within the capture of a CUDA graph
         _registered[key] = self

@@ -34,6 +34,7 @@ from ._gemm import (
     check_tensor,
 )
 from ._lists import FLOATS
+from ._shadows import fresh_shadow
 from .activation_backward import ACTIVATION_BACKWARD, differentiable_activation_backward
 from .gemm import GEMM, GEMM_PREACT
 from .matmul import add_gradient, differentiable_product, gemm_options, under_transform, working_dtype
@@ -246,19 +247,6 @@ LINEAR = define(
     differentiable=True,
     composite=True,
 )
-
-
-_state = None
-
-
-def fresh_shadow(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
-    """The 16-bit copy of ``weight`` that an optimizer keeps, if it is up to date and of autocast's dtype."""
-    if dtype is None or weight.dtype is dtype:
-        return None
-    global _state
-    if _state is None:  # the optimizers import the ops, so not at the top
-        from ..optim import _state
-    return _state.fresh_shadow(weight, dtype)
 
 
 def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:

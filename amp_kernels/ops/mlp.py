@@ -31,10 +31,11 @@ from ._gemm import (
     check_same_device,
 )
 from ._lists import FLOATS
+from ._shadows import fresh_shadow
 from .activation_backward import differentiable_activation_backward
 from .gemm import GEMM, GEMM_PREACT
 from .gemm_dact import GEMM_DACT
-from .linear import cast, check_shadow, flat, fresh_shadow, gradient_dtype, like, weight_gradient
+from .linear import cast, check_shadow, flat, gradient_dtype, like, weight_gradient
 from .matmul import add_gradient, differentiable_product, gemm_options, under_transform, working_dtype
 
 

@@ -1,7 +1,7 @@
 """Fused optimizers with torch's signatures, state layout and checkpoints, and master weights for 16-bit parameters."""
 
+from ..ops._shadows import refresh_shadows
 from ._export import fp32_state_dict
-from ._state import refresh_shadows
 from .adam import Adam
 from .adamw import AdamW
 from .lamb import LAMB

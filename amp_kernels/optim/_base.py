@@ -24,11 +24,12 @@ from .._dispatch import policy
 from .._dispatch.library import Op
 from ..ops import _lists
 from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
+from ..ops._shadows import ShadowList
 from ..ops.check_and_norm import op as check_and_norm
 from ._checkpoint import BlockedState
 from ._resolved import Resolved, TensorTable, plain
 from ._settings import Settings
-from ._state import Block, Place, ShadowList, signature
+from ._state import DeviceBatch, Place, signature
 
 logger = logging.getLogger("amp_kernels")
 
@@ -46,23 +47,8 @@ class StepRequest:
     blame: list[tuple[list[Tensor], Tensor]] | None = None  # if a list, answer: parameters, flag of each one's gradient
 
 
-@dataclass
-class _Batch:
-    """The parameters of one device that take part in a step, as the update op wants them."""
-
-    device: torch.device
-    params: list[Tensor]
-    blocks: list[Block]
-    groups: list[int]  # of each block
-    layout: Tensor
-    nothing: Tensor  # in the place of a buffer that is not there, or not to be used
-    shadows: ShadowList  # of those params that have one
-    settings: Settings | None = None  # what `state` was made for
-    state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`
-
-
 #: A batch, its gradients, and a table of both if nothing but the gradients is new.
-_Work = tuple[_Batch, list[Tensor], TensorTable | None]
+_Work = tuple[DeviceBatch, list[Tensor], TensorTable | None]
 
 
 class FusedOptimizer(BlockedState):
@@ -170,7 +156,7 @@ class FusedOptimizer(BlockedState):
             self._resolved = Resolved(self.param_groups, self.state, batches, found, choice, self._compiled(batches))
         return [(batch, by_device[batch.device], None) for batch in batches]
 
-    def _compiled(self, batches: list[_Batch]) -> bool:
+    def _compiled(self, batches: list[DeviceBatch]) -> bool:
         """Whether C++ is what the ops run on."""
         chosen = {policy.select(op.name, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
         return chosen <= {"cpu", "cuda"}
@@ -206,8 +192,8 @@ class FusedOptimizer(BlockedState):
             )
         return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
 
-    def _make_batches(self, active: list[tuple[int, Place]]) -> list[_Batch]:
-        batches: dict[torch.device, _Batch] = {}
+    def _make_batches(self, active: list[tuple[int, Place]]) -> list[DeviceBatch]:
+        batches: dict[torch.device, DeviceBatch] = {}
         rows: dict[torch.device, list[tuple[int, int, int, int, int]]] = defaultdict(list)
         shadows: dict[torch.device, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         params = [param for group in self.param_groups for param in group["params"]]
@@ -216,7 +202,7 @@ class FusedOptimizer(BlockedState):
             param, block = place.param, place.block
             if param.device not in batches:
                 nothing = torch.empty(0, dtype=torch.float32, device=param.device)
-                batches[param.device] = _Batch(param.device, [], [], [], torch.empty(0), nothing, ShadowList([]))
+                batches[param.device] = DeviceBatch(param.device, [], [], [], torch.empty(0), nothing, ShadowList([]))
             batch = batches[param.device]
             position = next((i for i, other in enumerate(batch.blocks) if other is block), len(batch.blocks))
             if position == len(batch.blocks):
@@ -366,7 +352,7 @@ class FusedOptimizer(BlockedState):
             self._settings = settings
         return settings
 
-    def _state_of(self, batch: _Batch, settings: Settings) -> tuple[list[Tensor], ...]:
+    def _state_of(self, batch: DeviceBatch, settings: Settings) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the group does not use
         it."""
         if batch.settings is not settings:

@@ -13,15 +13,13 @@ import operator
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops._blocks import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
-
-if TYPE_CHECKING:
-    from ._base import _Batch
+from ._state import DeviceBatch
 
 _grad = operator.attrgetter("grad")
 
@@ -49,7 +47,7 @@ def alike(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
     return lambda others: guards.check(*others)
 
 
-def plain(batch: _Batch, grads: Iterable[Tensor]) -> bool:
+def plain(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
     """Whether addresses say all: no tensor has a bit that the dispatcher acts upon (negated views, zero tensors)."""
     keys = torch._C._dispatch_keys
     expected = keys(batch.nothing).raw_repr()
@@ -80,7 +78,7 @@ class _Stretch:
 class TensorTable:
     """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels.ops._blocks`."""
 
-    def __init__(self, batch: _Batch, grads: list[Tensor]):
+    def __init__(self, batch: DeviceBatch, grads: list[Tensor]):
         params = batch.params
         columns = [
             map(Tensor.data_ptr, params),
@@ -126,7 +124,7 @@ class Resolved:
         self,
         groups: list[dict],
         state: dict,
-        batches: list[_Batch],
+        batches: list[DeviceBatch],
         grads: list[list[Tensor]],
         choice: Any,
         compiled: bool,
@@ -141,7 +139,7 @@ class Resolved:
 
     def take(
         self, groups: list[dict], state: dict, choice: Any
-    ) -> list[tuple[_Batch, list[Tensor], TensorTable | None]] | None:
+    ) -> list[tuple[DeviceBatch, list[Tensor], TensorTable | None]] | None:
         """The step's work if it is that of the last one, else ``None``."""
         if choice != self.choice or [len(group["params"]) for group in groups] != self.sizes:
             return None

@@ -1,6 +1,8 @@
 """accumulate_fp32: gradients go into main_grad inside the GEMM, and .grad, hooks, optimizers and scalers do not notice."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -359,6 +361,18 @@ def test_the_weight_is_not_kept_alive():
 
     gc.collect()
     assert not _main_grad._registered
+
+
+def test_a_weight_may_outlive_the_modules_of_the_package():
+    """While the interpreter exits, if what was imported before holds it."""
+    script = """
+import torch, amp_kernels as ak
+module = ak.nn.Linear(4, 4)
+torch.kept = module.weight
+ak.nn.accumulate_fp32(module)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_frozen_weights_other_modules_and_copies_are_left_alone():

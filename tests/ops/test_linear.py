@@ -8,6 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from amp_kernels.ops import linear as linear_module
 from amp_kernels.ops._gemm import ACTIVATIONS
+from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import LINEAR, linear
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
@@ -239,22 +240,18 @@ def test_a_shadow_is_read_in_place_of_the_weight():
     assert torch.equal(weight.grad, x.bfloat16().float().sum(0).expand(3, 8))
 
 
-@pytest.fixture
-def shadows(monkeypatch):
-    """Stands in for the optimizer's book of shadows."""
-    from amp_kernels.optim import _state
-
-    book = {}
-    monkeypatch.setattr(_state, "fresh_shadow", lambda weight, dtype: book.get((id(weight), dtype)))
-    return book
+def keep_shadow(weight, dtype, seed=9):
+    """What an optimizer would keep, with values that tell it from a copy of the weight."""
+    shadow = torch.empty_like(weight, dtype=dtype, requires_grad=False)
+    refresh_shadow(weight, shadow)
+    return shadow.copy_(normal(*weight.shape, seed=seed))
 
 
-def test_autocast_looks_for_a_fresh_shadow(shadows):
+def test_autocast_looks_for_a_fresh_shadow():
     x, weight = normal(4, 8), normal(3, 8, seed=1, grad=True)
-    shadow = normal(3, 8, seed=9, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(linear(x, weight), linear(x, weight.detach().bfloat16()))
-    shadows[id(weight), torch.bfloat16] = shadow
+    shadow = keep_shadow(weight, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(linear(x, weight), linear(x.bfloat16(), shadow))
     with torch.autocast("cpu", torch.float16):  # the shadow is of another dtype
@@ -264,12 +261,11 @@ def test_autocast_looks_for_a_fresh_shadow(shadows):
 
 @pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("with_shadow", [False, True])
-def test_eager_calls_do_what_the_dispatcher_does(shadows, autocast, with_shadow, monkeypatch):
+def test_eager_calls_do_what_the_dispatcher_does(autocast, with_shadow, monkeypatch):
     """The public function runs the op as plain Python where it can, and leaves the dispatcher out."""
     dtype = torch.float32 if autocast else torch.bfloat16
     x, weight, bias = problem(dtype, torch.float32, grad=True)
-    if with_shadow and autocast:
-        shadows[id(weight), autocast] = normal(50, 70, seed=9, dtype=autocast)
+    shadow = keep_shadow(weight, autocast) if with_shadow and autocast else None
     through, original = [], LINEAR.overload
     monkeypatch.setattr(LINEAR, "overload", lambda *a, **k: through.append(1) or original(*a, **k))
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
@@ -278,16 +274,19 @@ def test_eager_calls_do_what_the_dispatcher_does(shadows, autocast, with_shadow,
         expected = LINEAR(x, weight, bias, activation="gelu")
     assert through
     assert torch.equal(out, expected)
+    assert shadow is None or torch.equal(
+        out, LINEAR(x, weight, bias, shadow, activation="gelu", compute_dtype=autocast)
+    )
     grads = [torch.autograd.grad(t.float().pow(2).sum(), (x, weight, bias)) for t in (out, expected)]
     for one, other in zip(*grads, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
 
 
-def test_a_shadow_changed_before_backward_is_an_error(shadows):
+def test_a_shadow_changed_before_backward_is_an_error():
     """As in autograd everywhere: backward must not silently use the weights of the next step."""
     x, weight = normal(4, 8, grad=True), normal(3, 8, seed=1, grad=True)
-    shadow = shadows[id(weight), torch.bfloat16] = weight.detach().bfloat16()
+    shadow = keep_shadow(weight, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         out = linear(x, weight)
     shadow.add_(1)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 from amp_kernels.ops._gemm import ACTIVATIONS, GATED
+from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.gemm_dact import GEMM_DACT
 from amp_kernels.ops.linear import linear
 from amp_kernels.ops.mlp import MLP, mlp
@@ -135,14 +136,15 @@ def test_autocast(autocast):
         assert torch.equal(mlp(*wide, activation="swiglu"), exact(*wide, "swiglu"))
 
 
-def test_autocast_reads_fresh_shadows(monkeypatch):
-    from amp_kernels.optim import _state
-
+def test_autocast_reads_fresh_shadows():
     tensors = problem("gelu", torch.float32)
-    shadows = {id(tensors[i]): (2 * tensors[i].detach()).bfloat16() for i in (1, 3)}  # recognisable: no copies
-    monkeypatch.setattr(_state, "fresh_shadow", lambda weight, dtype: shadows.get(id(weight)))
     x, w1, b1, w2, b2 = tensors
-    expected = mlp(x.bfloat16(), shadows[id(w1)], b1, shadows[id(w2)], b2)
+    shadows = []
+    for weight in (w1, w2):
+        shadows.append(torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False))
+        refresh_shadow(weight, shadows[-1])
+        shadows[-1].mul_(2)  # recognisable: no copies
+    expected = mlp(x.bfloat16(), shadows[0], b1, shadows[1], b2)
     with torch.autocast("cpu", torch.bfloat16):
         out = mlp(*tensors)
         through_the_dispatcher = MLP(*tensors)

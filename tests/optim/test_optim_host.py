@@ -34,7 +34,7 @@ def test_resolved_steps_have_the_bits_of_others(name, options, mode):
     )  # fmt: skip
     pair.warm()
     pair.step(3, resolved=True)
-    assert ak.optim._state.fresh_shadow(pair.params[0], bf16) is not None
+    assert ak.ops._shadows.fresh_shadow(pair.params[0], bf16) is not None
 
 
 def test_scaler_and_blame_are_the_same():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import amp_kernels.optim as akopt
-from amp_kernels.optim import _state
-from amp_kernels.optim._state import ALIGN, fresh_shadow, refresh_shadows, state_layout
+from amp_kernels.ops import _shadows
+from amp_kernels.ops._shadows import fresh_shadow, refresh_shadows
+from amp_kernels.optim._state import ALIGN, state_layout
 
 EACH = pytest.mark.parametrize(
     ("name", "options"), [("AdamW", {}), ("Adam", {"weight_decay": 0.1}), ("SGD", {"momentum": 0.9, "dampening": 0.5})]
@@ -311,7 +312,7 @@ def test_shadow_is_not_used_while_tracing():
 
 
 def test_check_mode_catches_writes_that_versions_do_not_see(monkeypatch):
-    monkeypatch.setattr(_state, "_CHECK", True)
+    monkeypatch.setattr(_shadows, "_CHECK", True)
     model = torch.nn.Linear(3, 2)
     optimizer = akopt.SGD(model.parameters(), shadow_dtype=torch.float16)
     step(optimizer, list(model.parameters()))

@@ -1,0 +1,125 @@
+"""Shadows: 16-bit copies of float32 weights, written by an optimizer's step and read by matrix products under autocast.
+
+A shadow is found by its weight, and holds as long as the weight's version counter and address are those it was written at.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+
+import torch
+from torch import Tensor
+
+_CHECK = os.environ.get("AMP_KERNELS_CHECK_SHADOWS") == "1"
+_version, _data_ptr = operator.attrgetter("_version"), Tensor.data_ptr
+_version_then, _address_then = operator.attrgetter("version"), operator.attrgetter("address")
+
+
+class Shadow:
+    """A parameter's 16-bit copy and what the parameter was when it was taken. Owns neither of the two."""
+
+    __slots__ = ("address", "param", "version", "view")
+
+    def __init__(self, param: Tensor, view: Tensor):
+        # Bound now: while the interpreter exits, a parameter may outlive this module's names.
+        key, forget = id(param), _shadows.pop
+        self.param = weakref.ref(param, lambda _: forget(key, None))
+        self.view = weakref.ref(view)
+        self.stamp(param)
+
+    def stamp(self, param: Tensor) -> None:
+        self.version, self.address = param._version, param.data_ptr()
+
+    def fresh(self, param: Tensor) -> bool:
+        return self.version == param._version and self.address == param.data_ptr()
+
+
+_shadows: dict[int, Shadow] = {}  # by id(param)
+
+
+def _shadow_of(param: Tensor) -> Shadow | None:
+    shadow = _shadows.get(id(param))
+    return shadow if shadow is not None and shadow.param() is param else None
+
+
+def refresh_shadow(param: Tensor, view: Tensor) -> None:
+    """Copy ``param`` into ``view``, rounded to nearest even, and declare that its up-to-date shadow.
+
+    The optimizer keeps ``view`` alive; the shadow dies with the optimizer.
+    """
+    with torch.no_grad():
+        view.copy_(param)
+    shadow = _shadow_of(param)
+    if shadow is not None and shadow.view() is view:
+        shadow.stamp(param)
+    else:
+        _shadows[id(param)] = Shadow(param, view)
+
+
+class ShadowList:
+    """Parameters with shadows that are stepped together. The usual case, that all are up to date, at the speed of C."""
+
+    def __init__(self, pairs: list[tuple[Tensor, Tensor]]):
+        self.pairs = pairs
+        self.params = [param for param, _ in pairs]
+        self.keys = list(map(id, self.params))
+        self.shadows: list[Shadow] = []
+
+    def renew(self) -> None:
+        """Before a step: copy what is out of date, because a step that is skipped writes no shadow."""
+        shadows = list(map(_shadows.get, self.keys))
+        if (
+            len(self.shadows) == len(shadows)
+            and all(map(operator.is_, shadows, self.shadows))
+            and list(map(_version, self.params)) == list(map(_version_then, shadows))
+            and list(map(_data_ptr, self.params)) == list(map(_address_then, shadows))
+        ):
+            return
+        for param, view in self.pairs:
+            shadow = _shadow_of(param)
+            if shadow is None or shadow.view() is not view or not shadow.fresh(param):
+                refresh_shadow(param, view)
+        self.shadows = list(map(_shadows.get, self.keys))
+
+    def stamp(self) -> None:
+        """After a step, which has written weights and shadows."""
+        for shadow, version in zip(self.shadows, map(_version, self.params), strict=True):
+            shadow.version = version
+
+
+def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
+    """The up-to-date 16-bit copy of ``weight`` in ``dtype``, autocast's, that an optimizer keeps, or ``None``.
+
+    Up to date means that the version counter and the address of ``weight`` are those seen when the copy was written.
+    Writes through ``.data`` change neither and need :func:`amp_kernels.optim.refresh_shadows`. ``None`` while
+    torch.compile traces. ``AMP_KERNELS_CHECK_SHADOWS=1``, set before the import, compares the values at each use and
+    raises if they differ (slow).
+    """
+    if dtype is None or weight.dtype is dtype or torch.compiler.is_compiling():
+        return None
+    shadow = _shadow_of(weight)
+    if shadow is None:
+        return None
+    view = shadow.view()
+    if view is None or view.dtype is not dtype or not shadow.fresh(weight):
+        return None
+    if _CHECK and not torch.equal(view, weight.detach().to(dtype)):
+        raise RuntimeError(
+            f"the {dtype} shadow of a weight of shape {list(weight.shape)} is out of date: the weight was written "
+            "through .data or by compiled or captured code; call amp_kernels.optim.refresh_shadows(model) after that"
+        )
+    return view
+
+
+def refresh_shadows(model: torch.nn.Module) -> None:
+    """Bring the 16-bit shadows of a model's parameters up to date after writes that version counters do not see.
+
+    That is: writes through ``.data``, and by compiled or captured code. Parameters without a shadow are passed over.
+    """
+    for param in model.parameters():
+        shadow = _shadow_of(param)
+        view = None if shadow is None else shadow.view()
+        if view is not None:
+            refresh_shadow(param, view)
