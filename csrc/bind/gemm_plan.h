@@ -26,7 +26,7 @@ inline void bind_gemm_plan(pybind11::module_& m) {
         for (const GemmTile& t : kGemmTiles) {
           sm90.append(pybind11::dict("m"_a = t.m, "n"_a = t.n, "cluster_m"_a = t.cluster_m, "cluster_n"_a = t.cluster_n,
                                      "consumers"_a = t.consumers, "pingpong"_a = t.pingpong,
-                                     "finishes"_a = gemm_sm90_may_finish(t)));
+                                     "takes_epilogue"_a = gemm_sm90_takes_epilogue(t)));
         }
         for (GemmSm80Tile t : kGemmSm80Tiles) {
           const detail::Sm80TileCost& size = detail::kSm80Tiles[static_cast<int>(t)];

@@ -19,16 +19,36 @@ AK_DEVICE void round_16_columns(const float* acc, int j, uint32_t (&r)[4]) {
 /// Byte offset, in a box with rows of 128 bytes, of 16-byte chunk `chunk` of row `row`.
 AK_DEVICE uint32_t box_offset(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
+/// Before a consumer writes its staging buffer: the last store has left it.
+AK_DEVICE void wait_for_staging(int thread, int consumer) {
+  if (thread == 0) bulk_wait_read<0>();
+  named_barrier(consumer + 1, kWarpgroupThreads);
+}
+
+/// After it: what all its threads have written is there for the copy engine.
+AK_DEVICE void publish_staging(int consumer) {
+  fence_proxy_async();
+  named_barrier(consumer + 1, kWarpgroupThreads);
+}
+
+/// Stores a staged box of 64 rows, or adds it to C.
+AK_DEVICE void store_box(const TensorMap* map_c, uint32_t box, int column, int row, int batch, GemmOutput output) {
+  if (output == GemmOutput::kAccumulate) {
+    tma_reduce_add(map_c, box, column, row, batch);
+  } else {
+    tma_store(map_c, box, column, row, batch);
+  }
+}
+
 /// Stores a slice of 64 rows as 16-bit values by TMA, kStageColumns at a time, up to column `end`.
 template <class T, class Tile>
 AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const TensorMap* map_c, uint32_t staging,
                                    int consumer, int batch, int m, int n, int end) {
   constexpr int kColumns = Tile::kStageColumns;
-  const int thread = thread_index() % kGroupThreads, warp = thread / kWarpThreads, lane = lane_index();
+  const int thread = thread_index() % kWarpgroupThreads, warp = thread / kWarpThreads, lane = lane_index();
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / kColumns; part++) {
-    if (thread == 0) bulk_wait_read<0>();  // the last store has left the staging buffer
-    named_barrier(consumer + 1, kGroupThreads);
+    wait_for_staging(thread, consumer);
     AK_UNROLL
     for (int j = 0; j < kColumns / 16; j++) {
       uint32_t r[4];
@@ -36,8 +56,7 @@ AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const 
       const int row = warp * 16 + lane % 16, chunk = j * 2 + lane / 16;
       stmatrix_x4(staging + chunk / 8 * kSliceBytes + box_offset(row, chunk % 8), r);
     }
-    fence_proxy_async();
-    named_barrier(consumer + 1, kGroupThreads);
+    publish_staging(consumer);
     if (thread == 0) {
       for (int box = 0; box < kColumns / 64; box++) {
         const int x = n + part * kColumns + box * 64;
@@ -53,7 +72,7 @@ template <class T, class Tile>
 AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], uint32_t staging, int batch, int m, int n,
                                   const Args& args) {
   constexpr int kPitch = Tile::kRowPitch, kChunks = Tile::kBlockN / 8;
-  const int warp = thread_index() % kGroupThreads / kWarpThreads, lane = lane_index();
+  const int warp = thread_index() % kWarpgroupThreads / kWarpThreads, lane = lane_index();
   const uint32_t mine = staging + warp * 16 * kPitch;
   AK_UNROLL
   for (int j = 0; j < Tile::kBlockN / 16; j++) {
@@ -66,7 +85,7 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], uint32_
     const int row = i / kChunks, chunk = i % kChunks, y = m + warp * 16 + row, x = n + chunk * 8;
     if (y >= args.m || x >= args.n) continue;
     const auto eight = load_shared_16(mine + row * kPitch + chunk * 16);
-    T* to = detail::address<T>(args.finish.c, batch, y, x);
+    T* to = detail::address<T>(args.epilogue.c, batch, y, x);
     if (x + 8 <= args.n) {
       store_vec(reinterpret_cast<uint32_t*>(to), eight);
     } else {
@@ -83,11 +102,10 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], uint32_
 template <class Tile>
 AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const TensorMap* map_c, uint32_t staging,
                                  int consumer, int batch, int m, int n, int end, GemmOutput output) {
-  const int thread = thread_index() % kGroupThreads, warp = thread / kWarpThreads, lane = lane_index();
+  const int thread = thread_index() % kWarpgroupThreads, warp = thread / kWarpThreads, lane = lane_index();
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / 64; part++) {
-    if (thread == 0) bulk_wait_read<0>();
-    named_barrier(consumer + 1, kGroupThreads);
+    wait_for_staging(thread, consumer);
     AK_UNROLL
     for (int j = 0; j < 8; j++) {
       const float* d = acc + part * 32 + j * 4;
@@ -97,18 +115,11 @@ AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Te
       store_shared_2(box + box_offset(row, chunk) + in_chunk, d[0], d[1]);
       store_shared_2(box + box_offset(row + 8, chunk) + in_chunk, d[2], d[3]);
     }
-    fence_proxy_async();
-    named_barrier(consumer + 1, kGroupThreads);
+    publish_staging(consumer);
     if (thread == 0) {
       for (int box = 0; box < 2; box++) {
         const int x = n + part * 64 + box * 32;
-        if (x >= end) continue;
-        const uint32_t from = staging + box * kSliceBytes;
-        if (output == GemmOutput::kAccumulate) {
-          tma_reduce_add(map_c, from, x, m, batch);
-        } else {
-          tma_store(map_c, from, x, m, batch);
-        }
+        if (x < end) store_box(map_c, staging + box * kSliceBytes, x, m, batch, output);
       }
       bulk_commit();
     }
@@ -121,44 +132,46 @@ AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Te
 /// branch that all threads take together picks the chunk's. The accumulators are only read: results that went back into
 /// them would cost registers, and ptxas would run the wgmma one by one.
 template <class T, bool kFloat, class Tile>
-AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const TensorMap* map_c,
-                           uint32_t staging, int consumer, int m, const Work& work, const Args& kernel_args) {
-  constexpr bool kApart = Tile::kBlockN % 128 == 0;
-  constexpr int kStep = kApart ? 8 : 16, kSecond = kApart ? Tile::kBlockN / 2 : 8;  // columns to the next chunk, half
+AK_DEVICE void store_with_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const TensorMap* map_c,
+                                   uint32_t staging, int consumer, int m, const Work& work, const Args& kernel_args) {
+  constexpr bool kHalvesApart = Tile::kBlockN % 128 == 0;
+  constexpr int kChunkPitch = kHalvesApart ? 8 : 16,
+                kHalfPitch = kHalvesApart ? Tile::kBlockN / 2 : 8;  // columns to the next chunk, half
   constexpr int kChunks = Tile::kBlockN / 16;
-  constexpr int kBox = kFloat ? 32 : 64;  // columns, 128 bytes; one box a half, or one for both
-  const int thread = thread_index() % kGroupThreads, warp = thread / kWarpThreads, lane = lane_index();
+  constexpr int kBoxColumns = kFloat ? 32 : 64;  // columns, 128 bytes; one box a half, or one for both
+  const int thread = thread_index() % kWarpgroupThreads, warp = thread / kWarpThreads, lane = lane_index();
   AK_NO_UNROLL
   for (int i = 0; i < Tile::kSlicesM * kChunks; i++) {
     const Args& args = *opaque(&kernel_args);  // read where it is needed: kept in registers, it would push others out
-    const bool halved = args.tile_columns < Tile::kBlockN, boxes = Tile::kBoxes && !args.finish.direct;
-    const int column = i % kChunks * kStep, in_box = column % kBox, row = m + i / kChunks * 64;
-    if (boxes && in_box == 0) {
-      if (thread == 0) bulk_wait_read<0>();  // the last store has left the staging buffer
-      named_barrier(consumer + 1, kGroupThreads);
-    }
+    const bool halved = args.tile_columns < Tile::kBlockN, boxes = Tile::kBoxes && !args.epilogue.direct;
+    const int column = i % kChunks * kChunkPitch, in_box = column % kBoxColumns, row = m + i / kChunks * 64;
+    if (boxes && in_box == 0) wait_for_staging(thread, consumer);
+    // Pick the chunk's sums.
     float v[2][1][4];
     AK_UNROLL
     for (int chunk = 0; chunk < Tile::kSlicesM * kChunks; chunk++) {
       if (chunk != i) continue;
       AK_UNROLL
       for (int j = 0; j < 8; j++)
-        v[j / 4][0][j % 4] = acc[chunk / kChunks][chunk % kChunks * (kStep / 2) + j / 4 * (kSecond / 2) + j % 4];
+        v[j / 4][0][j % 4] =
+            acc[chunk / kChunks][chunk % kChunks * (kChunkPitch / 2) + j / 4 * (kHalfPitch / 2) + j % 4];
     }
+    // Apply the epilogue to them.
     Chunk at;
     at.batch = work.batch;
     at.end[0] = args.columns;
     at.end[1] = halved ? args.n : args.columns;
     at.row = row + warp * 16 + lane / 4;
     at.column[0] = work.n + column + lane % 4 * 2;
-    at.column[1] = at.column[0] + (kApart ? args.second_half : kSecond);
-    finish_chunk(args.finish, at, v);
-    if (!boxes) continue;
+    at.column[1] = at.column[0] + (kHalvesApart ? args.second_half : kHalfPitch);
+    finish_chunk(args.epilogue, at, v);
+    if (!boxes) continue;  // they are in C
+    // Stage the results, and store a box when it is full.
     if constexpr (kFloat) {
       AK_UNROLL
       for (int h = 0; h < 2; h++) {
-        const int x = in_box + (kApart ? 0 : 8 * h) + lane % 4 * 2, y = warp * 16 + lane / 4;
-        const uint32_t box = staging + (kApart ? h * kSliceBytes : 0), in_chunk = x % 4 * 4;
+        const int x = in_box + (kHalvesApart ? 0 : 8 * h) + lane % 4 * 2, y = warp * 16 + lane / 4;
+        const uint32_t box = staging + (kHalvesApart ? h * kSliceBytes : 0), in_chunk = x % 4 * 4;
         store_shared_2(box + box_offset(y, x / 4) + in_chunk, v[h][0][0], v[h][0][1]);
         store_shared_2(box + box_offset(y + 8, x / 4) + in_chunk, v[h][0][2], v[h][0][3]);
       }
@@ -166,22 +179,16 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       uint32_t r[4];
       AK_UNROLL
       for (int j = 0; j < 4; j++) r[j] = round_pair<T>(v[j / 2][0][j % 2 * 2], v[j / 2][0][j % 2 * 2 + 1]);
-      const int h = lane / 16, x = in_box / 8 + (kApart ? 0 : h);
-      stmatrix_x4(staging + (kApart ? h * kSliceBytes : 0) + box_offset(warp * 16 + lane % 16, x), r);
+      const int h = lane / 16, x = in_box / 8 + (kHalvesApart ? 0 : h);
+      stmatrix_x4(staging + (kHalvesApart ? h * kSliceBytes : 0) + box_offset(warp * 16 + lane % 16, x), r);
     }
-    if (in_box + kStep < kBox) continue;
-    fence_proxy_async();
-    named_barrier(consumer + 1, kGroupThreads);
+    if (in_box + kChunkPitch < kBoxColumns) continue;
+    publish_staging(consumer);
     if (thread == 0) {
-      for (int h = 0; h < (kApart && !halved ? 2 : 1); h++) {
-        const int x = work.n + column - in_box + h * kSecond;
+      for (int h = 0; h < (kHalvesApart && !halved ? 2 : 1); h++) {
+        const int x = work.n + column - in_box + h * kHalfPitch;
         const uint32_t from = staging + h * kSliceBytes;
-        if (x >= args.columns) continue;
-        if (args.output == GemmOutput::kAccumulate) {
-          tma_reduce_add(map_c, from, x, row, work.batch);
-        } else {
-          tma_store(map_c, from, x, row, work.batch);
-        }
+        if (x < args.columns) store_box(map_c, from, x, row, work.batch, args.output);
       }
       bulk_commit();
     }
@@ -190,8 +197,8 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
 
 /// Stores a consumer's accumulators, whose first row in C is `m`, as they are.
 template <class T, bool kFloat, class Tile>
-AK_DEVICE void store_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const TensorMap* map_c,
-                          uint32_t staging, int consumer, int m, const Work& work, const Args& args) {
+AK_DEVICE void store_plain(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const TensorMap* map_c,
+                           uint32_t staging, int consumer, int m, const Work& work, const Args& args) {
   const int end = args.columns;
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) {

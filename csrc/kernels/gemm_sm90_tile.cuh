@@ -8,7 +8,7 @@ namespace gemm {
 
 constexpr int kBlockK = 64;               // 128 bytes: one row of the swizzle
 constexpr int kSliceBytes = 64 * 64 * 2;  // 64 rows (or columns) of one stage
-constexpr int kGroupThreads = 128;
+constexpr int kWarpgroupThreads = 128;
 constexpr int kSharedLimit = 232448;  // bytes a block may have
 
 /// A tile of C and how it is worked on. Cooperative: the consumer warpgroups share its rows evenly. Pingpong: two
@@ -21,24 +21,24 @@ struct Tile {
                        kConsumers = kConsumers_;
   static constexpr bool kPingpong = kPingpong_;
   static constexpr int kClusterM = kShareA ? 1 : kCluster, kClusterN = kShareA ? kCluster : 1;
-  static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
+  static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kGroups = kPingpong ? 1 : kConsumers;  // warpgroups that share a tile
-  static constexpr int kGroupM = kBlockM / kGroups;
-  static constexpr int kSlicesM = kGroupM / 64;                 // wgmma is 64 rows high
+  static constexpr int kConsumerRows = kBlockM / kGroups;
+  static constexpr int kSlicesM = kConsumerRows / 64;           // wgmma is 64 rows high
   static constexpr int kAccumulators = kSlicesM * kBlockN / 2;  // of a consumer's thread
   // Registers a thread. 64 K are shared out in equal parts at first (255, 168 or 128 a thread); then the producer gives
   // most of its own to the consumers. With one consumer there is enough for both.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators > 160 ? 24 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators > 160 ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
-  static constexpr bool kMayFinish = gemm_sm90_may_finish(kShape);
+  static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   static constexpr bool kBoxes = kBlockN % 64 == 0;  // 16-bit output goes through TMA boxes of 64 columns
   static constexpr int kStageColumns = kBlockN % 128 == 0 ? 128 : 64;  // of 16-bit output, staged at a time
   static constexpr int kRowPitch = kBlockN * 2 + 16;  // without boxes; 16 bytes on, so that rows differ in banks
   static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
   static_assert(!kPingpong || kConsumers == 2, "two take turns");
-  static_assert(kGroupM % 64 == 0, "a consumer's rows are a multiple of 64");
+  static_assert(kConsumerRows % 64 == 0, "a consumer's rows are a multiple of 64");
   static_assert(kCluster == 1 || kCluster == 2, "clusters are of one block or two");
   static_assert(
       kStages >= 2,
@@ -62,12 +62,12 @@ constexpr int shared_bytes() {
 
 /// How the tiles of C are cut and handed out.
 struct Schedule {
-  int tile_columns;     // of C a tile makes: kBlockN, or half of that with swiglu
-  int lines, per_line;  // clusters' tiles: a line is a row of them, or a column if by_columns
+  int tile_columns;        // of C a tile makes: kBlockN, or half of that with swiglu
+  int lines, line_length;  // clusters' tiles: a line is a row of them, or a column if by_columns
   bool by_columns;
-  int raster;                  // lines that are walked together, so that their slices of A and B stay in L2
-  int works;                   // of all clusters: tiles, times batch, times splits
-  int steps, steps_per_split;  // of k
+  int raster_lines;                // lines that are walked together, so that their slices of A and B stay in L2
+  int work_count;                  // of all clusters: tiles, times batch, times splits
+  int k_steps, k_steps_per_split;  // of k
   int splits;
   int batch_a, batch_b;  // 0 if all products of the batch share one matrix
   float* partials;
@@ -75,7 +75,7 @@ struct Schedule {
 };
 
 struct Args {
-  EpilogueArgs finish;
+  EpilogueArgs epilogue;
   GemmOutput output;
   int m, n, k;       // of A and B
   int columns;       // of C that come out of the accumulators: n, or n / 2 with swiglu
@@ -107,7 +107,7 @@ Args arguments(const GemmProblem& q, GemmOutput output) {
   Args args{};
   // An epilogue's results leave in boxes or element by element.
   const bool direct = !tma_writes(q, kFloat ? DType::kFloat32 : kType) || (!Tile::kBoxes && !is_plain(q.epilogue));
-  args.finish = epilogue_args(q, output, direct);
+  args.epilogue = epilogue_args(q, output, direct);
   args.output = output;
   args.m = q.m, args.n = q.n, args.k = q.k;
   args.columns = halved ? q.n / 2 : q.n;

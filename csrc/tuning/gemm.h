@@ -113,7 +113,7 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   const bool swiglu = r.activation == Activation::swiglu;
   if (!r.tma_operands || (swap && (swiglu || r.column_sums))) return false;
   const bool plain = r.plain && r.tma_output && !swap && (r.out_bytes == 2 || t.n % 64 == 0);
-  if (!plain && !gemm_sm90_may_finish(t)) return false;
+  if (!plain && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
   if (n_major_b && t.n / t.cluster_m % 64 != 0) return false;
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));

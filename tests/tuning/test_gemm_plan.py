@@ -88,7 +88,7 @@ def assert_legal(plan: dict, request: dict) -> None:
     assert not n_major_b or tile["n"] // tile["cluster_m"] % 64 == 0, "boxes of 64 columns"
     by_tma = request["tma_output"] and not plan["swapped"] and (request["out_bytes"] == 2 or tile["n"] % 64 == 0)
     plain = request["activation"] == "none" and request["side_bytes"] == 0
-    assert tile["finishes"] or (plain and by_tma), "no registers for an epilogue"
+    assert tile["takes_epilogue"] or (plain and by_tma), "no registers for an epilogue"
     swiglu = request.get("activation") == "swiglu"
     if plan["swapped"]:
         assert not swiglu

@@ -54,11 +54,11 @@ MUTANTS = [
     Mutant(SUMS, "for (; row < rows; row += kSumWarps) sum +=", "for (; false; row += kSumWarps) sum +=", "the last rows are left out"),
     # ---- the tile
     Mutant(TILE, "at.end[1] = halved ? args.n : args.columns;", "at.end[1] = args.columns;", "the value's columns end where the gate's do"),
-    Mutant(TILE, "(kApart ? args.second_half : kSecond);", "kSecond;", "the value is taken for a column of the tile"),
-    Mutant(TILE, "chunk % kChunks * (kStep / 2) + j / 4", "j / 4", "every chunk is the first"),
+    Mutant(TILE, "(kHalvesApart ? args.second_half : kHalfPitch);", "kHalfPitch;", "the value is taken for a column of the tile"),
+    Mutant(TILE, "chunk % kChunks * (kChunkPitch / 2) + j / 4", "j / 4", "every chunk is the first"),
     Mutant(TILE, "row = m + i / kChunks * 64;", "row = m;", "the second slice uses the rows of the first"),
-    Mutant(TILE, "kApart && !halved ? 2 : 1", "kApart ? 2 : 1", "with swiglu a tile stores the values beside its results"),
-    Mutant(TILE, "fence_proxy_async();", "", "no proxy fence before the store of an epilogue's results", nth=3),
-    Mutant(TILE, "if (thread == 0) bulk_wait_read<0>();", "", "the staging buffer of an epilogue is reused under a store", nth=3),
+    Mutant(TILE, "kHalvesApart && !halved ? 2 : 1", "kHalvesApart ? 2 : 1", "with swiglu a tile stores the values beside its results"),
+    Mutant(TILE, "fence_proxy_async();", "", "no proxy fence before the store of staged results"),
+    Mutant(TILE, "if (thread == 0) bulk_wait_read<0>();", "", "the staging buffer is reused under a store"),
     Mutant(TILE, "h * kSliceBytes : 0) + box_offset", "0 : 0) + box_offset", "both halves are staged in one box"),
 ]  # fmt: skip
