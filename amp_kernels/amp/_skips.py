@@ -17,7 +17,7 @@ from ._late import LateReader
 
 _NAMED = 10  # tensors that a message lists by name
 
-Blame = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
+Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
 
 
 class SkipTracking:
@@ -36,10 +36,10 @@ class SkipTracking:
         self._forget()
 
     def _forget(self) -> None:
-        self._blame: Blame = []
+        self._nonfinite: Flags = []
         self._reader = LateReader()
         self._heard: bool | None = None
-        self._too_many: tuple[int, Blame] | None = None
+        self._too_many: tuple[int, Flags] | None = None
 
     def _create_skip_counters(self, device: torch.device) -> None:
         # Floats take the flags as they are; exact up to 2^53. Filled by kernels: a copy from the host would wait.
@@ -101,29 +101,29 @@ class SkipTracking:
                     counter = torch.zeros(1, dtype=torch.float64, device=flag.device)
                     self._taken[optimizer] = counter
                 counter.add_(stepped[id(optimizer)] <= 0)
-        blame, self._blame = self._blame, []
+        nonfinite, self._nonfinite = self._nonfinite, []
         if flag.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a replay would not run this
-        self._reader.push(self._skips, blame)
+        self._reader.push(self._skips, nonfinite)
         self._listen()
         if self._too_many is not None:
-            consecutive, blame = self._too_many
+            consecutive, nonfinite = self._too_many
             self._too_many = None
             raise RuntimeError(
                 f"GradScaler: {consecutive} steps in a row were skipped (max_consecutive_skips is "
-                f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. " + _describe(blame)
+                f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. " + _describe(nonfinite)
             )
 
     def _listen(self) -> None:
         limit = self._max_consecutive_skips
-        for (_, consecutive), blame in self._reader.arrived():
+        for (_, consecutive), nonfinite in self._reader.arrived():
             self._heard = consecutive > 0
             if limit is not None and consecutive >= limit:
-                self._too_many = (int(consecutive), blame)
+                self._too_many = (int(consecutive), nonfinite)
 
     # ---- whose gradients ----
 
-    def _note(self, optimizer: Optimizer, grad_scale: Tensor | None) -> None:
+    def _note_nonfinite(self, optimizer: Optimizer, grad_scale: Tensor | None) -> None:
         """Remember which gradients are not finite once divided by ``grad_scale``. One more read of them."""
         if self._max_consecutive_skips is None:
             return
@@ -140,13 +140,13 @@ class SkipTracking:
         for device, pairs in by_device.items():
             scale = None if grad_scale is None else grad_scale.to(device, non_blocking=True)
             params, grads = zip(*pairs, strict=True)
-            self._blame.append((optimizer, list(params), check_and_norm(grads, scale, per_tensor=True)[1]))
+            self._nonfinite.append((optimizer, list(params), check_and_norm(grads, scale, per_tensor=True)[1]))
 
 
-def _describe(blame: Blame) -> str:
+def _describe(nonfinite: Flags) -> str:
     """Names the tensors. Waits for the device, since training ends here."""
     names, total = [], 0
-    for optimizer, params, flags in blame:
+    for optimizer, params, flags in nonfinite:
         total += len(params)
         name_of = dict(_names(optimizer))
         bad = [param for param, flag in zip(params, flags.tolist(), strict=True) if flag > 0]

@@ -149,7 +149,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
             is_traceable_wrapper_subclass(grad) for grad in grads
         ):  # DTensor: torch's op reduces the flag over the mesh
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-            self._note(optimizer, None)
+            self._note_nonfinite(optimizer, None)
             return flags
         inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
         with torch.no_grad():
@@ -159,7 +159,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
                 for tensor, copy in zip(tensors, dense, strict=True):
                     if copy is not tensor:
                         tensor.copy_(copy)
-        self._note(optimizer, None)
+        self._note_nonfinite(optimizer, None)
         return flags._per_device_tensors
 
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
@@ -212,7 +212,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
         if ready:
             request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
             request.check = True
-            request.blame = None if self._max_consecutive_skips is None else []
+            request.nonfinite = None if self._max_consecutive_skips is None else []
         elif (
             state is not None
         ):  # unscaled explicitly; what was done to the gradients since then is the user's will: no new check
@@ -227,7 +227,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
         if state is not None:
             if ready:
                 state["found_inf_per_device"] = request.found_infs or self._clean()
-                self._blame += [(optimizer, *blame) for blame in request.blame or ()]
+                self._nonfinite += [(optimizer, *flags) for flags in request.nonfinite or ()]
             state["stage"] = OptState.STEPPED
         self._last_sum_sq = request.sum_sq
         return result
@@ -254,7 +254,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = _values(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
-        self._note(optimizer, self._scale if grad_scale is None else grad_scale)
+        self._note_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
         if any(
             is_traceable_wrapper_subclass(grad) for grad in grads
         ):  # DTensor: torch's op reduces the flag over the mesh
@@ -363,7 +363,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         state["_last_sum_sq"] = state["_last_norm"] = None
-        for key in ("_skips", "_taken", "_reader", "_blame", "_heard", "_too_many"):
+        for key in ("_skips", "_taken", "_reader", "_nonfinite", "_heard", "_too_many"):
             state.pop(key)
         if self._enabled:
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()

@@ -12,7 +12,7 @@ The C++ ops of the optimizers also take a *table*, int64 ``[n, 10]`` on the CPU,
 ``params`` and ``grads`` empty: a row is ``(address of the parameter, address of the gradient, numel, dtype of the
 parameter, dtype of the gradient)`` and the row of the layout; ``check_and_norm(grads, table=...)`` reads the gradients
 from it, and of ``grads`` the device alone. That saves some 140 ns a tensor and list. An address cannot be checked:
-:mod:`amp_kernels.optim._resolved` makes tables for the optimizers, and nobody else should. References, Triton kernels
+:mod:`amp_kernels.optim._cached_step` makes tables for the optimizers, and nobody else should. References, Triton kernels
 and the emulator know lists only.
 
 A buffer with 0 elements means the block has no such state. Masters: float32 holds full masters of 16-bit parameters,

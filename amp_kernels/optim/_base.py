@@ -26,9 +26,9 @@ from ..ops import _lists
 from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
 from ..ops._shadows import ShadowList
 from ..ops.check_and_norm import op as check_and_norm
+from ._cached_step import CachedStep, Launch, addressable
 from ._checkpoint import BlockedState
-from ._resolved import Resolved, TensorTable, plain
-from ._settings import Settings
+from ._hyper_parameters import HyperParameters
 from ._state import DeviceBatch, Place, signature
 
 logger = logging.getLogger("amp_kernels")
@@ -44,11 +44,9 @@ class StepRequest:
     max_norm: float | None = None  # clip to this norm; None: the optimizer's max_grad_norm
     found_infs: dict[torch.device, Tensor] = field(default_factory=dict)  # answer: per device, if `check`
     sum_sq: Tensor | None = None  # answer: squared norm of the unscaled gradients, if it was computed
-    blame: list[tuple[list[Tensor], Tensor]] | None = None  # if a list, answer: parameters, flag of each one's gradient
-
-
-#: A batch, its gradients, and a table of both if nothing but the gradients is new.
-_Work = tuple[DeviceBatch, list[Tensor], TensorTable | None]
+    nonfinite: list[tuple[list[Tensor], Tensor]] | None = (
+        None  # if a list, answer: parameters, flag of each one's gradient
+    )
 
 
 class FusedOptimizer(BlockedState):
@@ -101,20 +99,20 @@ class FusedOptimizer(BlockedState):
 
     # ---- state ----
 
-    def _collect(self) -> list[_Work]:
+    def _collect(self) -> list[Launch]:
         """Every gradient, checked, and every parameter that has one with its state, by device."""
         self._outgrow()
         choice = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
-        if self._resolved is not None:
-            work = self._resolved.take(self.param_groups, self.state, choice)
-            if work is not None:
-                return work
-            self._resolved = None
+        if self._cached_step is not None:
+            launches = self._cached_step.lookup(self.param_groups, self.state, choice)
+            if launches is not None:
+                return launches
+            self._cached_step = None
         return self._collect_anew(choice)
 
-    def _collect_anew(self, choice: Any) -> list[_Work]:
-        """Check every gradient, then make sure every parameter that has one also has state. Resolves what was there
-        in the last step already, so that something new in each step does not cost more than it must."""
+    def _collect_anew(self, choice: Any) -> list[Launch]:
+        """Check every gradient, then make sure every parameter that has one also has state. Caches what was there in
+        the last step already, so that something new in each step does not cost more than it must."""
         active: list[tuple[int, Tensor, Place | None]] = []
         grads: list[Tensor] = []
         missing: list[tuple[dict, Tensor, dict]] = []
@@ -152,9 +150,11 @@ class FusedOptimizer(BlockedState):
             by_device[grad.device].append(grad)
         own = all(grad is param.grad for grad, (_, param, _) in zip(grads, active, strict=True))
         found = list(by_device.values())
-        if batches and own and not new and choice is not False and all(map(plain, batches, found)):
-            self._resolved = Resolved(self.param_groups, self.state, batches, found, choice, self._compiled(batches))
-        return [(batch, by_device[batch.device], None) for batch in batches]
+        if batches and own and not new and choice is not False and all(map(addressable, batches, found)):
+            self._cached_step = CachedStep(
+                self.param_groups, self.state, batches, found, choice, self._compiled(batches)
+            )
+        return [Launch(batch, by_device[batch.device], None) for batch in batches]
 
     def _compiled(self, batches: list[DeviceBatch]) -> bool:
         """Whether C++ is what the ops run on."""
@@ -245,12 +245,12 @@ class FusedOptimizer(BlockedState):
             with torch.enable_grad():
                 loss = closure()
         request = self._request or self.default_request()
-        settings = self._current_settings()
+        settings = self._current_hyper_parameters()
         host_lrs = self._host_lrs()
-        work = self._collect()
+        launches = self._collect()
         max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
-        self._measure(request, work, max_norm)
-        for batch, grads, table in work:
+        self._measure(request, launches, max_norm)
+        for batch, grads, table in launches:
             batch.shadows.renew()
             arguments = (
                 *self._state_of(batch, settings),
@@ -270,7 +270,7 @@ class FusedOptimizer(BlockedState):
                 self._op(batch.params, grads, *arguments)
             else:
                 self._op.compiled([], [], *arguments)
-                table.written()
+                table.bump_versions()
             batch.shadows.stamp()
             if self.zero_grads:
                 torch._foreach_zero_(grads if table is not None else [param.grad for param in batch.params])
@@ -283,19 +283,19 @@ class FusedOptimizer(BlockedState):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
         return StepRequest(getattr(self, "grad_scale", None), found_inf, self.skip_nonfinite)
 
-    def _measure(self, request: StepRequest, work: list[_Work], max_norm: float | None) -> None:
+    def _measure(self, request: StepRequest, launches: list[Launch], max_norm: float | None) -> None:
         """One read of the gradients, if anything asks for what it finds."""
         if not request.check and max_norm is None:
             return
-        per_tensor = request.check and request.blame is not None
-        for batch, grads, table in work:
+        per_tensor = request.check and request.nonfinite is not None
+        for batch, grads, table in launches:
             scale = _at(request.grad_scale, batch.device)
             if table is None:
                 sum_sq, found_inf = check_and_norm(grads, scale, per_tensor=per_tensor)
             else:
                 sum_sq, found_inf = check_and_norm.compiled(grads[:1], scale, per_tensor=per_tensor, table=table.tensor)
             if per_tensor:
-                request.blame.append((batch.params, found_inf))
+                request.nonfinite.append((batch.params, found_inf))
                 sum_sq, found_inf = sum_sq.sum(dtype=torch.float64).float(), found_inf.amax()
             if request.check:
                 request.found_infs[batch.device] = found_inf
@@ -339,20 +339,20 @@ class FusedOptimizer(BlockedState):
         stochastic = STOCHASTIC if self.master_weights == "none" else 0
         return [stochastic | (MAXIMIZE if group["maximize"] else 0) for group in self.param_groups]
 
-    def _current_settings(self) -> Settings:
+    def _current_hyper_parameters(self) -> HyperParameters:
         """The numbers of the groups, checked."""
-        settings = self._settings
-        if settings is None or not settings.hold(self.param_groups, self.master_weights):
+        settings = self._hyper_parameters
+        if settings is None or not settings.unchanged(self.param_groups, self.master_weights):
             self._check_numbers()
-            settings = Settings(self.param_groups, self.master_weights)
+            settings = HyperParameters(self.param_groups, self.master_weights)
             settings.hyper, settings.flags = self._hyper(), self._flags()
             settings.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
             settings.used = [self._moment_names(group, {}) for group in self.param_groups]
             settings.averaged = [group.get("ema_decay") is not None for group in self.param_groups]
-            self._settings = settings
+            self._hyper_parameters = settings
         return settings
 
-    def _state_of(self, batch: DeviceBatch, settings: Settings) -> tuple[list[Tensor], ...]:
+    def _state_of(self, batch: DeviceBatch, settings: HyperParameters) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the group does not use
         it."""
         if batch.settings is not settings:

@@ -13,14 +13,14 @@ from ..ops import _lists
 from ..ops._blocks import MAX_SEED
 from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
-from ._resolved import Resolved
-from ._settings import Settings
+from ._cached_step import CachedStep
+from ._hyper_parameters import HyperParameters
 from ._state import Block, Place, signature, state_layout, view_like
 
 MASTER_WEIGHTS = ("fp32", "split", "none", "none_rne")
 
 
-class _Opaque:
+class Uncast:
     """Keeps torch's load_state_dict, which casts every tensor to the parameter's dtype, away from a loaded state."""
 
     def __init__(self, value: Any):
@@ -136,8 +136,8 @@ class BlockedState(torch.optim.Optimizer):
         self._blocks: set[Block] = set()
         self._places: dict[int, Place] = {}  # by id(param): hashing a tensor is slow, and a place keeps its parameter
         self._batches: tuple[tuple, list] = ((), [])  # of the last step, with what they depend on
-        self._resolved: Resolved | None = None
-        self._settings: Settings | None = None
+        self._cached_step: CachedStep | None = None
+        self._hyper_parameters: HyperParameters | None = None
 
     @property
     def _name(self) -> str:
@@ -229,7 +229,7 @@ class BlockedState(torch.optim.Optimizer):
     def _commit(self, places: list[Place], overwrite: list[tuple[Tensor, Tensor]], state: dict) -> None:
         for param, weight in overwrite:
             param.copy_(weight)
-        self._resolved = None
+        self._cached_step = None
         for place in places:
             self._places[id(place.param)] = place
             if place.state is not None:
@@ -249,7 +249,7 @@ class BlockedState(torch.optim.Optimizer):
         for block in self._blocks:
             names, averaged = self._wanted(block.group, {})
             if not block.moments.keys() >= set(names) or averaged > block.averaged:
-                self._resolved = None
+                self._cached_step = None
                 for param in block.params:
                     place = self._places.get(id(param))
                     if place is not None and place.block is block:
@@ -317,7 +317,7 @@ class BlockedState(torch.optim.Optimizer):
         """
 
         def shield(_, loaded):
-            return {**loaded, "state": {key: _Opaque(values) for key, values in loaded["state"].items()}}
+            return {**loaded, "state": {key: Uncast(values) for key, values in loaded["state"].items()}}
 
         handle = self.register_load_state_dict_pre_hook(shield)
         try:
@@ -347,7 +347,7 @@ class BlockedState(torch.optim.Optimizer):
             self._check_shared(group)
             self._check_group(group)
         seed = self._common_seed(groups)
-        loaded = {key: value.value if isinstance(value, _Opaque) else value for key, value in state["state"].items()}
+        loaded = {key: value.value if isinstance(value, Uncast) else value for key, value in state["state"].items()}
         owned = {param for group in groups for param in group["params"]}
         with torch.no_grad():
             packed = self._pack(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..ops._shadows import ShadowList, refresh_shadow
-from ._settings import Settings
+from ._hyper_parameters import HyperParameters
 
 ALIGN = (
     16  # elements: every parameter's piece starts 16-byte aligned in a buffer of any dtype, 64-byte aligned in float32
@@ -93,5 +93,5 @@ class DeviceBatch:
     layout: Tensor
     nothing: Tensor  # in the place of a buffer that is not there, or not to be used
     shadows: ShadowList  # of those params that have one
-    settings: Settings | None = None  # what `state` was made for
+    settings: HyperParameters | None = None  # what `state` was made for
     state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`

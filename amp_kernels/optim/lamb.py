@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from ..ops.lamb import op as lamb_
 from ._base import FusedOptimizer
-from ._checkpoint import _Opaque
+from ._checkpoint import Uncast
 
 
 class LAMB(FusedOptimizer):
@@ -107,9 +107,9 @@ class LAMB(FusedOptimizer):
             step = group.pop("step", None)  # Apex counts once for a group
             for param in group["params"] if step is not None else ():
                 values = state["state"].get(param)
-                values = values.value if isinstance(values, _Opaque) else values
+                values = values.value if isinstance(values, Uncast) else values
                 if values and "step" not in values:
-                    state["state"][param] = _Opaque({**values, "step": step})
+                    state["state"][param] = Uncast({**values, "step": step})
         super().__setstate__(state)
 
     def _check_group(self, group: dict[str, Any]) -> None:

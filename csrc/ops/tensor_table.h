@@ -1,7 +1,7 @@
 // Parameters and gradients as addresses, in the place of lists of tensors: an int64 CPU tensor, a row per parameter.
 //
 // A tensor in a list costs a call some 140 ns of host time, and most of what it says was said a step ago. An optimizer
-// therefore checks that nothing but addresses can have changed and passes a table (amp_kernels/optim/_resolved.py).
+// therefore checks that nothing but addresses can have changed and passes a table (amp_kernels/optim/_cached_step.py).
 // What can still be told from a row is checked as for a list; that an address is right cannot be, so only optimizers
 // pass one.
 #pragma once

@@ -157,7 +157,7 @@ def test_without_the_option_nothing_is_kept_or_raised(monkeypatch):
         optimizer, scaler = make([p]), GradScaler("cpu")
         for _ in range(5):
             iterate(scaler, optimizer, {0})
-            assert not scaler._blame
+            assert not scaler._nonfinite
     assert not seen
 
 

@@ -40,14 +40,14 @@ class Pair:
 
     def step(self, number, resolved=None, grads=set_grads):
         """`resolved`: whether this step must read addresses only."""
-        self.slow._resolved = self.slow._settings = None
+        self.slow._cached_step = self.slow._hyper_parameters = None
         self.slow._batches = ((), [])
         for optimizer, params in ((self.fast, self.params), (self.slow, self.slow_params)):
             grads(params, number)
-            before = optimizer._resolved
+            before = optimizer._cached_step
             optimizer.step()
             if optimizer is self.fast and resolved is not None:
-                assert (before is not None and optimizer._resolved is before) == resolved
+                assert (before is not None and optimizer._cached_step is before) == resolved
         self.check()
 
     def warm(self):

@@ -50,12 +50,12 @@ def test_scaler_and_blame_are_the_same():
             if number in (3, 5):
                 params[3].grad[17] = torch.inf
             if forget:
-                optimizer._resolved = None
+                optimizer._cached_step = None
             scaler.step(optimizer, max_norm=1.0)
-            blamed = [flags.tolist() for _, _, flags in scaler._blame]
+            blamed = [flags.tolist() for _, _, flags in scaler._nonfinite]
             scaler.update()
             seen.append((scaler.last_grad_norm.item(), scaler.get_scale(), scaler.last_step_skipped, blamed))
-        assert (optimizer._resolved is not None) == (not forget) or forget
+        assert (optimizer._cached_step is not None) == (not forget) or forget
         results.append((seen, [p.tolist() for p in params], [s["step"].item() for s in optimizer.state.values()]))
     assert str(results[0]) == str(results[1])
     assert results[0][0][3][2] is True
@@ -125,11 +125,11 @@ def test_main_grads(set_to_none):
                 for _ in range(2):
                     model(torch.full((4, 16), 0.1 * number - 0.3, dtype=bf16)).float().square().sum().backward()
                 if forget:
-                    optimizer._resolved = None
-                before = optimizer._resolved
+                    optimizer._cached_step = None
+                before = optimizer._cached_step
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=set_to_none)
-            assert forget or (before is not None and optimizer._resolved is before)
+            assert forget or (before is not None and optimizer._cached_step is before)
         ends.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
 
@@ -144,7 +144,7 @@ def test_gradients_with_other_strides_are_copied_into_order(caplog):
     with caplog.at_level(logging.WARNING, "amp_kernels"):
         for number in (3, 4, 5):
             pair.step(number, resolved=False, grads=transposed)
-            assert pair.fast._resolved is None  # making it would cost more than it saves
+            assert pair.fast._cached_step is None  # making it would cost more than it saves
     assert any("copies gradients" in message for message in caplog.messages)
     pair.step(6)
     pair.step(7, resolved=True)

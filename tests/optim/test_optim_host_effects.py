@@ -12,7 +12,7 @@ import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels._dispatch import policy
 from amp_kernels.ops import _blocks, check_and_norm
-from amp_kernels.optim import _resolved
+from amp_kernels.optim import _cached_step
 
 from .pairs import Pair, bf16, f16, set_grads
 
@@ -92,9 +92,9 @@ def test_schedulers_do_not_cost_the_memory():
     pair.warm()
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (pair.fast, pair.slow)]
     for number in range(3, 6):
-        settings = pair.fast._settings
+        settings = pair.fast._hyper_parameters
         pair.step(number, resolved=True)
-        assert pair.fast._settings is settings or number == 3  # the scheduler adds a key
+        assert pair.fast._hyper_parameters is settings or number == 3  # the scheduler adds a key
         for scheduler in schedulers:
             scheduler.step()
     assert pair.fast.param_groups[0]["lr"] == 0.1 / 8
@@ -122,7 +122,7 @@ def test_versions_are_bumped():
     for _ in range(3):
         p.grad = torch.ones(3)
         optimizer.step()
-    assert optimizer._resolved is not None
+    assert optimizer._cached_step is not None
     state = optimizer.state[p]
     loss = (p * p).sum() + (p * state["exp_avg"]).sum()
     versions = p._version, state["exp_avg"]._version, state["step"]._version
@@ -161,7 +161,7 @@ def test_sparse_gradients_still_raise():
         embedding(torch.tensor([1])).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert optimizer._resolved is not None
+    assert optimizer._cached_step is not None
     embedding.sparse = True
     embedding(torch.tensor([1])).sum().backward()
     before = embedding.weight.clone()
@@ -183,10 +183,10 @@ def test_other_backends_get_lists(monkeypatch):
     monkeypatch.setattr(pair.fast._op, "reference", lambda *args: (calls.append(len(args[0])), reference(*args))[1])
     with ak.backend("reference"):
         for number in range(3, 6):
-            before = pair.fast._resolved
+            before = pair.fast._cached_step
             set_grads(pair.params, number)
             pair.fast.step()
-            assert (pair.fast._resolved is before) == (number > 3)
+            assert (pair.fast._cached_step is before) == (number > 3)
     assert calls == [len(pair.params)] * 3
     for number in range(3, 6):
         set_grads(pair.slow_params, number)
@@ -218,7 +218,7 @@ def test_no_gradient_is_kept_alive():
     for _ in range(4):
         p.grad = torch.ones(3)
         optimizer.step()
-    assert optimizer._resolved is not None
+    assert optimizer._cached_step is not None
     grad = weakref.ref(p.grad)
     p.grad = None
     gc.collect()
@@ -229,7 +229,7 @@ def test_copies_and_pickles_leave_addresses_behind():
     pair = Pair()
     pair.warm()
     twin = copy.deepcopy(pair.fast)
-    assert twin._resolved is None
+    assert twin._cached_step is None
     for p in twin.param_groups[0]["params"]:
         p.grad = torch.zeros_like(p)
     before = [p.clone() for p in pair.params]
@@ -237,16 +237,16 @@ def test_copies_and_pickles_leave_addresses_behind():
     assert all(torch.equal(p, q) for p, q in zip(pair.params, before, strict=True))
 
 
-def test_several_stretches():
+def test_several_chunks():
     """More parameters than are looked at at once."""
-    count = 2 * _resolved._Stretch.SIZE + 3
+    count = 2 * _cached_step._Chunk.SIZE + 3
     params = [torch.nn.Parameter(torch.full((i % 5 + 1,), float(i))) for i in range(count)]
     optimizer = akopt.SGD(params, lr=1.0)
     for _ in range(4):
         for i, p in enumerate(params):
             p.grad = torch.full_like(p, float(i))
         optimizer.step()
-    assert optimizer._resolved is not None
+    assert optimizer._cached_step is not None
     assert all(torch.equal(p, torch.full_like(p, -3.0 * i)) for i, p in enumerate(params))
     last = params[-1]
     last.data = last.data.clone()
@@ -262,7 +262,7 @@ def test_alike(monkeypatch, private):
     if not private:
         monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     base = [torch.zeros(4, 4), torch.zeros(3, dtype=bf16)]
-    test = _resolved.alike(base)
+    test = _cached_step.tensor_guard(base)
     assert test([torch.ones(4, 4), torch.ones(3, dtype=bf16)])
     others = [
         torch.zeros(4, 4).t(), torch.zeros(4, 5)[:, :4], torch.zeros(4, 4, dtype=f16), torch.zeros(16), None,
@@ -287,7 +287,7 @@ def table_of(params):
             p.grad = torch.ones_like(p)
         optimizer.step()
     ((batch, grads, table),) = optimizer._collect()
-    settings = optimizer._current_settings()
+    settings = optimizer._current_hyper_parameters()
     tail = ([], None, None, None, [0.1], *settings.hyper, settings.decays, settings.flags, 0.0, 0)
     return grads, table.tensor.clone(), optimizer._state_of(batch, settings), tail
 

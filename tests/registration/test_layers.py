@@ -20,7 +20,6 @@ ROOMS = {
     "optim": {"_dispatch", "ops"},
     "ops": {"_dispatch"},
     "_triton": {"ops"},
-    "_emulate": {"ops"},
     "_dispatch": set(),
 }
 ROOT = {"__init__.py", "__main__.py", "_version.py", "py.typed", "_build_info.json"}

@@ -10,7 +10,7 @@ from typing import Any
 _NOT_NUMBERS = ("params", "param_names")  # the only values that may be lists: they are none of the ops' business
 
 
-class Settings:
+class HyperParameters:
     """What was computed from the groups, and the values it was computed from.
 
     Schedulers write into groups between any two steps, so every step compares, by identity: numbers cannot change in
@@ -21,7 +21,7 @@ class Settings:
         self.others = others
         self.keys = list(chain.from_iterable(groups))
         self.values = list(chain.from_iterable([group.values() for group in groups]))
-        self.rates_at = [place for place, key in enumerate(self.keys) if key == "lr"]
+        self.lr_positions = [position for position, key in enumerate(self.keys) if key == "lr"]
         self.fixed = all(
             key in _NOT_NUMBERS or key == "lr" or _immutable(value)
             for key, value in zip(self.keys, self.values, strict=True)
@@ -32,13 +32,13 @@ class Settings:
         self.used: list[tuple[str, ...]] = []  # of each group: the moments
         self.averaged: list[bool] = []
 
-    def hold(self, groups: list[dict[str, Any]], *others: Any) -> bool:
+    def unchanged(self, groups: list[dict[str, Any]], *others: Any) -> bool:
         """Whether they are those of ``groups`` still, up to the learning rates."""
         values = list(chain.from_iterable([group.values() for group in groups]))
         if not self.fixed or others != self.others or len(values) != len(self.values):
             return False
-        for place in self.rates_at:
-            self.values[place] = values[place]
+        for position in self.lr_positions:
+            self.values[position] = values[position]
         return all(map(operator.is_, values, self.values)) and list(chain.from_iterable(groups)) == self.keys
 
 

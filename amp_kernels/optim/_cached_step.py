@@ -1,8 +1,8 @@
 """The host's part of a step whose tensors are those of the step before, read at the speed of C.
 
-From one step to the next, as a rule, only the addresses of the gradients change. So what a step found out is kept
-(:class:`Resolved`), and the next one compares: as long as nothing else differs, the compiled ops get addresses in a
-table instead of tensors in lists. Any difference sends the step through the checks for anything that may come.
+From one step to the next, as a rule, only the addresses of the gradients change. So a step's work is cached
+(:class:`CachedStep`) with guards on all that it depends on. On a hit the compiled ops get addresses in a table instead of
+tensors in lists; a miss sends the step through the checks for anything that may come.
 
 No gradient is kept alive, and no address outlives the call that it was read for.
 """
@@ -13,7 +13,7 @@ import operator
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ._state import DeviceBatch
 _grad = operator.attrgetter("grad")
 
 
-def same(objects: Sequence, others: Sequence) -> bool:
+def identical(objects: Sequence, others: Sequence) -> bool:
     """Whether two sequences hold the same objects. Not ``==``, which tensors define otherwise."""
     return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
@@ -33,7 +33,7 @@ def _described(tensors: Iterable[Tensor]) -> list[tuple]:
     return [(type(t), t.dtype, t.device, t.shape, t.stride(), t.is_inference()) for t in tensors]
 
 
-def alike(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
+def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
     """A function that tells whether others have the types, dtypes, devices, shapes and strides of these, one by one.
 
     torch.compile has such a test for the inputs of a graph, which takes 40 ns a tensor. It is not public: where it does
@@ -47,14 +47,14 @@ def alike(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
     return lambda others: guards.check(*others)
 
 
-def plain(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
+def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
     """Whether addresses say all: no tensor has a bit that the dispatcher acts upon (negated views, zero tensors)."""
     keys = torch._C._dispatch_keys
     expected = keys(batch.nothing).raw_repr()
     return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.params, grads))
 
 
-class _Stretch:
+class _Chunk:
     """Some consecutive parameters of a batch: few enough that the objects looked at stay in cache until the last look."""
 
     SIZE = 256
@@ -63,11 +63,12 @@ class _Stretch:
         begin = first * TABLE_COLUMNS + TABLE_GRAD
         self.words = slice(begin, begin + len(params) * TABLE_COLUMNS, TABLE_COLUMNS)
         self.params, self.addresses = params, list(map(Tensor.data_ptr, params))
-        self.params_alike, self.grads_alike = alike(params), alike(grads)
+        self.params_guard, self.grads_guard = tensor_guard(params), tensor_guard(grads)
 
-    def take(self, words: array) -> list[Tensor] | None:
+    def refresh(self, words: array) -> list[Tensor] | None:
+        """Write the gradients' addresses into the table, and return the gradients; ``None`` if a guard fails."""
         grads = list(map(_grad, self.params))
-        if not (self.grads_alike(grads) and self.params_alike(self.params)):
+        if not (self.grads_guard(grads) and self.params_guard(self.params)):
             return None
         if list(map(Tensor.data_ptr, self.params)) != self.addresses:
             return None
@@ -89,31 +90,39 @@ class TensorTable:
             *zip(*batch.layout.tolist(), strict=True),
         ]
         self._words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
-        self._stretches = [
-            _Stretch(first, params[first : first + _Stretch.SIZE], grads[first : first + _Stretch.SIZE])
-            for first in range(0, len(params), _Stretch.SIZE)
+        self._chunks = [
+            _Chunk(first, params[first : first + _Chunk.SIZE], grads[first : first + _Chunk.SIZE])
+            for first in range(0, len(params), _Chunk.SIZE)
         ]
         self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(params), TABLE_COLUMNS)
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
         self._written = [tensor for tensor in chain(params, buffers) if not tensor.is_inference()]
 
-    def take(self) -> list[Tensor] | None:
+    def refresh(self) -> list[Tensor] | None:
         """The gradients as they are now, with their addresses in the table; ``None`` if anything else has changed."""
         grads: list[Tensor] = []
-        for stretch in self._stretches:
-            taken = stretch.take(self._words)
-            if taken is None:
+        for chunk in self._chunks:
+            found = chunk.refresh(self._words)
+            if found is None:
                 return None
-            grads += taken
+            grads += found
         return grads
 
-    def written(self) -> None:
+    def bump_versions(self) -> None:
         """Tell autograd that an op has written parameters and state: it cannot see that from addresses."""
         torch.autograd.graph.increment_version(self._written)
 
 
-class Resolved:
-    """What a step found: parameters with and without a gradient, what ``optimizer.state`` shows, tables.
+class Launch(NamedTuple):
+    """The arguments of one launch of the update op that are tensors of the user."""
+
+    batch: DeviceBatch
+    grads: list[Tensor]
+    table: TensorTable | None  # of both, on a hit
+
+
+class CachedStep:
+    """The launches of a step, and its guards: parameters with and without a gradient, what ``optimizer.state`` shows.
 
     Args:
         choice: what decides the backend.
@@ -137,25 +146,23 @@ class Resolved:
         active = {id(param) for batch in batches for param in batch.params}
         self.idle = [param for param in self.params if id(param) not in active]
 
-    def take(
-        self, groups: list[dict], state: dict, choice: Any
-    ) -> list[tuple[DeviceBatch, list[Tensor], TensorTable | None]] | None:
-        """The step's work if it is that of the last one, else ``None``."""
+    def lookup(self, groups: list[dict], state: dict, choice: Any) -> list[Launch] | None:
+        """The step's launches on a hit, ``None`` on a miss."""
         if choice != self.choice or [len(group["params"]) for group in groups] != self.sizes:
             return None
-        if not same(_params(groups), self.params):
+        if not identical(_params(groups), self.params):
             return None
-        if not same(state.values(), self.shown) or not all(map(operator.is_, state, self.owners)):
+        if not identical(state.values(), self.shown) or not all(map(operator.is_, state, self.owners)):
             return None
         if not all(map(operator.is_, map(_grad, self.idle), repeat(None))):
             return None
-        work = []
+        launches = []
         for batch, table in self.tables:
-            grads = table.take()
+            grads = table.refresh()
             if grads is None:
                 return None
-            work.append((batch, grads, table if self.compiled else None))
-        return work
+            launches.append(Launch(batch, grads, table if self.compiled else None))
+        return launches
 
 
 def _params(groups: list[dict]) -> list[Tensor]:
