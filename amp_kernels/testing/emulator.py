@@ -24,4 +24,4 @@ def launches() -> list[Launch]:
     library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
     library.ak_emulator_launches.restype = ctypes.c_char_p
     lines = library.ak_emulator_launches().decode().splitlines()
-    return [Launch(words[0], *map(int, words[2::2])) for words in map(str.split, lines)]
+    return [Launch(name, *map(int, sizes[1::2])) for name, *sizes in (line.rsplit(" ", 8) for line in lines)]

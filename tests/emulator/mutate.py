@@ -5,8 +5,9 @@
     tests/emulator/mutate.py gemm_sm90 --only 3,7
     tests/emulator/mutate.py --every 4          one in four of each list
 
-A mutant rebuilds only the test program of its kernel, against the emulator as it is. Fails if fewer than 90 % are caught, or
-if a miss is not explained in the list. The last line is "N of M caught".
+A mutant rebuilds only the test program of its kernel, against the emulator as it is; one in the host code of the ops rebuilds
+what it changes of the emulated library, and its test is a pytest file (``mutated_ops.py``). Fails if fewer than 90 % are
+caught, or if a miss is not explained in the list. The last line is "N of M caught".
 """
 
 import argparse
@@ -21,6 +22,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import mutated_ops
 from mutants import Mutant
 
 HERE = Path(__file__).resolve().parent
@@ -72,10 +74,11 @@ def build_and_run(test: str, sources: Path, program: Path) -> tuple[str, str]:
 def try_mutant(test: str, mutant: Mutant | None) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "csrc"
-        for part in ("device", "emulator", "kernels", "math"):
-            shutil.copytree(ROOT / "csrc" / part, sources / part)
+        shutil.copytree(ROOT / "csrc", sources)
         if mutant is not None:
             (sources / mutant.file).write_text(plant(mutant))
+        if test.endswith(".py"):
+            return mutated_ops.build_and_run(test, mutant and mutant.file, sources, Path(folder), TIMEOUT)
         return build_and_run(test, sources, Path(folder) / "test")
 
 
@@ -84,9 +87,19 @@ def main() -> int:
     parser.add_argument("lists", nargs="*", help="names of files in mutants/ (default: all)")
     parser.add_argument("--only", help="comma-separated numbers of the mutants to try")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="try one mutant in N of each list")
+    parser.add_argument("--list", action="store_true", help="only check that each mutant can be planted, and name it")
     arguments = parser.parse_args()
     names = arguments.lists or sorted(p.stem for p in (HERE / "mutants").glob("*.py") if p.stem != "__init__")
     only = {int(number) for number in arguments.only.split(",")} if arguments.only else None
+
+    mutants = {name: importlib.import_module(f"mutants.{name}") for name in names}
+    for name, module in mutants.items():
+        for mutant in module.MUTANTS:
+            plant(mutant)  # a stale entry ends the run before it has begun
+            if arguments.list:
+                print(f"{name}: {mutant.why}")
+    if arguments.list:
+        return 0
 
     for command in (
         ["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"],
@@ -95,10 +108,7 @@ def main() -> int:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PATH": PATH})
 
     jobs = []
-    for name in names:
-        module = importlib.import_module(f"mutants.{name}")
-        for mutant in module.MUTANTS:
-            plant(mutant)  # a stale entry ends the run before it has begun
+    for name, module in mutants.items():
         jobs.append((f"{name}, nothing planted", module.TEST, None))
         jobs += [
             (f"{name} {i}", module.TEST, mutant)

@@ -47,3 +47,10 @@ def test_every_kernel_is_tested():
         header = re.search(r'#include ("kernels/\w+\.cuh")', text) if only_instances else None
         name = header[1] if header else f'"kernels/{kernel.name}"'
         assert name in sources, f"no test_*.cpp includes {name}"
+
+
+def test_no_planted_bug_is_stale():
+    """Every entry in ``mutants`` quotes a line that is there; one that is not would end ``make mutants`` before it begins."""
+    step = subprocess.run([sys.executable, HERE / "mutate.py", "--list"], capture_output=True, text=True)
+    assert step.returncode == 0, step.stderr
+    assert len(step.stdout.splitlines()) > 400

@@ -1,0 +1,229 @@
+"""Bugs in the host code of the CUDA ops: which address, stride, scratch and plan a kernel gets."""
+
+from . import Mutant
+
+TEST = "test_glue.py"
+NORM = "ops/gpu/check_and_norm.cpp"
+SCALE = "ops/gpu/update_scale.cpp"
+ACTIVATION = "ops/gpu/activation_backward.cpp"
+GEMM = "ops/gpu/gemm.cpp"
+UPDATE = "ops/gpu/update.h"
+CALL = "ops/gpu/call.h"
+
+MUTANTS = [
+    # ---- check_and_norm, unscale_, update_scale_
+    Mutant(
+        NORM,
+        "call.scratch(check_and_norm_scratch_bytes(refs), kNormScratchZeroed)",
+        "call.scratch(check_and_norm_scratch_bytes(refs))",
+        "the counter is not zeroed",
+    ),
+    Mutant(
+        NORM,
+        "any_empty ? sizeof(float) * refs.size() : 0",
+        "any_empty ? sizeof(float) : 0",
+        "results of empty tensors behind the first stay unwritten",
+    ),
+    Mutant(
+        NORM,
+        "call.scratch(check_and_norm_per_tensor_scratch_bytes(refs))",
+        "call.scratch(check_and_norm_scratch_bytes(refs))",
+        "the scratch of another kernel",
+    ),
+    Mutant(
+        NORM,
+        "call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at);",
+        "call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), found_at, norms_at);",
+        "norm and flag exchanged",
+    ),
+    Mutant(
+        NORM,
+        'const float* scale = call.scalar({"grad_scale"}, grad_scale);',
+        "const float* scale = nullptr;",
+        "the scale is forgotten",
+    ),
+    Mutant(
+        SCALE,
+        'call.mutable_scalar<int32_t>({"growth_tracker"}, growth_tracker)',
+        'call.mutable_scalar<int32_t>({"hysteresis_tracker"}, hysteresis_tracker)',
+        "one tracker in the place of the other",
+    ),
+    Mutant(SCALE, "found_infs[i])", "found_infs[0])", "only the first flag is looked at"),
+    Mutant(SCALE, "{growth_factor, backoff_factor,", "{backoff_factor, growth_factor,", "the factors exchanged"),
+    Mutant(SCALE, "min_scale, max_scale, hysteresis}", "max_scale, min_scale, hysteresis}", "the bounds exchanged"),
+    Mutant(
+        CALL,
+        "refs.push_back({data, grads[i].numel(), dtype_of(grads[i].scalar_type())});",
+        "refs.push_back({data, grads[i].numel(), dtype_of(grads[0].scalar_type())});",
+        "the dtype of the neighbour",
+    ),
+    Mutant(
+        CALL,
+        "for (size_t i = 0; i < grads.size(); ++i) {",
+        "for (size_t i = 0; i < std::min<size_t>(grads.size(), 1536); ++i) {",
+        "the tail of a long list is dropped",
+    ),
+    Mutant(CALL, "zero(t, zeroed);", "", "scratch is never zeroed"),
+    # ---- activation_backward
+    Mutant(
+        ACTIVATION,
+        "const Tensor g = torch::stable::contiguous(grad)",
+        "const Tensor g = grad",
+        "a gradient with gaps is taken as it lies",
+    ),
+    Mutant(
+        ACTIVATION,
+        "columns == 0 ? 0 : z.numel() / columns",
+        "columns == 0 ? 0 : g.numel() / columns",
+        "rows counted by the narrower tensor",
+    ),
+    Mutant(
+        ACTIVATION, "dtype_of(g.scalar_type())", "dtype_of(z.scalar_type())", "the dtype of the gradient is that of z"
+    ),
+    # ---- GEMM: operands
+    Mutant(
+        GEMM,
+        "problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;",
+        "problem.batch_stride_a = b.batch_stride, problem.batch_stride_b = a.batch_stride;",
+        "the batch strides of the operands exchanged",
+    ),
+    Mutant(
+        GEMM,
+        "problem.ld_a = a.ld, problem.ld_b = b.ld;",
+        "problem.ld_a = b.ld, problem.ld_b = a.ld;",
+        "the row strides of the operands exchanged",
+    ),
+    Mutant(GEMM, "problem.m_major_a = !a.k_contiguous", "problem.m_major_a = !b.k_contiguous", "the layout of b for a"),
+    Mutant(
+        GEMM,
+        "t.stride(d - 2), t.stride(d - 1), d == 3",
+        "t.stride(d - 1), t.stride(d - 2), d == 3",
+        "row and column stride exchanged",
+    ),
+    Mutant(
+        GEMM,
+        "d == 3 && t.size(0) > 1 ? t.stride(0) : 0};",
+        "d == 3 && t.size(0) > 1 ? t.stride(d - 2) : 0};",
+        "the row stride for the batch stride of results",
+    ),
+    Mutant(
+        GEMM,
+        "batch_stride = d == 3 && tensor.size(0) > 1 ? tensor.stride(0) : 0;",
+        "batch_stride = 0;",
+        "every matrix of a batch is the first",
+    ),
+    Mutant(GEMM, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
+    Mutant(GEMM, "if (problem.k == 0) sum_over_nothing();", "", "a sum over nothing is left to the kernels"),
+    Mutant(
+        GEMM,
+        "if (batch_invariant && problem.k % 8 == 0 && !a.aligned()) {",
+        "if (false) {",
+        "unaligned rows take another kernel than aligned ones",
+    ),
+    # ---- GEMM: epilogue
+    Mutant(
+        GEMM,
+        "values.row_stride = per_column ? 0 : t.stride(0);",
+        "values.row_stride = per_column ? 0 : 1;",
+        "a bias per row is taken as dense",
+    ),
+    Mutant(
+        GEMM,
+        "values.column_stride = per_column ? t.stride(0) : 0;",
+        "values.column_stride = per_column ? 1 : 0;",
+        "a bias per column is taken as dense",
+    ),
+    Mutant(
+        GEMM,
+        "e.alpha = static_cast<float>(alpha); e.beta = static_cast<float>(beta);",
+        "e.alpha = static_cast<float>(beta); e.beta = static_cast<float>(alpha);",
+        "alpha and beta exchanged",
+    ),
+    Mutant(
+        GEMM, "if (beta != 0) e.residual = values;", "e.residual = values;", "a residual is read although beta is 0"
+    ),
+    Mutant(
+        GEMM,
+        "if (beta == 1.0) return call.run(GemmOutput::kAccumulate);",
+        "if (beta != 0.0) return call.run(GemmOutput::kAccumulate);",
+        "beta is taken for 1",
+    ),
+    Mutant(
+        GEMM,
+        'call.gpu.write({"c"}, c, beta != 0.0)',
+        'call.gpu.write({"c"}, c, false)',
+        "what stands in c counts as unwritten",
+    ),
+    Mutant(GEMM, "call.gpu.zero(sums, static_cast<size_t>(sums.numel()) * 4);", "", "sums over no rows stay unwritten"),
+    Mutant(
+        GEMM,
+        "call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4)",
+        "call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)))",
+        "a quarter of the bytes for the column sums",
+    ),
+    # ---- GEMM: plan, scratch
+    Mutant(
+        GEMM,
+        "const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};",
+        "const GemmSm90Config config{plan.tile, plan.splits, false};",
+        "operands are never exchanged",
+        missed="the result is the same, only slower: m and n tiles fit either way",
+    ),
+    Mutant(
+        GEMM,
+        "const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};",
+        "const GemmSm90Config config{0, plan.splits, plan.swapped};",
+        "always the first tile",
+    ),
+    Mutant(
+        GEMM,
+        "const size_t counters = (size.counters * 4 + 15) / 16 * 16;",
+        "const size_t counters = size.counters * 4;",
+        "partial sums behind the counters are not aligned",
+    ),
+    Mutant(
+        GEMM,
+        "gpu.scratch(counters + size.partials * 4, counters)",
+        "gpu.scratch(counters + size.partials * 4)",
+        "counters of a split sum are not zeroed",
+    ),
+    Mutant(
+        GEMM,
+        "gpu.scratch(counters + size.partials * 4, counters)",
+        "gpu.scratch(size.partials * 4, counters)",
+        "no room for the counters",
+    ),
+    Mutant(
+        GEMM,
+        "gpu.scratch(gemm_sm80_scratch_bytes(problem, config), gemm_sm80_zeroed_bytes(problem, config))",
+        "gpu.scratch(gemm_sm80_scratch_bytes(problem, config))",
+        "counters of gemm_sm80 are not zeroed",
+    ),
+    Mutant(
+        GEMM,
+        "const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};",
+        "const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, false};",
+        "c is overwritten, not added to",
+    ),
+    # ---- updates
+    Mutant(
+        UPDATE,
+        "s.moment_dtypes[m] = dtype_of(p.moments[m].dtype);",
+        "s.moment_dtypes[m] = DType::kFloat32;",
+        "moments are taken for fp32",
+    ),
+    Mutant(
+        UPDATE,
+        "s.grad_dtype = dtype_of(p.grad.dtype);",
+        "s.grad_dtype = DType::kFloat32;",
+        "gradients are taken for fp32",
+    ),
+    Mutant(
+        UPDATE,
+        "s.shadow_dtype = dtype_of(p.shadow.dtype);",
+        "s.shadow_dtype = DType::kFloat16;",
+        "shadows are taken for fp16",
+    ),
+    Mutant(UPDATE, "s.group = static_cast<int>(p.group);", "s.group = 0;", "everything is in the first group"),
+    Mutant(UPDATE, "s.index = p.index;", "s.index = 0;", "all parameters draw the same random bits"),
+]

@@ -1,0 +1,242 @@
+"""The host code of the CUDA ops (``csrc/ops/gpu``) on the emulator: which address, stride, scratch and plan reaches a kernel.
+
+Kernels have tests of their own; here every argument gets a value of its own, so that two that were exchanged show. New memory
+is full of NaN on the emulator and unreadable until written. Results are those of the CPU kernels to the bit.
+"""
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops.activation_backward import activation_backward
+from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_
+from amp_kernels.ops.gemm_dact import gemm_dact
+from amp_kernels.ops.unscale import unscale_
+from amp_kernels.ops.update_scale import update_scale_
+from amp_kernels.testing.emulator import launches
+
+f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value for t in tensors(item)] if isinstance(value, (list, tuple)) else []
+
+
+def same_on_both(call, *inputs):
+    """`call(*inputs)` on the emulator and on the CPU, on copies: results, and what became of the inputs."""
+    outcomes = []
+    for backend in ("emulate", "cpu"):
+        copies = [
+            [t.clone() for t in value] if isinstance(value, list) else value.clone() if value is not None else None
+            for value in inputs
+        ]
+        with ak.backend(backend), torch.no_grad():
+            outcomes.append(tensors([call(*copies), copies]))
+    for got, want in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+def integers(*shape, dtype=bf16, seed=0):
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+# ---- lists of gradients
+
+
+def grads_of(count, dtypes=(f32, f16, bf16, f64)):
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randn(3 + i % 5, generator=generator).to(dtypes[i % len(dtypes)]) for i in range(count)]
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+@pytest.mark.parametrize("norm_type", [2.0, torch.inf])
+@pytest.mark.parametrize("count", [3, 1600])
+def test_a_list_of_more_gradients_than_one_launch_takes(count, norm_type, per_tensor):
+    grads = grads_of(count)
+    grads[1] = grads[1][:0]
+    grads[-1] = grads[-1].clone().fill_(7e3)  # the tail counts
+    scale = torch.tensor(3.0)
+    with ak.backend("emulate"):
+        norm, found = check_and_norm(grads, scale, norm_type=norm_type, per_tensor=per_tensor)
+        assert len(launches()) >= (2 if count > 1536 else 1)
+        _, found_in_tail = check_and_norm([*grads[:-1], torch.tensor([1.0, torch.nan])], per_tensor=per_tensor)
+    parts = [grad.double() / 3.0 for grad in grads]
+    if not per_tensor:
+        parts = [torch.cat(parts)]
+    expected = [p.square().sum() if norm_type == 2.0 else p.abs().max() if p.numel() else p.sum() for p in parts]
+    torch.testing.assert_close(norm.flatten(), torch.stack(expected).float(), rtol=1e-6, atol=0)
+    assert not found.any()
+    assert found_in_tail.flatten()[-1] == found_in_tail.sum() == 1.0
+
+
+def test_unscale_reads_factor_and_flag_from_their_own_places():
+    same_on_both(unscale_, grads_of(9), torch.tensor(0.0), torch.tensor(0.125))
+    same_on_both(unscale_, [torch.full((5,), 3e38), torch.ones(3)], torch.tensor(0.0), torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("found", [[0.0], [0.0, 1.0], [0.0] * 40 + [1.0]])
+def test_update_scale_sees_every_flag_and_option(found):
+    for tracker, left in ((0, 3), (4, 3), (4, 1)):
+        state = [torch.tensor(64.0), torch.tensor(tracker, dtype=torch.int32), torch.tensor(left, dtype=torch.int32)]
+        flags = [torch.tensor(f) for f in found]
+        same_on_both(lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags)
+
+
+# ---- activations
+
+
+@pytest.mark.parametrize("dtypes", [(bf16, bf16), (f32, f16), (f32, f32)])
+def test_activation_backward_of_views(dtypes):
+    grad, z = integers(9, 6, dtype=dtypes[0]), integers(6, 9, dtype=dtypes[1], seed=1)
+    same_on_both(lambda g, z: activation_backward(g, z.t(), activation="gelu"), grad, z)
+    same_on_both(lambda g, z: activation_backward(g[:, ::2], z.t(), activation="swiglu"), grad, z)
+    same_on_both(lambda g, z: activation_backward(g[0], z[:, 0], activation="silu"), grad, z)
+    same_on_both(lambda g, z: activation_backward(g[:0], z.t()[:0], activation="silu"), grad, z)
+
+
+# ---- GEMM
+
+
+@pytest.fixture(params=["8.0", "9.0"])
+def capability(request, monkeypatch):
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", request.param)
+    return request.param
+
+
+def operands(m, n, k, batch=None, dtype=bf16):
+    front = () if batch is None else (batch,)
+    return integers(*front, m, k, dtype=dtype, seed=1), integers(*front, k, n, dtype=dtype, seed=2)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("batch", [None, 3])
+def test_gemm_takes_operands_as_they_lie(layout, batch, capability):
+    a, b = operands(40, 24, 72, batch)
+    a = a.mT.contiguous().mT if layout[0] == "t" else a
+    b = b.mT.contiguous().mT if layout[1] == "t" else b
+    same_on_both(lambda: [gemm(a, b), gemm(a[..., 8:], b[..., 8:, :16], out_dtype=f32)])
+    if batch:
+        same_on_both(lambda: gemm(a[:1].expand(3, -1, -1), b))
+        same_on_both(lambda: gemm(a[::2], b[1:]))
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_every_side_operand_has_its_own_place(batch, capability):
+    a, b = operands(24, 16, 40, batch)
+    shape = (*a.shape[:-1], 16)
+    columns, rows = integers(32, dtype=f32, seed=3)[::2], integers(24, 3, dtype=bf16, seed=4)[:, 1:2]
+    residual = integers(*shape[:-2], 16, 24, dtype=f32, seed=5).mT
+    for bias in (columns, rows):
+        same_on_both(lambda bias=bias: gemm(a, b, bias, residual, alpha=0.5, beta=-2.0, activation="relu"))
+        same_on_both(lambda bias=bias: gemm(a, b, bias, out_dtype=f32, activation="gelu_tanh"))
+    same_on_both(lambda: gemm(a, b, None, residual[..., :1].expand(shape), beta=0.25, out_dtype=f16))
+    same_on_both(lambda: gemm(a, b, columns, torch.full(shape, torch.nan), beta=0.0))
+    same_on_both(lambda: gemm(a, b, columns, activation="swiglu"))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_gemm_dact_and_its_column_sums(batch, activation, capability):
+    a, b = operands(40, 24, 16, batch)
+    preact = integers(*a.shape[:-1], 24, seed=6)
+    for bias_grad in (False, True):
+        same_on_both(
+            lambda flag=bias_grad: gemm_dact(a, b, preact, activation=activation, bias_grad=flag, out_dtype=f32)
+        )
+    same_on_both(lambda: gemm_dact(a, b, preact.mT.contiguous().mT.float(), activation=activation))
+    same_on_both(lambda: gemm_dact(a[..., :0, :], b, preact[..., :0, :], activation=activation, bias_grad=True))
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_accumulation_into_views(batch, beta, capability):
+    a, b = operands(24, 16, 40, batch)
+    c = integers(*a.shape[:-1], 16, dtype=f32, seed=7)
+    if beta == 0.0:
+        c.fill_(torch.nan)
+    same_on_both(lambda c: gemm_accumulate_(c, a, b, alpha=0.5, beta=beta), c)
+    same_on_both(lambda c: gemm_accumulate_(c.mT, b.mT, a.mT, beta=beta), c)
+
+
+@pytest.mark.parametrize("k", [0, 5, 2048])
+def test_any_k(k, capability):
+    """None, less than a vector, and enough for sums that are split and meet in scratch memory."""
+    a, b = operands(16, 24, k)
+    bias = integers(24, dtype=f32)
+    for _ in range(2):
+        same_on_both(lambda: gemm(a, b, bias, out_dtype=f32))
+    for m, n in ((0, 24), (16, 0)):
+        same_on_both(lambda m=m, n=n: gemm(a[:m], b[:, :n], bias[:n], out_dtype=f32))
+    same_on_both(lambda c: gemm_accumulate_(c, a, b, beta=2.0), torch.ones(16, 24))
+
+
+def test_a_row_is_the_same_alone_and_from_an_unaligned_place(capability):
+    a, b = torch.randn(9, 104).bfloat16(), torch.randn(104, 40).bfloat16()
+    shifted = torch.empty(9 * 104 + 1, dtype=bf16)[1:].view(9, 104).copy_(a)
+    with ak.backend("emulate"):
+        many = gemm(a, b, batch_invariant=True)
+        for rows in (a[3:4], shifted, shifted[3:4]):
+            few = gemm(rows, b, batch_invariant=True)
+            assert torch.equal(few, many if len(few) == 9 else many[3:4])
+
+
+# ---- updates
+
+
+def trained(name, backend, options, count, steps=3):
+    """Parameters and state after some steps in which every scalar and group differs."""
+    generator = torch.Generator().manual_seed(count)
+    dtypes = (f32, bf16, f16)
+    params = [
+        torch.nn.Parameter(torch.randn(5 + i % 3, 2, generator=generator).to(dtypes[i % 3])) for i in range(count)
+    ]
+    groups = [{"params": params[0::2]}, {"params": params[1::2], "lr": torch.tensor(0.07), "weight_decay": 0.2}]
+    optimizer = getattr(ak.optim, name)(groups, lr=0.03, weight_decay=0.1, **options)
+    scaler = ak.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.zeros(()))
+    with ak.backend(backend):
+        for _ in range(steps):
+            for p in params:
+                p.grad = (64 * torch.randn(p.shape, generator=generator)).to(p.dtype)
+            scaler.step(optimizer, max_norm=0.5)
+            scaler.update()
+    state = optimizer.state_dict()["state"]
+    return params, [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+
+
+RULES = {
+    "AdamW": [{"amsgrad": True, "shadow_dtype": bf16}, {"master_weights": "split", "ema_decay": 0.5}],
+    "SGD": [{"momentum": 0.9, "nesterov": True}, {"master_weights": "none", "seed": 3 << 33}],
+    "Lion": [{"state_dtype": bf16, "ema_decay": 0.9}, {"betas": (0.7, 0.95), "maximize": True}],
+    "LAMB": [{"betas": (0.8, 0.9)}, {"use_nvlamb": True, "bias_correction": False}],
+}
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, options) for name, row in RULES.items() for options in row])
+@pytest.mark.parametrize("count", [7, 700])
+def test_a_step_of_more_parameters_than_one_launch_takes(name, options, count):
+    """Of 700, the last are not in the first launch; of 7, the second step comes from a table of addresses."""
+    with torch.random.fork_rng():
+        emulated = trained(name, "emulate", options, count, steps=3 if count == 7 else 1)
+        expected = trained(name, "cpu", options, count, steps=3 if count == 7 else 1)
+    if count > 600:
+        assert len([launch for launch in launches() if launch.name == "update_scale"]) == 1
+    for got, want in zip(tensors(emulated), tensors(expected), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "lamb_"])
+def test_an_empty_list_is_no_step(name):
+    op = REGISTRY[name]
+    args, kwargs = next(iter(op.samples("cpu")))
+    empty = [[] if isinstance(value, list) else value for value in args]
+    layout = next(i for i, argument in enumerate(op.schema.arguments) if argument.name == "layout")
+    empty[layout] = empty[layout][:0]
+    with ak.backend("emulate"):
+        check_and_norm([torch.ones(3)])
+    op.emulated(*empty, **kwargs)
+    assert [launch.name for launch in launches()] == ["check_and_norm"]  # still the last one
