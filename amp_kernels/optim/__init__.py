@@ -2,10 +2,11 @@
 
 from ..ops._shadows import refresh_shadows
 from ._export import fp32_state_dict
+from ._options import MixedPrecision
 from .adam import Adam
 from .adamw import AdamW
 from .lamb import LAMB
 from .lion import Lion
 from .sgd import SGD
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Lion", "fp32_state_dict", "refresh_shadows"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Lion", "MixedPrecision", "fp32_state_dict", "refresh_shadows"]

@@ -17,20 +17,17 @@ class AdamStep(FusedOptimizer):
     _required = ("step", "exp_avg", "exp_avg_sq")
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        self._check_float("weight_decay", group["weight_decay"])
-        self._check_range("learning rate", group["lr"])
-        self._check_range("epsilon value", group["eps"])
-        self._check_range("weight_decay value", group["weight_decay"])
-        self._check_betas(group["betas"])
+        super()._check_group(group)
+        if not group.get("bias_correction", True):  # of Apex
+            raise ValueError(f"{self._name}: bias_correction is False; accepted: True")
 
     def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         if group.get("amsgrad") or loaded.get("max_exp_avg_sq") is not None:
-            return "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
-        return "exp_avg", "exp_avg_sq"
+            return self._moment_arguments
+        return self._moment_arguments[:2]
 
-    def _flags(self) -> list[int]:
-        coupled = [0 if group["decoupled_weight_decay"] else COUPLED_DECAY for group in self.param_groups]
-        return [flags | extra for flags, extra in zip(super()._flags(), coupled, strict=True)]
+    def _flags(self, group: dict[str, Any]) -> int:
+        return super()._flags(group) | (0 if group["decoupled_weight_decay"] else COUPLED_DECAY)
 
     def _hyper(self) -> tuple[list[float], ...]:
         return *self._betas(), self._numbers("eps"), self._numbers("weight_decay")

@@ -9,8 +9,6 @@ everything that touches state.
 from __future__ import annotations
 
 import logging
-import math
-import numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -57,7 +55,6 @@ class FusedOptimizer(BlockedState):
     _request: StepRequest | None = None
 
     _op: Op  # the optimizer's
-    _moment_arguments: tuple[str, ...] = ()  # keys of its moments, in the order of the op's arguments
 
     def _hyper(self) -> tuple[list[float], ...]:
         """The op's arguments between ``lr`` and ``ema_decay``."""
@@ -73,8 +70,9 @@ class FusedOptimizer(BlockedState):
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self._complete_group(group)
         try:
+            self._complete_group(group)
+            self._common("seed", self.param_groups)
             if len(set(map(id, group["params"]))) != len(group["params"]):
                 raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
             for i, param in enumerate(group["params"]):
@@ -89,9 +87,6 @@ class FusedOptimizer(BlockedState):
                         f"{self._name}: params[{i}] is a {type(param).__name__}; accepted: plain tensors "
                         f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
                     )
-            self._check_shared(group)
-            self._common_seed(self.param_groups)
-            self._check_group(group)
         except Exception:
             self.param_groups.pop()
             raise
@@ -301,14 +296,6 @@ class FusedOptimizer(BlockedState):
                 request.found_infs[batch.device] = found_inf
             request.sum_sq = sum_sq if request.sum_sq is None else request.sum_sq + _at(sum_sq, request.sum_sq.device)
 
-    def _check_numbers(self) -> None:
-        """Schedulers write into groups; a NaN that got in there must not reach the weights."""
-        for group in self.param_groups:
-            for key, value in group.items():
-                for number in value if isinstance(value, tuple) else (value,):
-                    if isinstance(number, numbers.Real) and number != number:  # NumPy's floats are Real too
-                        raise ValueError(f"{self._name}: {key} is {value}")
-
     def _tensor_lrs(self, device: torch.device) -> list[Tensor]:
         """One device scalar per group if any group's learning rate is a tensor, else nothing."""
         rates = [group["lr"] for group in self.param_groups]
@@ -323,10 +310,10 @@ class FusedOptimizer(BlockedState):
 
     def _host_lrs(self) -> list[float]:
         rates = [group["lr"] for group in self.param_groups]
-        rates = [0.0 if isinstance(rate, Tensor) else float(rate) for rate in rates]
-        if any(rate != rate for rate in rates):
-            raise ValueError(f"{self._name}: lr is {math.nan}")
-        return rates
+        rates = [0.0 if isinstance(rate, Tensor) else rate for rate in rates]
+        if not all(type(rate) is float and rate == rate for rate in rates):
+            self._check_numbers()
+        return list(map(float, rates))
 
     def _numbers(self, key: str) -> list[float]:
         return [float(group[key]) for group in self.param_groups]
@@ -335,9 +322,9 @@ class FusedOptimizer(BlockedState):
         """The first and the second decay rate of each group."""
         return tuple([float(group["betas"][k]) for group in self.param_groups] for k in range(2))
 
-    def _flags(self) -> list[int]:
-        stochastic = STOCHASTIC if self.master_weights == "none" else 0
-        return [stochastic | (MAXIMIZE if group["maximize"] else 0) for group in self.param_groups]
+    def _flags(self, group: dict[str, Any]) -> int:
+        """The op's flags for a group."""
+        return (STOCHASTIC if self.master_weights == "none" else 0) | (MAXIMIZE if group["maximize"] else 0)
 
     def _current_hyper_parameters(self) -> HyperParameters:
         """The numbers of the groups, checked."""
@@ -345,7 +332,7 @@ class FusedOptimizer(BlockedState):
         if settings is None or not settings.unchanged(self.param_groups, self.master_weights):
             self._check_numbers()
             settings = HyperParameters(self.param_groups, self.master_weights)
-            settings.hyper, settings.flags = self._hyper(), self._flags()
+            settings.hyper, settings.flags = self._hyper(), list(map(self._flags, self.param_groups))
             settings.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
             settings.used = [self._moment_names(group, {}) for group in self.param_groups]
             settings.averaged = [group.get("ema_decay") is not None for group in self.param_groups]

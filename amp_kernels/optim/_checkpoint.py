@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from ..ops import _lists
-from ..ops._blocks import MAX_SEED
 from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
 from ._cached_step import CachedStep
+from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
 from ._state import Block, Place, signature, state_layout, view_like
-
-MASTER_WEIGHTS = ("fp32", "split", "none", "none_rne")
 
 
 class Uncast:
@@ -27,7 +25,7 @@ class Uncast:
         self.value = value
 
 
-class BlockedState(torch.optim.Optimizer):
+class BlockedState(CheckedGroups):
     """The half of :class:`~amp_kernels.optim._base.FusedOptimizer` that owns the state.
 
     ``self.state[param]`` shows views of the flat buffers under torch's names; ``self._places`` knows where they are. A
@@ -36,101 +34,17 @@ class BlockedState(torch.optim.Optimizer):
     """
 
     _shows_step = True  # whether state[param]["step"] always exists, as in the torch optimizer of the same name
+    _moment_arguments: tuple[str, ...] = ()  # keys of its moments, in the order of the op's arguments
     _required: tuple[str, ...] = ()  # what a loaded state must have
-    _options = (
-        "master_weights",
-        "shadow_dtype",
-        "state_dtype",
-        "max_grad_norm",
-        "skip_nonfinite",
-        "ema_decay",
-        "zero_grads",
-        "seed",
-    )
 
     def _moment_names(self, group: dict, loaded: dict) -> tuple[str, ...]:
         """State of a parameter of ``group`` that is as large as the parameter; ``loaded``: what a checkpoint has for
         it."""
-        raise NotImplementedError
+        return self._moment_arguments
 
-    def _check_group(self, group: dict) -> None:
-        """Raise if the group's hyper-parameters are not acceptable."""
-        raise NotImplementedError
-
-    def _check_range(self, label: str, value: Any) -> None:
-        """Raise unless ``value >= 0``, in torch's wording; NaN never passes."""
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{self._name}: {label} is a tensor of {value.numel()} elements; accepted: 1-element")
-        if not value >= 0.0:
-            raise ValueError(f"Invalid {label}: {value}")
-
-    def _check_float(self, label: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            raise ValueError(f"{self._name}: {label} is a tensor; accepted: a number (only lr may be a tensor)")
-
-    def _check_betas(self, betas: tuple[float, float]) -> None:
-        """Raise unless both are numbers in [0, 1), in torch's wording; NaN never passes."""
-        for index, beta in enumerate(betas):
-            self._check_float(f"betas[{index}]", beta)
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-
-    def _set_options(
-        self,
-        master_weights: str,
-        shadow_dtype: torch.dtype | None,
-        state_dtype: torch.dtype,
-        max_grad_norm: float | None,
-        skip_nonfinite: bool,
-        ema_decay: float | None,
-        zero_grads: bool,
-        seed: int,
-    ) -> None:
-        name = type(self).__name__
-        if master_weights not in MASTER_WEIGHTS:
-            accepted = ", ".join(map(repr, MASTER_WEIGHTS))
-            raise ValueError(f"{name}: master_weights is {master_weights!r}; accepted: {accepted}")
-        if shadow_dtype not in (None, *HALF_DTYPES):
-            raise ValueError(f"{name}: shadow_dtype is {shadow_dtype}; accepted: None, {_lists.names(HALF_DTYPES)}")
-        if state_dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"{name}: state_dtype is {state_dtype}; accepted: float32, bfloat16")
-        if max_grad_norm is not None:
-            _lists.check_number(name, "max_grad_norm", max_grad_norm, 0.0)
-        self.master_weights = master_weights
-        self.shadow_dtype = shadow_dtype
-        self.state_dtype = state_dtype
-        self.max_grad_norm = max_grad_norm
-        self.skip_nonfinite = bool(skip_nonfinite)
-        self.ema_decay = ema_decay
-        self.zero_grads = bool(zero_grads)
-        self.seed = seed
-        self._check_shared({"ema_decay": ema_decay, "seed": seed})
+    def _set_options(self, *arguments: Any) -> None:
+        super()._set_options(*arguments)
         self._forget_places()
-
-    def _complete_group(self, group: dict) -> None:
-        """Options that live in the groups, where schedulers and checkpoints find them; only those that are in use, so
-        that the groups otherwise have the keys of torch's."""
-        if self.ema_decay is not None:
-            group.setdefault("ema_decay", self.ema_decay)
-        if self.master_weights == "none":
-            group.setdefault("seed", self.seed)
-
-    def _check_shared(self, group: dict) -> None:
-        """Raise if an option that all optimizers have is not acceptable in a group."""
-        decay, seed = group.get("ema_decay"), group.get("seed", 0)
-        if decay is not None:
-            self._check_float("ema_decay", decay)
-            if not 0.0 <= decay < 1.0:
-                raise ValueError(f"{self._name}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
-        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-            raise ValueError(f"{self._name}: seed is {seed!r}; accepted: an integer from 0 to 2**63 - 1")
-
-    def _common_seed(self, groups: list[dict]) -> int:
-        """The seed of all groups. Their parameters differ in number already, so there is one for the optimizer."""
-        seeds = {group["seed"] for group in groups if "seed" in group} or {self.seed}
-        if len(seeds) > 1:
-            raise ValueError(f"{self._name}: groups have the seeds {sorted(seeds)}; accepted: the same one in all")
-        return seeds.pop()
 
     def _forget_places(self) -> None:
         self._blocks: set[Block] = set()
@@ -138,10 +52,6 @@ class BlockedState(torch.optim.Optimizer):
         self._batches: tuple[tuple, list] = ((), [])  # of the last step, with what they depend on
         self._cached_step: CachedStep | None = None
         self._hyper_parameters: HyperParameters | None = None
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
 
     def _pack(self, entries: Iterable[tuple[dict, Tensor, dict]]) -> tuple[list[Place], list[tuple[Tensor, Tensor]]]:
         """Build blocks for ``(group, param, values)`` and fill them with the given values, or with initial ones if
@@ -309,11 +219,12 @@ class BlockedState(torch.optim.Optimizer):
 
         Moments and masters are not rounded to the parameter's dtype. A 16-bit parameter whose state has no ``master``
         starts from the parameter as it is; a split master that is loaded also sets its parameter. An average that is not
-        in the state starts at the weight. ``ema_decay`` and ``seed`` of the groups count, as all their entries do;
-        where they have none the optimizer's own stay.
+        in the state starts at the weight. ``ema_decay``, ``seed`` and Apex' ``max_grad_norm`` of the groups count, as all
+        their entries do; where they have none the optimizer's own stay.
 
         Raises:
-            ValueError: groups, shapes or keys do not fit; nothing has been changed then.
+            ValueError: groups, shapes or keys do not fit. Nothing has been changed then.
+            TypeError: a hyper-parameter is no number. Nor then.
         """
 
         def shield(_, loaded):
@@ -334,7 +245,7 @@ class BlockedState(torch.optim.Optimizer):
         return {
             **super().__getstate__(),
             "state": state,
-            "options": {name: getattr(self, name) for name in self._options},
+            "options": self._options(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -343,11 +254,19 @@ class BlockedState(torch.optim.Optimizer):
         self.__dict__.update(state.pop("options", {}))
         groups = state["param_groups"]
         for group in groups:
+            if group.get("max_grad_norm") == 0:  # Apex, which keeps it in its groups: no clipping
+                group["max_grad_norm"] = None
+        max_grad_norm = self._common("max_grad_norm", groups)
+        for group in groups:
+            group.pop("max_grad_norm", None)
             self._complete_group(group)
-            self._check_shared(group)
-            self._check_group(group)
-        seed = self._common_seed(groups)
+        seed = self._common("seed", groups)
         loaded = {key: value.value if isinstance(value, Uncast) else value for key, value in state["state"].items()}
+        for group in groups:
+            step = group.pop("step", None)  # Apex counts once for a group
+            for param in group["params"] if step is not None else ():
+                if loaded.get(param):
+                    loaded[param] = {"step": step, **loaded[param]}
         owned = {param for group in groups for param in group["params"]}
         with torch.no_grad():
             packed = self._pack(
@@ -357,6 +276,6 @@ class BlockedState(torch.optim.Optimizer):
             super().__setstate__({**state, "state": rest})
             self._forget_places()
             self._commit(*packed, rest)
-        self.seed = seed
+        self.max_grad_norm, self.seed = max_grad_norm, seed
         for group in groups:
             group["fused"], group["foreach"] = True, None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ._adam import AdamStep
+from ._options import MixedPrecision, takes_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Adam(AdamStep, torch.optim.Adam):
@@ -33,8 +39,7 @@ class Adam(AdamStep, torch.optim.Adam):
         capturable: accepted for compatibility; a step can always be captured in a CUDA graph, once the state exists.
         differentiable: only ``False``.
         decoupled_weight_decay: decay the weight itself, as :class:`AdamW` does.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
-            :class:`AdamW`.
+        options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -42,6 +47,7 @@ class Adam(AdamStep, torch.optim.Adam):
         RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
     """
 
+    @takes_options
     def __init__(
         self,
         params: ParamsT,
@@ -57,18 +63,9 @@ class Adam(AdamStep, torch.optim.Adam):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        master_weights: str = "fp32",
-        shadow_dtype: torch.dtype | None = None,
-        state_dtype: torch.dtype = torch.float32,
-        max_grad_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        ema_decay: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(
-            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
-        )
+        self._set_options(options, foreach, fused, differentiable)
         super().__init__(
             params,
             lr,
@@ -76,10 +73,8 @@ class Adam(AdamStep, torch.optim.Adam):
             eps,
             weight_decay,
             amsgrad,
-            foreach=foreach if fused else None,  # torch refuses the pair
             maximize=maximize,
             capturable=capturable,
-            differentiable=differentiable,
             fused=True,
             decoupled_weight_decay=decoupled_weight_decay,
         )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from ..ops.lamb import op as lamb_
-from ._base import FusedOptimizer
-from ._checkpoint import Uncast
+from ._options import MixedPrecision, takes_options
+from ._standalone import StandaloneOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class LAMB(FusedOptimizer):
+class LAMB(StandaloneOptimizer):
     """LAMB in two passes over memory: unscaling, clipping, moments and the norms of weights and directions in the first
     one, weights, masters and 16-bit copies in the second.
 
@@ -40,8 +42,7 @@ class LAMB(FusedOptimizer):
             default such groups (biases, norms) take Adam's steps.
         maximize: ascend instead of descend.
         foreach, fused, capturable, differentiable: as in :class:`Lion`.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
-            :class:`AdamW`.
+        options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -52,7 +53,9 @@ class LAMB(FusedOptimizer):
     _op = lamb_
     _moment_arguments = ("exp_avg", "exp_avg_sq")
     _required = ("exp_avg", "exp_avg_sq")
+    _absent = (("bias_correction", True), ("use_nvlamb", False))
 
+    @takes_options
     def __init__(
         self,
         params: ParamsT,
@@ -68,67 +71,24 @@ class LAMB(FusedOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        master_weights: str = "fp32",
-        shadow_dtype: torch.dtype | None = None,
-        state_dtype: torch.dtype = torch.float32,
-        max_grad_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        ema_decay: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(
-            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
+        self._set_options(options, foreach, fused, differentiable)
+        super().__init__(
+            params,
+            lr=lr,
+            bias_correction=bool(bias_correction),
+            betas=tuple(betas),
+            eps=eps,
+            weight_decay=weight_decay,
+            use_nvlamb=bool(use_nvlamb),
+            maximize=maximize,
+            capturable=capturable,
         )
-        if differentiable:
-            raise RuntimeError("`fused` does not support `differentiable`")
-        if fused and foreach:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        defaults = {
-            "lr": lr,
-            "bias_correction": bool(bias_correction),
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "use_nvlamb": bool(use_nvlamb),
-            "maximize": maximize,
-            "foreach": None,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": True,
-        }
-        super().__init__(params, defaults)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        defaults = {"bias_correction": True, "use_nvlamb": False, "maximize": False}
-        for group in state["param_groups"]:  # those of other implementations lack some of these
-            for key, value in {**defaults, "capturable": False, "differentiable": False}.items():
-                group.setdefault(key, value)
-            step = group.pop("step", None)  # Apex counts once for a group
-            for param in group["params"] if step is not None else ():
-                values = state["state"].get(param)
-                values = values.value if isinstance(values, Uncast) else values
-                if values and "step" not in values:
-                    state["state"][param] = Uncast({**values, "step": step})
-        super().__setstate__(state)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        for key in ("eps", "weight_decay"):
-            self._check_float(key, group[key])
-        self._check_range("learning rate", group["lr"])
-        self._check_range("epsilon value", group["eps"])
-        self._check_range("weight_decay value", group["weight_decay"])
-        self._check_betas(group["betas"])
-
-    def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
-        return "exp_avg", "exp_avg_sq"
-
-    def _flags(self) -> list[int]:
-        own = [
-            (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
-            for group in self.param_groups
-        ]
-        return [flags | extra for flags, extra in zip(super()._flags(), own, strict=True)]
+    def _flags(self, group: dict[str, Any]) -> int:
+        own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
+        return super()._flags(group) | own
 
     def _hyper(self) -> tuple[list[float], ...]:
         return *self._betas(), self._numbers("eps"), self._numbers("weight_decay")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ..ops.lion import op as lion_
-from ._base import FusedOptimizer
+from ._options import MixedPrecision, takes_options
+from ._standalone import StandaloneOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class Lion(FusedOptimizer):
+class Lion(StandaloneOptimizer):
     """Lion in one pass over memory: unscaling, clipping, moment, master weight and 16-bit copies together.
 
     Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023: every weight moves by ``lr`` in the
@@ -33,8 +36,7 @@ class Lion(FusedOptimizer):
         maximize: ascend instead of descend.
         foreach, fused, capturable, differentiable: as torch's optimizers take them. The step is always fused and can
             always be captured in a CUDA graph, once the state exists; ``differentiable`` only ``False``.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
-            :class:`AdamW`.
+        options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -47,6 +49,7 @@ class Lion(FusedOptimizer):
     _shows_step = False
     _required = ("exp_avg",)
 
+    @takes_options
     def __init__(
         self,
         params: ParamsT,
@@ -59,48 +62,17 @@ class Lion(FusedOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        master_weights: str = "fp32",
-        shadow_dtype: torch.dtype | None = None,
-        state_dtype: torch.dtype = torch.float32,
-        max_grad_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        ema_decay: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(
-            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
+        self._set_options(options, foreach, fused, differentiable)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=tuple(betas),
+            weight_decay=weight_decay,
+            maximize=maximize,
+            capturable=capturable,
         )
-        if differentiable:
-            raise RuntimeError("`fused` does not support `differentiable`")
-        if fused and foreach:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "foreach": None,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": True,
-        }
-        super().__init__(params, defaults)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for group in state["param_groups"]:  # those of the authors' code have none of these
-            for key in ("maximize", "capturable", "differentiable"):
-                group.setdefault(key, False)
-        super().__setstate__(state)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        self._check_float("weight_decay", group["weight_decay"])
-        self._check_range("learning rate", group["lr"])
-        self._check_range("weight_decay value", group["weight_decay"])
-        self._check_betas(group["betas"])
-
-    def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
-        return ("exp_avg",)
 
     def _hyper(self) -> tuple[list[float], ...]:
         return *self._betas(), self._numbers("weight_decay")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,10 @@ from ..ops import _lists
 from ..ops._blocks import NESTEROV
 from ..ops.sgd import op as sgd_
 from ._base import FusedOptimizer
+from ._options import MixedPrecision, takes_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -33,8 +37,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         maximize: ascend instead of descend.
         foreach, fused: accepted for compatibility; the step is always fused.
         differentiable: only ``False``.
-        master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed: as in
-            :class:`AdamW`.
+        options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
@@ -46,6 +49,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     _moment_arguments = ("momentum_buffer",)
     _shows_step = False
 
+    @takes_options
     def __init__(
         self,
         params: ParamsT,
@@ -59,18 +63,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
-        master_weights: str = "fp32",
-        shadow_dtype: torch.dtype | None = None,
-        state_dtype: torch.dtype = torch.float32,
-        max_grad_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        ema_decay: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(
-            master_weights, shadow_dtype, state_dtype, max_grad_norm, skip_nonfinite, ema_decay, zero_grads, seed
-        )
+        self._set_options(options, foreach, fused, differentiable)
         super().__init__(
             params,
             lr,
@@ -79,17 +74,11 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             weight_decay,
             nesterov,
             maximize=maximize,
-            foreach=foreach if fused else None,  # torch refuses the pair
-            differentiable=differentiable,
             fused=True,
         )
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        for key in ("momentum", "dampening", "weight_decay"):
-            self._check_float(key, group[key])
-        self._check_range("learning rate", group["lr"])
-        self._check_range("momentum value", group["momentum"])
-        self._check_range("weight_decay value", group["weight_decay"])
+        super()._check_group(group)
         _lists.check_number(self._name, "dampening", group["dampening"])
         if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
@@ -117,9 +106,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         values = super()._exported(param, values)
         return {**values, "momentum_buffer": None} if unwritten else values
 
-    def _flags(self) -> list[int]:
-        nesterov = [NESTEROV if group["nesterov"] else 0 for group in self.param_groups]
-        return [flags | extra for flags, extra in zip(super()._flags(), nesterov, strict=True)]
+    def _flags(self, group: dict[str, Any]) -> int:
+        return super()._flags(group) | (NESTEROV if group["nesterov"] else 0)
 
     def _hyper(self) -> tuple[list[float], ...]:
         return self._numbers("momentum"), self._numbers("dampening"), self._numbers("weight_decay")

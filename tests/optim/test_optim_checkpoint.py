@@ -165,6 +165,35 @@ def test_loading_an_unfused_checkpoint_keeps_the_scaler_protocol(name, options):
     scaler.update()
 
 
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_checkpoints_of_apex_adam_load(name):
+    """It keeps one count for a group, and says whether the moments are corrected."""
+    ours = getattr(akopt, name)(weights(), lr=1e-2)
+    run(ours, 3)
+    saved = copy.deepcopy(ours.state_dict())
+    saved["param_groups"][0].update(step=int(saved["state"][0]["step"]), bias_correction=True)
+    for values in saved["state"].values():
+        del values["step"]
+    other = getattr(akopt, name)(copy.deepcopy(ours.param_groups[0]["params"]), lr=1e-2)
+    other.load_state_dict(saved)
+    assert "step" not in other.param_groups[0]
+    for a, b in zip(run(ours, 3, seed=2), run(other, 3, seed=2), strict=True):
+        assert torch.equal(a, b)
+    saved["param_groups"][0]["bias_correction"] = False
+    with pytest.raises(ValueError, match="bias_correction is False; accepted: True"):
+        other.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loading", "lacks"),
+    [("SGD", "AdamW", "eps, betas"), ("AdamW", "SGD", "momentum, dampening"), ("Lion", "LAMB", "eps")],
+)
+def test_groups_of_another_kind_are_refused(saved, loading, lacks):
+    state = getattr(akopt, saved)(weights()).state_dict()
+    with pytest.raises(ValueError, match=f"{loading}: a group lacks {lacks}; accepted: groups of the same kind"):
+        getattr(akopt, loading)(weights()).load_state_dict(state)
+
+
 def test_momentum_buffer_that_no_step_has_written_is_saved_as_none():
     """torch has none at that point; a zero buffer would make it apply the dampening to the first gradient."""
     ours = akopt.SGD(weights(), lr=1e-2, momentum=0.9, dampening=0.5, skip_nonfinite=True)

@@ -3,6 +3,9 @@ changes."""
 
 import inspect
 import pickle
+import pydoc
+import re
+import typing
 
 import numpy as np
 import pytest
@@ -33,6 +36,76 @@ def test_signature_starts_with_torchs(name):
         assert ours[key].default == parameter.default, key
 
 
+@pytest.mark.parametrize("name", [*NAMES, "LAMB"])
+def test_the_shared_options_are_in_every_signature(name):
+    """One by one, with types and defaults, for help(), inspect and tools that read annotations."""
+    kind = getattr(akopt, name)
+    shown = inspect.signature(kind).parameters
+    options = akopt.MixedPrecision.__annotations__
+    assert list(shown)[-len(options) :] == list(options)
+    assert not [p for p in shown.values() if p.kind is p.VAR_KEYWORD]
+    for key, annotation in options.items():
+        assert shown[key].annotation == typing.get_type_hints(kind.__init__)[key] == annotation
+        assert getattr(kind(params()), key) == shown[key].default
+    assert "master_weights: Literal['fp32', 'split', 'none', 'none_rne'] = 'fp32'" in pydoc.render_doc(kind)
+    assert all(f"\n        {key}: " in akopt.MixedPrecision.__doc__ for key in options)
+
+    class Derived(kind):
+        def __init__(self, params, extra=1, **kwargs):
+            super().__init__(params, **kwargs)
+
+    assert list(inspect.signature(Derived).parameters) == ["params", "extra", "kwargs"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "LAMB"])
+def test_an_unknown_option_is_named(name):
+    with pytest.raises(TypeError, match=f"{name} got an unexpected keyword argument 'sede'"):
+        make(name, params(), sede=3, lr=0.1)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "LAMB"])
+def test_repr_shows_the_options(name):
+    shown = repr(make(name, params(), master_weights="split", max_grad_norm=0.5))
+    assert shown.startswith(f"{name} (\n    master_weights: split\n    shadow_dtype: None\n")
+    assert "    max_grad_norm: 0.5\n" in shown
+    assert "\nParameter Group 0\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_grad_norm", 0.1),
+        ("master_weights", "split"),
+        ("state_dtype", torch.bfloat16),
+        ("shadow_dtype", torch.float16),
+        ("skip_nonfinite", True),
+        ("zero_grads", True),
+    ],
+)
+def test_an_option_of_the_optimizer_is_not_ignored_in_a_group(option, value):
+    with pytest.raises(
+        ValueError, match=f"AdamW: {option} is an option of the optimizer, where it is .* ema_decay, seed"
+    ):
+        make("AdamW", [{"params": params(), option: value}])
+    optimizer = make("AdamW", params(), **{option: value})
+    optimizer.add_param_group({"params": params(1), option: value})  # what holds anyway
+    assert option not in optimizer.param_groups[1]
+    saved = make("AdamW", params()).state_dict()
+    saved["param_groups"][0][option] = value
+    loading = make("AdamW", params())
+    if option == "max_grad_norm":  # Apex keeps it there
+        loading.load_state_dict(saved)
+        assert loading.max_grad_norm == value
+        two = make("AdamW", [{"params": params(1)}, {"params": params(1)}])
+        saved = two.state_dict()
+        saved["param_groups"][0][option], saved["param_groups"][1][option] = 0.1, 0.2
+        with pytest.raises(ValueError, match=r"groups have the max_grad_norms \[0.1, 0.2\]"):
+            two.load_state_dict(saved)
+    else:
+        with pytest.raises(ValueError, match=f"AdamW: {option} is an option of the optimizer"):
+            loading.load_state_dict(saved)
+
+
 @EACH
 def test_isinstance_and_group_keys(name):
     ours, theirs = make(name, params()), getattr(torch.optim, name)(params(), fused=True)
@@ -59,26 +132,26 @@ BAD = [
     ("AdamW", {"betas": (0.9, torch.tensor(0.9))}, ValueError, "betas must be either both floats or both Tensors"),
     ("AdamW", {"betas": (torch.tensor(0.9), torch.tensor(0.9))}, ValueError, r"betas\[0\] is a tensor"),
     ("Adam", {"betas": (0.9, 1.0)}, ValueError, "Invalid beta parameter at index 1: 1.0"),
-    ("Adam", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
+    ("Adam", {"differentiable": True}, RuntimeError, "differentiable is True; accepted: False"),
     ("Adam", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
-    ("AdamW", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
+    ("AdamW", {"differentiable": True}, RuntimeError, "differentiable is True; accepted: False"),
     ("AdamW", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
     ("Lion", {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
-    ("Lion", {"lr": torch.ones(2)}, ValueError, "learning rate is a tensor of 2 elements; accepted: 1-element"),
+    ("Lion", {"lr": torch.ones(2)}, ValueError, "lr is a tensor of 2 elements; accepted: 1-element"),
     ("Lion", {"betas": (1.0, 0.9)}, ValueError, "Invalid beta parameter at index 0: 1.0"),
     ("Lion", {"betas": (0.9, -0.1)}, ValueError, "Invalid beta parameter at index 1: -0.1"),
     ("Lion", {"betas": (0.9, float("nan"))}, ValueError, "nan"),
     ("Lion", {"betas": (0.9, torch.tensor(0.9))}, ValueError, r"betas\[1\] is a tensor"),
     ("Lion", {"weight_decay": -1.0}, ValueError, "Invalid weight_decay value: -1.0"),
     ("Lion", {"weight_decay": torch.tensor(0.1)}, ValueError, "weight_decay is a tensor"),
-    ("Lion", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
+    ("Lion", {"differentiable": True}, RuntimeError, "differentiable is True; accepted: False"),
     ("Lion", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
     ("SGD", {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
     ("SGD", {"momentum": -1.0}, ValueError, "Invalid momentum value: -1.0"),
     ("SGD", {"weight_decay": -1.0}, ValueError, "Invalid weight_decay value: -1.0"),
     ("SGD", {"nesterov": True}, ValueError, "Nesterov momentum requires a momentum and zero dampening"),
     ("SGD", {"weight_decay": torch.tensor(0.1)}, ValueError, "weight_decay is a tensor"),
-    ("SGD", {"differentiable": True}, RuntimeError, "`fused` does not support `differentiable`"),
+    ("SGD", {"differentiable": True}, RuntimeError, "differentiable is True; accepted: False"),
     ("SGD", {"fused": True, "foreach": True}, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
 ]
 for _name, _keys in (
@@ -207,6 +280,25 @@ def test_nan_that_a_scheduler_wrote_changes_nothing(name, nan):
         optimizer.step()
     assert torch.equal(p, torch.ones(3))
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("name", [*NAMES, "LAMB"])
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "betas"])
+def test_text_is_no_number(name, key):
+    """In a group as in the constructor, also once a scheduler or a user wrote it there."""
+    if name == "SGD" and key == "betas":
+        return
+    p, text = params(1)[0], (0.9, "0.99") if key == "betas" else "0.1"
+    with pytest.raises(TypeError, match=re.escape(f"{name}: {'betas[1]' if key == 'betas' else key} is '0.")):
+        make(name, [{"params": [p], key: text}])
+    optimizer = make(name, [p])
+    p.grad = torch.ones(3)
+    for _ in range(3):
+        optimizer.step()
+    before, optimizer.param_groups[0][key] = p.detach().clone(), text
+    with pytest.raises(TypeError, match=re.escape(f"{name}: {key} is {text!r}, a str; accepted: a number")):
+        optimizer.step()
+    assert torch.equal(p, before)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,15 @@ class PublishedLAMB(torch.optim.Optimizer):
     keys and rules of Apex' FusedLAMB, which counts steps once for a group."""
 
     def __init__(
-        self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, use_nvlamb=False
+        self,
+        params,
+        lr=1e-3,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        use_nvlamb=False,
+        max_grad_norm=0.0,
     ):
         self.use_nvlamb = use_nvlamb
         super().__init__(
@@ -30,12 +38,15 @@ class PublishedLAMB(torch.optim.Optimizer):
                 "eps": eps,
                 "weight_decay": weight_decay,
                 "grad_averaging": True,
-                "max_grad_norm": 1.0,
+                "max_grad_norm": max_grad_norm,
             },
         )
 
     @torch.no_grad()
     def step(self):
+        limit = self.param_groups[0]["max_grad_norm"]
+        if limit:
+            torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], limit)
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             beta1, beta2 = group["betas"]
@@ -209,9 +220,11 @@ def test_state_dict_round_trip_continues_bit_for_bit():
         assert all(torch.equal(values[key], again[key]) for key in values)
 
 
-def test_checkpoints_of_apex_load():
-    """Its count is the group's; the corrections of the next step depend on it. The checkpoint stays as it was."""
-    theirs = PublishedLAMB(in_double(), lr=1e-2, weight_decay=0.0)
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_checkpoints_of_apex_load(max_grad_norm):
+    """Its count is the group's; the corrections of the next step depend on it. So is the norm that it clips to, where 0
+    is none. The checkpoint stays as it was."""
+    theirs = PublishedLAMB(in_double(), lr=1e-2, weight_decay=0.0, eps=0.1, max_grad_norm=max_grad_norm)
     run(theirs, 5)
     params = [torch.nn.Parameter(p.detach().float()) for p in theirs.param_groups[0]["params"]]
     saved = copy.deepcopy(theirs.state_dict())
@@ -220,7 +233,8 @@ def test_checkpoints_of_apex_load():
     assert saved["param_groups"][0]["step"] == 5
     assert all(values.keys() == {"exp_avg", "exp_avg_sq"} for values in saved["state"].values())
     group = ours.param_groups[0]
-    assert "step" not in group
+    assert not {"step", "max_grad_norm"} & group.keys()
+    assert ours.max_grad_norm == (max_grad_norm or None)
     assert (group["lr"], group["weight_decay"], group["use_nvlamb"], group["maximize"]) == (1e-2, 0.0, False, False)
     assert all(values["step"] == 5 for values in ours.state_dict()["state"].values())
     moved = [p.detach().clone() for p in params]

@@ -1,0 +1,119 @@
+"""The options that every optimizer of this package takes besides its own: named, documented and checked here."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from ..ops import _lists
+from ..ops._blocks import MAX_SEED
+from ..ops._lists import HALF_DTYPES
+
+
+class MixedPrecision(TypedDict, total=False):
+    """Options of every optimizer of this package, all by keyword. Each is an attribute of the optimizer, too.
+
+    Args:
+        master_weights: where a 16-bit parameter's float32 weight lives: ``"fp32"`` keeps it beside the parameter,
+            ``"split"`` keeps the 16 bits that the parameter lacks (2 bytes instead of 4; bfloat16 loses nothing,
+            float16 nothing above 2^-17). ``"none"`` keeps nothing and rounds each updated weight stochastically, so
+            that updates too small for 16 bits count on average (Gupta et al., "Deep learning with limited numerical
+            precision", ICML 2015); ``"none_rne"`` rounds it to nearest even, as torch's own optimizers do. float32
+            parameters are their own masters, whatever is chosen.
+        shadow_dtype: ``torch.float16`` or ``torch.bfloat16`` keeps a copy of each float32 parameter, written by the
+            step, that :func:`amp_kernels.linear` uses under autocast instead of casting the weight in every forward.
+        state_dtype: of the moments, ``torch.float32`` or ``torch.bfloat16``.
+        max_grad_norm: clip the total L2 norm of all gradients to this in every step, as
+            :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. ``scaler.step(opt, max_norm=...)`` has
+            precedence.
+        skip_nonfinite: skip, on the device, a step whose gradients are not all finite; for training without a scaler.
+        ema_decay: keep an exponential moving average of each weight (Polyak and Juditsky, 1992), float32 whatever the
+            parameter's dtype, in the shape of the parameter: ``ema += (1 - ema_decay) * (weight - ema)`` after every
+            step that is not skipped. It starts at the weight when the state is made and is ``state[param]["ema"]``;
+            :func:`amp_kernels.fp32_state_dict` exports it. A number in [0, 1), which groups may override and schedulers
+            may change; ``None`` keeps none.
+        zero_grads: set the gradients to 0, in place, after each step, also a skipped one.
+        seed: of stochastic rounding, 0 to 2^63 - 1. The bits of an element depend on the seed, the parameter's number in
+            the optimizer, its step count and the element's place in memory: a run that is repeated or resumed rounds
+            alike. In the state_dict.
+
+    Raises:
+        ValueError: an option is not among those accepted, out of range or NaN.
+        TypeError: there is no option of that name.
+    """
+
+    master_weights: Literal["fp32", "split", "none", "none_rne"]
+    shadow_dtype: torch.dtype | None
+    state_dtype: torch.dtype
+    max_grad_norm: float | None
+    skip_nonfinite: bool
+    ema_decay: float | None
+    zero_grads: bool
+    seed: int
+
+
+DEFAULTS: MixedPrecision = {
+    "master_weights": "fp32",
+    "shadow_dtype": None,
+    "state_dtype": torch.float32,
+    "max_grad_norm": None,
+    "skip_nonfinite": False,
+    "ema_decay": None,
+    "zero_grads": False,
+    "seed": 0,
+}
+GROUP_OPTIONS = ("ema_decay", "seed")  # live in the groups, where schedulers and checkpoints find them
+_TYPES = MixedPrecision.__annotations__
+_ACCEPTED = {
+    "master_weights": get_args(_TYPES["master_weights"]),
+    "shadow_dtype": (None, *HALF_DTYPES),
+    "state_dtype": (torch.float32, torch.bfloat16),
+}
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def takes_options(init: Constructor) -> Constructor:
+    """Makes ``inspect.signature`` and ``help`` show the options one by one instead of the constructor's ``**options``."""
+    *own, _ = inspect.signature(init).parameters.values()
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_TYPES[name])
+        for name, default in DEFAULTS.items()
+    ]
+    init.__signature__ = inspect.Signature([*own, *shared], return_annotation=None)
+    del init.__annotations__["options"]
+    init.__annotations__ |= _TYPES
+    return init
+
+
+def complete(optimizer: str, options: MixedPrecision) -> MixedPrecision:
+    """The options with the defaults of those that were not given, checked."""
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(
+            f"{optimizer} got an unexpected keyword argument {min(unknown)!r}; the options of every optimizer here are "
+            f"{', '.join(DEFAULTS)}"
+        )
+    options = {**DEFAULTS, **options}
+    for name, accepted in _ACCEPTED.items():
+        if options[name] not in accepted:
+            wanted = ", ".join(map(repr, accepted)).replace("torch.", "")
+            raise ValueError(f"{optimizer}: {name} is {options[name]!r}; accepted: {wanted}")
+    if options["max_grad_norm"] is not None:
+        _lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
+    check_group_options(optimizer, options)
+    return options
+
+
+def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:
+    """Raise if an option that groups may set apart is not acceptable."""
+    decay, seed = options.get("ema_decay"), options.get("seed", 0)
+    if decay is not None:
+        if isinstance(decay, Tensor):
+            raise ValueError(f"{optimizer}: ema_decay is a tensor; accepted: a number (only lr may be a tensor)")
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"{optimizer}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"{optimizer}: seed is {seed!r}; accepted: an integer from 0 to 2**63 - 1")
