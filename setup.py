@@ -15,8 +15,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # it would print pages about the licence field of pyproject.toml
+    sys.exit(
+        f"amp_kernels: setuptools {setuptools.__version__} is too old for --no-build-isolation; "
+        'needed: setuptools >= 77 (pip install -U "setuptools>=77"), or leave the option out'
+    )
 
 ROOT = Path(__file__).parent.resolve()
 DEFAULT_ARCHS = re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', (ROOT / "CMakeLists.txt").read_text())[1]

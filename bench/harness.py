@@ -16,6 +16,8 @@ method:
 """
 
 import contextlib
+import itertools
+import operator
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -87,8 +89,9 @@ class Mismatch(Exception):
 def worst_error(got: dict[str, Any], want: dict[str, tuple[Any, float]]) -> float:
     """The largest relative error of the results. Raises Mismatch where one is above its bound, as NaN is, or misshapen.
 
-    The error of a tensor is that of its worst row, in units of the norm of an average row: the norm of the whole
-    would hide a wrong tile of a large matrix.
+    The error of a tensor is that of its worst row, in units of that row's norm or of an average row's, whichever is
+    larger: the norm of the whole would hide a wrong tile of a large matrix, and rounding is relative to what is
+    rounded. A row is the last dimension, with those before it until it has 16 elements.
     """
     if next(iter(want)) not in got:
         raise Mismatch(f"no result {next(iter(want))!r}")
@@ -124,11 +127,13 @@ def _stacked(got: list[torch.Tensor], want: list[torch.Tensor]) -> Iterator[tupl
 def _row_error(got: torch.Tensor, want: torch.Tensor) -> float:
     if want.numel() == 0:
         return 0.0
-    row = want.shape[-1] if want.dim() > 1 else want.numel()
+    row = want.numel()
+    if want.dim() > 1:
+        row = next((n for n in itertools.accumulate(reversed(want.shape), operator.mul) if n >= 16), row)
     want = want.double().reshape(-1, row)
-    difference = (got.double().reshape(-1, row) - want).norm(dim=1).max().item()
-    average = want.norm().item() / want.shape[0] ** 0.5
-    return difference / average if average else difference
+    differences = (got.double().reshape(-1, row) - want).norm(dim=1)
+    norms = want.norm(dim=1)
+    return (differences / norms.clamp(min=norms.square().mean().sqrt() or 1.0)).max().item()
 
 
 def _as_list(value: Any) -> list[torch.Tensor]:

@@ -34,9 +34,13 @@ class Layout:
         return self.param != torch.float32
 
     def bounds(self) -> dict[str, float]:
-        """Accepted relative errors: the rounding of what is stored; bf16 moments act on the weights too."""
-        moments = 2.0**-8 if self.options.get("state_dtype") else 1e-5
-        return {"params": (2.0**-8 if self.half else 2e-6) + (moments if moments > 1e-5 else 0.0), "exp_avg": moments}
+        """Accepted relative errors: the rounding of what is stored; bf16 moments act on the weights too.
+
+        Moments carry the error of the clip factor: torch's norm on a CPU is one long FP32 sum (6e-5 on 25 M elements by
+        one thread).
+        """
+        moments = 2.0**-8 if self.options.get("state_dtype") else 2.0**-12
+        return {"params": (2.0**-8 if self.half else 2e-6) + (moments if moments > 1e-3 else 0.0), "exp_avg": moments}
 
 
 LAYOUTS = (

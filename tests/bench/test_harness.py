@@ -260,3 +260,15 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
     for change in ({"lr": 1.05 * layouts.LR}, {"betas": (0.91, 0.999)}, {"weight_decay": 1.0}):
         with pytest.raises(Mismatch):
             worst_error(two_steps(**change), want)
+
+
+def test_an_error_is_relative_to_its_row_and_rows_have_some_elements():
+    """Rounding a large element is no error beside small ones, and a convolution of 1 x 1 has no rows of one element."""
+    want = torch.full((4, 32, 1, 1), 1e-3)
+    want[2] = 10.0
+    want[2, 0] = 100.0
+    rounded = want.bfloat16()
+    assert worst_error({"y": rounded}, {"y": (want.double(), 2.0**-8)}) <= 2.0**-8
+    rounded[0, :8] = 3.0  # in a small row: seen, in units of an average one
+    with pytest.raises(Mismatch, match="relative error"):
+        worst_error({"y": rounded}, {"y": (want.double(), 2.0**-8)})

@@ -154,3 +154,15 @@ def test_absent_nvcc_is_a_reason_and_a_failure_when_cuda_is_forced(tmp_path):
     )
     assert forced[0] is None
     assert "AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built" in forced[1].stdout + forced[1].stderr
+
+
+def test_an_old_setuptools_is_named_in_one_line(tmp_path):
+    (tmp_path / "setuptools" / "command").mkdir(parents=True)
+    (tmp_path / "setuptools" / "__init__.py").write_text('__version__ = "65.5.0"\nExtension = setup = None\n')
+    (tmp_path / "setuptools" / "command" / "__init__.py").touch()
+    (tmp_path / "setuptools" / "command" / "build_ext.py").write_text("build_ext = object\n")
+    result = run(sys.executable, "setup.py", "egg_info", check=False, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr.strip().count("\n") == 0
+    assert "setuptools 65.5.0 is too old" in result.stderr
+    assert "setuptools >= 77" in result.stderr
