@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from torch.optim import Optimizer
 
 from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
-from ..optim._base import largest_flag
-from ._late import LateReader
+from ..optim._devices import largest_flag
+from ._readback import AsyncReader
 
 _NAMED = 10  # tensors that a message lists by name
 
@@ -37,8 +38,8 @@ class SkipTracking:
 
     def _forget(self) -> None:
         self._nonfinite: Flags = []
-        self._reader = LateReader()
-        self._heard: bool | None = None
+        self._reader = AsyncReader()
+        self._last_skipped: bool | None = None
         self._too_many: tuple[int, Flags] | None = None
 
     def _create_skip_counters(self, device: torch.device) -> None:
@@ -49,6 +50,18 @@ class SkipTracking:
     def _fill_skip_counters(self) -> None:
         for counter, value in zip(self._skips, self._init_skip_counts, strict=True):
             counter.fill_(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self.is_enabled():
+            state["_init_skip_counts"] = self._skip_counts()
+        for key in ("_skips", "_taken", "_reader", "_nonfinite", "_last_skipped", "_too_many"):
+            del state[key]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start_tracking()
 
     # ---- what users see ----
 
@@ -61,8 +74,8 @@ class SkipTracking:
         earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
         first answer. An :meth:`update` that a CUDA graph captures is not reported.
         """
-        self._listen()
-        return self._heard
+        self._poll()
+        return self._last_skipped
 
     @property
     def skipped_steps(self) -> Tensor:
@@ -105,7 +118,7 @@ class SkipTracking:
         if flag.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a replay would not run this
         self._reader.push(self._skips, nonfinite)
-        self._listen()
+        self._poll()
         if self._too_many is not None:
             consecutive, nonfinite = self._too_many
             self._too_many = None
@@ -114,10 +127,10 @@ class SkipTracking:
                 f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. " + _describe(nonfinite)
             )
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         limit = self._max_consecutive_skips
         for (_, consecutive), nonfinite in self._reader.arrived():
-            self._heard = consecutive > 0
+            self._last_skipped = consecutive > 0
             if limit is not None and consecutive >= limit:
                 self._too_many = (int(consecutive), nonfinite)
 

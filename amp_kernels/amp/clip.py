@@ -18,9 +18,12 @@ from torch import Tensor
 from ..ops import _lists
 from ..ops.check_and_norm import op as check_and_norm
 from ..ops.unscale import op as unscale_
+from ..optim._devices import by_device
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a sum in float32 would cost float64 its precision
 _DEVICES = ("cpu", "cuda")
+# As they are now: a program may put the functions below in their place.
+_torch_get_total_norm, _torch_clip_grad_norm_ = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grad_norm_
 
 
 @torch.no_grad()
@@ -53,8 +56,8 @@ def get_total_norm(
     """
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not _fusible(tensors, norm_type):
-        return torch.nn.utils.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
-    return _total_norm(_by_device(tensors), float(norm_type), error_if_nonfinite)
+        return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    return _total_norm(by_device(tensors), float(norm_type), error_if_nonfinite)
 
 
 @torch.no_grad()
@@ -96,14 +99,14 @@ def clip_grad_norm_(
             )  # of the caller: no_grad is a frame, too
     grads = [param.grad for param in parameters if param.grad is not None]
     # What two gradients share is scaled twice by torch, one after the other; one pass would do both at once.
-    if not _fusible(grads, norm_type) or any(_lists.overlap(group) for group in _by_device(grads).values()):
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    by_device = _by_device(grads)
-    norm = _total_norm(by_device, float(norm_type), error_if_nonfinite)
+    grads_of = by_device(grads)
+    if not _fusible(grads, norm_type) or any(map(_lists.overlap, grads_of.values())):
+        return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    norm = _total_norm(grads_of, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
-    for device, members in by_device.items():
+    for device, members in grads_of.items():
         # unscale_ also notes whether a product is infinite or NaN, which nobody asks here.
-        unscale_(members, torch.empty((), device=device), factor.to(device, non_blocking=True))
+        unscale_(members, torch.empty((), dtype=torch.float32, device=device), factor.to(device, non_blocking=True))
     return norm
 
 
@@ -123,17 +126,10 @@ def _fusible(tensors: Sequence[Tensor], norm_type: float) -> bool:
     )
 
 
-def _by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[Tensor]]:
-    groups: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.device, []).append(tensor)
-    return groups
-
-
-def _total_norm(by_device: dict[torch.device, list[Tensor]], norm_type: float, error_if_nonfinite: bool) -> Tensor:
-    first = next(iter(by_device))
+def _total_norm(tensors_of: dict[torch.device, list[Tensor]], norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    first = next(iter(tensors_of))
     parts = [
-        check_and_norm(tensors, norm_type=norm_type)[0].to(first, non_blocking=True) for tensors in by_device.values()
+        check_and_norm(tensors, norm_type=norm_type)[0].to(first, non_blocking=True) for tensors in tensors_of.values()
     ]
     if norm_type == math.inf:
         norm = parts[0] if len(parts) == 1 else torch.stack(parts).amax()

@@ -94,8 +94,17 @@ def advise(device: torch.device | str | None = None) -> Advice:
 
     Args:
         device: the device to train on; default: the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        RuntimeError: it is a CUDA device, and there is none.
     """
     device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise RuntimeError(
+            f"device is {device}, and no CUDA device is available (torch {torch.__version__} is built {build}); accepted: "
+            "a device that is there, or None"
+        )
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = (properties.major, properties.minor) if torch.version.hip is None else None
@@ -119,5 +128,8 @@ def recommended_dtype(device: torch.device | str | None = None) -> torch.dtype:
 
     Args:
         device: the device to train on; default: the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        RuntimeError: it is a CUDA device, and there is none.
     """
     return advise(device).dtype

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..ops.unscale import unscale_
 from ..ops.update_scale import update_scale_
-from ..optim._base import FusedOptimizer, largest_flag
+from ..optim._base import FusedOptimizer
+from ..optim._devices import by_device, largest_flag
 from ._skips import SkipTracking, stepped_flags
 
 _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
@@ -153,7 +153,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
             return flags
         inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
         with torch.no_grad():
-            for device, tensors in _by_device(_values(optimizer)).items():
+            for device, tensors in by_device(_values(optimizer)).items():
                 dense = [tensor if _lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
                 unscale_(dense, flags.get(device), inverse.get(device))
                 for tensor, copy in zip(tensors, dense, strict=True):
@@ -261,7 +261,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
             return super()._check_inf_per_device(optimizer)
         scales = _MultiDeviceReplicator(self._scale if grad_scale is None else grad_scale)
         dense = [grad if _lists.is_dense(grad) else grad.contiguous() for grad in grads]
-        found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in _by_device(dense).items()}
+        found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
         state["found_inf_per_device"] = found or self._clean()
         return state["found_inf_per_device"]
 
@@ -363,17 +363,10 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         state["_last_sum_sq"] = state["_last_norm"] = None
-        for key in ("_skips", "_taken", "_reader", "_nonfinite", "_heard", "_too_many"):
-            state.pop(key)
         if self._enabled:
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-            state["_init_skip_counts"] = self._skip_counts()
             state["_hysteresis_tracker"] = None
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._start_tracking()
 
 
 def _values(optimizer: Optimizer) -> list[Tensor]:
@@ -394,10 +387,3 @@ def _values(optimizer: Optimizer) -> list[Tensor]:
             else:
                 values.append(param.grad)
     return values
-
-
-def _by_device(tensors: list[Tensor]) -> dict[torch.device, list[Tensor]]:
-    groups: dict[torch.device, list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        groups[tensor.device].append(tensor)
-    return groups

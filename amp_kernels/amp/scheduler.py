@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ._late import LateReader
+from ._readback import AsyncReader
 from .grad_scaler import GradScaler
 
 
@@ -53,7 +53,7 @@ class SkipAwareScheduler:
                 "one that scaler.step gets"
             )
         self.scheduler, self._scaler, self._optimizer = scheduler, scaler, optimizer
-        self._reader = LateReader()
+        self._reader = AsyncReader()
         self._seen = 0.0
         self._start()
 

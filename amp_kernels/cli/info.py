@@ -20,6 +20,10 @@ def devices() -> list[str]:
 
 def run(brief: bool = False, check: bool = False) -> int:
     """Print the report; with ``check`` run a tiny case of every op on every available backend. Returns the exit status."""
+    requested = policy.requested_backend()
+    if requested not in (None, *policy.BACKENDS):
+        print(f"AMP_KERNELS_BACKEND is {requested!r}; accepted: {', '.join(policy.BACKENDS)}", file=sys.stderr)
+        return 2
     print(_libraries() if brief else "\n".join([_versions(), "", _libraries(), "", _ops()]))
     return _check() if check else 0
 
@@ -70,8 +74,10 @@ def _ops() -> str:
             try:
                 choice = policy.choose(name, device, capability, built, policy.requested_backend())
                 chosen, reason = choice.backend, choice.reason
-            except policy.BackendUnavailable as error:
-                chosen, reason = "none", str(error)
+            except policy.BackendUnavailable:
+                requested = policy.requested_backend()
+                chosen = "none"
+                reason = f"{requested} was asked for: {policy.why_not(device, capability, built)[requested]}"
             rows.append((name if i == 0 else "", " ".join(exists) if i == 0 else "", f"{device}: {chosen}", reason))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..ops._shadows import ShadowList
 from ..ops.check_and_norm import op as check_and_norm
 from ._cached_step import CachedStep, Launch, addressable
 from ._checkpoint import BlockedState
+from ._devices import at, by_device, largest_flag
 from ._hyper_parameters import HyperParameters
 from ._state import DeviceBatch, Place, signature
 
@@ -140,16 +141,14 @@ class FusedOptimizer(BlockedState):
             key = sizes, [(index, places[id(param)]) for index, param, _ in active]
             self._batches = (key, self._make_batches(key[1]))
         batches = self._batches[1]
-        by_device: dict[torch.device, list[Tensor]] = {batch.device: [] for batch in batches}
-        for grad in grads:
-            by_device[grad.device].append(grad)
+        grads_of = by_device(grads)
         own = all(grad is param.grad for grad, (_, param, _) in zip(grads, active, strict=True))
-        found = list(by_device.values())
+        found = [grads_of[batch.device] for batch in batches]
         if batches and own and not new and choice is not False and all(map(addressable, batches, found)):
             self._cached_step = CachedStep(
                 self.param_groups, self.state, batches, found, choice, self._compiled(batches)
             )
-        return [Launch(batch, by_device[batch.device], None) for batch in batches]
+        return [Launch(batch, grads, None) for batch, grads in zip(batches, found, strict=True)]
 
     def _compiled(self, batches: list[DeviceBatch]) -> bool:
         """Whether C++ is what the ops run on."""
@@ -251,9 +250,9 @@ class FusedOptimizer(BlockedState):
                 *self._state_of(batch, settings),
                 batch.layout if table is None else table.tensor,
                 self._tensor_lrs(batch.device),
-                _at(request.grad_scale, batch.device),
+                at(request.grad_scale, batch.device),
                 largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
-                None if max_norm is None else _at(request.sum_sq, batch.device),
+                None if max_norm is None else at(request.sum_sq, batch.device),
                 host_lrs,
                 *settings.hyper,
                 settings.decays,
@@ -284,7 +283,7 @@ class FusedOptimizer(BlockedState):
             return
         per_tensor = request.check and request.nonfinite is not None
         for batch, grads, table in launches:
-            scale = _at(request.grad_scale, batch.device)
+            scale = at(request.grad_scale, batch.device)
             if table is None:
                 sum_sq, found_inf = check_and_norm(grads, scale, per_tensor=per_tensor)
             else:
@@ -294,7 +293,7 @@ class FusedOptimizer(BlockedState):
                 sum_sq, found_inf = sum_sq.sum(dtype=torch.float64).float(), found_inf.amax()
             if request.check:
                 request.found_infs[batch.device] = found_inf
-            request.sum_sq = sum_sq if request.sum_sq is None else request.sum_sq + _at(sum_sq, request.sum_sq.device)
+            request.sum_sq = sum_sq if request.sum_sq is None else request.sum_sq + at(sum_sq, request.sum_sq.device)
 
     def _tensor_lrs(self, device: torch.device) -> list[Tensor]:
         """One device scalar per group if any group's learning rate is a tensor, else nothing."""
@@ -356,14 +355,3 @@ class FusedOptimizer(BlockedState):
                 [block.ema if settings.averaged[group] else batch.nothing for block, group in pairs],
             )
         return batch.state
-
-
-def _at(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
-
-
-def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:
-    """One flag out of several, on ``device``. Their maximum and not their sum, so that it stays 0 or 1."""
-    moved = [_at(flag, device) for flag in flags if flag is not None]
-    moved = [flag if flag.dim() == 0 else flag.reshape(()) for flag in moved]
-    return None if not moved else moved[0] if len(moved) == 1 else torch.stack(moved).amax()

@@ -201,6 +201,17 @@ def test_nothing_to_clip():
     assert ak.clip_grad_norm_([empty], 1.0).item() == 0.0
 
 
+def test_torchs_functions_may_be_replaced_by_these(monkeypatch):
+    """What these leave to torch must not come back."""
+    for name in ("get_total_norm", "clip_grad_norm_"):
+        monkeypatch.setattr(torch.nn.utils, name, getattr(ak, name))
+    params = weights((F64,))
+    assert torch.nn.utils.clip_grad_norm_(params, 0.5, 3.0) == torch.nn.utils.get_total_norm(
+        grads(weights((F64,))), 3.0
+    )
+    assert torch.nn.utils.clip_grad_norm_([], 0.5) == 0.0
+
+
 def test_generators_and_single_tensors():
     params = weights()
     wanted = norm_in_float64(grads(params)).float()
@@ -272,7 +283,7 @@ def test_norms_of_several_devices_are_summed_and_the_factor_goes_to_each(monkeyp
     params = weights((F32, F16))
     before = grads(params)
     halves = {torch.device("cpu"): [], torch.device("cpu", 0): []}
-    monkeypatch.setattr(clip, "_by_device", lambda tensors: {d: list(tensors)[i::2] for i, d in enumerate(halves)})
+    monkeypatch.setattr(clip, "by_device", lambda tensors: {d: list(tensors)[i::2] for i, d in enumerate(halves)})
     norm = ak.clip_grad_norm_(params, 0.5)
     torch.testing.assert_close(norm.double(), norm_in_float64(before), rtol=1e-6, atol=0)
     torch.testing.assert_close(norm_in_float64(grads(params)).item(), 0.5, rtol=1e-3, atol=0)
@@ -281,7 +292,7 @@ def test_norms_of_several_devices_are_summed_and_the_factor_goes_to_each(monkeyp
 def test_the_infinity_norm_of_several_devices_is_the_largest(monkeypatch):
     params = weights((F32, F16))
     halves = {torch.device("cpu"): [], torch.device("cpu", 0): []}
-    monkeypatch.setattr(clip, "_by_device", lambda tensors: {d: list(tensors)[i::2] for i, d in enumerate(halves)})
+    monkeypatch.setattr(clip, "by_device", lambda tensors: {d: list(tensors)[i::2] for i, d in enumerate(halves)})
     for tensor in grads(params):
         if tensor.numel():
             tensor.view(-1)[-1] = -77.0

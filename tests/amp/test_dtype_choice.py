@@ -50,6 +50,12 @@ def test_other_devices():
     assert decide("mps", "mps", None, False).dtype == torch.float32
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without CUDA")
+def test_a_cuda_device_that_is_not_there():
+    with pytest.raises(RuntimeError, match=r"device is cuda, and no CUDA device is available \(torch .* is built "):
+        recommended_dtype("cuda")
+
+
 def test_this_machine():
     assert recommended_dtype("cpu") == torch.bfloat16
     assert recommended_dtype(torch.device("cpu")) == advise("cpu").dtype

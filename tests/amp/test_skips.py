@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from amp_kernels.amp import GradScaler, _late
+from amp_kernels.amp import GradScaler, _readback
 from amp_kernels.optim import SGD, AdamW
 
 MAKERS = {
@@ -48,7 +48,7 @@ def slow_device(monkeypatch):
                 event.done = True
 
     events = []
-    real = _late.LateReader.push
+    real = _readback.AsyncReader.push
 
     def push(self, value, note=None):
         real(self, value, note)
@@ -56,7 +56,7 @@ def slow_device(monkeypatch):
         events.append(Event())
         self._pending.append((host, events[-1], note))
 
-    monkeypatch.setattr(_late.LateReader, "push", push)
+    monkeypatch.setattr(_readback.AsyncReader, "push", push)
     return events
 
 

@@ -42,12 +42,44 @@ def test_default_device(make, backend, dtype):
             assert torch.equal(train(make, dtype), expected)
 
 
-@EACH
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
-def test_default_dtype(make, default):
-    expected = train(make)
+def public_functions():
+    """What else may be called in a training loop, on tensors whose dtypes are explicit. All results."""
+    f32, bf16 = torch.float32, torch.bfloat16
+    x, weight = torch.linspace(-1, 1, 24, dtype=f32).view(4, 6), torch.linspace(-1, 1, 36, dtype=f32).view(6, 6)
+    params = [torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (f32, bf16)]
+    for p in params:
+        p.grad = torch.full_like(p, 3.0)
+    yield ak.get_total_norm([p.grad for p in params])
+    yield ak.clip_grad_norm_(params, 1.0)
+    yield ak.clip_grad_norm_(params[:1], 1.0, torch.inf)
+    yield from (p.grad for p in params)
+    for optimizer in (torch.optim.SGD(params, lr=0.1), ak.optim.LAMB(params, max_grad_norm=1.0, ema_decay=0.5)):
+        scaler = ak.GradScaler("cpu", max_consecutive_skips=5)
+        for bad in (0, 1):
+            scaler.scale(torch.ones((), dtype=f32))
+            for p in params:
+                p.grad = torch.full_like(p, torch.inf if bad else 8.0)
+            if bad:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            yield from (scaler.skipped_steps, *(p.detach().clone() for p in params))
+    weight.requires_grad_()
+    with torch.autocast("cpu", bf16):
+        out = ak.mlp(ak.linear(x, weight, activation="gelu"), weight, None, weight, activation="silu")
+        out = ak.addmm(ak.matmul(out, weight), out, weight)
+    out.sum().backward()
+    yield from (out.detach(), weight.grad)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+def test_default_dtype(default):
+    expected = [train(make) for make in MAKERS.values()] + list(public_functions())
     torch.set_default_dtype(default)
     try:
-        assert torch.equal(train(make), expected)
+        found = [train(make) for make in MAKERS.values()] + list(public_functions())
     finally:
         torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)

@@ -1,5 +1,6 @@
 """What the registry promises for every op: version counters, dispatch of an explicit backend, import without side effects."""
 
+import os
 import subprocess
 import sys
 
@@ -82,6 +83,24 @@ def test_commands(command, expected):
     result = subprocess.run([sys.executable, "-m", "amp_kernels", *command], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert expected in result.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without CUDA")
+@pytest.mark.parametrize(
+    ("backend", "status", "expected"),
+    [
+        ("foo", 2, "AMP_KERNELS_BACKEND is 'foo'; accepted: cpu"),
+        ("cuda", 0, "cuda was asked for: the tensors are on cpu\n"),
+    ],
+)
+def test_info_of_a_backend_that_cannot_run_takes_a_line(backend, status, expected):
+    command = [sys.executable, "-m", "amp_kernels", "info"]
+    environment = {**os.environ, "AMP_KERNELS_BACKEND": backend}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == status
+    assert expected in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert max(map(len, result.stdout.splitlines()), default=0) < 200
 
 
 def test_unknown_option_is_an_error():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class LateReader:
+class AsyncReader:
     """A queue of small tensors on their way to the host, in the order in which they were pushed.
 
     A CUDA tensor is copied to pinned memory by its stream, and an event tells when it is there. A CPU tensor has
