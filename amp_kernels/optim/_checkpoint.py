@@ -245,7 +245,7 @@ class BlockedState(CheckedGroups):
         return {
             **super().__getstate__(),
             "state": state,
-            "options": self._options(),
+            "options": self._shared_options(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

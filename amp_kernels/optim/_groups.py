@@ -46,12 +46,12 @@ class CheckedGroups(torch.optim.Optimizer):
         self.zero_grads = bool(options["zero_grads"])
         self.seed = options["seed"]
 
-    def _options(self) -> dict[str, Any]:
+    def _shared_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in DEFAULTS}
 
     def __repr__(self) -> str:
         head, *groups = super().__repr__().split("\n", 1)
-        return "\n".join([head, *(f"    {name}: {value}" for name, value in self._options().items()), *groups])
+        return "\n".join([head, *(f"    {name}: {value}" for name, value in self._shared_options().items()), *groups])
 
     def _complete_group(self, group: dict[str, Any]) -> None:
         """Give a new or loaded group the options that live in groups, if they are in use (otherwise the groups have the
@@ -61,7 +61,7 @@ class CheckedGroups(torch.optim.Optimizer):
         if self.master_weights == "none":
             group.setdefault("seed", self.seed)
         check_group_options(self._name, group)
-        for name, value in self._options().items():
+        for name, value in self._shared_options().items():
             if name in group and name not in GROUP_OPTIONS and group.pop(name) != value:
                 raise ValueError(
                     f"{self._name}: {name} is an option of the optimizer, where it is {value!r}, and not of a group; "
