@@ -119,6 +119,8 @@ def test_gemm_takes_operands_as_they_lie(layout, batch, capability):
     a = a.mT.contiguous().mT if layout[0] == "t" else a
     b = b.mT.contiguous().mT if layout[1] == "t" else b
     same_on_both(lambda: [gemm(a, b), gemm(a[..., 8:], b[..., 8:, :16], out_dtype=f32)])
+    gaps = integers(*a.shape[:-1], 144, seed=8)[..., ::2]  # contiguous in no dimension
+    same_on_both(lambda: [gemm(gaps, b), gemm(a, gaps[..., :24, :].mT)])
     if batch:
         same_on_both(lambda: gemm(a[:1].expand(3, -1, -1), b))
         same_on_both(lambda: gemm(a[::2], b[1:]))
