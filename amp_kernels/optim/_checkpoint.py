@@ -49,7 +49,11 @@ class BlockedState(CheckedGroups):
     def _forget_places(self) -> None:
         self._blocks: set[Block] = set()
         self._places: dict[int, Place] = {}  # by id(param): hashing a tensor is slow, and a place keeps its parameter
-        self._batches: tuple[tuple, list] = ((), [])  # of the last step, with what they depend on
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        """Drop what the last step left to save time in the next one."""
+        self._batches: tuple[tuple, list] = ((), [])  # with what they depend on
         self._cached_step: CachedStep | None = None
         self._hyper_parameters: HyperParameters | None = None
 

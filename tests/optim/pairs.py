@@ -4,7 +4,12 @@ import torch
 
 import amp_kernels.optim as akopt
 
-f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+from .optimizers import f32, fill
+
+
+def cached(optimizer):
+    """What the next step may use of the last one, if anything: the only private state that these tests look at."""
+    return optimizer._cached_step
 
 
 def make_params(dtypes=(f32,)):
@@ -24,35 +29,39 @@ def set_grads(params, number, dtype=None):
 
 
 class Pair:
-    """Two optimizers of the same parameters: `fast` as it is, `slow` without a memory."""
+    """Two optimizers of the same parameters: `fast` as it is, `slow` without a memory. Both have taken three steps."""
 
-    def __init__(self, name="AdamW", options=None, dtypes=(f32,), groups=1, **more):
+    def __init__(self, name="AdamW", options=None, dtypes=(f32,), groups=1, warm=True, **more):
         def build():
             params = make_params(dtypes)
             parts = [{"params": params[i::groups]} for i in range(groups)]
-            return params, getattr(akopt, name)(parts, **{**(options or {}), **more})
+            return params, getattr(akopt, name)(parts, **{"lr": 0.1, **(options or {}), **more})
 
         (self.params, self.fast), (self.slow_params, self.slow) = build(), build()
+        for number in range(3 if warm else 0):
+            self.step(number, hit=number == 2)
 
     def both(self, change):
         change(self.fast, self.params)
         change(self.slow, self.slow_params)
 
-    def step(self, number, resolved=None, grads=set_grads):
-        """`resolved`: whether this step must read addresses only."""
-        self.slow._cached_step = self.slow._hyper_parameters = None
-        self.slow._batches = ((), [])
-        for optimizer, params in ((self.fast, self.params), (self.slow, self.slow_params)):
-            grads(params, number)
-            before = optimizer._cached_step
-            optimizer.step()
-            if optimizer is self.fast and resolved is not None:
-                assert (before is not None and optimizer._cached_step is before) == resolved
+    def step(self, number, hit=None, grads=set_grads):
+        """`hit`: whether this step must read addresses only."""
+        self.slow._forget_step()
+        grads(self.slow_params, number)
+        self.slow.step()
+        grads(self.params, number)
+        before = cached(self.fast)
+        self.fast.step()
+        if hit is not None:
+            assert (before is not None and cached(self.fast) is before) == hit
         self.check()
 
-    def warm(self):
-        for number in range(3):
-            self.step(number, resolved=number == 2)
+    def recovers(self, number=3, **kw):
+        """A miss, then, once more from the start, a hit."""
+        self.step(number, hit=False, **kw)
+        self.step(number + 1, **kw)
+        self.step(number + 2, hit=True, **kw)
 
     def check(self):
         for p, q in zip(self.params, self.slow_params, strict=True):
@@ -62,3 +71,13 @@ class Pair:
             assert list(a) == list(b)
             for key in a:
                 assert torch.equal(a[key], b[key]), key
+
+
+def warmed(params, value=1.0, **options):
+    """AdamW whose next step may hit."""
+    optimizer = akopt.AdamW(params, lr=0.1, **options)
+    for _ in range(3):
+        fill(params, value)
+        optimizer.step()
+    assert cached(optimizer) is not None
+    return optimizer

@@ -1,0 +1,286 @@
+"""Constructor, groups and bad input: what torch accepts is accepted, what cannot work is refused before anything changes."""
+
+import inspect
+import pydoc
+import re
+import typing
+
+import numpy as np
+import pytest
+import torch
+
+import amp_kernels.optim as akopt
+
+from .optimizers import EACH, NAMES, REFERENCES, TORCHS, bf16, copies, f16, f32, fill, make, same, snapshot
+
+HINTS = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
+NAN = float("nan")
+
+
+def params(n=2, dtype=f32):
+    return [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(n)]
+
+
+# ---- signatures ----
+
+
+@EACH
+def test_signature_starts_with_the_references(name):
+    ours, theirs = (inspect.signature(kind).parameters for kind in (getattr(akopt, name), REFERENCES[name]))
+    positional = [[k for k, v in side.items() if v.kind is v.POSITIONAL_OR_KEYWORD] for side in (ours, theirs)]
+    assert positional[0] == positional[1]
+    assert {k: ours[k].default for k in HINTS} == HINTS
+    assert all(ours[key].default == parameter.default for key, parameter in theirs.items())
+
+
+@EACH
+def test_the_shared_options_are_in_every_signature(name):
+    """One by one, with types and defaults, for help(), inspect and tools that read annotations."""
+    kind = getattr(akopt, name)
+    shown = inspect.signature(kind).parameters
+    options = akopt.MixedPrecision.__annotations__
+    assert list(shown)[-len(options) :] == list(options)
+    assert not [p for p in shown.values() if p.kind is p.VAR_KEYWORD]
+    for key, annotation in options.items():
+        assert shown[key].annotation == typing.get_type_hints(kind.__init__)[key] == annotation
+        assert getattr(kind(params()), key) == shown[key].default
+    assert "master_weights: Literal['fp32', 'split', 'none', 'none_rne'] = 'fp32'" in pydoc.render_doc(kind)
+    assert all(f"\n        {key}: " in akopt.MixedPrecision.__doc__ for key in options)
+
+    class Derived(kind):
+        def __init__(self, params, extra=1, **kwargs):
+            super().__init__(params, **kwargs)
+
+    assert list(inspect.signature(Derived).parameters) == ["params", "extra", "kwargs"]
+
+
+@TORCHS
+def test_isinstance_and_group_keys(name):
+    ours, theirs = make(name, params()), getattr(torch.optim, name)(params(), lr=1e-2, fused=True)
+    assert isinstance(ours, getattr(torch.optim, name))
+    assert ours.param_groups[0].keys() == theirs.param_groups[0].keys()
+    assert ours.defaults == theirs.defaults
+
+
+@pytest.mark.parametrize(("name", "own"), [("Lion", set()), ("LAMB", {"eps", "bias_correction", "use_nvlamb"})])
+def test_group_keys_where_torch_has_no_such_optimizer(name, own):
+    keys = make("AdamW", params()).param_groups[0].keys() - {"eps", "amsgrad", "decoupled_weight_decay"}
+    assert make(name, params()).param_groups[0].keys() == keys | own
+
+
+@EACH
+def test_named_parameters_repr_and_zero_grad(name):
+    model = torch.nn.Linear(2, 2)
+    optimizer = make(name, model.named_parameters(), master_weights="split", max_grad_norm=0.5)
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    shown = repr(optimizer)
+    assert shown.startswith(f"{name} (\n    master_weights: split\n    shadow_dtype: None\n")
+    assert "    max_grad_norm: 0.5\n" in shown
+    assert "\nParameter Group 0\n" in shown
+    for set_to_none in (False, True):
+        fill(model.parameters(), 1.0)
+        optimizer.zero_grad(set_to_none=set_to_none)
+        assert all(p.grad is None if set_to_none else not p.grad.any() for p in model.parameters())
+
+
+@EACH
+def test_hints_without_effect_are_accepted(name):
+    hints = [{"foreach": True}, {"foreach": False}, {"fused": False}, {"fused": True}]
+    for hint in hints + [{"capturable": True}] * (name != "SGD"):
+        group = make(name, params(), **hint).param_groups[0]
+        assert group["fused"] is True
+        assert group["foreach"] is None
+
+
+# ---- numbers and options ----
+
+#: For every optimizer that has the argument. Where two texts stand, the first is torch's constructor's.
+BAD = [
+    ("lr", -1.0, ValueError, "Invalid learning rate: -1.0"),
+    ("lr", torch.ones(2), ValueError, "Tensor lr must be 1-element|lr is a tensor of 2 elements; accepted: 1-element"),
+    ("eps", -1.0, ValueError, "Invalid epsilon value: -1.0"),
+    ("eps", torch.tensor(1e-6), ValueError, r"eps is a tensor; accepted: a number \(only lr may be a tensor\)"),
+    ("betas", (1.0, 0.9), ValueError, "Invalid beta parameter at index 0: 1.0"),
+    ("betas", (0.9, -0.1), ValueError, "Invalid beta parameter at index 1: -0.1"),
+    ("betas", (0.9, NAN), ValueError, "nan"),
+    ("betas", (0.9, torch.tensor(0.9)), ValueError, r"both floats or both Tensors|betas\[1\] is a tensor"),
+    ("betas", (torch.tensor(0.9), torch.tensor(0.9)), ValueError, r"betas\[0\] is a tensor"),
+    ("momentum", -1.0, ValueError, "Invalid momentum value: -1.0"),
+    ("nesterov", True, ValueError, "Nesterov momentum requires a momentum and zero dampening"),
+    ("weight_decay", -1.0, ValueError, "Invalid weight_decay value: -1.0"),
+    ("weight_decay", torch.tensor(0.1), ValueError, "weight_decay is a tensor"),
+    *((key, NAN, ValueError, "nan") for key in ("lr", "eps", "weight_decay", "momentum", "dampening")),
+    ("differentiable", True, RuntimeError, "differentiable is True; accepted: False"),
+    ("foreach", True, RuntimeError, "`fused` and `foreach` cannot be `True` together"),
+    (
+        "sede",
+        3,
+        TypeError,
+        "got an unexpected keyword argument 'sede'; the options of every optimizer here are master_w",
+    ),
+    ("master_weights", "bf16", ValueError, "is 'bf16'; accepted: 'fp32', 'split', 'none', 'none_rne'"),
+    ("shadow_dtype", f32, ValueError, "shadow_dtype is torch.float32; accepted: None, float16, bfloat16"),
+    ("state_dtype", f16, ValueError, "state_dtype is torch.float16; accepted: float32, bfloat16"),
+    ("max_grad_norm", -1.0, ValueError, "max_grad_norm is -1.0"),
+    ("max_grad_norm", NAN, ValueError, "max_grad_norm is nan"),
+    ("ema_decay", 1.0, ValueError, "ema_decay is 1.0; accepted: None, a number from 0 to below 1"),
+    ("ema_decay", -0.1, ValueError, "ema_decay is -0.1"),
+    ("ema_decay", NAN, ValueError, "ema_decay is nan"),
+    ("ema_decay", torch.tensor(0.9), ValueError, "ema_decay is a tensor"),
+    ("seed", -1, ValueError, r"seed is -1; accepted: an integer from 0 to 2\*\*63 - 1"),
+    ("seed", 2**63, ValueError, "seed is 9223372036854775808"),
+    ("seed", 0.5, ValueError, "seed is 0.5"),
+]
+CASES = [
+    (n, *b) for n in NAMES for b in BAD if b[0] in inspect.signature(getattr(akopt, n)).parameters or b[0] == "sede"
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "error", "text"), CASES)
+def test_bad_options(name, key, value, error, text):
+    with pytest.raises(error, match=text):
+        make(name, params(), **{"lr": 1e-2, key: value}, **({"fused": True} if key == "foreach" else {}))
+    optimizer = make(name, params())
+    if error is ValueError and key in optimizer.param_groups[0]:  # the same in a group added later
+        with pytest.raises(ValueError):  # noqa: PT011  (the wording is the constructor's)
+            optimizer.add_param_group({"params": params(1), key: value})
+        assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_grad_norm", 0.1),
+        ("master_weights", "split"),
+        ("state_dtype", bf16),
+        ("shadow_dtype", f16),
+        ("skip_nonfinite", True),
+        ("zero_grads", True),
+    ],
+)
+def test_an_option_of_the_optimizer_is_not_ignored_in_a_group(option, value):
+    refused = f"AdamW: {option} is an option of the optimizer, where it is .* ema_decay, seed"
+    with pytest.raises(ValueError, match=refused):
+        make("AdamW", [{"params": params(), option: value}])
+    optimizer = make("AdamW", params(), **{option: value})
+    optimizer.add_param_group({"params": params(1), option: value})  # what holds anyway
+    assert option not in optimizer.param_groups[1]
+    saved = make("AdamW", [{"params": params(1)}, {"params": params(1)}]).state_dict()
+    for group in saved["param_groups"]:
+        group[option] = value
+    loading = make("AdamW", [{"params": params(1)}, {"params": params(1)}])
+    if option != "max_grad_norm":
+        with pytest.raises(ValueError, match=refused):
+            loading.load_state_dict(saved)
+        return
+    loading.load_state_dict(saved)  # Apex keeps it there
+    assert loading.max_grad_norm == value
+    saved["param_groups"][0][option] = 0.2
+    with pytest.raises(ValueError, match=r"groups have the max_grad_norms \[0.1, 0.2\]; accepted: the same one in all"):
+        loading.load_state_dict(saved)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("lr", NAN, "lr is nan"),
+        ("lr", np.float32("nan"), "lr is nan"),
+        ("weight_decay", np.float32("nan"), "weight_decay is nan"),
+        ("lr", "0.1", "lr is '0.1', a str; accepted: a number"),
+        ("weight_decay", "0.1", "weight_decay is '0.1', a str; accepted: a number"),
+        ("betas", (0.9, NAN), r"betas is \(0.9, nan\)"),
+        ("betas", [0.9, NAN], r"betas is \[0.9, nan\]"),
+        ("betas", (0.9, "0.99"), r"betas is \(0.9, '0.99'\), a str; accepted: a number"),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_a_scheduler_wrote_changes_nothing_if_it_is_no_number(name, key, value, text, steps):
+    """Before the first step, and where only addresses are read anew."""
+    p = params(1)[0]
+    optimizer = make(name, [p])
+    if key not in optimizer.param_groups[0]:
+        return
+    for _ in range(steps):
+        fill([p], 1.0)
+        optimizer.step()
+    fill([p], 1.0)
+    before = snapshot(optimizer)
+    optimizer.param_groups[0][key] = value
+    with pytest.raises((ValueError, TypeError), match=f"{name}: {text}"):
+        optimizer.step()
+    assert same(before, snapshot(optimizer))
+    if text.endswith("a number"):
+        with pytest.raises(TypeError, match=f"{name}: {key}.* is '0.*', a str; accepted: a number"):
+            make(name, [{"params": copies([p]), key: value}])
+
+
+# ---- parameters and gradients ----
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int32])
+def test_parameter_dtypes_that_are_refused(name, dtype):
+    tensor = torch.zeros(3, dtype=dtype)
+    with pytest.raises(TypeError, match=f"params\\[0\\] is {dtype}; accepted: float16, bfloat16, float32"):
+        make(name, [tensor])
+
+
+LEAF = torch.ones(3, requires_grad=True)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    [
+        ([LEAF * 2], ValueError, "can't optimize a non-leaf Tensor"),
+        ([], ValueError, "optimizer got an empty parameter list"),
+        (LEAF, TypeError, "params argument given to the optimizer should be"),
+        (
+            [{"params": [LEAF]}, {"params": [LEAF]}],
+            ValueError,
+            "some parameters appear in more than one parameter group",
+        ),
+        (["x"], TypeError, "optimizer can only optimize Tensors"),
+        ([LEAF, LEAF], ValueError, "a parameter appears twice in a group"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_lists_that_are_refused(name, bad, error, text):
+    with pytest.raises(error, match=text):
+        make(name, bad)
+
+
+@EACH
+def test_parameters_with_gaps_are_refused_at_the_step(name):
+    p = torch.ones(4, 6)[:, ::2].requires_grad_()
+    optimizer = make(name, [p])
+    p.grad = torch.ones(4, 3)
+    with pytest.raises(ValueError, match="leaves gaps in memory"):
+        optimizer.step()
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("kind", "error", "text"), [("sparse", RuntimeError, "sparse gradients"), ("complex", TypeError, "complex64")]
+)
+def test_bad_gradients_change_nothing(name, kind, error, text):
+    good, bad = params(2)
+    optimizer = make(name, [good, bad])
+    for _ in range(3):
+        fill([good, bad], 1.0)
+        optimizer.step()
+    before = snapshot(optimizer)
+    bad.grad, bad.grad_dtype = None, None
+    bad.grad = torch.ones(3).to_sparse() if kind == "sparse" else torch.ones(3, dtype=torch.complex64)
+    with pytest.raises(error, match=text):
+        optimizer.step()
+    assert same(before, snapshot(optimizer))
+
+
+@EACH
+def test_tensor_subclasses_are_refused(name):
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with pytest.raises(TypeError, match=re.escape("params[0] is a TwoTensor; accepted: plain tensors")):
+        make(name, [TwoTensor(torch.ones(3), torch.ones(3))])

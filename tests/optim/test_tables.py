@@ -1,0 +1,96 @@
+"""The tables of addresses that optimizers hand to the compiled ops: what guards them, and what the ops still refuse."""
+
+import pytest
+import torch
+
+import amp_kernels as ak
+import amp_kernels.optim as akopt
+from amp_kernels._dispatch import policy
+from amp_kernels.ops import _blocks, check_and_norm
+from amp_kernels.optim import _cached_step
+
+from .optimizers import bf16, f16
+from .pairs import Pair
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_guard_of_tensors(monkeypatch, private):
+    """With torch's own, which is private, and without."""
+    if not private:
+        monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    base = [torch.zeros(4, 4), torch.zeros(3, dtype=bf16)]
+    test = _cached_step.tensor_guard(base)
+    assert test([torch.ones(4, 4), torch.ones(3, dtype=bf16)])
+    others = [
+        torch.zeros(4, 4).t(), torch.zeros(4, 5)[:, :4], torch.zeros(4, 4, dtype=f16), torch.zeros(16), None,
+        torch.zeros(4, 4).to_sparse(), torch.zeros(4, 4, device="meta"), torch.nn.Parameter(torch.zeros(4, 4)),
+    ]  # fmt: skip
+    for other in others:
+        assert not test([other, base[1]])
+    assert not test([base[1], base[0]])
+    if not private:
+        Pair()
+
+
+def test_a_call_below_autograd_bumps_versions():
+    scale, tracker, left = torch.tensor(8.0), torch.zeros((), dtype=torch.int32), torch.ones((), dtype=torch.int32)
+    versions = [t._version for t in (scale, tracker, left)]
+    ak.ops.update_scale.update_scale_(scale, tracker, left, [torch.tensor(0.0)])
+    assert [t._version for t in (scale, tracker, left)] == [version + 1 for version in versions]
+
+
+def table_of(params):
+    optimizer = akopt.AdamW(params, lr=0.1)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    ((batch, grads, table),) = optimizer._collect()
+    settings = optimizer._current_hyper_parameters()
+    tail = ([], None, None, None, [0.1], *settings.hyper, settings.decays, settings.flags, 0.0, 0)
+    return grads, table.tensor.clone(), optimizer._state_of(batch, settings), tail
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (0, 0, "params\\[1\\] is at address 0"),
+        (1, 2, "grads\\[1\\] is at address 2"),
+        (2, 1 << 40, "needs 1099511627776 elements"),
+        (2, -1, "has -1 elements"),
+        (3, 7, "params\\[1\\] must have dtype float16, bfloat16, float32; got float64"),
+        (4, 3, "grads\\[1\\] must have dtype"),
+        (4, 261, "grads\\[1\\] must have dtype"),
+        (5, 1, "names block 1; there are 1"),
+        (6, -16, "from element -16"),
+        (6, 32, "from element 32"),
+        (7, 2, "steps"),
+        (8, 1, "names group 1"),
+        (9, 1 << 32, "index 4294967296"),
+    ],
+)
+@pytest.mark.skipif(not policy.built("adamw_").cpu, reason="the C++ library is not built")
+def test_rows_are_checked(column, value, message):
+    params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(16))]
+    _, table, state, tail = table_of(params)
+    table[1, column] = value
+    before = [p.clone() for p in params]
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.amp_kernels.adamw_([], [], *state, table, *tail)
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+
+
+@pytest.mark.skipif(not policy.built("check_and_norm").cpu, reason="the C++ library is not built")
+def test_check_and_norm_reads_the_table():
+    params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(16))]
+    grads, table, *_ = table_of(params)
+    op = torch.ops.amp_kernels.check_and_norm
+    for options in ({}, {"per_tensor": True}, {"norm_type": float("inf")}):
+        for one, other in zip(op(grads, None, **options), op(grads[:1], None, table, **options), strict=True):
+            assert torch.equal(one, other)
+    for wrong in (table[:, :9], table.int(), table.t().contiguous()[:3]):
+        with pytest.raises(RuntimeError, match="check_and_norm: table must"):
+            op(grads[:1], None, wrong)
+    with pytest.raises(NotImplementedError, match="only the compiled kernels"):
+        check_and_norm.op.reference(grads[:1], None, table)
+    assert _blocks.TABLE_DTYPES[torch.float64] == 7
