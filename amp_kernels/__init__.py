@@ -14,6 +14,7 @@ from .ops.baddbmm import addmm, baddbmm
 from .ops.linear import linear
 from .ops.matmul import matmul
 from .ops.mlp import mlp
+from .ops.norm import layer_norm, rms_norm
 from .optim import fp32_state_dict, refresh_shadows
 
 load.load()  # after the schemas of ops/: C++ only adds implementations
@@ -31,6 +32,7 @@ __all__ = [
     "convert",
     "fp32_state_dict",
     "get_total_norm",
+    "layer_norm",
     "linear",
     "matmul",
     "mlp",
@@ -40,4 +42,5 @@ __all__ = [
     "override_matmul",
     "recommended_dtype",
     "refresh_shadows",
+    "rms_norm",
 ]

@@ -4,6 +4,7 @@ from .convert import convert
 from .linear import Linear
 from .main_grad import accumulate_fp32
 from .mlp import MLP
+from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
 
-__all__ = ["MLP", "Linear", "accumulate_fp32", "convert", "override_matmul"]
+__all__ = ["MLP", "LayerNorm", "Linear", "RMSNorm", "accumulate_fp32", "convert", "override_matmul"]

@@ -1,0 +1,256 @@
+"""``layer_norm`` and ``rms_norm``: differentiable to any order, with an autocast rule.
+
+The op is composite: it decomposes into ``norm_forward`` and ``norm_backward``. float64, torch.func transforms,
+forward-mode AD and tensors without elements take torch's own norms, in at least fp32.
+
+Under autocast the result has autocast's dtype, computed in fp32 from whatever comes in: so a residual stream in fp32 is
+read as it is and the next layer gets its 16 bits, without an fp32 copy of an activation and without a cast. torch's own
+rule returns fp32 there, and for rms_norm it depends on torch's version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._dispatch import autocast
+from .._dispatch.library import Sample, define
+from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
+from ._lists import FLOATS
+from ._norm import check_like
+from .linear import cast, gradient_dtype
+from .matmul import under_transform
+from .norm_backward import NORM_BACKWARD
+from .norm_forward import NORM_FORWARD
+
+
+class _Norm(torch.autograd.Function):
+    """What autograd follows of a norm: ``(y, sum)``, the sum ``None`` without a residual."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, residual, columns, eps, centred, out_dtype):
+        ctx.set_materialize_grads(False)
+        rows = x.reshape(-1, columns)
+        y, total, mean, rstd = NORM_FORWARD.below_autograd(
+            rows,
+            *(t if t is None else t.reshape(columns) for t in (weight, bias)),
+            None if residual is None else residual.reshape(-1, columns),
+            eps=eps,
+            centred=centred,
+            out_dtype=out_dtype,
+        )
+        total = None if residual is None else total.view(x.shape)
+        ctx.options = columns, eps, centred
+        ctx.dtypes = [None if t is None else gradient_dtype(t) for t in (x, weight, bias, residual)]
+        ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd)
+        return y.view(x.shape), total
+
+    @staticmethod
+    def backward(ctx, grad, grad_sum):
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:4]
+        if grad is None:
+            found = grad_sum, None, None
+        elif torch.is_grad_enabled():
+            found = _differentiable_backward(ctx.options, x, weight, bias, grad, grad_sum, needs)
+        else:
+            found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, needs)
+        of_x, of_weight, of_bias = found
+        results = of_x, of_weight, of_bias, of_x
+        return *(
+            cast(result, dtype) if needed and result is not None else None
+            for result, dtype, needed in zip(results, ctx.dtypes, needs, strict=True)
+        ), None, None, None, None
+
+
+def _backward(columns, x, weight, mean, rstd, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
+    _, needs_weight, needs_bias, _ = needs
+    grad_x, sums = NORM_BACKWARD.below_autograd(
+        grad.reshape(-1, columns),
+        x.reshape(-1, columns),
+        rstd,
+        mean,
+        weight if weight is None else weight.reshape(columns),
+        grad_sum if grad_sum is None else grad_sum.reshape(-1, columns),
+        parameters=2 if needs_bias else 1 if needs_weight else 0,
+    )
+    shape = None if weight is None else weight.shape
+    return (
+        grad_x.view(x.shape),
+        sums[0].view(shape) if needs_weight else None,
+        sums[1].view(sums.shape[1] if shape is None else shape) if needs_bias else None,
+    )
+
+
+def _differentiable_backward(options, x, weight, bias, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
+    """The same through operations that autograd can differentiate again."""
+    _, eps, centred = options
+    inputs = [t if t is None or t.requires_grad else t.detach().requires_grad_() for t in (x, weight, bias)]
+    shape = x.shape[-_dimensions(x, options[0]) :]
+    y = _composed(inputs[0], shape, *inputs[1:], None, eps, centred, grad.dtype)[0]
+    wanted = [t for t in inputs if t is not None]
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
+    grads = [None if t is None else next(found) for t in inputs]
+    if grad_sum is not None:
+        grads[0] = grads[0] + grad_sum
+    return tuple(grads)
+
+
+def _dimensions(x: Tensor, columns: int) -> int:
+    """How many of the last dimensions of ``x`` a row of ``columns`` elements covers."""
+    count, size = 0, 1
+    while size < columns or count == 0:
+        count += 1
+        size *= x.shape[-count]
+    return count
+
+
+def _composed(x, shape, weight, bias, residual, eps, centred, out_dtype) -> list[Tensor]:
+    """The op in torch's own operations."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    with torch._C._DisableAutocast():
+        total = x if residual is None else (x.to(wide) + residual.to(wide)).to(residual.dtype)
+        weight, bias = (t if t is None else t.to(wide) for t in (weight, bias))
+        if centred:
+            y = F.layer_norm(total.to(wide), shape, weight, bias, eps)
+        else:
+            y = F.rms_norm(total.to(wide), shape, weight, eps)
+            y = y if bias is None else y + bias
+        return [y.to(out_dtype)] if residual is None else [y.to(out_dtype), total]
+
+
+def _norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    eps: float,
+    centred: bool,
+    compute_dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    shape = tuple(normalized_shape)
+    _check("layer_norm" if centred else "rms_norm", x, shape, weight, bias, residual)
+    own_dtype = x.dtype if residual is None else residual.dtype
+    out_dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else own_dtype
+    if x.dtype == torch.float64 or x.numel() == 0 or under_transform():
+        return _composed(x, shape, weight, bias, residual, eps, centred, out_dtype)
+    columns = math.prod(shape)
+    y, total = _Norm.apply(x, weight, bias, residual, columns, eps, centred, out_dtype)
+    return [y] if total is None else [y, total]
+
+
+def _check(op: str, x, shape: tuple[int, ...], weight, bias, residual) -> None:
+    check_tensor(op, "x", x, FLOATS)
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ValueError(
+            f"{op}: normalized_shape is {list(shape)} and x has shape {list(x.shape)}; accepted: the last dimensions of x"
+        )
+    dtypes = FLOATS if x.dtype == torch.float64 else OUTPUT_DTYPES
+    check_like(op, "weight", weight, shape, dtypes)
+    check_like(op, "bias", bias, shape, dtypes)
+    check_like(op, "residual", residual, x.shape, (x.dtype,) if x.dtype == torch.float64 else dtypes)
+    check_same_device(op, x=x, weight=weight, bias=bias, residual=residual)
+
+
+def _samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+
+    for i, dtype in enumerate(FLOATS):
+        weight, bias = normal(6, dtype=dtype), normal(6, dtype=dtype)
+        yield (normal(2, 4, 6, dtype=dtype), [6], weight, bias), {"eps": 1e-5, "centred": True}
+        x, residual = normal(3, 5, 4, dtype=dtype), normal(3, 5, 4, dtype=dtype)
+        yield (x, [5, 4], normal(5, 4, dtype=dtype), None, residual), {"eps": 1e-6, "centred": i % 2 == 0}
+    for dtype in (torch.float16, torch.bfloat16):
+        x, weight, residual = normal(4, 8, dtype=dtype), normal(8, dtype=torch.float32), normal(4, 8, dtype=torch.float32)
+        yield (x, [8], weight), {"eps": 1e-5, "centred": False}
+        yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
+
+
+NORM = define(
+    "norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, *, "
+    "float eps, bool centred, ScalarType? compute_dtype=None) -> Tensor[]",
+    _norm,
+    samples=_samples,
+    differentiable=True,
+    composite=True,
+)
+autocast.lower_precision(NORM)
+
+
+def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool):
+    shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    if autocast.eager(*(t for t in (x, weight, bias, residual) if t is not None)):
+        dtype = autocast.dtype_on(x.device.type)
+        results = _norm(x, shape, weight, bias, residual, eps=eps, centred=centred, compute_dtype=dtype)
+    else:
+        results = NORM(x, shape, weight, bias, residual, eps=eps, centred=centred)
+    return results[0] if residual is None else (results[0], results[1])
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """torch.nn.functional.layer_norm, computed in fp32 whatever the dtypes are, with an addition in front.
+
+    ``y = (s - mean) / sqrt(var + eps) * weight + bias`` over the last dimensions of ``s = x + residual``, which are
+    ``normalized_shape``. Mean and variance are those of the row in fp32, in two passes; the result is rounded once.
+
+    Args:
+        x: ``[..., *normalized_shape]``, any strides.
+        normalized_shape: the dimensions that a row covers.
+        weight, bias: of shape ``normalized_shape``, or ``None``.
+        eps: added to the variance.
+        residual: a tensor of the shape of ``x``, never written to. The sum is rounded to its dtype and normalised.
+
+    Returns:
+        ``y``, or with ``residual`` the pair ``(y, s)``: ``s`` in the dtype of ``residual``. ``y`` has the dtype of
+        ``s``, and inside torch.autocast, from 16 bits or fp32, autocast's dtype, on every version of torch.
+
+    The dtypes of ``x``, ``weight``, ``bias`` and ``residual`` are fp16, bf16 and fp32 in any mix, each gets its
+    gradient in its own; float64 runs torch's own norm. Gradients of weight and bias are fp32 sums in a fixed order.
+    Saved for backward: ``s``, and two fp32 numbers a row.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted.
+        ValueError: shapes or devices do not fit.
+    """
+    return _call(x, normalized_shape, weight, bias, residual, eps, True)
+
+
+def rms_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """torch.nn.functional.rms_norm, computed in fp32 whatever the dtypes are, with an addition in front.
+
+    ``y = s / sqrt(mean(s^2) + eps) * weight`` over the last dimensions of ``s = x + residual``. B. Zhang, R. Sennrich:
+    Root mean square layer normalization, NeurIPS 2019.
+
+    Args:
+        eps: added to the mean square; ``None`` is fp32's machine epsilon, 1.19e-7, as the computation is in fp32
+            (float64's for float64).
+
+    The other arguments, the results and the errors are those of :func:`layer_norm`.
+    """
+    if eps is None:
+        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    return _call(x, normalized_shape, weight, None, residual, eps, False)

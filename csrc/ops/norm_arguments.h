@@ -1,0 +1,55 @@
+// Argument checks that the CPU and the GPU kernels of norm_forward and norm_backward share.
+#pragma once
+
+#include "ops/check.h"
+
+namespace ak {
+
+inline void check_norm_rows(const char* op, ArgName name, const Tensor& t) {
+  check_dtype(op, name, t, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
+  AK_CHECK(t.dim() == 2 && t.size(1) > 0, op, ": ", name, " must have shape (rows, columns), columns > 0; got ",
+           Ints{t.sizes()});
+}
+
+inline void check_norm_like(const char* op, ArgName name, const Tensor& t, const Tensor& x) {
+  check_dtype(op, name, t, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
+  AK_CHECK(same_sizes(t, x), op, ": ", name, " must have the shape of x, ", Ints{x.sizes()}, "; got ", Ints{t.sizes()});
+}
+
+// One value per column: of `columns`, or nothing.
+inline void check_norm_parameter(const char* op, ArgName name, const std::optional<Tensor>& t, int64_t columns) {
+  if (!t) return;
+  check_dtype(op, name, *t, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
+  AK_CHECK(t->dim() == 1 && t->size(0) == columns, op, ": ", name, " must have shape (", columns, "); got ",
+           Ints{t->sizes()});
+}
+
+inline void check_norm_statistic(const char* op, ArgName name, const Tensor& t, int64_t rows) {
+  check_dtype(op, name, t, {ScalarType::Float});
+  AK_CHECK(t.dim() == 1 && t.size(0) == rows, op, ": ", name, " must have shape (", rows, "); got ", Ints{t.sizes()});
+}
+
+inline void check_norm_forward(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                               const std::optional<Tensor>& residual, ScalarType out_dtype) {
+  constexpr const char* op = "norm_forward";
+  check_norm_rows(op, {"x"}, x);
+  check_norm_parameter(op, {"weight"}, weight, x.size(1));
+  check_norm_parameter(op, {"bias"}, bias, x.size(1));
+  if (residual) check_norm_like(op, {"residual"}, *residual, x);
+  check_dtype(op, {"out_dtype"}, out_dtype, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
+}
+
+inline void check_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd,
+                                const std::optional<Tensor>& mean, const std::optional<Tensor>& weight,
+                                const std::optional<Tensor>& grad_sum, int64_t parameters) {
+  constexpr const char* op = "norm_backward";
+  check_norm_rows(op, {"x"}, x);
+  check_norm_like(op, {"grad"}, grad, x);
+  if (grad_sum) check_norm_like(op, {"grad_sum"}, *grad_sum, x);
+  check_norm_parameter(op, {"weight"}, weight, x.size(1));
+  check_norm_statistic(op, {"rstd"}, rstd, x.size(0));
+  if (mean) check_norm_statistic(op, {"mean"}, *mean, x.size(0));
+  AK_CHECK(parameters >= 0 && parameters <= 2, op, ": parameters must be 0, 1 or 2; got ", parameters);
+}
+
+}  // namespace ak
