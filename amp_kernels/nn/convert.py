@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from .linear import Linear
+from .norm import LayerNorm, RMSNorm
 
 logger = logging.getLogger("amp_kernels")
 
@@ -15,16 +16,22 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 #: Which class takes the place of which. A replacement has the same attributes and parameters, and adds class-level
 #: defaults only.
-REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {torch.nn.Linear: Linear}
+REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.Linear: Linear,
+    torch.nn.LayerNorm: LayerNorm,
+    torch.nn.RMSNorm: RMSNorm,
+}
 
 
 def convert(model: Model) -> Model:
-    """Replace the torch.nn.Linear modules of ``model``, itself included, by :class:`amp_kernels.nn.Linear`, in place.
+    """Replace the Linear, LayerNorm and RMSNorm modules of ``model``, itself included, by those of
+    :mod:`amp_kernels.nn`, in place.
 
     Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,
     training flag, state_dict, optimizers and every reference held elsewhere remain valid.
 
-    Left alone, each with a DEBUG line of the logger ``amp_kernels``: subclasses (they may override forward), modules
+    Left alone, each with a DEBUG line of the logger ``amp_kernels``: subclasses (they may override forward; a norm that adds
+    one to its weight is one of them), modules
     whose forward was replaced on the instance, and modules whose weight is not a plain parameter (parametrised, pruned,
     quantised, sharded). Calling it again changes nothing.
 
@@ -64,6 +71,8 @@ def _why_not(module: torch.nn.Module) -> str | None:
         return "its forward was replaced on the instance"
     for name in ("weight", "bias"):
         parameter = module._parameters.get(name, module)
+        if parameter is module and not hasattr(module, name):  # an RMSNorm has no bias
+            continue
         if parameter is module:
             return f"its {name} is not a parameter of its own (parametrised or pruned)"
         if parameter is not None and type(parameter) is not torch.nn.Parameter:

@@ -61,10 +61,16 @@ class _Norm(torch.autograd.Function):
             found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, needs)
         of_x, of_weight, of_bias = found
         results = of_x, of_weight, of_bias, of_x
-        return *(
-            cast(result, dtype) if needed and result is not None else None
-            for result, dtype, needed in zip(results, ctx.dtypes, needs, strict=True)
-        ), None, None, None, None
+        return (
+            *(
+                cast(result, dtype) if needed and result is not None else None
+                for result, dtype, needed in zip(results, ctx.dtypes, needs, strict=True)
+            ),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _backward(columns, x, weight, mean, rstd, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
@@ -170,7 +176,11 @@ def _samples(device: str) -> Iterator[Sample]:
         x, residual = normal(3, 5, 4, dtype=dtype), normal(3, 5, 4, dtype=dtype)
         yield (x, [5, 4], normal(5, 4, dtype=dtype), None, residual), {"eps": 1e-6, "centred": i % 2 == 0}
     for dtype in (torch.float16, torch.bfloat16):
-        x, weight, residual = normal(4, 8, dtype=dtype), normal(8, dtype=torch.float32), normal(4, 8, dtype=torch.float32)
+        x, weight, residual = (
+            normal(4, 8, dtype=dtype),
+            normal(8, dtype=torch.float32),
+            normal(4, 8, dtype=torch.float32),
+        )
         yield (x, [8], weight), {"eps": 1e-5, "centred": False}
         yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
 

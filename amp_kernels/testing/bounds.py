@@ -177,3 +177,66 @@ def assert_unbiased(actual: torch.Tensor, reference: torch.Tensor, what: str = "
     assert sigmas <= 3, (
         f"{what}: the mean relative error {error.mean().item():.3g} is {sigmas:.1f} standard errors from 0"
     )
+
+
+def norm_forward_bound(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    centred: bool,
+    out_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``norm_forward`` of rows in float64, and what a kernel may be off.
+
+    With u = 2^-24 and sums over N columns in at least 16 lanes, ``k = N / 16 + 16`` roundings each: the mean is off by
+    ``k u mean|x|``, a difference from it by that and one rounding, the mean square by the square of the former and
+    ``(k + 4) u`` of itself, and half of its relative error is that of rstd. What is bounded so is small against 1.
+    """
+    u = UNIT_ROUNDOFF[torch.float32]
+    wide = x.double()
+    k = x.shape[1] / 16 + 16
+    mean = wide.mean(1, keepdim=True) if centred else wide.new_zeros(x.shape[0], 1)
+    mean_error = k * u * wide.abs().mean(1, keepdim=True) if centred else 0.0
+    square = (wide - mean).square().mean(1, keepdim=True) + eps
+    rstd = square.rsqrt()
+    rstd_error = (mean_error**2 / square + (k + 4) * u) / 2 + 3 * u
+    n = (wide - mean) * rstd
+    error = rstd * mean_error + n.abs() * (2 * u + rstd_error) * 1.01
+    w = 1.0 if weight is None else weight.double()
+    b = 0.0 if bias is None else bias.double()
+    y = n * w + b
+    error = (error * abs(w)) * (1 + u) + 2 * u * ((n * w).abs() + y.abs())
+    return y, _rounded(y, error, out_dtype)
+
+
+def norm_backward_bound(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    rstd: torch.Tensor,
+    mean: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    grad_sum: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``norm_backward`` in float64 from the same statistics: ``(grad_x, bound, sums, bound of the sums)``, the sums
+    those of weight and bias. A product n is off by 2u, the means over N columns by ``k u`` of the mean of sizes (see
+    :func:`norm_forward_bound`), sums over M rows by ``M u`` of the sum of sizes."""
+    u = UNIT_ROUNDOFF[torch.float32]
+    dy, k = grad.double(), x.shape[1] / 16 + 20
+    s = rstd.double()[:, None]
+    n = x.double() * s if mean is None else (x.double() - mean.double()[:, None]) * s
+    g = dy if weight is None else dy * weight.double()
+    mean_gn, size_gn = (g * n).mean(1, keepdim=True), (g * n).abs().mean(1, keepdim=True)
+    mean_g, size_g = g.mean(1, keepdim=True), g.abs().mean(1, keepdim=True)
+    if mean is None:
+        mean_g, size_g = 0 * mean_g, 0 * size_g
+    dx = s * (g - mean_g - n * mean_gn)
+    sizes = g.abs() + mean_g.abs() + (n * mean_gn).abs()
+    error = s * (5 * u * sizes + k * u * (size_g + n.abs() * size_gn)) * 1.01
+    if grad_sum is not None:
+        dx = dx + grad_sum.double()
+        error = error + u * dx.abs()
+    sums = torch.stack([(dy * n).sum(0), dy.sum(0)])
+    sums_error = (x.shape[0] + 4) * u * torch.stack([(dy * n).abs().sum(0), dy.abs().sum(0)])
+    return dx, _rounded(dx, error, x.dtype), sums, sums_error

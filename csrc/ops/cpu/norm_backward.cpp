@@ -19,31 +19,67 @@ namespace {
 constexpr int64_t kStrips = 64;
 constexpr int64_t kRowsPerStrip = 4;  // fewer are not worth a slot
 
-// n[i], the normalised x, and g[i], the gradient of that.
-AK_SIMD_CLONES void normalized_span(const float* __restrict x, const float* __restrict grad,
-                                    const float* __restrict weight, float mean, float rstd, float* __restrict n,
-                                    float* __restrict g, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    n[i] = normalized(x[i], mean, rstd);
-    g[i] = grad[i] * weight[i];
-  }
+struct RowSums {
+  float g = 0, gn = 0;
+};
+
+// 16 columns of a row, or the fewer that are left, with zeros behind them.
+template <bool kWhole>
+inline __attribute__((always_inline)) void load_some(const float* at, int64_t count, Floats& v) {
+  if constexpr (!kWhole) v = Floats{};
+  std::memcpy(&v, at, kWhole ? sizeof v : static_cast<size_t>(count) * sizeof(float));
+}
+template <bool kWhole>
+inline __attribute__((always_inline)) void add_some(float* at, int64_t count, const Floats& v) {
+  Floats sum;
+  load_some<kWhole>(at, count, sum);
+  sum += v;
+  std::memcpy(at, &sum, kWhole ? sizeof v : static_cast<size_t>(count) * sizeof(float));
 }
 
-AK_SIMD_CLONES void add_products(const float* __restrict grad, const float* __restrict n, float* __restrict sums,
-                                 int64_t count) {
-  for (int64_t i = 0; i < count; ++i) sums[i] = fma(grad[i], n[i], sums[i]);
+// The sums of g and g * n over a row, with n the normalised x and g the gradient of n; adds the row to the sums over
+// rows.
+template <int kParameters>
+AK_SIMD_CLONES RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd,
+                               float* __restrict sums, int64_t columns) {
+  Floats all_g[2] = {}, all_gn[2] = {};
+  const auto add = [&]<bool kWhole>(int64_t i, int64_t count, int lane) __attribute__((always_inline)) {
+    Floats dy, n, w;
+    load_some<kWhole>(grad + i, count, dy);
+    load_some<kWhole>(x + i, count, n);
+    load_some<kWhole>(weight + i, count, w);
+    n = (n - mean) * rstd;
+    w *= dy;
+    all_g[lane] += w;
+    all_gn[lane] += w * n;
+    if constexpr (kParameters > 0) add_some<kWhole>(sums + i, count, dy * n);
+    if constexpr (kParameters > 1) add_some<kWhole>(sums + columns + i, count, dy);
+  };
+  int64_t i = 0;
+  for (; i + 2 * kFloats <= columns; i += 2 * kFloats) {
+    add.template operator()<true>(i, kFloats, 0);
+    add.template operator()<true>(i + kFloats, kFloats, 1);
+  }
+  if (i + kFloats <= columns) {
+    add.template operator()<true>(i, kFloats, 0);
+    i += kFloats;
+  }
+  if (i < columns) add.template operator()<false>(i, columns - i, 1);
+  return {lanes_total(all_g[0] + all_g[1]), lanes_total(all_gn[0] + all_gn[1])};
 }
 
 AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sums, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sums[i] += from[i];
 }
 
-template <typename X>
-AK_SIMD_CLONES void gradient_span(const float* __restrict g, const float* __restrict n, float rstd, float mean_g,
-                                  float mean_gn, const float* grad_sum, X* __restrict out, int64_t count) {
+template <bool kAdds, typename X>
+AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
+                                  float mean_g, float mean_gn, const float* grad_sum, X* __restrict out, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < count; ++i)
-    out[i] = round_to<X>(norm_gradient(g[i], n[i], rstd, mean_g, mean_gn) + grad_sum[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    const float dx = norm_gradient(grad[i] * weight[i], normalized(x[i], mean, rstd), rstd, mean_g, mean_gn);
+    out[i] = round_to<X>(kAdds ? dx + grad_sum[i] : dx);
+  }
 }
 
 struct Problem {
@@ -54,34 +90,43 @@ struct Problem {
   int64_t parameters;
 };
 
-// The rows [begin, end), whose sums are added to those of `sums`: of the weight, then of the bias.
+template <int kParameters, typename X>
 void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
   const int64_t columns = p.x.size(1);
-  const auto size = static_cast<size_t>(columns);
-  std::vector<float> grad_buffer(size), x_buffer(size), n(size), g(size), sum_buffer(size, 0.0f);
   const float count = static_cast<float>(columns);
-  const ScalarType dtype = p.x.scalar_type();
+  const auto size = static_cast<size_t>(columns);
+  std::vector<float> grad_buffer(size), x_buffer(size), added_buffer(p.grad_sum ? size : 0);
+  const auto row_of = [&](const Tensor& t, int64_t at, std::vector<float>& buffer) {
+    return load_tile(t.const_data_ptr(), t.scalar_type(), at, columns, buffer.data());
+  };
   for (int64_t r = begin; r < end; ++r) {
     const int64_t at = r * columns;
-    const float* grad = load_tile(p.grad.const_data_ptr(), p.grad.scalar_type(), at, columns, grad_buffer.data());
-    const float* x = load_tile(p.x.const_data_ptr(), dtype, at, columns, x_buffer.data());
-    const float* added =
-        p.grad_sum ? load_tile(p.grad_sum->const_data_ptr(), p.grad_sum->scalar_type(), at, columns, sum_buffer.data())
-                   : sum_buffer.data();
-    const float rstd = p.rstd[r];
-    normalized_span(x, grad, p.weight, p.mean ? p.mean[r] : 0.0f, rstd, n.data(), g.data(), columns);
-    if (p.parameters > 0) add_products(grad, n.data(), sums, columns);
-    if (p.parameters > 1) add_span(grad, sums + columns, columns);
-    const float mean_gn = row_sum_of_products(g.data(), n.data(), columns) / count;
-    const float mean_g = p.mean ? row_sum(g.data(), columns, 1.0f) / count : 0.0f;
-    if (dtype == ScalarType::Float) {
-      gradient_span(g.data(), n.data(), rstd, mean_g, mean_gn, added, static_cast<float*>(p.out) + at, columns);
-    } else if (dtype == ScalarType::Half) {
-      gradient_span(g.data(), n.data(), rstd, mean_g, mean_gn, added, static_cast<fp16*>(p.out) + at, columns);
+    const float *grad = row_of(p.grad, at, grad_buffer), *x = row_of(p.x, at, x_buffer);
+    const float mean = p.mean ? p.mean[r] : 0.0f, rstd = p.rstd[r];
+    const RowSums row = add_row<kParameters>(x, grad, p.weight, mean, rstd, sums, columns);
+    const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
+    X* out = static_cast<X*>(p.out) + at;
+    if (p.grad_sum) {
+      const float* added = row_of(*p.grad_sum, at, added_buffer);
+      gradient_span<true>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, added, out, columns);
     } else {
-      gradient_span(g.data(), n.data(), rstd, mean_g, mean_gn, added, static_cast<bf16*>(p.out) + at, columns);
+      gradient_span<false>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, nullptr, out, columns);
     }
   }
+}
+
+template <typename X>
+void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
+  if (p.parameters == 0) return backward_rows<0, X>(p, begin, end, sums);
+  if (p.parameters == 1) return backward_rows<1, X>(p, begin, end, sums);
+  backward_rows<2, X>(p, begin, end, sums);
+}
+
+// The rows [begin, end), whose sums are added to `sums`: those of the weight, then those of the bias.
+void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
+  if (p.x.scalar_type() == ScalarType::Float) return backward_rows<float>(p, begin, end, sums);
+  if (p.x.scalar_type() == ScalarType::Half) return backward_rows<fp16>(p, begin, end, sums);
+  backward_rows<bf16>(p, begin, end, sums);
 }
 
 std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in,

@@ -13,6 +13,15 @@ inline constexpr int64_t kLanes = 64;
 using Floats = float __attribute__((vector_size(64)));  // 16 of them: a vector of the machine, or several
 inline constexpr int64_t kFloats = 16;
 
+inline __attribute__((always_inline)) float lanes_total(const Floats& sums) {
+  float lanes[kFloats];
+  std::memcpy(lanes, &sums, sizeof lanes);
+  for (int64_t half = kFloats / 2; half > 0; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
 // The sum of term(i) over i < n; term_of_vector(i) gives those of i to i + 15. Expanded into the clones that call it.
 template <typename Terms, typename Term>
 inline __attribute__((always_inline)) float lanes_sum(int64_t n, const Terms& terms, const Term& term) {
@@ -26,13 +35,9 @@ inline __attribute__((always_inline)) float lanes_sum(int64_t n, const Terms& te
     terms(i + 3 * kFloats, t), d += t;
   }
   a += b, c += d, a += c;
-  float lanes[kFloats];
-  std::memcpy(lanes, &a, sizeof lanes);
-  for (int64_t lane = 0; i < n; ++i, ++lane) lanes[lane % kFloats] += term(i);
-  for (int64_t half = kFloats / 2; half > 0; half /= 2) {
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  Floats rest{};
+  for (int64_t lane = 0; i < n; ++i, ++lane) rest[lane % kFloats] += term(i);
+  return lanes_total(a + rest);
 }
 
 inline __attribute__((always_inline)) void load_floats(const float* at, Floats& v) { std::memcpy(&v, at, sizeof v); }
@@ -49,16 +54,6 @@ AK_SIMD_CLONES inline float row_sum_of_squares(const float* x, int64_t n, float 
         const float centred = x[i] * factor - mean;
         return centred * centred;
       });
-}
-
-AK_SIMD_CLONES inline float row_sum_of_products(const float* x, const float* y, int64_t n) {
-  return lanes_sum(
-      n,
-      [=](int64_t i, Floats& t) {
-        Floats u;
-        load_floats(x + i, t), load_floats(y + i, u), t *= u;
-      },
-      [=](int64_t i) { return x[i] * y[i]; });
 }
 
 }  // namespace ak

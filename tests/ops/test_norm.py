@@ -1,0 +1,365 @@
+"""layer_norm and rms_norm against torch: what is returned in which dtype, gradients, autocast, and bugs that other
+libraries' norms had."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amp_kernels as ak
+from amp_kernels.ops.norm_backward import norm_backward
+from amp_kernels.ops.norm_forward import norm_forward
+from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+CENTRED = {"layer_norm": True, "rms_norm": False}
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def backend(request):
+    with ak.backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=CENTRED)
+def kind(request):
+    return request.param
+
+
+def normal(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def call(kind, x, shape, weight=None, bias=None, **kwargs):
+    return (
+        ak.layer_norm(x, shape, weight, bias, **kwargs)
+        if kind == "layer_norm"
+        else ak.rms_norm(x, shape, weight, **kwargs)
+    )
+
+
+def stock(kind, x, shape, weight=None, bias=None, eps=1e-5):
+    return F.layer_norm(x, shape, weight, bias, eps) if kind == "layer_norm" else F.rms_norm(x, shape, weight, eps)
+
+
+# ---- the raw ops against float64
+
+
+@pytest.mark.parametrize("columns", [1, 2, 15, 16, 17, 63, 64, 65, 768, 1001, 4200])
+def test_forward_within_bounds(backend, kind, columns):
+    centred = CENTRED[kind]
+    for i, dtype in enumerate(DTYPES):
+        x = (3 * normal(5, columns, seed=i) + 2).to(dtype)
+        weight, bias = normal(columns, dtype=DTYPES[i - 1], seed=8), normal(columns, dtype=DTYPES[i - 2], seed=9)
+        for w, b, out_dtype in ((weight, bias, dtype), (weight, None, DTYPES[i - 1]), (None, bias, torch.float32)):
+            options = {"eps": 1e-3, "centred": centred, "out_dtype": out_dtype}
+            y, total, mean, rstd = norm_forward(x, w, b, **options)
+            assert (y.dtype, total.numel(), mean.numel()) == (out_dtype, 0, 5 if centred else 0)
+            assert_within(y, *norm_forward_bound(x, w, b, **options))
+            wide = x.double()
+            centre = wide.mean(1) if centred else 0 * wide[:, 0]
+            expected = ((wide - centre[:, None]).square().mean(1) + 1e-3).rsqrt()
+            torch.testing.assert_close(rstd.double(), expected, rtol=1e-5, atol=0)
+            if centred:
+                torch.testing.assert_close(mean.double(), centre, rtol=1e-5, atol=1e-5)
+
+
+def test_the_sum_is_rounded_to_the_residuals_dtype_and_normalised(backend, kind):
+    for x_dtype, sum_dtype in itertools.product(DTYPES, DTYPES):
+        x, residual = normal(4, 40, dtype=x_dtype), normal(4, 40, dtype=sum_dtype, seed=1)
+        before = residual.clone()
+        options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
+        y, total, *_ = norm_forward(x, None, None, residual, **options)
+        assert torch.equal(total, (x.float() + residual.float()).to(sum_dtype))
+        assert torch.equal(y, norm_forward(total, **options)[0])
+        assert torch.equal(residual, before), "the residual was written to"
+
+
+@pytest.mark.parametrize("columns", [1, 15, 17, 64, 100, 768, 4200])
+def test_backward_within_bounds(backend, kind, columns):
+    for i, dtype in enumerate(DTYPES):
+        x = normal(9, columns, seed=i).to(dtype)
+        grad, grad_sum = (normal(9, columns, dtype=DTYPES[i - 1], seed=s) for s in (3, 4))
+        _, _, mean, rstd = norm_forward(x, eps=1e-3, centred=CENTRED[kind], out_dtype=dtype)
+        mean = mean if CENTRED[kind] else None
+        for weight, added in ((normal(columns, dtype=DTYPES[i - 2], seed=5), grad_sum), (None, None)):
+            dx, dx_bound, sums, sums_bound = norm_backward_bound(grad, x, rstd, mean, weight, added)
+            for parameters in (0, 1, 2):
+                got, got_sums = norm_backward(grad, x, rstd, mean, weight, added, parameters=parameters)
+                assert got.dtype == dtype
+                assert got_sums.shape == (parameters, columns)
+                assert_within(got, dx, dx_bound, "grad_x")
+                assert_within(got_sums, sums[:parameters], sums_bound[:parameters], "sums")
+
+
+def test_backward_is_exact_where_it_can_be(backend):
+    """Integers: a dropped or doubled row is no matter of bounds. 300 rows make several strips, blocks and programs."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in ((1, 8), (7, 33), (300, 24)):
+        x, grad = (torch.randint(-8, 9, (rows, columns), generator=generator).float() for _ in range(2))
+        _, sums = norm_backward(grad, x, torch.ones(rows), torch.zeros(rows), parameters=2)
+        assert torch.equal(sums, torch.stack([(grad * x).sum(0), grad.sum(0)]))
+
+
+def test_forward_is_exact_where_it_can_be(backend):
+    x = torch.tensor([1.0, -1.0, 1.0, -1.0]).repeat(3, 6)
+    weight, bias = torch.arange(24.0), torch.arange(24.0) - 7
+    for centred in (True, False):
+        y, _, mean, rstd = norm_forward(x, weight, bias, eps=0.0, centred=centred, out_dtype=torch.float32)
+        assert torch.equal(y, x * weight + bias)
+        assert torch.equal(rstd, torch.ones(3))
+        assert not mean.any()
+
+
+# ---- what other libraries got wrong
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e3, 1e4])
+def test_a_large_mean_leaves_the_variance(backend, offset):
+    """E[x^2] - E[x]^2 in fp32 is off by 0.3 % at a mean of 100 standard deviations, by all of it at 10,000."""
+    x = normal(4, 1000) + offset
+    rstd = norm_forward(x, eps=0.0, centred=True, out_dtype=torch.float32)[3]
+    expected = x.double().var(1, unbiased=False).rsqrt()
+    torch.testing.assert_close(rstd.double(), expected, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e19, 1e30, 2e38])
+def test_rows_whose_squares_overflow(backend, kind, scale):
+    x = (torch.rand(3, 50, generator=torch.Generator().manual_seed(1)) + 0.5) * torch.tensor([scale, 1.0, scale])[
+        :, None
+    ]
+    options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
+    y, _, _, rstd = norm_forward(x, **options)
+    assert_within(y, *norm_forward_bound(x, None, None, **options))
+    assert (rstd > 0).all()
+
+
+def test_nan_and_infinity_stay_in_their_rows(backend, kind):
+    x = normal(6, 40)
+    clean = call(kind, x, 40)
+    x[1, 3], x[3, 0], x[4, 39] = torch.nan, torch.inf, -torch.inf
+    y = call(kind, x, 40)
+    assert torch.equal(y[[0, 2, 5]], clean[[0, 2, 5]])
+    assert y[1].isnan().all()
+    assert torch.equal(y.isnan(), stock(kind, x, (40,)).isnan()) or kind == "rms_norm"
+
+
+def test_all_equal_and_zero_rows(backend, kind):
+    x = torch.stack([torch.zeros(30), torch.full((30,), 3.0), torch.full((30,), 2.0**-140)])
+    torch.testing.assert_close(call(kind, x, 30, eps=1e-5), stock(kind, x, (30,)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 5), (1, 1), (7, 1), (5,)])
+def test_shapes_at_the_edge(kind, shape):
+    x = normal(*shape).requires_grad_()
+    weight = torch.ones(shape[-1:], requires_grad=True)
+    ours, theirs = (f(kind, x, shape[-1:], weight, eps=1e-5) for f in (call, stock))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    for a, b in zip(*(torch.autograd.grad(y.sum(), [x, weight]) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-3)
+
+
+def test_many_rows_and_long_rows(kind):
+    for shape in ((2**16 + 5, 3), (2, 2**17 + 3)):
+        x = normal(*shape)
+        y = call(kind, x, shape[-1], eps=1e-5)
+        options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
+        assert_within(y, *norm_forward_bound(x, None, None, **options))
+
+
+def test_a_row_does_not_depend_on_its_batch(backend, kind):
+    x, grad = normal(37, 300, dtype=torch.bfloat16), normal(37, 300, dtype=torch.bfloat16, seed=1)
+    weight = normal(300, seed=2)
+
+    def both(x, grad):
+        x = x.clone().requires_grad_()
+        y = call(kind, x, 300, weight)
+        return y.detach(), torch.autograd.grad(y, x, grad)[0]
+
+    for whole, alone in zip(both(x, grad), both(x[20:21], grad[20:21]), strict=True):
+        assert torch.equal(whole[20:21], alone)
+
+
+def test_the_same_bits_again_and_for_any_number_of_threads(kind):
+    x, grad, weight = normal(400, 700).requires_grad_(), normal(400, 700, seed=1), normal(700, seed=2).requires_grad_()
+
+    def run():
+        return torch.autograd.grad(call(kind, x, 700, weight), [x, weight], grad)
+
+    threads, first = torch.get_num_threads(), run()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_incoming_gradient_is_not_written_to(backend, kind):
+    x, grad = normal(4, 16).requires_grad_(), normal(4, 16, seed=1)
+    before = grad.clone()
+    call(kind, x, 16).backward(grad)
+    assert torch.equal(grad, before)
+
+
+def test_strides_and_offsets(backend, kind):
+    base = normal(5, 3, 16)
+    for x in (
+        base.transpose(0, 1),
+        base[:, :, 3:],
+        base[:, :, ::2],
+        base[:1].expand(4, 3, 16),
+        base.flatten()[1:33].view(2, 16),
+    ):
+        torch.testing.assert_close(
+            call(kind, x, x.shape[-1], eps=1e-5), stock(kind, x, x.shape[-1:]), rtol=1e-5, atol=1e-5
+        )
+
+
+# ---- the differentiable ops against torch
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("shape", [(6,), (4, 6)])
+def test_gradients_are_torchs(backend, kind, shape, with_residual):
+    tensors = [normal(2, 3, 4, 6, seed=1), normal(*shape, seed=2), normal(*shape, seed=3), normal(2, 3, 4, 6, seed=4)]
+    grads = [normal(2, 3, 4, 6, seed=5), normal(2, 3, 4, 6, seed=6)]
+
+    def run(ours):
+        x, weight, bias, residual = (t.to(torch.float32 if ours else torch.float64).requires_grad_() for t in tensors)
+        bias = bias if kind == "layer_norm" else None
+        wanted = [t for t in (x, weight, bias, residual if with_residual else None) if t is not None]
+        if ours:
+            out = call(kind, x, shape, weight, bias, eps=1e-5, **({"residual": residual} if with_residual else {}))
+            out = list(out) if with_residual else [out]
+        else:
+            total = x + residual if with_residual else x
+            out = [stock(kind, total, shape, weight, bias), total][: 1 + with_residual]
+        return [*out, *torch.autograd.grad(out, wanted, [g.to(out[0].dtype) for g in grads[: len(out)]])]
+
+    for ours, theirs in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_of_the_two_results_alone(which):
+    x, residual = normal(3, 8).requires_grad_(), normal(3, 8, seed=1).requires_grad_()
+    out = ak.layer_norm(x, 8, residual=residual)[which]
+    grads = torch.autograd.grad(out, [x, residual], normal(3, 8, seed=2))
+    expected = torch.autograd.grad(
+        [F.layer_norm(x + residual, (8,)), x + residual][which], [x, residual], normal(3, 8, seed=2)
+    )
+    torch.testing.assert_close(grads, expected)
+
+
+def test_every_argument_gets_its_gradient_in_its_dtype(kind):
+    for x_dtype, weight_dtype, residual_dtype in itertools.product(DTYPES, DTYPES, (None, *DTYPES)):
+        x = normal(3, 8, dtype=x_dtype).requires_grad_()
+        weight = normal(8, dtype=weight_dtype, seed=1).requires_grad_()
+        residual = None if residual_dtype is None else normal(3, 8, dtype=residual_dtype, seed=2).requires_grad_()
+        out = call(kind, x, 8, weight, residual=residual)
+        y = out if residual is None else out[0]
+        assert y.dtype == (residual_dtype or x_dtype)
+        y.sum().backward()
+        assert (x.grad.dtype, weight.grad.dtype) == (x_dtype, weight_dtype)
+        assert residual is None or residual.grad.dtype == residual_dtype
+
+
+def test_second_derivatives(kind):
+    def second(norm, dtype):
+        x, weight = normal(3, 8).to(dtype).requires_grad_(), normal(8, seed=1).to(dtype).requires_grad_()
+        y = norm(kind, x, (8,), weight, eps=1e-5)
+        first = torch.autograd.grad(y.square().sum(), [x, weight], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), [x, weight])
+
+    for ours, theirs in zip(second(call, torch.float32), second(stock, torch.float64), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gradcheck_in_float64(kind):
+    x, weight = normal(2, 5).double().requires_grad_(), normal(5, seed=1).double().requires_grad_()
+    residual = normal(2, 5, seed=2).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w, r: call(kind, x, 5, w, residual=r), (x, weight, residual))
+
+
+def test_transforms(kind):
+    x, weight, tangent = normal(4, 3, 8), normal(8, seed=1), normal(4, 3, 8, seed=2)
+
+    def ours(x):
+        return call(kind, x, 8, weight, eps=1e-5)
+
+    def theirs(x):
+        return stock(kind, x, (8,), weight)
+
+    torch.testing.assert_close(torch.vmap(ours)(x), theirs(x))
+    torch.testing.assert_close(torch.func.jvp(ours, (x,), (tangent,)), torch.func.jvp(theirs, (x,), (tangent,)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.vmap(ours)(x).dtype == torch.bfloat16
+
+
+# ---- autocast
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("x_dtype", DTYPES)
+def test_autocast_decides_the_dtype_of_the_result(backend, kind, dtype, x_dtype):
+    """Whatever comes in, on every version of torch; and it is rounded once, from fp32."""
+    x, weight = normal(4, 64, dtype=x_dtype), normal(64, seed=1).requires_grad_()
+    with torch.autocast("cpu", dtype):
+        y = call(kind, x, 64, weight, eps=1e-5)
+        with_sum = call(kind, x, 64, weight, eps=1e-5, residual=normal(4, 64, seed=2))
+    assert (y.dtype, with_sum[0].dtype, with_sum[1].dtype) == (dtype, dtype, torch.float32)
+    options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": dtype}
+    assert_within(y, *norm_forward_bound(x, weight.detach(), None, **options))
+    y.sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_compiled_under_autocast_as_in_eager(kind):
+    x, residual = normal(4, 64).requires_grad_(), normal(4, 64, seed=2).requires_grad_()
+    weight = normal(64, seed=1).requires_grad_()
+
+    def step(x, residual, weight):
+        with torch.autocast("cpu", torch.bfloat16):
+            y, total = call(kind, x, 64, weight, residual=residual)
+        return y, total, (y.float() * total).sum()
+
+    def run(function):
+        y, total, loss = function(x, residual, weight)
+        return [y, total, *torch.autograd.grad(loss, [x, residual, weight])]
+
+    torch._dynamo.reset()
+    compiled = run(torch.compile(step, backend="aot_eager", fullgraph=True))
+    assert compiled[0].dtype == torch.bfloat16
+    torch.testing.assert_close(compiled, run(step))
+
+
+# ---- eps, errors
+
+
+def test_eps_none_is_that_of_the_computation():
+    x = torch.full((1, 4), 2.0**-14)
+    for dtype in DTYPES:
+        torch.testing.assert_close(ak.rms_norm(x.to(dtype), 4), F.rms_norm(x, (4,)).to(dtype))
+    assert torch.equal(ak.rms_norm(x.double(), 4), F.rms_norm(x.double(), (4,)))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (ValueError, r"normalized_shape is \[5\] and x has shape \[3, 4\]", (torch.ones(3, 4), 5)),
+        (ValueError, r"normalized_shape is \[\]", (torch.ones(3, 4), [])),
+        (ValueError, r"weight has shape \[5\]; accepted: \[4\]", (torch.ones(3, 4), 4, torch.ones(5))),
+        (TypeError, "weight has dtype float64", (torch.ones(3, 4), 4, torch.ones(4).double())),
+        (TypeError, "x has dtype int64", (torch.ones(3, 4).long(), 4)),
+    ],
+)
+def test_errors_name_the_argument(kind, error, message, arguments):
+    with pytest.raises(error, match=f"{kind}: {message}"):
+        call(kind, *arguments)
+
+
+def test_a_residual_of_another_shape_is_no_broadcast():
+    with pytest.raises(ValueError, match=r"layer_norm: residual has shape \[4\]; accepted: \[3, 4\]"):
+        ak.layer_norm(torch.ones(3, 4), 4, residual=torch.ones(4))

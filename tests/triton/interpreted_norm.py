@@ -1,0 +1,61 @@
+"""The Triton kernels of the norms in the interpreter against float64; run by test_interpreted.py."""
+
+import pytest
+import torch
+
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._triton import norm_backward, norm_forward
+from amp_kernels.ops._norm import statistics
+from amp_kernels.testing.backends import check_backend
+from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
+
+#: One program holds the row, all of it or not; a row in pieces, the last one whole or not.
+COLUMNS = [1, 31, 32, 100, 1024, 3000]
+
+
+@pytest.mark.parametrize("name", ["norm_forward", "norm_backward"])
+def test_samples_of_the_op(name):
+    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
+
+
+@pytest.fixture(params=["whole rows", "pieces"])
+def pieces(request, monkeypatch):
+    """Both ways through the kernels, at sizes that the interpreter can walk."""
+    if request.param == "pieces":
+        monkeypatch.setattr(norm_forward, "LIMIT", 512)
+        monkeypatch.setattr(norm_backward, "LIMIT", 512)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("centred", [False, True])
+def test_forward(pieces, columns, centred):
+    generator = torch.Generator().manual_seed(columns)
+    x, residual = (torch.randn(3, columns, generator=generator) + 8 for _ in range(2))
+    weight, bias = (torch.randn(columns, generator=generator) for _ in range(2))
+    x[1] *= 1e30  # its squares overflow
+    options = {"eps": 1e-5, "centred": centred, "out_dtype": torch.float32}
+    y, total, mean, rstd = norm_forward.launch(x, weight, bias, residual.bfloat16(), **options)
+    assert torch.equal(total, (x + residual.bfloat16()).bfloat16())
+    assert_within(y, *norm_forward_bound(total, weight, bias, **options))
+    expected = statistics(total.float(), 1e-5, centred)
+    torch.testing.assert_close((mean, rstd), (expected[0] if centred else mean, expected[1]), rtol=1e-5, atol=1e-5)
+    y = norm_forward.launch(x, **options)[0]
+    assert_within(y, *norm_forward_bound(x, None, None, **options))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("centred", [False, True])
+def test_backward(pieces, columns, centred, monkeypatch):
+    monkeypatch.setattr(norm_backward, "programs", lambda device, per_sm: 3)  # strips of 3, 3 and 1 rows
+    generator = torch.Generator().manual_seed(columns)
+    x, grad, grad_sum = (torch.randn(7, columns, generator=generator) for _ in range(3))
+    weight = torch.randn(columns, generator=generator)
+    mean, rstd = statistics(x, 1e-5, centred)
+    mean = mean if centred else None
+    for args in ((grad, x.half(), rstd, mean, weight, grad_sum), (grad.bfloat16(), x, rstd, mean, None, None)):
+        dx, dx_bound, sums, sums_bound = norm_backward_bound(*args)
+        for parameters in (0, 1, 2):
+            got, got_sums = norm_backward.launch(*args, parameters=parameters)
+            assert got.dtype == args[1].dtype
+            assert_within(got, dx, dx_bound, "grad_x")
+            assert_within(got_sums, sums[:parameters], sums_bound[:parameters], "sums")
