@@ -1,33 +1,15 @@
 """What ours adds: clipping in the step, no host sync, bounds, counters; and whole loops with several losses and
 optimizers."""
 
-import contextlib
 import copy
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_kernels.amp import GradScaler
-from amp_kernels.optim import SGD, AdamW, Lion
+from amp_kernels.optim import SGD, AdamW
 
-OPTIMIZERS = {
-    "ours": lambda p: AdamW(p, lr=0.1),
-    "ours sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
-    "ours lion": lambda p: Lion(p, lr=0.1),
-    "torch fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
-    "torch": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-}
-EACH = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-HOST_READS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
-
-
-class NoHostRead(TorchDispatchMode):
-    """Fails on every op by which Python would learn a tensor's value: on a GPU each of them waits for the device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func.overloadpacket.__name__ not in HOST_READS, f"{func} reads a value on the host"
-        return func(*args, **(kwargs or {}))
+from .scaling import EACH, OPTIMIZERS, Ops, is_ours, iterate, params
 
 
 def model(seed=0):
@@ -117,61 +99,33 @@ def test_last_grad_norm_without_max_norm():
 @EACH
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("explicit", [False, True])
-def test_no_host_read(make, max_norm, explicit):
+@pytest.mark.parametrize("kind", [GradScaler, torch.amp.GradScaler])
+def test_no_host_read(make, max_norm, explicit, kind):
     """During step, update and the reads of the counters. One .item() is torch's contract for optimizers that cannot
     skip."""
-    m = model()
-    optimizer, scaler = make(m.parameters()), GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    optimizer, scaler = make(params(6, (3, 2))), kind("cpu", init_scale=4.0, growth_interval=2)
+    if kind is torch.amp.GradScaler and (max_norm is not None or explicit or not is_ours(optimizer)):
+        return  # it drives ours without one, too
     skips_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
-    for i, x in enumerate(batches(4)):
-        optimizer.zero_grad()
-        scaler.scale(m(x).sum()).backward()
-        with NoHostRead():
-            if explicit:
-                scaler.unscale_(optimizer)
-            if i == 0 or skips_on_device:
-                guard = (
-                    contextlib.nullcontext()
-                    if skips_on_device
-                    else pytest.raises(AssertionError, match="reads a value")
-                )
-                with guard:
-                    scaler.step(optimizer, max_norm=max_norm)
-            if i == 0 and not skips_on_device:
-                break
-            scaler.update()
-            assert scaler.last_step_skipped is False
-            assert scaler.consecutive_skips.shape == scaler.skipped_steps.shape == ()
-            assert scaler.last_grad_norm is None or scaler.last_grad_norm.shape == ()
+    for _ in range(4):
+        with Ops() as ops:
+            iterate(scaler, optimizer, explicit=explicit, **({} if max_norm is None else {"max_norm": max_norm}))
+            if kind is GradScaler:
+                assert scaler.last_step_skipped is False
+                assert scaler.consecutive_skips.shape == scaler.skipped_steps.shape == ()
+                assert scaler.last_grad_norm is None or scaler.last_grad_norm.shape == ()
+        assert len(ops.host_reads()) == (0 if skips_on_device else 1)
 
 
-def test_torchs_scaler_drives_our_optimizers_without_a_host_read():
-    m = model()
-    optimizer, scaler = AdamW(m.parameters(), max_grad_norm=1.0), torch.amp.GradScaler("cpu", init_scale=4.0)
-    for x in batches(3):
-        optimizer.zero_grad()
-        scaler.scale(m(x).sum()).backward()
-        with NoHostRead():
-            scaler.step(optimizer)
-            scaler.update()
-
-
-class CountItems(TorchDispatchMode):
-    reads = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.reads += func.overloadpacket.__name__ in HOST_READS
-        return func(*args, **(kwargs or {}))
-
-
-def test_exactly_one_host_read_with_other_optimizers():
-    m = model()
-    optimizer, scaler = torch.optim.SGD(m.parameters(), lr=0.1), GradScaler("cpu")
-    scaler.scale(m(batches(1)[0]).sum()).backward()
-    with CountItems() as count:
-        scaler.step(optimizer)
-        scaler.update()
-    assert count.reads == 1
+def test_a_step_is_one_read_one_update_and_a_handful_of_scalars():
+    """What tests/gpu counts as kernels on a GPU."""
+    views = {"reshape", "view", "select", "detach", "alias", "_to_copy", "unbind", "full_like", "ones", "mul"}
+    optimizer, scaler = AdamW(params(*range(1, 162))), GradScaler("cpu", init_scale=8.0)
+    for _ in range(3):
+        with Ops() as ops:
+            iterate(scaler, optimizer, max_norm=1.0)
+    names = [name for name in ops.names if name not in views and "record_function" not in name]
+    assert names == ["check_and_norm", "adamw_", "update_scale_", "sign", "add_", "add_", "mul_"]
 
 
 # ---- whole loops ----
@@ -277,59 +231,36 @@ def test_scheduler_order_warning_is_torchs(recwarn):
     assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
 
 
-# ---- bounds and counters ----
+# ---- bounds ----
 
 
 def drive(scaler, overflows):
-    p = torch.nn.Parameter(torch.ones(2))
-    optimizer, scales = SGD([p], lr=0.0), []
-    for bad in overflows:
-        scaler.scale(torch.ones(()))
-        p.grad = torch.full((2,), torch.inf if bad else 0.0)
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return scales
+    """The scale after each iteration."""
+    optimizer = SGD(params(2), lr=0.0)
+    return [iterate(scaler, optimizer, {0} if bad else ()) or scaler.get_scale() for bad in overflows]
 
 
-def test_min_and_max_scale():
-    assert drive(GradScaler("cpu", init_scale=4.0, min_scale=1.0), [1] * 5) == [2.0, 1.0, 1.0, 1.0, 1.0]
-    assert drive(GradScaler("cpu", init_scale=4.0, max_scale=12.0, growth_interval=1), [0] * 4) == [
-        8.0,
-        12.0,
-        12.0,
-        12.0,
-    ]
-
-
-def test_hysteresis():
-    """A backoff from the third overflow on; the count starts over only when the scale grows (Megatron-LM's rule)."""
-    scaler = GradScaler("cpu", init_scale=64.0, hysteresis=3, growth_interval=2)
-    assert drive(scaler, [1, 1, 0, 1, 1]) == [64.0, 64.0, 64.0, 32.0, 16.0]
-    assert drive(scaler, [0, 0, 1, 1, 1]) == [16.0, 32.0, 32.0, 32.0, 16.0]
-
-
-def test_static_scale_still_skips():
-    scaler = GradScaler("cpu", init_scale=64.0, growth_interval=1, dynamic=False)
-    assert drive(scaler, [0, 1, 0, 1]) == [64.0] * 4
-    assert scaler.skipped_steps.item() == 2
-    assert scaler.last_step_skipped is True
-
-
-def test_interval_zero_never_grows():
-    assert drive(GradScaler("cpu", init_scale=4.0, growth_interval=0), [0, 0, 1, 0]) == [4.0, 4.0, 2.0, 2.0]
-
-
-def test_counters():
-    scaler = GradScaler("cpu")
-    assert scaler.last_step_skipped is None
-    assert scaler.skipped_steps.item() == 0
-    drive(scaler, [1, 1, 0])
-    assert (scaler.skipped_steps.item(), scaler.skipped_steps.dtype) == (2, torch.int64)
-    assert scaler.last_step_skipped is False
-    assert (scaler.consecutive_skips.item(), scaler.consecutive_skips.dtype) == (0, torch.int64)
-    drive(scaler, [1])
-    assert (scaler.last_step_skipped, scaler.consecutive_skips.item(), scaler.skipped_steps.item()) == (True, 1, 3)
+@pytest.mark.parametrize(
+    ("options", "overflows", "scales"),
+    [
+        ({"init_scale": 4.0, "min_scale": 1.0}, [1] * 5, [2.0, 1.0, 1.0, 1.0, 1.0]),
+        ({"init_scale": 4.0, "max_scale": 12.0, "growth_interval": 1}, [0] * 4, [8.0, 12.0, 12.0, 12.0]),
+        ({"init_scale": 4.0, "growth_interval": 0}, [0, 0, 1, 0], [4.0, 4.0, 2.0, 2.0]),
+        ({"init_scale": 64.0, "growth_interval": 1, "dynamic": False}, [0, 1, 0, 1], [64.0] * 4),
+        # A backoff from the third overflow on; the count starts over only when the scale grows (Megatron-LM's rule).
+        (
+            {"init_scale": 64.0, "hysteresis": 3, "growth_interval": 2},
+            [1, 1, 0, 1, 1, 0, 0, 1, 1, 1],
+            [64.0, 64.0, 64.0, 32.0, 16.0, 16.0, 32.0, 32.0, 32.0, 16.0],
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bounds_of_the_scale(options, overflows, scales):
+    scaler = GradScaler("cpu", **options)
+    assert drive(scaler, overflows) == scales
+    assert scaler.skipped_steps.item() == sum(overflows)
+    assert scaler.last_step_skipped is bool(overflows[-1])
 
 
 @pytest.mark.parametrize("fused", [False, True])
