@@ -11,6 +11,7 @@ from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
 from .nn import convert, override_matmul
 from .ops.baddbmm import addmm, baddbmm
+from .ops.cross_entropy import cross_entropy
 from .ops.linear import linear
 from .ops.matmul import matmul
 from .ops.mlp import mlp
@@ -30,6 +31,7 @@ __all__ = [
     "batch_invariant",
     "clip_grad_norm_",
     "convert",
+    "cross_entropy",
     "fp32_state_dict",
     "get_total_norm",
     "layer_norm",

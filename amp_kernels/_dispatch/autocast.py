@@ -26,30 +26,42 @@ def lower_precision(op: Op, adapt: Callable[[tuple, dict, torch.dtype], tuple[tu
         adapt: ``(args, kwargs, dtype) -> (args, kwargs)`` completes the call, for arguments that only this rule can
             know.
     """
+    _register(op, "compute_dtype", torch.get_autocast_dtype, adapt)
+
+
+def fp32_result(op: Op) -> None:
+    """Give ``op``, which computes in fp32 whatever it reads, the rule "return fp32": its keyword ``out_dtype`` is set,
+    unless the caller set it. Nothing is cast on the way in."""
+    _register(op, "out_dtype", lambda device_type: torch.float32)
+
+
+def _register(op: Op, keyword: str, dtype_of: Callable[[str], torch.dtype], adapt: Callable | None = None) -> None:
     for device_type, key in KEYS.items():
-        LIBRARY.impl(op.name, _rule(op, device_type, adapt), key)
-    LIBRARY.impl(op.name, _batched(op), "FuncTorchBatched")
+        LIBRARY.impl(op.name, _rule(op, device_type, keyword, dtype_of, adapt), key)
+    LIBRARY.impl(op.name, _batched(op, keyword, dtype_of), "FuncTorchBatched")
 
 
-def _rule(op: Op, device_type: str, adapt: Callable | None) -> Callable:
-    def kernel(*args, compute_dtype=None, **kwargs):
-        dtype = compute_dtype or torch.get_autocast_dtype(device_type)
+def _rule(op: Op, device_type: str, keyword: str, dtype_of: Callable, adapt: Callable | None) -> Callable:
+    def kernel(*args, **kwargs):
+        dtype = kwargs.pop(keyword, None) or dtype_of(device_type)
         with torch._C._DisableAutocast():
             if adapt is not None:
                 args, kwargs = adapt(args, kwargs, dtype)
-            return op.overload(*args, compute_dtype=dtype, **kwargs)
+            return op.overload(*args, **{keyword: dtype}, **kwargs)
 
     return kernel
 
 
-def _batched(op: Op) -> Callable:
+def _batched(op: Op, keyword: str, dtype_of: Callable) -> Callable:
     """The rule of torch.vmap, which comes before that of autocast: the op's composition of torch's operations, which know
     batches. Without it vmap would call the op once for each element, with a warning."""
 
-    def kernel(*args, compute_dtype=None, **kwargs):
-        dtype = compute_dtype or dtype_on(args[0].device.type)
+    def kernel(*args, **kwargs):
+        device_type = args[0].device.type
+        on = dtype_on(device_type) is not None
+        dtype = kwargs.pop(keyword, None) or (dtype_of(device_type) if on else None)
         with torch._C._DisableAutocast():
-            return op.reference(*args, compute_dtype=dtype, **kwargs)
+            return op.reference(*args, **{keyword: dtype}, **kwargs)
 
     return kernel
 

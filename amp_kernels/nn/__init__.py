@@ -1,10 +1,11 @@
 """Modules over the ops, drop-in for torch.nn's, and ``convert``, which puts them into a model."""
 
 from .convert import convert
+from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
 from .main_grad import accumulate_fp32
 from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
 
-__all__ = ["MLP", "LayerNorm", "Linear", "RMSNorm", "accumulate_fp32", "convert", "override_matmul"]
+__all__ = ["MLP", "CrossEntropyLoss", "LayerNorm", "Linear", "RMSNorm", "accumulate_fp32", "convert", "override_matmul"]

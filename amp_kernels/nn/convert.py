@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
 from .norm import LayerNorm, RMSNorm
 
@@ -17,6 +18,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 #: Which class takes the place of which. A replacement has the same attributes and parameters, and adds class-level
 #: defaults only.
 REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.CrossEntropyLoss: CrossEntropyLoss,
     torch.nn.Linear: Linear,
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.RMSNorm: RMSNorm,
@@ -24,7 +26,7 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 
 
 def convert(model: Model) -> Model:
-    """Replace the Linear, LayerNorm and RMSNorm modules of ``model``, itself included, by those of
+    """Replace the Linear, LayerNorm, RMSNorm and CrossEntropyLoss modules of ``model``, itself included, by those of
     :mod:`amp_kernels.nn`, in place.
 
     Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,
@@ -69,6 +71,8 @@ def _unknown_subclass(module: torch.nn.Module) -> str | None:
 def _why_not(module: torch.nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
+    if isinstance(module, torch.nn.CrossEntropyLoss):  # has no parameters
+        return None
     for name in ("weight", "bias"):
         parameter = module._parameters.get(name, module)
         if parameter is module and not hasattr(module, name):  # an RMSNorm has no bias

@@ -12,8 +12,8 @@ namespace ak {
 /// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec that
 /// was loaded from `address`: one element before the first 16-byte boundary and after the last one, 16 bytes between
 /// them. `f` may store to `address`. Which elements a thread gets, and in which order, depends on alignment and count
-/// alone.
-template <int kThreads, class T, class F>
+/// alone. `kCache` is how it is loaded: kDefault for a run that is read again.
+template <int kThreads, Cache kCache = Cache::kStreaming, class T, class F>
 AK_DEVICE void for_each_vector(T* data, int count, F f) {
   using Element = std::remove_const_t<T>;
   constexpr int kWide = 16 / sizeof(T);
@@ -25,8 +25,8 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
   const int head = to_boundary < count ? to_boundary : count;
   const int vectors = (count - head) / kWide;
   const int tail = head + vectors * kWide;
-  if (thread < head) f(data + thread, load_vec<1, Cache::kStreaming>(data + thread));
-  if (thread < count - tail) f(data + tail + thread, load_vec<1, Cache::kStreaming>(data + tail + thread));
+  if (thread < head) f(data + thread, load_vec<1, kCache>(data + thread));
+  if (thread < count - tail) f(data + tail + thread, load_vec<1, kCache>(data + tail + thread));
 
   constexpr int kStride = kThreads * kWide;
   T* at = data + head + thread * kWide;
@@ -34,11 +34,11 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
   for (; left > (kInFlight - 1) * kThreads; left -= kInFlight * kThreads, at += kInFlight * kStride) {
     Vec<Element, kWide> v[kInFlight];
     AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) v[k] = load_vec<kWide, Cache::kStreaming>(at + k * kStride);
+    for (int k = 0; k < kInFlight; k++) v[k] = load_vec<kWide, kCache>(at + k * kStride);
     AK_UNROLL
     for (int k = 0; k < kInFlight; k++) f(at + k * kStride, v[k]);
   }
-  for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, Cache::kStreaming>(at));
+  for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, kCache>(at));
 }
 
 /// Calls f with a value of the type that `dtype` names.

@@ -37,6 +37,15 @@ BUDGETS = {
         why="the walk of check_and_norm_kernel",
     ),
     "per_tensor_finish_kernel": Budget(registers=64, shared=0, why="one warp a tensor, nothing to gain"),
+    "cross_entropy_rows_kernel": Budget(
+        registers=64,
+        shared=128,
+        wide_loads=2 * (4 + 1),
+        in_flight=4,
+        opcodes={"MUFU.EX2": 2 * 5 * 4},
+        why="two walks over a row of the kind of check_and_norm_kernel's; 64 registers let 1,024 threads share an SM; the "
+        "exponentials of four or eight logits a load are the special function unit's",
+    ),
     "unscale_kernel": Budget(
         registers=64,
         shared=0,

@@ -1,0 +1,49 @@
+"""``CrossEntropyLoss``: torch.nn.CrossEntropyLoss over ``amp_kernels.cross_entropy``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops.cross_entropy import cross_entropy
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss whose forward is :func:`amp_kernels.cross_entropy`; same buffer and state_dict.
+
+    Args:
+        weight, size_average, ignore_index, reduce, reduction, label_smoothing: as in torch.nn.CrossEntropyLoss.
+        z_loss: coefficient of the square of ``logsumexp``.
+        inplace: the gradient takes the place of the logits.
+    """
+
+    z_loss: float = 0.0
+    inplace: bool = False
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        self.z_loss = z_loss
+        self.inplace = inplace
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            inplace=self.inplace,
+        )

@@ -1,0 +1,319 @@
+"""``cross_entropy``: torch's loss with 16-bit logits read once and written once, everything between in fp32.
+
+The op is composite, over the raw ``cross_entropy_rows_``. torch's eager autocast makes an fp32 copy of the logits, an fp32
+log-softmax and an fp32 gradient; here nothing of their size exists but the logits and their gradient.
+
+The gradient is made in the forward, from the same read, as if the loss were what is differentiated, and multiplied in
+backward by the gradient of the loss: exact where that is a power of two, as 1, a micro-batch's share of 1/2^k and a loss
+scale are. It is made in backward, from a second read, where that would not do: for ``reduction="none"``, whose rows have
+gradients of their own, and for fp16 logits, whose small gradients only the loss scale brings into fp16's range.
+
+float64 logits, targets that require a gradient, and torch.func transforms take torch's own operations, in fp32 or fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._dispatch import autocast
+from .._dispatch.library import Sample, define
+from ._gemm import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
+from ._lists import FLOATS, names
+from .cross_entropy_rows import op as ROWS
+from .matmul import under_transform
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class Options(NamedTuple):
+    """What a loss is, its reduction apart; by the names of the raw op."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+def denominator(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
+    """What a mean divides by, in fp32: the weights of the rows that count; of rows of probabilities, their number."""
+    if target.dtype != torch.int64:
+        return torch.full((), float(target.shape[0]), device=target.device)
+    counted = target != options.ignore_index
+    if weight is None:
+        return counted.sum(dtype=torch.float32)
+    inside = counted & (target >= 0) & (target < weight.shape[0])
+    return torch.where(inside, weight[torch.where(inside, target, 0)], 0.0).sum(dtype=torch.float32)
+
+
+def reduced(loss: Tensor, reduction: str, divisor: Tensor | None) -> Tensor:
+    if reduction == "none":
+        return loss
+    return loss.sum() if divisor is None else loss.sum() / divisor
+
+
+def row_factors(rows: int, reduction: str, divisor: Tensor | None, grad: Tensor | None, device) -> Tensor:
+    """What the gradient of each row is multiplied by; ``grad`` is the gradient of the reduced loss, 1 if ``None``."""
+    factor = torch.ones((), device=device) if grad is None else grad.float()
+    return (factor if divisor is None else factor / divisor).expand(rows)
+
+
+def made_in_forward(reduction: str, dtype: torch.dtype) -> bool:
+    return reduction != "none" and dtype != torch.float16
+
+
+def once(*names: str) -> None:
+    """Called by a backward: it is not itself differentiable."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{names[0]}: a second derivative (create_graph=True) was asked for, but its gradient is computed by a kernel; "
+            f"accepted: first derivatives, float64, or torch.nn.functional.{names[0]}"
+        )
+
+
+def scaled(gradient: Tensor, factor: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """``gradient * factor`` in fp32, rounded once; in place where nobody can ask for the gradient again."""
+    dtype = out_dtype or gradient.dtype
+    factor = factor.float().view(
+        [1] * gradient.ndim
+    )  # of no dimension it would be rounded to the gradient's dtype first
+    if not autocast.eager(gradient, factor):
+        return (gradient * factor).to(dtype)
+    again = torch._C._autograd._get_current_graph_task_keep_graph() or dtype != gradient.dtype
+    if not again and factor.device.type == "cpu" and factor.item() == 1:
+        return gradient
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype) if again else gradient)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, weight, reduction, options, inplace):
+        rows, now = logits.shape[0], made_in_forward(reduction, logits.dtype)
+        divisor = denominator(target, weight, options) if reduction == "mean" else None
+        loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        factor = grad = None
+        if now:
+            factor = row_factors(rows, reduction, divisor, None, logits.device)
+            grad = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
+        ROWS.below_autograd(logits, target, weight, factor, loss, grad, **options._asdict())
+        ctx.now, ctx.options, ctx.reduction, ctx.inplace = now, options, reduction, inplace
+        ctx.save_for_backward(*((grad,) if now else (logits, target, weight, divisor)))
+        return reduced(loss, reduction, divisor)
+
+    @staticmethod
+    def backward(ctx, grad_loss):
+        once("cross_entropy")
+        if ctx.now:
+            return scaled(ctx.saved_tensors[0], grad_loss), None, None, None, None, None
+        logits, target, weight, divisor = ctx.saved_tensors
+        factor = row_factors(logits.shape[0], ctx.reduction, divisor, grad_loss, logits.device)
+        grad = logits if ctx.inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
+        ROWS.below_autograd(logits, target, weight, factor, torch.empty_like(factor), grad, **ctx.options._asdict())
+        return grad, None, None, None, None, None
+
+
+def composed(logits: Tensor, target: Tensor, weight: Tensor | None, reduction: str, options: Options) -> Tensor:
+    """The loss of [N, V] logits in torch's operations, in fp32 or fp64."""
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    soft = target.is_floating_point()
+    weight = None if weight is None else weight.to(x.dtype)
+    y = target.to(x.dtype) if soft else target
+    chosen = {} if soft else {"ignore_index": options.ignore_index}
+    if not options.z_loss:
+        return F.cross_entropy(x, y, weight, reduction=reduction, label_smoothing=options.label_smoothing, **chosen)
+    loss = F.cross_entropy(x, y, weight, reduction="none", label_smoothing=options.label_smoothing, **chosen)
+    z = options.z_loss * x.logsumexp(1).square()
+    if not soft:
+        counted = target != options.ignore_index
+        z = torch.where(counted, z if weight is None else z * weight[torch.where(counted, target, 0)], 0.0)
+    divisor = denominator(target, weight, options) if reduction == "mean" else None
+    return reduced(loss + z, reduction, divisor)
+
+
+def by_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits with the classes in dimension 1 (or the only one), and their target, as rows."""
+    soft = target.is_floating_point()
+    if logits.ndim == 1:
+        logits, target = logits[None], target[None]
+    elif logits.ndim > 2:
+        logits = logits.movedim(1, -1).flatten(0, -2)
+        target = target.movedim(1, -1).flatten(0, -2) if soft else target.flatten()
+    return logits, target if soft or target.dtype == torch.int64 else target.to(torch.int64)
+
+
+def check_options(op: str, reduction: str, label_smoothing: float, z_loss: float) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{op}: reduction is {reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"{op}: label_smoothing is {label_smoothing}; accepted: 0 to 1")
+    if not z_loss >= 0.0:
+        raise ValueError(f"{op}: z_loss is {z_loss}; accepted: a coefficient of at least 0")
+
+
+def check_target(
+    op: str, target: Tensor, shape: tuple[int, ...], classes_dim: int, weight: Tensor | None, ignore_index: int
+) -> None:
+    """``shape`` is that of the logits."""
+    classes = shape[classes_dim]
+    if classes == 0:
+        raise ValueError(f"{op}: there are no classes in logits of shape {list(shape)}; accepted: at least one")
+    check_tensor(op, "target", target, (torch.int64, torch.uint8, *FLOATS))
+    if target.is_floating_point():
+        if target.shape != shape:
+            raise ValueError(
+                f"{op}: target, of probabilities, has shape {list(target.shape)}; accepted: that of the logits, {list(shape)}"
+            )
+        if ignore_index >= 0:
+            raise ValueError(
+                f"{op}: ignore_index is {ignore_index}, but the target holds probabilities; accepted: none"
+            )
+    else:
+        wanted = [size for dim, size in enumerate(shape) if dim != classes_dim]
+        if list(target.shape) != wanted:
+            raise ValueError(f"{op}: target has shape {list(target.shape)}; accepted: {wanted}, one class for each row")
+    if weight is not None and weight.shape != (classes,):
+        raise ValueError(f"{op}: weight has shape {list(weight.shape)}; accepted: [{classes}], one for each class")
+
+
+def _cross_entropy(
+    logits,
+    target,
+    weight=None,
+    *,
+    ignore_index=-100,
+    reduction="mean",
+    label_smoothing=0.0,
+    z_loss=0.0,
+    inplace=False,
+    out_dtype=None,
+):
+    _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, inplace)
+    out_dtype = logits.dtype if out_dtype is None or logits.dtype == torch.float64 else out_dtype
+    options = Options(ignore_index, label_smoothing, z_loss)
+    shape = target.shape if not target.is_floating_point() else logits.shape[:1] * (logits.ndim > 1) + logits.shape[2:]
+    x, y = by_rows(logits, target)
+    if x.dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
+        loss = composed(x, y, weight, reduction, options)
+    else:
+        x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+        y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
+        weight = None if weight is None else weight.float().contiguous()
+        if torch.is_grad_enabled() and x.requires_grad:
+            loss = _CrossEntropy.apply(x, y, weight, reduction, options, inplace)
+        else:
+            rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+            ROWS.below_autograd(x, y, weight, None, rows, None, **options._asdict())
+            loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+    return loss.view(shape).to(out_dtype) if reduction == "none" else loss.to(out_dtype)
+
+
+def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, inplace) -> None:
+    op = "cross_entropy"
+    check_options(op, reduction, label_smoothing, z_loss)
+    check_tensor(op, "logits", logits, FLOATS)
+    if logits.ndim == 0:
+        raise ValueError(f"{op}: logits has no dimension; accepted: [C], [N, C] or [N, C, d1, ...]")
+    check_target(op, target, tuple(logits.shape), 0 if logits.ndim == 1 else 1, weight, ignore_index)
+    if weight is not None and weight.dtype not in {logits.dtype, torch.float32}:
+        raise TypeError(
+            f"{op}: weight has dtype {names([weight.dtype])}; accepted: {names({logits.dtype, torch.float32})}"
+        )
+    check_same_device(op, logits=logits, target=target, weight=weight)
+    if inplace:
+        if logits.dtype not in OUTPUT_DTYPES or logits.ndim != 2 or (logits.shape[1] > 1 and logits.stride(1) != 1):
+            raise ValueError(
+                f"{op}: inplace=True, but logits of shape {list(logits.shape)}, strides {list(logits.stride())} and dtype "
+                f"{names([logits.dtype])} cannot take the gradient; accepted: [N, C] with adjacent classes, "
+                f"{names(OUTPUT_DTYPES)}"
+            )
+        check_no_internal_overlap(op, "logits", logits)
+
+
+def _samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+    def classes(*shape: int) -> Tensor:
+        target = torch.randint(5, shape, generator=generator).to(device)
+        target.view(-1)[1:2] = -100
+        return target
+
+    for dtype in FLOATS:
+        yield (normal(4, 5, dtype=dtype), classes(4)), {}
+        weight = normal(5, dtype=dtype, grad=False).abs()
+        yield (normal(4, 5, dtype=dtype), classes(4), weight), {"label_smoothing": 0.1, "z_loss": 0.01}
+        yield (normal(2, 5, 3, dtype=dtype), classes(2, 3)), {"reduction": "none"}
+        soft = normal(4, 5, dtype=dtype, grad=False).softmax(1)
+        yield (normal(4, 5, dtype=dtype), soft, weight), {"reduction": "sum", "label_smoothing": 0.1}
+        yield (normal(4, 5, dtype=dtype, grad=False), classes(4)), {"out_dtype": torch.float32}
+
+
+CROSS_ENTROPY = define(
+    "cross_entropy(Tensor logits, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
+    'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, bool inplace=False, '
+    "ScalarType? out_dtype=None) -> Tensor",
+    _cross_entropy,
+    samples=_samples,
+    differentiable=True,
+    composite=True,
+)
+autocast.fp32_result(CROSS_ENTROPY)
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    inplace: bool = False,
+) -> Tensor:
+    """torch.nn.functional.cross_entropy, computed in fp32 from logits that are read in the dtype they have.
+
+    Args:
+        logits: ``[C]``, ``[N, C]`` or ``[N, C, d1, ...]``, any float dtype and strides; best ``[N, C]`` with adjacent
+            classes, others are copied.
+        target: classes (int64 or uint8) of the shape of ``logits`` without ``C``, or probabilities (any float dtype) of
+            the shape of ``logits``.
+        weight: ``[C]``, the weight of each class, in the dtype of ``logits`` or fp32.
+        ignore_index: rows of this class have loss and gradient zero whatever they hold, NaN included.
+        reduction: ``"mean"`` (over the weights of the rows that count), ``"sum"`` or ``"none"``.
+        label_smoothing: 0 to 1, the share of the target that all classes get alike.
+        z_loss: coefficient of the square of ``logsumexp(logits)``, added to each row's loss before its weight and the
+            reduction (PaLM; Chowdhery et al., arXiv:2204.02311).
+        inplace: the gradient takes the place of the ``logits``, which saves as much memory as they hold: ``[N, C]`` with
+            adjacent classes only. Their version counter tells autograd, so that whoever needs their values in backward
+            raises. They are overwritten in the forward; for fp16 logits and ``reduction="none"`` in backward.
+
+    Returns:
+        The loss, in the dtype of ``logits``; inside torch.autocast in fp32 (fp64 logits: fp64). It is computed in fp32
+        either way, relative to the largest logit of a row, so a number added to all logits changes nothing. A mean over
+        nothing is NaN, as in torch, with gradients of zero.
+
+    Not differentiable twice, but in float64. A class that is out of range is an error on the CPU; on a GPU, where that
+    would cost a synchronisation, the row's loss and gradient are NaN.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted.
+        ValueError: a shape, device or option is not accepted.
+        RuntimeError: a class is out of range (CPU).
+    """
+    options = {
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "inplace": inplace,
+    }
+    if autocast.eager(logits, target):
+        on = autocast.dtype_on(logits.device.type) is not None
+        return _cross_entropy(logits, target, weight, out_dtype=torch.float32 if on else None, **options)
+    return CROSS_ENTROPY(logits, target, weight, **options)

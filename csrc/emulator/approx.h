@@ -1,0 +1,13 @@
+#pragma once
+// device/approx.cuh on the emulator: the function itself, cut to what fp32 normal numbers hold. A GPU's last bits may
+// differ within the bound of the word.
+#include <cmath>
+
+namespace ak {
+
+inline float exp2_approx(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0.0f : y;
+}
+
+}  // namespace ak

@@ -1,0 +1,57 @@
+"""Bugs in the cross-entropy of rows."""
+
+from . import Mutant
+
+TEST = "test_cross_entropy_rows"
+KERNEL = "kernels/cross_entropy_rows.cu"
+FORMULA = "math/cross_entropy.h"
+
+MUTANTS = [
+    Mutant(KERNEL, "top = to_float(v[j]) > top ?", "top = to_float(v[j]) < top ?", "the smallest logit in place of the largest"),
+    Mutant(KERNEL, "for (int j = 0; j < N; j++) top =", "for (int j = 1; j < N; j++) top =", "the first logit of a vector is not compared"),
+    Mutant(KERNEL, "const float base = top == -HUGE_VALF ? 0.0f : top;", "const float base = top;", "a thread that has seen only -inf computes NaN"),
+    Mutant(KERNEL, "fma(sum, exp_below(largest, base), added)", "sum + added", "the sum is not rescaled when a larger logit comes"),
+    Mutant(KERNEL, "sum = fma(sum, exp_below(largest, base), added);\n    largest = top;", "sum = fma(sum, exp_below(largest, base), added);", "the largest logit is not kept"),
+    Mutant(KERNEL, "running.sum * exp_below(running.largest, sums.largest)", "running.sum", "threads' sums are joined without a common reference"),
+    Mutant(KERNEL, "return a > b ? a : b;", "return a;", "each thread takes its own largest logit"),
+    Mutant(KERNEL, "c = fma(terms.own, to_float(load(target + column)), c);", "c = fma(terms.own, to_float(load(target)), c);", "one probability for all classes"),
+    Mutant(KERNEL, "return weight ? c * load(weight + column) : c;", "return c;", "weights do not reach smoothing and probabilities"),
+    Mutant(KERNEL, "static_cast<const T*>(p.logits) + row * p.logits_stride", "static_cast<const T*>(p.logits) + row * p.classes", "logits with gaps are read as if they had none"),
+    Mutant(KERNEL, "static_cast<T*>(p.grad) + row * p.grad_stride", "static_cast<T*>(p.grad) + row * p.classes", "gradients with gaps are written as if they had none"),
+    Mutant(KERNEL, "static_cast<const Target*>(p.target) + row * p.target_stride", "static_cast<const Target*>(p.target)", "all rows take the first target"),
+    Mutant(KERNEL, "kSoft || p.terms.shared != 0.0f;", "kSoft;", "smoothing is left out"),
+    Mutant(KERNEL, "target < 0 || target >= p.classes;", "target >= p.classes;", "a negative class is an address"),
+    Mutant(KERNEL, "target >= p.classes;", "target > p.classes;", "the class behind the last one is an address"),
+    Mutant(KERNEL, "if (target == p.ignore_index || outside)", "if (outside && target != p.ignore_index)", "an ignored row is an address"),
+    Mutant(KERNEL, "const float fill = target == p.ignore_index ? 0.0f", "const float fill = outside ? 0.0f", "an unknown class has loss 0"),
+    Mutant(KERNEL, "grad && i < p.classes; i += kThreads) store", "grad && i < p.classes - 1; i += kThreads) store", "an ignored row keeps its last element"),
+    Mutant(KERNEL, "if (p.weight) sums.row = load(p.weight + column);", "", "the target's weight is 1"),
+    Mutant(KERNEL, "own = p.terms.own * sums.row;", "own = sums.row;", "smoothing takes nothing from the target"),
+    Mutant(KERNEL, "total += c;\n      moved", "moved", "smoothing does not count in the slope"),
+    Mutant(KERNEL, "to_float(load(logits + i)) - sums.largest, moved)", "to_float(load(logits + i)), moved)", "smoothing takes the logits themselves"),
+    Mutant(KERNEL, "for (int i = thread_index(); i < p.classes; i += kThreads) {\n      const float c", "for (int i = thread_index(); i + 1 < p.classes; i += kThreads) {\n      const float c", "smoothing leaves the last class out"),
+    Mutant(KERNEL, "sums.total += own;", "sums.total = own;", "smoothing's part of the slope is overwritten"),
+    Mutant(KERNEL, "fma(own, target_logit - sums.largest, sums.moved)", "fma(own, target_logit, sums.moved)", "the largest logit is not subtracted from the target"),
+    Mutant(KERNEL, "if (first) store(p.loss + row, result.loss);", "store(p.loss + row, result.loss);", "every thread writes the loss"),
+    Mutant(KERNEL, "load(p.factor + row * p.factor_stride)", "load(p.factor)", "all rows take the first one's factor"),
+    Mutant(KERNEL, "slope = factor * result.slope;", "slope = result.slope;", "the factor reaches only the target's part"),
+    Mutant(KERNEL, "const bool alike = phase(grad) == phase(logits);", "const bool alike = true;", "an unaligned gradient is written in vectors"),
+    Mutant(KERNEL, "coefficients.of(begin + j), e)", "coefficients.of(begin), e)", "a vector's first coefficient for all of it"),
+    Mutant(KERNEL, "store<Cache::kStreaming>(grad + begin + j, g[j])", "store<Cache::kStreaming>(grad + begin, g[j])", "an unaligned vector is written to one place"),
+    Mutant(KERNEL, "block_sync();  // the walk has written the target's element, too", "", "the target's element is written twice at once"),
+    Mutant(KERNEL, "const float c = own + (spread ? coefficients.of(column) : 0.0f);", "const float c = own;", "the target does not get its share of the smoothing"),
+    Mutant(KERNEL, "store(grad + column, round_to<T>(fma(-factor, c, slope * exp_below(target_logit, sums.largest))));", "store(grad + column, round_to<T>(-factor * c));", "the target's probability is left out"),
+    Mutant(KERNEL, "target_logit = to_float(load(logits + column));", "target_logit = to_float(load(logits));", "the first logit in place of the target's"),
+    Mutant(KERNEL, "row < p.rows; row += grid_blocks()", "row < p.rows; row += 2 * grid_blocks()", "every second round is left out"),
+    Mutant(KERNEL, "if (p.rows == 0) return {};", "", "no rows are launched"),
+    Mutant(KERNEL, "Cache::kDefault>(logits, p.classes,", "Cache::kDefault>(logits, p.classes - 1,", "the last logit is not read"),
+    Mutant(KERNEL, "return p.classes <= kShortRow ? run<kShortRowThreads", "return p.classes <= kShortRow ? run<kCrossEntropyThreads", "short rows get large blocks",
+           missed="the result is the same, only slower"),
+    Mutant(FORMULA, "fma(sums.total, log_sum, -sums.moved)", "fma(1.0f, log_sum, -sums.moved)", "the log of the sum is not weighted"),
+    Mutant(FORMULA, "const float lse = sums.largest + log_sum,", "const float lse = log_sum,", "the z-loss forgets the largest logit"),
+    Mutant(FORMULA, "terms.z_loss * sums.row * lse;", "terms.z_loss * lse;", "the z-loss forgets the row's weight"),
+    Mutant(FORMULA, "fma(2.0f, scaled, slope)", "fma(1.0f, scaled, slope)", "half the gradient of the z-loss"),
+    Mutant(FORMULA, "div(slope, sums.sum_exp)", "slope", "exponentials are not probabilities"),
+    Mutant(FORMULA, "static_cast<int32_t>(bits - 0x3f3504f3u) >> 23", "static_cast<int32_t>(bits - 0x3f800000u) >> 23", "the logarithm leaves the range of its polynomial"),
+    Mutant(FORMULA, "fma(exponent, 0.693359375f, y + p)", "fma(exponent, 0.6931f, y + p)", "ln 2 is wrong in its fifth digit"),
+]  # fmt: skip

@@ -1,0 +1,186 @@
+// cross_entropy_rows on the emulator: losses and gradients against float64, over types, lengths, addresses, options and
+// places where the kernel changes its ways: short and long rows, several rows a block, the gradient over the logits.
+#include <cmath>
+#include <limits>
+
+#include "harness.h"
+#include "kernels/cross_entropy_rows.cu"
+
+namespace ak::test {
+namespace {
+
+template <class T>
+constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
+                        : std::is_same_v<T, bf16> ? DType::kBFloat16
+                                                  : DType::kFloat16;
+template <class T>
+constexpr double kRoundoff = std::is_same_v<T, float>  ? 0x1p-24
+                             : std::is_same_v<T, bf16> ? 0x1p-8
+                                                       : 0x1p-11;
+
+struct Options {
+  int rows = 3, classes = 13, gap = 0, offset = 0, grad_offset = 0, sms = 1;
+  bool weighted = false, gradient = true, in_place = false;
+  double smoothing = 0, z_loss = 0;
+  int64_t target = -1;  // of all rows; -1: drawn
+  float masked = 0;     // instead of the logits [0, masked_until)
+  int masked_until = 0;
+};
+
+template <class T, class Target>
+std::string run(const Options& o) {
+  constexpr bool kSoft = !std::is_same_v<Target, int64_t>;
+  emu::options().sm_count = o.sms;
+  const size_t rows = o.rows, classes = o.classes, stride = classes + o.gap, n = rows * stride;
+  emu::Random random{n};
+  const auto draw = [&] { return (static_cast<float>(random.below(257)) - 128) / 16; };
+  emu::Buffer<T> logits("logits", n, o.offset), out("grad", n, o.grad_offset);
+  emu::Buffer<Target> target("target", kSoft ? n : rows);
+  emu::Buffer<float> weight("weight", classes), factor("factor", rows), loss("loss", rows);
+  std::vector<double> x(n), y(n);
+  std::vector<int64_t> chosen(rows);
+  for (size_t i = 0; i < n; i++) {
+    const bool masked = o.masked_until > 0 && i % stride < static_cast<size_t>(o.masked_until);
+    const T value = round_to<T>(masked ? o.masked : draw());
+    logits.set(i, value);
+    x[i] = to_float(value);
+  }
+  for (size_t i = 0; i < classes; i++) weight.set(i, static_cast<float>(1 + random.below(8)) / 4);
+  for (size_t r = 0; r < rows; r++) {
+    factor.set(r, static_cast<float>(1 + random.below(8)) / 4);
+    chosen[r] = o.target >= 0 || o.target < -1 ? o.target : static_cast<int64_t>(random.below(o.classes));
+    if constexpr (!kSoft) target.set(r, chosen[r]);
+  }
+  if constexpr (kSoft) {
+    for (size_t i = 0; i < n; i++) {
+      const Target value = round_to<Target>(static_cast<float>(random.below(9)) / 64);
+      target.set(i, value);
+      y[i] = to_float(value);
+    }
+  }
+  CrossEntropyRows p{};
+  p.logits = logits.data();
+  p.target = target.data();
+  p.weight = o.weighted ? weight.data() : nullptr;
+  p.factor = factor.data();
+  p.loss = loss.data();
+  p.grad = !o.gradient ? nullptr : o.in_place ? logits.data() : out.data();
+  p.rows = o.rows;
+  p.classes = o.classes;
+  p.logits_stride = p.grad_stride = static_cast<int64_t>(stride);
+  p.target_stride = kSoft ? static_cast<int64_t>(stride) : 1;
+  p.factor_stride = 1;
+  p.ignore_index = -100;
+  p.terms = {static_cast<float>(1 - o.smoothing), static_cast<float>(o.smoothing / o.classes),
+             static_cast<float>(o.z_loss)};
+  p.type = kType<T>;
+  if constexpr (kSoft) p.target_type = kType<Target>;
+  p.soft = kSoft;
+  const std::string error = message_of(cross_entropy_rows(p, nullptr));
+  if (!error.empty()) return error;
+
+  for (size_t r = 0; r < rows; r++) {
+    const double* row = &x[r * stride];
+    const bool ignored = !kSoft && chosen[r] == -100,
+               unknown = !kSoft && !ignored && (chosen[r] < 0 || chosen[r] >= o.classes);
+    double largest = -HUGE_VAL, sum = 0, total = 0, value = 0;
+    for (size_t i = 0; i < classes; i++) largest = std::fmax(largest, row[i]);
+    for (size_t i = 0; i < classes; i++) sum += std::exp(row[i] - largest);
+    const double lse = largest + std::log(sum);
+    const auto weight_of = [&](size_t i) { return o.weighted ? static_cast<double>(weight[i]) : 1.0; };
+    const auto c = [&](size_t i) {
+      const double own = kSoft ? y[r * stride + i] : static_cast<int64_t>(i) == chosen[r] ? 1.0 : 0.0;
+      return weight_of(i) * ((1 - o.smoothing) * own + o.smoothing / o.classes);
+    };
+    for (size_t i = 0; i < classes; i++) {
+      total += c(i);
+      if (c(i) != 0) value += c(i) * (lse - row[i]);
+    }
+    const double u = kSoft || ignored || unknown ? 1.0 : weight_of(static_cast<size_t>(chosen[r]));
+    value += o.z_loss * u * lse * lse;
+    const double slope = total + 2 * o.z_loss * u * lse;
+    const double size = 4 * (std::fabs(lse) + 32) * (total + 1);
+    // Not the gap of a thousand additions in a row: a thread adds few, and the block joins them in a tree.
+    const double tolerance = size * (64 + o.classes / 32.0) * 0x1p-23;
+    const auto differs = [&](double got, double want, double bound) {
+      return std::isnan(want) ? !std::isnan(got) : std::isinf(want) ? got != want : !(std::fabs(got - want) <= bound);
+    };
+    const double want = ignored ? 0 : unknown ? std::nan("") : value;
+    if (differs(loss[r], want, ignored ? 0 : tolerance))
+      return emu::format("loss[%zu] is %.9g, expected %.9g", r, loss[r], want);
+    for (size_t i = 0; o.gradient && i < classes; i++) {
+      const double f = factor[r], full = f * (slope * std::exp(row[i] - lse) - c(i));
+      const double wanted = ignored ? 0 : unknown ? std::nan("") : full;
+      const double got = to_float(o.in_place ? logits[r * stride + i] : out[r * stride + i]);
+      if (differs(got, wanted,
+                  ignored ? 0 : 1.01 * kRoundoff<T> * std::fabs(wanted) + f * (size * 0x1p-20) / 64 + 0x1p-24))
+        return emu::format("grad[%zu, %zu] is %.9g, expected %.9g", r, i, got, wanted);
+    }
+  }
+  const std::string loss_written = loss.check_written();
+  return !loss_written.empty() || !o.gradient || o.in_place || o.gap > 0 ? loss_written : out.check_written();
+}
+
+template <class T>
+void check_type(Cases& cases, const std::string& name) {
+  for (int classes : {1, 7, 8, 15, 64, 100, 700}) {
+    cases.check(name + ", short rows", [=] { return run<T, int64_t>({.classes = classes}); });
+  }
+  cases.check(name + ", long rows", [] { return run<T, int64_t>({.rows = 2, .classes = 2051, .offset = 1}); });
+  cases.check(name + ", longer rows", [] { return run<T, int64_t>({.rows = 1, .classes = 20011}); });
+  for (int offset : {1, 3}) {
+    cases.check(name + ", addresses", [=] { return run<T, int64_t>({.gap = 2, .offset = offset}); });
+    cases.check(name + ", addresses apart",
+                [=] { return run<T, int64_t>({.classes = 60, .gap = 4, .grad_offset = offset}); });
+  }
+  cases.check(name + ", several rows a block", [] { return run<T, int64_t>({.rows = 40, .classes = 9}); });
+  cases.check(name + ", all options",
+              [] { return run<T, int64_t>({.classes = 200, .weighted = true, .smoothing = 0.125, .z_loss = 0.25}); });
+  cases.check(name + ", weights", [] { return run<T, int64_t>({.classes = 200, .weighted = true, .z_loss = 0.25}); });
+  cases.check(name + ", no gradient", [] { return run<T, int64_t>({.classes = 90, .gradient = false}); });
+  for (int classes : {67, 2060}) {
+    cases.check(name + ", in place", [=] {
+      return run<T, int64_t>(
+          {.rows = 20, .classes = classes, .in_place = true, .smoothing = classes > 100 ? 0.0 : 0.5});
+    });
+  }
+  cases.check(name + ", probabilities", [] {
+    return run<T, T>({.classes = 130, .gap = 1, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
+  });
+  cases.check(name + ", probabilities in fp32", [] { return run<T, float>({.classes = 33}); });
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  for (int64_t target : {-100, -3, 90, 1000}) {
+    for (float held : {infinity, nan}) {
+      cases.check(name + ", ignored or unknown", [=] {
+        return run<T, int64_t>(
+            {.classes = 90, .weighted = true, .smoothing = 0.5, .target = target, .masked = held, .masked_until = 80});
+      });
+    }
+  }
+  cases.check(name + ", -inf in front", [=] {
+    return run<T, int64_t>({.classes = 900, .target = 899, .masked = -infinity, .masked_until = 890});
+  });
+  cases.check(name + ", only -inf", [=] {
+    return run<T, int64_t>({.classes = 30, .gradient = false, .target = 1, .masked = -infinity, .masked_until = 30});
+  });
+}
+
+void check_all(Cases& cases) {
+  check_type<bf16>(cases, "bf16");
+  check_type<fp16>(cases, "fp16");
+  check_type<float>(cases, "fp32");
+  cases.check("no rows", [] {
+    CrossEntropyRows p{};
+    p.type = DType::kFloat32;
+    return message_of(cross_entropy_rows(p, nullptr));
+  });
+}
+
+}  // namespace
+}  // namespace ak::test
+
+int main(int argc, char** argv) {
+  ak::test::Cases cases("cross_entropy_rows", ak::test::Seeds(argc, argv, 2));
+  ak::test::check_all(cases);
+  return cases.finish();
+}

@@ -1,0 +1,441 @@
+"""cross_entropy against torch's in float64, its odd cases, and the faults known of other fused losses."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import amp_kernels as ak
+from amp_kernels.ops.cross_entropy import cross_entropy
+from amp_kernels.ops.cross_entropy_rows import op as ROWS
+from amp_kernels.testing.backends import available_backends
+from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from amp_kernels.testing.generators import HALF_DTYPES
+from amp_kernels.testing.poison import poisoned_allocations
+
+BACKENDS = ["reference", *(name for name in available_backends(ROWS, "cpu") if name != "triton")]
+TARGETS = [("cpu", name) for name in BACKENDS]
+if torch.cuda.is_available():
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(ROWS, "cuda")]
+DTYPES = [*HALF_DTYPES, torch.float32]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
+def device(request):
+    device, backend = request.param
+    with ak.backend(backend):
+        yield device
+
+
+def problem(rows, classes, dtype, device="cpu", seed=0, spread=4.0, ignored=True):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (spread * torch.randn(rows, classes, generator=generator)).to(device, dtype).requires_grad_()
+    target = torch.randint(classes, (rows,), generator=generator)
+    if ignored:
+        target[::3] = -100
+    weight = torch.rand(classes, generator=generator).to(device) + 0.5
+    return logits, target.to(device), weight
+
+
+def reference(logits, target, weight=None, *, z_loss=0.0, reduction="mean", upstream=1.0, **options):
+    """The loss in float64 and its gradient times ``upstream``."""
+    x = logits.detach().double().requires_grad_()
+    weight = None if weight is None else weight.double()
+    target = target.double() if target.is_floating_point() else target
+    loss = F.cross_entropy(x, target, weight, reduction="none", **options)
+    counted = (
+        torch.ones_like(loss) if target.is_floating_point() else (target != options.get("ignore_index", -100)).double()
+    )
+    row = counted if weight is None or target.is_floating_point() else counted * weight[target.clamp_min(0)]
+    loss = loss + row * z_loss * x.logsumexp(1).square()
+    if reduction != "none":
+        loss = loss.sum() / (row.sum() if reduction == "mean" else 1)
+    (loss * upstream).sum().backward()
+    return loss.detach(), x.grad
+
+
+def loss_error(logits, classes, weight=1.5):
+    """What fp32 may lose of a row's loss: the roundings of logits relative to the largest, of the exponential's argument,
+    of some ``classes / 64 + 40`` additions, and of the z-loss."""
+    size = logits.detach().double().abs().amax().item() * 2 + math.log(classes) + 2
+    return weight * size * (size + classes / 64 + 40) * 2.0**-23
+
+
+def check(logits, target, weight=None, upstream=None, **options):
+    fresh = logits.detach().clone().requires_grad_()
+    with poisoned_allocations():
+        with torch.autocast(logits.device.type, dtype=torch.bfloat16):
+            loss = cross_entropy(fresh, target, weight, **options)
+        upstream = torch.ones_like(loss) if upstream is None else upstream
+        loss.backward(upstream)
+    want, want_grad = reference(logits, target, weight, upstream=upstream.double(), **options)
+    assert loss.dtype == torch.float32
+    error = loss_error(logits, logits.shape[1])
+    rows = logits.shape[0] if options.get("reduction") == "sum" else 1
+    assert_within(loss.detach(), want, torch.full_like(want, rows * error), "loss")
+    # Two roundings where the gradient is made in the forward; and p - y in fp32, whose parts are at most some 2.
+    scale = upstream.double().abs().amax().item() / (
+        1
+        if options.get("reduction") in ("sum", "none")
+        else max(1, (target != -100).sum().item() * 0.5 if target.ndim == 1 else logits.shape[0])
+    )
+    u = UNIT_ROUNDOFF[logits.dtype]
+    bound = 2.1 * u * want_grad.abs() + scale * error + 2 * TINY[logits.dtype] * max(1.0, scale)
+    assert fresh.grad.dtype == logits.dtype
+    assert_within(fresh.grad, want_grad, bound, "gradient")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kind", ["plain", "weighted", "smooth", "z_loss", "everything", "soft"])
+def test_every_option(device, dtype, reduction, kind):
+    logits, target, weight = problem(7, 133, dtype, device)
+    options = {"reduction": reduction}
+    if kind in ("smooth", "everything"):
+        options["label_smoothing"] = 0.15
+    if kind in ("z_loss", "everything"):
+        options["z_loss"] = 1e-2
+    if kind == "soft":
+        target = torch.randn(7, 133, device=device).softmax(1)
+        options["label_smoothing"] = 0.1
+    upstream = torch.linspace(-1, 2, 7, device=device) if reduction == "none" else torch.tensor(0.3, device=device)
+    check(logits, target, weight if kind in ("weighted", "everything", "soft") else None, upstream, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("classes", [1, 2, 7, 8, 63, 64, 65, 1023, 1024, 1025, 2049, 5003])
+def test_every_size(device, dtype, classes):
+    logits, target, _ = problem(4, classes, dtype, device)
+    check(logits, target)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(BACKENDS),
+    st.sampled_from(DTYPES),
+    st.integers(1, 6),
+    st.integers(1, 200),
+    st.integers(0, 9),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_any_strides_and_addresses(backend, dtype, rows, classes, offset, gap, transposed):
+    logits, target, _ = problem(rows, classes, dtype, ignored=False)
+    memory = torch.full((rows * (classes + gap) + offset,), math.nan, dtype=dtype)
+    view = memory[offset:].view(rows, classes + gap)[:, :classes]
+    if transposed:
+        view = torch.empty(classes, rows, dtype=dtype).t()
+    view.copy_(logits.detach())
+    with ak.backend(backend):
+        check(view, target)
+
+
+def test_dimensions_after_the_classes(device):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, 3, 4, generator=generator).to(device).requires_grad_()
+    target = torch.randint(5, (2, 3, 4), generator=generator).to(device)
+    for reduction in ("mean", "none"):
+        loss = cross_entropy(logits, target, reduction=reduction)
+        want = F.cross_entropy(logits, target, reduction=reduction)
+        torch.testing.assert_close(loss, want)
+        (got,) = torch.autograd.grad(loss.sum(), logits)
+        torch.testing.assert_close(got, torch.autograd.grad(want.sum(), logits)[0])
+    soft = logits.detach().softmax(1)
+    torch.testing.assert_close(
+        cross_entropy(logits, soft, reduction="none"), F.cross_entropy(logits, soft, reduction="none")
+    )
+    one, y = logits[0, :, 0, 0], target[0, 0, 0]
+    for t in (y, soft[0, :, 0, 0]):
+        torch.testing.assert_close(cross_entropy(one, t), F.cross_entropy(one, t))
+        torch.testing.assert_close(cross_entropy(one, t, reduction="none"), F.cross_entropy(one, t, reduction="none"))
+    assert torch.equal(cross_entropy(logits, target.to(torch.uint8)), cross_entropy(logits, target))
+
+
+ODD = {
+    "all ignored": (torch.zeros(2, 3), torch.tensor([-100, -100]), {}),
+    "empty batch": (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), {}),
+    "a row of -inf": (torch.tensor([[-math.inf] * 3, [1.0, 2, 3]]), torch.tensor([0, 1]), {}),
+    "target logit -inf": (torch.tensor([[-math.inf, 1, 2], [1.0, 2, 3]]), torch.tensor([0, 1]), {}),
+    "other logit -inf": (torch.tensor([[1, -math.inf, 2], [1.0, 2, 3]]), torch.tensor([0, 1]), {}),
+    "-inf first, in every thread": (
+        torch.cat([torch.full((1, 90), -math.inf), torch.ones(1, 3)], 1),
+        torch.tensor([91]),
+        {},
+    ),
+    "smoothing and -inf": (torch.tensor([[1, -math.inf, 2]]), torch.tensor([0]), {"label_smoothing": 0.1}),
+    "inf": (torch.tensor([[1, math.inf, 2], [1.0, 2, 3]]), torch.tensor([0, 1]), {}),
+    "NaN": (torch.tensor([[1, math.nan, 2], [1.0, 2, 3]]), torch.tensor([0, 1]), {}),
+    "all equal": (torch.full((2, 5), 7.0), torch.tensor([0, 1]), {}),
+    "huge": (torch.tensor([[3e38, -3e38, 0.0]]), torch.tensor([2]), {}),
+    "tiny": (torch.tensor([[1e-45, -1e-45, 0.0]]), torch.tensor([2]), {}),
+    "smoothing of one": (torch.tensor([[1.0, 2, 3]]), torch.tensor([2]), {"label_smoothing": 1.0}),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("case", ODD)
+def test_odd_cases_are_torchs(device, case, reduction):
+    logits, target, options = ODD[case]
+    ours, torchs = (logits.clone().to(device).requires_grad_() for _ in range(2))
+    got = cross_entropy(ours, target.to(device), reduction=reduction, **options)
+    want = F.cross_entropy(torchs, target.to(device), reduction=reduction, **options)
+    torch.testing.assert_close(got, want, equal_nan=True)
+    got.sum().backward()
+    want.sum().backward()
+    torch.testing.assert_close(ours.grad, torchs.grad, equal_nan=True)
+
+
+def test_ignored_rows_count_for_nothing_whatever_they_hold(device):
+    """torch lets -inf of an ignored row through (pytorch#11551)."""
+    for dtype in DTYPES:
+        for bad in (math.nan, math.inf, -math.inf):
+            logits, target, weight = problem(6, 40, dtype, device)
+            clean = logits.detach().clone()
+            with torch.no_grad():
+                logits[target == -100] = bad
+                clean[target == -100] = 0
+            loss = cross_entropy(logits, target, weight, label_smoothing=0.1, z_loss=0.1)
+            loss.backward()
+            assert torch.equal(loss, cross_entropy(clean, target, weight, label_smoothing=0.1, z_loss=0.1))
+            assert not logits.grad[target == -100].any()
+            assert logits.grad[target != -100].isfinite().all()
+
+
+def test_any_ignore_index(device):
+    """A class may be ignored, and one outside of the classes is never used as an index (QuACK)."""
+    logits, target, weight = problem(6, 5, torch.float32, device, ignored=False)
+    for index in (2, -1, 10**12):
+        target = torch.where(torch.arange(6, device=device) % 2 == 0, index, target)
+        got = cross_entropy(logits, target, weight, ignore_index=index)
+        torch.testing.assert_close(got, F.cross_entropy(logits, target, weight, ignore_index=index))
+
+
+def test_a_number_added_to_all_logits_changes_nothing(device):
+    """Where lse - x_t is formed of large numbers, 0.04859 becomes 0.0625."""
+    logits = torch.tensor([[3.0, 0.0, -4.0]], device=device)
+    target = torch.tensor([0], device=device)
+    assert torch.equal(cross_entropy(logits, target), cross_entropy(logits + 2.0**20, target))
+    for moved in (logits, logits + 2.0**20):
+        x = moved.clone().requires_grad_()
+        cross_entropy(x, target).backward()
+        torch.testing.assert_close(x.grad, reference(logits, target)[1].float())
+
+
+def test_confident_rows_keep_their_gradient(device):
+    """p - y from a p that was rounded to bf16 is 100 % wrong at p = 0.999 (Liger-Kernel#1329)."""
+    logits = torch.zeros(1, 3, device=device, dtype=torch.bfloat16)
+    logits[0, 0] = 8.0
+    logits.requires_grad_()
+    target = torch.tensor([0], device=device)
+    cross_entropy(logits, target).backward()
+    want = reference(logits, target)[1]
+    assert ((logits.grad.double() - want).abs() <= 2.0**-8 * want.abs()).all()
+
+
+def test_dtype_of_the_loss(device):
+    logits, target, _ = problem(4, 9, torch.bfloat16, device)
+    loss = cross_entropy(logits, target)
+    assert loss.dtype == torch.bfloat16
+    with torch.autocast(device, dtype=torch.float16):
+        fine = cross_entropy(logits, target)
+        assert fine.dtype == torch.ops.amp_kernels.cross_entropy(logits, target).dtype == torch.float32
+        assert cross_entropy(logits.double(), target).dtype == torch.float64
+    assert torch.equal(loss, fine.bfloat16())
+
+
+def test_fp16_gradients_under_a_loss_scale(device):
+    """Made before the scale is known they would vanish: 2^-17 / 64 rows is below fp16's smallest number."""
+    logits, target, _ = problem(64, 500, torch.float16, device, spread=8.0, ignored=False)
+    check(logits, target, upstream=torch.tensor(2.0**15, device=device))
+    loss = cross_entropy(logits, target, reduction="none").float().mean()
+    (loss * 2.0**15).backward()
+    want = reference(logits, target, upstream=2.0**15)[1]
+    assert ((logits.grad != 0) == (want.abs() > 2.0**-25)).float().mean() > 0.999
+
+
+def test_rows_of_a_loss_have_gradients_of_their_own(device):
+    """Others scale all rows by the first one's (Liger-Kernel#968)."""
+    logits, target, _ = problem(5, 11, torch.float32, device, ignored=False)
+    upstream = torch.tensor([1.0, 0.0, -2.0, 3.0, 0.5], device=device)
+    cross_entropy(logits, target, reduction="none").backward(upstream)
+    torch.testing.assert_close(logits.grad, reference(logits, target, reduction="none", upstream=upstream)[1].float())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_backward_twice(device, reduction):
+    logits, target, _ = problem(4, 9, torch.bfloat16, device)
+    loss = cross_entropy(logits, target, reduction=reduction).sum()
+    first = torch.autograd.grad(loss, logits, torch.tensor(3.0, device=device).bfloat16(), retain_graph=True)[0].clone()
+    second = torch.autograd.grad(loss, logits, torch.tensor(3.0, device=device).bfloat16(), retain_graph=True)[0]
+    assert torch.equal(first, second)
+    assert torch.equal(torch.autograd.grad(loss, logits, torch.tensor(3.0, device=device).bfloat16())[0], first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_in_place(device, dtype, reduction):
+    """On request only, with a version bump: others write gradients over logits that somebody still reads
+    (Liger-Kernel#272)."""
+    leaf, target, weight = problem(6, 70, dtype, device)
+    outcomes, addresses = [], []
+    for inplace in (False, True):
+        logits = leaf * 1
+        logits.retain_grad()
+        logits.register_hook(lambda grad: addresses.append(grad.data_ptr()))
+        before, version = logits.detach().clone(), logits._version
+        loss = cross_entropy(logits, target, weight, reduction=reduction, label_smoothing=0.1, inplace=inplace)
+        loss.sum().backward()
+        assert (logits._version > version) == inplace
+        assert torch.equal(logits.detach(), before) != inplace
+        assert (addresses[-1] == logits.data_ptr()) == inplace
+        outcomes.append((loss.detach(), logits.grad.clone()))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+def test_in_place_over_something_that_backward_needs_is_an_error(device):
+    x = torch.randn(4, 9, device=device, requires_grad=True)
+    loss = cross_entropy(x.softmax(1), torch.zeros(4, dtype=torch.int64, device=device), inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_rerun_and_other_rows_change_no_bit(device):
+    logits, target, weight = problem(9, 3001, torch.bfloat16, device, ignored=False)
+    for options in ({}, {"label_smoothing": 0.1}):
+        rows = cross_entropy(logits.float(), target, weight, reduction="none", **options)
+        assert torch.equal(rows, cross_entropy(logits.float(), target, weight, reduction="none", **options))
+        one = cross_entropy(logits[3:4].float(), target[3:4], weight, reduction="none", **options)
+        assert torch.equal(one, rows[3:4])
+
+
+def test_without_a_gradient_nothing_of_the_size_of_the_logits_is_made():
+    logits, target, _ = problem(64, 4096, torch.bfloat16)
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as profile:
+        cross_entropy(logits, target)
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < logits.numel()
+
+
+def test_gradcheck_and_second_derivatives_in_float64():
+    logits, target, weight = problem(3, 5, torch.float64)
+    soft = torch.randn(3, 5, dtype=torch.float64).softmax(1).requires_grad_()
+    for t, inputs in ((target, (logits,)), (soft, (logits, soft))):
+
+        def call(x, y=t):
+            return cross_entropy(x, y, weight.double(), label_smoothing=0.1, z_loss=0.1)
+
+        assert torch.autograd.gradcheck(call, inputs)
+        assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_a_second_derivative_of_the_kernel_is_refused(device):
+    logits, target, _ = problem(3, 5, torch.float32, device)
+    for reduction in ("mean", "none"):
+        loss = cross_entropy(logits, target, reduction=reduction).sum()
+        with pytest.raises(RuntimeError, match="second derivative"):
+            torch.autograd.grad(loss, logits, create_graph=True)
+
+
+def test_targets_that_require_a_gradient(device):
+    logits, _, _ = problem(3, 5, torch.float32, device)
+    soft = torch.randn(3, 5, device=device).softmax(1).requires_grad_()
+    got = torch.autograd.grad(cross_entropy(logits, soft), (logits, soft))
+    torch.testing.assert_close(got, torch.autograd.grad(F.cross_entropy(logits, soft), (logits, soft)))
+
+
+def test_transforms():
+    logits, target, _ = problem(4, 5, torch.float32)
+    want = torch.autograd.grad(F.cross_entropy(logits, target), logits)[0]
+    torch.testing.assert_close(torch.func.grad(cross_entropy)(logits.detach(), target), want)
+    batched = torch.func.vmap(cross_entropy)(torch.stack([logits, logits + 1]), torch.stack([target, target]))
+    torch.testing.assert_close(batched, F.cross_entropy(logits, target).expand(2))
+    torch.func.hessian(cross_entropy)(logits.detach(), target)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_compile_fullgraph(dtype):
+    logits, target, weight = problem(6, 33, dtype)
+
+    def call(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return cross_entropy(2 * x, target, weight, label_smoothing=0.1, z_loss=0.1)
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    losses = [f(logits) for f in (call, compiled)]
+    assert torch.equal(*losses)
+    assert torch.equal(*(torch.autograd.grad(loss, logits)[0] for loss in losses))
+
+
+def test_classes_out_of_range():
+    logits, target, _ = problem(3, 5, torch.float32, ignored=False)
+    for bad in (5, -1, 2**40):
+        target[1] = bad
+        with ak.backend("cpu"), pytest.raises(RuntimeError, match=rf"target\[1\] is {bad}; accepted: 0 to 4"):
+            cross_entropy(logits, target)
+        for backend in ("reference", "emulate"):  # as on a GPU, which is not waited for
+            with ak.backend(backend):
+                loss = cross_entropy(logits, target, reduction="none")
+                assert loss.isnan().tolist() == [False, True, False]
+                loss.sum().backward()
+            assert logits.grad.isnan().all(1).tolist() == [False, True, False]
+            logits.grad = None
+
+
+X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "message"),
+    [
+        ((X.int(), Y), {}, TypeError, "logits has dtype int32"),
+        ((X, Y.int()), {}, TypeError, "target has dtype int32; accepted: int64, uint8"),
+        ((torch.tensor(0.0), Y), {}, ValueError, "logits has no dimension"),
+        ((X, Y[:3]), {}, ValueError, r"target has shape \[3\]; accepted: \[4\]"),
+        ((X, X[:, :4]), {}, ValueError, r"target, of probabilities, has shape \[4, 4\]; accepted: .*\[4, 5\]"),
+        ((X, X), {"ignore_index": 0}, ValueError, "ignore_index is 0, but the target holds probabilities"),
+        ((X[:, :0], Y), {}, ValueError, "there are no classes"),
+        ((X, Y, torch.ones(4)), {}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
+        ((X, Y, torch.ones(5).half()), {}, TypeError, "weight has dtype float16; accepted: float32"),
+        ((X, Y), {"reduction": "avg"}, ValueError, "reduction is 'avg'; accepted: 'mean', 'sum', 'none'"),
+        ((X, Y), {"label_smoothing": 1.5}, ValueError, "label_smoothing is 1.5; accepted: 0 to 1"),
+        ((X, Y), {"z_loss": -1.0}, ValueError, "z_loss is -1.0"),
+        ((X[None], Y[None, :1].expand(1, 5)), {"inplace": True}, ValueError, "inplace=True, but logits of shape"),
+        ((X.t().contiguous().t(), Y), {"inplace": True}, ValueError, "inplace=True, but logits of shape"),
+        ((X.double(), Y), {"inplace": True}, ValueError, "inplace=True, but logits of .*float64"),
+        ((X[:1].expand(4, 5), Y), {"inplace": True}, ValueError, "elements share"),
+        ((X, Y.to("meta")), {}, ValueError, "target is on meta, but logits is on cpu"),
+    ],
+)
+def test_bad_input(args, options, error, message):
+    with pytest.raises(error, match=message):
+        cross_entropy(*args, **options)
+
+
+@pytest.mark.parametrize("namespace", ["amp_kernels", "amp_kernels_emulated"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: X.double()}, "logits must have dtype float16, bfloat16, float32; got float64"),
+        ({0: X.t().contiguous().t()}, "logits must be .* with adjacent classes"),
+        ({1: Y[:3]}, "target must have one class a row"),
+        ({1: X[:, :4]}, "target, of probabilities, must have the shape"),
+        ({1: X.double()}, "target must have dtype"),
+        ({2: torch.ones(4)}, "weight must have shape"),
+        ({2: torch.ones(10)[::2]}, "weight must be contiguous"),
+        ({3: None}, "factor and grad must be given together"),
+        ({3: torch.ones(3)}, "factor must have shape"),
+        ({4: torch.ones(3)}, "loss must have shape"),
+        ({4: torch.ones(4).double()}, "loss must have dtype float32"),
+        ({5: X.half()}, "grad must have dtype float32; got float16"),
+        ({5: torch.zeros(1, 5).expand(4, 5)}, "grad must have the shape of logits"),
+    ],
+)
+def test_the_kernels_check_what_reaches_them(namespace, change, message):
+    args = [X, Y, torch.ones(5), torch.ones(4), torch.zeros(4), torch.zeros(4, 5)]
+    for position, value in change.items():
+        args[position] = value
+    with pytest.raises(RuntimeError, match=rf"^cross_entropy_rows_: {message}"):
+        getattr(torch.ops, namespace).cross_entropy_rows_(*args)
