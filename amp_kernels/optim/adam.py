@@ -24,20 +24,8 @@ class Adam(AdamStep, torch.optim.Adam):
     directions.
 
     Args:
-        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
-            mixed.
-        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
-            too).
-        betas: decay rates of the moments, two floats in [0, 1).
-        eps: added to the root of the second moment.
+        params, lr, betas, eps, amsgrad, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         weight_decay: L2 term added to the gradient; with ``decoupled_weight_decay`` the decay of :class:`AdamW`.
-        amsgrad: divide by the root of the largest second moment so far (Reddi, Kale and Kumar, "On the convergence of
-            Adam and beyond", ICLR 2018), kept as ``max_exp_avg_sq``; may differ between groups. Switched on for state
-            that has none, it starts from the next second moment.
-        maximize: ascend instead of descend.
-        foreach, fused: accepted for compatibility; the step is always fused.
-        capturable: accepted for compatibility; a step can always be captured in a CUDA graph, once the state exists.
-        differentiable: only ``False``.
         decoupled_weight_decay: decay the weight itself, as :class:`AdamW` does.
         options: those of all optimizers here, :class:`MixedPrecision`.
 
@@ -66,15 +54,7 @@ class Adam(AdamStep, torch.optim.Adam):
         **options: Unpack[MixedPrecision],
     ) -> None:
         self._set_options(options, foreach, fused, differentiable)
+        hints = {"maximize": maximize, "capturable": capturable, "fused": True}
         super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            capturable=capturable,
-            fused=True,
-            decoupled_weight_decay=decoupled_weight_decay,
+            params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=decoupled_weight_decay, **hints
         )

@@ -35,8 +35,8 @@ class AdamW(AdamStep, torch.optim.AdamW):
             Adam and beyond", ICLR 2018), kept as ``max_exp_avg_sq``; may differ between groups. Switched on for state
             that has none, it starts from the next second moment.
         maximize: ascend instead of descend.
-        foreach, fused: accepted for compatibility; the step is always fused.
-        capturable: accepted for compatibility; a step can always be captured in a CUDA graph, once the state exists.
+        foreach, fused, capturable: accepted for compatibility. The step is always fused, and can always be captured in a
+            CUDA graph, once the state exists.
         differentiable: only ``False``.
         options: those of all optimizers here, :class:`MixedPrecision`.
 
@@ -64,14 +64,5 @@ class AdamW(AdamStep, torch.optim.AdamW):
         **options: Unpack[MixedPrecision],
     ) -> None:
         self._set_options(options, foreach, fused, differentiable)
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            capturable=capturable,
-            fused=True,
-        )
+        hints = {"maximize": maximize, "capturable": capturable, "fused": True}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **hints)

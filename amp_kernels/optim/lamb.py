@@ -30,18 +30,14 @@ class LAMB(StandaloneOptimizer):
         param -= lr * norm(param) / norm(u) * u
 
     Args:
-        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
-            mixed. A parameter is a tensor of its own: the ratio of norms is taken over each one.
-        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
-            too).
+        params: as in :class:`AdamW`. A parameter is a tensor of its own: the ratio of norms is taken over each one.
+        lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         bias_correction: divide the moments by what their start at zero leaves out.
         betas: decay rates of the moments, two numbers in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: decoupled decay, part of the direction.
         use_nvlamb: scale the steps of groups without weight decay by the ratio of norms, too, as the paper does. By
             default such groups (biases, norms) take Adam's steps.
-        maximize: ascend instead of descend.
-        foreach, fused, capturable, differentiable: as in :class:`Lion`.
         options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
@@ -74,17 +70,9 @@ class LAMB(StandaloneOptimizer):
         **options: Unpack[MixedPrecision],
     ) -> None:
         self._set_options(options, foreach, fused, differentiable)
-        super().__init__(
-            params,
-            lr=lr,
-            bias_correction=bool(bias_correction),
-            betas=tuple(betas),
-            eps=eps,
-            weight_decay=weight_decay,
-            use_nvlamb=bool(use_nvlamb),
-            maximize=maximize,
-            capturable=capturable,
-        )
+        numbers = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        switches = {"bias_correction": bool(bias_correction), "use_nvlamb": bool(use_nvlamb), "maximize": maximize}
+        super().__init__(params, **numbers, **switches, capturable=capturable)
 
     def _flags(self, group: dict[str, Any]) -> int:
         own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)

@@ -27,15 +27,9 @@ class Lion(StandaloneOptimizer):
         exp_avg = beta2 * exp_avg + (1 - beta2) * grad
 
     Args:
-        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
-            mixed.
-        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
-            too).
+        params, lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         betas: decay rates of the direction and of the moment, two numbers in [0, 1).
         weight_decay: decoupled decay, multiplied by ``lr``.
-        maximize: ascend instead of descend.
-        foreach, fused, capturable, differentiable: as torch's optimizers take them. The step is always fused and can
-            always be captured in a CUDA graph, once the state exists; ``differentiable`` only ``False``.
         options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
@@ -65,14 +59,8 @@ class Lion(StandaloneOptimizer):
         **options: Unpack[MixedPrecision],
     ) -> None:
         self._set_options(options, foreach, fused, differentiable)
-        super().__init__(
-            params,
-            lr=lr,
-            betas=tuple(betas),
-            weight_decay=weight_decay,
-            maximize=maximize,
-            capturable=capturable,
-        )
+        numbers = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
+        super().__init__(params, **numbers, maximize=maximize, capturable=capturable)
 
     def _hyper(self) -> tuple[list[float], ...]:
         return *self._betas(), self._numbers("weight_decay")

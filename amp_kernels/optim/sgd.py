@@ -26,17 +26,11 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     momentum buffer starts with the first step that is *taken*, also when an overflow skipped earlier ones.
 
     Args:
-        params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
-            mixed.
-        lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
-            too).
+        params, lr, maximize, foreach, fused, differentiable: as in :class:`AdamW`.
         momentum: 0 keeps no buffer.
         dampening: of the gradient that enters the buffer.
         weight_decay: L2 term added to the gradient.
         nesterov: needs a momentum and no dampening.
-        maximize: ascend instead of descend.
-        foreach, fused: accepted for compatibility; the step is always fused.
-        differentiable: only ``False``.
         options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
@@ -66,16 +60,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         **options: Unpack[MixedPrecision],
     ) -> None:
         self._set_options(options, foreach, fused, differentiable)
-        super().__init__(
-            params,
-            lr,
-            momentum,
-            dampening,
-            weight_decay,
-            nesterov,
-            maximize=maximize,
-            fused=True,
-        )
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, fused=True)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
