@@ -101,3 +101,22 @@ def _transformer_engine(params, layout: Layout, options: dict):
 
     split = layout.name == "bf16 + split master"
     return FusedAdam(params, adam_w_mode=True, master_weights=layout.half, store_param_remainders=split, **options)
+
+
+def norms(kind: str, eps: float) -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """The installed peers that have this norm, as functions of rows and weight."""
+    found = {}
+    if version("liger_kernel"):
+        from liger_kernel.ops import layer_norm, rms_norm
+
+        if kind == "rms_norm":
+            found["liger"] = lambda x, weight: rms_norm.LigerRMSNormFunction.apply(x, weight, eps)
+        else:
+            found["liger"] = lambda x, weight: layer_norm.LigerLayerNormFunction.apply(
+                x, weight, torch.zeros_like(weight), eps
+            )
+    if version("quack") and kind == "rms_norm":
+        from quack import rmsnorm
+
+        found["quack"] = lambda x, weight: rmsnorm(x, weight, eps=eps)
+    return found

@@ -16,9 +16,10 @@ constexpr int kSumThreads = 256;
 constexpr int kSumWarps = kSumThreads / kWarpThreads;
 constexpr int kSumInFlight = 4;
 
-AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int columns, float* out) {
+AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int64_t columns, float* out) {
   auto of_warp = shared<float, kSumThreads>();
-  const int lane = lane_index(), warp = warp_index(), x = block_index() * kWarpThreads + lane;
+  const int lane = lane_index(), warp = warp_index();
+  const int64_t x = static_cast<int64_t>(block_index()) * kWarpThreads + lane;
   float sum = 0.0f;
   if (x < columns) {
     int64_t row = warp;
@@ -40,14 +41,17 @@ AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t row
 
 }  // namespace
 
-Status gemm_column_sums(const GemmProblem& q, float* out, Stream stream) {
-  const int columns = columns_of_c(q);
+Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out, Stream stream) {
   const LaunchConfig config{.name = "gemm_column_sums",
-                            .grid = (columns + kWarpThreads - 1) / kWarpThreads,
+                            .grid = static_cast<int>((columns + kWarpThreads - 1) / kWarpThreads),
                             .block = kSumThreads,
                             .stream = stream};
-  const float* sums = q.epilogue.column_sums;
-  return launch(gemm_column_sums_kernel, config, sums, column_sums_size(q) / columns, columns, out);
+  return launch(gemm_column_sums_kernel, config, sums, rows, columns, out);
+}
+
+Status gemm_column_sums(const GemmProblem& q, float* out, Stream stream) {
+  const int64_t columns = columns_of_c(q);
+  return column_sums(q.epilogue.column_sums, column_sums_size(q) / columns, columns, out, stream);
 }
 
 }  // namespace ak

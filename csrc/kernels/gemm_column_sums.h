@@ -12,4 +12,7 @@ inline int64_t column_sums_size(const GemmProblem& q) {
 /// left in problem.epilogue.column_sums. Their order depends on the shape alone.
 Status gemm_column_sums(const GemmProblem& problem, float* out, Stream stream);
 
+/// The same of any matrix of rows x columns without gaps.
+Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out, Stream stream);
+
 }  // namespace ak

@@ -52,4 +52,8 @@ inline void check_norm_backward(const Tensor& grad, const Tensor& x, const Tenso
   AK_CHECK(parameters >= 0 && parameters <= 2, op, ": parameters must be 0, 1 or 2; got ", parameters);
 }
 
+inline std::optional<Tensor> without_gaps(const std::optional<Tensor>& t) {
+  return t ? std::optional(torch::stable::contiguous(*t)) : std::nullopt;
+}
+
 }  // namespace ak

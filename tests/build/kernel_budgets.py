@@ -145,4 +145,10 @@ BUDGETS = {
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),
     "activation_backward_kernel": Budget(registers=64, shared=0, why="bandwidth: 4 blocks of 256 share an SM"),
     "swiglu_backward_kernel": Budget(registers=64, shared=0, why="bandwidth: 4 blocks of 256 share an SM"),
+    "norm_forward_kernel": Budget(
+        registers=128, shared=64, why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"
+    ),
+    "norm_backward_kernel": Budget(
+        registers=128, shared=64, why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM"
+    ),
 }

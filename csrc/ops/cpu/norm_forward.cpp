@@ -60,10 +60,6 @@ const float* widened(const std::optional<Tensor>& parameter, float absent, std::
   return load_tile(parameter->const_data_ptr(), parameter->scalar_type(), 0, n, buffer.data());
 }
 
-std::optional<Tensor> without_gaps(const std::optional<Tensor>& t) {
-  return t ? std::optional(torch::stable::contiguous(*t)) : std::nullopt;
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x_in, const std::optional<Tensor> weight_in,
                                                         const std::optional<Tensor> bias_in,
                                                         const std::optional<Tensor> residual_in, const double eps,
