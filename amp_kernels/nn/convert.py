@@ -32,10 +32,9 @@ def convert(model: Model) -> Model:
     Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,
     training flag, state_dict, optimizers and every reference held elsewhere remain valid.
 
-    Left alone, each with a DEBUG line of the logger ``amp_kernels``: subclasses (they may override forward; a norm that adds
-    one to its weight is one of them), modules
-    whose forward was replaced on the instance, and modules whose weight is not a plain parameter (parametrised, pruned,
-    quantised, sharded). Calling it again changes nothing.
+    Left alone, each with a DEBUG line of the logger ``amp_kernels``: subclasses (they may override forward; norms that
+    add one to their weight are such), modules whose forward was replaced on the instance, and modules whose weight is
+    not a plain parameter (parametrised, pruned, quantised, sharded). Calling it again changes nothing.
 
     Args:
         model: any module.
