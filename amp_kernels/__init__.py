@@ -13,6 +13,7 @@ from .nn import convert, override_matmul
 from .ops.baddbmm import addmm, baddbmm
 from .ops.cross_entropy import cross_entropy
 from .ops.linear import linear
+from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.matmul import matmul
 from .ops.mlp import mlp
 from .ops.norm import layer_norm, rms_norm
@@ -36,6 +37,7 @@ __all__ = [
     "get_total_norm",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "matmul",
     "mlp",
     "nn",

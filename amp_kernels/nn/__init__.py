@@ -3,9 +3,20 @@
 from .convert import convert
 from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
+from .linear_cross_entropy import LinearCrossEntropyLoss
 from .main_grad import accumulate_fp32
 from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
 
-__all__ = ["MLP", "CrossEntropyLoss", "LayerNorm", "Linear", "RMSNorm", "accumulate_fp32", "convert", "override_matmul"]
+__all__ = [
+    "MLP",
+    "CrossEntropyLoss",
+    "LayerNorm",
+    "Linear",
+    "LinearCrossEntropyLoss",
+    "RMSNorm",
+    "accumulate_fp32",
+    "convert",
+    "override_matmul",
+]

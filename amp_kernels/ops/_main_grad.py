@@ -54,14 +54,32 @@ class MainGrad:
 
     def accumulate(self, weight: Tensor, dz: Tensor, x: Tensor) -> Tensor:
         """Adds ``dz^T @ x`` to the gradient of ``weight``; what autograd still has to add, which is zero."""
+        main, fresh = self._buffer(weight)
+        GEMM_ACCUMULATE.below_autograd(main, dz.t(), x, **({"beta": 0.0} if fresh else {}))
+        return self._kept(weight, main)
+
+    def add(self, weight: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:
+        """The same for ``factor * gradient``, in fp32."""
+        main, fresh = self._buffer(weight)
+        if fresh:
+            torch.mul(gradient, factor, out=main)
+        else:
+            main.addcmul_(gradient, factor)
+        return self._kept(weight, main)
+
+    @staticmethod
+    def _buffer(weight: Tensor) -> tuple[Tensor, bool]:
+        """``main_grad``, and whether it is to be written without being read; otherwise it holds ``.grad``."""
         main, grad = weight.main_grad, weight.grad
         if main is None or main.shape != weight.shape or main.device != weight.device:  # the module was moved
             main = weight.main_grad = buffer_for(weight)
         if grad is not None and not _same_memory(grad, main):
             main.copy_(grad)
             weight.grad = None
-        options = {"beta": 0.0} if grad is None else {}
-        GEMM_ACCUMULATE.below_autograd(main, dz.t(), x, **options)
+        return main, grad is None
+
+    @staticmethod
+    def _kept(weight: Tensor, main: Tensor) -> Tensor:
         if weight.grad is None:
             weight.grad = main.detach()
         return _zero(main).expand(weight.shape)
@@ -91,6 +109,17 @@ def accumulate(ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tens
     Called within the node's backward. Returns what autograd still has to add; ``None`` if nothing was done, because the
     weight has no ``main_grad`` or this backward cannot use it.
     """
+    found = _usable(ctx, position)
+    return found and found[0].accumulate(found[1], dz, x)
+
+
+def add(ctx: torch.autograd.function.FunctionCtx, position: int, gradient: Tensor, factor: Tensor) -> Tensor | None:
+    """:func:`accumulate` for a gradient that is there: ``factor * gradient``."""
+    found = _usable(ctx, position)
+    return found and found[0].add(found[1], gradient, factor)
+
+
+def _usable(ctx: torch.autograd.function.FunctionCtx, position: int) -> tuple[MainGrad, Tensor] | None:
     if not _registered or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     node = ctx.next_functions[position][0]
@@ -98,7 +127,7 @@ def accumulate(ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tens
     entry = None if weight is None else registered(weight)
     if entry is None or len(weight._backward_hooks) > 1 or not _is_accumulated(node):
         return None
-    return entry.accumulate(weight, dz, x)
+    return entry, weight
 
 
 def refuse_data_parallel(*weights: Tensor) -> None:

@@ -65,12 +65,12 @@ def made_in_forward(reduction: str, dtype: torch.dtype) -> bool:
     return reduction != "none" and dtype != torch.float16
 
 
-def once(*names: str) -> None:
+def once(op: str) -> None:
     """Called by a backward: it is not itself differentiable."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            f"{names[0]}: a second derivative (create_graph=True) was asked for, but its gradient is computed by a kernel; "
-            f"accepted: first derivatives, float64, or torch.nn.functional.{names[0]}"
+            f"{op}: a second derivative (create_graph=True) was asked for, but its gradient is computed by a kernel; "
+            f"accepted: first derivatives, float64, or torch.nn.functional.{op}"
         )
 
 

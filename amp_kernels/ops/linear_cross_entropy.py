@@ -1,0 +1,303 @@
+"""``linear_cross_entropy``: the last layer of a classifier or language model and its loss, without the logits of all rows.
+
+The rows are taken in chunks: a chunk's logits are computed, their loss and gradient take their place
+(``cross_entropy_rows_``), and the gradients of input, weight and bias are formed from them, so that three GEMMs and one
+chunk of logits are all there is. The weight's gradient is summed over chunks in fp32 (by ``gemm_accumulate_``, inside the
+GEMM), so its error does not grow with their number, and rounded once.
+
+As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. Where
+that would not do, for ``reduction="none"`` and fp16, backward computes the logits once more: a fourth GEMM, and nothing
+kept but the inputs.
+
+float64, targets that require a gradient, and torch.func transforms take torch's own operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._dispatch import autocast
+from .._dispatch.library import Sample, define
+from . import _main_grad
+from ._gemm import OPERAND_DTYPES, check_bias, check_same_device
+from ._lists import FLOATS
+from ._shadows import fresh_shadow
+from .cross_entropy import (
+    Options,
+    check_options,
+    check_target,
+    composed,
+    denominator,
+    made_in_forward,
+    once,
+    reduced,
+    row_factors,
+    scaled,
+)
+from .cross_entropy_rows import op as ROWS
+from .gemm import GEMM, GEMM_ACCUMULATE
+from .linear import cast, check_shadow, gradient_dtype
+from .matmul import under_transform, working_dtype
+
+
+class _Head:
+    """The layer on rows of the working dtype, 16 bits or fp32, by chunks."""
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int):
+        self.x, self.weight, self.bias, self.chunk = x, weight, bias, chunk
+        self.half = x.dtype in OPERAND_DTYPES
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows, and their logits."""
+        for begin in range(0, self.x.shape[0], self.chunk):
+            rows = slice(begin, begin + self.chunk)
+            if self.half:
+                yield rows, GEMM.below_autograd(self.x[rows], self.weight.t(), self.bias)
+            else:
+                yield rows, F.linear(self.x[rows], self.weight, self.bias)
+
+    def input_gradient(self, dz: Tensor, dtype: torch.dtype) -> Tensor:
+        if not self.half:
+            return dz @ self.weight
+        return GEMM.below_autograd(dz, self.weight, **({} if dtype == dz.dtype else {"out_dtype": dtype}))
+
+    def add_weight_gradient(self, total: Tensor, dz: Tensor, rows: slice) -> None:
+        """``total``, fp32, is written by the first chunk and added to by the others."""
+        beta = float(rows.start != 0)
+        if self.half:
+            GEMM_ACCUMULATE.below_autograd(total, dz.t(), self.x[rows], beta=beta)
+        else:
+            torch.addmm(total, dz.t(), self.x[rows], beta=beta, out=total)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, chunk):
+        _main_grad.refuse_data_parallel(weight)
+        w = cast(weight, dtype) if shadow is None else shadow
+        head = _Head(cast(x, dtype), w, bias, chunk)
+        divisor = denominator(target, class_weight, options) if reduction == "mean" else None
+        loss = x.new_empty(x.shape[0], dtype=torch.float32)
+        ctx.now, ctx.chunk, ctx.options, ctx.reduction = made_in_forward(reduction, dtype), chunk, options, reduction
+        ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
+        if ctx.now:
+            factor = row_factors(x.shape[0], reduction, divisor, None, x.device)
+            ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss))
+        else:
+            for rows, logits in head.chunks():
+                ROWS.below_autograd(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
+                del logits
+            ctx.save_for_backward(head.x, w, bias, target, class_weight, divisor)
+        return reduced(loss, reduction, divisor)
+
+    @staticmethod
+    def backward(ctx, grad_loss):
+        once("linear_cross_entropy")
+        _, weight_dtype, bias_dtype = ctx.dtypes
+        if ctx.now:
+            dx, dw, db = ctx.saved_tensors
+            dx = None if dx is None else scaled(dx, grad_loss)
+            if dw is not None:
+                rest = _main_grad.add(ctx, 1, dw, grad_loss.float())
+                dw = scaled(dw, grad_loss, weight_dtype) if rest is None else rest
+            db = None if db is None else scaled(db, grad_loss, bias_dtype)
+        else:
+            x, w, bias, target, class_weight, divisor = ctx.saved_tensors
+            factor = row_factors(x.shape[0], ctx.reduction, divisor, grad_loss, x.device)
+            head = _Head(x, w, bias, ctx.chunk)
+            dx, dw, db = _gradients(ctx, head, target, class_weight, factor, torch.empty_like(factor))
+            if dw is not None:
+                rest = _main_grad.add(ctx, 1, dw, dw.new_ones(()))
+                dw = cast(dw, weight_dtype) if rest is None else rest
+            db = None if db is None else cast(db, bias_dtype)
+        return dx, dw, db, None, None, None, None, None, None, None
+
+
+def _gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Tensor | None, ...]:
+    """Writes ``loss``; the gradients of input (its dtype), weight and bias (fp32), those that are needed."""
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    dx = torch.empty(head.x.shape, dtype=ctx.dtypes[0], device=head.x.device) if needs_x else None
+    make = torch.empty_like if head.x.shape[0] else torch.zeros_like
+    dw = make(head.weight, dtype=torch.float32, memory_format=torch.contiguous_format) if needs_weight else None
+    db = torch.zeros(head.weight.shape[0], device=head.x.device) if needs_bias else None
+    for rows, logits in head.chunks():
+        dz = logits  # the gradient takes their place
+        ROWS.below_autograd(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
+        if needs_x:
+            dx[rows] = head.input_gradient(dz, dx.dtype)
+        if needs_weight:
+            head.add_weight_gradient(dw, dz, rows)
+        if needs_bias:
+            db += dz.sum(0, dtype=torch.float32)
+        del logits, dz  # before the next chunk's logits are made
+    return dx, dw, db
+
+
+def _linear_cross_entropy(
+    input,
+    linear_weight,
+    target,
+    linear_bias=None,
+    weight=None,
+    shadow=None,
+    *,
+    ignore_index=-100,
+    reduction="mean",
+    label_smoothing=0.0,
+    z_loss=0.0,
+    chunk_size=None,
+    compute_dtype=None,
+):
+    op = "linear_cross_entropy"
+    dtype = working_dtype(op, compute_dtype, input=input, linear_weight=linear_weight)
+    check_options(op, reduction, label_smoothing, z_loss)
+    _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ignore_index, chunk_size)
+    options = Options(ignore_index, label_smoothing, z_loss)
+    out_dtype = dtype if compute_dtype is None or dtype == torch.float64 else torch.float32
+    x = input.reshape(-1, input.shape[-1])
+    soft = target.is_floating_point()
+    y = target.reshape(-1, target.shape[-1]) if soft else target.reshape(-1).to(torch.int64)
+    if dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
+        bias = None if linear_bias is None else linear_bias.to(dtype)
+        loss = composed(F.linear(x.to(dtype), linear_weight.to(dtype), bias), y, weight, reduction, options)
+    else:
+        y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
+        weight = None if weight is None else weight.float().contiguous()
+        chunk = max(1024, -(-x.shape[0] // 8)) if chunk_size is None else chunk_size
+        inputs = (x, linear_weight, linear_bias)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            loss = _LinearCrossEntropy.apply(*inputs, y, weight, shadow, reduction, options, dtype, chunk)
+        else:
+            w = cast(linear_weight, dtype) if shadow is None else shadow
+            each = x.new_empty(x.shape[0], dtype=torch.float32)
+            for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk).chunks():
+                ROWS.below_autograd(logits, y[rows], weight, None, each[rows], None, **options._asdict())
+                del logits
+            loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+    return (loss.view(input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
+
+
+def _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ignore_index, chunk_size) -> None:
+    op = "linear_cross_entropy"
+    if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
+        raise ValueError(
+            f"{op}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
+            "[..., in_features] and [classes, in_features]"
+        )
+    check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, weight, ignore_index)
+    biases = tuple({dtype, torch.float32}) if dtype in OPERAND_DTYPES else (dtype,)
+    check_bias(op, linear_bias, linear_weight.shape[0], biases, "linear_bias")
+    check_shadow(op, "shadow", shadow, linear_weight, dtype)
+    if chunk_size is not None and not chunk_size >= 1:
+        raise ValueError(f"{op}: chunk_size is {chunk_size}; accepted: None or at least 1 row")
+    check_same_device(
+        op,
+        input=input,
+        linear_weight=linear_weight,
+        target=target,
+        linear_bias=linear_bias,
+        weight=weight,
+        shadow=shadow,
+    )
+
+
+def _samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+    for dtype in FLOATS:
+        target = torch.randint(5, (2, 3), generator=generator).to(device)
+        target[0, 1] = -100
+        weight = torch.ones(5, device=device)
+        yield (normal(2, 3, 4, dtype=dtype), normal(5, 4, dtype=dtype), target), {"chunk_size": 4}
+        args = normal(2, 3, 4, dtype=dtype), normal(5, 4, dtype=dtype), target, normal(5, dtype=dtype), weight
+        yield args, {"chunk_size": 2, "label_smoothing": 0.1, "z_loss": 0.01}
+        yield args, {"chunk_size": 5, "reduction": "none"}
+    for dtype in OPERAND_DTYPES:
+        x, w = normal(6, 4, dtype=torch.float32), normal(5, 4, dtype=torch.float32)
+        soft = normal(6, 5, dtype=torch.float32, grad=False).softmax(1)
+        yield (x, w, soft), {"compute_dtype": dtype, "reduction": "sum"}
+        yield (x.detach(), w.detach(), target.view(-1), None, None, w.detach().to(dtype)), {"compute_dtype": dtype}
+
+
+LINEAR_CROSS_ENTROPY = define(
+    "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, "
+    "Tensor? weight=None, Tensor? shadow=None, *, int ignore_index=-100, "
+    'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, int? chunk_size=None, '
+    "ScalarType? compute_dtype=None) -> Tensor",
+    _linear_cross_entropy,
+    samples=_samples,
+    differentiable=True,
+    composite=True,
+)
+
+
+def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
+    """Completes a call under autocast with the weight's shadow."""
+    if len(args) > 5 or "shadow" in kwargs:
+        return args, kwargs
+    return args, {**kwargs, "shadow": fresh_shadow(args[1], dtype)}
+
+
+autocast.lower_precision(LINEAR_CROSS_ENTROPY, _with_shadow)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without the logits of all rows in memory.
+
+    Args:
+        input: ``[..., in_features]``.
+        linear_weight: ``[classes, in_features]``.
+        target: classes of shape ``[...]`` (int64 or uint8), or probabilities ``[..., classes]``.
+        linear_bias: ``[classes]``; for 16-bit work in the working dtype or fp32, otherwise in the dtype of ``input``.
+        weight, reduction, ignore_index, label_smoothing, z_loss: as in :func:`amp_kernels.cross_entropy`;
+            ``ignore_index=None`` means -100.
+        chunk_size: rows whose logits exist at a time; by default an eighth of the rows, at least 1,024. Chunks cost a read
+            and a write of the fp32 gradient of ``linear_weight`` each; memory is that gradient, made in the forward, and
+            one chunk of logits.
+
+    Returns:
+        The loss, in the working dtype, inside torch.autocast in fp32. The working dtype is that of
+        :func:`amp_kernels.linear`: inside torch.autocast its dtype, whatever mix of dtypes comes in, and every argument
+        gets its gradient in its own dtype. The logits are rounded to the working dtype, the loss is computed in fp32.
+
+    The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
+    (:func:`amp_kernels.nn.accumulate_fp32`). fp16 and ``reduction="none"`` take a fourth GEMM. Not differentiable twice,
+    but in float64.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
+        ValueError: a shape, device or option is not accepted.
+        RuntimeError: a class is out of range (CPU).
+    """
+    options = {
+        "ignore_index": -100 if ignore_index is None else ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "chunk_size": chunk_size,
+    }
+    args = input, linear_weight, target, linear_bias, weight
+    if autocast.eager(input, linear_weight, target):
+        dtype = autocast.dtype_on(input.device.type)
+        shadow = fresh_shadow(linear_weight, dtype)
+        return _linear_cross_entropy(*args, shadow, compute_dtype=dtype, **options)
+    return LINEAR_CROSS_ENTROPY(*args, **options)

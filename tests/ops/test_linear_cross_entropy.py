@@ -1,0 +1,263 @@
+"""linear_cross_entropy against torch's two operations in float64: options, chunks, dtypes, memory, main_grad."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amp_kernels as ak
+from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
+from amp_kernels.testing.bounds import UNIT_ROUNDOFF
+
+HALF = [torch.float16, torch.bfloat16]
+
+
+def problem(rows=23, features=16, classes=37, dtype=torch.float32, bias=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+    target = torch.randint(classes, (rows,), generator=generator)
+    target[::5] = -100
+    return normal(rows, features), normal(classes, features), target, normal(classes) if bias else None
+
+
+def reference(x, weight, target, bias, upstream=1.0, class_weight=None, **options):
+    """Loss and gradients in float64, those of the logits times ``upstream``."""
+    leaves = [None if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    loss = ak.cross_entropy(
+        F.linear(leaves[0], leaves[1], leaves[2]),
+        target,
+        None if class_weight is None else class_weight.double(),
+        **options,
+    )
+    grads = torch.autograd.grad((loss * upstream).sum(), [leaf for leaf in leaves if leaf is not None])
+    return loss.detach(), grads
+
+
+def assert_close(got, want, dtype, factor=8):
+    """Relative to the norm: logits and their gradient are rounded to ``dtype`` once each, before sums of random signs."""
+    error = ((got.double() - want).norm() / want.norm()).item()
+    assert error <= factor * max(UNIT_ROUNDOFF[dtype], 2.0**-22), error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("chunk_size", [None, 1, 7, 23])
+@pytest.mark.parametrize("kind", ["plain", "everything"])
+def test_every_option_and_chunk(dtype, reduction, chunk_size, kind):
+    x, weight, target, bias = problem(dtype=dtype, bias=kind != "plain")
+    options = {"reduction": reduction}
+    class_weight = None
+    if kind == "everything":
+        options |= {"label_smoothing": 0.1, "z_loss": 0.01}
+        class_weight = torch.rand(37) + 0.5
+    loss = linear_cross_entropy(
+        x, weight, target, linear_bias=bias, weight=class_weight, chunk_size=chunk_size, **options
+    )
+    assert loss.dtype == dtype
+    upstream = torch.linspace(-1, 2, 23).to(dtype) if reduction == "none" else torch.tensor(0.5, dtype=dtype)
+    want, grads = reference(x, weight, target, bias, upstream.double(), class_weight, **options)
+    assert_close(loss.detach(), want, dtype)
+    loss.backward(upstream)
+    leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
+    for leaf, grad in zip(leaves, grads, strict=True):
+        assert leaf.grad.dtype == dtype
+        assert_close(leaf.grad, grad, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_autocast_takes_any_mix_of_dtypes(dtype, x_dtype, reduction):
+    """torch's ignores autocast, and takes 16-bit x with an fp32 weight to a 16-bit loss."""
+    x, weight, target, bias = problem()
+    x = x.detach().to(x_dtype).requires_grad_()
+    want, grads = reference(x, weight, target, bias, reduction=reduction)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = linear_cross_entropy(x, weight, target, linear_bias=bias, reduction=reduction, chunk_size=5)
+    with torch.autocast("cpu", dtype=dtype):
+        again = torch.ops.amp_kernels.linear_cross_entropy(x, weight, target, bias, reduction=reduction, chunk_size=5)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, again)
+    loss.sum().backward()
+    assert_close(loss.detach(), want, dtype)
+    for leaf, grad in zip((x, weight, bias), grads, strict=True):
+        assert leaf.grad.dtype == leaf.dtype
+        assert_close(leaf.grad, grad, dtype)
+
+
+def test_the_weights_gradient_does_not_get_worse_with_more_chunks():
+    """Summed in bf16 its error grows from 1.7e-3 with one chunk to 2.2e-2 with 256."""
+    x, weight, target, _ = problem(rows=256, features=32, classes=50, dtype=torch.bfloat16, bias=False)
+    (_, want), errors = reference(x, weight, target, None)[1], []
+    for chunk_size in (256, 16, 1):
+        grad = torch.autograd.grad(linear_cross_entropy(x, weight, target, chunk_size=chunk_size), weight)[0]
+        errors.append(((grad.double() - want).norm() / want.norm()).item())
+    assert max(errors) <= 1.05 * errors[0]
+
+
+def test_fp16_gradients_are_made_under_the_loss_scale():
+    x, weight, target, _ = problem(rows=64, dtype=torch.float16, bias=False)
+    scale = 2.0**13
+    (linear_cross_entropy(x, weight, target).float() * scale).backward()
+    for leaf, grad in zip((x, weight), reference(x, weight, target, None, scale)[1], strict=True):
+        assert_close(leaf.grad, grad, torch.float16)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_into_main_grad(reduction):
+    layer = ak.nn.LinearCrossEntropyLoss(16, 37, dtype=torch.bfloat16, reduction=reduction, chunk_size=6)
+    weight = layer.linear.weight
+    want = torch.zeros_like(weight, dtype=torch.float64)
+    with ak.nn.accumulate_fp32(layer):
+        for seed in range(3):
+            x, _, target, _ = problem(dtype=torch.bfloat16, seed=seed)
+            layer(x.detach(), target).sum().backward()
+            want += reference(x, weight, target, None, reduction=reduction)[1][1]
+            assert weight.grad.dtype == torch.float32
+            assert weight.grad.data_ptr() == weight.main_grad.data_ptr()
+            assert_close(weight.grad, want, torch.bfloat16)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_backward_twice(reduction):
+    x, weight, target, bias = problem()
+    loss = linear_cross_entropy(x, weight, target, linear_bias=bias, reduction=reduction, chunk_size=4).sum()
+    first = [g.clone() for g in torch.autograd.grad(loss, (x, weight, bias), torch.tensor(3.0), retain_graph=True)]
+    for retain in (True, False):
+        again = torch.autograd.grad(loss, (x, weight, bias), torch.tensor(3.0), retain_graph=retain)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+def test_ignored_and_empty_rows():
+    x, weight, target, _ = problem(bias=False)
+    with torch.no_grad():
+        x[target == -100] = math.nan
+    loss = linear_cross_entropy(x, weight, target, chunk_size=3)
+    loss.backward()
+    assert loss.isfinite()
+    assert not x.grad[target == -100].any()
+    for reduction in ("mean", "sum"):
+        empty = x[:0].detach().requires_grad_()
+        loss = linear_cross_entropy(empty, weight, target[:0], reduction=reduction)
+        torch.testing.assert_close(
+            loss, F.cross_entropy(empty @ weight.t(), target[:0], reduction=reduction), equal_nan=True
+        )
+        dx, dw = torch.autograd.grad(loss, (empty, weight))
+        assert dx.shape == (0, 16)
+        assert not dw.any()
+
+
+@pytest.mark.parametrize("which", [0, 1, 3])
+def test_only_the_gradients_that_are_asked_for(which):
+    args = list(problem())
+    _, grads = reference(*args)
+    for i in (0, 1, 3):
+        args[i] = args[i].detach().requires_grad_(i == which)
+    x, weight, target, bias = args
+    linear_cross_entropy(x, weight, target, linear_bias=bias, chunk_size=4).backward()
+    assert_close(args[which].grad, grads[(0, 1, 3).index(which)], torch.float32)
+    assert all(args[i].grad is None for i in (0, 1, 3) if i != which)
+
+
+def test_probabilities_and_leading_dimensions():
+    x, weight, target, bias = problem(rows=24)
+    soft = torch.randn(24, 37).softmax(1)
+    for y in (target, soft):
+        flat = linear_cross_entropy(x, weight, y, linear_bias=bias, reduction="none", chunk_size=5)
+        torch.testing.assert_close(flat, F.cross_entropy(F.linear(x, weight, bias), y, reduction="none"))
+        shaped = linear_cross_entropy(
+            x.view(2, 12, 16), weight, y.view(2, 12, *y.shape[1:]), linear_bias=bias, reduction="none", chunk_size=5
+        )
+        assert torch.equal(shaped, flat.view(2, 12))
+
+
+def test_no_more_than_a_chunk_of_logits_is_alive():
+    """And at 50,257 classes, an odd number, a fifth of what torch's two operations take at most."""
+    rows, features, classes = 2048, 8, 50257
+    x, weight, target, _ = problem(rows, features, classes, bias=False)
+
+    def peak(call):
+        live = most = 0
+        with torch.profiler.profile(profile_memory=True) as profile:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = call()
+            torch.autograd.grad(loss, (x, weight))
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                live += event.nbytes()
+                most = max(most, live)
+        return most
+
+    ours = peak(lambda: linear_cross_entropy(x, weight, target, chunk_size=256))
+    chunk, parameters = 2 * 256 * classes, 4 * classes * features
+    assert ours <= 1.2 * chunk + 3 * parameters
+    assert ours <= 0.2 * 4 * rows * classes, (
+        "an fp32 copy of the logits, of which torch makes two, is more than five times as much"
+    )
+
+
+def test_gradcheck_in_float64():
+    x, weight, target, bias = problem(4, 3, 5, torch.float64)
+
+    def call(*leaves):
+        return linear_cross_entropy(
+            leaves[0], leaves[1], target, linear_bias=leaves[2], z_loss=0.1, label_smoothing=0.1
+        )
+
+    assert torch.autograd.gradcheck(call, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(call, (x, weight, bias))
+    x, weight, target, _ = problem(bias=False)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(linear_cross_entropy(x, weight, target), x, create_graph=True)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compile_fullgraph(reduction):
+    x, weight, target, bias = problem()
+
+    def call(x, weight, bias):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return linear_cross_entropy(
+                2 * x, weight, target, linear_bias=bias, reduction=reduction, chunk_size=8
+            ).sum()
+
+    outcomes = []
+    for f in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        loss = f(x, weight, bias)
+        outcomes.append([loss, *torch.autograd.grad(loss, (x, weight, bias))])
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+
+
+def test_the_module():
+    layer = ak.nn.LinearCrossEntropyLoss(16, 37, bias=True, weight=torch.rand(37), label_smoothing=0.1)
+    assert list(layer.state_dict()) == ["weight", "linear.weight", "linear.bias"]
+    x, _, target, _ = problem()
+    want = F.cross_entropy(layer.linear(x), target, layer.weight, label_smoothing=0.1)
+    torch.testing.assert_close(layer(x, target), want)
+
+
+X, W, Y = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "message"),
+    [
+        ((X, W[:, :2], Y), {}, ValueError, r"input has shape \[4, 3\] and linear_weight \[5, 2\]"),
+        ((X, W[0], Y), {}, ValueError, "linear_weight"),
+        ((X, W, Y[:3]), {}, ValueError, r"target has shape \[3\]; accepted: \[4\]"),
+        ((X, W, torch.zeros(4, 4)), {}, ValueError, "target, of probabilities"),
+        ((X, W, Y), {"linear_bias": torch.zeros(4)}, ValueError, r"linear_bias has shape \[4\]; accepted: \[5\]"),
+        ((X, W, Y), {"weight": torch.zeros(4)}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
+        ((X, W, Y), {"chunk_size": 0}, ValueError, "chunk_size is 0; accepted: None or at least 1 row"),
+        ((X, W, Y), {"reduction": "all"}, ValueError, "reduction is 'all'"),
+        ((X.half(), W, Y), {}, TypeError, "input is float16"),
+        ((X, W, Y.to("meta")), {}, ValueError, "target is on meta"),
+    ],
+)
+def test_bad_input(args, options, error, message):
+    with pytest.raises(error, match=f"linear_cross_entropy: .*{message}"):
+        linear_cross_entropy(*args, **options)
