@@ -7,6 +7,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch import policy
+from amp_kernels._dispatch.library import REGISTRY
 
 from .gemm_shapes import Shape
 from .harness import Call, WithFacts
@@ -15,14 +16,14 @@ from .harness import Call, WithFacts
 def providers(op: str, device: torch.device, prepare: Callable[[Any], Call]) -> dict[str, Callable[[Any], Call]]:
     """`prepare` under the policy's own choice and, where that is not Triton but could be, once more under Triton."""
     found = {"amp_kernels": prepare}
-    if device.type == "cuda" and policy.built(op).triton and backends(op, device)["amp_kernels"] != "triton":
+    if device.type == "cuda" and REGISTRY[op].built.triton and backends(op, device)["amp_kernels"] != "triton":
         found["amp_kernels:triton"] = lambda inputs: _under("triton", prepare, inputs)
     return found
 
 
 def backends(op: str, device: torch.device) -> dict[str, str]:
     """The backend the policy picks for `op`: recorded in the rows."""
-    return {"amp_kernels": policy.select(op, torch.empty(0, device=device))}
+    return {"amp_kernels": policy.select(REGISTRY[op], torch.empty(0, device=device))}
 
 
 def _under(backend: str, prepare: Callable[[Any], Call], inputs: Any) -> Call:

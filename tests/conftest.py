@@ -3,6 +3,7 @@
 for, but not every run."""
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def pytest_addoption(parser):
@@ -58,3 +60,22 @@ def _backend(monkeypatch, request):
         monkeypatch.setenv("AMP_KERNELS_BACKEND", backend)
     elif "AMP_KERNELS_BACKEND" in os.environ:
         monkeypatch.delenv("AMP_KERNELS_BACKEND")
+
+
+class _OpCalls(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = defaultdict(list)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        namespace, _, name = func.name().partition("::")
+        if namespace == "amp_kernels":
+            self.calls[name].append((args, kwargs or {}))
+        return func(*args, **kwargs or {})
+
+
+@pytest.fixture
+def op_calls():
+    """By name of the package's op, its calls in this test as torch's dispatcher sees them: arguments, keyword arguments."""
+    with _OpCalls() as mode:
+        yield mode.calls

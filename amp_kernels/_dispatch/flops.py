@@ -7,23 +7,18 @@ so those at work are told, too.
 
 from __future__ import annotations
 
-import math
 import sys
+from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-
-def _product(a_shape, b_shape, *args, out_shape=None, **kwargs) -> int:
-    """2 M N K, times the batch: what torch counts for mm and bmm; an epilogue counts nothing, as torch has it."""
-    return 2 * math.prod(a_shape) * b_shape[-1]
+_formulas: dict[torch._ops.OpOverloadPacket, Callable[..., int]] = {}
 
 
-def _accumulate(c_shape, a_shape, b_shape, *args, out_shape=None, **kwargs) -> int:
-    return _product(a_shape, b_shape)
-
-
-FORMULAS = {"gemm": _product, "gemm_preact": _product, "gemm_dact": _product, "gemm_accumulate_": _accumulate}
+def count(op: torch._ops.OpOverloadPacket, formula: Callable[..., int]) -> None:
+    """Have ``op`` counted by ``formula(*args, out_shape, **kwargs)``, which sees shapes in place of tensors."""
+    _formulas[op] = formula
 
 
 def tell_counters() -> None:
@@ -31,10 +26,7 @@ def tell_counters() -> None:
     module = sys.modules.get("torch.utils.flop_counter")
     if module is None:
         return
-    formulas = {getattr(torch.ops.amp_kernels, name): module.shape_wrapper(f) for name, f in FORMULAS.items()}
-    if not formulas.keys() <= module.flop_registry.keys():
-        module.flop_registry.update(formulas)
-    for mode in _get_current_dispatch_mode_stack():
-        counter = getattr(mode, "counter", None)
-        if isinstance(counter, module.FlopCounterMode) and not formulas.keys() <= counter.flop_registry.keys():
-            counter.flop_registry.update(formulas)
+    counters = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
+    for registry in (module, *(c for c in counters if isinstance(c, module.FlopCounterMode))):
+        if not _formulas.keys() <= registry.flop_registry.keys():
+            registry.flop_registry.update({op: module.shape_wrapper(f) for op, f in _formulas.items()})

@@ -14,6 +14,7 @@ that does: without it, stepping an optimizer between forward and backward would 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,14 +33,28 @@ Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Op:
-    """One op: its schema, its reference and the choice of a backend at each call."""
+    """One op: its schema, its reference and the choice of a backend at each call.
 
-    def __init__(self, schema: str, reference: Callable, samples: Callable[[str], Iterable[Sample]], composite: bool):
+    Call it as ``op(...)`` within the package: that picks the backend. ``op.overload(...)`` is the op as torch's dispatcher sees it.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        reference: Callable,
+        samples: Callable[[str], Iterable[Sample]],
+        *,
+        composite: bool = False,
+        tensor_cores: bool = False,
+    ):
         self.schema = torch._C.parse_schema(f"{NAMESPACE}::{schema}")
         self.name = self.schema.name.removeprefix(f"{NAMESPACE}::")
+        #: The module that defines it, and the module of each backend that has it: ``gemm`` of ops/gemm.py and _triton/gemm.py.
+        self.family = reference.__module__.rpartition(".")[2]
         self.reference = reference
         self.samples = samples
         self.composite = composite
+        self.tensor_cores = tensor_cores
         self.mutated = tuple(
             (i, argument.name)
             for i, argument in enumerate(self.schema.arguments)
@@ -49,33 +64,34 @@ class Op:
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         #: Its twin on the emulator.
         self.emulated = None if composite else getattr(getattr(torch.ops, EMULATED), self.name).default
+        self._overloads = {"cpu": self.overload, "cuda": self.overload, "emulate": self.emulated}
 
     def __call__(self, *args, **kwargs):
+        """Runs the op on the backend that the policy picks.
+
+        Where autograd has nothing to follow, as within a ``torch.autograd.Function``, the call goes below it: past the Python
+        function that stands at autograd's key, some 6 us for nothing. Elsewhere it goes through the dispatcher, so that a backward
+        through a raw op raises.
+        """
+        tensor = args[0] if args else None
+        if type(tensor) not in PLAIN:
+            tensor = first_tensor(args)
+            if type(tensor) not in PLAIN:  # a subclass (fake, functional, ...) needs the dispatcher
+                return self.overload(*args, **kwargs)
         if self.composite or torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():
             flops.tell_counters()
-        tensor = first_tensor(args)
-        backend = policy.select(self.name, tensor) if tensor is not None else "reference"
-        # A subclass (fake, functional, ...) needs the dispatcher.
-        if backend in ("cpu", "cuda") or type(tensor) not in PLAIN:
-            return self.overload(*args, **kwargs)
-        return self.run(backend, *args, **kwargs)
-
-    def below_autograd(self, *args, **kwargs):
-        """The op for code that autograd does not follow: forward and backward of a ``torch.autograd.Function``.
-
-        A call of the op itself passes through the Python function that stands at autograd's key, some 6 us for nothing.
-        """
-        tensor = args[0]
-        if self.composite or type(tensor) not in PLAIN or torch.compiler.is_compiling():
-            return self.overload(*args, **kwargs)
-        if torch._C._len_torch_dispatch_stack():
-            flops.tell_counters()
-        backend = policy.select(self.name, tensor)
-        if backend not in ("cpu", "cuda"):
-            return self.run(backend, *args, **kwargs)
-        result = self.compiled(*args, **kwargs)
+        backend = policy.select(self, tensor)
+        overload = self._overloads.get(backend)
+        if overload is None:
+            function = self.triton if backend == "triton" else _below_autograd(self.reference)
+            result = function(*args, **kwargs)
+        else:
+            if not self.mutated and torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
+                return overload(*args, **kwargs)
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                result = overload(*args, **kwargs)
         if self.mutated:
             self._bump_versions(args, kwargs)
         return result
@@ -85,18 +101,15 @@ class Op:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return self.overload(*args, **kwargs)
 
-    def run(self, backend: str, *args, **kwargs):
-        """Run one backend by name, past the policy: ``info --check``, tests and benchmarks compare backends with this."""
-        if backend in ("cpu", "cuda"):
-            return self.overload(*args, **kwargs)
-        if backend == "reference":
-            result = _below_autograd(self.reference)(*args, **kwargs)
-        elif backend == "emulate":
-            return self.emulated(*args, **kwargs)
-        else:
-            result = implementation(self.name, backend)(*args, **kwargs)
-        self._bump_versions(args, kwargs)
-        return result
+    @functools.cached_property
+    def triton(self) -> Callable:
+        """The function of Triton's backend: it has the op's name and signature, in ``_triton/<family>.py``."""
+        return getattr(importlib.import_module(f"{load.PACKAGE.name}._triton.{self.family}"), self.name)
+
+    @functools.cached_property
+    def built(self) -> policy.Built:
+        """What this install has for the op; touches no device."""
+        return policy.Built() if self.composite else policy.built(self.name, self.family, self.tensor_cores)
 
     def _without_cpp_kernel(self, *args, **kwargs):
         """The op's kernel in the dispatcher where C++ registered none: the policy's choice, else the reference.
@@ -106,11 +119,11 @@ class Op:
         """
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
-            backend = policy.select(self.name, tensor)
+            backend = policy.select(self, tensor)
             if backend == "emulate":
                 return self.emulated(*args, **kwargs)
             if backend == "triton":
-                return implementation(self.name, backend)(*args, **kwargs)
+                return self.triton(*args, **kwargs)
         return self.reference(*args, **kwargs)
 
     def _bump_versions(self, args, kwargs) -> None:
@@ -143,18 +156,14 @@ def first_tensor(args: Iterable) -> torch.Tensor | None:
     return None
 
 
-def implementation(name: str, backend: str) -> Callable:
-    """The plain function of the Triton backend: ``launch`` in ``_triton/<name>.py``."""
-    return importlib.import_module(f"{load.PACKAGE.name}._{backend}.{name.strip('_')}").launch
-
-
 def define(
     schema: str,
     reference: Callable,
     *,
     samples: Callable[[str], Iterable[Sample]],
-    differentiable: bool = False,
     composite: bool = False,
+    tensor_cores: bool = False,
+    flop_count: Callable[..., int] | None = None,
 ) -> Op:
     """Define an op of the package and return it.
 
@@ -164,14 +173,18 @@ def define(
         reference: readable, branchless torch implementation (no ``.item()``); it also serves meta tensors.
         samples: ``samples(device)`` yields ``(args, kwargs)`` of small, seeded calls that cover dtypes and options; opcheck,
             ``python -m amp_kernels info --check`` and the registry tests run over them.
-        differentiable: the op's file registers its own autograd formula. Otherwise a backward through an out-of-place op
-            raises, instead of silently giving no gradient.
-        composite: the reference *is* the implementation, written over other ops of the package: no backend is chosen.
+        composite: the reference *is* the implementation, written over other ops of the package, and has its own autograd formula:
+            no backend is chosen. A backward through any other op that is out-of-place raises, instead of silently giving no
+            gradient.
+        tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0).
+        flop_count: ``(*args, out_shape, **kwargs) -> int`` with shapes in place of tensors, for ``torch.utils.flop_counter``.
+
+    The op belongs to the family of the module that its reference is written in, and that is where each backend keeps it.
     """
     LIBRARY.define(schema)
     if not composite:
         EMULATED_LIBRARY.define(schema)
-    op = Op(schema, reference, samples, composite)
+    op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores)
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
         LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
     else:
@@ -180,8 +193,10 @@ def define(
         for library, overload in ((LIBRARY, op.overload), (EMULATED_LIBRARY, op.emulated)):
             if op.mutated:
                 library.impl(op.name, op._adinplaceorview(overload), "ADInplaceOrView")
-            elif not differentiable:
+            else:
                 torch.library.register_autograd(overload.name(), _no_formula(op.name), lib=library)
+            if flop_count is not None:
+                flops.count(overload.overloadpacket, flop_count)
     REGISTRY[op.name] = op
     return op
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ def has_triton() -> bool:
     return True
 
 
-def has_module(folder: str, op: str) -> bool:
-    """Whether ``amp_kernels/<folder>/`` has the file of ``op``; found on disk, so that nothing is imported."""
-    return (PACKAGE / folder / f"{op.strip('_')}.py").exists()
+def has_function(module: str, name: str) -> bool:
+    """Whether ``amp_kernels/<module>.py`` defines ``name``; read as text, so that nothing is imported."""
+    path = PACKAGE / f"{module}.py"
+    return path.exists() and re.search(rf"^(def )?{name}\b", path.read_text(), re.MULTILINE) is not None
 
 
 def build_reason(library: str) -> str:

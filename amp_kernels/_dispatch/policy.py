@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -33,8 +34,8 @@ class BackendUnavailable(RuntimeError):
 class Built:
     """What exists for one op on this install.
 
-    ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``gemm`` says that the CUDA kernels are
-    those of the tensor cores. ``absent`` maps a backend to the reason why it does not exist.
+    ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``tensor_cores`` says that the CUDA
+    kernels are mma.sync (from 8.0 on) and wgmma (9.0). ``absent`` maps a backend to the reason why it does not exist.
     """
 
     cpu: bool = False
@@ -43,7 +44,7 @@ class Built:
     triton: bool = False
     triton_interpreted: bool = False
     emulate: bool = False
-    gemm: bool = False
+    tensor_cores: bool = False
     absent: tuple[tuple[str, str], ...] = ()
 
 
@@ -134,9 +135,9 @@ def why_not(device: str, capability: tuple[int, int] | None, built: Built) -> di
         why.setdefault("emulate", absent.get("emulate", "this op has no emulated kernel"))
     if not built.cuda:
         why.setdefault("cuda", absent.get("cuda", "this op has no CUDA kernel"))
-    elif built.gemm and capability is not None and capability < (8, 0):
+    elif built.tensor_cores and capability is not None and capability < (8, 0):
         why.setdefault("cuda", f"it needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}")
-    elif built.gemm and capability is not None and capability[0] in (10, 11):
+    elif built.tensor_cores and capability is not None and capability[0] in (10, 11):
         why.setdefault("cuda", "it has no tcgen05 instructions, the tensor cores of this GPU would mostly idle")
     elif capability is not None and not any(arch_runs(arch, capability) for arch in built.cuda_archs):
         why.setdefault(
@@ -182,18 +183,25 @@ def backend(name: str) -> Iterator[None]:
         _override = previous
 
 
-def select(op: str, tensor: torch.Tensor) -> str:
+class Op(Protocol):
+    """What the choice asks of an op."""
+
+    name: str
+    built: Built
+
+
+def select(op: Op, tensor: torch.Tensor) -> str:
     """The backend for a call whose first tensor is ``tensor``. The answer is cached per op, device and request."""
     device = tensor.device
     return _select(op, device.type, device.index, requested_backend())
 
 
 @functools.cache
-def _select(op: str, device_type: str, index: int | None, requested: str | None) -> str:
-    choice = choose(op, device_type, capability_of(device_type, index), built(op), requested)
-    logger.debug("%s on %s: %s (%s)", op, device_type, choice.backend, choice.reason)
+def _select(op: Op, device_type: str, index: int | None, requested: str | None) -> str:
+    choice = choose(op.name, device_type, capability_of(device_type, index), op.built, requested)
+    logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
     if choice.slow:
-        logger.warning("%s runs on the slow torch reference: %s", op, choice.reason)
+        logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)
     return choice.backend
 
 
@@ -202,22 +210,22 @@ def capability_of(device_type: str, index: int | None = None) -> tuple[int, int]
     return torch.cuda.get_device_capability(index) if device_type == "cuda" else None
 
 
-#: Ops whose CUDA kernels are mma.sync (from 8.0 on) and wgmma (9.0).
-GEMM_OPS = ("gemm", "gemm_preact", "gemm_dact", "gemm_accumulate_")
+def built(op: str, family: str, tensor_cores: bool) -> Built:
+    """What this install has for an op; touches no device.
 
-
-@functools.cache
-def built(op: str) -> Built:
-    """What this install has for ``op``; touches no device."""
+    Args:
+        op: its name, by which the C++ libraries register it, and by which ``_triton/<family>.py`` defines it.
+        family: the module that it belongs to.
+        tensor_cores: as in :class:`Built`.
+    """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    gemm = op in GEMM_OPS
     return Built(
         cpu=has(f"amp_kernels::{op}", "CPU"),
         cuda=has(f"amp_kernels::{op}", "CUDA"),
-        cuda_archs=tuple(arch for arch in load.cuda_archs() if not gemm or not arch.startswith("7.")),
-        triton=load.has_triton() and load.has_module("_triton", op),
+        cuda_archs=tuple(arch for arch in load.cuda_archs() if not tensor_cores or not arch.startswith("7.")),
+        triton=load.has_triton() and load.has_function(f"_triton/{family}", op),
         triton_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
         emulate=has(f"amp_kernels_emulated::{op}", "CPU"),
-        gemm=gemm,
+        tensor_cores=tensor_cores,
         absent=tuple(load.absent().items()),
     )

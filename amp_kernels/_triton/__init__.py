@@ -1,4 +1,4 @@
-"""Triton kernels, one file per op: the kernel and ``launch``, which has the op's own signature."""
+"""Triton kernels, a file for each family of ops: the kernels and, for each op, a function of its name and signature."""
 
 import triton
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..ops._gemm import GATED
-from ..ops.activation_backward import _check
+from ..ops.activation_backward import check
 from ._activations import activate_backward, swiglu_backward
 
 _BLOCK = 2048  # elements a program: one load of 16 bytes a thread and input
@@ -63,9 +63,9 @@ def activation_backward_kernel(
         _tile(grad, preact, out, preact_half, columns, (row < rows) & (column < columns), ACTIVATION)
 
 
-def launch(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
+def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/activation_backward.py``."""
-    _check(grad, preact, activation)
+    check(grad, preact, activation)
     out = torch.empty(preact.shape, dtype=preact.dtype, device=preact.device)
     if out.numel() > 0:
         _run(out, grad, preact, activation)

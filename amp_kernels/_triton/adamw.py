@@ -72,7 +72,7 @@ def _apply(p, moments, g, scalars):
 _RULE = _update.Rule(_derive, _read, _apply)
 
 
-def launch(
+def adamw_(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
     exp_avgs: list[torch.Tensor],

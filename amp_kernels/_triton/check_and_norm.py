@@ -183,7 +183,7 @@ def finish_kernel(
     tl.store(found_infs + position, tl.max(bad, 0).to(tl.float32))
 
 
-def launch(
+def check_and_norm(
     grads: list[torch.Tensor],
     grad_scale: torch.Tensor | None = None,
     *,

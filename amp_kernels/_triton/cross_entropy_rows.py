@@ -163,7 +163,7 @@ def cross_entropy_rows_kernel(
                 tl.store(out + first + lanes, g, mask=(column >= 0) & (column < classes))
 
 
-def launch(
+def cross_entropy_rows_(
     logits: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,

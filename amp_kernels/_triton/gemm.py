@@ -1,14 +1,25 @@
-"""``amp_kernels::gemm`` in Triton."""
+"""The GEMM ops in Triton: strides and alignments of the operands, the configuration, TMA descriptors, the launches."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..ops._gemm import check_gemm, output_shape
-from . import _gemm
+from ..ops._gemm import GATED, check_gemm, output_shape
+from ..ops.gemm import check_accumulate, check_dact
+from ._autotune import GemmConfig, gemm_config
+from ._gemm_epilogue import column_sums_kernel, finish_kernel
+from ._gemm_kernel import gemm_kernel
+
+_INT32 = 2**31
+_FINISH_BLOCK = (16, 128)  # of finish_kernel, with 4 warps: 16 sums a thread, loaded 16 bytes at a time
+_SUMS_BLOCK = (32, 32)
 
 
-def launch(
+def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -19,11 +30,289 @@ def launch(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
     batch_invariant: bool = False,
-) -> torch.Tensor:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/gemm.py``."""
-    check_gemm("gemm", a, b, bias, residual, activation, out_dtype)
+    preact: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    check_gemm(a, b, bias, residual, activation, out_dtype)
     c = torch.empty(output_shape(a, b, activation), dtype=out_dtype or a.dtype, device=a.device)
-    _gemm.run(
-        c, a, b, bias, residual=residual, activation=activation, alpha=alpha, beta=beta, batch_invariant=batch_invariant
+    z = c.new_empty(output_shape(a, b, "none")) if preact else None
+    run(c, a, b, bias, z, residual, activation=activation, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+    return c, z
+
+
+def gemm_dact(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    preact: torch.Tensor,
+    *,
+    activation: str,
+    bias_grad: bool = False,
+    out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    check_dact(a, b, preact, activation, out_dtype)
+    dz = torch.empty(preact.shape, dtype=out_dtype or a.dtype, device=a.device)
+    sums = torch.empty(preact.shape[-1], dtype=torch.float32, device=a.device) if bias_grad else None
+    run(dz, a, b, preact=preact, activation=activation, backward=True, sums=sums, batch_invariant=batch_invariant)
+    return dz, sums
+
+
+def gemm_accumulate_(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    batch_invariant: bool = False,
+) -> None:
+    check_accumulate(c, a, b)
+    run(c, a, b, residual=c, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+
+
+def run(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    preact: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    activation: str = "none",
+    backward: bool = False,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    sums: torch.Tensor | None = None,
+    batch_invariant: bool = False,
+    config: GemmConfig | None = None,
+) -> None:
+    """``c = activation(alpha * a @ b + bias) + beta * residual``; the arguments have been checked.
+
+    Args:
+        c: ``[M, N]`` or ``[B, M, N]``, any strides without overlap.
+        a, b, bias: as the op ``gemm`` takes them.
+        preact: takes the value before the activation; any strides without overlap.
+        residual: the shape of ``c``; may be ``c`` itself. With ``beta`` 0 it is not read.
+        backward: ``c = (a @ b) * activation'(preact)``, as the op ``gemm_dact`` has it: ``preact`` is read.
+        sums: with ``backward``, takes the fp32 sums of the unrounded ``c`` over all rows and batches.
+        batch_invariant: choose the configuration by N, K and the dtypes alone.
+        config: replaces the choice of ``_autotune``; tests run every configuration with it.
+    """
+    gated = activation in GATED and not backward
+    a, b, c = (_batched(t) for t in (a, b, c))
+    batch, m, k = a.shape
+    n = b.shape[2] // 2 if gated else b.shape[2]
+    if c.numel() == 0:
+        if sums is not None:
+            sums.zero_()
+        return
+    if backward and activation == "none":
+        preact = None
+    if beta == 0:
+        residual = None
+    preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
+    if config is None:
+        config = _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant)
+
+    k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
+    splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
+    results = (_Matrix(c, n), _Matrix(preact, n), _Matrix(residual, n))
+    finish_m, finish_n = _FINISH_BLOCK if splits > 1 else (config.block_m, config.block_n)
+    row_sums = None
+    if sums is not None:
+        row_sums = torch.empty(batch * triton.cdiv(m, finish_m), sums.shape[0], dtype=torch.float32, device=c.device)
+    epilogue = {
+        "bias": bias,
+        "preact": preact,
+        "residual": residual,
+        "sums": row_sums,
+        "alpha": float(alpha),
+        "beta": float(beta),
+        "stride_bias": 0 if bias is None else bias.stride(0),
+        "ACTIVATION": activation,
+        "BACKWARD": backward,
+        "BIAS_OF_ROWS": bias is not None and bias.ndim == 2,
+    }
+    with torch.cuda.device(c.device if c.is_cuda else -1):
+        if splits == 1:
+            _launch(config, a, b, results, epilogue, m, n, k, k_split)
+        else:
+            partials = torch.empty(splits * batch, m, b.shape[2], dtype=torch.float32, device=c.device)
+            none = _Matrix(None, n)
+            _launch(config, a, b, (_Matrix(partials, b.shape[2]), none, none), _PLAIN, m, b.shape[2], k, k_split)
+            grid = batch * triton.cdiv(m, finish_m) * triton.cdiv(n, finish_n)
+            finish_kernel[(grid,)](
+                partials,
+                c,
+                M=m,
+                N=n,
+                batches=batch,
+                splits=splits,
+                VEC_P=math.gcd(4, n),
+                **epilogue,
+                **_described(results, _FINISH_BLOCK),
+                BLOCK_M=finish_m,
+                BLOCK_N=finish_n,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
+        if sums is not None:
+            rows, columns = row_sums.shape
+            column_sums_kernel[(triton.cdiv(columns, _SUMS_BLOCK[1]),)](row_sums, sums, rows, columns, *_SUMS_BLOCK)
+
+
+_PLAIN = {
+    **dict.fromkeys(("bias", "preact", "residual", "sums")),
+    "alpha": 1.0,
+    "beta": 1.0,
+    "stride_bias": 0,
+    "ACTIVATION": "none",
+    "BACKWARD": False,
+    "BIAS_OF_ROWS": False,
+}
+
+
+def _batched(t: torch.Tensor) -> torch.Tensor:
+    return t if t.ndim == 3 else t.unsqueeze(0)
+
+
+def _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant) -> GemmConfig:
+    batch, m, k = a.shape
+    return gemm_config(
+        m,
+        n,
+        k,
+        batch=batch,
+        out_bytes=c.shape[2] // n * c.element_size()
+        + sum(t.shape[2] // n * t.element_size() for t in (preact, residual) if t is not None),
+        capability=torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0),
+        vec=math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec),
+        full_epilogue=preact is not None or residual is not None or activation not in ("none", "relu"),
+        gated=activation in GATED,
+        backward=backward,
+        batch_invariant=batch_invariant,
     )
-    return c
+
+
+class _Matrix:
+    """What the kernels ask of a ``t[batch, row, column]`` of ``n`` or 2 n columns, of which they take n at a time.
+
+    ``column_major``: rows are the contiguous dimension. ``vec``: how many elements an access may take (:func:`_order`).
+    """
+
+    def __init__(self, t: torch.Tensor | None, n: int):
+        self.t, self.column_major, self.vec = t, False, 1
+        if t is None:
+            return
+        self.column_major, self.vec = _order(t[..., :n])
+        if t.shape[2] > n:
+            self.vec = min(self.vec, _order(t[..., n:])[1])
+
+    def stride(self) -> tuple[int, ...]:
+        return (0, 0, 0) if self.t is None else self.t.stride()
+
+    def fits_int32(self, box: tuple[int, int]) -> bool:
+        """Whether offsets within a tile fit 32 bits."""
+        return self.t is None or box[0] * self.t.stride(1) + box[1] * self.t.stride(2) < _INT32
+
+
+def _described(results: tuple[_Matrix, _Matrix, _Matrix], box: tuple[int, int]) -> dict[str, object]:
+    """The arguments of both kernels that describe result, pre-activation and residual."""
+    described: dict[str, object] = {"WIDE": not all(matrix.fits_int32(box) for matrix in results)}
+    for name, matrix in zip("czr", results, strict=True):
+        described |= {f"stride_{name}{dim}": stride for dim, stride in zip("bmn", matrix.stride(), strict=True)}
+        described |= {f"{name.upper()}_COLUMN_MAJOR": matrix.column_major, f"VEC_{name.upper()}": matrix.vec}
+    return described
+
+
+def _launch(
+    config: GemmConfig,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    results: tuple[_Matrix, _Matrix, _Matrix],
+    epilogue: dict[str, object],
+    m: int,
+    n: int,
+    k: int,
+    k_split: int,
+) -> None:
+    """One program for each tile of n columns and each split of ``k_split`` terms."""
+    first, second = _Matrix(a, k), _Matrix(b, n)
+    a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)
+    c_box = (config.block_m, config.block_n)
+    tma = config.tma and _fits_tma(a, first.column_major) and _fits_tma(b, second.column_major)
+    described = _described(results, c_box)
+    described["WIDE"] |= not (first.fits_int32(a_box) and second.fits_int32(b_box))
+    c = results[0].t
+    grid = (
+        a.shape[0] * max(1, triton.cdiv(k, k_split)) * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    )
+    gemm_kernel[(grid,)](
+        _descriptor(a, first.column_major, a_box) if tma else a,
+        _descriptor(b, second.column_major, b_box) if tma else b,
+        c,
+        M=m,
+        N=n,
+        K=k,
+        k_split=k_split,
+        batches=a.shape[0],
+        **{f"stride_a{dim}": stride for dim, stride in zip("bmk", a.stride(), strict=True)},
+        **{f"stride_b{dim}": stride for dim, stride in zip("bkn", b.stride(), strict=True)},
+        **epilogue,
+        **described,
+        A_COLUMN_MAJOR=first.column_major,
+        B_COLUMN_MAJOR=second.column_major,
+        VEC_A=first.vec,
+        VEC_B=second.vec,
+        TMA=tma,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        enable_fp_fusion=False,
+    )
+
+
+def _order(t: torch.Tensor) -> tuple[bool, int]:
+    """Whether rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
+
+    That number is a power of two of at most 16 bytes. It divides the extent of the contiguous dimension, the other strides and the
+    address, so that no group of as many elements crosses an edge of the matrix or an alignment boundary.
+    """
+    batch, rows, columns = t.shape
+    batch_stride, row_stride, column_stride = t.stride()
+    column_major = row_stride == 1 and (column_stride != 1 or columns == 1)
+    if column_major:
+        contiguous, extent, outer, outer_stride = row_stride, rows, columns, column_stride
+    else:
+        contiguous, extent, outer, outer_stride = column_stride, columns, rows, row_stride
+    if contiguous != 1:
+        return column_major, 1
+    steps = [stride for size, stride in ((outer, outer_stride), (batch, batch_stride)) if size > 1]
+    return column_major, math.gcd(16 // t.element_size(), extent, t.data_ptr() // t.element_size(), *steps)
+
+
+def _fits_tma(t: torch.Tensor, column_major: bool) -> bool:
+    """Whether a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
+    batch, outer, inner = t.mT.shape if column_major else t.shape
+    batch_stride, outer_stride, inner_stride = t.mT.stride() if column_major else t.stride()
+    vec = 16 // t.element_size()
+    return (
+        inner_stride == 1
+        and t.data_ptr() % 16 == 0
+        and outer_stride % vec == 0
+        and batch_stride % vec == 0
+        and outer_stride >= inner > 0
+        and (batch == 1 or batch_stride > 0)
+        and max(batch, outer, inner) < _INT32 - 256
+        and max(batch_stride, outer_stride) * t.element_size() < 2**40
+    )
+
+
+def _descriptor(t: torch.Tensor, column_major: bool, box: tuple[int, int]) -> TensorDescriptor:
+    """Describes ``t[batch, row, column]`` with the contiguous dimension last; ``box`` is a tile's rows and columns."""
+    if column_major:
+        t, box = t.mT, box[::-1]
+    batch_stride = t.stride(0) if t.shape[0] > 1 else t.shape[1] * t.stride(1)
+    return TensorDescriptor(t, list(t.shape), [batch_stride, t.stride(1), 1], [1, *box])

@@ -175,7 +175,7 @@ def rates_kernel(
 _RULE = _update.Rule(_derive, _read_with_rate, _apply)
 
 
-def launch(
+def lamb_(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
     exp_avgs: list[torch.Tensor],

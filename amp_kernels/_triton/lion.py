@@ -39,7 +39,7 @@ def _apply(p, moments, g, scalars):
 _RULE = _update.Rule(_derive, _update.read_six, _apply)
 
 
-def launch(
+def lion_(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
     exp_avgs: list[torch.Tensor],

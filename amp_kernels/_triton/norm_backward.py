@@ -115,7 +115,7 @@ def norm_backward_kernel(
             tl.store(slot + columns + column, of_bias, mask=column < columns)
 
 
-def launch(
+def norm_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     rstd: torch.Tensor,

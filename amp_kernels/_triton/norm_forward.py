@@ -118,7 +118,7 @@ def norm_forward_kernel(
     tl.store(rstds + index, rstd)
 
 
-def launch(
+def norm_forward(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,

@@ -44,7 +44,7 @@ def _apply(p, moments, g, scalars):
 _RULE = _update.Rule(_derive, _update.read_six, _apply)
 
 
-def launch(
+def sgd_(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
     momentum_buffers: list[torch.Tensor],

@@ -81,7 +81,7 @@ def unscale_kernel(table, tensors, found_inf, inv_scale, TENSORS: tl.constexpr, 
     tl.store(found_inf, 1.0, mask=bad != 0)
 
 
-def launch(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """``amp_kernels::unscale_`` for tensors that Triton can reach; see ``amp_kernels/ops/unscale.py``."""
     device = grads[0].device
     tables = _tables.tensor_tables([(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads], device)

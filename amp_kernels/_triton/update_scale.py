@@ -45,7 +45,7 @@ def update_scale_kernel(table, flags, scale, growth_tracker, hysteresis_tracker,
     tl.store(hysteresis_tracker, tl.where(overflow, tolerated - 1, refilled))
 
 
-def launch(
+def update_scale_(
     scale: torch.Tensor,
     growth_tracker: torch.Tensor,
     hysteresis_tracker: torch.Tensor,

@@ -67,7 +67,7 @@ def _ops() -> str:
         if op.composite:
             rows.append((name, "composite", "", "written over the other ops"))
             continue
-        built = policy.built(name)
+        built = op.built
         exists = [b for b in ("cpu", "cuda", "triton", "emulate") if getattr(built, b)] + ["reference"]
         for i, device in enumerate(devices()):
             capability = policy.capability_of(device)

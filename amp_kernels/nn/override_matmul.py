@@ -10,21 +10,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import PLAIN
 from ..ops._gemm import OPERAND_DTYPES
-from ..ops.gemm import GEMM
+from ..ops._products import gemm_options
+from ..ops.gemm import gemm_op
 
 aten = torch.ops.aten
 
 
 def _mm(a, b):
-    return GEMM.below_autograd(a, b, batch_invariant=is_batch_invariant())
+    return gemm_op(a, b, **gemm_options(a, batch_invariant=is_batch_invariant()))[0]
 
 
 def _addmm(input, a, b, *, beta=1, alpha=1):
-    invariant = is_batch_invariant()
+    options = gemm_options(a, None, float(alpha), is_batch_invariant())
     if input.ndim == 1 and input.shape[0] == b.shape[-1] and beta == 1:  # as F.linear calls it: a bias
-        return GEMM.below_autograd(a, b, input, alpha=float(alpha), batch_invariant=invariant)
+        return gemm_op(a, b, input, **options)[0]
     residual = None if beta == 0 else input.expand(*a.shape[:-1], b.shape[-1])
-    return GEMM.below_autograd(a, b, None, residual, alpha=float(alpha), beta=float(beta), batch_invariant=invariant)
+    return gemm_op(a, b, None, residual, beta=float(beta), **options)[0]
 
 
 #: What is replaced, with the position of the first operand of the product.

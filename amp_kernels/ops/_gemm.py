@@ -120,7 +120,6 @@ def check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def check_gemm(
-    op: str,
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
@@ -128,7 +127,8 @@ def check_gemm(
     activation: str | None,
     out_dtype: torch.dtype | None,
 ) -> str:
-    """Everything that ``gemm`` and ``gemm_preact`` ask of their arguments; the name of the activation."""
+    """Everything that ``gemm`` asks of its arguments; the name of the activation."""
+    op = "gemm"
     check_operands(op, a, b)
     name = check_activation(op, activation)
     check_gated_width(op, "b", b, -1, name)

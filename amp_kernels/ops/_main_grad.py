@@ -28,7 +28,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from .gemm import GEMM_ACCUMULATE
+from .gemm import gemm_accumulate_op
 
 _registered: dict[int, MainGrad] = {}  # by id(weight); a dead weight's entry is removed by its weak reference
 _zeros: dict[tuple, Tensor] = {}  # per device and dtype
@@ -55,7 +55,7 @@ class MainGrad:
     def accumulate(self, weight: Tensor, dz: Tensor, x: Tensor) -> Tensor:
         """Adds ``dz^T @ x`` to the gradient of ``weight``; what autograd still has to add, which is zero."""
         main, fresh = self._buffer(weight)
-        GEMM_ACCUMULATE.below_autograd(main, dz.t(), x, **({"beta": 0.0} if fresh else {}))
+        gemm_accumulate_op(main, dz.t(), x, **({"beta": 0.0} if fresh else {}))
         return self._kept(weight, main)
 
     def add(self, weight: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:

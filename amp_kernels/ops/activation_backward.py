@@ -1,6 +1,6 @@
 """The gradient of an activation: ``grad * activation'(preact)``, elementwise in fp32 and rounded once.
 
-``preact`` is the ``z = x @ w + b`` that ``gemm_preact`` saved. The op is raw; ``amp_kernels.linear`` is the
+``preact`` is the ``z = x @ w + b`` that ``gemm`` saved. The op is raw; ``amp_kernels.linear`` is the
 differentiable one.
 """
 
@@ -48,12 +48,12 @@ DERIVATIVES = {
 }
 
 
-def differentiable_activation_backward(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> torch.Tensor:
+def differentiable(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> torch.Tensor:
     """What the op computes, through operations that autograd can differentiate again."""
     return DERIVATIVES[activation](grad.float(), preact.float()).to(preact.dtype)
 
 
-def _check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
+def check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
     op = "activation_backward"
     check_tensor(op, "preact", preact, OUTPUT_DTYPES)
     check_tensor(op, "grad", grad, tuple({preact.dtype, torch.float32}))
@@ -71,13 +71,13 @@ def _check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
 
 
 def _reference(grad, preact, *, activation):
-    _check(grad, preact, activation)
+    check(grad, preact, activation)
     g = grad.float().contiguous()
     z = preact.float().contiguous()
     return DERIVATIVES[activation](g, z).to(preact.dtype, copy=True)
 
 
-def _samples(device: str) -> Iterator[Sample]:
+def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
     for activation in ACTIVATIONS:
         for dtype in OUTPUT_DTYPES:
@@ -92,9 +92,7 @@ def _samples(device: str) -> Iterator[Sample]:
         yield (z[:0], z[:0]), {"activation": "gelu"}
 
 
-ACTIVATION_BACKWARD = define(
-    "activation_backward(Tensor grad, Tensor preact, *, str activation) -> Tensor", _reference, samples=_samples
-)
+op = define("activation_backward(Tensor grad, Tensor preact, *, str activation) -> Tensor", _reference, samples=samples)
 
 
 def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
@@ -113,4 +111,4 @@ def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation:
         TypeError: a dtype or layout is not accepted.
         ValueError: shapes, devices or ``activation`` do not fit.
     """
-    return ACTIVATION_BACKWARD(grad, preact, activation=_check(grad, preact, activation))
+    return op(grad, preact, activation=check(grad, preact, activation))

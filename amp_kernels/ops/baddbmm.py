@@ -17,16 +17,24 @@ from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
-from .gemm import GEMM
-from .linear import cast
-from .matmul import add_gradient, check_out, reduced_product, under_transform, working_dtype
+from ._products import (
+    add_gradient,
+    cast,
+    gemm_options,
+    reduced_product,
+    sampler,
+    under_transform,
+    working_dtype,
+    write_out,
+)
+from .gemm import gemm_op
 
 
 def _residual_product(input, a, b, alpha, beta, batch_invariant):
     """Below autograd. With ``beta`` 0 the op does not read its residual."""
     residual = input if input.dtype in (a.dtype, torch.float32) else input.float()
     residual = residual.expand(*a.shape[:-1], b.shape[-1])
-    return GEMM.below_autograd(a, b, None, residual, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+    return gemm_op(a, b, None, residual, beta=beta, **gemm_options(a, None, alpha, batch_invariant))[0]
 
 
 class _Baddbmm(torch.autograd.Function):
@@ -65,25 +73,25 @@ class _Baddbmm(torch.autograd.Function):
 
 
 def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_invariant=False):
-    op = "baddbmm" if a.ndim == 3 else "addmm"
-    dtype = working_dtype(op, compute_dtype, a=a, b=b)
-    _check(op, input, a, b, dtype, compute_dtype is not None)
+    name = "baddbmm" if a.ndim == 3 else "addmm"
+    dtype = working_dtype(name, compute_dtype, a=a, b=b)
+    _check(name, input, a, b, dtype, compute_dtype is not None)
     if dtype not in OPERAND_DTYPES or under_transform():
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
         return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
     if torch.is_grad_enabled() and (input.requires_grad or a.requires_grad or b.requires_grad):
-        return _Baddbmm.apply(input, a, b, alpha, beta, dtype, batch_invariant)[0]
+        return autocast.apply(_Baddbmm, input, a, b, alpha, beta, dtype, batch_invariant)[0]
     return _residual_product(input, cast(a, dtype), cast(b, dtype), alpha, beta, batch_invariant)
 
 
-def _check(op: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
+def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
     narrow = dtype in OPERAND_DTYPES
     wide = OUTPUT_DTYPES if autocast else (dtype, torch.float32)
-    check_tensor(op, "input", input, wide if narrow else (dtype,))
+    check_tensor(name, "input", input, wide if narrow else (dtype,))
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(
-            f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: "
-            + ("[M, K] and [K, N]" if op == "addmm" else "[B, M, K] and [B, K, N]")
+            f"{name}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: "
+            + ("[M, K] and [K, N]" if name == "addmm" else "[B, M, K] and [B, K, N]")
         )
     shape = [*a.shape[:-1], b.shape[-1]]
     try:
@@ -91,15 +99,12 @@ def _check(op: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
     except RuntimeError:
         fits = False
     if not fits:
-        raise ValueError(f"{op}: input has shape {list(input.shape)}; accepted: one that broadcasts to {shape}")
-    check_same_device(op, input=input, a=a, b=b)
+        raise ValueError(f"{name}: input has shape {list(input.shape)}; accepted: one that broadcasts to {shape}")
+    check_same_device(name, input=input, a=a, b=b)
 
 
-def _samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+def samples(device: str) -> Iterator[Sample]:
+    normal = sampler(device)
 
     for dtype in FLOATS:
         a, b = normal(2, 3, 5, dtype=dtype), normal(2, 5, 4, dtype=dtype)
@@ -111,35 +116,29 @@ def _samples(device: str) -> Iterator[Sample]:
         yield (torch.full((4,), torch.nan, device=device), a, b), {"compute_dtype": dtype, "beta": 0.0}
 
 
-BADDBMM = define(
+op = define(
     "baddbmm(Tensor input, Tensor a, Tensor b, *, float beta=1.0, float alpha=1.0, ScalarType? compute_dtype=None, "
     "bool batch_invariant=False) -> Tensor",
     _baddbmm,
-    samples=_samples,
-    differentiable=True,
+    samples=samples,
     composite=True,
 )
-autocast.lower_precision(BADDBMM)
+autocast.lower_precision(op)
 
 
-def _call(op: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | None) -> torch.Tensor:
-    if isinstance(a, torch.Tensor) and a.ndim != (3 if op == "baddbmm" else 2):
-        accepted = "[B, M, K]" if op == "baddbmm" else "[M, K]"
+def _call(name: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(a, torch.Tensor) and a.ndim != (3 if name == "baddbmm" else 2):
+        accepted = "[B, M, K]" if name == "baddbmm" else "[M, K]"
         raise ValueError(
-            f"{op}: {'batch1' if op == 'baddbmm' else 'mat1'} has shape {list(a.shape)}; accepted: {accepted}"
+            f"{name}: {'batch1' if name == 'baddbmm' else 'mat1'} has shape {list(a.shape)}; accepted: {accepted}"
         )
     options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": is_batch_invariant()}
     if out is not None:
-        dtype = working_dtype(op, None, a=a, b=b)
-        check_out(op, out, (dtype,), a=a, b=b)
-        with torch._C._DisableAutocast():
-            result = BADDBMM(input, a, b, **options)
-        if result.shape != out.shape:
-            raise ValueError(f"{op}: out has shape {list(out.shape)}; accepted: {list(result.shape)}")
-        return out.copy_(result)
+        accepted = (working_dtype(name, None, a=a, b=b),)
+        return write_out(name, out, accepted, lambda: op(input, a, b, **options), a=a, b=b)
     if autocast.eager(input, a, b):
         return _baddbmm(input, a, b, compute_dtype=autocast.dtype_on(a.device.type), **options)
-    return BADDBMM(input, a, b, **options)
+    return op(input, a, b, **options)
 
 
 def baddbmm(

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from .._dispatch import autocast
 from .._dispatch.library import Sample, define
+from . import cross_entropy_rows
 from ._gemm import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
 from ._lists import FLOATS, names
-from .cross_entropy_rows import op as ROWS
-from .matmul import under_transform
+from ._products import under_transform
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -98,7 +98,7 @@ class _CrossEntropy(torch.autograd.Function):
         if now:
             factor = row_factors(rows, reduction, divisor, None, logits.device)
             grad = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
-        ROWS.below_autograd(logits, target, weight, factor, loss, grad, **options._asdict())
+        cross_entropy_rows.op(logits, target, weight, factor, loss, grad, **options._asdict())
         ctx.now, ctx.options, ctx.reduction, ctx.inplace = now, options, reduction, inplace
         ctx.save_for_backward(*((grad,) if now else (logits, target, weight, divisor)))
         return reduced(loss, reduction, divisor)
@@ -111,7 +111,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits, target, weight, divisor = ctx.saved_tensors
         factor = row_factors(logits.shape[0], ctx.reduction, divisor, grad_loss, logits.device)
         grad = logits if ctx.inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
-        ROWS.below_autograd(logits, target, weight, factor, torch.empty_like(factor), grad, **ctx.options._asdict())
+        cross_entropy_rows.op(logits, target, weight, factor, torch.empty_like(factor), grad, **ctx.options._asdict())
         return grad, None, None, None, None, None
 
 
@@ -205,7 +205,7 @@ def _cross_entropy(
             loss = _CrossEntropy.apply(x, y, weight, reduction, options, inplace)
         else:
             rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-            ROWS.below_autograd(x, y, weight, None, rows, None, **options._asdict())
+            cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())
             loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
     return loss.view(shape).to(out_dtype) if reduction == "none" else loss.to(out_dtype)
 
@@ -232,7 +232,7 @@ def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_l
         check_no_internal_overlap(op, "logits", logits)
 
 
-def _samples(device: str) -> Iterator[Sample]:
+def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
@@ -253,16 +253,15 @@ def _samples(device: str) -> Iterator[Sample]:
         yield (normal(4, 5, dtype=dtype, grad=False), classes(4)), {"out_dtype": torch.float32}
 
 
-CROSS_ENTROPY = define(
+op = define(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
     'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, bool inplace=False, '
     "ScalarType? out_dtype=None) -> Tensor",
     _cross_entropy,
-    samples=_samples,
-    differentiable=True,
+    samples=samples,
     composite=True,
 )
-autocast.fp32_result(CROSS_ENTROPY)
+autocast.fp32_result(op)
 
 
 def cross_entropy(
@@ -316,4 +315,4 @@ def cross_entropy(
     if autocast.eager(logits, target):
         on = autocast.dtype_on(logits.device.type) is not None
         return _cross_entropy(logits, target, weight, out_dtype=torch.float32 if on else None, **options)
-    return CROSS_ENTROPY(logits, target, weight, **options)
+    return op(logits, target, weight, **options)

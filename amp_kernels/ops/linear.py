@@ -1,6 +1,6 @@
 """``linear``: ``activation(x @ weight^T + bias)``, differentiable to any order, with an autocast rule.
 
-The op is composite: it decomposes into ``gemm``, ``gemm_preact`` and ``activation_backward``. fp32 and fp64 outside
+The op is composite: it decomposes into ``gemm`` and ``activation_backward``. fp32 and fp64 outside
 autocast take torch's own linear and activation; so do torch.func transforms and forward-mode AD, in the working dtype.
 
 Precision. Bias and activation are computed in fp32 from the fp32 sums, the result is rounded once. Under autocast ``x``
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
-from . import _main_grad
+from . import _main_grad, activation_backward
 from ._gemm import (
     ACTIVATIONS,
     GATED,
@@ -34,24 +34,19 @@ from ._gemm import (
     check_tensor,
 )
 from ._lists import FLOATS
+from ._products import (
+    add_gradient,
+    cast,
+    differentiable_product,
+    flat,
+    gemm_options,
+    like,
+    sampler,
+    under_transform,
+    working_dtype,
+)
 from ._shadows import fresh_shadow
-from .activation_backward import ACTIVATION_BACKWARD, differentiable_activation_backward
-from .gemm import GEMM, GEMM_PREACT
-from .matmul import add_gradient, differentiable_product, gemm_options, under_transform, working_dtype
-
-
-def flat(x: torch.Tensor) -> torch.Tensor:
-    """``[..., K]`` as ``[rows, K]``."""
-    return x if x.ndim == 2 else x.flatten(0, -2) if x.ndim > 2 else x.unsqueeze(0)
-
-
-def like(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """``[rows, N]`` with the leading dimensions of ``x``."""
-    return rows if x.ndim == 2 else rows.view(*x.shape[:-1], rows.shape[-1])
-
-
-def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x if x.dtype is dtype else x.to(dtype)
+from .gemm import gemm_op
 
 
 class _Linear(torch.autograd.Function):
@@ -70,11 +65,10 @@ class _Linear(torch.autograd.Function):
         x16 = cast(x, compute_dtype)
         weight16 = cast(weight, compute_dtype) if shadow is None else shadow
         options = gemm_options(x16, batch_invariant=batch_invariant)
-        preact = None
-        if activation == "none":
-            out = GEMM.below_autograd(flat(x16), weight16.t(), bias, **options)
-        else:
-            out, preact = GEMM_PREACT.below_autograd(flat(x16), weight16.t(), bias, activation=activation, **options)
+        if activation != "none":
+            options |= {"activation": activation, "preact": True}
+        out, preact = gemm_op(flat(x16), weight16.t(), bias, **options)
+        if preact is not None:
             preact = like(x, preact)
         ctx.activation = activation
         ctx.batch_invariant = batch_invariant
@@ -139,9 +133,9 @@ def preactivation_gradient(
     if grad is None or activation == "none":
         return grad if grad is not None else grad_preact
     if torch.is_grad_enabled():
-        dz = differentiable_activation_backward(grad, preact, activation)
+        dz = activation_backward.differentiable(grad, preact, activation)
     else:
-        dz = ACTIVATION_BACKWARD.below_autograd(grad, preact, activation=activation)
+        dz = activation_backward.op(grad, preact, activation=activation)
     return add_gradient(dz, grad_preact, dz.dtype)
 
 
@@ -157,10 +151,13 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _Linear.apply(x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
+        return autocast.apply(_Linear, x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
     weight16 = cast(weight, dtype) if shadow is None else shadow
     x16 = flat(cast(x, dtype))
-    return like(x, GEMM.below_autograd(x16, weight16.t(), bias, activation=activation, batch_invariant=batch_invariant))
+    options = gemm_options(x16, batch_invariant=batch_invariant)
+    if activation != "none":
+        options["activation"] = activation
+    return like(x, gemm_op(x16, weight16.t(), bias, **options)[0])
 
 
 def _plainly_right(x, weight, bias, shadow, activation: str, compute_dtype: torch.dtype | None) -> bool:
@@ -212,11 +209,8 @@ def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.
         )
 
 
-def _samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+def samples(device: str) -> Iterator[Sample]:
+    normal = sampler(device)
 
     for i, dtype in enumerate(FLOATS):
         yield (normal(4, 5, dtype=dtype), normal(3, 5, dtype=dtype)), {}
@@ -239,12 +233,11 @@ def _samples(device: str) -> Iterator[Sample]:
         )
 
 
-LINEAR = define(
+op = define(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, "
     'str activation="none", ScalarType? compute_dtype=None, bool batch_invariant=False) -> Tensor',
     _linear,
-    samples=_samples,
-    differentiable=True,
+    samples=samples,
     composite=True,
 )
 
@@ -257,7 +250,7 @@ def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, 
     return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
 
 
-autocast.lower_precision(LINEAR, _with_shadow)
+autocast.lower_precision(op, _with_shadow)
 
 
 def linear(
@@ -295,4 +288,4 @@ def linear(
         dtype = autocast.dtype_on(x.device.type)
         shadow = fresh_shadow(weight, dtype)
         return _linear(x, weight, bias, shadow, activation=activation, compute_dtype=dtype, batch_invariant=invariant)
-    return LINEAR(x, weight, bias, activation=activation, batch_invariant=invariant)
+    return op(x, weight, bias, activation=activation, batch_invariant=invariant)

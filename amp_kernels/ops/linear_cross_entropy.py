@@ -22,9 +22,10 @@ from torch import Tensor
 
 from .._dispatch import autocast
 from .._dispatch.library import Sample, define
-from . import _main_grad
+from . import _main_grad, cross_entropy_rows
 from ._gemm import OPERAND_DTYPES, check_bias, check_same_device
 from ._lists import FLOATS
+from ._products import cast, gemm_options, under_transform, working_dtype
 from ._shadows import fresh_shadow
 from .cross_entropy import (
     Options,
@@ -38,10 +39,8 @@ from .cross_entropy import (
     row_factors,
     scaled,
 )
-from .cross_entropy_rows import op as ROWS
-from .gemm import GEMM, GEMM_ACCUMULATE
-from .linear import cast, check_shadow, gradient_dtype
-from .matmul import under_transform, working_dtype
+from .gemm import gemm_accumulate_op, gemm_op
+from .linear import check_shadow, gradient_dtype
 
 
 class _Head:
@@ -56,20 +55,20 @@ class _Head:
         for begin in range(0, self.x.shape[0], self.chunk):
             rows = slice(begin, begin + self.chunk)
             if self.half:
-                yield rows, GEMM.below_autograd(self.x[rows], self.weight.t(), self.bias)
+                yield rows, gemm_op(self.x[rows], self.weight.t(), self.bias)[0]
             else:
                 yield rows, F.linear(self.x[rows], self.weight, self.bias)
 
     def input_gradient(self, dz: Tensor, dtype: torch.dtype) -> Tensor:
         if not self.half:
             return dz @ self.weight
-        return GEMM.below_autograd(dz, self.weight, **({} if dtype == dz.dtype else {"out_dtype": dtype}))
+        return gemm_op(dz, self.weight, **gemm_options(dz, dtype))[0]
 
     def add_weight_gradient(self, total: Tensor, dz: Tensor, rows: slice) -> None:
         """``total``, fp32, is written by the first chunk and added to by the others."""
         beta = float(rows.start != 0)
         if self.half:
-            GEMM_ACCUMULATE.below_autograd(total, dz.t(), self.x[rows], beta=beta)
+            gemm_accumulate_op(total, dz.t(), self.x[rows], beta=beta)
         else:
             torch.addmm(total, dz.t(), self.x[rows], beta=beta, out=total)
 
@@ -89,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss))
         else:
             for rows, logits in head.chunks():
-                ROWS.below_autograd(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
+                cross_entropy_rows.op(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
                 del logits
             ctx.save_for_backward(head.x, w, bias, target, class_weight, divisor)
         return reduced(loss, reduction, divisor)
@@ -126,7 +125,7 @@ def _gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Te
     db = torch.zeros(head.weight.shape[0], device=head.x.device) if needs_bias else None
     for rows, logits in head.chunks():
         dz = logits  # the gradient takes their place
-        ROWS.below_autograd(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
+        cross_entropy_rows.op(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
         if needs_x:
             dx[rows] = head.input_gradient(dz, dx.dtype)
         if needs_weight:
@@ -175,7 +174,7 @@ def _linear_cross_entropy(
             w = cast(linear_weight, dtype) if shadow is None else shadow
             each = x.new_empty(x.shape[0], dtype=torch.float32)
             for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk).chunks():
-                ROWS.below_autograd(logits, y[rows], weight, None, each[rows], None, **options._asdict())
+                cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
                 del logits
             loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
     return (loss.view(input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
@@ -205,7 +204,7 @@ def _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ign
     )
 
 
-def _samples(device: str) -> Iterator[Sample]:
+def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
@@ -226,14 +225,13 @@ def _samples(device: str) -> Iterator[Sample]:
         yield (x.detach(), w.detach(), target.view(-1), None, None, w.detach().to(dtype)), {"compute_dtype": dtype}
 
 
-LINEAR_CROSS_ENTROPY = define(
+op = define(
     "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, "
     "Tensor? weight=None, Tensor? shadow=None, *, int ignore_index=-100, "
     'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, int? chunk_size=None, '
     "ScalarType? compute_dtype=None) -> Tensor",
     _linear_cross_entropy,
-    samples=_samples,
-    differentiable=True,
+    samples=samples,
     composite=True,
 )
 
@@ -245,7 +243,7 @@ def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, 
     return args, {**kwargs, "shadow": fresh_shadow(args[1], dtype)}
 
 
-autocast.lower_precision(LINEAR_CROSS_ENTROPY, _with_shadow)
+autocast.lower_precision(op, _with_shadow)
 
 
 def linear_cross_entropy(
@@ -300,4 +298,4 @@ def linear_cross_entropy(
         dtype = autocast.dtype_on(input.device.type)
         shadow = fresh_shadow(linear_weight, dtype)
         return _linear_cross_entropy(*args, shadow, compute_dtype=dtype, **options)
-    return LINEAR_CROSS_ENTROPY(*args, **options)
+    return op(*args, **options)

@@ -1,6 +1,6 @@
 """``mlp``: two linear layers around an activation, ``activation(x @ w1^T + b1) @ w2^T + b2``, with a fused backward.
 
-The op is composite: it decomposes into ``gemm_preact`` and ``gemm`` forward, and backward into ``gemm_dact`` and three
+The op is composite: it decomposes into two ``gemm`` forward, and backward into ``gemm_dact`` and three
 GEMMs. fp32 and fp64 outside autocast, torch.func transforms and forward-mode AD take torch's own operations.
 
 What fusing saves over two calls of ``linear``: the gradient of the hidden layer is never stored, and never rounded to 16
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
-from . import _main_grad
+from . import _main_grad, activation_backward
 from ._gemm import (
     ACTIVATIONS,
     GATED,
@@ -31,12 +31,20 @@ from ._gemm import (
     check_same_device,
 )
 from ._lists import FLOATS
+from ._products import (
+    add_gradient,
+    cast,
+    differentiable_product,
+    flat,
+    gemm_options,
+    like,
+    sampler,
+    under_transform,
+    working_dtype,
+)
 from ._shadows import fresh_shadow
-from .activation_backward import differentiable_activation_backward
-from .gemm import GEMM, GEMM_PREACT
-from .gemm_dact import GEMM_DACT
-from .linear import cast, check_shadow, flat, gradient_dtype, like, weight_gradient
-from .matmul import add_gradient, differentiable_product, gemm_options, under_transform, working_dtype
+from .gemm import gemm_dact_op, gemm_op
+from .linear import check_shadow, gradient_dtype, weight_gradient
 
 
 class _Mlp(torch.autograd.Function):
@@ -53,8 +61,8 @@ class _Mlp(torch.autograd.Function):
         w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
         w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
         options = gemm_options(x16, batch_invariant=batch_invariant)
-        h, z = GEMM_PREACT.below_autograd(flat(x16), w1_16.t(), b1, activation=activation, **options)
-        out = GEMM.below_autograd(h, w2_16.t(), b2, **options)
+        h, z = gemm_op(flat(x16), w1_16.t(), b1, activation=activation, preact=True, **options)
+        out = gemm_op(h, w2_16.t(), b2, **options)[0]
         ctx.options = activation, batch_invariant
         ctx.x_shape = x.shape
         ctx.dtypes = x.dtype, gradient_dtype(w1), gradient_dtype(w2)
@@ -116,12 +124,12 @@ def _hidden_gradient(grad, grad_h, grad_z, z, w2, activation, needs_sums, batch_
     if not recorded and grad_h is None and grad_z is None:
         if grad is None:
             return None, None
-        return GEMM_DACT.below_autograd(
+        return gemm_dact_op(
             flat(grad), w2, z, activation=activation, bias_grad=needs_sums, batch_invariant=batch_invariant
         )
     dh = None if grad is None else differentiable_product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
     dh = add_gradient(dh, grad_h, torch.float32)
-    dz = None if dh is None else differentiable_activation_backward(dh, z, activation)
+    dz = None if dh is None else activation_backward.differentiable(dh, z, activation)
     dz = add_gradient(dz, grad_z, z.dtype)
     return dz, None if dz is None else dz.sum(0, dtype=torch.float32)
 
@@ -146,13 +154,13 @@ def _mlp(
     if under_transform():
         b1, b2 = (None if b is None else b.to(dtype) for b in (b1, b2))
         return F.linear(ACTIVATIONS[activation](F.linear(x.to(dtype), w1.to(dtype), b1)), w2.to(dtype), b2)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w1, b1, w2, b2)):
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(x, w1, b1, w2, b2):
         return autocast.apply(_Mlp, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant)[0]
     w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
     w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
     options = gemm_options(w1_16, batch_invariant=batch_invariant)
-    h = GEMM.below_autograd(flat(cast(x, dtype)), w1_16.t(), b1, activation=activation, **options)
-    return like(x, GEMM.below_autograd(h, w2_16.t(), b2, **options))
+    h = gemm_op(flat(cast(x, dtype)), w1_16.t(), b1, activation=activation, **options)[0]
+    return like(x, gemm_op(h, w2_16.t(), b2, **options)[0])
 
 
 def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, activation: str) -> None:
@@ -172,11 +180,8 @@ def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, activation: 
     check_same_device("mlp", x=x, weight1=w1, bias1=b1, weight2=w2, bias2=b2, shadow1=shadow1, shadow2=shadow2)
 
 
-def _samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+def samples(device: str) -> Iterator[Sample]:
+    normal = sampler(device)
 
     def problem(activation: str, dtype: torch.dtype, grad: bool = True) -> tuple[torch.Tensor, ...]:
         rows = 12 if activation in GATED else 6
@@ -195,13 +200,12 @@ def _samples(device: str) -> Iterator[Sample]:
         yield problem(activation, dtype, grad=False), {"activation": activation}
 
 
-MLP = define(
+op = define(
     "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2=None, Tensor? shadow1=None, "
     'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, bool batch_invariant=False) '
     "-> Tensor",
     _mlp,
-    samples=_samples,
-    differentiable=True,
+    samples=samples,
     composite=True,
 )
 
@@ -213,7 +217,7 @@ def _with_shadows(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple,
     return args, {**kwargs, "shadow1": fresh_shadow(args[1], dtype), "shadow2": fresh_shadow(args[3], dtype)}
 
 
-autocast.lower_precision(MLP, _with_shadows)
+autocast.lower_precision(op, _with_shadows)
 
 
 def mlp(
@@ -264,4 +268,4 @@ def mlp(
             compute_dtype=dtype,
             batch_invariant=invariant,
         )
-    return MLP(x, weight1, bias1, weight2, bias2, activation=activation, batch_invariant=invariant)
+    return op(x, weight1, bias1, weight2, bias2, activation=activation, batch_invariant=invariant)

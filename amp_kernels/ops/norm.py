@@ -19,13 +19,12 @@ from torch import Tensor
 
 from .._dispatch import autocast
 from .._dispatch.library import Sample, define
+from . import norm_backward, norm_forward
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
 from ._norm import check_like
-from .linear import cast, gradient_dtype
-from .matmul import under_transform
-from .norm_backward import NORM_BACKWARD
-from .norm_forward import NORM_FORWARD
+from ._products import cast, under_transform
+from .linear import gradient_dtype
 
 
 class _Norm(torch.autograd.Function):
@@ -35,7 +34,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx, x, weight, bias, residual, columns, eps, centred, out_dtype):
         ctx.set_materialize_grads(False)
         rows = x.reshape(-1, columns)
-        y, total, mean, rstd = NORM_FORWARD.below_autograd(
+        y, total, mean, rstd = norm_forward.op(
             rows,
             *(t if t is None else t.reshape(columns) for t in (weight, bias)),
             None if residual is None else residual.reshape(-1, columns),
@@ -75,7 +74,7 @@ class _Norm(torch.autograd.Function):
 
 def _backward(columns, x, weight, mean, rstd, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
     _, needs_weight, needs_bias, _ = needs
-    grad_x, sums = NORM_BACKWARD.below_autograd(
+    grad_x, sums = norm_backward.op(
         grad.reshape(-1, columns),
         x.reshape(-1, columns),
         rstd,
@@ -151,20 +150,20 @@ def _norm(
     return [y] if total is None else [y, total]
 
 
-def _check(op: str, x, shape: tuple[int, ...], weight, bias, residual) -> None:
-    check_tensor(op, "x", x, FLOATS)
+def _check(name: str, x, shape: tuple[int, ...], weight, bias, residual) -> None:
+    check_tensor(name, "x", x, FLOATS)
     if not shape or x.shape[-len(shape) :] != shape:
         raise ValueError(
-            f"{op}: normalized_shape is {list(shape)} and x has shape {list(x.shape)}; accepted: the last dimensions of x"
+            f"{name}: normalized_shape is {list(shape)} and x has shape {list(x.shape)}; accepted: the last dimensions of x"
         )
     dtypes = FLOATS if x.dtype == torch.float64 else OUTPUT_DTYPES
-    check_like(op, "weight", weight, shape, dtypes)
-    check_like(op, "bias", bias, shape, dtypes)
-    check_like(op, "residual", residual, x.shape, (x.dtype,) if x.dtype == torch.float64 else dtypes)
-    check_same_device(op, x=x, weight=weight, bias=bias, residual=residual)
+    check_like(name, "weight", weight, shape, dtypes)
+    check_like(name, "bias", bias, shape, dtypes)
+    check_like(name, "residual", residual, x.shape, (x.dtype,) if x.dtype == torch.float64 else dtypes)
+    check_same_device(name, x=x, weight=weight, bias=bias, residual=residual)
 
 
-def _samples(device: str) -> Iterator[Sample]:
+def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -185,15 +184,14 @@ def _samples(device: str) -> Iterator[Sample]:
         yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
 
 
-NORM = define(
+op = define(
     "norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, *, "
     "float eps, bool centred, ScalarType? compute_dtype=None) -> Tensor[]",
     _norm,
-    samples=_samples,
-    differentiable=True,
+    samples=samples,
     composite=True,
 )
-autocast.lower_precision(NORM)
+autocast.lower_precision(op)
 
 
 def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool):
@@ -202,7 +200,7 @@ def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool
         dtype = autocast.dtype_on(x.device.type)
         results = _norm(x, shape, weight, bias, residual, eps=eps, centred=centred, compute_dtype=dtype)
     else:
-        results = NORM(x, shape, weight, bias, residual, eps=eps, centred=centred)
+        results = op(x, shape, weight, bias, residual, eps=eps, centred=centred)
     return results[0] if residual is None else (results[0], results[1])
 
 

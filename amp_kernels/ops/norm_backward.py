@@ -33,7 +33,7 @@ def _reference(grad, x, rstd, mean=None, weight=None, grad_sum=None, *, paramete
     return dx.to(x.dtype).contiguous(), torch.stack(sums) if sums else rstd.new_empty(0, x.shape[1])
 
 
-def _samples(device: str) -> Iterator[Sample]:
+def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -51,11 +51,11 @@ def _samples(device: str) -> Iterator[Sample]:
         yield (grad, x, rstd), {}
 
 
-NORM_BACKWARD = define(
+op = define(
     "norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? mean=None, Tensor? weight=None, Tensor? grad_sum=None, "
     "*, int parameters=0) -> (Tensor, Tensor)",
     _reference,
-    samples=_samples,
+    samples=samples,
 )
 
 
@@ -88,4 +88,4 @@ def norm_backward(
         ValueError: shapes, devices or ``parameters`` do not fit.
     """
     check_backward(grad, x, rstd, mean, weight, grad_sum, parameters)
-    return NORM_BACKWARD(grad, x, rstd, mean, weight, grad_sum, parameters=parameters)
+    return op(grad, x, rstd, mean, weight, grad_sum, parameters=parameters)

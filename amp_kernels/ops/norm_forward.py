@@ -51,7 +51,7 @@ def samples(device: str) -> Iterator[Sample]:
     yield (normal(3, 33, dtype=torch.float32) * 1e30,), {"eps": 1e-5, "centred": True, "out_dtype": torch.float16}
 
 
-NORM_FORWARD = define(
+op = define(
     "norm_forward(Tensor x, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, *, float eps, bool centred, "
     "ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor)",
     _reference,
@@ -92,4 +92,4 @@ def norm_forward(
         ValueError: shapes or devices do not fit, or a row has no elements.
     """
     check_forward(x, weight, bias, residual, out_dtype)
-    return NORM_FORWARD(x, weight, bias, residual, eps=eps, centred=centred, out_dtype=out_dtype)
+    return op(x, weight, bias, residual, eps=eps, centred=centred, out_dtype=out_dtype)

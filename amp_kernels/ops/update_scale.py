@@ -129,7 +129,7 @@ def update_scale_(
     _lists.check_number("update_scale_", "min_scale", min_scale, 0.0)
     _lists.check_number("update_scale_", "max_scale", max_scale, min_scale)
     _lists.check_number("update_scale_", "hysteresis", hysteresis, 1)
-    op.below_autograd(
+    op(
         scale,
         growth_tracker,
         hysteresis_tracker,

@@ -152,7 +152,7 @@ class FusedOptimizer(BlockedState):
 
     def _compiled(self, batches: list[DeviceBatch]) -> bool:
         """Whether C++ is what the ops run on."""
-        chosen = {policy.select(op.name, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
+        chosen = {policy.select(op, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
         return chosen <= {"cpu", "cuda"}
 
     def _checked_grad(self, param: Tensor, grad: Tensor) -> Tensor:

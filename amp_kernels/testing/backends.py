@@ -17,7 +17,7 @@ def available_backends(op: Op, device: str) -> list[str]:
     """The backends that can run ``op`` on tensors of ``device``, the reference apart."""
     if op.composite:
         return []
-    excluded = policy.why_not(device, policy.capability_of(device), policy.built(op.name))
+    excluded = policy.why_not(device, policy.capability_of(device), op.built)
     return [name for name in policy.BACKENDS if name not in excluded and name != "reference"]
 
 
@@ -39,7 +39,8 @@ def check_backend(op: Op, backend: str, device: str) -> int:
                 key = position if position in copy else argument
                 copy[key] = _map(copy[key], torch.Tensor.clone) if key in copy else None
             call = [copy.pop(i) for i in range(len(args))]
-            returned = op.run(name, *call, **copy)
+            with policy.backend(name):
+                returned = op(*call, **copy)
             mutated = [call[i] if i < len(call) else copy.get(argument) for i, argument in op.mutated]
             results.append(_tensors([returned, mutated]))
         for expected, actual in zip(*results, strict=True):

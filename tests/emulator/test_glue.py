@@ -11,8 +11,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops.activation_backward import activation_backward
 from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_
-from amp_kernels.ops.gemm_dact import gemm_dact
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.ops.unscale import unscale_
 from amp_kernels.ops.update_scale import update_scale_
 from amp_kernels.testing.emulator import launches

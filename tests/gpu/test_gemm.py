@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops.gemm import GEMM, gemm, gemm_accumulate_, gemm_preact
-from amp_kernels.ops.gemm_dact import gemm_dact
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact, gemm_op
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
@@ -51,7 +50,7 @@ def run(case: GemmCase, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         return list(gemm_dact(a, b, z, activation="relu", bias_grad=True))
     if case.kind in ("gelu", "swiglu"):
         bias = integers(case.n, dtype=torch.float32, limit=9)
-        return list(gemm_preact(a, b, bias, activation=case.kind))
+        return list(gemm(a, b, bias, activation=case.kind, preact=True))
     return [gemm(a, b, out_dtype=torch.float32 if case.kind == "fp32" else None)]
 
 
@@ -234,7 +233,7 @@ def test_graphs_and_other_streams(case):
         if case.kind == "dact":
             return gemm_dact(a, b, extra, activation="relu", bias_grad=True)
         if case.kind == "swiglu":
-            return gemm_preact(a, b, bias, activation="swiglu")
+            return gemm(a, b, bias, activation="swiglu", preact=True)
         return (gemm(a, b, out_dtype=torch.float32 if case.kind == "fp32" else None),)
 
     call()
@@ -259,4 +258,4 @@ def test_graphs_and_other_streams(case):
 
 
 def test_all_of_this_ran_on_the_cuda_kernels():
-    assert ak._dispatch.policy.select(GEMM.name, torch.empty(0, device=DEVICE)) == "cuda"
+    assert ak._dispatch.policy.select(gemm_op, torch.empty(0, device=DEVICE)) == "cuda"

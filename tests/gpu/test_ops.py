@@ -63,11 +63,11 @@ def test_more_than_two_to_the_31_elements():
 def test_unscale_of_more_than_two_to_the_31_elements(backend):
     grad = torch.full((2**31 + 17,), 2.0, dtype=torch.bfloat16, device="cuda")
     found, inverse = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
-    REGISTRY["unscale_"].run(backend, [grad], found, inverse)
+    ak.backend(backend)(REGISTRY["unscale_"])([grad], found, inverse)
     assert all((part == 1).all() for part in grad.split(2**28))
     assert found.item() == 0
     grad[-1] = float("inf")
-    REGISTRY["unscale_"].run(backend, [grad], found, inverse)
+    ak.backend(backend)(REGISTRY["unscale_"])([grad], found, inverse)
     assert found.item() == 1
 
 
@@ -83,12 +83,12 @@ def test_unscale_of_more_tensors_than_one_launch_takes(offset):
     expected = [g.clone() for g in grads]
     found, expected_found = torch.zeros((), device="cuda"), torch.zeros((), device="cuda")
     inverse = torch.tensor(1 / 1024, device="cuda")
-    REGISTRY["unscale_"].run("cuda", grads, found, inverse)
-    REGISTRY["unscale_"].run("reference", expected, expected_found, inverse)
+    ak.backend("cuda")(REGISTRY["unscale_"])(grads, found, inverse)
+    ak.backend("reference")(REGISTRY["unscale_"])(expected, expected_found, inverse)
     assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
     assert found.item() == expected_found.item() == 0
     grads[-1][-1] = float("nan")
-    REGISTRY["unscale_"].run("cuda", grads, found, inverse)
+    ak.backend("cuda")(REGISTRY["unscale_"])(grads, found, inverse)
     assert found.item() == 1
 
 
@@ -98,8 +98,8 @@ def test_update_scale_of_more_flags_than_one_launch_takes(position):
     scale = torch.tensor(1024.0, device="cuda")
     growth, hysteresis = (torch.tensor(n, dtype=torch.int32, device="cuda") for n in (5, 1))
     call = (2.0, 0.5, 2000, 0.0, float("inf"), 1)
-    REGISTRY["update_scale_"].run("cuda", scale, growth, hysteresis, flags, *call)
+    ak.backend("cuda")(REGISTRY["update_scale_"])(scale, growth, hysteresis, flags, *call)
     assert (scale.item(), growth.item()) == (1024.0, 6)
     flags[position].fill_(1)
-    REGISTRY["update_scale_"].run("cuda", scale, growth, hysteresis, flags, *call)
+    ak.backend("cuda")(REGISTRY["update_scale_"])(scale, growth, hysteresis, flags, *call)
     assert (scale.item(), growth.item()) == (512.0, 0)

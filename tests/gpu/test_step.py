@@ -187,10 +187,10 @@ def test_results_per_tensor(norm_type):
     grads = [torch.randn(n, device="cuda", generator=generator) for n in sizes]
     grads[5][4_999_999], grads[-1][32] = float("nan"), float("inf")
     op = ak.ops.check_and_norm.op
-    wanted = op.run("reference", grads, norm_type=norm_type, per_tensor=True)
+    wanted = ak.backend("reference")(op)(grads, norm_type=norm_type, per_tensor=True)
     for backend in ("cuda", "triton"):
-        first = op.run(backend, grads, norm_type=norm_type, per_tensor=True)
-        again = op.run(backend, grads, norm_type=norm_type, per_tensor=True)
+        first = ak.backend(backend)(op)(grads, norm_type=norm_type, per_tensor=True)
+        again = ak.backend(backend)(op)(grads, norm_type=norm_type, per_tensor=True)
         torch.testing.assert_close(first[0], wanted[0], rtol=1e-5, atol=0, equal_nan=True)
         assert torch.equal(first[1], wanted[1])
         torch.testing.assert_close(first[0], again[0], rtol=0, atol=0, equal_nan=True)
@@ -199,5 +199,5 @@ def test_results_per_tensor(norm_type):
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_small_squares(backend):
     grads = [torch.full((1_000_000,), 1.7 * 2.0**-75, device="cuda")]
-    sum_sq, _ = ak.ops.check_and_norm.op.run(backend, grads)
+    sum_sq, _ = ak.backend(backend)(ak.ops.check_and_norm.op)(grads)
     assert sum_sq.item() == pytest.approx((1.7 * 2.0**-75) ** 2 * 1e6, rel=1e-5)

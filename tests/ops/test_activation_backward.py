@@ -9,20 +9,18 @@ import amp_kernels as ak
 from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels.ops._gemm import ACTIVATIONS, GATED
 from amp_kernels.ops.activation_backward import (
-    ACTIVATION_BACKWARD,
     activation_backward,
-    differentiable_activation_backward,
+    differentiable,
+    op,
 )
 from amp_kernels.testing.backends import available_backends
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import embed, poisoned_allocations
 
-TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(ACTIVATION_BACKWARD, "cpu"))]
+TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(op, "cpu"))]
 if torch.cuda.is_available():
-    TARGETS += [
-        pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(ACTIVATION_BACKWARD, "cuda")
-    ]
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(op, "cuda")]
 
 
 @pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
@@ -38,7 +36,7 @@ def derivative(z: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def test_the_compiled_kernel_is_there():
-    assert "cpu" in available_backends(ACTIVATION_BACKWARD, "cpu")
+    assert "cpu" in available_backends(op, "cpu")
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
@@ -121,7 +119,7 @@ def test_the_differentiable_form_is_the_same_function(activation):
     z, grad = (torch.randn(64, generator=generator).bfloat16() for _ in range(2))
     grad = grad[:32] if activation in GATED else grad
     torch.testing.assert_close(
-        differentiable_activation_backward(grad, z, activation),
+        differentiable(grad, z, activation),
         activation_backward(grad, z, activation=activation),
         rtol=2.0**-7,
         atol=1e-6,

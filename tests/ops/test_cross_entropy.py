@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels.ops.cross_entropy import cross_entropy
-from amp_kernels.ops.cross_entropy_rows import op as ROWS
+from amp_kernels.ops.cross_entropy_rows import op
 from amp_kernels.testing.backends import available_backends
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import poisoned_allocations
 
-BACKENDS = ["reference", *(name for name in available_backends(ROWS, "cpu") if name != "triton")]
+BACKENDS = ["reference", *(name for name in available_backends(op, "cpu") if name != "triton")]
 TARGETS = [("cpu", name) for name in BACKENDS]
 if torch.cuda.is_available():
-    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(ROWS, "cuda")]
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(op, "cuda")]
 DTYPES = [*HALF_DTYPES, torch.float32]
 
 

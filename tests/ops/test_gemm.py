@@ -1,4 +1,4 @@
-"""gemm, gemm_preact, gemm_accumulate_: exact where the result is representable, within the bound of the arithmetic
+"""gemm, gemm_accumulate_: exact where the result is representable, within the bound of the arithmetic
 elsewhere."""
 
 import itertools
@@ -9,7 +9,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.ops._gemm import ACTIVATIONS
-from amp_kernels.ops.gemm import GEMM, gemm, gemm_accumulate_, gemm_preact
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_op
 from amp_kernels.testing.backends import available_backends
 from amp_kernels.testing.bounds import assert_frobenius, assert_unbiased, assert_within, reference_and_bound
 from amp_kernels.testing.generators import (
@@ -23,9 +23,9 @@ from amp_kernels.testing.generators import (
 )
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
 
-TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(GEMM, "cpu"))]
+TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(gemm_op, "cpu"))]
 if torch.cuda.is_available():
-    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(GEMM, "cuda")]
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(gemm_op, "cuda")]
 
 
 @pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
@@ -51,7 +51,7 @@ def generator():
 
 
 def test_the_compiled_kernel_is_there():
-    assert "cpu" in available_backends(GEMM, "cpu")
+    assert "cpu" in available_backends(gemm_op, "cpu")
 
 
 # ---- within the bound
@@ -149,7 +149,7 @@ def test_integers_are_exact_at_every_edge_size(device, generator, dtype):
             assert limit * limit * k + limit <= EXACT_INTEGERS[dtype]
             expected = a.double() @ b.double()
             assert torch.equal(gemm(a, b).double(), expected), (m, n, k)
-            out, z = gemm_preact(a, b, bias, activation="relu", out_dtype=torch.float32)
+            out, z = gemm(a, b, bias, activation="relu", out_dtype=torch.float32, preact=True)
             assert torch.equal(z.double(), expected + bias), (m, n, k)
             assert torch.equal(out.double(), (expected + bias).relu()), (m, n, k)
 
@@ -196,13 +196,13 @@ def test_bias_is_added_before_the_rounding(device):
     a = torch.tensor([[1.0, 2.0**-5]], device=device, dtype=torch.bfloat16)
     bias = torch.tensor([-1.0], device=device)
     assert gemm(a, a.t(), bias.bfloat16()).item() == 2.0**-10
-    out, z = gemm_preact(a, a.t(), bias, activation="relu")
+    out, z = gemm(a, a.t(), bias, activation="relu", preact=True)
     assert (out.item(), z.item()) == (2.0**-10, 2.0**-10)
 
 
 def test_the_activation_sees_the_unrounded_sum(device, generator):
     a, b = (operand(64, 64, dtype=torch.bfloat16, generator=generator, device=device, scale=0.3) for _ in range(2))
-    out, z = gemm_preact(a, b, activation="gelu")
+    out, z = gemm(a, b, activation="gelu", preact=True)
     assert torch.equal(out, gemm(a, b, activation="gelu"))
     assert torch.equal(z, gemm(a, b))
     assert not torch.equal(out, torch.nn.functional.gelu(z.float()).bfloat16())

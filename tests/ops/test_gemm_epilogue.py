@@ -1,4 +1,4 @@
-"""The epilogue of gemm and gemm_preact beyond bias and activation: row bias, residual, alpha, beta, swiglu; and the
+"""The epilogue of gemm beyond bias and activation: row bias, residual, alpha, beta, swiglu; and the
 batch-invariant order of summation."""
 
 import itertools
@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops.gemm import GEMM, gemm, gemm_accumulate_, gemm_preact
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_op
 from amp_kernels.testing.backends import available_backends
 from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
 from amp_kernels.testing.poison import embed, poisoned_allocations
 
-TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(GEMM, "cpu"))]
+TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(gemm_op, "cpu"))]
 if torch.cuda.is_available():
-    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(GEMM, "cuda")]
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(gemm_op, "cuda")]
 
 
 @pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
@@ -69,8 +69,8 @@ def test_a_residual_of_any_layout_is_added_after_the_activation(device, generato
         assert torch.equal(
             gemm(a, b, None, residual, beta=-2.0, activation="relu", out_dtype=torch.float32).double(), expected
         )
-        out, preact = gemm_preact(
-            a, b, None, residual, beta=-2.0, alpha=0.5, activation="relu", out_dtype=torch.float32
+        out, preact = gemm(
+            a, b, None, residual, beta=-2.0, alpha=0.5, activation="relu", out_dtype=torch.float32, preact=True
         )
         assert torch.equal(out.double(), 0.5 * z.relu() - 2 * residual.double())
         assert torch.equal(preact.double(), 0.5 * z)
@@ -82,7 +82,7 @@ def test_the_public_functions_broadcast_the_residual(device, generator):
         residual = integers(*shape, 1, limit=9, dtype=torch.float32, generator=generator, device=device)[..., 0]
         expected = a.double() @ b.double() + residual.double()
         assert torch.equal(gemm(a, b, None, residual).double(), expected)
-        assert torch.equal(gemm_preact(a, b, None, residual, activation="none")[0].double(), expected)
+        assert torch.equal(gemm(a, b, None, residual, activation="none", preact=True)[0].double(), expected)
 
 
 def test_the_residual_is_added_before_the_rounding(device):
@@ -96,7 +96,7 @@ def test_beta_zero_does_not_read_the_residual(device, generator):
     a, b = small(device, torch.bfloat16, generator)
     nan = torch.full((6, 10), math.nan, device=device)
     assert torch.equal(gemm(a, b, None, nan, beta=0.0), gemm(a, b))
-    assert torch.equal(gemm_preact(a, b, None, nan, beta=0.0, activation="none")[0], gemm(a, b))
+    assert torch.equal(gemm(a, b, None, nan, beta=0.0, activation="none", preact=True)[0], gemm(a, b))
     assert gemm(a, b, None, nan, beta=1.0).isnan().all()
 
 
@@ -104,7 +104,7 @@ def test_alpha_scales_the_product_and_not_the_bias(device, generator):
     a, b = small(device, torch.float16, generator)
     bias = torch.arange(10.0, device=device)
     expected = -0.5 * (a.double() @ b.double()) + bias
-    out, z = gemm_preact(a, b, bias, alpha=-0.5, activation="relu", out_dtype=torch.float32)
+    out, z = gemm(a, b, bias, alpha=-0.5, activation="relu", out_dtype=torch.float32, preact=True)
     assert torch.equal(z.double(), expected)
     assert torch.equal(out.double(), expected.relu())
 
@@ -126,7 +126,7 @@ def test_swiglu_is_within_the_bound(device, generator, dtype, out_dtype):
         )
         with poisoned_allocations():
             out = gemm(a, b, bias, residual, beta=0.5, activation="swiglu", out_dtype=out_dtype)
-            again, z = gemm_preact(a, b, bias, residual, beta=0.5, activation="swiglu", out_dtype=out_dtype)
+            again, z = gemm(a, b, bias, residual, beta=0.5, activation="swiglu", out_dtype=out_dtype, preact=True)
         assert out.shape == (*batch, 9, columns // 2)
         assert out.is_contiguous()
         assert_within(out, reference, bound)
@@ -198,7 +198,7 @@ def _half(*shape):
         (lambda a, b: gemm(a, b, None, _half(2, 4).to("meta")), ValueError, "residual is on meta, but a is on cpu"),
         (lambda a, b: gemm(a, b, None, 1.0), TypeError, "residual is a float; accepted: a tensor"),
         (
-            lambda a, b: gemm_preact(a, b[:, :3], activation="swiglu"),
+            lambda a, b: gemm(a, b[:, :3], activation="swiglu", preact=True),
             ValueError,
             r"b has shape \[3, 3\]; accepted with activation='swiglu': .* an even size 4 or 2",
         ),

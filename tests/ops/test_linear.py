@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from amp_kernels.ops import linear as linear_module
 from amp_kernels.ops._gemm import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
-from amp_kernels.ops.linear import LINEAR, linear
+from amp_kernels.ops.linear import linear, op
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
 
@@ -219,7 +219,7 @@ def test_double_backward(activation, dtypes, with_shadow):
     shadow = leaves[1].detach().to(autocast) if with_shadow and autocast else None
 
     def function(x, weight, bias):
-        return LINEAR(x, weight, bias, shadow, activation=activation or "none", compute_dtype=autocast)
+        return op(x, weight, bias, shadow, activation=activation or "none", compute_dtype=autocast)
 
     for actual, reference in zip(_gradient_penalty(function, leaves), expected, strict=True):
         assert actual.dtype == dtype
@@ -233,7 +233,7 @@ def test_double_backward(activation, dtypes, with_shadow):
 def test_a_shadow_is_read_in_place_of_the_weight():
     x, weight = normal(4, 8), normal(3, 8, seed=1, grad=True)
     shadow = normal(3, 8, seed=9, dtype=torch.bfloat16)  # recognisable: it is no copy of the weight
-    out = LINEAR(x, weight, None, shadow, compute_dtype=torch.bfloat16)
+    out = op(x, weight, None, shadow, compute_dtype=torch.bfloat16)
     assert torch.equal(out, linear(x.bfloat16(), shadow))
     out.float().sum().backward()
     assert weight.grad.dtype == torch.float32
@@ -266,17 +266,15 @@ def test_eager_calls_do_what_the_dispatcher_does(autocast, with_shadow, monkeypa
     dtype = torch.float32 if autocast else torch.bfloat16
     x, weight, bias = problem(dtype, torch.float32, grad=True)
     shadow = keep_shadow(weight, autocast) if with_shadow and autocast else None
-    through, original = [], LINEAR.overload
-    monkeypatch.setattr(LINEAR, "overload", lambda *a, **k: through.append(1) or original(*a, **k))
+    through, original = [], op.overload
+    monkeypatch.setattr(op, "overload", lambda *a, **k: through.append(1) or original(*a, **k))
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
         out = linear(x, weight, bias, activation="gelu")
         assert not through
-        expected = LINEAR(x, weight, bias, activation="gelu")
+        expected = op(x, weight, bias, activation="gelu")
     assert through
     assert torch.equal(out, expected)
-    assert shadow is None or torch.equal(
-        out, LINEAR(x, weight, bias, shadow, activation="gelu", compute_dtype=autocast)
-    )
+    assert shadow is None or torch.equal(out, op(x, weight, bias, shadow, activation="gelu", compute_dtype=autocast))
     grads = [torch.autograd.grad(t.float().pow(2).sum(), (x, weight, bias)) for t in (out, expected)]
     for one, other in zip(*grads, strict=True):
         assert one.dtype == other.dtype
@@ -379,7 +377,7 @@ def test_bad_input(arguments, activation, error, message):
 def test_a_bad_shadow():
     x, weight = torch.ones(2, 3), torch.ones(4, 3)
     with pytest.raises(TypeError, match="shadow has dtype float16; accepted: bfloat16"):
-        LINEAR(x, weight, None, weight.half(), compute_dtype=torch.bfloat16)
+        op(x, weight, None, weight.half(), compute_dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="shadow has shape"):
-        LINEAR(x, weight, None, weight.t().half(), compute_dtype=torch.float16)
-    assert linear_module.LINEAR is LINEAR
+        op(x, weight, None, weight.t().half(), compute_dtype=torch.float16)
+    assert linear_module.op is op

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 
 from .update_oracle import BF16, F16, F32, KINDS, Update, flat
@@ -126,8 +127,8 @@ def test_updates(name, data):
 
     before, expected = copy.deepcopy(update), copy.deepcopy(update)
     op = REGISTRY[f"{name}_"]
-    getattr(update, name)(op=lambda *args: op.run("cpu", *args), **call)
-    getattr(expected, name)(op=lambda *args: op.run("reference", *args), **call)
+    getattr(update, name)(op=ak.backend("cpu")(op), **call)
+    getattr(expected, name)(op=ak.backend("reference")(op), **call)
     labels = [label for label in ("params", "grads") for _ in update.params] + ["state"] * len(update.tensors)
     tensors = zip(labels, update.tensors, expected.tensors, before.tensors, strict=False)
     for label, got, wanted, old in tensors:
@@ -157,8 +158,8 @@ def test_unscale(data):
     flags = [torch.tensor(data.draw(st.sampled_from([0.0, 0.0, 1.0]), label="found"))]
     flags.append(flags[0].clone())
     op = REGISTRY["unscale_"]
-    op.run("cpu", grads, flags[0], inv)
-    op.run("reference", expected, flags[1], inv)
+    ak.backend("cpu")(op)(grads, flags[0], inv)
+    ak.backend("reference")(op)(expected, flags[1], inv)
     for got, wanted in zip([*grads, flags[0]], [*expected, flags[1]], strict=True):
         assert_same_bits(whole(got), whole(wanted), "unscale_")
 
@@ -174,11 +175,11 @@ def test_check_and_norm(data):
     norm_type = data.draw(st.sampled_from([2.0, math.inf]), label="norm_type")
     options = {"norm_type": norm_type, "per_tensor": data.draw(st.booleans(), label="per_tensor")}
     op = REGISTRY["check_and_norm"]
-    norm, found = op.run("cpu", grads, scale, **options)
-    wanted_norm, wanted_found = op.run("reference", grads, scale, **options)
+    norm, found = ak.backend("cpu")(op)(grads, scale, **options)
+    wanted_norm, wanted_found = ak.backend("reference")(op)(grads, scale, **options)
     assert_same_bits(found.reshape(-1), wanted_found.reshape(-1), "found_inf")
     tolerance = 4 * 2.0**-24 if norm_type == 2.0 else 0.0
     torch.testing.assert_close(norm, wanted_norm, rtol=tolerance, atol=0.0, equal_nan=True)
-    assert_same_bits(op.run("cpu", grads, scale, **options)[0].reshape(-1), norm.reshape(-1), "a second run")
+    assert_same_bits(ak.backend("cpu")(op)(grads, scale, **options)[0].reshape(-1), norm.reshape(-1), "a second run")
     for got, old in zip(grads, before, strict=True):
         assert_same_bits(whole(got), whole(old), "grads, which must not change")

@@ -5,7 +5,7 @@ import torch
 
 import amp_kernels as ak
 import amp_kernels.optim as akopt
-from amp_kernels._dispatch import policy
+from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops import _blocks, check_and_norm
 from amp_kernels.optim import _cached_step
 
@@ -69,7 +69,7 @@ def table_of(params):
         (9, 1 << 32, "index 4294967296"),
     ],
 )
-@pytest.mark.skipif(not policy.built("adamw_").cpu, reason="the C++ library is not built")
+@pytest.mark.skipif(not REGISTRY["adamw_"].built.cpu, reason="the C++ library is not built")
 def test_rows_are_checked(column, value, message):
     params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(16))]
     _, table, state, tail = table_of(params)
@@ -80,7 +80,7 @@ def test_rows_are_checked(column, value, message):
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
 
 
-@pytest.mark.skipif(not policy.built("check_and_norm").cpu, reason="the C++ library is not built")
+@pytest.mark.skipif(not REGISTRY["check_and_norm"].built.cpu, reason="the C++ library is not built")
 def test_check_and_norm_reads_the_table():
     params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(16))]
     grads, table, *_ = table_of(params)

@@ -10,8 +10,8 @@ from amp_kernels._dispatch import library, policy
 def triton_only(monkeypatch):
     """An op without C++ kernels, on an install where the policy picks Triton; the backend names itself in the result."""
     op = library.define("dispatch_probe(Tensor x) -> Tensor", lambda x: x * 0, samples=lambda device: ())
-    monkeypatch.setattr(policy, "select", lambda name, tensor: "triton")
-    monkeypatch.setattr(library, "implementation", lambda name, backend: lambda x: x * 0 + 1)
+    monkeypatch.setattr(policy, "select", lambda op, tensor: "triton")
+    op.triton = lambda x: x * 0 + 1
     yield op
     del library.REGISTRY["dispatch_probe"]
 

@@ -66,15 +66,15 @@ def test_automatic_choice(device, capability, built, backend):
     ],
 )
 def test_gemm_kernels_go_where_their_instructions_are(capability, backend):
-    built = replace(FULL, gemm=True, cuda_archs=("8.0+PTX", "9.0a", "12.0+PTX"))
+    built = replace(FULL, tensor_cores=True, cuda_archs=("8.0+PTX", "9.0a", "12.0+PTX"))
     assert choose("gemm", "cuda", capability, built).backend == backend
 
 
 def test_a_gemm_that_cannot_run_says_why():
     with pytest.raises(BackendUnavailable, match="needs compute capability 8"):
-        choose("gemm", "cuda", (7, 5), replace(FULL, gemm=True), "cuda")
+        choose("gemm", "cuda", (7, 5), replace(FULL, tensor_cores=True), "cuda")
     with pytest.raises(BackendUnavailable, match="tcgen05"):
-        choose("gemm", "cuda", (10, 0), replace(FULL, gemm=True), "cuda")
+        choose("gemm", "cuda", (10, 0), replace(FULL, tensor_cores=True), "cuda")
 
 
 def test_only_a_fall_to_the_reference_on_a_gpu_is_slow():

@@ -88,7 +88,7 @@ def test_gated_shapes_and_strides(shape):
     z = 2 * torch.randn(*shape[:-1], 2 * shape[-1], generator=generator)
     g = torch.randn(shape, generator=generator)
     for grad, preact in ((g, z), (g, z.mT.contiguous().mT), (g[..., :1].expand(shape), z)):
-        got = activation_backward.launch(grad, preact, activation="swiglu")
+        got = activation_backward.activation_backward(grad, preact, activation="swiglu")
         torch.testing.assert_close(got, DERIVATIVES["swiglu"](grad, preact), rtol=1e-5, atol=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_shapes_and_strides(shape):
             (g.flatten()[:1].expand(z.numel()).reshape(shape), z),
             *permuted(g, z),
         ):
-            got = activation_backward.launch(grad, preact, activation="gelu")
+            got = activation_backward.activation_backward(grad, preact, activation="gelu")
             expected = DERIVATIVES["gelu"](grad.double(), preact.double()).to(dtype)
             assert got.dtype == dtype
             assert got.is_contiguous()

@@ -22,7 +22,7 @@ def expected(grads, scale):
 
 def check(grads, scale=None):
     before = [g.clone() for g in grads]
-    sum_sq, found_inf = module.launch(grads, scale)
+    sum_sq, found_inf = module.check_and_norm(grads, scale)
     want, found = expected(grads, scale)
     assert sum_sq.shape == found_inf.shape == ()
     assert sum_sq.dtype == found_inf.dtype == torch.float32
@@ -30,7 +30,7 @@ def check(grads, scale=None):
     if not found:
         # A lane adds at most 16384 / 1024 + 2 squares in fp32, each rounded twice; fp64 above, one rounding at the end.
         assert sum_sq.item() == pytest.approx(want, rel=2 * 20 * 2.0**-24 + 2.0**-23, abs=2.0**-149)
-    again, _ = module.launch(grads, scale)
+    again, _ = module.check_and_norm(grads, scale)
     assert torch.equal(again, sum_sq) or found
     check_other_norms(grads, scale)
     for g, b in zip(grads, before, strict=True):
@@ -43,10 +43,10 @@ def check_other_norms(grads, scale):
     unscaled = [((g if g.dtype == torch.float64 else g.float()) * inv).flatten() for g in grads]
     want = torch.stack([torch.cat([u.abs(), u.new_zeros(1)]).amax().float() for u in unscaled])
     flags = torch.stack([(~u.isfinite()).any().float() for u in unscaled])
-    largest, found = module.launch(grads, scale, norm_type=math.inf)
+    largest, found = module.check_and_norm(grads, scale, norm_type=math.inf)
     torch.testing.assert_close(largest, want.amax(), rtol=0, atol=0, equal_nan=True)
     for norm_type in (2.0, math.inf):
-        norms, found = module.launch(grads, scale, norm_type=norm_type, per_tensor=True)
+        norms, found = module.check_and_norm(grads, scale, norm_type=norm_type, per_tensor=True)
         assert norms.shape == found.shape == (len(grads),)
         assert torch.equal(found, flags)
         if norm_type == math.inf:
@@ -91,14 +91,14 @@ def test_non_finite_elements(dtype, value, at):
     grads = [make(5, torch.float32), make(2041, dtype, 1)]
     grads[1][at] = value
     check(grads)
-    assert module.launch(grads)[1].item() == 1.0
+    assert module.check_and_norm(grads)[1].item() == 1.0
 
 
 def test_the_unscaled_value_decides():
     huge = [torch.full((9,), 1e30)]
-    assert module.launch(huge)[1].item() == 0.0, "finite elements whose sum overflows are no overflow"
-    assert module.launch(huge)[0].isinf()
-    assert module.launch(huge, torch.tensor(2.0**-30))[1].item() == 1.0
+    assert module.check_and_norm(huge)[1].item() == 0.0, "finite elements whose sum overflows are no overflow"
+    assert module.check_and_norm(huge)[0].isinf()
+    assert module.check_and_norm(huge, torch.tensor(2.0**-30))[1].item() == 1.0
 
 
 def test_dense_tensors_of_any_strides_are_read_in_place():
@@ -107,7 +107,7 @@ def test_dense_tensors_of_any_strides_are_read_in_place():
 
 
 def test_empty_lists_and_tensors():
-    assert [x.item() for x in module.launch([torch.empty(0), torch.empty(3, 0)])] == [0.0, 0.0]
+    assert [x.item() for x in module.check_and_norm([torch.empty(0), torch.empty(3, 0)])] == [0.0, 0.0]
 
 
 def test_more_tensors_than_one_launch_takes():
@@ -115,7 +115,7 @@ def test_more_tensors_than_one_launch_takes():
     grads[-1][0] = 100.0
     check(grads)
     grads[-1][0] = float("nan")
-    assert module.launch(grads)[1].item() == 1.0
+    assert module.check_and_norm(grads)[1].item() == 1.0
 
 
 def test_a_table_is_reused_only_for_the_same_list(monkeypatch):
@@ -139,18 +139,18 @@ def test_squares_below_the_range_of_fp32(dtype, exponent):
     small[20_000] = 2.0 ** (exponent + 30)
     check([small], torch.tensor(2.0**-4))
     want = small.double().square().sum()
-    assert module.launch([small])[0].item() == pytest.approx(want.item(), rel=2.0**-18, abs=2.0**-149)
+    assert module.check_and_norm([small])[0].item() == pytest.approx(want.item(), rel=2.0**-18, abs=2.0**-149)
 
 
 def test_a_finite_double_above_the_range_of_fp32():
     grads = [torch.tensor([1.0, -1e60], dtype=torch.float64)]
     for norm_type in (2.0, math.inf):
-        assert [x.item() for x in module.launch(grads, norm_type=norm_type)] == [math.inf, 0.0]
+        assert [x.item() for x in module.check_and_norm(grads, norm_type=norm_type)] == [math.inf, 0.0]
 
 
 def test_per_tensor_results_of_more_tensors_than_one_launch_takes():
     grads = [torch.full((1 + i % 3,), float(i)) for i in range(_tables.TENSORS_PER_TABLE + 5)]
     grads[7] = torch.empty(0)
-    norms, found = module.launch(grads, norm_type=math.inf, per_tensor=True)
+    norms, found = module.check_and_norm(grads, norm_type=math.inf, per_tensor=True)
     assert norms.tolist() == [0.0 if i == 7 else float(i) for i in range(len(grads))]
     assert not found.any()

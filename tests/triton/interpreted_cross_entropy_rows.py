@@ -8,7 +8,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._triton import cross_entropy_rows as module
-from amp_kernels.ops.cross_entropy_rows import op as ROWS
+from amp_kernels.ops.cross_entropy_rows import op
 from amp_kernels.testing.backends import check_backend
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -16,13 +16,13 @@ TOLERANCE = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.
 
 
 def test_the_samples():
-    assert check_backend(ROWS, "triton", "cpu") > 10
+    assert check_backend(op, "triton", "cpu") > 10
 
 
 def both(logits, target, weight, factor, grad, **options):
     """The kernel's loss and gradient, and the reference's."""
     results = []
-    for run in (module.launch, lambda *a, **k: ROWS.run("reference", *a, **k)):
+    for run in (module.cross_entropy_rows_, ak.backend("reference")(op)):
         loss, out = torch.full((logits.shape[0],), math.nan), None if grad is None else grad()
         run(logits, target, weight, factor, loss, out, **options)
         results.append((loss, out))
@@ -88,7 +88,7 @@ def test_in_place_and_without_a_gradient(small_blocks):
     (loss, out), _ = both(logits, target, None, torch.ones(3), lambda: torch.empty(3, 300))
     (alone, _), _ = both(logits, target, None, None, None)
     assert torch.equal(loss, alone)
-    module.launch(logits, target, None, torch.ones(3), alone, logits)
+    module.cross_entropy_rows_(logits, target, None, torch.ones(3), alone, logits)
     assert torch.equal(logits, out)
 
 
@@ -112,4 +112,4 @@ def test_the_kernel_checks_its_arguments():
         ((x, y, None, row, row, None), "factor and grad go together"),
     ]:
         with pytest.raises((TypeError, ValueError), match=f"cross_entropy_rows_: {message}"):
-            module.launch(*args)
+            module.cross_entropy_rows_(*args)

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from amp_kernels._triton import _gemm, gemm, gemm_accumulate, gemm_dact, gemm_preact
+import amp_kernels as ak
+from amp_kernels._triton import gemm as host
 from amp_kernels._triton._autotune import GemmConfig
 from amp_kernels.ops._gemm import ACTIVATIONS, GATED, output_shape
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
@@ -28,6 +30,12 @@ SIDES = {
     "one row for all": lambda t: t[..., :1, :].expand_as(t),
     "one column for all": lambda t: t[..., :1].expand_as(t),
 }
+
+
+@pytest.fixture(autouse=True)
+def _backend():
+    with ak.backend("triton"):
+        yield
 
 
 def rng(*seed):
@@ -64,7 +72,7 @@ def test_forward(activation):
         y, y_buffer = embed(torch.full(shape, math.nan, dtype=out_dtype), pad=i)
         z, z_buffer = embed(torch.full((*a.shape[:-1], N), math.nan, dtype=out_dtype), transposed=i == 2)
         with poisoned_allocations():
-            _gemm.run(y, a, b, bias, z, c, activation=activation, config=CONFIGS[i % 2], **factors)
+            host.run(y, a, b, bias, z, c, activation=activation, config=CONFIGS[i % 2], **factors)
         expected = {"out_dtype": out_dtype, "alpha": factors.get("alpha", 1.0)}
         assert_within(z, *reference_and_bound(a, b, bias, **expected))
         expected |= {"activation": activation, "beta": factors.get("beta", 1.0), "c": c}
@@ -82,13 +90,13 @@ def test_launchers_pass_on_what_they_get(activation):
     bias = torch.randn(N, generator=generator)
     c = torch.randn(output_shape(a, b, activation), generator=generator)
     factors = {"alpha": 0.5, "beta": 2.0, "activation": activation}
-    y = gemm.launch(a, b, bias, c, out_dtype=torch.float32, **factors)
-    again, z = gemm_preact.launch(a, b, bias, c, out_dtype=torch.float32, **factors)
+    y = gemm(a, b, bias, c, out_dtype=torch.float32, **factors)
+    again, z = gemm(a, b, bias, c, out_dtype=torch.float32, **factors, preact=True)
     assert_within(y, *reference_and_bound(a, b, bias, out_dtype=torch.float32, c=c, **factors))
     assert torch.equal(again, y)
-    assert torch.equal(z, gemm.launch(a, b, bias, alpha=0.5, out_dtype=torch.float32))
+    assert torch.equal(z, gemm(a, b, bias, alpha=0.5, out_dtype=torch.float32))
     # The activation sees the unrounded value.
-    rounded, z = gemm_preact.launch(a, b, bias, c, **factors)
+    rounded, z = gemm(a, b, bias, c, **factors, preact=True)
     assert torch.equal(rounded, y.to(dtype))
     assert rounded.dtype == z.dtype == dtype
 
@@ -97,14 +105,14 @@ def test_a_residual_with_factor_zero_is_not_read():
     a, b = torch.ones(3, 4, dtype=torch.float16), torch.ones(4, 6, dtype=torch.float16)
     for activation in ("none", "swiglu"):
         nan = torch.full(output_shape(a, b, activation), math.nan)
-        expected = gemm.launch(a, b, activation=activation)
+        expected = gemm(a, b, activation=activation)
         for got in (
-            gemm.launch(a, b, None, nan, beta=0.0, activation=activation),
-            gemm_preact.launch(a, b, None, nan, beta=0.0, activation=activation)[0],
+            gemm(a, b, None, nan, beta=0.0, activation=activation),
+            gemm(a, b, None, nan, beta=0.0, activation=activation, preact=True)[0],
         ):
             assert torch.equal(got, expected)
     c = torch.full((3, 6), math.nan)
-    gemm_accumulate.launch(c, a, b, beta=0.0)
+    gemm_accumulate_(c, a, b, beta=0.0)
     assert torch.equal(c, torch.full((3, 6), 4.0))
 
 
@@ -116,7 +124,7 @@ def test_splits_add_up(splits):
     start = integers(2, M, N, limit=9, dtype=torch.float32, generator=rng(3))
     c, buffer = embed(start, transposed=splits % 2 == 0)
     with poisoned_allocations():
-        _gemm.run(c, a, b, residual=c, beta=0.5, config=replace(SPLIT, block_k=16, splits=splits))
+        host.run(c, a, b, residual=c, beta=0.5, config=replace(SPLIT, block_k=16, splits=splits))
     assert torch.equal(c.double(), a.double() @ b.double() + 0.5 * start.double())
     assert_only_written(buffer, c)
 
@@ -128,9 +136,9 @@ def test_partial_sums_are_added_in_order():
     b = torch.ones(96, 1, dtype=torch.float16)
     b[0] = 2.0**12
     c = torch.empty(1, 1)
-    _gemm.run(c, a, b, config=SPLIT)
+    host.run(c, a, b, config=SPLIT)
     assert c.item() == 2.0**24
-    _gemm.run(c, a.flip(1), b.flip(0), config=SPLIT)
+    host.run(c, a.flip(1), b.flip(0), config=SPLIT)
     assert c.item() == 2.0**24 + 2
 
 
@@ -143,12 +151,12 @@ def test_batch_invariant(activation):
     kwargs = {"activation": activation, "out_dtype": torch.float32}
 
     def rows(m, **more):
-        y = gemm.launch(a[:m], b, **kwargs, **more)
-        dz, _ = gemm_dact.launch(a[:m], b, preact[:m], **kwargs, **more)
+        y = gemm(a[:m], b, **kwargs, **more)
+        dz, _ = gemm_dact(a[:m], b, preact[:m], **kwargs, **more)
         return y[:1], dz[:1]
 
     alone, among = rows(1, batch_invariant=True), rows(300, batch_invariant=True)
-    batched = gemm.launch(a[:2, None], torch.stack([b, b]), batch_invariant=True, **kwargs)
+    batched = gemm(a[:2, None], torch.stack([b, b]), batch_invariant=True, **kwargs)
     assert torch.equal(alone[0], among[0])
     assert torch.equal(alone[1], among[1])
     assert torch.equal(alone[0], batched[0])
@@ -158,11 +166,11 @@ def test_batch_invariant(activation):
 def test_batch_invariant_ignores_how_rows_are_aligned(monkeypatch):
     """An odd number of rows in a column-major a allows narrow copies only; the tiles stay those of N and K."""
     chosen = []
-    choose = _gemm.gemm_config
-    monkeypatch.setattr(_gemm, "gemm_config", lambda *args, **kw: chosen.append(choose(*args, **kw)) or chosen[-1])
+    choose = host.gemm_config
+    monkeypatch.setattr(host, "gemm_config", lambda *args, **kw: chosen.append(choose(*args, **kw)) or chosen[-1])
     for m, layout in itertools.product((16, 17), ("row", "column")):
         a = integers(m, 64, limit=1, dtype=torch.float16, generator=rng(m), layout=layout)
-        gemm.launch(a, torch.ones(64, 64, dtype=torch.float16), batch_invariant=True)
+        gemm(a, torch.ones(64, 64, dtype=torch.float16), batch_invariant=True)
     assert len(chosen) == 4
     assert len(set(chosen)) == 1
 
@@ -184,7 +192,7 @@ def test_backward(activation):
         sums = torch.full(shape[-1:], math.nan) if i != 1 else None
         kwargs = {"preact": z, "activation": activation, "backward": True, "config": CONFIGS[i // 2]}
         with poisoned_allocations():
-            _gemm.run(dz, a, b, sums=sums, **kwargs)
+            host.run(dz, a, b, sums=sums, **kwargs)
         expected = dact_reference_and_bound(a, b, z, activation=activation, out_dtype=out_dtype)
         assert_within(dz, *expected[:2])
         assert_only_written(buffer, dz)
@@ -198,7 +206,7 @@ def test_column_sums_are_those_of_all_rows_before_rounding():
     preact = torch.ones(640, 36, dtype=torch.float16)
     preact[::2] = -1
     dz, sums = torch.empty(640, 36, dtype=torch.float16), torch.empty(36)
-    _gemm.run(dz, a, b, preact=preact, activation="relu", backward=True, sums=sums, config=WHOLE)
+    host.run(dz, a, b, preact=preact, activation="relu", backward=True, sums=sums, config=WHOLE)
     assert dz[1, 0].item() == 2048
     assert torch.equal(sums, torch.full((36,), 320 * 2049.0))
 
@@ -207,10 +215,10 @@ def test_rows_beyond_the_last_are_not_summed():
     """They are zero, but zero times an infinite b is NaN."""
     a, b = torch.ones(5, 3, dtype=torch.float16), torch.ones(3, 4, dtype=torch.float16)
     b[1, 2] = math.inf
-    dz, sums = gemm_dact.launch(a, b, torch.ones(5, 4), activation="none", bias_grad=True)
+    dz, sums = gemm_dact(a, b, torch.ones(5, 4), activation="none", bias_grad=True)
     assert sums.tolist() == [15, 15, math.inf, 15]
     assert dz[0].tolist() == [3, 3, math.inf, 3]
-    empty, sums = gemm_dact.launch(a[:0], b, torch.ones(0, 8), activation="swiglu", bias_grad=True)
+    empty, sums = gemm_dact(a[:0], b, torch.ones(0, 8), activation="swiglu", bias_grad=True)
     assert empty.shape == (0, 8)
     assert sums.tolist() == [0] * 8
 
@@ -224,7 +232,7 @@ def test_gates_and_values_are_the_halves_of_the_columns(layout, tma):
         b[:, width:] = integers(K, width, limit=1, dtype=torch.float16, generator=rng(width + 1))
         bias = torch.cat([torch.full((width,), 64.0), torch.zeros(width)])  # silu(64) is 64
         y = torch.full((M, width), math.nan)
-        _gemm.run(y, a, LAYOUTS[layout](b), bias, activation="swiglu", config=replace(WHOLE, tma=tma))
+        host.run(y, a, LAYOUTS[layout](b), bias, activation="swiglu", config=replace(WHOLE, tma=tma))
         assert torch.equal(y.double(), 64 * (a.double() @ b[:, width:].double()))
 
 
@@ -233,7 +241,7 @@ def test_access_widths_of_halves():
     x = torch.zeros(2, 16, 64, dtype=torch.float16)
 
     def vec(t, n):
-        return _gemm._Matrix(t, n).vec
+        return host._Matrix(t, n).vec
 
     assert vec(x, 64) == vec(x, 32) == 8
     assert vec(x[..., :40], 20) == 4
@@ -241,7 +249,7 @@ def test_access_widths_of_halves():
     assert vec(x[..., :56].contiguous(), 28) == 4
     columns = torch.zeros(2, 42, 16, dtype=torch.float16).mT
     assert vec(columns, 21) == 8, "halves of whole columns are aligned as the columns are"
-    assert _gemm._Matrix(columns, 21).column_major
+    assert host._Matrix(columns, 21).column_major
     two_columns = torch.zeros(34, dtype=torch.float16).as_strided((1, 16, 2), (34, 1, 17))
     assert vec(two_columns, 1) == 1, "the second half begins at element 17"
     assert vec(x[:, :1].expand(2, 16, 64), 64) == 8

@@ -34,12 +34,12 @@ def test_forward(pieces, columns, centred):
     weight, bias = (torch.randn(columns, generator=generator) for _ in range(2))
     x[1] *= 1e30  # its squares overflow
     options = {"eps": 1e-5, "centred": centred, "out_dtype": torch.float32}
-    y, total, mean, rstd = norm_forward.launch(x, weight, bias, residual.bfloat16(), **options)
+    y, total, mean, rstd = norm_forward.norm_forward(x, weight, bias, residual.bfloat16(), **options)
     assert torch.equal(total, (x + residual.bfloat16()).bfloat16())
     assert_within(y, *norm_forward_bound(total, weight, bias, **options))
     expected = statistics(total.float(), 1e-5, centred)
     torch.testing.assert_close((mean, rstd), (expected[0] if centred else mean, expected[1]), rtol=1e-5, atol=1e-5)
-    y = norm_forward.launch(x, **options)[0]
+    y = norm_forward.norm_forward(x, **options)[0]
     assert_within(y, *norm_forward_bound(x, None, None, **options))
 
 
@@ -55,7 +55,7 @@ def test_backward(pieces, columns, centred, monkeypatch):
     for args in ((grad, x.half(), rstd, mean, weight, grad_sum), (grad.bfloat16(), x, rstd, mean, None, None)):
         dx, dx_bound, sums, sums_bound = norm_backward_bound(*args)
         for parameters in (0, 1, 2):
-            got, got_sums = norm_backward.launch(*args, parameters=parameters)
+            got, got_sums = norm_backward.norm_backward(*args, parameters=parameters)
             assert got.dtype == args[1].dtype
             assert_within(got, dx, dx_bound, "grad_x")
             assert_within(got_sums, sums[:parameters], sums_bound[:parameters], "sums")

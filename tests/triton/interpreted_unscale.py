@@ -34,7 +34,7 @@ def check(grads, inv=0.3, found=0.0):
     views = [w.as_strided(g.shape, g.stride(), g.storage_offset()) for w, g in zip(wanted, grads, strict=True)]
     flags = torch.tensor(found), torch.tensor(found)
     torch.ops.amp_kernels.unscale_(views, flags[0], torch.tensor(inv))
-    module.launch(grads, flags[1], torch.tensor(inv))
+    module.unscale_(grads, flags[1], torch.tensor(inv))
     for g, w in zip(grads, wanted, strict=True):
         assert_same_bits(whole(g), w)
     assert_same_bits(flags[1], flags[0])
@@ -94,7 +94,7 @@ def test_dense_strides_and_empty_tensors():
     x = make(120, torch.bfloat16).reshape(2, 3, 4, 5)
     check([x.clone(memory_format=torch.channels_last), x.clone().permute(3, 1, 0, 2), torch.empty(0, 3)])
     flag = torch.zeros(())
-    module.launch([torch.empty(0)], flag, torch.ones(()))
+    module.unscale_([torch.empty(0)], flag, torch.ones(()))
     assert flag.item() == 0.0
 
 

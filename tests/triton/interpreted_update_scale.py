@@ -15,7 +15,7 @@ from .bits import assert_same_bits
 
 def check(scale, streak, tolerated, found, growth=2.0, backoff=0.5, interval=3, low=0.0, high=math.inf, hysteresis=1):
     states = []
-    for run in (torch.ops.amp_kernels.update_scale_, module.launch):
+    for run in (torch.ops.amp_kernels.update_scale_, module.update_scale_):
         state = torch.tensor(scale), *(torch.tensor(x, dtype=torch.int32) for x in (streak, tolerated))
         run(*state, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis)
         states.append(state)

@@ -20,7 +20,7 @@ from .bits import assert_same_bits
 
 MAXIMIZE, NESTEROV, COUPLED, FLAG_STOCHASTIC, NO_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32
 SHAPES = ((7, 5), (0, 3), (), (1031,))
-LAUNCH = {"adamw": adamw.launch, "sgd": sgd.launch, "lion": lion.launch, "lamb": lamb.launch}
+LAUNCH = {"adamw": adamw.adamw_, "sgd": sgd.sgd_, "lion": lion.lion_, "lamb": lamb.lamb_}
 MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1, "lamb": 2}
 SPLIT = Kind(BF16, master=torch.int16)
 STOCHASTIC = Kind(BF16, stochastic=True, ema=True)
@@ -397,10 +397,10 @@ def test_a_split_weight_that_was_set_to_zero_is_zero(dtype, zero):
 def test_a_second_step_reuses_the_tables_and_a_new_gradient_does_not(monkeypatch):
     monkeypatch.setattr(_tables, "_uploads", type(_tables._uploads)())
     update = Update([Kind(F32)], shapes=SHAPES)
-    update.adamw(op=adamw.launch)
+    update.adamw(op=adamw.adamw_)
     tables = len(_tables._uploads)
-    update.adamw(op=adamw.launch)
+    update.adamw(op=adamw.adamw_)
     assert len(_tables._uploads) == tables
     update.grads = [g.clone() for g in update.grads]
-    update.adamw(op=adamw.launch)
+    update.adamw(op=adamw.adamw_)
     assert len(_tables._uploads) == tables + 1

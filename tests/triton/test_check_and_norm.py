@@ -15,7 +15,7 @@ from . import aot
 def test_compiles_with_wide_loads(arch, tensors, scaled, per_tensor):
     grads = [torch.zeros(1, dtype=torch.bfloat16)] * tensors
     with aot.compiling_for(arch) as kernels:
-        module.launch(grads, torch.ones(()) if scaled else None, per_tensor=per_tensor)
+        module.check_and_norm(grads, torch.ones(()) if scaled else None, per_tensor=per_tensor)
     main, finish = kernels
     # fp16 and bf16 take one 16-byte load for a thread's eight elements, fp32 two, fp64 four. A lost alignment hint or a
     # masked main loop makes all of them scalar.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from amp_kernels._triton import _autotune, _gemm, activation_backward
+from amp_kernels._triton import _autotune, activation_backward, gemm
 from amp_kernels._triton._autotune import GemmConfig, gemm_config
 from amp_kernels.ops._gemm import ACTIVATIONS
 
@@ -18,7 +18,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 CP_ASYNC = r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], "
 TENSOR_CORE = {80: r"mma\.sync\.aligned\.m16n8k16", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma"}
 
-#: name -> (output dtype or None, arguments of _gemm.run with dtypes for tensors, those of candidates). The last of each of the
+#: name -> (output dtype or None, arguments of gemm.run with dtypes for tensors, those of candidates). The last of each of the
 #: kinds that candidates tells apart is the one that takes the most registers.
 FULL, GATED = {"full_epilogue": True}, {"full_epilogue": True, "gated": True}
 BIAS = {"bias": torch.float32}
@@ -47,7 +47,7 @@ def matrix(rows, columns, dtype, layout):
 def compile_all(
     arch, config, *, dtype=torch.float16, layouts=("row", "column"), sizes=(256, 512, 384), epilogue="plain", **more
 ):
-    """The kernels that one call of _gemm.run launches."""
+    """The kernels that one call of gemm.run launches."""
     m, n, k = sizes
     out_dtype, arguments, _ = EPILOGUES[epilogue]
     arguments = arguments | more
@@ -64,7 +64,7 @@ def compile_all(
     arguments = {name: make[name](value) if name in make else value for name, value in arguments.items()}
     a, b = matrix(m, k, dtype, layouts[0]), matrix(k, b_columns, dtype, layouts[1])
     with aot.compiling_for(arch) as kernels:
-        _gemm.run(c, a, b, config=config, **arguments)
+        gemm.run(c, a, b, config=config, **arguments)
     return kernels
 
 
@@ -200,7 +200,7 @@ def test_activation_backward_is_memory_bound_code(arch, activation):
     z = torch.empty(255, 1056 if gated else 513, dtype=torch.bfloat16)
     grad = torch.empty(255, 528, dtype=torch.bfloat16) if gated else z
     with aot.compiling_for(arch) as kernels:
-        activation_backward.launch(grad, z, activation=activation)
+        activation_backward.activation_backward(grad, z, activation=activation)
     copies = 2 if gated else 1  # such a row ends with a whole group, so its masks are as fine
     assert aot.count(r"ld\.global\.v4\.b32", kernels[0]) == copies * (2 + gated)
     assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == copies * (1 + gated)
@@ -314,10 +314,10 @@ def test_every_configuration_computes_exactly(layouts, size):
         for whole, splits in itertools.product(_autotune.candidates(capability, vec), (1, 3)):
             config = replace(whole, splits=splits)
             c = torch.full((m, n), torch.nan, device="cuda")
-            _gemm.run(c, a, b, config=config)
+            gemm.run(c, a, b, config=config)
             assert torch.equal(c.double(), expected), config
             again = torch.empty_like(c)
-            _gemm.run(again, a, b, config=config)
+            gemm.run(again, a, b, config=config)
             assert torch.equal(c, again), config
 
 
@@ -327,6 +327,6 @@ def test_more_than_2_to_31_elements_on_a_gpu():
     a[-1] = 1
     b = torch.ones(2**14 + 8, 32, dtype=torch.bfloat16, device="cuda")
     c = torch.empty(2**17 + 64, 32, device="cuda")
-    _gemm.run(c, a, b)
+    gemm.run(c, a, b)
     assert (c[-1] == 2**14 + 8).all()
     assert (c[:-1] == 0).all()

@@ -16,7 +16,7 @@ def test_compiles(arch, columns, whole):
     weight = torch.ones(columns)
     statistic = torch.zeros(2)
     with aot.compiling_for(arch) as kernels:
-        norm_forward.launch(x, weight, weight, residual, eps=0.1, centred=True, out_dtype=torch.bfloat16)
+        norm_forward.norm_forward(x, weight, weight, residual, eps=0.1, centred=True, out_dtype=torch.bfloat16)
         norm_backward._run(x, residual, statistic, statistic, weight, residual, parameters=2, strips=1)
     assert len(kernels) == 2
     for kernel in kernels:

@@ -30,7 +30,7 @@ def check_rounding(kernel):
 @pytest.mark.parametrize("tensors", [1, _tables.TENSORS_PER_TABLE])
 def test_unscale(arch, tensors):
     with aot.compiling_for(arch) as kernels:
-        unscale.launch([torch.zeros(1)] * tensors, torch.zeros(()), torch.ones(()))
+        unscale.unscale_([torch.zeros(1)] * tensors, torch.zeros(()), torch.ones(()))
     (kernel,) = kernels
     # Two 16-byte accesses a thread for each of fp16, bf16 and fp32, and two for fp64.
     assert (aot.count(WIDE_LOAD, kernel), aot.count(WIDE_STORE, kernel)) == (6, 6)
@@ -43,7 +43,7 @@ def test_unscale(arch, tensors):
 def test_update_scale(arch):
     trackers = (torch.zeros((), dtype=torch.int32) for _ in range(2))
     with aot.compiling_for(arch) as kernels:
-        update_scale.launch(torch.ones(()), *trackers, [torch.zeros(())], 2.0, 0.5, 2000, 0.0, 1e9, 1)
+        update_scale.update_scale_(torch.ones(()), *trackers, [torch.zeros(())], 2.0, 0.5, 2000, 0.0, 1e9, 1)
     check_fits(kernels[0], 1)
     check_rounding(kernels[0])
 
@@ -58,7 +58,7 @@ def compile_update(arch, op, kind, *, grad=None, moment=F32, amsgrad=False, tens
             assert t.data_ptr() % 16 == (skew * t.element_size() if tensors is update.grads else 0)
     call = call or {"grad_scale": 2.0, "found_inf": 0.0, "sum_sq": 1.0, "max_norm": 1.0}
     with aot.compiling_for(arch) as kernels:
-        getattr(update, op.__name__.rpartition(".")[2])(op=op.launch, **call)
+        getattr(update, op.__name__.rpartition(".")[2])(op=getattr(op, f"{op.__name__.rpartition('.')[2]}_"), **call)
     return kernels
 
 

@@ -1,4 +1,4 @@
-// gemm, gemm_preact and gemm_accumulate_ on the CPU.
+// gemm and gemm_accumulate_ on the CPU.
 //
 // Work: 2 M N K flops in the fp32 product (gemm_product.cpp), then one pass over the M N fp32 sums that finishes them
 // and rounds once: z = alpha * sum + bias, activation(z) + beta * residual. The pass walks tiles of a row that stay in
@@ -112,10 +112,11 @@ void finish_row(const Epilogue& e, float* z, int64_t r, int64_t m, int64_t n) {
   }
 }
 
-// The product and its epilogue; the pre-activation goes to `preact` where that is given.
-Tensor run(const char* op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-           const std::optional<Tensor>& residual, double alpha, double beta, const std::string& activation_name,
-           std::optional<ScalarType> out_dtype, bool batch_invariant, Tensor* preact) {
+// `z` is undefined unless it is asked for: even an empty tensor takes a microsecond to make.
+std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
+                                std::optional<Tensor> residual, double alpha, double beta, std::string activation_name,
+                                std::optional<ScalarType> out_dtype, bool batch_invariant, bool preact) {
+  constexpr const char* op = "gemm";
   check_operands(op, a, b);
   const Activation activation = activation_named(op, activation_name);
   const ScalarType type = output_dtype(op, a, out_dtype);
@@ -151,29 +152,16 @@ Tensor run(const char* op, const Tensor& a, const Tensor& b, const std::optional
   const bool over_sums = type == ScalarType::Float && !is_gated(activation);
   const Tensor out = over_sums ? acc : torch::stable::new_empty(acc, sizes, type);
   e.out = Span(out);
+  Tensor z;
   if (preact) {
-    *preact = torch::stable::new_empty(acc, acc.sizes(), type);
-    e.preact = Span(*preact);
+    z = torch::stable::new_empty(acc, acc.sizes(), type);
+    e.preact = Span(z);
   }
   float* sums = static_cast<float*>(acc.mutable_data_ptr());
   const int64_t rows = n == 0 ? 0 : acc.numel() / n;
   torch::stable::parallel_for(0, rows, rows_per_thread(n), [&e, sums, m, n](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) finish_row(e, sums + r * n, r, r % m, n);
   });
-  return out;
-}
-
-Tensor gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias, std::optional<Tensor> residual, double alpha,
-            double beta, std::string activation, std::optional<ScalarType> out_dtype, bool batch_invariant) {
-  return run("gemm", a, b, bias, residual, alpha, beta, activation, out_dtype, batch_invariant, nullptr);
-}
-
-std::tuple<Tensor, Tensor> gemm_preact(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
-                                       std::optional<Tensor> residual, double alpha, double beta,
-                                       std::string activation, std::optional<ScalarType> out_dtype,
-                                       bool batch_invariant) {
-  Tensor z;
-  Tensor out = run("gemm_preact", a, b, bias, residual, alpha, beta, activation, out_dtype, batch_invariant, &z);
   return {out, z};
 }
 
@@ -213,6 +201,5 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {
   m.impl("gemm", TORCH_BOX(&ak::gemm));
-  m.impl("gemm_preact", TORCH_BOX(&ak::gemm_preact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));
 }

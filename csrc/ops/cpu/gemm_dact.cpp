@@ -111,8 +111,6 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   const Tensor acc = product(a, b, batch_invariant);
   const Tensor z = torch::stable::contiguous(preact);
   const Tensor dz = torch::stable::new_empty(acc, sizes, type);
-  const std::vector<int64_t> sums_size{bias_grad ? width : 0};
-  const Tensor sums = torch::stable::new_empty(acc, sums_size, ScalarType::Float);
   const Backward backward{activation,
                           static_cast<const float*>(acc.const_data_ptr()),
                           columns,
@@ -132,9 +130,13 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
         backward.row(r, partial ? partial + block * backward.width : nullptr);
     }
   });
-  float* total = static_cast<float*>(sums.mutable_data_ptr());
-  std::fill_n(total, sums.numel(), 0.0f);
-  for (int64_t block = 0; block < blocks && partial; ++block) add_span(partial + block * width, total, width);
+  Tensor sums;
+  if (bias_grad) {
+    sums = torch::stable::new_empty(acc, std::vector<int64_t>{width}, ScalarType::Float);
+    float* total = static_cast<float*>(sums.mutable_data_ptr());
+    std::fill_n(total, width, 0.0f);
+    for (int64_t block = 0; block < blocks; ++block) add_span(partial + block * width, total, width);
+  }
   return {dz, sums};
 }
 

@@ -1,4 +1,4 @@
-// gemm, gemm_preact, gemm_dact and gemm_accumulate_ on a GPU: checks, how the operands lie, outputs and scratch from
+// gemm, gemm_dact and gemm_accumulate_ on a GPU: checks, how the operands lie, outputs and scratch from
 // torch's allocator, and the launch that csrc/tuning/gemm.h chooses.
 //
 // An operand whose rows or columns are contiguous is taken as it lies, whatever its alignment; any other is copied
@@ -205,9 +205,11 @@ GemmOutput output_of(ScalarType type) {
   return type == ScalarType::Float ? GemmOutput::kFloat32 : GemmOutput::kInputType;
 }
 
-Tensor run_forward(const char* op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-                   const std::optional<Tensor>& residual, double alpha, double beta, const std::string& activation,
-                   std::optional<ScalarType> out_dtype, bool batch_invariant, Tensor* z) {
+// `z` is undefined unless it is asked for.
+std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
+                                std::optional<Tensor> residual, double alpha, double beta, std::string activation,
+                                std::optional<ScalarType> out_dtype, bool batch_invariant, bool preact) {
+  constexpr const char* op = "gemm";
   Call call(op, a, b, batch_invariant);
   const ScalarType type = call.output_dtype(out_dtype);
   GemmEpilogue& e = call.problem.epilogue;
@@ -223,27 +225,13 @@ Tensor run_forward(const char* op, const Tensor& a, const Tensor& b, const std::
     const GemmValues values = call.beside("residual", *residual, out);
     if (beta != 0) e.residual = values;
   }
-  if (z) {
-    *z = call.output("preact", n, type);
-    if (z->numel() > 0) e.z = values_of(*z, z->mutable_data_ptr());
+  Tensor z;
+  if (preact) {
+    z = call.output("preact", n, type);
+    if (z.numel() > 0) e.z = values_of(z, z.mutable_data_ptr());
   }
   call.problem.c = values_of(out, out.mutable_data_ptr());
   if (!call.empty()) call.run(output_of(type));
-  return out;
-}
-
-Tensor gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias, std::optional<Tensor> residual, double alpha,
-            double beta, std::string activation, std::optional<ScalarType> out_dtype, bool batch_invariant) {
-  return run_forward("gemm", a, b, bias, residual, alpha, beta, activation, out_dtype, batch_invariant, nullptr);
-}
-
-std::tuple<Tensor, Tensor> gemm_preact(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
-                                       std::optional<Tensor> residual, double alpha, double beta,
-                                       std::string activation, std::optional<ScalarType> out_dtype,
-                                       bool batch_invariant) {
-  Tensor z;
-  Tensor out =
-      run_forward("gemm_preact", a, b, bias, residual, alpha, beta, activation, out_dtype, batch_invariant, &z);
   return {out, z};
 }
 
@@ -256,10 +244,11 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   e.activation = activation_named(op, activation);
   const int64_t columns = static_cast<int64_t>(call.problem.n) * (is_gated(e.activation) ? 2 : 1);
   const Tensor dz = call.output("dz", columns, type);
-  const Tensor sums = call.gpu.empty({"sums"}, {bias_grad ? columns : 0}, ScalarType::Float);
+  Tensor sums;
+  if (bias_grad) sums = call.gpu.empty({"sums"}, {columns}, ScalarType::Float);
   const GemmValues values = call.beside("preact", preact, dz);
   if (call.empty()) {  // sums over no rows
-    call.gpu.zero(sums, static_cast<size_t>(sums.numel()) * 4);
+    if (bias_grad) call.gpu.zero(sums, static_cast<size_t>(columns) * 4);
     return {dz, sums};
   }
   e.preact = values;
@@ -301,7 +290,6 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
 
 AK_GPU_OPS(m) {
   m.impl("gemm", TORCH_BOX(&ak::gemm));
-  m.impl("gemm_preact", TORCH_BOX(&ak::gemm_preact));
   m.impl("gemm_dact", TORCH_BOX(&ak::gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));
 }
