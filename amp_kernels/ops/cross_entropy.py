@@ -39,14 +39,14 @@ class Options(NamedTuple):
 
 
 def denominator(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
-    """What a mean divides by, in fp32: the weights of the rows that count; of rows of probabilities, their number."""
+    """What a mean divides by, in fp32 or the dtype of ``weight``: the weights of the rows that count; of probabilities, their number."""
     if target.dtype != torch.int64:
         return torch.full((), float(target.shape[0]), device=target.device)
     counted = target != options.ignore_index
     if weight is None:
         return counted.sum(dtype=torch.float32)
     inside = counted & (target >= 0) & (target < weight.shape[0])
-    return torch.where(inside, weight[torch.where(inside, target, 0)], 0.0).sum(dtype=torch.float32)
+    return torch.where(inside, weight[torch.where(inside, target, 0)], 0.0).sum()
 
 
 def reduced(loss: Tensor, reduction: str, divisor: Tensor | None) -> Tensor:
@@ -118,19 +118,20 @@ class _CrossEntropy(torch.autograd.Function):
 def composed(logits: Tensor, target: Tensor, weight: Tensor | None, reduction: str, options: Options) -> Tensor:
     """The loss of [N, V] logits in torch's operations, in fp32 or fp64."""
     x = logits if logits.dtype == torch.float64 else logits.float()
-    soft = target.is_floating_point()
     weight = None if weight is None else weight.to(x.dtype)
-    y = target.to(x.dtype) if soft else target
-    chosen = {} if soft else {"ignore_index": options.ignore_index}
-    if not options.z_loss:
-        return F.cross_entropy(x, y, weight, reduction=reduction, label_smoothing=options.label_smoothing, **chosen)
-    loss = F.cross_entropy(x, y, weight, reduction="none", label_smoothing=options.label_smoothing, **chosen)
-    z = options.z_loss * x.logsumexp(1).square()
-    if not soft:
-        counted = target != options.ignore_index
-        z = torch.where(counted, z if weight is None else z * weight[torch.where(counted, target, 0)], 0.0)
-    divisor = denominator(target, weight, options) if reduction == "mean" else None
-    return reduced(loss + z, reduction, divisor)
+    smoothing = options.label_smoothing
+    if target.is_floating_point():  # not torch's cross_entropy, which takes no symbolic shapes here
+        y = (1 - smoothing) * target.to(x.dtype) + smoothing / x.shape[1]
+        loss = -((y if weight is None else y * weight) * x.log_softmax(1)).sum(1)
+    else:
+        index = options.ignore_index
+        loss = F.cross_entropy(x, target, weight, reduction="none", label_smoothing=smoothing, ignore_index=index)
+        counted = target != index
+        row = counted if weight is None else counted * weight[torch.where(counted, target, 0)]
+    if options.z_loss:
+        z = options.z_loss * x.logsumexp(1).square()
+        loss = loss + (z if target.is_floating_point() else torch.where(counted, row * z, 0.0))
+    return reduced(loss, reduction, denominator(target, weight, options) if reduction == "mean" else None)
 
 
 def by_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,6 +244,7 @@ def samples(device: str) -> Iterator[Sample]:
         target.view(-1)[1:2] = -100
         return target
 
+    yield (normal(4, 5, dtype=torch.bfloat16), normal(4, 5, dtype=torch.float32, grad=False).softmax(1)), {}
     for dtype in FLOATS:
         yield (normal(4, 5, dtype=dtype), classes(4)), {}
         weight = normal(5, dtype=dtype, grad=False).abs()

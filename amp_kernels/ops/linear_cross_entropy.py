@@ -210,6 +210,8 @@ def samples(device: str) -> Iterator[Sample]:
     def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
+    soft = normal(3, 5, dtype=torch.float32, grad=False).softmax(1)
+    yield (normal(3, 4, dtype=torch.bfloat16), normal(5, 4, dtype=torch.bfloat16), soft), {}
     for dtype in FLOATS:
         target = torch.randint(5, (2, 3), generator=generator).to(device)
         target[0, 1] = -100

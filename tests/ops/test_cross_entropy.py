@@ -319,6 +319,15 @@ def test_without_a_gradient_nothing_of_the_size_of_the_logits_is_made():
     assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < logits.numel()
 
 
+def test_float64_is_torchs_to_its_last_digits():
+    logits, target, _ = problem(5, 7, torch.float64)
+    weight = torch.rand(7, dtype=torch.float64) + 0.5
+    for y in (target, torch.randn(5, 7, dtype=torch.float64).softmax(1)):
+        got = cross_entropy(logits, y, weight, label_smoothing=0.1)
+        want = F.cross_entropy(logits, y, weight, label_smoothing=0.1)
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=0)
+
+
 def test_gradcheck_and_second_derivatives_in_float64():
     logits, target, weight = problem(3, 5, torch.float64)
     soft = torch.randn(3, 5, dtype=torch.float64).softmax(1).requires_grad_()
