@@ -50,63 +50,18 @@ def swiglu(gate: _Floats, up: _Floats) -> _Floats: ...
 def swiglu_backward(grad: _Floats, gate: _Floats, up: _Floats) -> tuple[_Floats, _Floats]: ...
 def inverse_scale(scale: float) -> float: ...
 def clip_factor(sum_sq: float, max_norm: float) -> float: ...
-def adamw(
+def update(
+    op: str,
     p: _Floats,
-    m: _Floats,
-    v: _Floats,
+    moments: list[_Floats],
     grad: _Floats,
-    step: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    coupled_decay: bool = False,
+    options: Sequence[float],
+    flags: int = 0,
+    step: float = 1.0,
     inv_scale: float = 1.0,
     clip: float = 1.0,
-    max_v: _Floats | None = None,
-) -> None: ...
+) -> float | None: ...
 def ema(average: _Floats, weight: _Floats, decay: float) -> None: ...
-def sgd(
-    p: _Floats,
-    buffer: _Floats | None,
-    grad: _Floats,
-    step: float,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool = False,
-    inv_scale: float = 1.0,
-    clip: float = 1.0,
-) -> None: ...
-def lion(
-    p: _Floats,
-    m: _Floats,
-    grad: _Floats,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    inv_scale: float = 1.0,
-    clip: float = 1.0,
-) -> None: ...
-def lamb(
-    p: _Floats,
-    m: _Floats,
-    v: _Floats,
-    grad: _Floats,
-    step: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    bias_correction: bool = True,
-    adapt_all: bool = False,
-    inv_scale: float = 1.0,
-    clip: float = 1.0,
-) -> float: ...
 def update_loss_scale(
     scale: float,
     growth_tracker: int,

@@ -46,11 +46,12 @@ class Op:
         *,
         composite: bool = False,
         tensor_cores: bool = False,
+        family: str | None = None,
     ):
         self.schema = torch._C.parse_schema(f"{NAMESPACE}::{schema}")
         self.name = self.schema.name.removeprefix(f"{NAMESPACE}::")
         #: The module that defines it, and the module of each backend that has it: ``gemm`` of ops/gemm.py and _triton/gemm.py.
-        self.family = reference.__module__.rpartition(".")[2]
+        self.family = family or reference.__module__.rpartition(".")[2]
         self.reference = reference
         self.samples = samples
         self.composite = composite
@@ -96,11 +97,6 @@ class Op:
             self._bump_versions(args, kwargs)
         return result
 
-    def compiled(self, *args, **kwargs):
-        """The C++ kernel alone: no choice of a backend, no autograd, and version counters are the caller's business."""
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            return self.overload(*args, **kwargs)
-
     @functools.cached_property
     def triton(self) -> Callable:
         """The function of Triton's backend: it has the op's name and signature, in ``_triton/<family>.py``."""
@@ -143,6 +139,25 @@ class Op:
         return kernel
 
 
+class KernelOp:
+    """A private op that C++ alone implements: no reference, no samples, no autograd, and not in the registry.
+
+    For callers within the package who know that their arguments are right; version counters are their business, too. Its
+    name begins with an underscore. Runs on the emulator if that is what the user chose.
+    """
+
+    def __init__(self, schema: str):
+        for library in (LIBRARY, EMULATED_LIBRARY):
+            library.define(schema)
+        name = schema.partition("(")[0]
+        self._overloads = [getattr(getattr(torch.ops, namespace), name).default for namespace in (NAMESPACE, EMULATED)]
+
+    def __call__(self, *args):
+        overload = self._overloads[policy.requested_backend() == "emulate"]
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return overload(*args)
+
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher
 
 
@@ -164,6 +179,7 @@ def define(
     composite: bool = False,
     tensor_cores: bool = False,
     flop_count: Callable[..., int] | None = None,
+    family: str | None = None,
 ) -> Op:
     """Define an op of the package and return it.
 
@@ -179,12 +195,13 @@ def define(
         tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0).
         flop_count: ``(*args, out_shape, **kwargs) -> int`` with shapes in place of tensors, for ``torch.utils.flop_counter``.
 
-    The op belongs to the family of the module that its reference is written in, and that is where each backend keeps it.
+        family: the name of the module where each backend keeps the op; ``None`` for that of the module that its reference is
+            written in.
     """
     LIBRARY.define(schema)
     if not composite:
         EMULATED_LIBRARY.define(schema)
-    op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores)
+    op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores, family=family)
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
         LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
     else:

@@ -1,5 +1,5 @@
-"""What all updates share in Triton: one step over a list of parameters, as kernels that know the optimizer by two
-functions alone.
+"""A step of any rule in Triton, over a list of parameters: kernels that know the optimizer by two functions alone, which are
+what ``<name>.py`` holds. The formula is csrc/math/<name>.h.
 
 ``prepare_kernel``, one lane a parameter: increments the step count and derives from it, in double, the few scalars that
 all elements of the parameter share. It runs before the update, so no program ever reads a count that another one is about
@@ -33,6 +33,7 @@ from ._tables import chunk_ends, find_chunk
 ROW = tl.constexpr(16)  # words a parameter that prepare_kernel writes:
 EMA_TAKE, STEP, INDEX, SCALARS = map(tl.constexpr, (2, 3, 4, 5))  # behind inverse scale and clip factor
 FIRST_OPERAND = tl.constexpr(3)  # column; before: chunks up to and including this parameter, numel, place in `rows`
+FIRST_OPTION = tl.constexpr(2)  # column of a group: the learning rate
 FLAG_MAXIMIZE = tl.constexpr(MAXIMIZE)
 PREPARE_BLOCK = 128
 BLOCK = 1024
@@ -49,9 +50,12 @@ def real(address):
 
 
 @triton.jit
-def read_six(row):
-    """``read`` of a :class:`Rule` with six scalars."""
-    return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+def read_scalars(row, COUNT: tl.constexpr):
+    """What ``prepare_kernel`` derived for a parameter."""
+    scalars = ()
+    for i in tl.static_range(COUNT):
+        scalars += (tl.load(row + SCALARS + i),)
+    return scalars
 
 
 @triton.jit
@@ -68,7 +72,7 @@ def power(base, exponent):
 @triton.jit
 def learning_rate(group, LRS: tl.constexpr):
     """Of the group whose row is ``group``, as a double."""
-    return tl.load(tl.load(group).to(tl.pointer_type(tl.float32))).to(tl.float64) if LRS else real(group + 2)
+    return tl.load(tl.load(group).to(tl.pointer_type(tl.float32))).to(tl.float64) if LRS else real(group + FIRST_OPTION)
 
 
 @triton.jit
@@ -96,8 +100,8 @@ def prepare_kernel(
     LRS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``counters``: address of the step count, group, index. ``groups``: address of the learning rate, flags, learning rate,
-    what ``DERIVE(group, lr, flags, step)`` wants to know, and last the decay of the average."""
+    """``counters``: address of the step count, group, index. ``groups``: address of the learning rate, flags, the options of
+    the rule's declaration, and last the decay of the average. ``DERIVE(options, flags, step)`` gives the scalars."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if found_inf is not None:
         n = tl.where(tl.load(found_inf) > 0.0, 0, n)
@@ -106,7 +110,9 @@ def prepare_kernel(
     counter = tl.load(counters + row * 3).to(tl.pointer_type(tl.float32))
     group = groups + tl.load(counters + row * 3 + 1) * GROUP_COLUMNS
     flags = tl.load(group + 1)
-    lr = learning_rate(group, LRS)
+    options = (learning_rate(group, LRS),)
+    for i in tl.static_range(FIRST_OPTION + 1, GROUP_COLUMNS - 1):
+        options += (real(group + i),)
     step = tl.load(counter) + 1.0
 
     scale = 1.0 if grad_scale is None else tl.load(grad_scale)
@@ -122,7 +128,7 @@ def prepare_kernel(
     words = out.to(tl.pointer_type(tl.uint32))
     tl.store(words + STEP, step.to(tl.uint32), mask=mask)
     tl.store(words + INDEX, tl.load(counters + row * 3 + 2).to(tl.uint32), mask=mask)
-    scalars = DERIVE(group, lr, flags, step)
+    scalars = DERIVE(options, flags, step)
     for i in tl.static_range(len(scalars)):
         tl.store(out + SCALARS + i, scalars[i], mask=mask)
     tl.store(counter, step, mask=mask)
@@ -210,7 +216,7 @@ def update_kernel(
     ALIGNED: tl.constexpr,
     EMA: tl.constexpr,
     STOCHASTIC: tl.constexpr,
-    READ: tl.constexpr,
+    SCALAR_COUNT: tl.constexpr,
     APPLY: tl.constexpr,
     TENSORS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -231,7 +237,7 @@ def update_kernel(
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         row, begin, count = find_chunk(table, ends, chunk, COLUMNS)
         shared = rows + tl.load(row + 2) * ROW
-        inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), READ(shared + SCALARS)
+        inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, SCALAR_COUNT)
         words = shared.to(tl.pointer_type(tl.uint32))
         ema_take = tl.load(shared + EMA_TAKE) if EMA else None
         key = (seed, tl.load(words + STEP), tl.load(words + INDEX)) if STOCHASTIC else None
@@ -252,45 +258,51 @@ def update_kernel(
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer: three jitted functions.
+    """An optimizer: two jitted functions.
 
-    ``derive(group, lr, flags, step)`` computes a parameter's scalars from its group's options, ``read(address)`` loads
-    them again, ``apply(weight, moments, grad, scalars)`` is the step of an element.
+    ``derive(options, flags, step)`` computes float32 scalars of a parameter from the options of its group, doubles in the
+    order of the declaration; ``apply(weight, moments, grad, scalars)`` is the step of an element, weight and moments.
+    ``scalars``: how many ``apply`` is given.
+
+    ``first_pass(classes, tables, rows, found_inf)``, for an optimizer of two passes over memory, updates the moments and
+    may add scalars to rows; ``grad`` is ``None`` then, and ``apply`` returns the weight alone.
     """
 
     derive: Callable
-    read: Callable
     apply: Callable
+    scalars: int
+    first_pass: Callable | None = None
 
-
-def launch(
-    rule: Rule,
-    params: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    moments: Sequence[Sequence[torch.Tensor]],
-    steps: Sequence[torch.Tensor],
-    masters: Sequence[torch.Tensor],
-    shadows: Sequence[torch.Tensor],
-    emas: Sequence[torch.Tensor],
-    layout: torch.Tensor,
-    lrs: Sequence[torch.Tensor],
-    grad_scale: torch.Tensor | None,
-    found_inf: torch.Tensor | None,
-    sum_sq: torch.Tensor | None,
-    options: Sequence[tuple[float, ...]],
-    ema_decay: Sequence[float],
-    flags: Sequence[int],
-    max_norm: float,
-    seed: int,
-) -> None:
-    """One step; the arguments are the ops'. ``options``: for each group the learning rate and what ``rule`` wants besides,
-    as doubles."""
-    device = params[0].device
-    counters, classes = classes_of(params, grads, moments, steps, masters, shadows, emas, layout.tolist(), flags)
-    tables = Tables.of(counters, options, ema_decay, flags, lrs, device)
-    with _tables.on(device):
-        rows = prepare(rule, tables, grad_scale, found_inf, sum_sq, max_norm)
-        update(rule, classes, rows, found_inf, seed)
+    def launch(
+        self,
+        params: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        moments: Sequence[torch.Tensor],
+        steps: Sequence[torch.Tensor],
+        masters: Sequence[torch.Tensor],
+        shadows: Sequence[torch.Tensor],
+        emas: Sequence[torch.Tensor],
+        layout: torch.Tensor,
+        lrs: Sequence[torch.Tensor],
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+        sum_sq: torch.Tensor | None,
+        options: Sequence[float],
+        ema_decay: Sequence[float],
+        flags: Sequence[int],
+        max_norm: float,
+        seed: int,
+    ) -> None:
+        """One step; the op's signature (:class:`amp_kernels.ops._update.UpdateOp`)."""
+        device, state = params[0].device, (moments, steps, masters, shadows, emas, layout.tolist(), flags)
+        counters, classes = classes_of(params, grads, *state)
+        tables = Tables.of(counters, options, ema_decay, flags, lrs, device)
+        with _tables.on(device):
+            rows = prepare(self, tables, grad_scale, found_inf, sum_sq, max_norm)
+            if self.first_pass is not None:
+                self.first_pass(classes, tables, rows, found_inf)
+                _, classes = classes_of(params, None, *state)
+            update(self, classes, rows, found_inf, seed)
 
 
 @dataclass(frozen=True)
@@ -307,15 +319,16 @@ class Tables:
     def of(
         cls,
         counters: tuple[tuple[int, int, int], ...],
-        options: Sequence[tuple[float, ...]],
+        options: Sequence[float],
         ema_decay: Sequence[float],
         flags: Sequence[int],
         lrs: Sequence[torch.Tensor],
         device: torch.device,
     ) -> Tables:
+        count = len(options) // len(flags)
         groups = tuple(
-            (lrs[i].data_ptr() if lrs else 0, flags[i], *map(_tables.bits, (*values, ema_decay[i])))
-            for i, values in enumerate(options)
+            (lrs[i].data_ptr() if lrs else 0, flag, *map(_tables.bits, (*options[i * count :][:count], ema_decay[i])))
+            for i, flag in enumerate(flags)
         )
         counted, grouped = (_tables.upload(rows, device) for rows in (counters, groups))
         return cls(counted, len(counters), grouped, len(groups[0]), bool(lrs))
@@ -371,7 +384,7 @@ def update(
                 ALIGNED=aligned,
                 EMA=ema,
                 STOCHASTIC=stochastic,
-                READ=rule.read,
+                SCALAR_COUNT=rule.scalars,
                 APPLY=rule.apply,
                 TENSORS=table.capacity,
                 BLOCK=BLOCK,
@@ -387,7 +400,7 @@ def programs_per_sm(elements: Sequence[tl.dtype | None]) -> int:
 def classes_of(
     params: Sequence[torch.Tensor],
     grads: Sequence[torch.Tensor] | None,
-    moments: Sequence[Sequence[torch.Tensor]],
+    moments: Sequence[torch.Tensor],
     steps: Sequence[torch.Tensor],
     masters: Sequence[torch.Tensor],
     shadows: Sequence[torch.Tensor],
@@ -402,8 +415,11 @@ def classes_of(
     """
     # Blocks are few and parameters many: what a block says is looked up once.
     buffers = [
-        [(b.data_ptr(), b.element_size(), ELEMENTS[b.dtype]) if b.numel() else None for b in of_block]
-        for of_block in zip(masters, shadows, emas, *moments, strict=True)
+        [
+            (b.data_ptr(), b.element_size(), ELEMENTS[b.dtype]) if b.numel() else None
+            for b in (masters[block], shadows[block], emas[block], *moments[block :: len(steps)])
+        ]
+        for block in range(len(steps))
     ]
     counts = [b.data_ptr() for b in steps]
     counters, classes = [], {}

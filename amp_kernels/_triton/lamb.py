@@ -1,5 +1,5 @@
 """lamb_ in Triton. A weight may move only when the norms of all weights and directions of its tensor are known, so there are
-two passes over the parameters, by the tables of ``_update.py``. The formula is csrc/math/lamb.h.
+two passes over the parameters, by the tables of ``_update.py``.
 
 ``moments_kernel`` reads gradient, moments and weight, writes the moments, and leaves the squares of each chunk's weights and
 directions, added up in double, in a slot of its own. ``rates_kernel``, one program a parameter, adds the slots of its chunks,
@@ -20,17 +20,20 @@ import triton.language as tl
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
 from ._tables import chunk_ends, find_chunk
-from ._update import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, pointer, power, real
+from ._update import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, pointer, power, read_scalars
 
 FLAG_NO_CORRECTION, FLAG_ADAPT_ALL = tl.constexpr(NO_BIAS_CORRECTION), tl.constexpr(ADAPT_ALL)
-ADAPT, RATE = tl.constexpr(SCALARS.value + 7), tl.constexpr(SCALARS.value + 8)  # words of a row
+ADAPT, RATE = (
+    tl.constexpr(SCALARS.value + 7),
+    tl.constexpr(SCALARS.value + 8),
+)  # words of a row, behind seven of both passes
 PROGRAMS_PER_SM = 3  # of the first pass: sums in double take registers
 SLOTS = 128  # of a tensor that are added side by side
 
 
 @triton.jit
-def _derive(group, lr, flags, step):
-    beta1, beta2, eps, weight_decay = real(group + 3), real(group + 4), real(group + 5), real(group + 6)
+def _derive(options, flags, step):
+    _, beta1, beta2, eps, weight_decay = options
     t = step.to(tl.uint32)
     corrected = (flags & FLAG_NO_CORRECTION) == 0
     adapts = ((flags & FLAG_ADAPT_ALL) != 0) | (weight_decay != 0.0)
@@ -47,24 +50,6 @@ def _derive(group, lr, flags, step):
 
 
 @triton.jit
-def _read(row):
-    return (
-        tl.load(row),
-        tl.load(row + 1),
-        tl.load(row + 2),
-        tl.load(row + 3),
-        tl.load(row + 4),
-        tl.load(row + 5),
-        tl.load(row + 6),
-    )
-
-
-@triton.jit
-def _read_with_rate(row):
-    return _read(row) + (tl.load(row + (RATE - SCALARS)),)
-
-
-@triton.jit
 def _direction(p, m, v, scalars):
     eps, correction, scale_m, decay = scalars[3], scalars[4], scalars[5], scalars[6]
     adam = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), correction) + eps) * scale_m
@@ -73,7 +58,7 @@ def _direction(p, m, v, scalars):
 
 @triton.jit
 def _apply(p, moments, g, scalars):
-    return (tl.fma(-scalars[7], _direction(p, moments[0], moments[1], scalars), p),)
+    return (tl.fma(-scalars[8], _direction(p, moments[0], moments[1], scalars), p),)
 
 
 @triton.jit
@@ -116,7 +101,7 @@ def moments_kernel(
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         row, begin, count = find_chunk(table, ends, chunk, COLUMNS)
         shared = rows + tl.load(row + 2) * ROW
-        inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), _read(shared + SCALARS)
+        inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, 7)
         pointers = ()
         for k in tl.static_range(len(ELEMENTS)):
             pointers += (pointer(tl.load(row + FIRST_OPERAND + k), begin, ELEMENTS[k], ALIGNED),)
@@ -172,46 +157,16 @@ def rates_kernel(
     tl.store(shared + RATE, rate.to(tl.float32))
 
 
-_RULE = _update.Rule(_derive, _read_with_rate, _apply)
-
-
-def lamb_(
-    params: list[torch.Tensor],
-    grads: list[torch.Tensor],
-    exp_avgs: list[torch.Tensor],
-    exp_avg_sqs: list[torch.Tensor],
-    steps: list[torch.Tensor],
-    masters: list[torch.Tensor],
-    shadows: list[torch.Tensor],
-    emas: list[torch.Tensor],
-    layout: torch.Tensor,
-    lrs: list[torch.Tensor],
-    grad_scale: torch.Tensor | None,
+def _first_pass(
+    classes: dict[tuple, list[tuple[int, ...]]],
+    of_rows: _update.Tables,
+    rows: torch.Tensor,
     found_inf: torch.Tensor | None,
-    sum_sq: torch.Tensor | None,
-    lr: list[float],
-    beta1: list[float],
-    beta2: list[float],
-    eps: list[float],
-    weight_decay: list[float],
-    ema_decay: list[float],
-    flags: list[int],
-    max_norm: float,
-    seed: int,
 ) -> None:
-    """``amp_kernels::lamb_`` for tensors that Triton can reach; see ``amp_kernels/ops/lamb.py``."""
-    device = params[0].device
-    state = (exp_avgs, exp_avg_sqs), steps, masters, shadows, emas, layout.tolist(), flags
-    counters, first = _update.classes_of(params, grads, *state)
-    _, second = _update.classes_of(params, None, *state)
-    options = list(zip(lr, beta1, beta2, eps, weight_decay, strict=True))
-    of_rows = _update.Tables.of(counters, options, ema_decay, flags, lrs, device)
-    with _tables.on(device):
-        rows = _update.prepare(_RULE, of_rows, grad_scale, found_inf, sum_sq, max_norm)
-        for (elements, aligned, _, _), tensors in first.items():
-            for table in _tables.tensor_tables(tensors, device):
-                _rates(table, elements, aligned, of_rows, rows, found_inf)
-        _update.update(_RULE, second, rows, found_inf, seed)
+    """Moves the moments, and puts the lengths of the steps into the rows."""
+    for (elements, aligned, _, _), tensors in classes.items():
+        for table in _tables.tensor_tables(tensors, rows.device):
+            _rates(table, elements, aligned, of_rows, rows, found_inf)
 
 
 def _rates(
@@ -251,3 +206,6 @@ def _rates(
         num_warps=4,
         enable_fp_fusion=False,
     )
+
+
+lamb_ = _update.Rule(_derive, _apply, scalars=9, first_pass=_first_pass).launch

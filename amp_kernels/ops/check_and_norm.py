@@ -8,19 +8,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch.library import Sample, define
-from . import _blocks, _lists
+from .._dispatch.library import KernelOp, Sample, define
+from . import _lists
 
 
 def _reference(
     grads: Sequence[Tensor],
     grad_scale: Tensor | None = None,
-    table: Tensor | None = None,
     *,
     norm_type: float = 2.0,
     per_tensor: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _blocks.refuse_table("check_and_norm", table)
     _check_norm_type(norm_type)
     inv = _lists.inverse_scale(grad_scale)
     norms, flags = [], []
@@ -75,10 +73,15 @@ def samples(device: str) -> Iterator[Sample]:
 
 
 op = define(
-    "check_and_norm(Tensor[] grads, Tensor? grad_scale=None, Tensor? table=None, *, float norm_type=2.0, "
-    "bool per_tensor=False) -> (Tensor, Tensor)",
+    "check_and_norm(Tensor[] grads, Tensor? grad_scale=None, *, float norm_type=2.0, bool per_tensor=False) "
+    "-> (Tensor, Tensor)",
     _reference,
     samples=samples,
+)
+
+#: The same of the gradients in a table (:mod:`._blocks`), on the device of ``like``.
+of_table = KernelOp(
+    "_check_and_norm_table(Tensor like, Tensor table, Tensor? grad_scale, bool per_tensor) -> (Tensor, Tensor)"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ops._blocks import COUPLED_DECAY
-from ..ops.adamw import op as adamw_
+from ..ops.adamw import adamw_
 from ._base import FusedOptimizer
 
 
@@ -13,8 +13,7 @@ class AdamStep(FusedOptimizer):
     """The state, the checks and the step of both."""
 
     _op = adamw_
-    _moment_arguments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    _required = ("step", "exp_avg", "exp_avg_sq")
+    _required = ("step",)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -23,11 +22,8 @@ class AdamStep(FusedOptimizer):
 
     def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         if group.get("amsgrad") or loaded.get("max_exp_avg_sq") is not None:
-            return self._moment_arguments
-        return self._moment_arguments[:2]
+            return self._op.declared.moments
+        return self._op.declared.moments[:2]
 
     def _flags(self, group: dict[str, Any]) -> int:
         return super()._flags(group) | (0 if group["decoupled_weight_decay"] else COUPLED_DECAY)
-
-    def _hyper(self) -> tuple[list[float], ...]:
-        return *self._betas(), self._numbers("eps"), self._numbers("weight_decay")

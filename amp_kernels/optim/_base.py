@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._dispatch import policy
-from .._dispatch.library import Op
 from ..ops import _lists
 from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
 from ..ops._shadows import ShadowList
+from ..ops.check_and_norm import of_table as check_and_norm_of_table
 from ..ops.check_and_norm import op as check_and_norm
 from ._cached_step import CachedStep, Launch, addressable
 from ._checkpoint import BlockedState
@@ -49,17 +49,11 @@ class StepRequest:
 
 
 class FusedOptimizer(BlockedState):
-    """Base of the optimizers here; see the module's docstring. Subclasses name their moments and call their op."""
+    """Base of the optimizers here; see the module's docstring. Subclasses name their op."""
 
     # torch.amp.GradScaler then hands over grad_scale and found_inf without a sync. On the class, to survive pickling.
     _step_supports_amp_scaling = True
     _request: StepRequest | None = None
-
-    _op: Op  # the optimizer's
-
-    def _hyper(self) -> tuple[list[float], ...]:
-        """The op's arguments between ``lr`` and ``ema_decay``."""
-        raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, and refuses what the kernels cannot update.
@@ -152,8 +146,8 @@ class FusedOptimizer(BlockedState):
 
     def _compiled(self, batches: list[DeviceBatch]) -> bool:
         """Whether C++ is what the ops run on."""
-        chosen = {policy.select(op, batch.nothing) for op in (self._op, check_and_norm) for batch in batches}
-        return chosen <= {"cpu", "cuda"}
+        chosen = {policy.select(op, batch.nothing) for op in (self._op.op, check_and_norm) for batch in batches}
+        return chosen <= {"cpu", "cuda", "emulate"}
 
     def _checked_grad(self, param: Tensor, grad: Tensor) -> Tensor:
         """A gradient that is not plainly usable: refuse it, or bring it into its parameter's memory order."""
@@ -240,30 +234,28 @@ class FusedOptimizer(BlockedState):
                 loss = closure()
         request = self._request or self.default_request()
         settings = self._current_hyper_parameters()
-        host_lrs = self._host_lrs()
+        options = self._packed_options(settings)
         launches = self._collect()
         max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
         self._measure(request, launches, max_norm)
         for batch, grads, table in launches:
             batch.shadows.renew()
-            arguments = (
-                *self._state_of(batch, settings),
-                batch.layout if table is None else table.tensor,
+            state = self._state_of(batch, settings)
+            numbers = (
                 self._tensor_lrs(batch.device),
                 at(request.grad_scale, batch.device),
                 largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
                 None if max_norm is None else at(request.sum_sq, batch.device),
-                host_lrs,
-                *settings.hyper,
+                options,
                 settings.decays,
                 settings.flags,
                 0.0 if max_norm is None else float(max_norm),
                 self.seed,
             )
             if table is None:
-                self._op(batch.params, grads, *arguments)
+                self._op.op(batch.params, grads, *state, batch.layout, *numbers)
             else:
-                self._op.compiled([], [], *arguments)
+                self._op.of_table(table.tensor, *state, *numbers)
                 table.bump_versions()
             batch.shadows.stamp()
             if self.zero_grads:
@@ -287,7 +279,7 @@ class FusedOptimizer(BlockedState):
             if table is None:
                 sum_sq, found_inf = check_and_norm(grads, scale, per_tensor=per_tensor)
             else:
-                sum_sq, found_inf = check_and_norm.compiled(grads[:1], scale, per_tensor=per_tensor, table=table.tensor)
+                sum_sq, found_inf = check_and_norm_of_table(batch.nothing, table.tensor, scale, per_tensor)
             if per_tensor:
                 request.nonfinite.append((batch.params, found_inf))
                 sum_sq, found_inf = sum_sq.sum(dtype=torch.float64).float(), found_inf.amax()
@@ -307,19 +299,20 @@ class FusedOptimizer(BlockedState):
             for rate in rates
         ]
 
-    def _host_lrs(self) -> list[float]:
+    def _packed_options(self, settings: HyperParameters) -> list[float]:
+        """The numbers of the groups as the op takes them, with the learning rates of now."""
         rates = [group["lr"] for group in self.param_groups]
         rates = [0.0 if isinstance(rate, Tensor) else rate for rate in rates]
         if not all(type(rate) is float and rate == rate for rate in rates):
             self._check_numbers()
-        return list(map(float, rates))
+        settings.options[:: len(self._op.declared.options)] = map(float, rates)
+        return settings.options
 
-    def _numbers(self, key: str) -> list[float]:
-        return [float(group[key]) for group in self.param_groups]
-
-    def _betas(self) -> tuple[list[float], list[float]]:
-        """The first and the second decay rate of each group."""
-        return tuple([float(group["betas"][k]) for group in self.param_groups] for k in range(2))
+    def _option(self, group: dict[str, Any], name: str) -> float:
+        """What the op's declaration calls ``name``."""
+        if name == "lr":
+            return 0.0  # of each step anew
+        return float(group["betas"][int(name[4:]) - 1] if name in ("beta1", "beta2") else group[name])
 
     def _flags(self, group: dict[str, Any]) -> int:
         """The op's flags for a group."""
@@ -331,7 +324,9 @@ class FusedOptimizer(BlockedState):
         if settings is None or not settings.unchanged(self.param_groups, self.master_weights):
             self._check_numbers()
             settings = HyperParameters(self.param_groups, self.master_weights)
-            settings.hyper, settings.flags = self._hyper(), list(map(self._flags, self.param_groups))
+            names = self._op.declared.options
+            settings.options = [self._option(group, name) for group in self.param_groups for name in names]
+            settings.flags = list(map(self._flags, self.param_groups))
             settings.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
             settings.used = [self._moment_names(group, {}) for group in self.param_groups]
             settings.averaged = [group.get("ema_decay") is not None for group in self.param_groups]
@@ -345,10 +340,11 @@ class FusedOptimizer(BlockedState):
             pairs = list(zip(batch.blocks, batch.groups, strict=True))
             batch.settings = settings
             batch.state = (
-                *(
-                    [block.moments[name] if name in settings.used[group] else batch.nothing for block, group in pairs]
-                    for name in self._moment_arguments
-                ),
+                [
+                    block.moments[name] if name in settings.used[group] else batch.nothing
+                    for name in self._op.declared.moments
+                    for block, group in pairs
+                ],
                 [block.steps for block in batch.blocks],
                 [block.master for block in batch.blocks],
                 [block.shadow for block in batch.blocks],

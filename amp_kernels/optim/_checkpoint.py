@@ -12,6 +12,7 @@ from torch import Tensor
 from ..ops import _lists
 from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
+from ..ops._update import UpdateOp
 from ._cached_step import CachedStep
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
@@ -34,13 +35,13 @@ class BlockedState(CheckedGroups):
     """
 
     _shows_step = True  # whether state[param]["step"] always exists, as in the torch optimizer of the same name
-    _moment_arguments: tuple[str, ...] = ()  # keys of its moments, in the order of the op's arguments
-    _required: tuple[str, ...] = ()  # what a loaded state must have
+    _op: UpdateOp  # the optimizer's
+    _required: tuple[str, ...] = ()  # what a loaded state must have besides moments
 
     def _moment_names(self, group: dict, loaded: dict) -> tuple[str, ...]:
         """State of a parameter of ``group`` that is as large as the parameter; ``loaded``: what a checkpoint has for
         it."""
-        return self._moment_arguments
+        return self._op.declared.moments
 
     def _set_options(self, *arguments: Any) -> None:
         super()._set_options(*arguments)
@@ -112,6 +113,8 @@ class BlockedState(CheckedGroups):
     def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
         """Copy a loaded or carried-over state into its views; without one (``values`` is empty) it starts at zero, and
         an average at the weight."""
+        declared = self._op.declared
+        required = {*self._required, *declared.moments} - {*declared.optional}
         for name in {**dict.fromkeys(shown), "master": None}:
             value = values.get(name)
             if value is not None and name != "step" and value.shape != param.shape:
@@ -120,7 +123,7 @@ class BlockedState(CheckedGroups):
                 )
             if value is not None and name in shown and name != "step":
                 shown[name].copy_(value)
-            elif value is None and values and name in self._required:
+            elif value is None and values and name in required:
                 raise ValueError(
                     f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
                 )

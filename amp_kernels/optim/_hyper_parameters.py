@@ -26,7 +26,7 @@ class HyperParameters:
             key in _NOT_NUMBERS or key == "lr" or _immutable(value)
             for key, value in zip(self.keys, self.values, strict=True)
         )
-        self.hyper: tuple[list[float], ...] = ()  # what the op takes between lr and ema_decay
+        self.options: list[float] = []  # as the op takes them
         self.decays: list[float] = []
         self.flags: list[int] = []
         self.used: list[tuple[str, ...]] = []  # of each group: the moments

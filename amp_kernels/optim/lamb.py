@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
-from ..ops.lamb import op as lamb_
+from ..ops.lamb import lamb_
 from ._options import MixedPrecision, takes_options
 from ._standalone import StandaloneOptimizer
 
@@ -47,8 +47,6 @@ class LAMB(StandaloneOptimizer):
     """
 
     _op = lamb_
-    _moment_arguments = ("exp_avg", "exp_avg_sq")
-    _required = ("exp_avg", "exp_avg_sq")
     _absent = (("bias_correction", True), ("use_nvlamb", False))
 
     @takes_options
@@ -77,6 +75,3 @@ class LAMB(StandaloneOptimizer):
     def _flags(self, group: dict[str, Any]) -> int:
         own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
         return super()._flags(group) | own
-
-    def _hyper(self) -> tuple[list[float], ...]:
-        return *self._betas(), self._numbers("eps"), self._numbers("weight_decay")

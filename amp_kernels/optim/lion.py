@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops.lion import op as lion_
+from ..ops.lion import lion_
 from ._options import MixedPrecision, takes_options
 from ._standalone import StandaloneOptimizer
 
@@ -39,9 +39,7 @@ class Lion(StandaloneOptimizer):
     """
 
     _op = lion_
-    _moment_arguments = ("exp_avg",)
     _shows_step = False
-    _required = ("exp_avg",)
 
     @takes_options
     def __init__(
@@ -61,6 +59,3 @@ class Lion(StandaloneOptimizer):
         self._set_options(options, foreach, fused, differentiable)
         numbers = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
         super().__init__(params, **numbers, maximize=maximize, capturable=capturable)
-
-    def _hyper(self) -> tuple[list[float], ...]:
-        return *self._betas(), self._numbers("weight_decay")

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from ..ops import _lists
 from ..ops._blocks import NESTEROV
-from ..ops.sgd import op as sgd_
+from ..ops.sgd import sgd_
 from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
 
@@ -40,7 +40,6 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     """
 
     _op = sgd_
-    _moment_arguments = ("momentum_buffer",)
     _shows_step = False
 
     @takes_options
@@ -93,6 +92,3 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def _flags(self, group: dict[str, Any]) -> int:
         return super()._flags(group) | (NESTEROV if group["nesterov"] else 0)
-
-    def _hyper(self) -> tuple[list[float], ...]:
-        return self._numbers("momentum"), self._numbers("dampening"), self._numbers("weight_decay")

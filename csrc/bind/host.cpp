@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "bind/gemm_plan.h"
@@ -208,73 +209,60 @@ std::tuple<py::array_t<float>, py::array_t<float>> swiglu_gradient(const Floats&
           map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).up; })};
 }
 
-void adamw_step(State p, State m, State v, const Floats& grad, float step, double lr, double beta1, double beta2,
-                double eps, double weight_decay, bool coupled_decay, float inv_scale, float clip,
-                std::optional<State> max_v) {
-  for (const State* a : {&m, &v}) check_sizes("adamw", p, *a);
-  if (max_v) check_sizes("adamw", p, *max_v);
-  check_sizes("adamw", p, grad);
-  const AdamWScalars s = adamw_scalars({lr, beta1, beta2, eps, weight_decay, coupled_decay}, step);
-  float *pd = p.mutable_data(), *md = m.mutable_data(), *vd = v.mutable_data();
-  float* max_vd = max_v ? max_v->mutable_data() : nullptr;
-  for (py::ssize_t i = 0; i < p.size(); ++i) {
-    const float g = effective_grad(grad.data()[i], inv_scale, clip);
-    if (max_vd) {
-      amsgrad(pd[i], md[i], vd[i], max_vd[i], g, s);
-    } else {
-      adamw(pd[i], md[i], vd[i], g, s);
+// Calls f with the rule of an update op.
+template <typename F>
+auto with_rule(const std::string& op, const F& f) {
+  if (op == AdamW::kName) return f(AdamW{});
+  if (op == Lamb::kName) return f(Lamb{});
+  if (op == Lion::kName) return f(Lion{});
+  if (op == Sgd::kName) return f(Sgd{});
+  throw std::invalid_argument("op is '" + op + "'; accepted: adamw_, lamb_, lion_, sgd_");
+}
+
+// One step of a tensor; of LAMB, which takes it in two passes, returns the length.
+std::optional<float> update_step(const std::string& op, State p, std::vector<State> moments, const Floats& grad,
+                                 const std::vector<double>& options, int64_t flags, float step, float inv_scale,
+                                 float clip) {
+  return with_rule(op, [&](auto named) -> std::optional<float> {
+    using Rule = decltype(named);
+    const bool optional = moments.size() == Rule::kMoments;
+    if ((!optional && moments.size() != Rule::kRequiredMoments) || options.size() != Rule::kOptions) {
+      throw std::invalid_argument(op + ": " + std::to_string(moments.size()) + " moments and " +
+                                  std::to_string(options.size()) + " options");
     }
-  }
+    check_sizes(op.c_str(), p, grad);
+    float *weights = p.mutable_data(), *states[Rule::kMoments] = {};
+    for (size_t k = 0; k < moments.size(); ++k) {
+      check_sizes(op.c_str(), p, moments[k]);
+      states[k] = moments[k].mutable_data();
+    }
+    auto s = Rule::scalars(Rule::options(options.data(), flags), step);
+    const auto gradient = [&](py::ssize_t i) { return effective_grad(grad.data()[i], inv_scale, clip); };
+    std::optional<float> rate;
+    if constexpr (std::is_same_v<Rule, Lamb>) {
+      double weight_sq = 0, direction_sq = 0;
+      for (py::ssize_t i = 0; i < p.size(); ++i) {
+        Lamb::move_moments(states[0][i], states[1][i], gradient(i), s);
+        const double weight = weights[i], direction = Lamb::direction(weights[i], states[0][i], states[1][i], s);
+        weight_sq += weight * weight;
+        direction_sq += direction * direction;
+      }
+      rate = s.rate = Lamb::rate_of(weight_sq, direction_sq, s);
+    }
+    for (py::ssize_t i = 0; i < p.size(); ++i) {
+      float of_element[Rule::kMoments] = {};
+      for (size_t k = 0; k < moments.size(); ++k) of_element[k] = states[k][i];
+      Rule::update(weights[i], of_element, optional, gradient(i), s);
+      for (size_t k = 0; k < moments.size(); ++k) states[k][i] = of_element[k];
+    }
+    return rate;
+  });
 }
 
 void ema_step(State average, const Floats& weight, double decay) {
   check_sizes("ema", average, weight);
   float* to = average.mutable_data();
   for (py::ssize_t i = 0; i < average.size(); ++i) to[i] = ema(to[i], weight.data()[i], ema_take(decay));
-}
-
-void sgd_step(State p, std::optional<State> buffer, const Floats& grad, float step, double lr, double momentum,
-              double dampening, double weight_decay, bool nesterov, float inv_scale, float clip) {
-  check_sizes("sgd", p, grad);
-  if (buffer) check_sizes("sgd", p, *buffer);
-  const SgdScalars s = sgd_scalars({lr, momentum, dampening, weight_decay, nesterov}, step);
-  float *pd = p.mutable_data(), *bd = buffer ? buffer->mutable_data() : nullptr;
-  for (py::ssize_t i = 0; i < p.size(); ++i) {
-    const float g = effective_grad(grad.data()[i], inv_scale, clip);
-    if (bd) {
-      sgd_momentum(pd[i], bd[i], g, s);
-    } else {
-      sgd(pd[i], g, s);
-    }
-  }
-}
-
-void lion_step(State p, State m, const Floats& grad, double lr, double beta1, double beta2, double weight_decay,
-               float inv_scale, float clip) {
-  check_sizes("lion", p, m);
-  check_sizes("lion", p, grad);
-  const LionScalars s = lion_scalars({lr, beta1, beta2, weight_decay});
-  float *pd = p.mutable_data(), *md = m.mutable_data();
-  for (py::ssize_t i = 0; i < p.size(); ++i) lion(pd[i], md[i], effective_grad(grad.data()[i], inv_scale, clip), s);
-}
-
-// One tensor, in the two passes of a step; returns the length of the step.
-float lamb_step(State p, State m, State v, const Floats& grad, float step, double lr, double beta1, double beta2,
-                double eps, double weight_decay, bool bias_correction, bool adapt_all, float inv_scale, float clip) {
-  for (const State* a : {&m, &v}) check_sizes("lamb", p, *a);
-  check_sizes("lamb", p, grad);
-  const LambScalars s = lamb_scalars({lr, beta1, beta2, eps, weight_decay, bias_correction, adapt_all}, step);
-  float *pd = p.mutable_data(), *md = m.mutable_data(), *vd = v.mutable_data();
-  double weight_sq = 0, direction_sq = 0;
-  for (py::ssize_t i = 0; i < p.size(); ++i) {
-    lamb_moments(md[i], vd[i], effective_grad(grad.data()[i], inv_scale, clip), s);
-    const double weight = pd[i], direction = lamb_direction(pd[i], md[i], vd[i], s);
-    weight_sq += weight * weight;
-    direction_sq += direction * direction;
-  }
-  const float rate = lamb_rate(lr, weight_sq, direction_sq, s);
-  for (py::ssize_t i = 0; i < p.size(); ++i) lamb(pd[i], md[i], vd[i], rate, s);
-  return rate;
 }
 
 std::tuple<float, int32_t, int32_t> loss_scale(float scale, int32_t growth_tracker, int32_t hysteresis_tracker,
@@ -325,17 +313,9 @@ PYBIND11_MODULE(_host, m) {
   m.def("swiglu_backward", &ak::swiglu_gradient, "grad"_a, "gate"_a, "up"_a);
   m.def("inverse_scale", &ak::inverse_scale, "scale"_a);
   m.def("clip_factor", &ak::clip_factor, "sum_sq"_a, "max_norm"_a);
-  m.def("adamw", &ak::adamw_step, "p"_a.noconvert(), "m"_a.noconvert(), "v"_a.noconvert(), "grad"_a, "step"_a, "lr"_a,
-        "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "coupled_decay"_a = false, "inv_scale"_a = 1.0f,
-        "clip"_a = 1.0f, "max_v"_a.noconvert() = py::none());
+  m.def("update", &ak::update_step, "op"_a, "p"_a.noconvert(), "moments"_a.noconvert(), "grad"_a, "options"_a,
+        "flags"_a = 0, "step"_a = 1.0f, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
   m.def("ema", &ak::ema_step, "average"_a.noconvert(), "weight"_a, "decay"_a);
-  m.def("sgd", &ak::sgd_step, "p"_a.noconvert(), "buffer"_a.noconvert(), "grad"_a, "step"_a, "lr"_a, "momentum"_a,
-        "dampening"_a, "weight_decay"_a, "nesterov"_a = false, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
-  m.def("lion", &ak::lion_step, "p"_a.noconvert(), "m"_a.noconvert(), "grad"_a, "lr"_a, "beta1"_a, "beta2"_a,
-        "weight_decay"_a, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
-  m.def("lamb", &ak::lamb_step, "p"_a.noconvert(), "m"_a.noconvert(), "v"_a.noconvert(), "grad"_a, "step"_a, "lr"_a,
-        "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "bias_correction"_a = true, "adapt_all"_a = false,
-        "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
   m.def("update_loss_scale", &ak::loss_scale, "scale"_a, "growth_tracker"_a, "hysteresis_tracker"_a, "overflow"_a,
         "growth_factor"_a = 2.0, "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "min_scale"_a = 0.0,
         "max_scale"_a = std::numeric_limits<double>::infinity(), "hysteresis"_a = 1);

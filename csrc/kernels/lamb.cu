@@ -18,51 +18,38 @@
 // That is six instructions in double an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take
 // about as long as 16 bytes do. Nothing is added with atomics, and slots belong to chunks, not to blocks: the same bits
 // each time, and on each device. A skip (found_inf) must leave every byte as it was: all four kernels look.
-#include "kernels/lamb.h"
+#include "math/lamb.h"
 
 #include "device/block.cuh"
 #include "kernels/update_step.cuh"
 
 namespace ak {
-namespace {
-
-/// What the elements of a parameter share: lamb_rates_kernel fills in `rate`, the others are prepared.
-struct LambShared {
-  double lr;
-  LambScalars scalars;
-  float rate;
-};
 
 /// Of update_prepare_kernel and of update_kernel, the second pass.
-struct LambRule {
-  using Options = LambOptions;
-  using Scalars = LambShared;
-  static constexpr const char* kName = "lamb";
-  static constexpr const char* kPrepareName = "lamb_prepare";
-  static constexpr int kMoments = 2;
-  static constexpr int kRequiredMoments = 2, kCommonMoments = 2;
+template <>
+struct Tuned<Lamb> : Lamb {
+  static constexpr int kCommonMoments = 2;
   static constexpr bool kMovesMoments = false;
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
   static constexpr int kPrepareTensors = 440;
   static constexpr int kTensors = 528, kExtrasTensors = 464;
 
-  static AK_DEVICE Scalars scalars(const Options& options, float step) {
-    return {options.lr, lamb_scalars(options, step), 0.0f};
-  }
-  static AK_DEVICE void update(float& weight, float (&moments)[2], bool, float, const Scalars& shared) {
-    lamb(weight, moments[0], moments[1], shared.rate, shared.scalars);
-  }
+  static size_t first_pass_bytes(std::span<const ParamState> params);
+  static Status first_pass(std::span<const ParamState> params, const StepDecisions& decisions,
+                           UpdateRow<Tuned<Lamb>>* rows, void* scratch, Stream stream);
 };
 
+namespace {
+
 /// Of the first pass, which reads what an update reads.
-struct LambMomentsRule : LambRule {
+struct LambMoments : Tuned<Lamb> {
   static constexpr bool kMovesMoments = true;
   static constexpr int kBlocksPerSm = 2;
 };
-using LambOperands = UpdateOperands<LambMomentsRule, false>;
+using LambOperands = UpdateOperands<LambMoments, false>;
 template <int N>
-using LambArgs = UpdateArgs<LambMomentsRule, false, N>;
-using LambRow = UpdateRow<LambRule>;
+using LambArgs = UpdateArgs<LambMoments, false, N>;
+using LambRow = UpdateRow<Tuned<Lamb>>;
 
 /// Sums of squares, of a thread's elements, a chunk or a tensor.
 struct alignas(16) Squares {
@@ -96,10 +83,9 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
   AK_UNROLL
   for (int m = 0; m < 2; m++) decode(raw_moments[m], t.moment_dtypes[m], moments[m]);
   Weight::decode(raw_weight, weight);
-  const LambScalars& scalars = row.scalars.scalars;
   AK_UNROLL
   for (int j = 0; j < V; j++) {
-    lamb_moments(moments[0][j], moments[1][j], effective_grad(grad[j], row.inv_scale, row.clip), scalars);
+    Lamb::move_moments(moments[0][j], moments[1][j], effective_grad(grad[j], row.inv_scale, row.clip), row.scalars);
   }
   AK_UNROLL
   for (int m = 0; m < 2; m++) {
@@ -109,13 +95,13 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
   AK_UNROLL
   for (int j = 0; j < V; j++) {
     sums.weight += square(weight[j]);
-    sums.direction += square(lamb_direction(weight[j], moments[0][j], moments[1][j], scalars));
+    sums.direction += square(Lamb::direction(weight[j], moments[0][j], moments[1][j], row.scalars));
   }
 }
 
 /// The first pass: moves the moments, and leaves the sums of chunk i in slots[i].
 template <int kThreads, int kTensors>
-AK_KERNEL(kThreads, LambMomentsRule::kBlocksPerSm)
+AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
 lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
                     Squares* slots) {
   if (skipped(decisions)) return;
@@ -148,8 +134,7 @@ lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) dec
     sums = block_total<kThreads>(sums);
     if (thread_index() != 0) continue;
     LambRow* row = rows + args.row[tensor];
-    const LambShared shared = load(row).scalars;
-    store(&row->scalars.rate, lamb_rate(shared.lr, sums.weight, sums.direction, shared.scalars));
+    store(&row->scalars.rate, Lamb::rate_of(sums.weight, sums.direction, load(row).scalars));
   }
 }
 
@@ -184,21 +169,16 @@ Status lamb_rates(int resident_blocks, std::span<const ParamState> params, const
 
 }  // namespace detail
 
-size_t lamb_scratch_bytes(std::span<const ParamState> params) {
-  return update_scratch_bytes<LambRule>(params.size()) + most_chunks<LambArgs<kLambTensors>>(params) * sizeof(Squares);
+size_t Tuned<Lamb>::first_pass_bytes(std::span<const ParamState> params) {
+  return most_chunks<LambArgs<kLambTensors>>(params) * sizeof(Squares);
 }
 
-Status lamb(std::span<const ParamState> params, std::span<const LambGroup> groups, const StepDecisions& decisions,
-            uint64_t seed, void* scratch, Stream stream) {
-  auto* rows = static_cast<LambRow*>(scratch);
-  auto* slots = reinterpret_cast<Squares*>(rows + params.size());
-  Status status = detail::prepare_rows<LambRule, kPrepareThreads, LambRule::kPrepareTensors>(params, groups, decisions,
-                                                                                             rows, stream);
-  if (!status.ok()) return status;
-  status = detail::lamb_rates<kUpdateThreads, kLambTensors>(device_sm_count() * LambMomentsRule::kBlocksPerSm, params,
-                                                            decisions, rows, slots, stream);
-  if (!status.ok()) return status;
-  return detail::update_params_as_shipped<LambRule>(params, decisions, seed, rows, stream);
+Status Tuned<Lamb>::first_pass(std::span<const ParamState> params, const StepDecisions& decisions, LambRow* rows,
+                               void* scratch, Stream stream) {
+  return detail::lamb_rates<kUpdateThreads, kLambTensors>(device_sm_count() * LambMoments::kBlocksPerSm, params,
+                                                          decisions, rows, static_cast<Squares*>(scratch), stream);
 }
 
 }  // namespace ak
+
+AK_UPDATE_KERNELS(ak::Lamb)

@@ -1,7 +1,11 @@
-// What every optimizer kernel takes: parameters with their state, their groups, and the decisions of the step.
+// One step of an optimizer over a list of parameters of any dtypes and groups, with unscaling, clipping, skipping, fp32
+// or split masters, 16-bit shadows, stochastic rounding and an average of the weights in the same pass.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "device/status.h"
 #include "device/tensor_list.cuh"
 
 namespace ak {
@@ -30,7 +34,7 @@ struct ParamState {
   int group;
 };
 
-/// What the parameters of a group share; `Options` are the optimizer's (math/adamw.h, ...).
+/// What the parameters of a group share; `Options` are the rule's (math/update.h).
 template <class Options>
 struct ParamGroup {
   Options options;
@@ -46,5 +50,15 @@ struct StepDecisions {
   const float* sum_sq;      ///< squared norm of the unscaled gradients: they are clipped to `max_norm`
   float max_norm;
 };
+
+/// Bytes of device memory one call needs; they may hold anything. `Rule`: math/update.h.
+template <class Rule>
+size_t update_scratch_bytes(std::span<const ParamState> params);
+
+/// One step of every parameter. A parameter has all the moments of the rule or the required ones alone; the others are
+/// null. `seed` is the key of stochastic rounding. `scratch` is aligned to 16 bytes. Each rule's is in kernels/X.cu.
+template <class Rule>
+Status update(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
+              const StepDecisions& decisions, uint64_t seed, void* scratch, Stream stream);
 
 }  // namespace ak

@@ -13,12 +13,13 @@
 // code and registers would cost every step, so update_kernel exists with and without them, and a list with no extra at
 // all takes the latter.
 //
-// A Rule has: Options and Scalars (csrc/math); kName and kPrepareName, for errors; kMoments, what it may keep of an
-// element between steps; kRequiredMoments, how many of them, from the first on, every parameter has (the others are all
-// there or none); kCommonMoments, how many the kernel without extras knows; kMovesMoments, or else update_kernel finds
-// them up to date, only reads them, and does not touch the gradient; and for both kernels kBlocksPerSm and how many
-// tensors fit a launch; scalars(options, step), and update(weight, moments, are the optional ones there, effective
-// gradient, scalars) for one element.
+// `Rule` is math/update.h's with what is tuned for it, Tuned<Rule> in kernels/X.cu:
+//   kCommonMoments                  how many moments the kernel without extras knows
+//   kMovesMoments                   false: update_kernel finds the moments up to date and does not touch the gradient
+//   kBlocksPerSm, kExtrasBlocksPerSm, kTensors, kExtrasTensors   of update_kernel: tensors are those of a launch
+//   kPrepareTensors                 of update_prepare_kernel
+// and, for a rule of two passes over memory, first_pass_bytes(params) and first_pass(params, decisions, rows, scratch,
+// stream), which runs before update_kernel.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -34,6 +35,12 @@
 #include "math/ema.h"
 
 namespace ak {
+
+template <class Rule>
+struct Tuned;
+
+template <class Rule>
+inline constexpr bool kTwoPasses = requires(std::span<const ParamState> params) { Rule::first_pass_bytes(params); };
 
 inline constexpr int kUpdateThreads = 256;
 inline constexpr int kPrepareThreads = 128;
@@ -257,7 +264,7 @@ Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGro
       args.index[i] = p.index;
       args.maximize[i] = group.maximize;
     }
-    const LaunchConfig config{.name = Rule::kPrepareName,
+    const LaunchConfig config{.name = "update_prepare",
                               .grid = (args.tensors + kThreads - 1) / kThreads,
                               .block = kThreads,
                               .stream = stream};
@@ -307,19 +314,31 @@ Status update_params_as_shipped(std::span<const ParamState> params, const StepDe
 }  // namespace detail
 
 template <class Rule>
-size_t update_scratch_bytes(size_t params) {
-  return params * sizeof(UpdateRow<Rule>);
+size_t update_scratch_bytes(std::span<const ParamState> params) {
+  const size_t rows = params.size() * sizeof(UpdateRow<Tuned<Rule>>);
+  if constexpr (kTwoPasses<Tuned<Rule>>) return rows + Tuned<Rule>::first_pass_bytes(params);
+  return rows;
 }
 
-/// One step of every parameter, as the package ships it. `scratch` is aligned to 16 bytes.
 template <class Rule>
-Status update_step(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
-                   const StepDecisions& decisions, uint64_t seed, void* scratch, Stream stream) {
-  auto* rows = static_cast<UpdateRow<Rule>*>(scratch);
-  const Status prepared =
-      detail::prepare_rows<Rule, kPrepareThreads, Rule::kPrepareTensors>(params, groups, decisions, rows, stream);
-  if (!prepared.ok()) return prepared;
-  return detail::update_params_as_shipped<Rule>(params, decisions, seed, rows, stream);
+Status update(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
+              const StepDecisions& decisions, uint64_t seed, void* scratch, Stream stream) {
+  using Kernel = Tuned<Rule>;
+  auto* rows = static_cast<UpdateRow<Kernel>*>(scratch);
+  Status status =
+      detail::prepare_rows<Kernel, kPrepareThreads, Kernel::kPrepareTensors>(params, groups, decisions, rows, stream);
+  if constexpr (kTwoPasses<Kernel>) {
+    if (status.ok()) status = Kernel::first_pass(params, decisions, rows, rows + params.size(), stream);
+  }
+  if (!status.ok()) return status;
+  return detail::update_params_as_shipped<Kernel>(params, decisions, seed, rows, stream);
 }
 
 }  // namespace ak
+
+/// At the end of kernels/X.cu.
+#define AK_UPDATE_KERNELS(Rule)                                                                                  \
+  template size_t ak::update_scratch_bytes<Rule>(std::span<const ak::ParamState>);                               \
+  template ak::Status ak::update<Rule>(std::span<const ak::ParamState>,                                          \
+                                       std::span<const ak::ParamGroup<Rule::Options>>, const ak::StepDecisions&, \
+                                       uint64_t, void*, ak::Stream);

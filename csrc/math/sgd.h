@@ -5,46 +5,48 @@
 // ICML 2013.
 #pragma once
 
-#include "math/config.h"
+#include "math/update.h"
 
 namespace ak {
 
-struct SgdOptions {
-  double lr, momentum, dampening, weight_decay;
-  bool nesterov;
+struct Sgd {
+  static constexpr const char* kName = "sgd_";
+  static constexpr int kMoments = 1, kRequiredMoments = 0, kOptions = 4;
+
+  struct Options {
+    double lr, momentum, dampening, weight_decay;
+    bool nesterov;
+  };
+  static Options options(const double* o, int64_t flags) { return {o[0], o[1], o[2], o[3], (flags & kNesterov) != 0}; }
+
+  struct Scalars {
+    float lr, momentum, take, weight_decay;
+    bool nesterov;
+    bool first;  // the buffer holds nothing yet and is not read
+  };
+  // The first step that is not skipped is number 1, so a buffer that an overflow left untouched is never taken for
+  // history.
+  static AK_HD Scalars scalars(const Options& o, float step) {
+    return {static_cast<float>(o.lr),
+            static_cast<float>(o.momentum),
+            static_cast<float>(1.0 - o.dampening),
+            static_cast<float>(o.weight_decay),
+            o.nesterov,
+            step == 1.0f};
+  }
+
+  static AK_HD void update(float& p, float (&moments)[1], bool momentum, float g, const Scalars& s) {
+    const float decayed = fma(s.weight_decay, p, g);
+    g = s.weight_decay != 0.0f ? decayed : g;
+    if (momentum) {
+      float& buffer = moments[0];
+      const float history = fma(s.momentum, buffer, s.take * g);
+      buffer = s.first ? g : history;
+      const float ahead = fma(s.momentum, buffer, g);
+      g = s.nesterov ? ahead : buffer;
+    }
+    p = fma(-s.lr, g, p);
+  }
 };
-
-struct SgdScalars {
-  float lr, momentum, take, weight_decay;
-  bool nesterov;
-  bool first;  // the buffer holds nothing yet and is not read
-};
-
-// `step` counts from 1: the value after the increment. The first step that is not skipped is number 1, so a buffer that
-// an overflow left untouched is never taken for history.
-AK_HD SgdScalars sgd_scalars(const SgdOptions& o, float step) {
-  return {static_cast<float>(o.lr),
-          static_cast<float>(o.momentum),
-          static_cast<float>(1.0 - o.dampening),
-          static_cast<float>(o.weight_decay),
-          o.nesterov,
-          step == 1.0f};
-}
-
-// `g` is the effective gradient: unscaled, clipped, negated when maximizing.
-AK_HD float sgd_decayed(float p, float g, const SgdScalars& s) {
-  const float decayed = fma(s.weight_decay, p, g);
-  return s.weight_decay != 0.0f ? decayed : g;
-}
-
-AK_HD void sgd(float& p, float g, const SgdScalars& s) { p = fma(-s.lr, sgd_decayed(p, g, s), p); }
-
-AK_HD void sgd_momentum(float& p, float& buffer, float g, const SgdScalars& s) {
-  g = sgd_decayed(p, g, s);
-  const float history = fma(s.momentum, buffer, s.take * g);
-  buffer = s.first ? g : history;
-  const float ahead = fma(s.momentum, buffer, g);
-  p = fma(-s.lr, s.nesterov ? ahead : buffer, p);
-}
 
 }  // namespace ak

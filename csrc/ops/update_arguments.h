@@ -1,25 +1,16 @@
-// What all updates share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py)
-// and the checks that keep each access of an update inside its tensor.
+// What all updates share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py), the
+// checks that keep each access of an update inside its tensor, and the registration of a rule's two ops.
 #pragma once
 
 #include <initializer_list>
-#include <utility>
+#include <string>
 #include <vector>
 
+#include "math/update.h"
 #include "ops/check.h"
 #include "ops/tensor_table.h"
 
 namespace ak {
-
-// Bits of a group's flags. kStochastic: 16-bit parameters without a master are rounded stochastically (math/philox.h).
-enum UpdateFlag : int64_t {
-  kMaximize = 1,
-  kNesterov = 2,
-  kCoupledDecay = 4,
-  kStochastic = 8,
-  kNoBiasCorrection = 16,
-  kAdaptAll = 32
-};
 
 // A run of elements in memory; `data` is null where a block has no such state.
 struct Span {
@@ -40,61 +31,65 @@ struct UpdateParam {
   uint32_t index;  // the parameter's number in the optimizer, part of the key of its random bits
 };
 
-// One kind of state, a buffer per block. `required`: no block may be without it.
-struct MomentBuffers {
-  const char* name;
-  const TensorList* buffers;
-  bool required = true;
-};
-
-// The tensor arguments of an update op, by their names in the schema. With empty `params` and `grads`, `layout` may be
-// a table (ops/tensor_table.h).
-struct UpdateTensors {
+// The arguments of an update op, by their names in the schema.
+struct UpdateArguments {
   const char* op;
-  const TensorList& params;
-  const TensorList& grads;
-  std::vector<MomentBuffers> moments;  // one to UpdateParam::kMaxMoments
-  const TensorList& steps;
-  const TensorList& masters;
-  const TensorList& shadows;
-  const TensorList& emas;
-  const Tensor& layout;
-  const TensorList& lrs;
-  const std::optional<Tensor>& grad_scale;
-  const std::optional<Tensor>& found_inf;
-  const std::optional<Tensor>& sum_sq;
-};
-
-// The numbers that every update op takes; one value per group where it is a list.
-struct UpdateNumbers {
-  const std::vector<double>& lr;
-  const std::vector<double>& ema_decay;
+  const TensorList &params, &grads;  // none with a table
+  const Tensor& places;              // `layout`, or the table
+  bool table;
+  const TensorList &moments, &steps, &masters, &shadows, &emas, &lrs;
+  const std::optional<Tensor>&grad_scale, &found_inf, &sum_sq;
+  const std::vector<double>&options, &ema_decay;
   const std::vector<int64_t>& flags;
   double max_norm;
   int64_t seed;
+
+  template <typename Rule>
+  typename Rule::Options options_of(size_t group) const {
+    return Rule::options(options.data() + group * Rule::kOptions, flags[group]);
+  }
 };
 
-// Lists with one value per group, by name and size.
-inline void check_groups(const char* op, size_t groups, std::initializer_list<std::pair<const char*, size_t>> lists) {
-  for (const auto& [name, size] : lists) {
-    AK_CHECK(size == groups, op, ": ", name, " has ", size, " entries and lr ", groups,
-             "; accepted: one per param group");
-  }
+// The op of a rule, and the one for optimizers alone, which takes addresses (ops/tensor_table.h). step(arguments) takes
+// the step.
+template <typename Rule, auto step>
+void update_op(const TensorList& params, const TensorList& grads, const TensorList& moments, const TensorList& steps,
+               const TensorList& masters, const TensorList& shadows, const TensorList& emas, const Tensor& layout,
+               const TensorList& lrs, const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
+               const std::optional<Tensor>& sum_sq, const std::vector<double>& options,
+               const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
+  step(UpdateArguments{Rule::kName, params, grads, layout, false, moments, steps, masters, shadows, emas, lrs,
+                       grad_scale, found_inf, sum_sq, options, ema_decay, flags, max_norm, seed});
 }
 
-inline bool has_table(const UpdateTensors& t) {
-  return t.params.empty() && t.layout.dim() == 2 && t.layout.size(1) == kTableColumns;
+template <typename Rule, auto step>
+void update_table_op(const Tensor& table, const TensorList& moments, const TensorList& steps, const TensorList& masters,
+                     const TensorList& shadows, const TensorList& emas, const TensorList& lrs,
+                     const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
+                     const std::optional<Tensor>& sum_sq, const std::vector<double>& options,
+                     const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm,
+                     int64_t seed) {
+  const TensorList none;
+  step(UpdateArguments{Rule::kName, none, none, table, true, moments, steps, masters, shadows, emas, lrs, grad_scale,
+                       found_inf, sum_sq, options, ema_decay, flags, max_norm, seed});
+}
+
+template <typename Rule, auto step>
+void register_update(torch::stable::detail::StableLibrary& library) {
+  library.impl(Rule::kName, TORCH_BOX((&update_op<Rule, step>)));
+  library.impl(std::string("_").append(Rule::kName).append("table_").c_str(),
+               TORCH_BOX((&update_table_op<Rule, step>)));
 }
 
 namespace detail {
 
 // One buffer of a block; `size` in elements. Looked up once, whatever the number of parameters.
 struct Buffer {
-  const char* name;
+  ArgName name;
   Span span;
   int64_t size, element_size;
 
-  static Buffer of(const char* name, const Tensor& buffer) {
+  static Buffer of(ArgName name, const Tensor& buffer) {
     return {name,
             {static_cast<char*>(buffer.mutable_data_ptr()), buffer.scalar_type()},
             buffer.numel(),
@@ -105,14 +100,14 @@ struct Buffer {
   Span piece(const char* op, ArgName param, int64_t offset, int64_t numel, bool may_be_absent) const {
     if (size == 0 && may_be_absent) return {};
     AK_CHECK(offset >= 0 && numel <= size && offset <= size - numel, op, ": ", param, " needs ", numel,
-             " elements from element ", offset, " of its block's ", name, " on, which has ", size);
+             " elements from element ", offset, " of ", name, " on, which has ", size);
     return {span.data + offset * element_size, span.dtype};
   }
 };
 
 struct BlockBuffers {
   Buffer steps, master, shadow, ema;
-  std::vector<Buffer> moments;
+  Buffer moments[UpdateParam::kMaxMoments];
 };
 
 // A row of the layout, with the parameter and the gradient it is about.
@@ -121,16 +116,15 @@ struct PlacedParam {
   int64_t numel, block, offset, slot, group, index;
 };
 
-inline UpdateParam with_state(const UpdateTensors& t, const std::vector<BlockBuffers>& blocks, int64_t groups,
-                              const PlacedParam& row, int64_t i) {
-  const ArgName name{"params", i};
-  const int64_t count = static_cast<int64_t>(blocks.size());
-  AK_CHECK(row.block >= 0 && row.block < count, t.op, ": layout[", i, "] names block ", row.block, "; there are ",
-           count);
-  AK_CHECK(row.group >= 0 && row.group < groups, t.op, ": layout[", i, "] names group ", row.group, "; there are ",
-           groups);
-  AK_CHECK(row.index >= 0 && row.index <= UINT32_MAX, t.op, ": layout[", i, "] has index ", row.index,
-           "; accepted: 0 to ", UINT32_MAX);
+template <typename Rule>
+UpdateParam with_state(const UpdateArguments& t, const std::vector<BlockBuffers>& blocks, const PlacedParam& row,
+                       int64_t i) {
+  const ArgName name{"params", i}, place{t.table ? "table" : "layout", i};
+  const int64_t count = static_cast<int64_t>(blocks.size()), groups = static_cast<int64_t>(t.flags.size());
+  AK_CHECK(row.block >= 0 && row.block < count, t.op, ": ", place, " names block ", row.block, "; there are ", count);
+  AK_CHECK(row.group >= 0 && row.group < groups, t.op, ": ", place, " names group ", row.group, "; there are ", groups);
+  AK_CHECK(row.index >= 0 && row.index <= UINT32_MAX, t.op, ": ", place, " has index ", row.index, "; accepted: 0 to ",
+           UINT32_MAX);
   const BlockBuffers& b = blocks[static_cast<size_t>(row.block)];
 
   UpdateParam p{};
@@ -140,8 +134,8 @@ inline UpdateParam with_state(const UpdateTensors& t, const std::vector<BlockBuf
   p.param = row.param;
   p.grad = row.grad;
   p.step = reinterpret_cast<float*>(b.steps.piece(t.op, name, row.slot, 1, false).data);
-  for (size_t k = 0; k < t.moments.size(); ++k) {
-    p.moments[k] = b.moments[k].piece(t.op, name, row.offset, row.numel, !t.moments[k].required);
+  for (int k = 0; k < Rule::kMoments; ++k) {
+    p.moments[k] = b.moments[k].piece(t.op, name, row.offset, row.numel, k >= Rule::kRequiredMoments);
   }
   p.master = b.master.piece(t.op, name, row.offset, row.numel, true);
   p.shadow = b.shadow.piece(t.op, name, row.offset, row.numel, true);
@@ -154,17 +148,79 @@ inline UpdateParam with_state(const UpdateTensors& t, const std::vector<BlockBuf
   return p;
 }
 
+inline constexpr std::initializer_list<ScalarType> kParamDtypes = {ScalarType::Half, ScalarType::BFloat16,
+                                                                   ScalarType::Float};
+
+// A row of the table.
+inline PlacedParam placed_param(const char* op, const TableRow& r, int64_t i) {
+  const ArgName p{"params", i}, g{"grads", i};
+  const ScalarType param = table_dtype(op, p, r.param_dtype, kParamDtypes);
+  const ScalarType grad = table_dtype(op, g, r.grad_dtype, kParamDtypes);
+  return {{table_address(op, p, r.param, r.numel, param), param},
+          {table_address(op, g, r.grad, r.numel, grad), grad},
+          r.numel,
+          r.block,
+          r.offset,
+          r.slot,
+          r.group,
+          r.index};
+}
+
+// A parameter and a gradient of the lists, with their row of the layout.
+inline PlacedParam placed_param(const char* op, const Tensor& param, const Tensor& grad, const int64_t* row,
+                                int64_t i) {
+  const ArgName p{"params", i}, g{"grads", i};
+  check_dtype(op, p, param, kParamDtypes);
+  check_dtype(op, g, grad, kParamDtypes);
+  check_dense(op, p, param);
+  AK_CHECK(same_layout(param, grad), op, ": ", g, " has shape ", Ints{grad.sizes()}, " and strides ",
+           Ints{grad.strides()}, ", ", p, " has shape ", Ints{param.sizes()}, " and strides ", Ints{param.strides()},
+           "; they must be the same");
+  char* const grad_at = const_cast<char*>(static_cast<const char*>(grad.const_data_ptr()));
+  return {{static_cast<char*>(param.mutable_data_ptr()), param.scalar_type()},
+          {grad_at, grad.scalar_type()},
+          param.numel(),
+          row[0],
+          row[1],
+          row[2],
+          row[3],
+          row[4]};
+}
+
+template <typename CheckPlace, typename Visit>
+void for_each_param(const UpdateArguments& t, const CheckPlace& check_place, const Visit& visit) {
+  if (t.table) {
+    int64_t i = 0;
+    for (const TableRow& row : table_rows(t.op, {"table"}, t.places)) visit(placed_param(t.op, row, i++));
+    return;
+  }
+  const int64_t count = static_cast<int64_t>(t.params.size());
+  AK_CHECK(t.grads.size() == t.params.size(), t.op, ": there are ", count, " params and ", t.grads.size(), " grads");
+  check_dtype(t.op, {"layout"}, t.places, {ScalarType::Long});
+  AK_CHECK(t.places.is_cpu(), t.op, ": layout must be on the CPU");
+  AK_CHECK(t.places.dim() == 2 && t.places.size(0) == count && t.places.size(1) == 5 && t.places.is_contiguous(), t.op,
+           ": layout must be contiguous with shape (", count, ", 5); got shape ", Ints{t.places.sizes()});
+  const int64_t* row = static_cast<const int64_t*>(t.places.const_data_ptr());
+  for (int64_t i = 0; i < count; ++i, row += 5) {
+    const Tensor &param = t.params[static_cast<size_t>(i)], &grad = t.grads[static_cast<size_t>(i)];
+    check_place({"params", i}, param);
+    check_place({"grads", i}, grad);
+    visit(placed_param(t.op, param, grad, row, i));
+  }
+}
+
 }  // namespace detail
 
 // The parameters with their state. Raises unless every access the update would make is inside its tensor; changes
-// nothing. `check_place(name, tensor)` raises if the kernel cannot reach the tensor; `layout` alone is always read by
+// nothing. `check_place(name, tensor)` raises if the kernel cannot reach the tensor; `places` alone is always read by
 // the host.
-template <typename CheckPlace>
-std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t groups, const CheckPlace& check_place) {
-  const auto check_buffers = [&](const char* name, const TensorList& buffers,
+template <typename Rule, typename CheckPlace>
+std::vector<UpdateParam> check_update_arguments(const UpdateArguments& t, const CheckPlace& check_place) {
+  static_assert(Rule::kMoments <= UpdateParam::kMaxMoments);
+  const auto check_buffers = [&](const char* name, const TensorList& buffers, size_t per_block,
                                  std::initializer_list<ScalarType> dtypes) {
-    AK_CHECK(buffers.size() == t.steps.size(), t.op, ": ", name, " has ", buffers.size(), " entries and steps ",
-             t.steps.size(), "; accepted: one per block");
+    AK_CHECK(buffers.size() == per_block * t.steps.size(), t.op, ": ", name, " has ", buffers.size(),
+             " entries and steps ", t.steps.size(), "; accepted: ", per_block, " per block");
     for (size_t b = 0; b < buffers.size(); ++b) {
       const ArgName arg{name, static_cast<int64_t>(b)};
       check_dtype(t.op, arg, buffers[b], dtypes);
@@ -172,91 +228,47 @@ std::vector<UpdateParam> check_update_arguments(const UpdateTensors& t, int64_t 
       AK_CHECK(buffers[b].is_contiguous(), t.op, ": ", arg, " must be contiguous");
     }
   };
+  const auto check_groups = [&](const char* name, size_t size, size_t per_group) {
+    AK_CHECK(size == per_group * t.flags.size(), t.op, ": ", name, " has ", size, " entries and flags ", t.flags.size(),
+             "; accepted: ", per_group, " per param group");
+  };
   const auto check_scalar = [&](ArgName name, const Tensor& scalar) {
     check_one_element(t.op, name, scalar, ScalarType::Float);
     check_place(name, scalar);
   };
-  const auto check_pair = [&](size_t i) {
-    const Tensor &param = t.params[i], &grad = t.grads[i];
-    const ArgName p{"params", static_cast<int64_t>(i)}, g{"grads", static_cast<int64_t>(i)};
-    check_dtype(t.op, p, param, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-    check_dtype(t.op, g, grad, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-    check_place(p, param);
-    check_place(g, grad);
-    check_dense(t.op, p, param);
-    AK_CHECK(same_layout(param, grad), t.op, ": ", g, " has shape ", Ints{grad.sizes()}, " and strides ",
-             Ints{grad.strides()}, ", ", p, " has shape ", Ints{param.sizes()}, " and strides ", Ints{param.strides()},
-             "; they must be the same");
-  };
 
-  const int64_t count = static_cast<int64_t>(t.params.size());
-  AK_CHECK(t.grads.size() == t.params.size(), t.op, ": there are ", count, " params and ", t.grads.size(), " grads");
-  const bool table = has_table(t);
-  if (!table) {
-    check_dtype(t.op, {"layout"}, t.layout, {ScalarType::Long});
-    AK_CHECK(t.layout.is_cpu(), t.op, ": layout must be on the CPU");
-    AK_CHECK(t.layout.dim() == 2 && t.layout.size(0) == count && t.layout.size(1) == 5 && t.layout.is_contiguous(),
-             t.op, ": layout must be contiguous with shape (", count, ", 5); got shape ", Ints{t.layout.sizes()});
-  }
-  check_buffers("steps", t.steps, {ScalarType::Float});
-  for (const MomentBuffers& m : t.moments) check_buffers(m.name, *m.buffers, {ScalarType::Float, ScalarType::BFloat16});
-  check_buffers("masters", t.masters, {ScalarType::Float, ScalarType::Short});
-  check_buffers("shadows", t.shadows, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-  check_buffers("emas", t.emas, {ScalarType::Float});
-  if (!t.lrs.empty()) check_groups(t.op, static_cast<size_t>(groups), {{"lrs", t.lrs.size()}});
+  check_buffers("steps", t.steps, 1, {ScalarType::Float});
+  check_buffers("moments", t.moments, Rule::kMoments, {ScalarType::Float, ScalarType::BFloat16});
+  check_buffers("masters", t.masters, 1, {ScalarType::Float, ScalarType::Short});
+  check_buffers("shadows", t.shadows, 1, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
+  check_buffers("emas", t.emas, 1, {ScalarType::Float});
+  check_groups("options", t.options.size(), Rule::kOptions);
+  check_groups("ema_decay", t.ema_decay.size(), 1);
+  if (!t.lrs.empty()) check_groups("lrs", t.lrs.size(), 1);
   for (size_t i = 0; i < t.lrs.size(); ++i) check_scalar({"lrs", static_cast<int64_t>(i)}, t.lrs[i]);
   if (t.grad_scale) check_scalar({"grad_scale"}, *t.grad_scale);
   if (t.found_inf) check_scalar({"found_inf"}, *t.found_inf);
   if (t.sum_sq) check_scalar({"sum_sq"}, *t.sum_sq);
 
-  std::vector<detail::BlockBuffers> blocks;
-  blocks.reserve(t.steps.size());
-  for (size_t b = 0; b < t.steps.size(); ++b) {
-    using detail::Buffer;
-    std::vector<Buffer> moments;
-    for (const MomentBuffers& m : t.moments) moments.push_back(Buffer::of(m.name, (*m.buffers)[b]));
-    blocks.push_back({Buffer::of("steps", t.steps[b]), Buffer::of("masters", t.masters[b]),
-                      Buffer::of("shadows", t.shadows[b]), Buffer::of("emas", t.emas[b]), std::move(moments)});
+  std::vector<detail::BlockBuffers> blocks(t.steps.size());
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const auto buffer = [&](const char* name, const TensorList& buffers, size_t at) {
+      return detail::Buffer::of({name, static_cast<int64_t>(at)}, buffers[at]);
+    };
+    blocks[b] = {buffer("steps", t.steps, b),
+                 buffer("masters", t.masters, b),
+                 buffer("shadows", t.shadows, b),
+                 buffer("emas", t.emas, b),
+                 {}};
+    for (size_t k = 0; k < Rule::kMoments; ++k) {
+      blocks[b].moments[k] = buffer("moments", t.moments, k * blocks.size() + b);
+    }
   }
   std::vector<UpdateParam> result;
-  if (table) {
-    const auto rows = table_rows(t.op, {"layout"}, t.layout);
-    result.reserve(rows.size());
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const TableRow& r = rows[i];
-      const int64_t at = static_cast<int64_t>(i);
-      const ArgName p{"params", at}, g{"grads", at};
-      const auto accepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
-      const ScalarType param = table_dtype(t.op, p, r.param_dtype, accepted);
-      const ScalarType grad = table_dtype(t.op, g, r.grad_dtype, accepted);
-      const detail::PlacedParam row{{table_address(t.op, p, r.param, r.numel, param), param},
-                                    {table_address(t.op, g, r.grad, r.numel, grad), grad},
-                                    r.numel,
-                                    r.block,
-                                    r.offset,
-                                    r.slot,
-                                    r.group,
-                                    r.index};
-      result.push_back(detail::with_state(t, blocks, groups, row, at));
-    }
-    return result;
-  }
-  const int64_t* row = static_cast<const int64_t*>(t.layout.const_data_ptr());
-  result.reserve(t.params.size());
-  for (int64_t i = 0; i < count; ++i, row += 5) {
-    check_pair(static_cast<size_t>(i));
-    const Tensor &param = t.params[static_cast<size_t>(i)], &grad = t.grads[static_cast<size_t>(i)];
-    char* const grad_at = const_cast<char*>(static_cast<const char*>(grad.const_data_ptr()));
-    const detail::PlacedParam placed{{static_cast<char*>(param.mutable_data_ptr()), param.scalar_type()},
-                                     {grad_at, grad.scalar_type()},
-                                     param.numel(),
-                                     row[0],
-                                     row[1],
-                                     row[2],
-                                     row[3],
-                                     row[4]};
-    result.push_back(detail::with_state(t, blocks, groups, placed, i));
-  }
+  result.reserve(t.table ? static_cast<size_t>(t.places.numel()) / kTableColumns : t.params.size());
+  detail::for_each_param(t, check_place, [&](const detail::PlacedParam& param) {
+    result.push_back(detail::with_state<Rule>(t, blocks, param, static_cast<int64_t>(result.size())));
+  });
   return result;
 }
 

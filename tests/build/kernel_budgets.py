@@ -54,7 +54,7 @@ BUDGETS = {
         why="the walk of check_and_norm_kernel",
     ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
-    "update_kernel<AdamWRule, false>": Budget(
+    "update_kernel<AdamW, false>": Budget(
         registers=112,
         shared=0,
         wide_loads=7 * 7,
@@ -62,30 +62,28 @@ BUDGETS = {
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
         "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs, and near it ptxas starts to spill",
     ),
-    "update_kernel<AdamWRule, true>": Budget(
+    "update_kernel<AdamW, true>": Budget(
         registers=128,
         shared=0,
         wide_loads=9 * (9 + 11),
         in_flight=8,
         why="with extras: 9 ways to keep a weight, each with and without a third moment, and two words of the average",
     ),
-    "update_prepare_kernel<AdamWRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
-    "update_kernel<SgdRule, false>": Budget(
+    "update_kernel<Sgd, false>": Budget(
         registers=80,
         shared=0,
         wide_loads=7 * (5 + 3),
         in_flight=5,
         why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM",
     ),
-    "update_kernel<SgdRule, true>": Budget(
+    "update_kernel<Sgd, true>": Budget(
         registers=80,
         shared=0,
         wide_loads=9 * (7 + 5),
         in_flight=4,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average",
     ),
-    "update_prepare_kernel<SgdRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
-    "update_kernel<LionRule, false>": Budget(
+    "update_kernel<Lion, false>": Budget(
         registers=80,
         shared=0,
         wide_loads=7 * 5,
@@ -93,14 +91,13 @@ BUDGETS = {
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
         "weight; 80 registers let 3 blocks of 256 share an SM",
     ),
-    "update_kernel<LionRule, true>": Budget(
+    "update_kernel<Lion, true>": Budget(
         registers=80,
         shared=0,
         wide_loads=9 * 7,
         in_flight=4,
         why="with extras: 9 ways to keep a weight, and two words of the average",
     ),
-    "update_prepare_kernel<LionRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
     "lamb_moments_kernel": Budget(
         registers=120,
         shared=64,
@@ -110,7 +107,7 @@ BUDGETS = {
         "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs",
     ),
     "lamb_rates_kernel": Budget(registers=64, shared=64, why="one block a tensor, nothing to gain"),
-    "update_kernel<LambRule, false>": Budget(
+    "update_kernel<Lamb, false>": Budget(
         registers=80,
         shared=0,
         wide_loads=7 * 5,
@@ -118,14 +115,14 @@ BUDGETS = {
         why="7 ways to keep a weight, each loading two words of each moment and one or two of the weight; 80 registers "
         "let 3 blocks of 256 share an SM",
     ),
-    "update_kernel<LambRule, true>": Budget(
+    "update_kernel<Lamb, true>": Budget(
         registers=80,
         shared=0,
         wide_loads=9 * 7,
         in_flight=4,
         why="with extras: 9 ways to keep a weight, and two words of the average",
     ),
-    "update_prepare_kernel<LambRule>": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
+    "update_prepare_kernel": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
     "gemm_sm90_kernel": Budget(
         registers=255,
         shared=0,

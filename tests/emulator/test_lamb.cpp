@@ -6,58 +6,37 @@
 namespace ak::test {
 namespace {
 
-struct Lamb {
-  using Rule = LambRule;
+struct LambTest {
+  using Rule = Lamb;
 
-  static LambOptions options(int group) {
+  static Lamb::Options options(int group) {
     const double weight_decay[] = {0.0, 0.1, 0.0};
     return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.999 - 0.01 * group, 1e-6, weight_decay[group],
             group != 1,         group == 2};
   }
-  static int moments(Rng&, bool) { return 2; }
-  static float moment(Rng& rng, int which) {
-    return which == 0 ? symmetric(rng, 0.5f) : static_cast<float>(uniform(rng));
-  }
-  static float moment_at_step_0(float value) { return value; }
-  static LambShared scalars(const LambOptions& options, float step) {
-    return {options.lr, lamb_scalars(options, step), NAN};
-  }
   static void first_pass(const std::vector<float>& weights, const std::vector<float>& grads,
-                         const std::vector<std::unique_ptr<AnyBuffer>>& moments, LambShared& shared) {
+                         const std::vector<std::unique_ptr<AnyBuffer>>& moments, Lamb::Scalars& s) {
     long double weight_sq = 0, direction_sq = 0;
     for (size_t i = 0; i < weights.size(); i++) {
       float m = moments[0]->get(i), v = moments[1]->get(i);
-      lamb_moments(m, v, grads[i], shared.scalars);
+      Lamb::move_moments(m, v, grads[i], s);
       moments[0]->set(i, m);
       moments[1]->set(i, v);
-      const float direction = lamb_direction(weights[i], moments[0]->get(i), moments[1]->get(i), shared.scalars);
+      const float direction = Lamb::direction(weights[i], moments[0]->get(i), moments[1]->get(i), s);
       weight_sq += static_cast<long double>(weights[i]) * weights[i];
       direction_sq += static_cast<long double>(direction) * direction;
     }
-    shared.rate =
-        lamb_rate(shared.lr, static_cast<double>(weight_sq), static_cast<double>(direction_sq), shared.scalars);
-  }
-  static void step(float& weight, float* moments, size_t, float, const LambShared& shared) {
-    lamb(weight, moments[0], moments[1], shared.rate, shared.scalars);
+    s.rate = Lamb::rate_of(static_cast<double>(weight_sq), static_cast<double>(direction_sq), s);
   }
   template <int kThreads, int kPlaces>
   static Status first_pass(int blocks, std::span<const ParamState> states, const StepDecisions& decisions,
-                           UpdateRow<LambRule>* rows) {
+                           LambRow* rows) {
     emu::Buffer<Squares> slots("slots", std::max<size_t>(1, most_chunks<LambArgs<kPlaces>>(states)));
     return detail::lamb_rates<kThreads, kPlaces>(blocks, states, decisions, rows, slots.data(), nullptr);
   }
-  static Status shipped(std::span<const ParamState> states, std::span<const LambGroup> groups,
-                        const StepDecisions& decisions, uint64_t seed, void*) {
-    const size_t rows = update_scratch_bytes<LambRule>(states.size()), bytes = lamb_scratch_bytes(states);
-    if (bytes != rows + most_chunks<LambArgs<kLambTensors>>(states) * sizeof(Squares)) {
-      return Status{1, "scratch is not a row a parameter and a slot a chunk"};
-    }
-    emu::Buffer<Vec<float, 4>> scratch("scratch", bytes / 16);
-    return lamb(states, groups, decisions, seed, scratch.data(), nullptr);
-  }
 };
 
-using LambModel = Model<Lamb>;
+using LambModel = Model<LambTest>;
 
 /// Tensors of several chunks, met by one block and by many, and more of them than fit a launch.
 void many_chunks(Cases& cases) {
@@ -68,9 +47,9 @@ void many_chunks(Cases& cases) {
       for (int64_t n : std::vector<int64_t>{3 * kChunk + 5, 0, 40, 2 * kChunk, kChunk + 1, 9}) {
         shapes.push_back({kind_number(rng(), true), n, 2, false});
       }
-      LambModel m = make_model<Lamb>(rng, shapes, kAnyOffset);
+      LambModel m = make_model<LambTest>(rng, shapes, kAnyOffset);
       const Decisions d;
-      return compare(m, d, small_instance<Lamb, 128, 4, 64>(m, d, blocks));
+      return compare(m, d, small_instance<LambTest, 128, 4, 64>(m, d, blocks));
     });
   }
 }
@@ -79,9 +58,9 @@ void many_chunks(Cases& cases) {
 void more_chunks_than_threads(Cases& cases) {
   cases.check("more chunks than threads", [] {
     Rng rng(301);
-    LambModel m = make_model<Lamb>(rng, {{WeightKind::kBf16, 34 * kChunk + 3, 2, false}}, kAligned);
+    LambModel m = make_model<LambTest>(rng, {{WeightKind::kBf16, 34 * kChunk + 3, 2, false}}, kAligned);
     const Decisions d;
-    return compare(m, d, small_instance<Lamb, 32, 4, 64>(m, d, 3));
+    return compare(m, d, small_instance<LambTest, 32, 4, 64>(m, d, 3));
   });
 }
 
@@ -109,13 +88,13 @@ void special_norms(Cases& cases) {
     cases.check(std::string("special norms, ") + name, [fill = fill] {
       Rng rng(302);
       const Shape shape{WeightKind::kFp32, 70, 2, false};
-      LambModel m = make_model<Lamb>(rng, {shape, shape, shape, shape, shape, shape}, kAligned);
+      LambModel m = make_model<LambTest>(rng, {shape, shape, shape, shape, shape, shape}, kAligned);
       for (size_t k = 0; k < m.params.size(); k++) {
         m.params[k]->group = static_cast<int>(k % 3);
         for (size_t i = 0; i < 70 && k < 5; i++) fill(*m.params[k], i);  // the last one stays as it is
       }
       const Decisions d;
-      return compare(m, d, small_instance<Lamb, 32, 4, 4>(m, d, 2));
+      return compare(m, d, small_instance<LambTest, 32, 4, 4>(m, d, 2));
     });
   }
 }
@@ -125,7 +104,7 @@ void special_norms(Cases& cases) {
 
 int main(int argc, char** argv) {
   ak::test::Cases cases("lamb", ak::test::Seeds(argc, argv, 4));
-  ak::test::test_updates<ak::test::Lamb>(cases);
+  ak::test::test_updates<ak::test::LambTest>(cases);
   ak::test::many_chunks(cases);
   ak::test::more_chunks_than_threads(cases);
   ak::test::special_norms(cases);

@@ -5,41 +5,27 @@
 namespace ak::test {
 namespace {
 
-struct Sgd {
-  using Rule = SgdRule;
+struct SgdTest {
+  using Rule = Sgd;
 
-  static SgdOptions options(int group) {
+  static Sgd::Options options(int group) {
     const double momentum[] = {0.9, 0.5, 0.95}, weight_decay[] = {0.0, 0.1, 0.05};
     return {0.01 * (group + 1), momentum[group], group == 1 ? 0.25 : 0.0, weight_decay[group], group == 2};
   }
-  static int moments(Rng& rng, bool) { return rng() % 4 != 0; }
-  static float moment(Rng& rng, int) { return symmetric(rng, 8.0f); }
   /// Nobody says what is in a buffer that no step has filled, so it must not matter.
   static float moment_at_step_0(float) { return NAN; }
-  static SgdScalars scalars(const SgdOptions& options, float step) { return sgd_scalars(options, step); }
-  static void step(float& weight, float* moments, size_t count, float grad, const SgdScalars& scalars) {
-    if (count > 0) {
-      sgd_momentum(weight, moments[0], grad, scalars);
-    } else {
-      sgd(weight, grad, scalars);
-    }
-  }
-  static Status shipped(std::span<const ParamState> states, std::span<const SgdGroup> groups,
-                        const StepDecisions& decisions, uint64_t seed, void* rows) {
-    return sgd(states, groups, decisions, seed, rows, nullptr);
-  }
 };
 
 /// A step that is skipped leaves buffers as they were and does not count: the next one starts them.
 void first_step_after_a_skip(Cases& cases) {
   cases.check("first step after a skip", []() -> std::string {
     Rng rng(5);
-    Model m = make_model<Sgd>(rng,
-                              {{WeightKind::kFp32, 19, 1, false},
-                               {WeightKind::kSplitBf16, 40, 1, true},
-                               {WeightKind::kFp16, 8, 1, false},
-                               {WeightKind::kFp32CopyFp16, 3, 0, false}},
-                              kAligned);
+    Model m = make_model<SgdTest>(rng,
+                                  {{WeightKind::kFp32, 19, 1, false},
+                                   {WeightKind::kSplitBf16, 40, 1, true},
+                                   {WeightKind::kFp16, 8, 1, false},
+                                   {WeightKind::kFp32CopyFp16, 3, 0, false}},
+                                  kAligned);
     for (size_t k = 0; k < m.params.size(); k++) {
       m.steps->set(k, 0);
       for (auto& b : m.params[k]->moments) {
@@ -49,7 +35,7 @@ void first_step_after_a_skip(Cases& cases) {
     for (float found : {1.0f, 0.0f, 0.0f}) {
       Decisions d;
       d.found(found);
-      const std::string wrong = compare(m, d, small_instance<Sgd, 32, 4, 4>(m, d, 2));
+      const std::string wrong = compare(m, d, small_instance<SgdTest, 32, 4, 4>(m, d, 2));
       if (!wrong.empty()) return wrong;
     }
     int started = 0;
@@ -64,7 +50,7 @@ void first_step_after_a_skip(Cases& cases) {
 
 int main(int argc, char** argv) {
   ak::test::Cases cases("sgd", ak::test::Seeds(argc, argv, 4));
-  ak::test::test_updates<ak::test::Sgd>(cases);
+  ak::test::test_updates<ak::test::SgdTest>(cases);
   ak::test::first_step_after_a_skip(cases);
   return cases.finish();
 }

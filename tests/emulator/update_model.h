@@ -1,19 +1,15 @@
 // One list of parameters with all their state, what one step must make of it, and the comparison.
 //
-// An optimizer is described by
+// A test describes its optimizer:
 //   struct Optimizer {
-//     using Rule = ...;                                           // as the kernel's
-//     static Rule::Options options(int group);                    // of groups 0, 1 and 2
-//     static int moments(Rng& rng, bool extras);                  // how many one parameter has
-//     static float moment(Rng& rng, int which);                   // a value that may stand in a moment
-//     static float moment_at_step_0(float value);                 // what a kernel finds there before the first step
-//     static Rule::Scalars scalars(const Rule::Options&, float step);  // the formulas, from csrc/math
-//     static void step(float& weight, float* moments, size_t count, float grad, const Rule::Scalars&);
-//     static Status shipped(states, groups, decisions, seed, rows);  // the launcher of kernels/X.h
+//     using Rule = ...;                                 // math/X.h
+//     static Rule::Options options(int group);          // of groups 0, 1 and 2
 //   };
+// and may add
+//     static float moment_at_step_0(float value);       // what a kernel finds in a moment before the first step
 // and, if a step takes two passes,
 //     static void first_pass(const std::vector<float>& weights, const std::vector<float>& grads, moments of the
-//                            parameter, Rule::Scalars&);            // before the first step() of a parameter
+//                            parameter, Rule::Scalars&);  // before the first Rule::update of a parameter
 //     template <kThreads, kPlaces> static Status first_pass(blocks, states, decisions, rows);  // its kernels
 #pragma once
 #include <cstring>
@@ -73,6 +69,10 @@ inline uint32_t random_value(uint64_t seed, uint32_t index, uint32_t step, uint6
   return i % 2 ? word >> 16 : word & 0xffff;
 }
 
+/// The rule as the kernels know it.
+template <class Optimizer>
+using Kernel = Tuned<typename Optimizer::Rule>;
+
 template <class Optimizer>
 struct Model {
   bool extras = false;  // some parameter may need what the kernel without extras does not have
@@ -125,7 +125,9 @@ struct Shape {
 
 template <class Optimizer>
 Shape random_shape(Rng& rng, WeightKind kind, int64_t n, bool extras) {
-  return {kind, n, Optimizer::moments(rng, extras), extras && rng() % 2};
+  using Rule = Kernel<Optimizer>;
+  const bool optional = (extras || Rule::kMoments == Rule::kCommonMoments) && rng() % 3 > 0;
+  return {kind, n, optional ? Rule::kMoments : Rule::kRequiredMoments, extras && rng() % 2};
 }
 
 template <class Optimizer>
@@ -189,7 +191,9 @@ std::unique_ptr<Param> make_param(Rng& rng, const Shape& shape, int group, const
       if (p->master) p->master->set(i, weight);
     }
     p->grad->set(i, symmetric(rng, 64.0f));
-    for (size_t m = 0; m < p->moments.size(); m++) p->moments[m]->set(i, Optimizer::moment(rng, static_cast<int>(m)));
+    for (size_t m = 0; m < p->moments.size(); m++) {
+      p->moments[m]->set(i, m == 0 ? symmetric(rng, 2.0f) : static_cast<float>(uniform(rng)));  // others are squares
+    }
   }
   return p;
 }
@@ -209,15 +213,17 @@ Model<Optimizer> make_model(Rng& rng, const std::vector<Shape>& shapes, const st
     }
   }
   for (const Shape& shape : shapes) {
-    m.extras |= shape.ema || is_stochastic(shape.kind) || shape.moments > Optimizer::Rule::kCommonMoments;
+    m.extras |= shape.ema || is_stochastic(shape.kind) || shape.moments > Kernel<Optimizer>::kCommonMoments;
     m.params.push_back(make_param<Optimizer>(rng, shape, static_cast<int>(rng() % 3), offsets, rng() % 4 == 0));
   }
   m.steps = std::make_unique<emu::Buffer<float>>("steps", m.params.size());
   for (size_t k = 0; k < m.params.size(); k++) {
     m.steps->set(k, static_cast<float>(rng() % 5 ? rng() % 3 : 1000));
     if ((*m.steps)[k] != 0) continue;
-    for (auto& b : m.params[k]->moments) {
-      for (size_t i = 0; i < b->size(); i++) b->set(i, Optimizer::moment_at_step_0(b->get(i)));
+    if constexpr (requires { Optimizer::moment_at_step_0(0.0f); }) {
+      for (auto& b : m.params[k]->moments) {
+        for (size_t i = 0; i < b->size(); i++) b->set(i, Optimizer::moment_at_step_0(b->get(i)));
+      }
     }
   }
   return m;
@@ -248,11 +254,6 @@ struct Decisions {
   }
 };
 
-template <class Optimizer>
-inline constexpr bool kTwoPasses = requires(
-    std::vector<float> elements, std::vector<std::unique_ptr<AnyBuffer>> moments,
-    typename Optimizer::Rule::Scalars scalars) { Optimizer::first_pass(elements, elements, moments, scalars); };
-
 /// The state after one step, element by element, in `expected`; the buffers themselves are put back.
 template <class Optimizer>
 std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
@@ -266,7 +267,8 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
     steps.push_back(step);
     auto options = group.options;
     if (!is_nan(m.group_lr[static_cast<size_t>(p.group)])) options.lr = m.group_lr[static_cast<size_t>(p.group)];
-    auto scalars = Optimizer::scalars(options, step);
+    using Rule = typename Optimizer::Rule;
+    auto scalars = Rule::scalars(options, step);
     std::vector<float> weights, grads;
     for (size_t i = 0; i < p.param->size(); i++) {
       weights.push_back(is_split(p.kind) ? join(*p.param, p.master->bits(i), i)
@@ -275,14 +277,14 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
       const float grad = effective_grad(p.grad->get(i), d.inv_scale, d.clip);
       grads.push_back(group.maximize ? -grad : grad);
     }
-    if constexpr (kTwoPasses<Optimizer>) {
+    if constexpr (kTwoPasses<Kernel<Optimizer>>) {
       if (!d.skip) Optimizer::first_pass(weights, grads, p.moments, scalars);
     }
     for (size_t i = 0; i < p.param->size() && !d.skip; i++) {
       float w = weights[i];
-      float moments[kMaxMoments] = {};
+      float moments[Rule::kMoments] = {};
       for (size_t j = 0; j < p.moments.size(); j++) moments[j] = p.moments[j]->get(i);
-      Optimizer::step(w, moments, p.moments.size(), grads[i], scalars);
+      Rule::update(w, moments, p.moments.size() == Rule::kMoments, grads[i], scalars);
       for (size_t j = 0; j < p.moments.size(); j++) p.moments[j]->set(i, moments[j]);
       if (p.ema) {
         const float average = p.ema->get(i);
@@ -337,7 +339,7 @@ std::string compare(Model<Optimizer>& m, const Decisions& d, const Run& run) {
   const std::vector<float> steps = expect(m, d);
   std::vector<std::vector<char>> grads;
   for (auto& p : m.params) grads.push_back(p->grad->bytes());
-  emu::Buffer<UpdateRow<typename Optimizer::Rule>> rows("rows", m.params.size());
+  emu::Buffer<UpdateRow<Kernel<Optimizer>>> rows("rows", m.params.size());
   const std::vector<ParamState> states = m.states();
   const Status status = run(states, rows.data());
   if (!status.ok()) return status.message;

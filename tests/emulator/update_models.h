@@ -22,11 +22,11 @@ inline WeightKind kind_number(uint64_t i, bool extras) {
 
 template <class Optimizer, int kThreads, int kPlaces, int kRows>
 auto small_instance(const Model<Optimizer>& m, const Decisions& d, int blocks) {
-  using Rule = typename Optimizer::Rule;
+  using Rule = Kernel<Optimizer>;
   return [&m, &d, blocks](std::span<const ParamState> states, UpdateRow<Rule>* rows) {
     Status prepared = detail::prepare_rows<Rule, 32, kRows>(states, m.groups, d.on_device, rows, nullptr);
     if (!prepared.ok()) return prepared;
-    if constexpr (kTwoPasses<Optimizer>) {
+    if constexpr (kTwoPasses<Rule>) {
       prepared = Optimizer::template first_pass<kThreads, kPlaces>(blocks, states, d.on_device, rows);
       if (!prepared.ok()) return prepared;
     }
@@ -66,7 +66,7 @@ void random_models(Cases& cases) {
 /// of a chunk.
 template <class Optimizer>
 void every_combination(Cases& cases) {
-  using Rule = typename Optimizer::Rule;
+  using Rule = Kernel<Optimizer>;
   for (uint64_t k = 0; k < kWeightKinds; k++) {
     cases.check("every combination of kind " + std::to_string(k), [k]() -> std::string {
       Rng rng(200 + k);
@@ -92,7 +92,7 @@ void every_combination(Cases& cases) {
 /// Each kind of weight alone, with elements that are NaN, infinite or overflow the 16-bit type.
 template <class Optimizer>
 void extreme_values(Cases& cases) {
-  using Rule = typename Optimizer::Rule;
+  using Rule = Kernel<Optimizer>;
   for (uint64_t k = 0; k < kWeightKinds; k++) {
     cases.check("extreme values of kind " + std::to_string(k), [k] {
       Rng rng(100 + k);
@@ -129,18 +129,17 @@ std::string step_as_shipped(Model<Optimizer> m) {
   d.scale_by(64.0f);
   d.clip_to(1.0f, 100.0f);
   d.found(0.0f);
-  using Rule = typename Optimizer::Rule;
-  if (update_scratch_bytes<Rule>(m.params.size()) != m.params.size() * sizeof(UpdateRow<Rule>))
-    return "scratch is not one row a parameter";
-  return compare(m, d, [&](std::span<const ParamState> states, UpdateRow<Rule>* rows) {
-    return Optimizer::shipped(states, m.groups, d.on_device, m.seed, rows);
+  return compare(m, d, [&](std::span<const ParamState> states, UpdateRow<Kernel<Optimizer>>*) {
+    using Rule = typename Optimizer::Rule;
+    emu::Buffer<Vec<float, 4>> scratch("scratch", (update_scratch_bytes<Rule>(states) + 15) / 16);
+    return update<Rule>(states, m.groups, d.on_device, m.seed, scratch.data(), nullptr);
   });
 }
 
 /// As the package calls it, up to more tensors than fit one launch of any kernel.
 template <class Optimizer>
 void shipped_instance(Cases& cases) {
-  using Rule = typename Optimizer::Rule;
+  using Rule = Kernel<Optimizer>;
   for (bool extras : {false, true}) {
     const int64_t full = (extras ? Rule::kExtrasTensors : Rule::kTensors) + 3;
     for (int64_t count : {int64_t{1}, int64_t{5}, full}) {
@@ -161,7 +160,7 @@ void shipped_instance(Cases& cases) {
 /// One parameter among others is enough for the kernel with extras, whichever extra it has.
 template <class Optimizer>
 void one_with_an_extra(Cases& cases) {
-  using Rule = typename Optimizer::Rule;
+  using Rule = Kernel<Optimizer>;
   constexpr WeightKind kPlain = WeightKind::kFp32;
   const Shape common{kPlain, 20, Rule::kCommonMoments, false};
   const std::pair<const char*, Shape> extras[] = {

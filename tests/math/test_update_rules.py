@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from amp_kernels import _host
+from amp_kernels.ops._blocks import ADAPT_ALL, COUPLED_DECAY, NESTEROV, NO_BIAS_CORRECTION
+
+from ..ops.update_rules import formula
 
 F = np.float32
 N = 20_000
@@ -48,10 +51,11 @@ def test_adamw_bit_for_bit(step, wd, coupled, amsgrad):
     p, m, v, g = data(step)
     max_v = data(500 + step)[2] if amsgrad else None
     options = {"step": step, "lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-    options |= {"max_v": max_v, "inv_scale": 2.0**-7, "clip": 0.3}
-    expected = adamw_as_written(p, m, v, g, wd=wd, coupled=coupled, **options)
-    _host.adamw(p, m, v, g, weight_decay=wd, coupled_decay=coupled, **options)
-    for name, actual, wanted in zip("pmvx", (p, m, v, max_v) if amsgrad else (p, m, v), expected, strict=False):
+    options |= {"inv_scale": 2.0**-7, "clip": 0.3}
+    expected = adamw_as_written(p, m, v, g, wd=wd, coupled=coupled, max_v=max_v, **options)
+    moments = [m, v, max_v] if amsgrad else [m, v]
+    formula("adamw_", p, moments, g, weight_decay=wd, flags=COUPLED_DECAY if coupled else 0, **options)
+    for name, actual, wanted in zip("pmvx", (p, *moments), expected, strict=False):
         assert np.array_equal(actual.view(np.uint32), wanted.view(np.uint32)), name
 
 
@@ -68,8 +72,9 @@ def test_sgd_bit_for_bit(step, wd, momentum, dampening, nesterov):
         wanted_b = e if step == 1 else fma(F(momentum), b, F(1 - dampening) * e)
         e = fma(F(momentum), wanted_b, e) if nesterov else wanted_b
     wanted = fma(-F(0.01), e, p)
-    options = {"lr": 0.01, "momentum": momentum, "dampening": dampening, "weight_decay": wd, "nesterov": nesterov}
-    _host.sgd(p, b if momentum else None, g, step=step, inv_scale=0.5, clip=0.7, **options)
+    options = {"lr": 0.01, "momentum": momentum, "dampening": dampening, "weight_decay": wd}
+    options |= {"flags": NESTEROV if nesterov else 0, "inv_scale": 0.5, "clip": 0.7}
+    formula("sgd_", p, [b] if momentum else [], g, step=step, **options)
     assert np.array_equal(p.view(np.uint32), wanted.view(np.uint32))
     if momentum:
         assert np.array_equal(b.view(np.uint32), wanted_b.view(np.uint32))
@@ -85,7 +90,7 @@ def test_lion_bit_for_bit(wd):
     wanted_m = fma(F(0.95), m, F(1 - 0.95) * e)
     options = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "weight_decay": wd, "inv_scale": 0.5, "clip": -0.7}
     before = p.copy()
-    _host.lion(p, m, g, **options)
+    formula("lion_", p, [m], g, **options)
     assert np.array_equal(p.view(np.uint32), wanted.view(np.uint32))
     assert np.array_equal(m.view(np.uint32), wanted_m.view(np.uint32))
     assert np.array_equal(p[::97], before[::97] * F(1 - 0.01 * wd))
@@ -102,7 +107,7 @@ def test_lion_as_published_in_float64():
         doubt += np.abs(c) <= 30 * 2.0**-24 * (np.abs(moment) + np.abs(g))
         exact -= lr * (np.sign(c) + wd * exact)
         moment = b2 * moment + (1 - b2) * g.astype(np.float64)
-        _host.lion(p, m, g, lr=lr, beta1=b1, beta2=b2, weight_decay=wd)
+        formula("lion_", p, [m], g, lr=lr, beta1=b1, beta2=b2, weight_decay=wd)
     assert np.all(np.abs(m - moment) <= 30 * 3 * 2.0**-24)
     assert np.all(np.abs(p - exact) <= 30 * 2.0**-24 * 3 * (np.abs(exact) + 1) + 2 * lr * doubt)
     assert doubt.sum() < N / 1000
@@ -113,7 +118,7 @@ def test_lion_shows_a_nan(bad):
     """torch.sign(NaN) is 0: the moment would stay NaN and the weight never move again, without a trace."""
     arrays = {name: np.full(1, x, dtype=F) for name, x in (("p", 1.0), ("m", 0.5), ("g", 2.0))}
     arrays[bad][:] = np.nan
-    _host.lion(*arrays.values(), lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0)
+    formula("lion_", arrays["p"], [arrays["m"]], arrays["g"], lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0)
     assert np.isnan(arrays["p"][0])
     assert np.isnan(arrays["m"][0])
 
@@ -139,7 +144,8 @@ def test_lamb_bit_for_bit(step, wd, adapt_all, corrected):
     options = {"step": step, "lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-6, "inv_scale": 2.0**-7, "clip": 0.3}
     adapts = adapt_all or wd != 0
     *expected, rate = lamb_as_written(p, m, v, g, wd=wd, corrected=corrected, adapts=adapts, **options)
-    got = _host.lamb(p, m, v, g, weight_decay=wd, bias_correction=corrected, adapt_all=adapt_all, **options)
+    flags = (0 if corrected else NO_BIAS_CORRECTION) | (ADAPT_ALL if adapt_all else 0)
+    got = formula("lamb_", p, [m, v], g, weight_decay=wd, flags=flags, **options)
     assert F(got) == rate
     assert (rate == F(3e-3)) == (not adapts)
     for name, actual, wanted in zip("pmv", (p, m, v), expected, strict=True):
@@ -159,9 +165,8 @@ def test_lamb_as_published_in_float64(wd, adapt_all):
         u = exact_m / (1 - b1**step) / (np.sqrt(exact_v / (1 - b2**step)) + eps) + wd * exact
         ratio = np.linalg.norm(exact) / np.linalg.norm(u) if wd or adapt_all else 1.0
         exact -= lr * ratio * u
-        rate = _host.lamb(
-            p, m, v, g, step=step, lr=lr, beta1=b1, beta2=b2, eps=eps, weight_decay=wd, adapt_all=adapt_all
-        )
+        options = {"lr": lr, "beta1": b1, "beta2": b2, "eps": eps, "weight_decay": wd}
+        rate = formula("lamb_", p, [m, v], g, step=step, flags=ADAPT_ALL if adapt_all else 0, **options)
         assert rate == pytest.approx(lr * ratio, rel=1e-6)
     # Each step moves a weight by up to a few lr and rounds it; the direction is good to 32 u: g - m cancels.
     assert np.all(np.abs(p - exact) <= 30 * 2.0**-24 * (np.abs(exact) + 1) + 30 * 10 * lr * 2.0**-19)
@@ -170,8 +175,9 @@ def test_lamb_as_published_in_float64(wd, adapt_all):
 def lamb_rate(p, u, adapt_all=True):
     """The rate for weights ``p`` that go in the direction ``u``: the gradient is the first moment, and there is no second."""
     p, u = np.array(p, dtype=F), np.array(u, dtype=F)
-    options = {"step": 1, "lr": 0.5, "beta1": 0.0, "beta2": 1.0, "eps": 1.0, "weight_decay": 0.0}
-    return _host.lamb(p, np.zeros_like(p), np.zeros_like(p), u, bias_correction=False, adapt_all=adapt_all, **options)
+    options = {"lr": 0.5, "beta1": 0.0, "beta2": 1.0, "eps": 1.0, "weight_decay": 0.0}
+    flags = NO_BIAS_CORRECTION | (ADAPT_ALL if adapt_all else 0)
+    return formula("lamb_", p, [np.zeros_like(p), np.zeros_like(p)], u, flags=flags, **options)
 
 
 def test_lamb_rates():
@@ -190,7 +196,7 @@ def test_lamb_rates():
 
 def test_an_infinite_weight_is_no_direction_without_decay():
     p, m, v, g = (np.array(x, dtype=F) for x in ([math.inf, 1.0], [0, 0], [0, 0], [1, 1]))
-    _host.lamb(p, m, v, g, step=1, lr=0.5, beta1=0.9, beta2=0.9, eps=0.0, weight_decay=0.0)
+    formula("lamb_", p, [m, v], g, step=1, lr=0.5, beta1=0.9, beta2=0.9, eps=0.0, weight_decay=0.0)
     assert p.tolist() == [math.inf, 0.5]
 
 
@@ -219,9 +225,9 @@ def test_adamw_follows_torch_in_float64(optimizer, coupled, wd, amsgrad):
     options = {"lr": 1e-2, "eps": 1e-6}
     expected = run_torch(lambda w: optimizer(w, 1e-2, (0.9, 0.98), 1e-6, wd, amsgrad), p, grads)
     m, v, max_v = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p) if amsgrad else None
-    options |= {"beta1": 0.9, "beta2": 0.98, "weight_decay": wd, "coupled_decay": coupled, "max_v": max_v}
+    options |= {"beta1": 0.9, "beta2": 0.98, "weight_decay": wd, "flags": COUPLED_DECAY if coupled else 0}
     for step, g in enumerate(grads, start=1):
-        _host.adamw(p, m, v, g, step=step, **options)
+        formula("adamw_", p, [m, v, max_v] if amsgrad else [m, v], g, step=step, **options)
     bound = 30 * 2.0**-24 * (np.abs(expected) + 1) + 30 * 1e-2 * 2.0**-19  # the update itself to 32 u: g - m cancels
     assert np.all(np.abs(p - expected) <= bound)
 
@@ -237,18 +243,20 @@ def test_adamw_follows_torch_in_float64(optimizer, coupled, wd, amsgrad):
 )
 @pytest.mark.parametrize("wd", [0.0, 1e-2])
 def test_sgd_follows_torch_in_float64(options, wd):
+    options = dict(options)
     p = np.random.default_rng(3).standard_normal(N).astype(F)
     grads = gradients(4, 30)
     expected = run_torch(lambda w: torch.optim.SGD(w, lr=1e-2, weight_decay=wd, **options), p, grads)
     buffer = np.full_like(p, np.nan)  # never read before the first step has filled it
+    call = {"lr": 1e-2, "weight_decay": wd, "flags": NESTEROV if options.pop("nesterov", False) else 0}
     for step, g in enumerate(grads, start=1):
-        _host.sgd(p, buffer if options["momentum"] else None, g, step=step, lr=1e-2, weight_decay=wd, **options)
+        formula("sgd_", p, [buffer] if options["momentum"] else [], g, step=step, **{**call, **options})
     assert np.all(np.abs(p - expected) <= 30 * 2.0**-24 * (np.abs(expected) + 1) * 2)
 
 
 def test_an_infinite_weight_does_not_reach_the_moments_without_coupled_decay():
     p, m, v, g = (np.full(1, x, dtype=F) for x in (np.inf, 0.0, 0.0, 1.0))
-    _host.adamw(p, m, v, g, step=1, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
+    formula("adamw_", p, [m, v], g, step=1, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
     assert np.isfinite(m[0])
     assert np.isfinite(v[0])
 
@@ -257,7 +265,7 @@ def test_the_largest_moment_keeps_a_nan():
     """As torch.maximum does, from either side."""
     nan = math.nan
     p, m, v, max_v, g = (np.array(x, dtype=F) for x in ([1, 1, 1], [0, 0, 0], [1, nan, 1], [nan, 1, 1], [1, 1, 1]))
-    _host.adamw(p, m, v, g, step=1, lr=0.1, beta1=0.9, beta2=0.9, eps=0, weight_decay=0, max_v=max_v)
+    formula("adamw_", p, [m, v, max_v], g, step=1, lr=0.1, beta1=0.9, beta2=0.9, eps=0, weight_decay=0)
     assert np.isnan(max_v).tolist() == [True, True, False]
     assert np.isnan(p).tolist() == [True, True, False]
 
@@ -278,7 +286,7 @@ def test_ema_bit_for_bit_and_against_torch(decay):
 def test_late_steps_have_no_bias_correction():
     """At step 2^24, the last one fp32 can count to, both corrections are 1."""
     p, m, v, g = (np.full(1, x, dtype=F) for x in (0.0, 1.0, 1.0, 1.0))
-    _host.adamw(p, m, v, g, step=2.0**24, lr=0.5, beta1=0.9, beta2=0.999, eps=0.0, weight_decay=0.0)
+    formula("adamw_", p, [m, v], g, step=2.0**24, lr=0.5, beta1=0.9, beta2=0.999, eps=0.0, weight_decay=0.0)
     assert p[0] == -0.5
 
 
@@ -299,15 +307,17 @@ def test_clip_and_scale_formulas():
 
 def test_arrays_must_fit():
     p, m, v, g = (np.zeros(3, dtype=F) for _ in range(4))
-    with pytest.raises(ValueError, match="adamw: arrays of 3 and 2 elements"):
-        _host.adamw(p, m, v[:2].copy(), g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
-    with pytest.raises(ValueError, match="adamw: arrays of 3 and 2 elements"):
-        _host.adamw(p, m, v, g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0, max_v=v[:2].copy())
+    for moments, grad in (([m, v[:2].copy()], g), ([m, v, v[:2].copy()], g), ([m, v], g[:2].copy())):
+        with pytest.raises(ValueError, match="adamw_: arrays of 3 and 2 elements"):
+            formula("adamw_", p, moments, grad)
+    with pytest.raises(ValueError, match="lion_: 2 moments and 4 options"):
+        formula("lion_", p, [m, v], g)
+    with pytest.raises(ValueError, match="sgd_: 1 moments and 3 options"):
+        _host.update("sgd_", p, [m], g, [0.0] * 3)
+    with pytest.raises(ValueError, match="op is 'adam'; accepted: adamw_, lamb_, lion_, sgd_"):
+        _host.update("adam", p, [m], g, [])
     with pytest.raises(ValueError, match="ema: arrays of 3 and 2 elements"):
         _host.ema(p, m[:2].copy(), 0.5)
-    with pytest.raises(ValueError, match="lion: arrays of 3 and 2 elements"):
-        _host.lion(p, m, g[:2].copy(), lr=1, beta1=0, beta2=0, weight_decay=0)
-    with pytest.raises(ValueError, match="lamb: arrays of 3 and 2 elements"):
-        _host.lamb(p, m, v[:2].copy(), g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
-    with pytest.raises(TypeError):  # a converted copy would be updated instead of the caller's array
-        _host.adamw(p.astype(np.float64), m, v, g, step=1, lr=1, beta1=0, beta2=0, eps=1, weight_decay=0)
+    for arrays in ((p.astype(np.float64), [m, v]), (p, [m, v.astype(np.float64)])):
+        with pytest.raises(TypeError):  # a converted copy would be updated instead of the caller's array
+            formula("adamw_", *arrays, g)

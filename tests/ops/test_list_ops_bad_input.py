@@ -1,17 +1,14 @@
 """The public functions over tensor lists: what they refuse, with which words, and that nothing is changed before."""
 
-import inspect
+import contextlib
 
 import pytest
 import torch
 
-from amp_kernels.ops.adamw import adamw_
-from amp_kernels.ops.adamw import samples as adamw_samples
+import amp_kernels as ak
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops._update import RULES
 from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.lion import lion_
-from amp_kernels.ops.lion import samples as lion_samples
-from amp_kernels.ops.sgd import samples as sgd_samples
-from amp_kernels.ops.sgd import sgd_
 from amp_kernels.ops.unscale import unscale_
 from amp_kernels.ops.update_scale import update_scale_
 
@@ -89,9 +86,9 @@ def test_scalars(scalar, error, text):
         lambda: unscale_(grads, scalar, ONE),
         lambda: unscale_(grads, torch.zeros(()), scalar),
         lambda: update_scale_(ONE.clone(), torch.tensor(0).int(), torch.tensor(1).int(), [scalar]),
-        lambda: adamw_(*change(adamw_samples, grad_scale=scalar)),
-        lambda: sgd_(*change(sgd_samples, found_inf=scalar)),
-        lambda: lion_(*change(lion_samples, sum_sq=scalar)),
+        lambda: RULES["adamw_"](**changed("adamw_", grad_scale=scalar)),
+        lambda: RULES["sgd_"](**changed("sgd_", found_inf=scalar)),
+        lambda: RULES["lamb_"](**changed("lamb_", sum_sq=scalar)),
     ):
         with pytest.raises(error, match=text):
             call()
@@ -134,13 +131,16 @@ def test_update_scale_tensors():
 NAN = float("nan")
 
 
-def change(samples, index=0, **changes):
-    """A valid call with some arguments replaced; a callable makes the new value from the old one."""
-    function = {adamw_samples: adamw_, sgd_samples: sgd_, lion_samples: lion_}[samples]
-    args = dict(zip(inspect.signature(function).parameters, list(samples("cpu"))[index][0], strict=True))
+def changed(rule, index=0, **changes):
+    """The arguments of a sample with some replaced; a callable makes the new value from the old one. An option by its name."""
+    op, options = RULES[rule].op, list(RULES[rule].declared.options)
+    call = dict(zip([a.name for a in op.schema.arguments], list(op.samples("cpu"))[index][0], strict=True))
     for key, value in changes.items():
-        args[key] = value(args[key]) if callable(value) else value
-    return list(args.values())
+        if key in options:
+            call["options"][options.index(key)] = value
+        else:
+            call[key] = value(call[key]) if callable(value) else value
+    return call
 
 
 def longer(tensors):
@@ -157,7 +157,7 @@ UPDATES = [
     ({"grads": lambda g: g[:-1]}, ValueError, "3 params and 2 grads"),
     ({"grads": lambda g: [g[0].contiguous(), *g[1:]]}, ValueError, "shape, strides and device must be the same"),
     ({"grads": lambda g: [g[0].t(), *g[1:]]}, ValueError, "shape, strides and device must be the same"),
-    ({"steps": longer}, ValueError, "1 entries and steps 2"),
+    ({"steps": longer}, ValueError, "entries and steps 2"),
     ({"steps": lambda s: [s[0].double()]}, TypeError, "steps.0. is torch.float64"),
     ({"masters": lambda m: [torch.zeros(512)]}, TypeError, "block 0 has masters; accepted: float16, bfloat16"),
     ({"masters": lambda m: [torch.zeros(512, dtype=torch.int32)]}, TypeError, "masters.0. is torch.int32"),
@@ -174,61 +174,103 @@ UPDATES = [
     ({"emas": lambda e: [torch.zeros(512, dtype=torch.bfloat16)]}, TypeError, "emas.0. is torch.bfloat16"),
     ({"emas": lambda e: [torch.zeros(16)]}, ValueError, "emas.0. has 16 elements"),
     ({"ema_decay": [1.0]}, ValueError, "ema_decay.0. is 1.0; accepted: a number from 0 to below 1"),
-    ({"ema_decay": [0.5, 0.5]}, ValueError, "ema_decay has 2 entries and lr 1"),
+    ({"ema_decay": [0.5, 0.5]}, ValueError, "ema_decay has 2 entries and flags 1"),
     ({"seed": -1}, ValueError, "seed is -1"),
     ({"seed": 2**63}, ValueError, "seed is 9223372036854775808"),
     ({"lrs": [torch.ones(()), torch.ones(())]}, ValueError, "lrs has 2 entries"),
     ({"lrs": [torch.ones((), dtype=torch.float64)]}, TypeError, "lrs.0. is float64"),
-    ({"lr": [NAN]}, ValueError, "lr.0. is nan"),
-    ({"lr": [-1.0]}, ValueError, "lr.0. is -1.0"),
-    ({"weight_decay": [NAN]}, ValueError, "weight_decay.0. is nan"),
-    ({"flags": [0, 0]}, ValueError, "flags has 2 entries and lr 1"),
+    ({"lr": NAN}, ValueError, "lr.0. is nan"),
+    ({"lr": -1.0}, ValueError, "lr.0. is -1.0"),
+    ({"weight_decay": NAN}, ValueError, "weight_decay.0. is nan"),
+    ({"options": lambda x: x[:-1]}, ValueError, "options has . entries and flags 1; accepted: lr, .*, weight_decay of"),
+    ({"flags": [0, 0]}, ValueError, "options has . entries and flags 2"),
+    ({"flags": [64]}, ValueError, "flags.0. is 64; accepted: a sum of bits out of 1, "),
     ({"sum_sq": torch.ones(()), "max_norm": NAN}, ValueError, "max_norm is nan"),
+    ({"moments": lambda m: m[1:]}, ValueError, "moments has . entries and steps 1; accepted: .* of each block"),
+    ({"moments": lambda m: [m[0].half(), *m[1:]]}, TypeError, r"\[0\] is torch.float16; accepted: float32, bfloat16"),
+    ({"moments": lambda m: [m[0][:16], *m[1:]]}, ValueError, r"\[0\] has 16 elements"),
 ]
-ADAMW = [
-    ({"beta1": [1.0]}, ValueError, "beta1.0. is 1.0; accepted: a number from 0 to below 1"),
-    ({"beta2": [NAN]}, ValueError, "beta2.0. is nan"),
-    ({"eps": [-1.0]}, ValueError, "eps.0. is -1.0"),
-    (
-        {"exp_avgs": lambda m: [t.half() for t in m]},
-        TypeError,
-        "exp_avgs.0. is torch.float16; accepted: float32, bfloat16",
-    ),
-    ({"exp_avg_sqs": lambda m: [t.view(16, 32) for t in m]}, ValueError, "accepted: a flat, contiguous buffer on cpu"),
-    ({"exp_avgs": lambda m: [t[:0] for t in m]}, ValueError, "exp_avgs.0. has 0 elements"),
-    ({"max_exp_avg_sqs": lambda m: [torch.zeros(16)]}, ValueError, "max_exp_avg_sqs.0. has 16 elements"),
-    ({"max_exp_avg_sqs": lambda m: [t.half() for t in m]}, TypeError, "max_exp_avg_sqs.0. is torch.float16"),
-]
-SGD = [
-    ({"momentum": [NAN]}, ValueError, "momentum.0. is nan"),
-    ({"dampening": [NAN]}, ValueError, "dampening.0. is nan"),
-    ({"momentum_buffers": lambda m: [t.double() for t in m]}, TypeError, "momentum_buffers.0. is torch.float64"),
-]
-LION = [
-    ({"beta1": [NAN]}, ValueError, "beta1.0. is nan"),
-    ({"beta2": [1.0]}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
-    ({"exp_avgs": lambda m: [t.half() for t in m]}, TypeError, "exp_avgs.0. is torch.float16"),
-    ({"exp_avgs": lambda m: [t[:0] for t in m]}, ValueError, "exp_avgs.0. has 0 elements"),
-]
+OWN = {
+    "adamw_": [
+        ({"beta1": 1.0}, ValueError, "beta1.0. is 1.0; accepted: a number from 0 to below 1"),
+        ({"beta2": NAN}, ValueError, "beta2.0. is nan"),
+        ({"eps": -1.0}, ValueError, "eps.0. is -1.0"),
+        ({"flags": [2]}, ValueError, "flags.0. is 2; accepted: a sum of bits out of 1, 4, 8"),
+        (
+            {"moments": lambda m: [m[0], m[1].view(16, 32), m[2]]},
+            ValueError,
+            "exp_avg_sq.0. .*accepted: a flat, contig",
+        ),
+        ({"moments": lambda m: [m[0][:0], *m[1:]]}, ValueError, "exp_avg.0. has 0 elements"),
+        ({"moments": lambda m: [*m[:2], torch.zeros(16)]}, ValueError, "max_exp_avg_sq.0. has 16 elements"),
+    ],
+    "sgd_": [
+        ({"momentum": NAN}, ValueError, "momentum.0. is nan"),
+        ({"dampening": NAN}, ValueError, "dampening.0. is nan"),
+    ],
+    "lion_": [
+        ({"beta2": 1.0}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
+        ({"moments": lambda m: [t[:0] for t in m]}, ValueError, "exp_avg.0. has 0 elements"),
+    ],
+    "lamb_": [({"beta1": NAN}, ValueError, "beta1.0. is nan"), ({"eps": -1e-8}, ValueError, "eps.0. is -1e-08")],
+}
 
 
 @pytest.mark.parametrize(
-    ("function", "samples", "changes", "error", "text"),
-    [(adamw_, adamw_samples, *case) for case in UPDATES + ADAMW]
-    + [(sgd_, sgd_samples, *case) for case in UPDATES + SGD]
-    + [(lion_, lion_samples, *case) for case in UPDATES + LION],
+    ("rule", "changes", "error", "text"), [(rule, *case) for rule in RULES for case in UPDATES + OWN[rule]]
 )
-def test_updates(function, samples, changes, error, text):
-    args = change(samples, **changes)
-    lists = [value for value in args if isinstance(value, list) and value and isinstance(value[0], torch.Tensor)]
+def test_updates(rule, changes, error, text):
+    call = changed(rule, **changes)
+    lists = [
+        value for value in call.values() if isinstance(value, list) and value and isinstance(value[0], torch.Tensor)
+    ]
     before = [[t.clone() for t in value] for value in lists]
-    with pytest.raises(error, match=f"{function.__name__}: .*{text}"):
-        function(*args)
+    with pytest.raises(error, match=f"{rule}: .*{text}"):
+        RULES[rule](**call)
     for old, value in zip(before, lists, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(old, value, strict=True))
 
 
-@pytest.mark.parametrize(("function", "samples"), [(adamw_, adamw_samples), (sgd_, sgd_samples), (lion_, lion_samples)])
-def test_every_sample_passes_the_checks(function, samples):
-    for index in range(len(list(samples("cpu")))):
-        function(*change(samples, index))
+@pytest.mark.parametrize("rule", RULES)
+def test_the_second_group_and_block_are_named(rule):
+    """Options and moments are packed: a message says which one it is."""
+    declared, index = RULES[rule].declared, 1  # a sample with three groups and blocks
+    for k, name in enumerate(declared.options):
+        call = changed(rule, index)
+        call["options"][2 * len(declared.options) + k] = NAN
+        with pytest.raises(ValueError, match=rf"{rule}: {name}\[2\] is nan"):
+            RULES[rule](**call)
+    for k, name in enumerate(declared.moments):
+        call = changed(rule, index)
+        call["moments"][3 * k + 1] = torch.zeros(512, dtype=torch.float16)
+        with pytest.raises(TypeError, match=rf"{rule}: {name}\[1\] is torch.float16"):
+            RULES[rule](**call)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_sample_passes_the_checks(rule):
+    for index in range(len(list(RULES[rule].op.samples("cpu")))):
+        RULES[rule](**changed(rule, index))
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backend", ["cpu", "reference", "emulate"])
+def test_no_public_update_takes_addresses(rule, backend):
+    """The rows that the private op of optimizers would follow, in the place of the layout: with lists and without."""
+    op, victim, grad = RULES[rule].op, torch.ones(35), torch.ones(35)
+    table = torch.tensor([[victim.data_ptr(), grad.data_ptr(), 35, 6, 6, 0, 0, 0, 0, 0]])
+    call = changed(rule, layout=table.expand(3, -1).contiguous())
+    with pytest.raises((RuntimeError, ValueError), match=r"layout|unpack"):
+        ak.backend(backend)(op)(*call.values())
+    with contextlib.suppress(RuntimeError, ValueError):  # no parameters: refused, or no step at all
+        ak.backend(backend)(op)(*changed(rule, params=[], grads=[], layout=table).values())
+    assert torch.equal(victim, torch.ones(35))
+
+
+def test_no_public_op_has_a_table():
+    for name, op in REGISTRY.items():
+        assert not name.startswith("_")
+        assert not {"table", "address", "addresses"} & {argument.name for argument in op.schema.arguments}

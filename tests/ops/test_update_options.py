@@ -1,4 +1,4 @@
-"""What adamw_, sgd_, lion_ and lamb_ do besides their formula: averages of the weights and stochastic rounding."""
+"""What all update ops do besides their formula: averages of the weights and stochastic rounding."""
 
 import math
 
@@ -6,29 +6,30 @@ import numpy as np
 import pytest
 import torch
 
-import amp_kernels.ops.adamw as adamw_module
-import amp_kernels.ops.lamb as lamb_module
-import amp_kernels.ops.lion as lion_module
-import amp_kernels.ops.sgd as sgd_module
 from amp_kernels import _host
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops._samples import Kind
 from amp_kernels.ops._stochastic import philox4x32_10, round_stochastic, rounding_bits
+from amp_kernels.ops._update import RULES
+from amp_kernels.testing.updates import Update, flat
 
-from .update_oracle import BF16, EMA_DECAY, F16, F32, NAMES, SEED, Kind, Update, codes, flat
+from .update_rules import BF16, EMA_DECAY, F16, F32, NAMES, codes
 
-MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1, "lamb": 2}
-OPS = pytest.mark.parametrize("op", list(MOMENTS))
-MODULES = {"adamw": adamw_module, "sgd": sgd_module, "lion": lion_module, "lamb": lamb_module}
-REFERENCES = {name: module.op.reference for name, module in MODULES.items()}
+OPS = pytest.mark.parametrize("op", RULES)
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 HALVES = pytest.mark.parametrize("dtype", [F16, BF16])
+SEED = 0x1234567 << 32 | 0x89ABCDEF  # both words of the key
 
 
-def stepped(op: str, backend: str = "cpu", *, change=None, seed=SEED, lr=0.1, **options) -> Update:
-    update = Update(moments=MOMENTS[op], **options)
+def of_backend(op: str, backend: str):
+    return REGISTRY[op].reference if backend == "reference" else None
+
+
+def stepped(op: str, backend: str = "cpu", *, kinds, change=None, seed=SEED, lr=0.1, **options) -> Update:
+    update = Update(op, kinds, optional=op == "sgd_", **options)
     if change is not None:
         change(update)
-    getattr(update, op)(op=REFERENCES[op] if backend == "reference" else None, seed=seed, lr=lr)
-    return update
+    return update.step(of_backend(op, backend), seed=seed, lr=lr)
 
 
 # ---- averages ----
@@ -39,7 +40,7 @@ def stepped(op: str, backend: str = "cpu", *, change=None, seed=SEED, lr=0.1, **
 @pytest.mark.parametrize("kind", [Kind(F32, ema=True), Kind(BF16, master=F32, ema=True)], ids=str)
 def test_average_of_a_kept_weight_bit_for_bit(op, backend, kind):
     """Where the float32 weight can be read back, the average is the formula of csrc/math over it."""
-    before, after = Update([kind], moments=MOMENTS[op]), stepped(op, backend, kinds=[kind])
+    before, after = Update(op, [kind]), stepped(op, backend, kinds=[kind])
     for i in range(len(after.params)):
         wanted = before.ema(i).numpy()
         _host.ema(wanted, after.weight(i).numpy(), EMA_DECAY)
@@ -54,25 +55,23 @@ def test_average_is_of_the_weight_before_it_is_rounded(op, backend, kind):
     """Averages of a 16-bit weight with no float32 master, or with one that is kept in fewer bits, have the bits of a
     run whose weights are float32."""
     averaged = Kind(kind.param, kind.master, stochastic=kind.stochastic, ema=True)
-    half = Update([averaged], moments=MOMENTS[op])
-    full = Update([Kind(F32, ema=True)], moments=MOMENTS[op])
-    full.params = [p.float() if kind.master is None else half.weight(i).reshape(p.shape)
-                   for i, p in enumerate(half.params)]  # fmt: skip
+    half, full = Update(op, [averaged]), Update(op, [Kind(F32, ema=True)])
+    for i, param in enumerate(half.params):
+        full.params[i] = param.float()
+        flat(full.params[i]).copy_(half.weight(i))
     full.grads = [g.float() for g in half.grads]
-    full.buffers, full.emas = ([[t.clone() for t in b] for b in half.buffers], [t.clone() for t in half.emas])
     for update in (half, full):
-        getattr(update, op)(op=REFERENCES[op] if backend == "reference" else None)
+        update.step(of_backend(op, backend))
     assert torch.equal(half.emas[0], full.emas[0])
 
 
 @OPS
 def test_groups_have_their_own_decay(op):
     kinds = [Kind(F32, ema=True), Kind(F32, ema=True)]
-    update, before = Update(kinds, moments=MOMENTS[op]), Update(kinds, moments=MOMENTS[op])
-    getattr(update, op)(ema_decay=[0.0, 0.5])
+    update, before = Update(op, kinds).step(ema_decay=[0.0, 0.5]), Update(op, kinds)
     for i in range(len(update.params)):
         weight, old = update.weight(i), before.ema(i)
-        wanted = weight if update.pieces(i)[2] == 0 else (old + weight) / 2
+        wanted = weight if update.place(i)[2] == 0 else (old + weight) / 2
         assert ((update.ema(i) - wanted).abs() <= 2.0**-22 * (old.abs() + weight.abs())).all()
 
 
@@ -102,12 +101,9 @@ def test_reference_rounds_as_csrc_math(dtype):
 
 def unrounded(op: str, kind: Kind, shapes: tuple) -> list[torch.Tensor]:
     """The float32 weights that a step computes before it rounds them."""
-    half = Update([kind], moments=MOMENTS[op], shapes=shapes)
-    full = Update([Kind(F32)], moments=MOMENTS[op], shapes=shapes)
+    half, full = Update(op, [kind], shapes), Update(op, [Kind(F32)], shapes, optional=op == "sgd_")
     full.params, full.grads = [p.float() for p in half.params], [g.float() for g in half.grads]
-    full.buffers = half.buffers
-    getattr(full, op)(lr=0.1)
-    return [flat(p) for p in full.params]
+    return [flat(p) for p in full.step(lr=0.1).params]
 
 
 @OPS
@@ -118,9 +114,9 @@ def test_bits_are_those_of_seed_step_index_and_element(op, backend, dtype):
     every kind, one across several chunks."""
     kind, shapes = Kind(dtype, stochastic=True), ((7, 5), (0,), (), (1031,), (8,), (40_003,))
     after = stepped(op, backend, kinds=[kind], shapes=shapes)
-    before = Update([kind], moments=MOMENTS[op], shapes=shapes)
+    before = Update(op, [kind], shapes)
     for i, weight in enumerate(unrounded(op, kind, shapes)):
-        step, index = int(before.step(i)) + 1, int(before.layout[i, 4])
+        step, index = int(before.count(i)) + 1, int(before.layout[i, 4])
         wanted = _host.round_stochastic(weight.numpy(), NAMES[dtype], SEED, step, index)
         # The reference may differ from the compiled formula in the last bit of the float32 weight.
         differing = int((codes(flat(after.params[i])) != wanted).sum())
@@ -164,23 +160,20 @@ def test_bits_do_not_depend_on_the_other_parameters(op, backend):
 @pytest.mark.parametrize("part", ["seed", "high seed", "step", "index"])
 def test_every_part_of_the_key_counts(op, backend, part):
     """Half-way values: with other bits about half of 4,096 elements are rounded the other way; 0.5 +- 0.05 is 6 sigma."""
-    options = {"kinds": [Kind(BF16, stochastic=True)], "shapes": ((4096,),)}
+    options = {"kinds": [Kind(BF16, stochastic=True)], "shapes": ((4096,),), "optional": False}
     seed = {"seed": SEED + 1, "high seed": SEED + (1 << 40)}.get(part, SEED)
 
     def half_way(update):  # the update takes 1 to 1 - 2^-9, in the middle of two bfloat16 numbers
         update.params[0].fill_(1.0)
-        update.grads[0].fill_(0.0 if op == "adamw" else 1.0)
-        update.buffers = [[torch.zeros_like(b) for b in buffers] for buffers in update.buffers]
+        update.grads[0].fill_(0.0 if op == "adamw_" else 1.0)
+        update.moments = [[torch.zeros_like(b) for b in buffers] for buffers in update.moments]
 
     def call(change, seed):
-        update = Update(moments=MOMENTS[op], **options)
+        update = Update(op, **options)
         half_way(update)
         change(update)
-        numbers = {"weight_decay": 2.0**-9, "lr": 1.0} if op == "adamw" else {"weight_decay": 0.0, "lr": 2.0**-9}
-        if op == "sgd":
-            numbers["momentum"], update.buffers = 0.0, [[b[:0] for b in update.buffers[0]]]
-        getattr(update, op)(op=REFERENCES[op] if backend == "reference" else None, seed=seed, **numbers)
-        return update.params[0]
+        numbers = {"weight_decay": 2.0**-9, "lr": 1.0} if op == "adamw_" else {"weight_decay": 0.0, "lr": 2.0**-9}
+        return update.step(of_backend(op, backend), seed=seed, **numbers).params[0]
 
     def nothing(update):
         pass
@@ -215,45 +208,4 @@ def test_the_flag_is_that_of_the_group(op):
     nearest, mixed = stepped(op, kinds=[kinds[0]] * 2), stepped(op, kinds=kinds)
     for i in range(len(mixed.params)):
         same = torch.equal(nearest.params[i], mixed.params[i])
-        assert same == (mixed.pieces(i)[2] == 0) or mixed.params[i].numel() < 2
-
-
-@OPS
-def test_same_bits_for_any_number_of_threads(op):
-    results, threads = [], torch.get_num_threads()
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
-            kinds = [Kind(F16, stochastic=True, ema=True)]
-            results.append(stepped(op, kinds=kinds, shapes=((200_007,), (5,), (70_000,))).tensors)
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-# ---- AMSGrad ----
-
-
-@BACKENDS
-def test_the_maximum_keeps_a_nan(backend):
-    """torch.maximum: NaN if either is; a maximum that drops it would hide a broken moment for good."""
-    update = Update([Kind(F32)], shapes=((4,),), amsgrad=True)
-    update.maxima[0][16:20] = torch.tensor([math.nan, 0.0, 1e30, 1e-30])
-    update.grads[0][1] = math.nan
-    update.adamw(op=REFERENCES["adamw"] if backend == "reference" else None)
-    assert update.moment(2, 0).isnan().tolist() == [True, True, False, False]
-    assert update.moment(2, 0)[2] == 1e30
-    assert update.weight(0).isnan().tolist() == [True, True, False, False]
-
-
-def test_amsgrad_of_one_block_only():
-    kinds = [Kind(F32), Kind(F32)]
-    plain, ams = Update(kinds), Update(kinds, amsgrad=True)
-    ams.maxima[0] = ams.maxima[0][:0]
-    plain.adamw()
-    ams.adamw()
-    for i in range(len(plain.params)):
-        same = torch.equal(plain.weight(i), ams.weight(i))
-        assert same == (plain.pieces(i)[2] == 0) or plain.params[i].numel() < 2
+        assert same == (mixed.place(i)[2] == 0) or mixed.params[i].numel() < 2

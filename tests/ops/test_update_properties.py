@@ -15,30 +15,23 @@ from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops._update import RULES
+from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.testing.updates import KINDS, Update, flat
 
-from .update_oracle import BF16, F16, F32, KINDS, Update, flat
+from .update_rules import BF16, F16, F32
 
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 33, 64, 255, 300]
 SHAPES = [(n,) for n in SIZES] + [(), (3, 0), (7, 5), (1, 17), (16, 3), (2, 3, 5), (20, 15)]
 SPECIAL = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-40, 6e-8, -65504.0, 3e38]  # rounded to the tensor's dtype
-FLAGS = {"adamw": [0, 1, 4, 5], "sgd": [0, 1, 2, 3], "lion": [0, 1], "lamb": [0, 1, 16, 32, 49]}
+OPTIONS = {"lr": [0.0, 1e-3, 0.3], "beta1": [0.0, 0.9], "beta2": [0.5, 0.999], "weight_decay": [0.0, 0.1]}
+OPTIONS |= {"momentum": [0.0, 0.9], "dampening": [0.0, 0.25], "ema_decay": [0.0, 0.999]}
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def whole(t):
     """Everything in the storage of ``t``."""
     return torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
-
-
-def assert_same_bits(actual, expected, what):
-    assert actual.dtype == expected.dtype
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.dtype.itemsize]
-    different = actual.view(integers) != expected.view(integers)
-    if actual.is_floating_point():
-        different &= ~(actual.isnan() & expected.isnan())
-    assert not different.any(), (
-        f"{what}: element {int(different.nonzero()[0])} is {actual[different][0]}, not {expected[different][0]}"
-    )
 
 
 def placed(t, axes, offset):
@@ -65,16 +58,20 @@ def draw_specials(data, tensors):
         target[data.draw(st.integers(0, target.numel() - 1), label="position")] = value
 
 
-def draw_update(data, **options) -> Update:
+def draw_update(data, name) -> Update:
     blocks = data.draw(st.integers(1, 3), label="blocks")
     update = Update(
+        name,
         data.draw(st.lists(st.sampled_from(KINDS), min_size=blocks, max_size=blocks), label="kinds"),
         seed=data.draw(st.integers(0, 99), label="seed"),
         shapes=data.draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=6 // blocks), label="shapes"),
         moment_dtype=data.draw(st.sampled_from([F32, BF16]), label="moments"),
         first=data.draw(st.booleans(), label="first"),
-        **options,
     )
+    absent = data.draw(st.lists(st.booleans(), min_size=blocks, max_size=blocks), label="without optional moments")
+    for moment, buffers in zip(update.declared.moments, update.moments, strict=True):
+        if moment in update.declared.optional:
+            buffers[:] = [b[:0].clone() if a else b for a, b in zip(absent, buffers, strict=True)]
     count = len(update.params)
     dtypes = data.draw(st.lists(st.sampled_from([F16, BF16, F32]), min_size=count, max_size=count), label="grads")
     axes, offsets = draw_places(data, update.grads)
@@ -100,38 +97,31 @@ def draw_scalars(data) -> dict:
     return {name: data.draw(st.sampled_from(values), label=name) for name, values in one_of.items()}
 
 
-@pytest.mark.parametrize("name", list(FLAGS))
+@pytest.mark.parametrize("name", RULES)
 @PROPERTY
 @given(data=st.data())
 def test_updates(name, data):
-    adamw, sgd = name == "adamw", name == "sgd"
-    amsgrad = adamw and data.draw(st.booleans(), label="amsgrad")
-    update = draw_update(data, moments=1 if sgd or name == "lion" else 2, amsgrad=amsgrad)
-    groups = len(update.kinds)
+    update = draw_update(data, name)
+    declared, groups = update.declared, len(update.kinds)
 
     def each(label, values):
-        return data.draw(st.lists(st.sampled_from(values), min_size=groups, max_size=groups), label=label)
+        return data.draw(st.lists(values, min_size=groups, max_size=groups), label=label)
 
     call = draw_scalars(data)
-    call |= {"flags": each("flags", FLAGS[name]), "weight_decay": each("weight_decay", [0.0, 0.1])}
-    call |= {"lr": each("lr", [0.0, 1e-3, 0.3]), "ema_decay": each("ema_decay", [0.0, 0.999])}
-    if sgd:
-        call |= {"momentum": each("momentum", [0.0, 0.9]), "dampening": each("dampening", [0.0, 0.25])}
-        for block, momentum in enumerate(call["momentum"]):
-            if momentum == 0:
-                update.buffers[0][block] = torch.zeros(0, dtype=update.moment_dtype)
-    else:
-        call |= {"beta1": each("beta1", [0.0, 0.9]), "beta2": each("beta2", [0.5, 0.999])}
+    bits = [1 << k for k in range(declared.flags.bit_length()) if declared.flags >> k & 1]
+    call["flags"] = each("flags", st.sets(st.sampled_from(bits)).map(sum))
+    for option in (*declared.options, "ema_decay"):
+        call[option] = each(option, st.sampled_from(OPTIONS.get(option) or [declared.options[option]]))
     if data.draw(st.booleans(), label="lr tensors"):
         call["lrs"] = [2 * lr for lr in call["lr"]]
 
-    before, expected = copy.deepcopy(update), copy.deepcopy(update)
-    op = REGISTRY[f"{name}_"]
-    getattr(update, name)(op=ak.backend("cpu")(op), **call)
-    getattr(expected, name)(op=ak.backend("reference")(op), **call)
-    labels = [label for label in ("params", "grads") for _ in update.params] + ["state"] * len(update.tensors)
-    tensors = zip(labels, update.tensors, expected.tensors, before.tensors, strict=False)
-    for label, got, wanted, old in tensors:
+    before, expected = copy.deepcopy(update.tensors), copy.deepcopy(update)
+    op = REGISTRY[name]
+    update.step(ak.backend("cpu")(op), **call)
+    expected.step(ak.backend("reference")(op), **call)
+    count = len(update.params)
+    labels = ["params"] * count + ["grads"] * count + ["state"] * (len(before) - 2 * count)
+    for label, got, wanted, old in zip(labels, update.tensors, expected.tensors, before, strict=True):
         assert_same_bits(whole(got), whole(wanted), label)
         if label == "grads" or (call["found_inf"] or 0.0) > 0:
             assert_same_bits(whole(got), whole(old), f"{label}, which must not change")

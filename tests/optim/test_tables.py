@@ -7,6 +7,7 @@ import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops import _blocks, check_and_norm
+from amp_kernels.ops.adamw import adamw_
 from amp_kernels.optim import _cached_step
 
 from .optimizers import bf16, f16
@@ -47,7 +48,8 @@ def table_of(params):
         optimizer.step()
     ((batch, grads, table),) = optimizer._collect()
     settings = optimizer._current_hyper_parameters()
-    tail = ([], None, None, None, [0.1], *settings.hyper, settings.decays, settings.flags, 0.0, 0)
+    options = optimizer._packed_options(settings)
+    tail = ([], None, None, None, options, settings.decays, settings.flags, 0.0, 0)
     return grads, table.tensor.clone(), optimizer._state_of(batch, settings), tail
 
 
@@ -76,7 +78,7 @@ def test_rows_are_checked(column, value, message):
     table[1, column] = value
     before = [p.clone() for p in params]
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.amp_kernels.adamw_([], [], *state, table, *tail)
+        adamw_.of_table(table, *state, *tail)
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
 
 
@@ -84,13 +86,12 @@ def test_rows_are_checked(column, value, message):
 def test_check_and_norm_reads_the_table():
     params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(16))]
     grads, table, *_ = table_of(params)
-    op = torch.ops.amp_kernels.check_and_norm
-    for options in ({}, {"per_tensor": True}, {"norm_type": float("inf")}):
-        for one, other in zip(op(grads, None, **options), op(grads[:1], None, table, **options), strict=True):
+    scale = torch.tensor(4.0)
+    for per_tensor in (False, True):
+        results = check_and_norm.of_table(grads[0], table, scale, per_tensor)
+        for one, other in zip(check_and_norm.op(grads, scale, per_tensor=per_tensor), results, strict=True):
             assert torch.equal(one, other)
     for wrong in (table[:, :9], table.int(), table.t().contiguous()[:3]):
         with pytest.raises(RuntimeError, match="check_and_norm: table must"):
-            op(grads[:1], None, wrong)
-    with pytest.raises(NotImplementedError, match="only the compiled kernels"):
-        check_and_norm.op.reference(grads[:1], None, table)
+            check_and_norm.of_table(grads[0], wrong, None, False)
     assert _blocks.TABLE_DTYPES[torch.float64] == 7

@@ -9,8 +9,7 @@ import torch
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import update_scale as module
 from amp_kernels.testing.backends import check_backend
-
-from .bits import assert_same_bits
+from amp_kernels.testing.bits import assert_same_bits
 
 
 def check(scale, streak, tolerated, found, growth=2.0, backoff=0.5, interval=3, low=0.0, high=math.inf, hysteresis=1):

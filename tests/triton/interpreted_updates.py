@@ -1,4 +1,4 @@
-"""adamw_, sgd_, lion_ and lamb_ in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
+"""The update ops in Triton, in the interpreter, against the CPU ops bit for bit; run by test_interpreted.py."""
 
 import math
 
@@ -10,18 +10,20 @@ import triton.language as tl
 
 from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._triton import _tables, _update, adamw, lamb, lion, sgd
+from amp_kernels._triton import _tables, _update, lamb
 from amp_kernels._triton._rounding import round_stochastic, rounding_bits
 from amp_kernels._triton._split_master import join_master, split_master
+from amp_kernels.ops._blocks import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels.ops._blocks import STOCHASTIC as FLAG_STOCHASTIC
+from amp_kernels.ops._samples import Kind
+from amp_kernels.ops._update import RULES
 from amp_kernels.testing.backends import check_backend
+from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.testing.updates import KINDS, Update, flat
 
-from ..ops.update_oracle import BF16, F16, F32, KINDS, NAMES, Kind, Update, flat
-from .bits import assert_same_bits
+from ..ops.update_rules import BF16, F16, F32, NAMES
 
-MAXIMIZE, NESTEROV, COUPLED, FLAG_STOCHASTIC, NO_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32
 SHAPES = ((7, 5), (0, 3), (), (1031,))
-LAUNCH = {"adamw": adamw.adamw_, "sgd": sgd.sgd_, "lion": lion.lion_, "lamb": lamb.lamb_}
-MOMENTS = {"adamw": 2, "sgd": 1, "lion": 1, "lamb": 2}
 SPLIT = Kind(BF16, master=torch.int16)
 STOCHASTIC = Kind(BF16, stochastic=True, ema=True)
 
@@ -33,23 +35,24 @@ def check(
 
     ``change(update)`` may alter the arguments. Returns Triton's.
     """
-    runs = [Update(kinds, 0, shapes, grad_dtype, moment_dtype, MOMENTS[op], first, amsgrad) for _ in range(2)]
-    for run, function in zip(runs, (None, LAUNCH[op]), strict=True):
+    options = {"grad_dtype": grad_dtype, "moment_dtype": moment_dtype, "first": first}
+    runs = [Update(op, kinds, shapes, optional=amsgrad or op == "sgd_", **options) for _ in range(2)]
+    for run, function in zip(runs, (None, REGISTRY[op].triton), strict=True):
         if change:
             change(run)
-        getattr(run, op)(**call, op=function)
+        run.step(function, **call)
     for i, (wanted, got) in enumerate(zip(runs[0].tensors, runs[1].tensors, strict=True)):
         assert_same_bits(flat(got), flat(wanted), f"{op}, tensor {i}")
     return runs[1]
 
 
-@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "lamb_"])
+@pytest.mark.parametrize("name", RULES)
 def test_samples_of_the_op(name):
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 
 
 @pytest.mark.parametrize(
-    ("op", "amsgrad"), [("adamw", False), ("adamw", True), ("sgd", False), ("lion", False), ("lamb", False)]
+    ("op", "amsgrad"), [("adamw_", False), ("adamw_", True), ("sgd_", False), ("lion_", False), ("lamb_", False)]
 )
 @pytest.mark.parametrize("grad_dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("moment_dtype", [F32, BF16])
@@ -72,7 +75,7 @@ def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
     )
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize("op", RULES)
 def test_fp32_weights_and_masters_are_never_rounded_stochastically(op):
     check(op, KINDS, flags=FLAG_STOCHASTIC)
 
@@ -81,20 +84,20 @@ def test_largest_second_moment_is_nan_if_either_is():
     special = torch.tensor([math.inf, math.nan, 0.0, 1e-45, 1.0, 3e38])
 
     def plant(update):
-        update.buffers[1][0][16:52] = special.repeat(len(special))
-        update.maxima[0][16:52] = special.repeat_interleave(len(special))
+        update.moments[1][0][16:52] = special.repeat(len(special))
+        update.moments[2][0][16:52] = special.repeat_interleave(len(special))
 
     with np.errstate(all="ignore"):
-        check("adamw", [Kind(F32)], plant, shapes=((36,),), amsgrad=True)
+        check("adamw_", [Kind(F32)], plant, shapes=((36,),), amsgrad=True)
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_adamw_flags_and_options(first):
     check(
-        "adamw",
+        "adamw_",
         [Kind(F32)] * 5,
         first=first,
-        flags=[0, MAXIMIZE, COUPLED, MAXIMIZE | COUPLED, COUPLED],
+        flags=[0, MAXIMIZE, COUPLED_DECAY, MAXIMIZE | COUPLED_DECAY, COUPLED_DECAY],
         lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
         beta2=[0.999, 0.9, 0.0, 0.99, 0.9999],
@@ -108,11 +111,11 @@ def test_adamw_flags_and_options(first):
 def test_sgd_flags_and_options(first, momentum):
     def drop_buffers(update):
         if not momentum:
-            update.buffers = [[buffer[:0] for buffer in update.buffers[0]]]
+            update.moments = [[buffer[:0] for buffer in update.moments[0]]]
 
     flags = [0, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV, 0]
     check(
-        "sgd",
+        "sgd_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
         drop_buffers,
         first=first,
@@ -125,12 +128,12 @@ def test_sgd_flags_and_options(first, momentum):
 
 def test_lion_flags_and_options():
     def no_direction(update):
-        for tensors in (update.grads, update.buffers[0]):
+        for tensors in (update.grads, update.moments[0]):
             for t in tensors:
                 flat(t)[::7] = 0
 
     check(
-        "lion",
+        "lion_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
         no_direction,
         flags=[0, MAXIMIZE, 0, MAXIMIZE, 0],
@@ -145,10 +148,10 @@ def test_lion_flags_and_options():
 def test_lamb_flags_and_options(first):
     """An eps of 0 makes a NaN of every lane that is not an element."""
     check(
-        "lamb",
+        "lamb_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16), Kind(F32)],
         first=first,
-        flags=[0, MAXIMIZE, NO_CORRECTION, ADAPT_ALL, MAXIMIZE | NO_CORRECTION | ADAPT_ALL, 0],
+        flags=[0, MAXIMIZE, NO_BIAS_CORRECTION, ADAPT_ALL, MAXIMIZE | NO_BIAS_CORRECTION | ADAPT_ALL, 0],
         lr=[0.3, 0.1, 1e-3, 1e-2, 0.3, 0.0],
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9, 0.9],
         beta2=[0.999, 0.9, 0.0, 0.99, 0.9999, 0.9],
@@ -162,10 +165,10 @@ def test_lamb_flags_and_options(first):
 def test_lamb_without_a_norm(zero, flags):
     def clear(update):
         tensors = (update.params if zero != "directions" else []) + (update.grads if zero != "weights" else [])
-        for t in tensors + (update.buffers[0] if zero != "weights" else []):
+        for t in tensors + (update.moments[0] if zero != "weights" else []):
             t.zero_()
 
-    check("lamb", [Kind(F32)], clear, flags=flags, weight_decay=0.0 if flags else 0.1 * (zero != "directions"))
+    check("lamb_", [Kind(F32)], clear, flags=flags, weight_decay=0.0 if flags else 0.1 * (zero != "directions"))
 
 
 @pytest.mark.parametrize("kind", [SPLIT, STOCHASTIC, Kind(F32, shadow=F16)], ids=str)
@@ -174,10 +177,10 @@ def test_lamb_of_many_chunks(kind, moment_dtype, monkeypatch):
     """More chunks of a tensor than are added side by side, and tables that begin with another tensor."""
     monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 2)
     monkeypatch.setattr(lamb, "SLOTS", 2)
-    check("lamb", [kind], shapes=((17003,), (100_000,), (33000,), (3,)), moment_dtype=moment_dtype, grad_scale=3.0)
+    check("lamb_", [kind], shapes=((17003,), (100_000,), (33000,), (3,)), moment_dtype=moment_dtype, grad_scale=3.0)
 
 
-@pytest.mark.parametrize("op", ["adamw", "lamb"])
+@pytest.mark.parametrize("op", ["adamw_", "lamb_"])
 @pytest.mark.parametrize("step", [1, 10, 1000, 123_456, 2**24 - 1])
 def test_bias_corrections(op, step):
     def advance(update):
@@ -186,36 +189,36 @@ def test_bias_corrections(op, step):
     check(op, [Kind(F32)], advance, shapes=((40,),), beta1=0.9, beta2=0.9999999)
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize("op", RULES)
 def test_lr_tensors_override_lr(op):
     check(op, [Kind(F32)] * 2, lr=7.0, lrs=[0.25, 0.003])
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize("op", RULES)
 @pytest.mark.parametrize("found_inf", [1.0, 2.0, 1e-30, math.inf])
 def test_a_skipped_step_changes_nothing(op, found_inf):
     kinds = [Kind(F32, shadow=F16), SPLIT, STOCHASTIC]
-    amsgrad = op == "adamw"
+    amsgrad = op == "adamw_"
     run = check(op, kinds, amsgrad=amsgrad, found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
-    before = Update(kinds, shapes=SHAPES, moments=len(run.buffers), amsgrad=amsgrad)
+    before = Update(op, kinds, SHAPES, optional=amsgrad or op == "sgd_")
     for kept, now in zip(before.tensors, run.tensors, strict=True):
         assert_same_bits(flat(now), flat(kept))
 
 
 @pytest.mark.parametrize("found_inf", [0.0, -1.0, math.nan])
 def test_a_step_that_is_taken(found_inf):
-    assert check("adamw", [Kind(F32)], found_inf=found_inf).step(0) == 1.0
+    assert check("adamw_", [Kind(F32)], found_inf=found_inf).count(0) == 1.0
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 1e-40, 1.0, 20.0, 1e300, math.inf])
 @pytest.mark.parametrize("sum_sq", [0.0, 400.0, math.inf, math.nan])
 def test_clip_factors(sum_sq, max_norm):
-    check("sgd", [Kind(F32)], shapes=((20,),), sum_sq=sum_sq, max_norm=max_norm)
+    check("sgd_", [Kind(F32)], shapes=((20,),), sum_sq=sum_sq, max_norm=max_norm)
 
 
 @pytest.mark.parametrize("grad_scale", [2.0**-30, 3.0, 65536.0, 2.0**127])
 def test_grad_scales(grad_scale):
-    check("sgd", [Kind(F32)], shapes=((20,),), grad_scale=grad_scale)
+    check("sgd_", [Kind(F32)], shapes=((20,),), grad_scale=grad_scale)
 
 
 def shifted(tensors, offset):
@@ -227,7 +230,7 @@ def shifted(tensors, offset):
     return moved
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize("op", RULES)
 @pytest.mark.parametrize("which", ["params", "grads"])
 @pytest.mark.parametrize("offset", [1, 4])
 def test_unaligned_tensors(op, which, offset):
@@ -243,7 +246,7 @@ def test_unaligned_tensors(op, which, offset):
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
 @pytest.mark.parametrize("kind", [SPLIT, STOCHASTIC], ids=str)
 def test_sizes(n, kind):
-    check("sgd", [kind], shapes=((n,),))
+    check("sgd_", [kind], shapes=((n,),))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**63 - 1])
@@ -253,26 +256,26 @@ def test_what_random_bits_depend_on(seed, index, step):
         update.layout[:, 4] = index
         update.steps[0].fill_(step)
 
-    run = check("sgd", [Kind(F16, stochastic=True)], place, shapes=((1031,),), seed=seed)
-    before = Update([Kind(F16, stochastic=True)], shapes=((1031,),), moments=1)
+    run = check("sgd_", [Kind(F16, stochastic=True)], place, shapes=((1031,),), seed=seed)
+    before = Update("sgd_", [Kind(F16, stochastic=True)], shapes=((1031,),))
     place(before)
-    before.sgd(seed=seed ^ 1)
+    before.step(seed=seed ^ 1)
     assert not torch.equal(run.params[0], before.params[0])
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize("op", RULES)
 def test_chunks_of_several_tensors_and_tables(op, monkeypatch):
     monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 2)
     check(op, [Kind(BF16, master=F32)], shapes=((17003,), (5,), (33000,), (), (16384,)))
 
 
 def test_more_parameters_than_a_program_prepares():
-    check("adamw", [Kind(F32)], shapes=((1,),) * (2 * _update.PREPARE_BLOCK + 3))
+    check("adamw_", [Kind(F32)], shapes=((1,),) * (2 * _update.PREPARE_BLOCK + 3))
 
 
-@pytest.mark.parametrize("op", LAUNCH)
+@pytest.mark.parametrize("op", RULES)
 def test_nothing_but_empty_parameters(op):
-    assert check(op, [Kind(F32)], shapes=((0,), (2, 0))).step(1) == 2.0
+    assert check(op, [Kind(F32)], shapes=((0,), (2, 0))).count(1) == 2.0
 
 
 def test_dense_strides_in_memory_order():
@@ -280,7 +283,7 @@ def test_dense_strides_in_memory_order():
         for tensors in (update.params, update.grads):
             tensors[:] = [t.to(memory_format=torch.channels_last) for t in tensors]
 
-    check("adamw", [Kind(F16, master=F32)], relayout, shapes=((2, 3, 4, 5), (4, 2, 3, 3)))
+    check("adamw_", [Kind(F16, master=F32)], relayout, shapes=((2, 3, 4, 5), (4, 2, 3, 3)))
 
 
 SPECIAL = [0.0, -0.0, 1e-45, 1e-38, 6e-8, 65504.0, 65519.0, 65520.0, 3.4e38, math.inf, -math.inf, math.nan]
@@ -294,14 +297,14 @@ def plant_all_pairs(update, special):
         grad.copy_(grid.T.reshape(-1))
 
 
-@pytest.mark.parametrize("op", [op for op in LAUNCH if op != "lamb"])
+@pytest.mark.parametrize("op", [op for op in RULES if op != "lamb_"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_special_values(op, weight_decay):
     """Infinities, NaN and values that round to subnormals and to infinity reach the same elements."""
     kinds = [Kind(F32), Kind(F16), Kind(BF16), Kind(F32, shadow=F16, ema=True), SPLIT, Kind(F16, master=torch.int16)]
     kinds += [Kind(F16, stochastic=True), STOCHASTIC]
     with np.errstate(all="ignore"):
-        options = {"flags": COUPLED, "amsgrad": True} if op == "adamw" else {}
+        options = {"flags": COUPLED_DECAY, "amsgrad": True} if op == "adamw_" else {}
         options |= {"shapes": ((len(SPECIAL) ** 2,),), "grad_dtype": F32, "weight_decay": weight_decay}
         check(op, kinds, lambda update: plant_all_pairs(update, SPECIAL), **options)
 
@@ -316,7 +319,7 @@ def test_lamb_special_values(special, flags):
     shapes = ((len(special) ** 2,),)
     with np.errstate(all="ignore"):
         options = {"weight_decay": 0.0 if flags else 0.1, "flags": flags, "shapes": shapes, "grad_dtype": F32}
-        check("lamb", kinds, lambda update: plant_all_pairs(update, special), **options)
+        check("lamb_", kinds, lambda update: plant_all_pairs(update, special), **options)
 
 
 @triton.jit
@@ -396,11 +399,11 @@ def test_a_split_weight_that_was_set_to_zero_is_zero(dtype, zero):
 
 def test_a_second_step_reuses_the_tables_and_a_new_gradient_does_not(monkeypatch):
     monkeypatch.setattr(_tables, "_uploads", type(_tables._uploads)())
-    update = Update([Kind(F32)], shapes=SHAPES)
-    update.adamw(op=adamw.adamw_)
+    update, launch = Update("adamw_", [Kind(F32)], SHAPES), REGISTRY["adamw_"].triton
+    update.step(launch)
     tables = len(_tables._uploads)
-    update.adamw(op=adamw.adamw_)
+    update.step(launch)
     assert len(_tables._uploads) == tables
     update.grads = [g.clone() for g in update.grads]
-    update.adamw(op=adamw.adamw_)
+    update.step(launch)
     assert len(_tables._uploads) == tables + 1

@@ -1,12 +1,16 @@
-"""unscale_, update_scale_, adamw_, sgd_, lion_ and lamb_ in Triton, compiled for GPUs that are not there: wide accesses, registers,
+"""unscale_, update_scale_ and the update ops in Triton, compiled for GPUs that are not there: wide accesses, registers,
 exact arithmetic."""
 
 import pytest
 import torch
 
-from amp_kernels._triton import _tables, _update, adamw, lamb, lion, sgd, unscale, update_scale
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._triton import _tables, _update, lamb, unscale, update_scale
+from amp_kernels.ops._samples import Kind
+from amp_kernels.ops._update import RULES
+from amp_kernels.testing.updates import Update
 
-from ..ops.update_oracle import BF16, F16, F32, Kind, Update
+from ..ops.update_rules import BF16, F16, F32
 from . import aot
 
 ARCHS = [80, 90, 100]
@@ -50,15 +54,15 @@ def test_update_scale(arch):
 
 def compile_update(arch, op, kind, *, grad=None, moment=F32, amsgrad=False, tensors=1, skew=0, **call):
     """The kernels of a step of parameters of one kind, by the launcher."""
-    moments = 2 if op in (adamw, lamb) else 1
-    update = Update([kind], 0, ((8,),) * tensors, grad, moment, moments, amsgrad=amsgrad)
+    shapes, optional = ((8,),) * tensors, amsgrad or op == "sgd_"
+    update = Update(op, [kind], shapes, grad_dtype=grad, moment_dtype=moment, optional=optional)
     update.grads = [torch.zeros(8 + skew, dtype=g.dtype)[skew:] for g in update.grads]
-    for tensors in (update.params, update.grads, *update.buffers, update.masters, update.shadows, update.emas):
+    for tensors in (update.params, update.grads, *update.moments, update.masters, update.shadows, update.emas):
         for t in tensors:
             assert t.data_ptr() % 16 == (skew * t.element_size() if tensors is update.grads else 0)
     call = call or {"grad_scale": 2.0, "found_inf": 0.0, "sum_sq": 1.0, "max_norm": 1.0}
     with aot.compiling_for(arch) as kernels:
-        getattr(update, op.__name__.rpartition(".")[2])(op=getattr(op, f"{op.__name__.rpartition('.')[2]}_"), **call)
+        update.step(REGISTRY[op].triton, **call)
     return kernels
 
 
@@ -71,27 +75,25 @@ KINDS = {
     "plain_bf16": (Kind(BF16), 2, 1),
 }
 CASES = [
-    *[(arch, adamw, "split_bf16", BF16, F32) for arch in ARCHS],
-    (80, adamw, "shadow", F16, F32),
-    (90, adamw, "split_fp16", F16, F32),
-    (90, adamw, "master", BF16, F32),
-    (100, adamw, "plain_bf16", BF16, BF16),
-    (80, sgd, "split_bf16", BF16, F32),
-    (90, sgd, "master", BF16, BF16),
-    (100, sgd, "shadow", BF16, F32),
-    (80, lion, "split_bf16", BF16, F32),
-    (90, lion, "split_fp16", F16, BF16),
-    (100, lion, "shadow", BF16, F32),
+    *[(arch, "adamw_", "split_bf16", BF16, F32) for arch in ARCHS],
+    (80, "adamw_", "shadow", F16, F32),
+    (90, "adamw_", "split_fp16", F16, F32),
+    (90, "adamw_", "master", BF16, F32),
+    (100, "adamw_", "plain_bf16", BF16, BF16),
+    (80, "sgd_", "split_bf16", BF16, F32),
+    (90, "sgd_", "master", BF16, BF16),
+    (100, "sgd_", "shadow", BF16, F32),
+    (80, "lion_", "split_bf16", BF16, F32),
+    (90, "lion_", "split_fp16", F16, BF16),
+    (100, "lion_", "shadow", BF16, F32),
 ]
 
 
-@pytest.mark.parametrize(
-    ("arch", "op", "name", "grad", "moment"), CASES, ids=lambda x: getattr(x, "__name__", str(x)).rpartition(".")[2]
-)
+@pytest.mark.parametrize(("arch", "op", "name", "grad", "moment"), CASES, ids=str)
 def test_updates(arch, op, name, grad, moment):
     kind, loads, stores = KINDS[name]
     prepare, update = compile_update(arch, op, kind, grad=grad, moment=moment, tensors=161)
-    of_moments = (2 if op is adamw else 1) * (2 if moment == F32 else 1)
+    of_moments = (2 if op == "adamw_" else 1) * (2 if moment == F32 else 1)
     assert aot.count(WIDE_LOAD, update) == loads + of_moments
     assert aot.count(WIDE_STORE, update) == stores + of_moments
     for kernel in (prepare, update):
@@ -100,7 +102,9 @@ def test_updates(arch, op, name, grad, moment):
     assert aot.count(r"fma\.rn", prepare) == 0
     assert aot.count(r"min\.f32", prepare) == 0, "the minimum of NaN and 1 is 1: a NaN norm must give a NaN factor"
     # The formula's four (of Lion three), for eight elements, in the main loop and in the tail; sm_100 has one instruction for two.
-    assert aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == (3 if op is lion else 4) * 8 * 2
+    assert (
+        aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == (3 if op == "lion_" else 4) * 8 * 2
+    )
 
 
 LAMB_CASES = [
@@ -115,7 +119,7 @@ LAMB_CASES = [
 @pytest.mark.parametrize(("arch", "name", "grad", "moment"), LAMB_CASES, ids=str)
 def test_lamb(arch, name, grad, moment):
     kind, loads, stores = KINDS[name]
-    prepare, moments, rates, update = compile_update(arch, lamb, kind, grad=grad, moment=moment, tensors=161)
+    prepare, moments, rates, update = compile_update(arch, "lamb_", kind, grad=grad, moment=moment, tensors=161)
     of_grad, of_moments = (2 if grad == F32 else 1), 2 * (2 if moment == F32 else 1)
     of_weight = loads - 1  # KINDS counts a 16-bit gradient
     assert aot.count(WIDE_LOAD, moments) == of_grad + of_moments + of_weight
@@ -142,14 +146,14 @@ def test_lamb(arch, name, grad, moment):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_second_pass_of_lamb_with_an_average_and_stochastic_rounding(arch):
-    kernels = compile_update(arch, lamb, Kind(BF16, stochastic=True, ema=True), tensors=161)
+    kernels = compile_update(arch, "lamb_", Kind(BF16, stochastic=True, ema=True), tensors=161)
     check_fits(kernels[1], lamb.PROGRAMS_PER_SM)
     check_fits(kernels[3], _update.PROGRAMS_PER_SM)
     assert (aot.count(WIDE_LOAD, kernels[3]), aot.count(WIDE_STORE, kernels[3])) == (1 + 4 + 2, 1 + 2)
 
 
 def test_unaligned_gradients_make_only_the_first_pass_of_lamb_narrow():
-    _, moments, _, update = compile_update(90, lamb, KINDS["master"][0], skew=1)
+    _, moments, _, update = compile_update(90, "lamb_", KINDS["master"][0], skew=1)
     assert aot.count(r"(ld|st)\.global\.c.\.v", moments) == 0
     assert aot.count(WIDE_LOAD, update) > 0
 
@@ -168,7 +172,7 @@ EXTRAS = {
 @pytest.mark.parametrize("name", EXTRAS)
 def test_extras(arch, name):
     kind, amsgrad, loads, stores = EXTRAS[name]
-    update = compile_update(arch, adamw, kind, amsgrad=amsgrad, tensors=161)[1]
+    update = compile_update(arch, "adamw_", kind, amsgrad=amsgrad, tensors=161)[1]
     assert aot.count(WIDE_LOAD, update) == loads + 4
     assert aot.count(WIDE_STORE, update) == stores + 4
     check_fits(update, _update.PROGRAMS_PER_SM - (kind.ema and amsgrad))
@@ -180,7 +184,7 @@ def test_extras(arch, name):
     assert 2 * 19 <= products <= 2 * 20 if kind.stochastic else products == 0
 
 
-@pytest.mark.parametrize("op", [adamw, sgd, lion, lamb])
+@pytest.mark.parametrize("op", RULES)
 def test_the_largest_table_and_other_arguments(op):
     """Learning rates on the device; never skipped, scaled or clipped."""
     for kernel in compile_update(90, op, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE, lrs=[0.1]):
@@ -189,6 +193,6 @@ def test_the_largest_table_and_other_arguments(op):
 
 def test_unaligned_gradients_are_never_read_wide():
     """A wide access to them would fault."""
-    update = compile_update(90, adamw, KINDS["master"][0], skew=1)[1]
+    update = compile_update(90, "adamw_", KINDS["master"][0], skew=1)[1]
     assert aot.count(r"(ld|st)\.global\.c.\.v", update) == 0
     check_fits(update, _update.PROGRAMS_PER_SM)

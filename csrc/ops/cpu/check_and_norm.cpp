@@ -1,4 +1,4 @@
-// check_and_norm(grads, grad_scale, table, norm_type, per_tensor) -> (sum of squares or largest magnitude, found_inf)
+// check_and_norm(grads, grad_scale, norm_type, per_tensor) -> (sum of squares or largest magnitude, found_inf)
 // of the unscaled gradients, of all or of each; reads every gradient once, writes none.
 //
 // The sum is formed in double: squares of fp32 values neither overflow nor vanish in it. Its order is fixed (64 lanes
@@ -94,33 +94,11 @@ Partial chunk_partial(const Grad& grad, const Chunk& chunk, float inv_scale, Nor
   }
 }
 
-std::vector<Grad> checked_grads(const TensorList& list, const std::optional<Tensor>& table) {
-  const auto accepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
-  std::vector<Grad> grads;
-  if (table) {
-    for (const TableRow& row : table_rows(kOp, {"table"}, *table)) {
-      const ArgName name{"grads", static_cast<int64_t>(grads.size())};
-      const ScalarType dtype = table_dtype(kOp, name, row.grad_dtype, accepted);
-      grads.push_back({table_address(kOp, name, row.grad, row.numel, dtype), row.numel, dtype});
-    }
-    return grads;
-  }
-  for (size_t i = 0; i < list.size(); ++i) {
-    const ArgName name{"grads", static_cast<int64_t>(i)};
-    check_dtype(kOp, name, list[i], accepted);
-    check_cpu(kOp, name, list[i]);
-    check_dense(kOp, name, list[i]);
-    grads.push_back({list[i].const_data_ptr(), list[i].numel(), list[i].scalar_type()});
-  }
-  return grads;
-}
+constexpr std::initializer_list<ScalarType> kAccepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float,
+                                                         ScalarType::Double};
 
-std::tuple<Tensor, Tensor> check_and_norm(const TensorList list, const std::optional<Tensor> grad_scale,
-                                          const std::optional<Tensor> table, const double norm_type,
-                                          const bool per_tensor) {
-  AK_CHECK(!list.empty(), kOp, ": grads must not be empty");
-  const Norm norm = norm_of(kOp, norm_type);
-  const std::vector<Grad> grads = checked_grads(list, table);
+std::tuple<Tensor, Tensor> run(const std::vector<Grad>& grads, const std::optional<Tensor>& grad_scale, Norm norm,
+                               bool per_tensor) {
   const float inv_scale = grad_scale ? inverse_scale(read_scalar<float>(kOp, {"grad_scale"}, *grad_scale)) : 1.0f;
 
   const std::vector<Chunk> chunks =
@@ -147,7 +125,36 @@ std::tuple<Tensor, Tensor> check_and_norm(const TensorList list, const std::opti
   return {norms, found_inf};
 }
 
+std::tuple<Tensor, Tensor> check_and_norm(const TensorList& list, const std::optional<Tensor>& grad_scale,
+                                          double norm_type, bool per_tensor) {
+  AK_CHECK(!list.empty(), kOp, ": grads must not be empty");
+  const Norm norm = norm_of(kOp, norm_type);
+  std::vector<Grad> grads;
+  for (const Tensor& grad : list) {
+    const ArgName name{"grads", static_cast<int64_t>(grads.size())};
+    check_dtype(kOp, name, grad, kAccepted);
+    check_cpu(kOp, name, grad);
+    check_dense(kOp, name, grad);
+    grads.push_back({grad.const_data_ptr(), grad.numel(), grad.scalar_type()});
+  }
+  return run(grads, grad_scale, norm, per_tensor);
+}
+
+std::tuple<Tensor, Tensor> check_and_norm_table(const Tensor&, const Tensor& table,
+                                                const std::optional<Tensor>& grad_scale, bool per_tensor) {
+  std::vector<Grad> grads;
+  for (const TableRow& row : table_rows(kOp, {"table"}, table)) {
+    const ArgName name{"grads", static_cast<int64_t>(grads.size())};
+    const ScalarType dtype = table_dtype(kOp, name, row.grad_dtype, kAccepted);
+    grads.push_back({table_address(kOp, name, row.grad, row.numel, dtype), row.numel, dtype});
+  }
+  return run(grads, grad_scale, Norm::kSumOfSquares, per_tensor);
+}
+
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("check_and_norm", TORCH_BOX(&ak::check_and_norm)); }
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {
+  m.impl("check_and_norm", TORCH_BOX(&ak::check_and_norm));
+  m.impl("_check_and_norm_table", TORCH_BOX(&ak::check_and_norm_table));
+}

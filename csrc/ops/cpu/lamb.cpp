@@ -1,4 +1,4 @@
-// lamb_: one LAMB step of a list of parameters, by the formulas of math/lamb.h.
+// lamb_ on the CPU: one LAMB step of a list of parameters.
 //
 // Two walks over the parameters: the first moves the moments and adds up the squares of weights and directions, the
 // second, which knows the trust ratios, moves the weights. The sums are taken per chunk in double and added in order,
@@ -10,8 +10,6 @@
 namespace ak {
 namespace {
 
-constexpr const char* kOp = "lamb_";
-
 struct Squares {
   double weight = 0, direction = 0;
 };
@@ -22,18 +20,13 @@ AK_SIMD_CLONES void as_stored(float* __restrict x, int64_t n) {
 }
 
 AK_SIMD_CLONES void moments_span(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n,
-                                 float inv_scale, float clip, const LambScalars scalars) {
-  for (int64_t i = 0; i < n; ++i) lamb_moments(m[i], v[i], effective_grad(g[i], inv_scale, clip), scalars);
+                                 float inv_scale, float clip, const Lamb::Scalars scalars) {
+  for (int64_t i = 0; i < n; ++i) Lamb::move_moments(m[i], v[i], effective_grad(g[i], inv_scale, clip), scalars);
 }
 
 AK_SIMD_CLONES void direction_span(const float* __restrict p, const float* __restrict m, const float* __restrict v,
-                                   float* __restrict u, int64_t n, const LambScalars scalars) {
-  for (int64_t i = 0; i < n; ++i) u[i] = lamb_direction(p[i], m[i], v[i], scalars);
-}
-
-AK_SIMD_CLONES void update_span(float* __restrict p, const float* __restrict m, const float* __restrict v, int64_t n,
-                                float rate, const LambScalars scalars) {
-  for (int64_t i = 0; i < n; ++i) lamb(p[i], m[i], v[i], rate, scalars);
+                                   float* __restrict u, int64_t n, const Lamb::Scalars scalars) {
+  for (int64_t i = 0; i < n; ++i) u[i] = Lamb::direction(p[i], m[i], v[i], scalars);
 }
 
 // In eight chains, which keeps the order fixed and the additions apart.
@@ -47,33 +40,11 @@ AK_SIMD_CLONES double sum_squares(const float* x, int64_t n) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-void lamb_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs, const TensorList& exp_avg_sqs,
-           const TensorList& steps, const TensorList& masters, const TensorList& shadows, const TensorList& emas,
-           const Tensor& layout, const TensorList& lrs, const std::optional<Tensor>& grad_scale,
-           const std::optional<Tensor>& found_inf, const std::optional<Tensor>& sum_sq, const std::vector<double>& lr,
-           const std::vector<double>& beta1, const std::vector<double>& beta2, const std::vector<double>& eps,
-           const std::vector<double>& weight_decay, const std::vector<double>& ema_decay,
-           const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
-  check_groups(kOp, lr.size(),
-               {{"beta1", beta1.size()},
-                {"beta2", beta2.size()},
-                {"eps", eps.size()},
-                {"weight_decay", weight_decay.size()},
-                {"ema_decay", ema_decay.size()},
-                {"flags", flags.size()}});
-  const UpdateTensors tensors{kOp,    params,  grads,      {{"exp_avgs", &exp_avgs}, {"exp_avg_sqs", &exp_avg_sqs}},
-                              steps,  masters, shadows,    emas,
-                              layout, lrs,     grad_scale, found_inf,
-                              sum_sq};
-  const UpdateNumbers numbers{lr, ema_decay, flags, max_norm, seed};
-  const std::vector<UpdateParam> work = check_update(tensors, static_cast<int64_t>(lr.size()));
-  const UpdateDecision step = decide(tensors, max_norm);
+void take_lamb_step(const UpdateArguments& arguments) {
+  const std::vector<UpdateParam> work = check_update<Lamb>(arguments);
+  const UpdateDecision step = decide(arguments);
   if (step.skip) return;
-  const auto shared = begin_step(work, tensors, numbers, step, [&](size_t g, double rate, float count) {
-    return lamb_scalars({rate, beta1[g], beta2[g], eps[g], weight_decay[g], (flags[g] & kNoBiasCorrection) == 0,
-                         (flags[g] & kAdaptAll) != 0},
-                        count);
-  });
+  auto shared = begin_step<Lamb>(work, arguments, step);
 
   std::vector<std::vector<Squares>> squares(work.size());
   for (size_t i = 0; i < work.size(); ++i)
@@ -95,21 +66,19 @@ void lamb_(const TensorList& params, const TensorList& grads, const TensorList& 
       },
       [](int64_t, const float*, int64_t, int64_t) {});
 
-  std::vector<float> rates;
-  rates.reserve(work.size());
   for (size_t i = 0; i < work.size(); ++i) {
     Squares total;
     for (const Squares& part : squares[i]) {
       total.weight += part.weight;
       total.direction += part.direction;
     }
-    rates.push_back(lamb_rate(shared[i].lr, total.weight, total.direction, shared[i].scalars));
+    shared[i].scalars.rate = Lamb::rate_of(total.weight, total.direction, shared[i].scalars);
   }
   for_each_tile(
       work,
-      [&](int64_t i, float* p, const float*, float* const* moments, int64_t, int64_t n) {
-        const size_t k = static_cast<size_t>(i);
-        update_span(p, moments[0], moments[1], n, rates[k], shared[k].scalars);
+      [&](int64_t i, float* p, const float* g, float* const* moments, int64_t, int64_t n) {
+        const auto& s = shared[static_cast<size_t>(i)];
+        update_tile<Lamb, false>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
       },
       [&](int64_t i, const float* weights, int64_t at, int64_t n) {
         keep_weights(work[static_cast<size_t>(i)], shared[static_cast<size_t>(i)], weights, at, n);
@@ -119,4 +88,4 @@ void lamb_(const TensorList& params, const TensorList& grads, const TensorList& 
 }  // namespace
 }  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("lamb_", TORCH_BOX(&ak::lamb_)); }
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { ak::register_update<ak::Lamb, ak::take_lamb_step>(m); }

@@ -1,41 +1,6 @@
-// lion_: one Lion step of a list of parameters, by the formula of math/lion.h.
+// lion_ on the CPU: one Lion step of a list of parameters.
 #include "math/lion.h"
 
 #include "ops/cpu/update.h"
 
-namespace ak {
-namespace {
-
-constexpr const char* kOp = "lion_";
-
-AK_SIMD_CLONES void update_span(float* __restrict p, float* __restrict m, const float* __restrict g, int64_t n,
-                                float inv_scale, float clip, const LionScalars scalars) {
-  for (int64_t i = 0; i < n; ++i) lion(p[i], m[i], effective_grad(g[i], inv_scale, clip), scalars);
-}
-
-void lion_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs, const TensorList& steps,
-           const TensorList& masters, const TensorList& shadows, const TensorList& emas, const Tensor& layout,
-           const TensorList& lrs, const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
-           const std::optional<Tensor>& sum_sq, const std::vector<double>& lr, const std::vector<double>& beta1,
-           const std::vector<double>& beta2, const std::vector<double>& weight_decay,
-           const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
-  check_groups(kOp, lr.size(),
-               {{"beta1", beta1.size()},
-                {"beta2", beta2.size()},
-                {"weight_decay", weight_decay.size()},
-                {"ema_decay", ema_decay.size()},
-                {"flags", flags.size()}});
-  const UpdateTensors tensors{
-      kOp,        params,    grads, {{"exp_avgs", &exp_avgs}}, steps, masters, shadows, emas, layout, lrs,
-      grad_scale, found_inf, sum_sq};
-  take_step(
-      tensors, {lr, ema_decay, flags, max_norm, seed},
-      [&](size_t g, double rate, float) { return lion_scalars({rate, beta1[g], beta2[g], weight_decay[g]}); },
-      [](float* p, const float* g, float* const* moments, int64_t n, float inv_scale, float clip,
-         const LionScalars& s) { update_span(p, moments[0], g, n, inv_scale, clip, s); });
-}
-
-}  // namespace
-}  // namespace ak
-
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("lion_", TORCH_BOX(&ak::lion_)); }
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { ak::register_update<ak::Lion, ak::take_step<ak::Lion>>(m); }

@@ -5,18 +5,15 @@
 
 namespace ak {
 
-std::vector<UpdateParam> check_update(const UpdateTensors& t, int64_t groups) {
-  return check_update_arguments(t, groups, [&](ArgName name, const Tensor& tensor) { check_cpu(t.op, name, tensor); });
-}
-
-UpdateDecision decide(const UpdateTensors& t, double max_norm) {
+UpdateDecision decide(const UpdateArguments& a) {
   const auto read = [&](const char* name, const std::optional<Tensor>& value, float otherwise) {
-    return value ? read_scalar<float>(t.op, {name}, *value) : otherwise;
+    return value ? read_scalar<float>(a.op, {name}, *value) : otherwise;
   };
-  const float scale = read("grad_scale", t.grad_scale, 1.0f);
-  const float found_inf = read("found_inf", t.found_inf, 0.0f);
-  const float sum_sq = read("sum_sq", t.sum_sq, 0.0f);
-  return {found(found_inf), inverse_scale(scale), t.sum_sq ? clip_factor(sum_sq, static_cast<float>(max_norm)) : 1.0f};
+  const float scale = read("grad_scale", a.grad_scale, 1.0f);
+  const float found_inf = read("found_inf", a.found_inf, 0.0f);
+  const float sum_sq = read("sum_sq", a.sum_sq, 0.0f);
+  const float clip = a.sum_sq ? clip_factor(sum_sq, static_cast<float>(a.max_norm)) : 1.0f;
+  return {found(found_inf), inverse_scale(scale), clip};
 }
 
 float* load_weights(const UpdateParam& p, int64_t at, int64_t n, float* buffer) {

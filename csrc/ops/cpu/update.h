@@ -1,10 +1,11 @@
-// What all updates share on the CPU: the decisions of a step, how a weight is kept, and the walk over the parameters.
-// Their arguments: ops/update_arguments.h.
+// A step of any rule (math/update.h) on the CPU: its decisions, how a weight is kept, and the walk over the parameters.
+// The arguments: ops/update_arguments.h.
 //
 // Everything is checked and every decision made before the first write; then the parameters are walked once, in tiles:
 // gradients are read once, weights and moments read and written once.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "math/clip.h"
@@ -22,16 +23,13 @@ struct UpdateDecision {
   float inv_scale, clip;
 };
 
-// check_update_arguments for host memory.
-std::vector<UpdateParam> check_update(const UpdateTensors& tensors, int64_t groups);
-
-UpdateDecision decide(const UpdateTensors& tensors, double max_norm);
-
-// The group's learning rate: its fp32 tensor if there is one.
-inline double learning_rate(const TensorList& lrs, const std::vector<double>& lr, int64_t group) {
-  if (lrs.empty()) return lr[static_cast<size_t>(group)];
-  return *static_cast<const float*>(lrs[static_cast<size_t>(group)].const_data_ptr());
+template <typename Rule>
+std::vector<UpdateParam> check_update(const UpdateArguments& arguments) {
+  return check_update_arguments<Rule>(
+      arguments, [&](ArgName name, const Tensor& tensor) { check_cpu(arguments.op, name, tensor); });
 }
+
+UpdateDecision decide(const UpdateArguments& arguments);
 
 // The fp32 weights [at, at + n), to be changed: in place where they are stored as such, else in `buffer`.
 float* load_weights(const UpdateParam& p, int64_t at, int64_t n, float* buffer);
@@ -78,36 +76,38 @@ void for_each_tile(const std::vector<UpdateParam>& params, const Update& update,
 }
 
 // What the elements of one parameter share in one step.
-template <typename Scalars>
+template <typename Rule>
 struct SharedByParam {
-  Scalars scalars;
-  double lr;
+  typename Rule::Scalars scalars;
   float clip;  // negative when maximizing
   float ema_take;
   Rounding rounding;
 };
 
-// Counts the step of every parameter and derives what its elements share. `scalars_of(group, learning rate, step
-// count)` are the optimizer's own.
-template <typename ScalarsOf>
-auto begin_step(const std::vector<UpdateParam>& work, const UpdateTensors& tensors, const UpdateNumbers& numbers,
-                const UpdateDecision& step, const ScalarsOf& scalars_of) {
-  std::vector<SharedByParam<decltype(scalars_of(size_t{}, 0.0, 0.0f))>> shared;
+// Counts the step of every parameter and derives what its elements share.
+template <typename Rule>
+std::vector<SharedByParam<Rule>> begin_step(const std::vector<UpdateParam>& work, const UpdateArguments& a,
+                                            const UpdateDecision& step) {
+  std::vector<typename Rule::Options> options;
+  options.reserve(a.flags.size());
+  for (size_t group = 0; group < a.flags.size(); ++group) {
+    options.push_back(a.options_of<Rule>(group));
+    if (!a.lrs.empty()) options.back().lr = *static_cast<const float*>(a.lrs[group].const_data_ptr());
+  }
+  std::vector<SharedByParam<Rule>> shared;
   shared.reserve(work.size());
   const UpdateParam* last = nullptr;
   for (const UpdateParam& p : work) {
     const size_t group = static_cast<size_t>(p.group);
-    const int64_t flags = numbers.flags[group];
-    const double lr = learning_rate(tensors.lrs, numbers.lr, p.group);
+    const int64_t flags = a.flags[group];
     *p.step += 1.0f;
     const bool known = last != nullptr && last->group == p.group && *last->step == *p.step;
     last = &p;
     shared.push_back(
-        {known ? shared.back().scalars : scalars_of(group, lr, *p.step),  // powers of double precision: not for each
-         lr,
+        {known ? shared.back().scalars : Rule::scalars(options[group], *p.step),  // powers of doubles: not for each
          flags & kMaximize ? -step.clip : step.clip,
-         ema_take(numbers.ema_decay[group]),
-         {(flags & kStochastic) != 0, static_cast<uint64_t>(numbers.seed), static_cast<uint32_t>(*p.step)}});
+         ema_take(a.ema_decay[group]),
+         {(flags & kStochastic) != 0, static_cast<uint64_t>(a.seed), static_cast<uint32_t>(*p.step)}});
   }
   return shared;
 }
@@ -119,20 +119,45 @@ void keep_weights(const UpdateParam& p, const Shared& s, const float* weights, i
   store_weights(p, weights, at, n, s.rounding);
 }
 
-// One step, or none if it is to be skipped. `scalars_of` as in begin_step; `update(weights, gradients, moments, n,
-// inv_scale, clip, scalars)` is the formula for a tile.
-template <typename ScalarsOf, typename Update>
-void take_step(const UpdateTensors& tensors, const UpdateNumbers& numbers, const ScalarsOf& scalars_of,
-               const Update& update) {
-  const std::vector<UpdateParam> work = check_update(tensors, static_cast<int64_t>(numbers.lr.size()));
-  const UpdateDecision step = decide(tensors, numbers.max_norm);
+// The formula over a tile, with the moments that are there. They come as arguments of their own and not as an array, so
+// that the compiler may know they do not overlap.
+template <typename Rule, bool kOptional, typename... Moment>
+AK_SIMD_CLONES void update_span(int64_t n, float inv_scale, float clip, const typename Rule::Scalars scalars,
+                                const float* __restrict g, float* __restrict p, Moment* __restrict... moments) {
+  for (int64_t i = 0; i < n; ++i) {
+    float weight = p[i], of_element[Rule::kMoments] = {};
+    int m = 0;
+    ((of_element[m++] = moments[i]), ...);
+    Rule::update(weight, of_element, kOptional, effective_grad(g[i], inv_scale, clip), scalars);
+    p[i] = weight;
+    m = 0;
+    ((moments[i] = of_element[m++]), ...);
+  }
+}
+
+template <typename Rule, bool kOptional, typename... Arguments>
+void update_tile(float* const* moments, const Arguments&... arguments) {
+  [&]<size_t... k>(std::index_sequence<k...>) {
+    update_span<Rule, kOptional>(arguments..., moments[k]...);
+  }(std::make_index_sequence<kOptional ? Rule::kMoments : Rule::kRequiredMoments>{});
+}
+
+// One step, or none if it is to be skipped.
+template <typename Rule>
+void take_step(const UpdateArguments& arguments) {
+  const std::vector<UpdateParam> work = check_update<Rule>(arguments);
+  const UpdateDecision step = decide(arguments);
   if (step.skip) return;
-  const auto shared = begin_step(work, tensors, numbers, step, scalars_of);
+  const auto shared = begin_step<Rule>(work, arguments, step);
   for_each_tile(
       work,
       [&](int64_t i, float* p, const float* g, float* const* moments, int64_t, int64_t n) {
         const auto& s = shared[static_cast<size_t>(i)];
-        update(p, g, moments, n, step.inv_scale, s.clip, s.scalars);
+        if (Rule::kMoments > Rule::kRequiredMoments && moments[Rule::kMoments - 1]) {
+          update_tile<Rule, true>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
+        } else {
+          update_tile<Rule, false>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
+        }
       },
       [&](int64_t i, const float* weights, int64_t at, int64_t n) {
         keep_weights(work[static_cast<size_t>(i)], shared[static_cast<size_t>(i)], weights, at, n);

@@ -1,5 +1,5 @@
-// check_and_norm(grads, grad_scale, table, norm_type, per_tensor) -> (sums of squares or largest magnitudes, found_inf)
-// on a GPU: checks, memory, launch of kernels/check_and_norm.cu.
+// check_and_norm(grads, grad_scale, norm_type, per_tensor) -> (sums of squares or largest magnitudes, found_inf) on a
+// GPU: checks, memory, launch of kernels/check_and_norm.cu.
 #include "kernels/check_and_norm.h"
 
 #include "ops/gpu/call.h"
@@ -10,13 +10,8 @@ namespace {
 
 constexpr const char* kOp = "check_and_norm";
 
-std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std::optional<Tensor> grad_scale,
-                                              const std::optional<Tensor> table, const double norm_type,
-                                              const bool per_tensor) {
-  AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
-  const Norm norm = norm_of(kOp, norm_type);
-  GpuCall call(kOp, {"grads", 0}, grads[0]);
-  const std::vector<GradRef> refs = table ? call.grad_refs(*table) : call.grad_refs<const void>(grads);
+std::tuple<Tensor, Tensor> run(GpuCall& call, const std::vector<GradRef>& refs, const std::optional<Tensor>& grad_scale,
+                               Norm norm, bool per_tensor) {
   const float* scale = call.scalar({"grad_scale"}, grad_scale);
   const std::vector<int64_t> shape(per_tensor ? 1 : 0, static_cast<int64_t>(refs.size()));
   const Tensor norms = call.empty({"norms"}, shape, ScalarType::Float);
@@ -36,7 +31,24 @@ std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList grads, const std:
   return {norms, found_inf};
 }
 
+std::tuple<Tensor, Tensor> run_check_and_norm(const TensorList& grads, const std::optional<Tensor>& grad_scale,
+                                              double norm_type, bool per_tensor) {
+  AK_CHECK(!grads.empty(), kOp, ": grads must not be empty");
+  const Norm norm = norm_of(kOp, norm_type);
+  GpuCall call(kOp, {"grads", 0}, grads[0]);
+  return run(call, call.grad_refs<const void>(grads), grad_scale, norm, per_tensor);
+}
+
+std::tuple<Tensor, Tensor> run_check_and_norm_table(const Tensor& like, const Tensor& table,
+                                                    const std::optional<Tensor>& grad_scale, bool per_tensor) {
+  GpuCall call(kOp, {"like"}, like);
+  return run(call, call.grad_refs(table), grad_scale, Norm::kSumOfSquares, per_tensor);
+}
+
 }  // namespace
 }  // namespace ak
 
-AK_GPU_OPS(m) { m.impl("check_and_norm", TORCH_BOX(&ak::run_check_and_norm)); }
+AK_GPU_OPS(m) {
+  m.impl("check_and_norm", TORCH_BOX(&ak::run_check_and_norm));
+  m.impl("_check_and_norm_table", TORCH_BOX(&ak::run_check_and_norm_table));
+}

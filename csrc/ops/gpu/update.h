@@ -1,5 +1,5 @@
-// What all updates share on a GPU: from the arguments of the op to those of the kernels (kernels/update.h), and the
-// call.
+// A step of any rule (math/update.h) on a GPU: from the arguments of the op to those of the kernels (kernels/update.h),
+// and the call.
 #pragma once
 
 #include <vector>
@@ -37,54 +37,47 @@ inline ParamState param_state(const UpdateParam& p, bool stochastic) {
   return s;
 }
 
-// check_update_arguments for memory of the call's device.
-inline std::vector<ParamState> check_update(GpuCall& call, const UpdateTensors& t, const std::vector<int64_t>& flags) {
+// The parameters with their state, all checked, and named for the kernels.
+template <typename Rule>
+std::vector<ParamState> check_update(GpuCall& call, const UpdateArguments& a) {
   const std::vector<UpdateParam> params =
-      check_update_arguments(t, static_cast<int64_t>(flags.size()),
-                             [&](ArgName name, const Tensor& tensor) { call.check_place(name, tensor); });
+      check_update_arguments<Rule>(a, [&](ArgName name, const Tensor& tensor) { call.check_place(name, tensor); });
   const auto reach = [&](const char* name, const TensorList& buffers) {
     for (size_t b = 0; b < buffers.size(); ++b) call.write({name, static_cast<int64_t>(b)}, buffers[b]);
   };
-  for (const MomentBuffers& m : t.moments) reach(m.name, *m.buffers);
-  reach("steps", t.steps);
-  reach("masters", t.masters);
-  reach("shadows", t.shadows);
-  reach("emas", t.emas);
+  reach("moments", a.moments);
+  reach("steps", a.steps);
+  reach("masters", a.masters);
+  reach("shadows", a.shadows);
+  reach("emas", a.emas);
   std::vector<ParamState> states;
   states.reserve(params.size());
   for (const UpdateParam& p : params) {
     const int64_t i = static_cast<int64_t>(states.size());
-    states.push_back(param_state(p, (flags[static_cast<size_t>(p.group)] & kStochastic) != 0));
+    states.push_back(param_state(p, (a.flags[static_cast<size_t>(p.group)] & kStochastic) != 0));
     call.reach({"params", i}, p.param.data, p.numel * bytes_of(states.back().param_dtype), true);
     call.reach({"grads", i}, p.grad.data, p.numel * bytes_of(states.back().grad_dtype), false);
   }
   return states;
 }
 
-inline StepDecisions step_decisions(GpuCall& call, const UpdateTensors& t, double max_norm) {
-  return {call.scalar({"grad_scale"}, t.grad_scale), call.scalar({"found_inf"}, t.found_inf),
-          call.scalar({"sum_sq"}, t.sum_sq), static_cast<float>(max_norm)};
-}
-
-// One step: checks, memory, launch. `options_of(group)` are the Options of a group, `scratch_bytes` and `launch` the
-// functions of kernels/X.h.
-template <typename Options, typename OptionsOf, typename ScratchBytes, typename Launch>
-void take_step(const UpdateTensors& t, const UpdateNumbers& numbers, const OptionsOf& options_of,
-               const ScratchBytes& scratch_bytes, const Launch& launch) {
-  const bool table = has_table(t) && !t.steps.empty();
-  if (t.params.empty() && !table) return;
-  GpuCall call = table ? GpuCall(t.op, {"steps", 0}, t.steps[0]) : GpuCall(t.op, {"params", 0}, t.params[0]);
-  const std::vector<int64_t>& flags = numbers.flags;
-  const std::vector<ParamState> states = check_update(call, t, flags);
-  std::vector<ParamGroup<Options>> groups;
-  groups.reserve(flags.size());
-  for (size_t g = 0; g < flags.size(); ++g) {
-    const float* lr = t.lrs.empty() ? nullptr : call.scalar({"lrs", static_cast<int64_t>(g)}, t.lrs[g]);
-    groups.push_back({options_of(g), lr, (flags[g] & kMaximize) != 0, numbers.ema_decay[g]});
+// One step: checks, memory, launch.
+template <typename Rule>
+void take_step(const UpdateArguments& a) {
+  const TensorList& first = a.table ? a.steps : a.params;  // an address does not tell its device
+  if (first.empty()) return;
+  GpuCall call(a.op, {a.table ? "steps" : "params", 0}, first[0]);
+  const std::vector<ParamState> states = check_update<Rule>(call, a);
+  std::vector<ParamGroup<typename Rule::Options>> groups;
+  groups.reserve(a.flags.size());
+  for (size_t g = 0; g < a.flags.size(); ++g) {
+    const float* lr = a.lrs.empty() ? nullptr : call.scalar({"lrs", static_cast<int64_t>(g)}, a.lrs[g]);
+    groups.push_back({a.options_of<Rule>(g), lr, (a.flags[g] & kMaximize) != 0, a.ema_decay[g]});
   }
-  const StepDecisions decisions = step_decisions(call, t, numbers.max_norm);
-  const Tensor scratch = call.scratch(scratch_bytes(states));
-  call.launch(launch, states, groups, decisions, static_cast<uint64_t>(numbers.seed), scratch.mutable_data_ptr());
+  const StepDecisions decisions{call.scalar({"grad_scale"}, a.grad_scale), call.scalar({"found_inf"}, a.found_inf),
+                                call.scalar({"sum_sq"}, a.sum_sq), static_cast<float>(a.max_norm)};
+  const Tensor scratch = call.scratch(update_scratch_bytes<Rule>(states));
+  call.launch(update<Rule>, states, groups, decisions, static_cast<uint64_t>(a.seed), scratch.mutable_data_ptr());
 }
 
 }  // namespace ak

@@ -3,7 +3,6 @@
 from . import Mutant
 
 TEST = "test_adamw"
-KERNEL = "kernels/adamw.cu"
 STEP = "kernels/update_step.cuh"
 WEIGHTS = "kernels/update.cuh"
 PLAN = "kernels/tensor_list.h"
@@ -177,11 +176,11 @@ MUTANTS = [
         "unaligned averages take the vector path",
     ),
     # ---- AMSGrad
-    Mutant(KERNEL, "if (largest) {", "if (false) {", "the largest second moment is ignored"),
+    Mutant(STEP, "kOptionalMoments, g, row.scalars", "false, g, row.scalars", "the largest second moment is ignored"),
     Mutant(
-        KERNEL,
-        "moments[1], moments[2], grad",
-        "moments[2], moments[1], grad",
+        STEP,
+        "for (int m = 0; m < kMoments; m++) of_element[m] = moments[m][j];",
+        "for (int m = 0; m < kMoments; m++) of_element[m] = moments[m == 0 ? 0 : kMoments - m][j];",
         "the second moment and the largest one are mixed up",
     ),
     Mutant(

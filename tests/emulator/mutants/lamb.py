@@ -15,22 +15,22 @@ PLAN = "kernels/tensor_list.h"
 MUTANTS = [
     # ---- the rule
     Mutant(
-        KERNEL,
-        "lamb(weight, moments[0], moments[1], shared.rate",
-        "lamb(weight, moments[0], moments[1], 0.01f",
-        "takes steps of a fixed length",
-    ),
-    Mutant(
-        KERNEL, "lamb(weight, moments[0], moments[1]", "lamb(weight, moments[1], moments[0]", "the moments are mixed up"
+        KERNEL, "store(&row->scalars.rate, Lamb::rate_of(", "store(&row->scalars.rate, 0 * Lamb::rate_of(", "no step"
     ),
     Mutant(
         KERNEL,
-        "return {options.lr, lamb_scalars(options, step), 0.0f};",
-        "return {options.lr, lamb_scalars(options, step - 1), 0.0f};",
+        "Lamb::rate_of(sums.weight, sums.direction,",
+        "Lamb::rate_of(sums.direction, sums.weight,",
+        "the trust ratio is upside down",
+    ),
+    Mutant(
+        STEP,
+        "Rule::scalars(options, step)",
+        "Rule::scalars(options, step - 1)",
         "bias correction of the step before",
     ),
     Mutant(
-        KERNEL, "return {options.lr, lamb_scalars", "return {0.01, lamb_scalars", "the learning rate is that of group 0"
+        STEP, "= args.options[i];", "= args.options[0];", "the learning rate is that of the first parameter's group"
     ),
     # ---- the first pass
     Mutant(
@@ -48,8 +48,8 @@ MUTANTS = [
     Mutant(KERNEL, "sums.weight += square(weight[j]);", "sums.weight += square(grad[j]);", "the norm of the gradients"),
     Mutant(
         KERNEL,
-        "sums.direction += square(lamb_direction(weight[j]",
-        "sums.direction += square(lamb_direction(0.0f",
+        "sums.direction += square(Lamb::direction(weight[j]",
+        "sums.direction += square(Lamb::direction(0.0f",
         "the direction is without its decay",
     ),
     Mutant(

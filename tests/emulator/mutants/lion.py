@@ -6,37 +6,16 @@ The formula itself is tested against another one written down in tests/math: her
 from . import Mutant
 
 TEST = "test_lion"
-KERNEL = "kernels/lion.cu"
 STEP = "kernels/update_step.cuh"
+UPDATE = "Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);"
 
 MUTANTS = [
     # ---- the rule
-    Mutant(KERNEL, "lion(weight, moments[0], grad, scalars);", "", "nothing is updated"),
-    Mutant(
-        KERNEL,
-        "lion(weight, moments[0], grad, scalars);",
-        "float m = moments[0]; lion(weight, m, grad, scalars);",
-        "the moment never changes",
-    ),
-    Mutant(
-        KERNEL,
-        "lion(weight, moments[0], grad, scalars);",
-        "float w = weight; lion(w, moments[0], grad, scalars);",
-        "the weight never changes",
-    ),
-    Mutant(
-        KERNEL,
-        "lion(weight, moments[0], grad, scalars);",
-        "lion(moments[0], weight, grad, scalars);",
-        "weight and moment are mixed up",
-    ),
-    Mutant(KERNEL, "lion(weight, moments[0], grad, scalars);", "lion(weight, moments[0], -grad, scalars);", "ascends"),
-    Mutant(
-        KERNEL,
-        "return lion_scalars(options);",
-        "return lion_scalars({options.lr, options.beta2, options.beta1, options.weight_decay});",
-        "the betas are mixed up",
-    ),
+    Mutant(STEP, UPDATE, "", "nothing is updated"),
+    Mutant(STEP, UPDATE, "float w = weight[j]; " + UPDATE.replace("weight[j]", "w"), "the weight never changes"),
+    Mutant(STEP, UPDATE, "float w = weight[j]; " + UPDATE + " weight[j] = 2 * weight[j] - w;", "steps twice as long"),
+    Mutant(STEP, UPDATE, UPDATE.replace(" g,", " -g,"), "ascends"),
+    Mutant(STEP, "= args.options[i];", "= args.options[0];", "all have the options of the first"),
     # ---- the step
     Mutant(STEP, "args.lr[i] = group.lr;", "args.lr[i] = nullptr;", "the device's learning rate is not read"),
     Mutant(STEP, "args.options[i] = group.options;", "args.options[i] = groups[0].options;", "all are of one group"),

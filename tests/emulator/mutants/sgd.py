@@ -8,22 +8,19 @@ STEP = "kernels/update_step.cuh"
 
 MUTANTS = [
     # ---- the rule
-    Mutant(KERNEL, "if (momentum) {", "if (true) {", "a parameter without buffer is given momentum"),
-    Mutant(KERNEL, "if (momentum) {", "if (scalars.nesterov) {", "momentum counts only with nesterov"),
+    Mutant(STEP, "kOptionalMoments, g, row.scalars", "true, g, row.scalars", "momentum without a buffer"),
     Mutant(
-        KERNEL,
-        "sgd_momentum(weight, moments[0], grad, scalars);",
-        "sgd(weight, grad, scalars);",
-        "momentum is left out",
+        STEP, "kOptionalMoments, g, row.scalars", "row.scalars.nesterov, g, row.scalars", "momentum only with nesterov"
     ),
+    Mutant(STEP, "kOptionalMoments, g, row.scalars", "false, g, row.scalars", "momentum is left out"),
     Mutant(
-        KERNEL,
-        "sgd_scalars(options, step)",
-        "sgd_scalars(options, step + 1.0f)",
+        STEP,
+        "Rule::scalars(options, step)",
+        "Rule::scalars(options, step + 1.0f)",
         "the first step takes the buffer for history",
     ),
-    Mutant(KERNEL, "sgd_scalars(options, step)", "sgd_scalars(options, 1.0f)", "every step is the first"),
-    Mutant(KERNEL, "kRequiredMoments = 0", "kRequiredMoments = 1", "a missing buffer is read"),
+    Mutant(STEP, "Rule::scalars(options, step)", "Rule::scalars(options, 1.0f)", "every step is the first"),
+    Mutant("math/sgd.h", "kRequiredMoments = 0", "kRequiredMoments = 1", "a missing buffer is read"),
     Mutant(KERNEL, "kCommonMoments = 1", "kCommonMoments = 0", "without extras there is no momentum either"),
     # ---- the step
     Mutant(

@@ -1,0 +1,84 @@
+"""Lists of parameters and calls of the update ops, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .._dispatch.library import Op
+from ..ops._lists import flat
+from ..ops._master import join_master
+from ..ops._samples import Blocks, Kind
+from ..ops._update import RULES
+
+_F16, _BF16, _F32 = torch.float16, torch.bfloat16, torch.float32
+
+#: Every way to keep a weight.
+KINDS = [
+    Kind(_F32),
+    Kind(_F32, shadow=_F16),
+    Kind(_F32, shadow=_BF16),
+    Kind(_F16),
+    Kind(_BF16),
+    Kind(_F16, master=_F32),
+    Kind(_BF16, master=_F32),
+    Kind(_F16, master=torch.int16),
+    Kind(_BF16, master=torch.int16),
+    Kind(_F16, stochastic=True),
+    Kind(_BF16, stochastic=True, ema=True),
+    Kind(_F32, shadow=_BF16, ema=True),
+    Kind(_F16, master=torch.int16, ema=True),
+]
+#: With a tail, an empty one, a scalar and one that spans several chunks of the CPU kernels.
+SHAPES = ((7, 5), (0, 3), (), (1031,), (17003,))
+
+
+class Update(Blocks):
+    """A call of update op ``name``. The first 16 elements of every buffer belong to nobody."""
+
+    def __init__(self, name: str, kinds: Sequence[Kind], shapes: Sequence[tuple[int, ...]] = SHAPES, **options):
+        super().__init__(RULES[name].declared, kinds, shapes=shapes, start=16, **options)
+
+    @property
+    def op(self) -> Op:
+        return RULES[self.declared.name].op
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything the op may write, and the gradients."""
+        lists = (self.params, self.grads, *self.moments, self.steps, self.masters, self.shadows, self.emas)
+        return [t for tensors in lists for t in tensors]
+
+    def step(self, op: Callable[..., None] | None = None, **call) -> Update:
+        """Takes it, with the arguments of :meth:`Blocks.arguments`; ``op``: by default the compiled one. Returns itself."""
+        (op or self.op.overload)(*self.arguments(**call))
+        return self
+
+    def place(self, i: int) -> tuple[Kind, slice, int, int]:
+        """Of parameter i: how it is kept, its elements of the block's buffers, its block and its slot."""
+        block, offset, slot, *_ = self.layout[i].tolist()
+        return self.kinds[block], slice(offset, offset + self.params[i].numel()), block, slot
+
+    def weight(self, i: int) -> Tensor:
+        """The fp32 weight that parameter i stands for, in memory order."""
+        kind, piece, block, _ = self.place(i)
+        if kind.master == _F32:
+            return self.masters[block][piece].clone()
+        if kind.master == torch.int16:
+            return join_master(flat(self.params[i]), self.masters[block][piece])
+        return flat(self.params[i]).to(_F32, copy=True)
+
+    def moment(self, k: int, i: int) -> Tensor:
+        _, piece, block, _ = self.place(i)
+        return self.moments[k][block][piece].clone()
+
+    def ema(self, i: int) -> Tensor:
+        _, piece, block, _ = self.place(i)
+        return self.emas[block][piece].clone()
+
+    def count(self, i: int) -> float:
+        """The steps that parameter i has taken."""
+        _, _, block, slot = self.place(i)
+        return self.steps[block][slot].item()
