@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item, call):
 def _backend(monkeypatch, request):
     """A backend chosen in the developer's shell must not decide what the tests see; ``--backend`` does."""
     backend = request.config.getoption("--backend")
-    if backend:
+    if backend and "own_backend" not in request.keywords:
         monkeypatch.setenv("AMP_KERNELS_BACKEND", backend)
     elif "AMP_KERNELS_BACKEND" in os.environ:
         monkeypatch.delenv("AMP_KERNELS_BACKEND")

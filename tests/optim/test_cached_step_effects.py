@@ -124,7 +124,7 @@ def test_other_backends_and_dispatch_modes_get_lists(how, monkeypatch):
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.namespace == "amp_kernels":
+            if func.namespace.startswith("amp_kernels"):
                 calls.append(len(args[0]))
             return func(*args, **(kwargs or {}))
 

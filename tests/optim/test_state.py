@@ -188,6 +188,7 @@ def test_reload_model_params(mode):
     assert torch.equal(optimizer.state_dict()["state"][0]["master"], torch.arange(5) - 2.0**-12)
 
 
+@pytest.mark.own_backend
 def test_parameters_on_several_devices():
     """One pass per device; the meta device stands for a second one."""
     ps, away = [param(5), param(7, 3), param(2)], torch.nn.Parameter(torch.ones(5, device="meta"))
