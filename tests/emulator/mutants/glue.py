@@ -154,7 +154,12 @@ MUTANTS = [
         'call.gpu.write({"c"}, c, false)',
         "what stands in c counts as unwritten",
     ),
-    Mutant(GEMM, "call.gpu.zero(sums, static_cast<size_t>(sums.numel()) * 4);", "", "sums over no rows stay unwritten"),
+    Mutant(
+        GEMM,
+        "if (bias_grad) call.gpu.zero(sums, static_cast<size_t>(columns) * 4);",
+        "",
+        "sums over no rows stay unwritten",
+    ),
     Mutant(
         GEMM,
         "call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4)",
@@ -226,4 +231,16 @@ MUTANTS = [
     ),
     Mutant(UPDATE, "s.group = static_cast<int>(p.group);", "s.group = 0;", "everything is in the first group"),
     Mutant(UPDATE, "s.index = p.index;", "s.index = 0;", "all parameters draw the same random bits"),
+    Mutant(UPDATE, "a.lrs[g])", "a.lrs[0])", "every group takes the first learning rate"),
+    Mutant(UPDATE, "a.options_of<Rule>(g)", "a.options_of<Rule>(0)", "every group has the options of the first"),
+    Mutant(UPDATE, 'call.scalar({"sum_sq"}, a.sum_sq)', "nullptr", "nothing is clipped"),
+    Mutant(
+        UPDATE, "update_scratch_bytes<Rule>(states)", "update_scratch_bytes<Rule>(states) / 2", "half of the scratch"
+    ),
+    Mutant(
+        CALL,
+        "table_address(op_, name, row.grad, row.numel, dtype)",
+        "table_address(op_, name, row.param, row.numel, dtype)",
+        "of a table, parameters are checked in place of gradients",
+    ),
 ]
