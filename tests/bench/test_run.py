@@ -12,7 +12,17 @@ from bench import peers, run, watch
 from bench.harness import Case
 
 OPS = {"activation_backward", "adamw_", "check_and_norm", "gemm", "gemm_accumulate_", "lamb_", "linear", "lion_"}
-OPS |= {"mlp", "sgd_", "step", "unscale_", "update_scale_"}
+OPS |= {
+    "cross_entropy",
+    "layer_norm",
+    "linear_cross_entropy",
+    "mlp",
+    "rms_norm",
+    "sgd_",
+    "step",
+    "unscale_",
+    "update_scale_",
+}
 
 
 def read(folder) -> list[dict]:
