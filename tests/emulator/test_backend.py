@@ -28,10 +28,11 @@ def test_every_op_is_there(op):
     assert op.built.emulate
 
 
-GEMM = [op for op in OPS if op.name.startswith("gemm")]  # tests/emulator/test_gemm_backend.py: sums in another order
+# Compared within bounds by tests/registration/test_opcheck.py: sums in another order (test_gemm_backend.py), the hardware's exp2.
+OTHER_BITS = [op for op in OPS if op.name.startswith(("gemm", "norm_", "cross_entropy"))]
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in GEMM], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in OPS if op not in OTHER_BITS], ids=lambda op: op.name)
 @pytest.mark.parametrize("seed", [0, 5])
 def test_same_bits_as_the_cpu_kernel(op, seed, monkeypatch):
     monkeypatch.setenv("AMP_KERNELS_EMULATE_SEED", str(seed))
