@@ -209,54 +209,62 @@ std::tuple<py::array_t<float>, py::array_t<float>> swiglu_gradient(const Floats&
           map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).up; })};
 }
 
-// Calls f with the rule of an update op.
-template <typename F>
-auto with_rule(const std::string& op, const F& f) {
-  if (op == AdamW::kName) return f(AdamW{});
-  if (op == Lamb::kName) return f(Lamb{});
-  if (op == Lion::kName) return f(Lion{});
-  if (op == Sgd::kName) return f(Sgd{});
-  throw std::invalid_argument("op is '" + op + "'; accepted: adamw_, lamb_, lion_, sgd_");
-}
+// Those that `update` knows.
+using Rules = std::tuple<AdamW, Lamb, Lion, Sgd>;
 
 // One step of a tensor; of LAMB, which takes it in two passes, returns the length.
-std::optional<float> update_step(const std::string& op, State p, std::vector<State> moments, const Floats& grad,
-                                 const std::vector<double>& options, int64_t flags, float step, float inv_scale,
-                                 float clip) {
-  return with_rule(op, [&](auto named) -> std::optional<float> {
-    using Rule = decltype(named);
-    const bool optional = moments.size() == Rule::kMoments;
-    if ((!optional && moments.size() != Rule::kRequiredMoments) || options.size() != Rule::kOptions) {
-      throw std::invalid_argument(op + ": " + std::to_string(moments.size()) + " moments and " +
-                                  std::to_string(options.size()) + " options");
-    }
-    check_sizes(op.c_str(), p, grad);
-    float *weights = p.mutable_data(), *states[Rule::kMoments] = {};
-    for (size_t k = 0; k < moments.size(); ++k) {
-      check_sizes(op.c_str(), p, moments[k]);
-      states[k] = moments[k].mutable_data();
-    }
-    auto s = Rule::scalars(Rule::options(options.data(), flags), step);
-    const auto gradient = [&](py::ssize_t i) { return effective_grad(grad.data()[i], inv_scale, clip); };
-    std::optional<float> rate;
-    if constexpr (std::is_same_v<Rule, Lamb>) {
-      double weight_sq = 0, direction_sq = 0;
-      for (py::ssize_t i = 0; i < p.size(); ++i) {
-        Lamb::move_moments(states[0][i], states[1][i], gradient(i), s);
-        const double weight = weights[i], direction = Lamb::direction(weights[i], states[0][i], states[1][i], s);
-        weight_sq += weight * weight;
-        direction_sq += direction * direction;
-      }
-      rate = s.rate = Lamb::rate_of(weight_sq, direction_sq, s);
-    }
+template <typename Rule>
+std::optional<float> take_step(State& p, std::vector<State>& moments, const Floats& grad,
+                               const std::vector<double>& options, int64_t flags, float step, float inv_scale,
+                               float clip) {
+  const bool optional = moments.size() == Rule::kMoments;
+  if ((!optional && moments.size() != Rule::kRequiredMoments) || options.size() != Rule::kOptions) {
+    throw std::invalid_argument(std::string(Rule::kName) + ": " + std::to_string(moments.size()) + " moments and " +
+                                std::to_string(options.size()) + " options");
+  }
+  check_sizes(Rule::kName, p, grad);
+  float *weights = p.mutable_data(), *states[Rule::kMoments] = {};
+  for (size_t k = 0; k < moments.size(); ++k) {
+    check_sizes(Rule::kName, p, moments[k]);
+    states[k] = moments[k].mutable_data();
+  }
+  auto s = Rule::scalars(Rule::options(options.data(), flags), step);
+  const auto gradient = [&](py::ssize_t i) { return effective_grad(grad.data()[i], inv_scale, clip); };
+  std::optional<float> rate;
+  if constexpr (std::is_same_v<Rule, Lamb>) {
+    double weight_sq = 0, direction_sq = 0;
     for (py::ssize_t i = 0; i < p.size(); ++i) {
-      float of_element[Rule::kMoments] = {};
-      for (size_t k = 0; k < moments.size(); ++k) of_element[k] = states[k][i];
-      Rule::update(weights[i], of_element, optional, gradient(i), s);
-      for (size_t k = 0; k < moments.size(); ++k) states[k][i] = of_element[k];
+      Lamb::move_moments(states[0][i], states[1][i], gradient(i), s);
+      const double weight = weights[i], direction = Lamb::direction(weights[i], states[0][i], states[1][i], s);
+      weight_sq += weight * weight;
+      direction_sq += direction * direction;
     }
-    return rate;
-  });
+    rate = s.rate = Lamb::rate_of(weight_sq, direction_sq, s);
+  }
+  for (py::ssize_t i = 0; i < p.size(); ++i) {
+    float of_element[Rule::kMoments] = {};
+    for (size_t k = 0; k < moments.size(); ++k) of_element[k] = states[k][i];
+    Rule::update(weights[i], of_element, optional, gradient(i), s);
+    for (size_t k = 0; k < moments.size(); ++k) states[k][i] = of_element[k];
+  }
+  return rate;
+}
+
+std::optional<float> update(const std::string& op, State p, std::vector<State> moments, const Floats& grad,
+                            const std::vector<double>& options, int64_t flags, float step, float inv_scale,
+                            float clip) {
+  return std::apply(
+      [&](auto... rule) {
+        std::optional<float> rate;
+        const auto take = [&]<typename Rule>(Rule) {
+          if (op != Rule::kName) return false;
+          rate = take_step<Rule>(p, moments, grad, options, flags, step, inv_scale, clip);
+          return true;
+        };
+        if (!(take(rule) || ...)) throw std::invalid_argument("op is '" + op + "', which is no update op");
+        return rate;
+      },
+      Rules{});
 }
 
 void ema_step(State average, const Floats& weight, double decay) {
@@ -313,8 +321,8 @@ PYBIND11_MODULE(_host, m) {
   m.def("swiglu_backward", &ak::swiglu_gradient, "grad"_a, "gate"_a, "up"_a);
   m.def("inverse_scale", &ak::inverse_scale, "scale"_a);
   m.def("clip_factor", &ak::clip_factor, "sum_sq"_a, "max_norm"_a);
-  m.def("update", &ak::update_step, "op"_a, "p"_a.noconvert(), "moments"_a.noconvert(), "grad"_a, "options"_a,
-        "flags"_a = 0, "step"_a = 1.0f, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
+  m.def("update", &ak::update, "op"_a, "p"_a.noconvert(), "moments"_a.noconvert(), "grad"_a, "options"_a, "flags"_a = 0,
+        "step"_a = 1.0f, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
   m.def("ema", &ak::ema_step, "average"_a.noconvert(), "weight"_a, "decay"_a);
   m.def("update_loss_scale", &ak::loss_scale, "scale"_a, "growth_tracker"_a, "hysteresis_tracker"_a, "overflow"_a,
         "growth_factor"_a = 2.0, "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "min_scale"_a = 0.0,

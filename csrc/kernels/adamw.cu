@@ -11,9 +11,8 @@
 #include "kernels/update_step.cuh"
 
 template <>
-struct ak::Tuned<ak::AdamW> : ak::AdamW {
+struct ak::Tuned<ak::AdamW> : ak::Untuned<ak::AdamW> {
   static constexpr int kCommonMoments = 2;
-  static constexpr bool kMovesMoments = true;
   static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2;
   static constexpr int kPrepareTensors = 440;
   static constexpr int kTensors = 528, kExtrasTensors = 416;

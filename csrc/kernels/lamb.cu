@@ -27,8 +27,7 @@ namespace ak {
 
 /// Of update_prepare_kernel and of update_kernel, the second pass.
 template <>
-struct Tuned<Lamb> : Lamb {
-  static constexpr int kCommonMoments = 2;
+struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
   static constexpr int kPrepareTensors = 440;

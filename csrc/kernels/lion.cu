@@ -9,9 +9,7 @@
 #include "kernels/update_step.cuh"
 
 template <>
-struct ak::Tuned<ak::Lion> : ak::Lion {
-  static constexpr int kCommonMoments = 1;
-  static constexpr bool kMovesMoments = true;
+struct ak::Tuned<ak::Lion> : ak::Untuned<ak::Lion> {
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
   static constexpr int kPrepareTensors = 568;
   static constexpr int kTensors = 620, kExtrasTensors = 536;

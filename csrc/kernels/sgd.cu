@@ -11,9 +11,7 @@
 #include "kernels/update_step.cuh"
 
 template <>
-struct ak::Tuned<ak::Sgd> : ak::Sgd {
-  static constexpr int kCommonMoments = 1;
-  static constexpr bool kMovesMoments = true;
+struct ak::Tuned<ak::Sgd> : ak::Untuned<ak::Sgd> {
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
   static constexpr int kPrepareTensors = 500;
   static constexpr int kTensors = 620, kExtrasTensors = 536;

@@ -39,6 +39,13 @@ namespace ak {
 template <class Rule>
 struct Tuned;
 
+/// What holds for most rules; the base of their Tuned.
+template <class Rule>
+struct Untuned : Rule {
+  static constexpr int kCommonMoments = Rule::kMoments;
+  static constexpr bool kMovesMoments = true;
+};
+
 template <class Rule>
 inline constexpr bool kTwoPasses = requires(std::span<const ParamState> params) { Rule::first_pass_bytes(params); };
 

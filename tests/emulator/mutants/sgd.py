@@ -3,7 +3,6 @@
 from . import Mutant
 
 TEST = "test_sgd"
-KERNEL = "kernels/sgd.cu"
 STEP = "kernels/update_step.cuh"
 
 MUTANTS = [
@@ -21,7 +20,12 @@ MUTANTS = [
     ),
     Mutant(STEP, "Rule::scalars(options, step)", "Rule::scalars(options, 1.0f)", "every step is the first"),
     Mutant("math/sgd.h", "kRequiredMoments = 0", "kRequiredMoments = 1", "a missing buffer is read"),
-    Mutant(KERNEL, "kCommonMoments = 1", "kCommonMoments = 0", "without extras there is no momentum either"),
+    Mutant(
+        STEP,
+        "kCommonMoments = Rule::kMoments",
+        "kCommonMoments = 0",
+        "without extras there is no momentum either",
+    ),
     # ---- the step
     Mutant(
         STEP,
