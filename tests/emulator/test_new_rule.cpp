@@ -1,5 +1,5 @@
-// A rule that the package does not have, Adagrad (Duchi et al., JMLR 2011): the struct that csrc/math/X.h would hold and the
-// tuning of kernels/X.cu are all that the shared kernels want to know of an optimizer.
+// A rule that the package does not have, Adagrad (Duchi et al., JMLR 2011): the struct that csrc/math/X.h would hold
+// and the tuning of kernels/X.cu are all that the shared kernels want to know of an optimizer.
 #include "kernels/update_step.cuh"
 #include "math/update.h"
 #include "update_models.h"
