@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from amp_kernels.testing.updates import draw
+
 from . import lists, ours
 from .harness import Call, Case, Scope
-from .ops.check_and_norm import draw
 
 # The check takes two steps, since only the second reads the state that the first wrote, and the second turns against the
 # first, or the sign of Lion's moment would never matter.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 
@@ -85,6 +86,9 @@ class UpdateOp:
         #: The same step of the addresses in a table, which stands in the place of ``params``, ``grads`` and ``layout``.
         self.of_table = KernelOp(f"_{name}table_(Tensor table, {_STATE}, {_NUMBERS}) -> ()")
         self._signature = inspect.signature(self.reference)
+        own = {"moments": declared.moments, "optional": declared.optional, "options": tuple(declared.options)}
+        words = [f"{key}: {', '.join(names)}" for key, names in own.items() if names]
+        self.__doc__ = "\n".join([sys.modules[rule.__module__].__doc__ or name, *words, "", inspect.getdoc(type(self))])
 
     def __call__(self, *args, **kwargs) -> None:
         """Check the arguments and take the step."""

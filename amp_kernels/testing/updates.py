@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -82,3 +82,8 @@ class Update(Blocks):
         """The steps that parameter i has taken."""
         _, _, block, slot = self.place(i)
         return self.steps[block][slot].item()
+
+
+def draw(shapes: Iterable[tuple[int, ...]], dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    """Normal numbers, on the generator's device and in ``dtype``: a float32 copy of a large list would not fit beside it."""
+    return [torch.randn(shape, generator=generator, device=generator.device, dtype=dtype) for shape in shapes]

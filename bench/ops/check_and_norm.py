@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels.testing.updates import draw
 
 from .. import lists, ours
 from ..harness import Call, Case, Scope
@@ -44,11 +45,6 @@ def cases(scope: Scope) -> Iterator[Case]:
                 reference=lambda grads, options=options: _reference(grads, **options),
                 backends=ours.backends("check_and_norm", scope.device),
             )
-
-
-def draw(shapes: list[lists.Shape], dtype: torch.dtype, generator: torch.Generator) -> list[torch.Tensor]:
-    """Normal gradients. Drawn directly in `dtype`: a float32 copy of a large list would not fit beside it."""
-    return [torch.randn(shape, generator=generator, device=generator.device, dtype=dtype) for shape in shapes]
 
 
 def _ours(grads: list[torch.Tensor], options: dict) -> Call:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 
 from amp_kernels.ops.unscale import unscale_
+from amp_kernels.testing.updates import draw
 
 from .. import lists, ours
 from ..harness import Call, Case, Scope
 from ..roofline import DTYPES
-from .check_and_norm import draw
 
 INVERSE = 0.5
 
