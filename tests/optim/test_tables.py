@@ -9,6 +9,7 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops import _blocks, check_and_norm
 from amp_kernels.ops.adamw import adamw_
 from amp_kernels.optim import _cached_step
+from amp_kernels.testing.emulator import launches
 
 from .optimizers import bf16, f16
 from .pairs import Pair
@@ -95,3 +96,16 @@ def test_check_and_norm_reads_the_table():
         with pytest.raises(RuntimeError, match="check_and_norm: table must"):
             check_and_norm.of_table(grads[0], wrong, None, False)
     assert _blocks.TABLE_DTYPES[torch.float64] == 7
+
+
+@pytest.mark.skipif(not adamw_.op.built.emulate, reason="the emulated library is not built")
+def test_on_the_emulator_a_table_reaches_the_emulated_kernels():
+    params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(16))]
+    with ak.backend("emulate"):
+        grads, table, state, tail = table_of(params)
+        before = [p.clone() for p in params]
+        check_and_norm.of_table(grads[0], table, None, False)
+        assert [launch.name for launch in launches()] == ["check_and_norm"]
+        adamw_.of_table(table, *state, *tail)
+        assert [launch.name for launch in launches()] == ["update_prepare", "adamw_"]
+    assert all(not torch.equal(p, q) for p, q in zip(params, before, strict=True))
