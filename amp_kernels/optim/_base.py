@@ -233,22 +233,22 @@ class FusedOptimizer(BlockedState):
             with torch.enable_grad():
                 loss = closure()
         request = self._request or self.default_request()
-        settings = self._current_hyper_parameters()
-        options = self._packed_options(settings)
+        hyper = self._current_hyper_parameters()
+        options = self._packed_options(hyper)
         launches = self._collect()
         max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
         self._measure(request, launches, max_norm)
         for batch, grads, table in launches:
             batch.shadows.renew()
-            state = self._state_of(batch, settings)
+            state = self._state_of(batch, hyper)
             numbers = (
                 self._tensor_lrs(batch.device),
                 at(request.grad_scale, batch.device),
                 largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
                 None if max_norm is None else at(request.sum_sq, batch.device),
                 options,
-                settings.decays,
-                settings.flags,
+                hyper.decays,
+                hyper.flags,
                 0.0 if max_norm is None else float(max_norm),
                 self.seed,
             )
@@ -299,14 +299,14 @@ class FusedOptimizer(BlockedState):
             for rate in rates
         ]
 
-    def _packed_options(self, settings: HyperParameters) -> list[float]:
+    def _packed_options(self, hyper: HyperParameters) -> list[float]:
         """The numbers of the groups as the op takes them, with the learning rates of now."""
         rates = [group["lr"] for group in self.param_groups]
         rates = [0.0 if isinstance(rate, Tensor) else rate for rate in rates]
         if not all(type(rate) is float and rate == rate for rate in rates):
             self._check_numbers()
-        settings.options[:: len(self._op.declared.options)] = map(float, rates)
-        return settings.options
+        hyper.options[:: len(self._op.declared.options)] = map(float, rates)
+        return hyper.options
 
     def _option(self, group: dict[str, Any], name: str) -> float:
         """What the op's declaration calls ``name``."""
@@ -320,34 +320,34 @@ class FusedOptimizer(BlockedState):
 
     def _current_hyper_parameters(self) -> HyperParameters:
         """The numbers of the groups, checked."""
-        settings = self._hyper_parameters
-        if settings is None or not settings.unchanged(self.param_groups, self.master_weights):
+        hyper = self._hyper_parameters
+        if hyper is None or not hyper.unchanged(self.param_groups, self.master_weights):
             self._check_numbers()
-            settings = HyperParameters(self.param_groups, self.master_weights)
+            hyper = HyperParameters(self.param_groups, self.master_weights)
             names = self._op.declared.options
-            settings.options = [self._option(group, name) for group in self.param_groups for name in names]
-            settings.flags = list(map(self._flags, self.param_groups))
-            settings.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
-            settings.used = [self._moment_names(group, {}) for group in self.param_groups]
-            settings.averaged = [group.get("ema_decay") is not None for group in self.param_groups]
-            self._hyper_parameters = settings
-        return settings
+            hyper.options = [self._option(group, name) for group in self.param_groups for name in names]
+            hyper.flags = list(map(self._flags, self.param_groups))
+            hyper.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
+            hyper.used = [self._moment_names(group, {}) for group in self.param_groups]
+            hyper.averaged = [group.get("ema_decay") is not None for group in self.param_groups]
+            self._hyper_parameters = hyper
+        return hyper
 
-    def _state_of(self, batch: DeviceBatch, settings: HyperParameters) -> tuple[list[Tensor], ...]:
+    def _state_of(self, batch: DeviceBatch, hyper: HyperParameters) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the group does not use
         it."""
-        if batch.settings is not settings:
+        if batch.hyper is not hyper:
             pairs = list(zip(batch.blocks, batch.groups, strict=True))
-            batch.settings = settings
+            batch.hyper = hyper
             batch.state = (
                 [
-                    block.moments[name] if name in settings.used[group] else batch.nothing
+                    block.moments[name] if name in hyper.used[group] else batch.nothing
                     for name in self._op.declared.moments
                     for block, group in pairs
                 ],
                 [block.steps for block in batch.blocks],
                 [block.master for block in batch.blocks],
                 [block.shadow for block in batch.blocks],
-                [block.ema if settings.averaged[group] else batch.nothing for block, group in pairs],
+                [block.ema if hyper.averaged[group] else batch.nothing for block, group in pairs],
             )
         return batch.state

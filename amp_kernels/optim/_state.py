@@ -93,5 +93,5 @@ class DeviceBatch:
     layout: Tensor
     nothing: Tensor  # in the place of a buffer that is not there, or not to be used
     shadows: ShadowList  # of those params that have one
-    settings: HyperParameters | None = None  # what `state` was made for
+    hyper: HyperParameters | None = None  # what `state` was made for
     state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`

@@ -48,10 +48,10 @@ def table_of(params):
             p.grad = torch.ones_like(p)
         optimizer.step()
     ((batch, grads, table),) = optimizer._collect()
-    settings = optimizer._current_hyper_parameters()
-    options = optimizer._packed_options(settings)
-    tail = ([], None, None, None, options, settings.decays, settings.flags, 0.0, 0)
-    return grads, table.tensor.clone(), optimizer._state_of(batch, settings), tail
+    hyper = optimizer._current_hyper_parameters()
+    options = optimizer._packed_options(hyper)
+    tail = ([], None, None, None, options, hyper.decays, hyper.flags, 0.0, 0)
+    return grads, table.tensor.clone(), optimizer._state_of(batch, hyper), tail
 
 
 @pytest.mark.parametrize(
