@@ -63,7 +63,7 @@ def test_16_bit_parameters_follow_a_float32_run_exactly(name, options, dtype):
     halves = weights(dtype)
     singles = copies(halves, f32)
     small, full = make(name, halves, **options), make(name, singles, **options)
-    for grads in gradients(halves, 20):
+    for grads in gradients(halves, 10):
         for p, q, g in zip(halves, singles, grads, strict=True):
             p.grad = g.to(dtype)
             q.grad = p.grad.float()
