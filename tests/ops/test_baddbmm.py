@@ -1,21 +1,17 @@
-"""baddbmm and addmm: torch's contract, one rounding, gradients, autocast, out."""
+"""baddbmm and addmm: torch's contract, one rounding, gradients, autocast, out; see test_differentiable.py."""
 
 import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 from amp_kernels.ops.baddbmm import addmm, baddbmm
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
 
+from .tensors import leaves, normal
+
 SHAPES = [(3, 6, 5), (1, 6, 5), (6, 5), (5,), (6, 1), ()]
-
-
-def normal(*shape, dtype=torch.float32, seed=0, grad=False):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
 
 
 def problem(input_shape, dtype, *, grad=False, batched=True, input_dtype=None):
@@ -44,9 +40,9 @@ def test_forward_and_gradients(dtype, shape, beta, alpha):
                 assert torch.equal(function(*tensors, beta=beta, alpha=alpha), out)
             grad = normal(*out.shape, dtype=dtype, seed=4)
             out.backward(grad)
-            leaves = [t.detach().double().requires_grad_() for t in tensors]
-            theirs(*leaves, beta=beta, alpha=alpha).backward(grad.double())
-            for actual, leaf in zip(tensors, leaves, strict=True):
+            doubles = leaves(tensors, torch.float64)
+            theirs(*doubles, beta=beta, alpha=alpha).backward(grad.double())
+            for actual, leaf in zip(tensors, doubles, strict=True):
                 assert actual.grad.dtype == actual.dtype
                 error = (actual.grad.double() - leaf.grad).norm()
                 assert error <= 2 * frobenius_gate(dtype, 40) * leaf.grad.norm()
@@ -81,31 +77,6 @@ def test_autocast(autocast):
         out.backward(grad)
         assert [t.grad.dtype for t in tensors] == [input_dtype, torch.float32, torch.float32]
         assert_within(tensors[1].grad, *reference_and_bound(grad, b.mT, alpha=0.5, out_dtype=torch.float32))
-        wide = [t.detach().double() for t in tensors]
-        with torch.autocast("cpu", autocast):
-            assert torch.equal(baddbmm(*wide), torch.baddbmm(*wide))
-
-
-def test_gradcheck_and_double_backward():
-    tensors = [
-        normal(*s, grad=True, seed=i).double().detach().requires_grad_()
-        for i, s in enumerate(((4,), (2, 3, 5), (2, 5, 4)))
-    ]
-    function = lambda *t: baddbmm(*t, beta=0.5, alpha=-2.0)  # noqa: E731
-    assert gradcheck(function, tensors)
-    assert gradgradcheck(function, tensors)
-
-    def penalty(f, leaves):
-        grads = torch.autograd.grad((f(*leaves).double() ** 3).sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), leaves)
-
-    expected = penalty(function, [(0.2 * t.detach()).requires_grad_() for t in tensors])
-    for dtype, autocast in ((torch.float16, False), (torch.float32, True)):
-        leaves = [(0.2 * t.detach()).to(dtype).requires_grad_() for t in tensors]
-        with torch.autocast("cpu", torch.float16, enabled=autocast):
-            actual = penalty(function, leaves)
-        for one, other in zip(actual, expected, strict=True):
-            assert (one.double() - other).norm() < 1e-2 * other.norm()
 
 
 def test_out():
@@ -118,16 +89,6 @@ def test_out():
         with torch.autocast("cpu", torch.float16):
             assert torch.equal(baddbmm(*tensors, beta=2, out=out), expected)
         assert torch.equal(baddbmm(*tensors, beta=2, out=tensors[0]), expected)  # in place
-
-
-def test_compile_fullgraph():
-    torch._dynamo.reset()
-    function = lambda *t: baddbmm(*t, beta=0.5)  # noqa: E731
-    tensors = problem((6, 5), torch.bfloat16)
-    assert torch.equal(torch.compile(function, fullgraph=True, backend="aot_eager")(*tensors), function(*tensors))
-
-
-HALF = torch.float16
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
 """batch_invariant: rows come out with the same bits alone and in company, through every public function."""
 
+import functools
+
 import pytest
 import torch
 
 import amp_kernels as ak
 
+from . import tensors
 
-def normal(*shape, dtype=torch.bfloat16, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
+normal = functools.partial(tensors.normal, dtype=torch.bfloat16)
 W1, W2, W3 = normal(48, 333, seed=1), normal(20, 48, seed=2), normal(20, 24, seed=3)
 FUNCTIONS = {
     "linear": lambda x: ak.linear(x, W1, activation="gelu"),

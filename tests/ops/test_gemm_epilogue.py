@@ -7,28 +7,10 @@ import math
 import pytest
 import torch
 
-import amp_kernels as ak
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_op
-from amp_kernels.testing.backends import available_backends
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_
 from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
 from amp_kernels.testing.poison import embed, poisoned_allocations
-
-TARGETS = [("cpu", "reference"), *(("cpu", name) for name in available_backends(gemm_op, "cpu"))]
-if torch.cuda.is_available():
-    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(gemm_op, "cuda")]
-
-
-@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
-def device(request):
-    device, backend = request.param
-    with ak.backend(backend):
-        yield device
-
-
-@pytest.fixture
-def generator():
-    return torch.Generator().manual_seed(0)
 
 
 def small(device, dtype, generator, *batch):
@@ -83,13 +65,6 @@ def test_the_public_functions_broadcast_the_residual(device, generator):
         expected = a.double() @ b.double() + residual.double()
         assert torch.equal(gemm(a, b, None, residual).double(), expected)
         assert torch.equal(gemm(a, b, None, residual, activation="none", preact=True)[0].double(), expected)
-
-
-def test_the_residual_is_added_before_the_rounding(device):
-    """1 + 2^-10 is no bf16 number; minus 1 it is."""
-    a = torch.tensor([[1.0, 2.0**-5]], device=device, dtype=torch.bfloat16)
-    residual = torch.full((1, 1), -1.0, device=device, dtype=torch.bfloat16)
-    assert gemm(a, a.t(), None, residual).item() == 2.0**-10
 
 
 def test_beta_zero_does_not_read_the_residual(device, generator):
@@ -163,64 +138,12 @@ def test_a_row_does_not_depend_on_its_neighbours(device, generator, dtype, k, n)
     assert torch.equal(gemm(embed(a, pad=3, offset=1)[0], b, out_dtype=torch.float32, batch_invariant=True), whole)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
 def test_nor_on_the_number_of_threads(device, generator, threads):
     a = operand(9, 300, dtype=torch.bfloat16, generator=generator, device=device)
     b = operand(300, 500, dtype=torch.bfloat16, generator=generator, device=device)
-    before = torch.get_num_threads()
-    expected = gemm(a, b, out_dtype=torch.float32, batch_invariant=True)
-    torch.set_num_threads(threads)
-    try:
-        assert torch.equal(gemm(a, b, out_dtype=torch.float32, batch_invariant=True), expected)
-    finally:
-        torch.set_num_threads(before)
-
-
-# ---- bad input
-
-
-def _half(*shape):
-    return torch.zeros(shape, dtype=torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda a, b: gemm(a, b, _half(3, 1)), ValueError, r"bias has shape \[3, 1\]; accepted: \[4\].*or \[2, 1\]"),
-        (lambda a, b: gemm(a, b, _half(1, 4)), ValueError, r"bias has shape \[1, 4\]"),
-        (lambda a, b: gemm(a, b, None, _half(3, 4)), ValueError, r"residual has shape \[3, 4\]; accepted: \[2, 4\]"),
-        (
-            lambda a, b: gemm(a, b, None, _half(2, 4), activation="swiglu"),
-            ValueError,
-            r"residual has shape \[2, 4\]; accepted: \[2, 2\]",
-        ),
-        (lambda a, b: gemm(a, b, None, _half(2, 4).bfloat16()), TypeError, "residual has dtype bfloat16"),
-        (lambda a, b: gemm(a, b, None, _half(2, 4).to("meta")), ValueError, "residual is on meta, but a is on cpu"),
-        (lambda a, b: gemm(a, b, None, 1.0), TypeError, "residual is a float; accepted: a tensor"),
-        (
-            lambda a, b: gemm(a, b[:, :3], activation="swiglu", preact=True),
-            ValueError,
-            r"b has shape \[3, 3\]; accepted with activation='swiglu': .* an even size 4 or 2",
-        ),
-    ],
-)
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call(_half(2, 3), _half(3, 4))
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [
-        ((_half(2, 3), _half(3, 4), _half(3, 1)), {}),
-        ((_half(2, 3), _half(3, 4), _half(1, 4)), {}),
-        ((_half(2, 3), _half(3, 4), None, _half(2, 3)), {}),
-        ((_half(2, 3), _half(3, 4), None, _half(1, 2, 4)), {}),
-        ((_half(2, 3), _half(3, 4), None, _half(2, 4).double()), {}),
-        ((_half(2, 3), _half(3, 4), None, _half(2, 4)), {"activation": "swiglu"}),
-        ((_half(2, 3), _half(3, 5)), {"activation": "swiglu"}),
-    ],
-)
-def test_the_compiled_kernel_checks_what_could_corrupt_memory(args, kwargs):
-    with pytest.raises(RuntimeError, match=r"^gemm: "):
-        torch.ops.amp_kernels.gemm(*args, **kwargs)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(gemm(a, b, out_dtype=torch.float32, batch_invariant=True))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

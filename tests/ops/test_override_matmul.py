@@ -1,5 +1,6 @@
 """override_matmul: torch's products on the package's GEMM, forward and backward, and nothing else."""
 
+import functools
 import math
 
 import pytest
@@ -9,15 +10,14 @@ import torch.nn.functional as F
 import amp_kernels as ak
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 
+from . import tensors
+
+normal = functools.partial(tensors.normal, dtype=torch.bfloat16)
+
 
 @pytest.fixture
 def gemms(op_calls):
     return op_calls["gemm"]
-
-
-def normal(*shape, dtype=torch.bfloat16, seed=0, grad=False):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
 
 
 PRODUCTS = {
@@ -55,10 +55,10 @@ def test_each_product(name, dtype, gemms):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_what_ends_in_them_and_what_does_not(function, count, mode, gemms):
     with mode():
-        tensors = normal(3, 6, 40), normal(3, 40, 5), normal(3, 6, 5)
-        expected = function(*tensors)
+        operands = normal(3, 6, 40), normal(3, 40, 5), normal(3, 6, 5)
+        expected = function(*operands)
         with ak.override_matmul(cpu=True):
-            out = function(*tensors)
+            out = function(*operands)
     assert len(gemms) == count
     torch.testing.assert_close(out, expected, rtol=0 if count == 0 else 2**-7, atol=0 if count == 0 else 2**-6)
 

@@ -1,0 +1,21 @@
+"""Inputs and measures that the tests of the differentiable ops share."""
+
+import torch
+
+
+def normal(*shape, dtype=torch.float32, seed=0, grad=False, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_(grad)
+
+
+def half(*shape):
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+def relative(actual, expected):
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+def leaves(tensors, dtype):
+    """Copies that autograd follows; ``None`` stays."""
+    return [None if t is None else t.detach().to(dtype, copy=True).requires_grad_() for t in tensors]
