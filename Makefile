@@ -13,9 +13,12 @@ READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-# Another torch for `make abi`: one binary serves all of them from 2.10 on.
+# Another torch for `make abi`: one binary serves all of them from 2.10 on. It runs a third of the tests.
 ABI_TORCH ?= torch==2.13.0
 ABI := build/abi
+
+# Two processes or more: a file of tests goes to one of them.
+SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test exhaustive abi gpu bench lint format mutants build clean
 
@@ -23,7 +26,7 @@ demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
 
 test: $(BUILT)
-	$(RUN) -m pytest -m "not gpu" $(ARGS)
+	$(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) $(ARGS)
 
 # What `make test` and CI sample: every configuration of the Triton GEMM compiled, every planted bug. About an hour.
 exhaustive: $(BUILT)
@@ -35,10 +38,10 @@ abi: $(BUILT)
 	rm -rf $(ABI)/wheel
 	$(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $(ABI)/wheel
 	test -x $(ABI)/venv/bin/python || $(BASE) -m venv $(ABI)/venv
-	$(ABI)/venv/bin/python -m pip install --quiet "$(ABI_TORCH)" pytest hypothesis mpmath "numpy<2.4"
+	$(ABI)/venv/bin/python -m pip install --quiet "$(ABI_TORCH)" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
 	$(ABI)/venv/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
 	cd $(ABI) && venv/bin/python -m amp_kernels info --check
-	cd $(ABI) && venv/bin/python -m pytest ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
+	cd $(ABI) && venv/bin/python -m pytest $(SIDE_BY_SIDE) --sample 3 ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 
 # On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too; so it is looked for first.
 # What is not built yet is built for that GPU alone, unless TORCH_CUDA_ARCH_LIST says otherwise.

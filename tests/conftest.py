@@ -1,6 +1,6 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
 ``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
-for, but not every run."""
+for, but not every run, and ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings."""
 
 import os
 from collections import defaultdict
@@ -19,6 +19,7 @@ def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")
     parser.addoption("--backend", help="run every op on this backend, unless a test chooses another")
     parser.addoption("--exhaustive", action="store_true", help="also run the cases marked exhaustive")
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="run one test in N")
     parser.addoption(
         "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
     )
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(config, items):
         if left:
             config.hook.pytest_deselected(items=left)
             items[:] = [item for item in items if "exhaustive" not in item.keywords]
+    sample = config.getoption("--sample")
+    if sample > 1:
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % sample])
+        items[:] = items[::sample]
+    # Workers are given whole files, in this order: the long ones must not come last.
+    items.sort(key=lambda item: "slow" not in item.keywords)
     if torch.cuda.is_available() or config.getoption("--require-gpu"):
         return
     for item in items:

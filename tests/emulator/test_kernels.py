@@ -29,6 +29,7 @@ def programs() -> Path:
     return BUILD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", TESTS)
 def test_on_emulator(programs: Path, test: str):
     run = subprocess.run([programs / test], capture_output=True, text=True, timeout=300)

@@ -6,13 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SHORT = "not thousand_steps and not rank"  # those take minutes on the emulator, or processes of their own
 
 
-def test_optimizers_and_scaler_on_the_emulator():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--backend", "emulate", "-k", SHORT]
+def passed(*options) -> int:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--backend", "emulate", "-k", SHORT, *options]
     command += ["-m", "not gpu and not own_backend", "tests/optim", "tests/amp"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout[-6000:]
-    assert int(re.search(r"(\d+) passed", run.stdout)[1]) > 500
+    return int(re.search(r"(\d+) passed", run.stdout)[1])
+
+
+@pytest.mark.slow
+def test_one_in_four_of_optimizers_and_scaler_on_the_emulator():
+    assert passed("--sample", "4") > 300
+
+
+@pytest.mark.exhaustive
+def test_optimizers_and_scaler_on_the_emulator():
+    assert passed() > 1300

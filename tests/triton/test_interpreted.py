@@ -15,6 +15,7 @@ def test_there_are_files():
     assert FILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_interpreted(name):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FOLDER / name)]

@@ -12,7 +12,7 @@ import pytest
 import amp_kernels
 
 PACKAGE = Path(amp_kernels.__file__).parent
-TESTS = PACKAGE.parent / "tests"
+TESTS = Path(__file__).parents[1]
 
 FILES = {
     "ops": """
