@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import amp
-from .._dispatch import load
+from .._dispatch import cpu_isa, load
 
 
 def run() -> int:
@@ -17,6 +17,9 @@ def run() -> int:
         print(f"  dtype         {str(advice.dtype).removeprefix('torch.')}")
         print(f"  loss scaling  {'needed' if advice.needs_scaler else 'not needed'}")
         print(f"  why           {advice.reason}")
+        if name == "cpu":
+            others = ", ".join(isa for isa in cpu_isa.available() if isa != cpu_isa.chosen())
+            print(f"  products      {cpu_isa.chosen()} (AMP_KERNELS_CPU_ISA may name {others})")
         for warning in advice.warnings:
             print(f"  warning       {warning}")
     if "cuda" in load.absent():

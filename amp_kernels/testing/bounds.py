@@ -13,6 +13,9 @@ The first term is the one rounding of the result (u_out half an ulp), the second
 fourth the sum with c, the last half the smallest subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical
 behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021.
 
+CPU instructions for bf16 take subnormal operands for zero and flush subnormal sums (docs/cpu.md). Where they run, e_z
+also covers each product with such an operand, and ``K 2^-126``.
+
 The bound grows with K and would hide one dropped product among many, and with a global error measure one bad row among
 many. So a
 kernel is tested three ways: this bound elementwise, :func:`assert_frobenius` on the whole, and exactly on inputs whose
@@ -25,6 +28,7 @@ import math
 
 import torch
 
+from .._dispatch import cpu_isa
 from ..ops._gemm import ACTIVATIONS, GATED, halves
 
 #: Half an ulp relative to the result, and half the smallest subnormal.
@@ -89,9 +93,19 @@ def _preactivation(a, b, bias, alpha) -> tuple[torch.Tensor, torch.Tensor]:
     """``z`` in float64, and the error of a kernel's fp32 ``z``."""
     z = alpha * torch.matmul(a.double(), b.double())
     size = abs(alpha) * torch.matmul(a.double().abs(), b.double().abs())
+    flushed = abs(alpha) * _flushed(a, b)
     if bias is not None:
         z, size = z + bias.double(), size + bias.double().abs()
-    return z, (a.shape[-1] / products_per_rounding(a.device) + 16) * 2.0**-23 * size
+    return z, (a.shape[-1] / products_per_rounding(a.device) + 16) * 2.0**-23 * size + flushed
+
+
+def _flushed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
+    """What the sums of a @ b lose where subnormal numbers count as zero."""
+    if a.device.type != "cpu" or a.dtype != torch.bfloat16 or not cpu_isa.flushes_subnormals():
+        return 0.0
+    tiny = torch.finfo(torch.float32).tiny
+    a, b = a.double().abs(), b.double().abs()
+    return torch.where(a < tiny, a, 0) @ b + a @ torch.where(b < tiny, b, 0) + a.shape[-1] * tiny
 
 
 def _rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

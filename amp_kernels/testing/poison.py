@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
+from .._dispatch import cpu_isa
+
 
 def embed(
     tensor: torch.Tensor, *, transposed: bool = False, offset: int = 0, pad: int = 3, step: int = 1
@@ -49,13 +51,18 @@ def assert_only_written(buffer: torch.Tensor, view: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Within the block torch fills new memory with NaN, so that elements which a kernel forgot to write show."""
+    """Within the block torch fills new memory with NaN, so that elements which a kernel forgot to write show.
+
+    torch does so for deterministic algorithms only; the CPU's instruction set stays what it was.
+    """
+    isa = cpu_isa.chosen()
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
-        yield
+        with cpu_isa.cpu_isa(isa):
+            yield
     finally:
         torch.use_deterministic_algorithms(was[0], warn_only=was[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled

@@ -1,13 +1,15 @@
-"""What the tests of raw ops share: each runs once for every backend that was built."""
+"""What the tests of raw ops share: each runs once for every backend that was built, products on the CPU once for every instruction
+set that this machine has."""
 
 import pytest
 import torch
 
-import amp_kernels as ak
-from amp_kernels._dispatch import load
+from amp_kernels._dispatch import cpu_isa, load
+from amp_kernels.testing.backends import use
 
 BUILT = [name for name in ("cpu", "emulate", "cuda", "triton") if name not in load.absent()]
 TARGETS = [("cpu", name) for name in ("reference", *BUILT) if name not in ("cuda", "triton")]
+TARGETS += [("cpu", f"cpu/{isa}") for isa in cpu_isa.available() if isa != cpu_isa.chosen()]
 if torch.cuda.is_available():
     TARGETS += [pytest.param(("cuda", name), marks=pytest.mark.gpu) for name in ("cuda", "triton") if name in BUILT]
 
@@ -15,8 +17,14 @@ if torch.cuda.is_available():
 @pytest.fixture(params=TARGETS, ids="-".join)
 def device(request):
     device, backend = request.param
-    with ak.backend(backend):
+    with use(backend):
         yield device
+
+
+@pytest.fixture(params=cpu_isa.available())
+def every_cpu_isa(request):
+    with cpu_isa.cpu_isa(request.param):
+        yield request.param
 
 
 @pytest.fixture

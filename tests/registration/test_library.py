@@ -85,7 +85,10 @@ def test_import_touches_no_device_and_loads_no_triton():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("command", "expected"), [(["info", "--check"], "all backends agree"), (["doctor"], "dtype")])
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [(["info", "--check"], "all backends agree"), (["doctor"], "dtype"), (["doctor"], "AMP_KERNELS_CPU_ISA")],
+)
 def test_commands(command, expected):
     result = subprocess.run([sys.executable, "-m", "amp_kernels", *command], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,9 +1,10 @@
 // gemm and gemm_accumulate_ on the CPU.
 //
-// Work: 2 M N K flops in the fp32 product (gemm_product.cpp), then one pass over the M N fp32 sums that finishes them
-// and rounds once: z = alpha * sum + bias, activation(z) + beta * residual. The pass walks tiles of a row that stay in
-// the L1 cache, so one loop over floats serves every combination of dtypes.
+// Work: 2 M N K flops in the fp32 product (gemm_product.cpp), whose blocks of sums are finished in the cache and
+// rounded once: z = alpha * sum + bias, activation(z) + beta * residual. One loop over floats serves every combination
+// of dtypes, a piece of a row at a time.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -20,49 +21,60 @@ namespace ak {
 namespace {
 
 // z = alpha * z + bias, where `bias` may be null.
-AK_SIMD_CLONES void finish_sums(float* z, float alpha, const float* bias, int64_t n) {
+AK_SIMD_INLINE void finish_sums(float* z, float alpha, const float* bias, int64_t n) {
   if (bias) {
+#pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) z[i] = alpha * z[i] + bias[i];
   } else {
     for (int64_t i = 0; i < n; ++i) z[i] = alpha * z[i];
   }
 }
 
-AK_SIMD_CLONES void finish_sums_of_row(float* z, float alpha, float bias, int64_t n) {
+AK_SIMD_INLINE void finish_sums_of_row(float* z, float alpha, float bias, int64_t n) {
   for (int64_t i = 0; i < n; ++i) z[i] = alpha * z[i] + bias;
 }
 
 template <Activation kActivation>
-AK_SIMD_CLONES void activate_span(const float* z, float* out, int64_t n) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = activate(kActivation, z[i]);
+AK_SIMD_INLINE void activate_span(float* z, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) z[i] = activate(kActivation, z[i]);
 }
 
-AK_SIMD_CLONES void swiglu_span(const float* gate, const float* up, float* out, int64_t n) {
+AK_SIMD_INLINE void swiglu_span(float* gate, const float* up, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = swiglu(gate[i], up[i]);
+  for (int64_t i = 0; i < n; ++i) gate[i] = swiglu(gate[i], up[i]);
 }
 
-// `up` is for gated activations; `out` may be `z` for the others.
-void activate_span(Activation activation, const float* z, const float* up, float* out, int64_t n) {
-  switch (activation) {
-    case Activation::none:
-      if (out != z) std::copy_n(z, n, out);
-      return;
-    case Activation::relu:
-      return activate_span<Activation::relu>(z, out, n);
-    case Activation::gelu:
-      return activate_span<Activation::gelu>(z, out, n);
-    case Activation::gelu_tanh:
-      return activate_span<Activation::gelu_tanh>(z, out, n);
-    case Activation::silu:
-      return activate_span<Activation::silu>(z, out, n);
-    case Activation::swiglu:
-      return swiglu_span(z, up, out, n);
+// The whole epilogue of a plain product in one pass.
+template <typename T>
+AK_SIMD_INLINE void round_sums(const float* __restrict z, float alpha, const float* __restrict bias, T* __restrict out,
+                               int64_t n) {
+  if (bias) {
+    for (int64_t i = 0; i < n; ++i) out[i] = round_to<T>(alpha * z[i] + bias[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) out[i] = round_to<T>(alpha * z[i]);
   }
 }
 
-AK_SIMD_CLONES void add_residual(float* out, const float* residual, float beta, int64_t n) {
+// The result takes the place of z; `up` is for gated activations.
+AK_SIMD_INLINE void activate_span(Activation activation, float* z, const float* up, int64_t n) {
+  switch (activation) {
+    case Activation::none:
+      return;
+    case Activation::relu:
+      return activate_span<Activation::relu>(z, n);
+    case Activation::gelu:
+      return activate_span<Activation::gelu>(z, n);
+    case Activation::gelu_tanh:
+      return activate_span<Activation::gelu_tanh>(z, n);
+    case Activation::silu:
+      return activate_span<Activation::silu>(z, n);
+    case Activation::swiglu:
+      return swiglu_span(z, up, n);
+  }
+}
+
+AK_SIMD_INLINE void add_residual(float* out, const float* residual, float beta, int64_t n) {
+#pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) out[i] = fma(beta, residual[i], out[i]);
 }
 
@@ -80,35 +92,59 @@ struct Epilogue {
   float alpha, beta;
   const float* bias;  // null, or one value per column or per row
   bool row_bias;
+  int64_t m, n;                // of a matrix of sums
   Span residual, preact, out;  // contiguous
+
+  bool is_plain() const { return activation == Activation::none && !row_bias && !residual.data && !preact.data; }
+
+  // Columns [c, c + width) of row r, all of whose sums it overwrites: z, and for gated activations the values `up`.
+  AK_SIMD_INLINE void row(float* z, float* up, int64_t r, int64_t c, int64_t width) const {
+    const int64_t columns = up ? n / 2 : n;
+    finish_z(z, r, c, width);
+    if (up) finish_z(up, r, columns + c, width);
+    activate_span(activation, z, up, width);
+    const int64_t at = r * columns + c;
+    float buffer[kTile];
+    if (residual.data) add_residual(z, load_span(residual.data, residual.dtype, at, width, buffer), beta, width);
+    store(z, out, at, width);
+  }
+
+  AK_SIMD_INLINE void finish_z(float* z, int64_t r, int64_t c, int64_t width) const {
+    if (row_bias) {
+      finish_sums_of_row(z, alpha, bias[r % m], width);
+    } else if (bias || alpha != 1.0f) {
+      finish_sums(z, alpha, bias ? bias + c : nullptr, width);
+    }
+    if (preact.data) store(z, preact, r * n + c, width);
+  }
+
+  // Rows of fp32 results may be the sums themselves.
+  static AK_SIMD_INLINE void store(const float* from, const Span& to, int64_t at, int64_t width) {
+    float* const target = static_cast<float*>(to.data) + at;
+    if (to.dtype == ScalarType::Float && target != from) std::memcpy(target, from, static_cast<size_t>(4 * width));
+    store_span(from, to.data, to.dtype, at, width);
+  }
 };
 
-// One row of n fp32 sums, which it overwrites; row `r` of all, row `m` of its matrix.
-void finish_row(const Epilogue& e, float* z, int64_t r, int64_t m, int64_t n) {
-  const bool gated = is_gated(e.activation);
-  const int64_t columns = gated ? n / 2 : n;
-  float result[kTile], added[kTile];
-  for (int64_t c = 0; c < columns; c += kTile) {
-    const int64_t width = std::min(kTile, columns - c);
-    for (int64_t half = c; half < n; half += columns) {  // once, or for gates and values
-      if (e.row_bias) {
-        finish_sums_of_row(z + half, e.alpha, e.bias[m], width);
-      } else if (e.bias || e.alpha != 1.0f) {
-        finish_sums(z + half, e.alpha, e.bias ? e.bias + half : nullptr, width);
-      }
-      if (e.preact.data) {
-        float* to = e.preact.dtype == ScalarType::Float ? static_cast<float*>(e.preact.data) + r * n + half : nullptr;
-        if (to) std::copy_n(z + half, width, to);
-        store_tile(z + half, e.preact.data, e.preact.dtype, r * n + half, width);
-      }
+template <typename T>
+AK_SIMD_INLINE void finish_plain(const Epilogue& e, const SumsBlock& block) {
+  const float* bias = e.bias ? e.bias + block.column : nullptr;
+  T* out = static_cast<T*>(e.out.data) + block.row * e.n + block.column;
+  for (int64_t i = 0; i < block.rows; ++i)
+    round_sums(block.sums + i * block.stride, e.alpha, bias, out + i * e.n, block.columns);
+}
+
+AK_SIMD_CLONES void finish(const Epilogue& epilogue, const SumsBlock& block) {
+  if (epilogue.is_plain()) {
+    if (epilogue.out.dtype == ScalarType::Half) return finish_plain<fp16>(epilogue, block);
+    if (epilogue.out.dtype == ScalarType::BFloat16) return finish_plain<bf16>(epilogue, block);
+  }
+  for (int64_t i = 0; i < block.rows; ++i) {
+    for (int64_t c = 0; c < block.columns; c += kTile) {
+      float* z = block.sums + i * block.stride + c;
+      epilogue.row(z, block.half ? z + block.half : nullptr, block.row + i, block.column + c,
+                   std::min(kTile, block.columns - c));
     }
-    const int64_t at = r * columns + c;
-    // fp32 results are written where they belong: beside z, or over it.
-    float* to = e.out.dtype == ScalarType::Float ? static_cast<float*>(e.out.data) + at : result;
-    activate_span(e.activation, z + c, z + columns + c, to, width);
-    if (e.residual.data)
-      add_residual(to, load_tile(e.residual.data, e.residual.dtype, at, width, added), e.beta, width);
-    store_tile(to, e.out.data, e.out.dtype, at, width);
   }
 }
 
@@ -126,7 +162,7 @@ std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<
   std::vector<int64_t> sizes = product_sizes(a, b);
   if (is_gated(activation)) sizes.back() = n / 2;
 
-  Epilogue e{activation, static_cast<float>(alpha), static_cast<float>(beta), nullptr, false, {}, {}, {}};
+  Epilogue e{activation, static_cast<float>(alpha), static_cast<float>(beta), nullptr, false, m, n, {}, {}, {}};
   std::optional<Tensor> bias32, residual_dense;
   if (bias) {
     check_dtype(op, {"bias"}, *bias, {a.scalar_type(), ScalarType::Float});
@@ -148,20 +184,16 @@ std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<
     }
   }
 
-  const Tensor acc = product(a, b, batch_invariant);
-  const bool over_sums = type == ScalarType::Float && !is_gated(activation);
-  const Tensor out = over_sums ? acc : torch::stable::new_empty(acc, sizes, type);
+  const Tensor out = torch::stable::new_empty(a, sizes, type);
   e.out = Span(out);
   Tensor z;
   if (preact) {
-    z = torch::stable::new_empty(acc, acc.sizes(), type);
+    z = torch::stable::new_empty(a, product_sizes(a, b), type);
     e.preact = Span(z);
   }
-  float* sums = static_cast<float*>(acc.mutable_data_ptr());
-  const int64_t rows = n == 0 ? 0 : acc.numel() / n;
-  torch::stable::parallel_for(0, rows, rows_per_thread(n), [&e, sums, m, n](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) finish_row(e, sums + r * n, r, r % m, n);
-  });
+  const bool gated = is_gated(activation);
+  product(a, b, {batch_invariant, gated, type == ScalarType::Float && !gated ? &out : nullptr},
+          [&e](const SumsBlock& block) { finish(e, block); });
   return {out, z};
 }
 
@@ -183,16 +215,16 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
                std::equal(sizes.begin(), sizes.end(), c.sizes().begin()),
            "gemm_accumulate_: c must be a CPU tensor of shape ", Ints{sizes}, ", the shape of a @ b; got ",
            Ints{c.sizes()});
-  const Tensor acc = product(a, b, batch_invariant);
-  const int64_t d = c.dim(), m = c.size(d - 2), n = c.size(d - 1);
+  const int64_t d = c.dim(), m = c.size(d - 2);
   const int64_t batch_stride = d == 3 ? c.stride(0) : 0, row_stride = c.stride(d - 2), column_stride = c.stride(d - 1);
   float* to = static_cast<float*>(c.mutable_data_ptr());
-  const float* from = static_cast<const float*>(acc.const_data_ptr());
-  const int64_t rows = n == 0 ? 0 : acc.numel() / n;
-  torch::stable::parallel_for(0, rows, rows_per_thread(n), [=](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      accumulate_row(to + (r / m) * batch_stride + (r % m) * row_stride, from + r * n, n, column_stride,
-                     static_cast<float>(alpha), static_cast<float>(beta));
+  product(a, b, {.batch_invariant = batch_invariant}, [=](const SumsBlock& block) {
+    for (int64_t i = 0; i < block.rows; ++i) {
+      const int64_t r = block.row + i;
+      accumulate_row(to + r / m * batch_stride + r % m * row_stride + block.column * column_stride,
+                     block.sums + i * block.stride, block.columns, column_stride, static_cast<float>(alpha),
+                     static_cast<float>(beta));
+    }
   });
 }
 

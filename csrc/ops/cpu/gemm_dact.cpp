@@ -1,9 +1,10 @@
 // gemm_dact on the CPU: dz = activation'(preact) applied to the fp32 product a @ b, and the sums of its columns.
 //
-// Work: the product (gemm_product.cpp), then one pass over its fp32 sums that reads the pre-activation and writes dz.
-// The columns are summed within blocks of 64 rows, then over the blocks in order: the cut does not depend on the number
-// of threads, so neither do the bits.
+// Work: the product (gemm_product.cpp), whose blocks of fp32 sums are finished in the cache: that reads the
+// pre-activation and writes dz. The columns are summed within units of 64 rows, then over the units in order: the cut
+// does not depend on the number of threads, so neither do the bits.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -19,16 +20,13 @@
 namespace ak {
 namespace {
 
-constexpr int64_t kBlockRows = 64;
-
-// dz may be `grad` itself.
 template <Activation kActivation>
-AK_SIMD_CLONES void backward_span(const float* grad, const float* z, float* dz, int64_t n) {
+AK_SIMD_INLINE void backward_span(const float* grad, const float* z, float* dz, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) dz[i] = activate_backward(kActivation, grad[i], z[i]);
 }
 
-AK_SIMD_CLONES void swiglu_backward_span(const float* grad, const float* gate, const float* up, float* d_gate,
+AK_SIMD_INLINE void swiglu_backward_span(const float* grad, const float* gate, const float* up, float* d_gate,
                                          float* d_up, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
@@ -38,7 +36,7 @@ AK_SIMD_CLONES void swiglu_backward_span(const float* grad, const float* gate, c
   }
 }
 
-void backward_span(Activation activation, const float* grad, const float* z, float* dz, int64_t n) {
+AK_SIMD_INLINE void backward_span(Activation activation, const float* grad, const float* z, float* dz, int64_t n) {
   switch (activation) {
     case Activation::relu:
       return backward_span<Activation::relu>(grad, z, dz, n);
@@ -50,48 +48,52 @@ void backward_span(Activation activation, const float* grad, const float* z, flo
       return backward_span<Activation::silu>(grad, z, dz, n);
     case Activation::none:
     case Activation::swiglu:
-      std::copy_n(grad, n, dz);
+      std::memcpy(dz, grad, static_cast<size_t>(4 * n));
   }
 }
 
-AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict to, int64_t n) {
+AK_SIMD_INLINE void add_span(const float* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
 
 struct Backward {
   Activation activation;
-  const float* product;    // rows of `columns` sums
   int64_t columns, width;  // of the product; of preact and dz
   const void* preact;
   ScalarType preact_dtype;
   void* dz;
   ScalarType dz_dtype;
+  float* sums;  // of units of rows, `width` each, or null
 
-  // Stores `n` values of row r from `column` on, and adds them to `sums` unless that is null.
-  void store(const float* values, int64_t r, int64_t column, int64_t n, float* sums) const {
+  // Stores `n` values of row r from `column` on, and adds them to those of its unit.
+  AK_SIMD_INLINE void store(const float* values, int64_t r, int64_t unit, int64_t column, int64_t n) const {
     const int64_t at = r * width + column;
-    if (dz_dtype == ScalarType::Float) std::copy_n(values, n, static_cast<float*>(dz) + at);
-    store_tile(values, dz, dz_dtype, at, n);
-    if (sums) add_span(values, sums + column, n);
+    if (dz_dtype == ScalarType::Float) std::memcpy(static_cast<float*>(dz) + at, values, static_cast<size_t>(4 * n));
+    store_span(values, dz, dz_dtype, at, n);
+    if (sums) add_span(values, sums + unit * width + column, n);
   }
 
-  void row(int64_t r, float* sums) const {
+  AK_SIMD_INLINE void row(const float* grad, int64_t r, int64_t unit, int64_t c, int64_t n) const {
     float gate_buffer[kTile], up_buffer[kTile], d_gate[kTile], d_up[kTile];
-    for (int64_t c = 0; c < columns; c += kTile) {
-      const int64_t n = std::min(kTile, columns - c);
-      const float* grad = product + r * columns + c;
-      const float* z = load_tile(preact, preact_dtype, r * width + c, n, gate_buffer);
-      if (is_gated(activation)) {
-        const float* up = load_tile(preact, preact_dtype, r * width + columns + c, n, up_buffer);
-        swiglu_backward_span(grad, z, up, d_gate, d_up, n);
-        store(d_up, r, columns + c, n, sums);
-      } else {
-        backward_span(activation, grad, z, d_gate, n);
-      }
-      store(d_gate, r, c, n, sums);
+    const float* z = load_span(preact, preact_dtype, r * width + c, n, gate_buffer);
+    if (is_gated(activation)) {
+      const float* up = load_span(preact, preact_dtype, r * width + columns + c, n, up_buffer);
+      swiglu_backward_span(grad, z, up, d_gate, d_up, n);
+      store(d_up, r, unit, columns + c, n);
+    } else {
+      backward_span(activation, grad, z, d_gate, n);
     }
+    store(d_gate, r, unit, c, n);
   }
 };
+
+AK_SIMD_CLONES void finish(const Backward& backward, const SumsBlock& block) {
+  for (int64_t i = 0; i < block.rows; ++i) {
+    for (int64_t c = 0; c < block.columns; c += kTile)
+      backward.row(block.sums + i * block.stride + c, block.row + i, block.unit + i / kRowUnit, block.column + c,
+                   std::min(kTile, block.columns - c));
+  }
+}
 
 std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Tensor& preact, std::string name,
                                      bool bias_grad, std::optional<ScalarType> out_dtype, bool batch_invariant) {
@@ -108,34 +110,25 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
                std::equal(sizes.begin(), sizes.end(), preact.sizes().begin()),
            op, ": preact must be a CPU tensor of shape ", Ints{sizes}, "; got ", Ints{preact.sizes()});
 
-  const Tensor acc = product(a, b, batch_invariant);
   const Tensor z = torch::stable::contiguous(preact);
-  const Tensor dz = torch::stable::new_empty(acc, sizes, type);
+  const Tensor dz = torch::stable::new_empty(a, sizes, type);
+  const int64_t d = a.dim(), units = row_units(d == 3 ? a.size(0) : 1, a.size(d - 2));
+  std::vector<float> partial(static_cast<size_t>(bias_grad ? units * width : 0));
   const Backward backward{activation,
-                          static_cast<const float*>(acc.const_data_ptr()),
                           columns,
                           width,
                           z.const_data_ptr(),
                           z.scalar_type(),
                           dz.mutable_data_ptr(),
-                          type};
-  const int64_t rows = columns == 0 ? 0 : acc.numel() / columns;
-  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  std::vector<float> partials(static_cast<size_t>(bias_grad ? blocks * width : 0));
-  float* partial = bias_grad ? partials.data() : nullptr;
-  const int64_t grain = std::max<int64_t>(1, rows_per_thread(columns) / kBlockRows);
-  torch::stable::parallel_for(0, blocks, grain, [&backward, partial, rows](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      for (int64_t r = block * kBlockRows; r < std::min(rows, (block + 1) * kBlockRows); ++r)
-        backward.row(r, partial ? partial + block * backward.width : nullptr);
-    }
-  });
+                          type,
+                          bias_grad ? partial.data() : nullptr};
+  product(a, b, {.batch_invariant = batch_invariant}, [&backward](const SumsBlock& block) { finish(backward, block); });
   Tensor sums;
   if (bias_grad) {
-    sums = torch::stable::new_empty(acc, std::vector<int64_t>{width}, ScalarType::Float);
+    sums = torch::stable::new_empty(a, std::vector<int64_t>{width}, ScalarType::Float);
     float* total = static_cast<float*>(sums.mutable_data_ptr());
     std::fill_n(total, width, 0.0f);
-    for (int64_t block = 0; block < blocks; ++block) add_span(partial + block * width, total, width);
+    for (int64_t unit = 0; unit < units; ++unit) add_span(partial.data() + unit * width, total, width);
   }
   return {dz, sums};
 }

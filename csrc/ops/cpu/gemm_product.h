@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -17,14 +18,33 @@ ScalarType output_dtype(const char* op, const Tensor& a, std::optional<ScalarTyp
 // The sizes of a @ b.
 std::vector<int64_t> product_sizes(const Tensor& a, const Tensor& b);
 
-// a @ b in fp32, contiguous, in memory that nothing else refers to. `batch_invariant`: the bits of a row depend on
-// nothing but that row and b.
-Tensor product(const Tensor& a, const Tensor& b, bool batch_invariant);
+// A block of finished sums, in the cache of the thread that gets it. The sums may be overwritten.
+struct SumsBlock {
+  float* sums;        // of the first row and column
+  int64_t stride;     // from row to row
+  int64_t half;       // from a column of the first half to its partner in the second; 0 where columns are not halved
+  int64_t row, rows;  // among the rows of all batches
+  int64_t column, columns;  // of a half
+  int64_t unit;             // kRowUnit rows are one unit of a sum over rows: the number of the first
+};
+using Finish = std::function<void(const SumsBlock&)>;
+
+// No block cuts through this many rows from its first row on.
+inline constexpr int64_t kRowUnitLog2 = 6, kRowUnit = 1 << kRowUnitLog2;
+
+// At least as many units as the blocks of a product of this many rows have.
+int64_t row_units(int64_t batches, int64_t rows);
+
+struct ProductOptions {
+  bool batch_invariant = false;  // the bits of a row depend on nothing but that row and b
+  bool halves = false;           // a block takes the same columns of both halves of b
+  const Tensor* room = nullptr;  // a contiguous fp32 tensor of the product's size, where the sums may be kept
+};
+
+// a @ b in fp32. `finish` is called for blocks that cover the product, by several threads.
+void product(const Tensor& a, const Tensor& b, const ProductOptions& options, const Finish& finish);
 
 // A contiguous fp32 copy of a 16-bit tensor, or the tensor itself where it is one.
 Tensor contiguous_float(const Tensor& t);
-
-// How many rows of n elements make a piece of work worth a thread.
-inline int64_t rows_per_thread(int64_t n) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, n)); }
 
 }  // namespace ak

@@ -13,3 +13,17 @@
 #else
 #define AK_SIMD_CLONES
 #endif
+
+// Before a function that is a part of one with clones, so that it is compiled as often.
+#if defined(__GNUC__)
+#define AK_SIMD_INLINE inline __attribute__((always_inline))
+#else
+#define AK_SIMD_INLINE inline
+#endif
+
+// Functions for one instruction set, by intrinsics: compiled everywhere, called where the CPU has it (gemm_isa.h).
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+#define AK_X86 1
+#else
+#define AK_X86 0
+#endif

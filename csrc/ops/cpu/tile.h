@@ -16,12 +16,12 @@ using torch::headeronly::ScalarType;
 inline constexpr int64_t kTile = 1024;
 
 template <typename T>
-AK_SIMD_CLONES void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
+AK_SIMD_INLINE void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
 }
 
 template <typename T>
-AK_SIMD_CLONES void round_span(const float* __restrict from, T* __restrict to, int64_t n) {
+AK_SIMD_INLINE void round_span(const float* __restrict from, T* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = round_to<T>(from[i]);
 }
 
@@ -49,7 +49,8 @@ AK_SIMD_CLONES bool any_non_finite(const T* x, int64_t n) {
 }
 
 // Elements [at, at + n) of an fp16, bf16 or fp32 tensor: in place if they are fp32, else converted into `buffer`.
-inline const float* load_tile(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+// The first two are for functions that have clones themselves.
+AK_SIMD_INLINE const float* load_span(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
   if (dtype == ScalarType::Float) return static_cast<const float*>(data) + at;
   if (dtype == ScalarType::Half) {
     widen_span(static_cast<const fp16*>(data) + at, buffer, n);
@@ -59,18 +60,26 @@ inline const float* load_tile(const void* data, ScalarType dtype, int64_t at, in
   return buffer;
 }
 
+// Rounds to the tensor's dtype. Elements of an fp32 tensor were changed in place.
+AK_SIMD_INLINE void store_span(const float* values, void* data, ScalarType dtype, int64_t at, int64_t n) {
+  if (dtype == ScalarType::Half) {
+    round_span(values, static_cast<fp16*>(data) + at, n);
+  } else if (dtype == ScalarType::BFloat16) {
+    round_span(values, static_cast<bf16*>(data) + at, n);
+  }
+}
+
+AK_SIMD_CLONES inline const float* load_tile(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+  return load_span(data, dtype, at, n, buffer);
+}
+
 // The same for elements that will be changed.
 inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
   return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
 }
 
-// Rounds `tile` to the tensor's dtype. Elements of an fp32 tensor were changed in place.
-inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {
-  if (dtype == ScalarType::Half) {
-    round_span(tile, static_cast<fp16*>(data) + at, n);
-  } else if (dtype == ScalarType::BFloat16) {
-    round_span(tile, static_cast<bf16*>(data) + at, n);
-  }
+AK_SIMD_CLONES inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {
+  store_span(tile, data, dtype, at, n);
 }
 
 }  // namespace ak

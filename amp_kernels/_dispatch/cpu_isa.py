@@ -1,0 +1,60 @@
+"""Which instructions the CPU kernels of 16-bit products use (csrc/ops/cpu/gemm_isa.h)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from . import load
+from .library import LIBRARY
+
+LIBRARY.define("cpu_isa(str? request=None) -> str[]")
+
+
+def _cpu_isa(request: str | None = None) -> list[str]:
+    if "cpu" in load.absent():
+        return ["portable", "portable"]
+    return torch.ops.amp_kernels.cpu_isa(request)
+
+
+def chosen() -> str:
+    """The instruction set of the next product: the one that the environment variable ``AMP_KERNELS_CPU_ISA`` names, else
+    ``"portable"`` while ``torch.use_deterministic_algorithms(True)`` holds, else the best one of :func:`available`.
+
+    Raises:
+        RuntimeError: the variable names what this machine does not have; the message says what it has.
+    """
+    return _cpu_isa()[0]
+
+
+def available() -> list[str]:
+    """What ``AMP_KERNELS_CPU_ISA`` may be on this machine, among ``"portable"``, ``"avx2"``, ``"avx512"``,
+    ``"avx512_bf16"``, ``"amx"`` and ``"amx_emulated"``."""
+    return _cpu_isa()[1:]
+
+
+_forced = ""
+
+
+@contextlib.contextmanager
+def cpu_isa(name: str) -> Iterator[None]:
+    """Within the block, in any thread, products use the instruction set ``name``; for tests and comparisons.
+
+    Raises:
+        RuntimeError: ``name`` is none of :func:`available`.
+    """
+    global _forced
+    _cpu_isa(name)
+    previous, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = previous
+        _cpu_isa(_forced)
+
+
+def flushes_subnormals() -> bool:
+    """Whether the next bf16 product takes subnormal numbers for zero (docs/cpu.md)."""
+    return chosen() in ("avx512_bf16", "amx", "amx_emulated")

@@ -1,0 +1,202 @@
+// The blocked product (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3),
+// 2008), over the micro-kernels of one instruction set.
+//
+// Work: 2 M N K flops at the rate of the multiply-adds. A thread takes a block of columns of b, packs it once into
+// panels, and goes down the rows, kRowUnit at a time, read where they lie if the kernel can.
+// These rows by one panel are summed depth after depth of K, so that a depth of the panel stays in the L1 cache, into
+// scratch that `finish` then finds there.
+//
+// An element is summed over K in one fixed order, which neither the other sizes nor the number of threads change.
+#include "ops/cpu/gemm_blocked.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "ops/check.h"
+
+namespace ak {
+namespace {
+
+// Of a half of the columns and of K at once: packed, 1.5 MB of b, which streams from the L2 or L3 cache, and of 64 rows
+// of `a` 512 KB.
+constexpr int64_t kBlockColumns = 192, kChunkSteps = 2048;
+// Where K has several chunks, this many units of rows are summed side by side, for each of which b is packed again.
+constexpr int64_t kUnitsTogether = 32;
+// What a thread should have to do before a second one is woken: some 10 us.
+constexpr int64_t kFlopsPerThread = 4 << 20;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// Memory of a thread that grows to what is asked of it and stays: fresh pages would cost as much as the packing.
+class Scratch {
+ public:
+  template <typename T>
+  T* of(int64_t count) {
+    const size_t bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
+    if (bytes > size_) {
+      memory_.reset();
+      memory_.reset(std::aligned_alloc(64, bytes));
+      size_ = memory_ ? bytes : 0;
+      if (!memory_) throw std::bad_alloc();
+    }
+    return static_cast<T*>(memory_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  size_t size_ = 0;
+};
+
+// The words of a block of rows of `a`, as panels of some lanes each, a power of two.
+struct Rows {
+  Words first;
+  int64_t lanes_log2, panel_bytes;
+
+  Words from(int64_t row, int64_t step) const {
+    const int64_t panel = row >> lanes_log2, lane = row - (panel << lanes_log2);
+    return {first.data + panel * panel_bytes + lane * first.lane_bytes + step * first.step_bytes, first.lane_bytes,
+            first.step_bytes};
+  }
+};
+
+class Product {
+ public:
+  Product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish)
+      : kernel_(kernel),
+        p_(problem),
+        finish_(finish),
+        steps_(round_up(problem.k, kernel.group) / kernel.word_elements),
+        columns_(problem.n / problem.halves),
+        row_blocks_(divide_up(problem.m, kRowUnit)) {
+    // As many columns as the caches like, but a few tasks for each thread that is worth waking.
+    const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), flops() / kFlopsPerThread + 1);
+    const int64_t blocks = divide_up(2 * threads, p_.batches * row_blocks_);
+    const int64_t most = std::min(kBlockColumns / p_.halves, divide_up(columns_, blocks));
+    block_columns_ = round_up(divide_up(columns_, divide_up(columns_, most)), kernel.columns);
+    column_blocks_ = divide_up(columns_, block_columns_);
+  }
+
+  void run() const {
+    const int64_t tasks = p_.batches * column_blocks_ * row_blocks_;
+    const int64_t grain = std::max<int64_t>(1, tasks * kFlopsPerThread / flops());
+    torch::stable::parallel_for(0, tasks, grain, [this](int64_t begin, int64_t end) { work(begin, end); });
+  }
+
+ private:
+  int64_t flops() const { return 2 * p_.batches * p_.m * p_.n * std::max<int64_t>(1, p_.k); }
+
+  int64_t width() const { return p_.halves * block_columns_; }
+
+  bool in_place() const { return kernel_.in_place && p_.a.matrix.k_stride == 1 && p_.k % kernel_.group == 0; }
+
+  // A task is a unit of rows by a block of columns; those of one block of columns follow each other.
+  void work(int64_t begin, int64_t end) const {
+    thread_local Scratch panels_scratch, rows_scratch, sums_scratch;
+    const int64_t chunk = std::min(steps_, kChunkSteps), together = steps_ > kChunkSteps ? kUnitsTogether : 1;
+    uint32_t* panels = panels_scratch.of<uint32_t>(width() * chunk);
+    uint32_t* packed_rows = in_place() ? nullptr : rows_scratch.of<uint32_t>(kRowUnit * chunk);
+    float* sums = sums_scratch.of<float>(std::min(together, end - begin) * kRowUnit * width());
+    int64_t packed_block = -1;
+    if (kernel_.begin) kernel_.begin();
+    for (int64_t task = begin; task < end;) {
+      const int64_t block = task / row_blocks_, unit = task % row_blocks_;
+      const int64_t units = std::min({together, end - task, row_blocks_ - unit});
+      int64_t step = 0;
+      do {
+        const int64_t steps = std::min(kChunkSteps, steps_ - step);
+        if (block != packed_block || steps < steps_) pack_columns(block, step, steps, panels);
+        packed_block = block;
+        for (int64_t i = 0; i < units; ++i)
+          multiply_unit(block, unit + i, step, steps, panels, packed_rows, sums + i * kRowUnit * width());
+        step += steps;
+      } while (step < steps_);  // once for K = 0, whose sums are 0
+      for (int64_t i = 0; i < units; ++i) finish_unit(block, unit + i, sums + i * kRowUnit * width());
+      task += units;
+    }
+    if (kernel_.end) kernel_.end();
+  }
+
+  int64_t first_column(int64_t block) const { return block % column_blocks_ * block_columns_; }
+  int64_t columns_of(int64_t block) const { return std::min(block_columns_, columns_ - first_column(block)); }
+  int64_t rows_of(int64_t unit) const { return std::min(kRowUnit, p_.m - unit * kRowUnit); }
+
+  // How many elements of K `steps` have from `step` on; the last one may be padded.
+  int64_t elements(int64_t step, int64_t steps) const {
+    return std::min(p_.k, (step + steps) * kernel_.word_elements) - std::min(p_.k, step * kernel_.word_elements);
+  }
+
+  void pack_columns(int64_t block, int64_t step, int64_t steps, uint32_t* panels) const {
+    const Operand b = p_.b.of(block / column_blocks_);
+    for (int64_t half = 0; half < p_.halves; ++half)
+      kernel_.pack_panels(b.at(half * columns_ + first_column(block), step * kernel_.word_elements), columns_of(block),
+                          elements(step, steps), steps, kernel_.columns, panels + half * block_columns_ * steps);
+  }
+
+  Rows pack_rows(const Operand& a, int64_t rows, int64_t k, int64_t steps, uint32_t* packed) const {
+    if (in_place()) return {{reinterpret_cast<const char*>(a.data), 2 * a.lane_stride, 4}, kRowUnitLog2, 0};
+    const char* data = reinterpret_cast<const char*>(packed);
+    if (kernel_.packs_rows || a.k_stride == 1) {
+      kernel_.pack_rows(a, rows, k, steps, packed);
+      return {{data, 4 * steps, 4}, kRowUnitLog2, 0};
+    }
+    const int64_t lanes = 1 << kernel_.lanes_log2;
+    kernel_.pack_panels(a, rows, k, steps, lanes, packed);
+    return {{data, 4, 4 * lanes}, kernel_.lanes_log2, 4 * lanes * steps};
+  }
+
+  // sums (+)= `steps` of a unit of rows by a block of columns. A depth of a panel stays in the L1 cache.
+  void multiply_unit(int64_t block, int64_t unit, int64_t step, int64_t steps, const uint32_t* panels,
+                     uint32_t* packed_rows, float* sums) const {
+    const Operand from = p_.a.of(block / column_blocks_).at(unit * kRowUnit, step * kernel_.word_elements);
+    const int64_t rows = rows_of(unit), columns = columns_of(block), depth = kernel_.depth / kernel_.word_elements;
+    const Rows a = pack_rows(from, rows, elements(step, steps), steps, packed_rows);
+    for (int64_t half = 0; half < p_.halves; ++half) {
+      for (int64_t column = 0; column < columns; column += kernel_.columns) {
+        const int64_t at = half * block_columns_ + column;
+        int64_t p = 0;
+        do {
+          const int64_t some = std::min(depth, steps - p);
+          for (int64_t row = 0; row < rows; row += kernel_.rows)
+            kernel_.multiply(some, a.from(row, p), panels + at * steps + p * kernel_.columns, sums + row * width() + at,
+                             width(), std::min(kernel_.rows, rows - row), std::min(kernel_.columns, columns - column),
+                             step + p > 0);
+          p += some;
+        } while (p < steps);
+      }
+    }
+  }
+
+  void finish_unit(int64_t block, int64_t unit, float* sums) const {
+    const int64_t batch = block / column_blocks_;
+    finish_({.sums = sums,
+             .stride = width(),
+             .half = p_.halves == 2 ? block_columns_ : 0,
+             .row = batch * p_.m + unit * kRowUnit,
+             .rows = rows_of(unit),
+             .column = first_column(block),
+             .columns = columns_of(block),
+             .unit = batch * row_blocks_ + unit});
+  }
+
+  const Kernel& kernel_;
+  const BlockedProblem& p_;
+  const Finish& finish_;
+  const int64_t steps_;                    // of all of K
+  const int64_t columns_;                  // of a half
+  const int64_t row_blocks_;               // of one matrix
+  int64_t block_columns_, column_blocks_;  // of a half; whole panels
+};
+
+}  // namespace
+
+void blocked_product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish) {
+  Product(kernel, problem, finish).run();
+}
+
+}  // namespace ak

@@ -1,0 +1,24 @@
+// The product on one instruction set's micro-kernels, block by block (gemm_blocked.cpp).
+#pragma once
+
+#include "ops/cpu/gemm_kernel.h"
+#include "ops/cpu/gemm_product.h"
+
+namespace ak {
+
+struct BatchedOperand {
+  Operand matrix;  // the first
+  int64_t batch_stride;
+
+  Operand of(int64_t batch) const { return {matrix.data + batch * batch_stride, matrix.lane_stride, matrix.k_stride}; }
+};
+
+struct BlockedProblem {
+  BatchedOperand a, b;
+  int64_t batches, m, n, k;
+  int64_t halves;  // 2: the columns of b are two halves of which a block takes the same part
+};
+
+void blocked_product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish);
+
+}  // namespace ak

@@ -1,0 +1,57 @@
+// What the blocked product (gemm_blocked.cpp) asks of an instruction set: to pack operands, and to multiply them into a
+// tile of fp32 sums.
+//
+// A *word* is what one 32-bit lane holds of the inner dimension: one fp32 number, or a pair of bf16. A *step* is one
+// word of every lane. A *panel* is a cut of an operand, a few lanes wide, with the words of a step side by side, so
+// that a micro-kernel reads one run of memory; lanes and steps that the operand does not have are zero.
+#pragma once
+
+#include <cstdint>
+
+namespace ak {
+
+// A 16-bit operand. Lanes are rows of a and columns of b. One of the two strides is 1.
+struct Operand {
+  const uint16_t* data;
+  int64_t lane_stride, k_stride;
+
+  Operand at(int64_t lane, int64_t k) const {
+    return {data + lane * lane_stride + k * k_stride, lane_stride, k_stride};
+  }
+};
+
+// The words of a: those of lane i, step p lie at data + i * lane_bytes + p * step_bytes.
+struct Words {
+  const char* data;
+  int64_t lane_bytes, step_bytes;
+};
+
+struct Kernel {
+  int64_t rows, columns;  // of the largest tile of sums; a panel of b is as wide
+  int64_t lanes_log2;     // of a panel of a: those of a vector, some tiles
+  int64_t group;          // elements of K are packed by this many, a multiple of those in a word
+  int64_t word_elements;  // of a word: 1 or 2
+  int64_t depth;          // elements of K to be summed before the next panel, which then fits the L1 cache
+  bool in_place;          // a word of `a` is the memory of `a` itself, where K is its contiguous dimension
+  bool packs_rows;        // `a` is wanted with the words of a lane side by side, whatever its strides
+
+  // `lanes` x `k` elements of an operand, with zeros up to `steps` words: as panels of `width` lanes,
+  void (*pack_panels)(Operand from, int64_t lanes, int64_t k, int64_t steps, int64_t width, uint32_t* to);
+  // or as a row of `steps` words for each lane.
+  void (*pack_rows)(Operand from, int64_t lanes, int64_t k, int64_t steps, uint32_t* to);
+  // sums[i, j] (+)= sum over `steps` of a[i, step] * panel[step, j] for i < rows, j < columns. Whole vectors of sums
+  // are written: up to this->columns of them.
+  void (*multiply)(int64_t steps, Words a, const uint32_t* panel, float* sums, int64_t stride, int64_t rows,
+                   int64_t columns, bool accumulate);
+  // Before and after the calls of `multiply` of a thread; null where there is nothing to do.
+  void (*begin)();
+  void (*end)();
+};
+
+const Kernel& avx2_kernel(bool is_bf16);
+const Kernel& avx512_kernel(bool is_bf16);
+const Kernel& avx512_bf16_kernel();
+const Kernel& amx_kernel();
+const Kernel& amx_emulated_kernel();
+
+}  // namespace ak

@@ -1,0 +1,213 @@
+"""The CPU's 16-bit products on each instruction set: exact at the edges of every block, the same bits for any number of
+threads and rows, nothing read beyond the operands."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from amp_kernels._dispatch import cpu_isa
+from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
+from amp_kernels.testing.generators import HALF_DTYPES, integers, operand
+
+#: Around tiles (4, 8, 16, 32; 16, 24, 32, 48), units of 64 rows, blocks of 192 columns, depths of 192 to 512.
+ROWS = (1, 3, 8, 17, 33, 63, 64, 65, 130)
+COLUMNS = (1, 15, 17, 24, 31, 33, 47, 48, 49, 97, 191, 193, 290)
+DEPTHS = (0, 1, 2, 15, 31, 32, 33, 191, 193, 255, 256, 257, 513)
+
+
+def problems():
+    """Every size of each dimension, beside sizes of the others that go round."""
+    sizes = ROWS, COLUMNS, DEPTHS
+    for i in range(3 * max(map(len, sizes))):
+        yield tuple(dimension[(i * step) % len(dimension)] for dimension, step in zip(sizes, (1, 2, 3), strict=True))
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_exact_around_every_block(every_cpu_isa, generator, dtype):
+    layouts = itertools.cycle(itertools.product(("row", "column", "padded", "padded_column"), repeat=2))
+    for (m, n, k), (layout_a, layout_b) in zip(problems(), layouts, strict=False):
+        a = integers(m, k, limit=3, dtype=dtype, generator=generator, layout=layout_a)
+        b = integers(k, n, limit=3, dtype=dtype, generator=generator, layout=layout_b)
+        expected = a.double() @ b.double()
+        assert torch.equal(gemm(a, b, out_dtype=torch.float32).double(), expected), (m, n, k)
+        c = torch.ones(m, n)
+        gemm_accumulate_(c, a, b, alpha=2.0, beta=-1.0)
+        assert torch.equal(c.double(), 2 * expected - 1), (m, n, k)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("width", [1, 23, 48, 95, 97, 200])
+def test_gates_and_values_meet_in_every_block(every_cpu_isa, generator, dtype, width):
+    """The block of a gated activation takes the same columns of both halves; without it, gates stand beside other
+    values."""
+    a = integers(66, 40, limit=2, dtype=dtype, generator=generator)
+    b = integers(40, 2 * width, limit=2, dtype=dtype, generator=generator, layout="column")
+    bias = torch.arange(2 * width, dtype=torch.float32)
+    out, z = gemm(a, b, bias, activation="swiglu", out_dtype=torch.float32, preact=True)
+    exact = a.double() @ b.double() + bias
+    assert torch.equal(z.double(), exact)
+    gate, up = exact[:, :width], exact[:, width:]
+    torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_bits_depend_on_a_row_and_b_alone(every_cpu_isa, generator, threads, dtype):
+    """Not on the number of threads, nor on the rows and batches beside; ATen's matmul, `portable`, promises neither."""
+    options = {"out_dtype": torch.float32, "batch_invariant": every_cpu_isa == "portable"}
+    a = operand(3, 130, 600, dtype=dtype, generator=generator)
+    b = operand(3, 600, 200, dtype=dtype, generator=generator, layout="column")
+    threads(1)
+    whole = gemm(a, b, **options)
+    for count in (2, 5):
+        threads(count)
+        assert torch.equal(gemm(a, b, **options), whole)
+    for first, last in ((0, 1), (5, 12), (63, 66), (129, 130)):
+        assert torch.equal(gemm(a[2, first:last], b[2], **options), whole[2, first:last])
+
+
+def test_sums_of_columns_do_not_depend_on_the_threads(every_cpu_isa, generator, threads):
+    a = operand(2, 130, 96, dtype=torch.bfloat16, generator=generator)
+    b = operand(2, 96, 300, dtype=torch.bfloat16, generator=generator)
+    z = operand(2, 130, 300, dtype=torch.bfloat16, generator=generator)
+    results = []
+    for count in (1, 2, 5):
+        threads(count)
+        results.append(
+            gemm_dact(a, b, z, activation="relu", bias_grad=True, batch_invariant=every_cpu_isa == "portable")
+        )
+    for dz, sums in results[1:]:
+        assert torch.equal(dz, results[0][0])
+        assert torch.equal(sums, results[0][1])
+    exact = torch.where(z.double() > 0, a.double() @ b.double(), 0).sum((0, 1))
+    torch.testing.assert_close(results[0][1].double(), exact, rtol=1e-5, atol=1e-3)
+
+
+def test_two_callers_at_once(every_cpu_isa, generator):
+    """Scratch belongs to a thread."""
+    problems = [
+        (
+            integers(70, k, limit=3, dtype=torch.bfloat16, generator=generator),
+            integers(k, 300, limit=3, dtype=torch.bfloat16, generator=generator),
+        )
+        for k in (300, 301, 40)
+    ]
+    wrong = []
+
+    def work(a, b):
+        expected = (a.double() @ b.double()).float()
+        wrong.extend(not torch.equal(gemm(a, b, out_dtype=torch.float32), expected) for _ in range(5))
+
+    workers = [threading.Thread(target=work, args=problem) for problem in problems]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == [False] * 15
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import torch
+from amp_kernels._dispatch.cpu_isa import cpu_isa
+from amp_kernels.ops.gemm import gemm
+
+libc = ctypes.CDLL(None, use_errno=True)
+kept = []
+
+def between_guards(values, at_end):
+    # A copy of `values` that ends, or begins, at a page that may not be touched.
+    page, size = mmap.PAGESIZE, values.numel() * values.element_size()
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 2) * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for guard in (address, address + (pages + 1) * page):
+        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    kept.append(memory)
+    offset = (pages + 1) * page - size if at_end else page
+    view = torch.frombuffer(memory, dtype=torch.uint8)[offset : offset + size].view(values.dtype).view(values.shape)
+    return view.copy_(values)
+
+for isa in sys.argv[1:]:
+    with cpu_isa(isa):
+        for m, n, k in ((1, 1, 1), (7, 5, 3), (9, 17, 33), (65, 49, 64), (33, 50, 257)):
+            for dtype in (torch.float16, torch.bfloat16):
+                for transposed_a in (False, True):
+                    for transposed_b in (False, True):
+                        for at_end in (False, True):
+                            a = between_guards(torch.ones(k, m, dtype=dtype), at_end).t() if transposed_a else between_guards(
+                                torch.ones(m, k, dtype=dtype), at_end)
+                            b = between_guards(torch.ones(n, k, dtype=dtype), at_end).t() if transposed_b else between_guards(
+                                torch.ones(k, n, dtype=dtype), at_end)
+                            assert (gemm(a, b, out_dtype=torch.float32) == k).all()
+    print(isa)
+"""
+
+
+def test_reads_end_where_the_operands_end():
+    """Memory that may not be touched lies before and behind them."""
+    run = subprocess.run(
+        [sys.executable, "-c", GUARDED, *cpu_isa.available()], capture_output=True, text=True, check=False
+    )
+    assert run.stdout.split() == cpu_isa.available(), run.stderr
+
+
+# ---- the choice
+
+
+def test_portable_is_the_fp32_product_of_torch(generator):
+    a = operand(40, 70, dtype=torch.bfloat16, generator=generator)
+    b = operand(70, 50, dtype=torch.bfloat16, generator=generator)
+    with cpu_isa.cpu_isa("portable"):
+        assert torch.equal(gemm(a, b, out_dtype=torch.float32), a.float() @ b.float())
+
+
+def test_deterministic_algorithms_take_the_portable_path():
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert cpu_isa.chosen() == "portable"
+        with cpu_isa.cpu_isa(cpu_isa.available()[-1]):  # an explicit choice holds
+            assert cpu_isa.chosen() == cpu_isa.available()[-1]
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_the_best_set_is_chosen_and_blocks_nest():
+    best = [isa for isa in cpu_isa.available() if isa != "amx_emulated"][-1]
+    assert cpu_isa.chosen() == best
+    with cpu_isa.cpu_isa("portable"):
+        with cpu_isa.cpu_isa(best):
+            assert cpu_isa.chosen() == best
+        assert cpu_isa.chosen() == "portable"
+    assert cpu_isa.chosen() == best
+    with pytest.raises(RuntimeError, match=r"request is 'mmx'; this machine has: portable"), cpu_isa.cpu_isa("mmx"):
+        pass
+    assert cpu_isa.chosen() == best
+
+
+def test_the_environment_chooses():
+    code = """
+import os, torch, amp_kernels as ak
+from amp_kernels._dispatch import cpu_isa
+x = torch.ones(2, 2).bfloat16()
+try:
+    ak.matmul(x, x)
+except RuntimeError as error:
+    print(error)
+os.environ["AMP_KERNELS_CPU_ISA"] = "portable"
+print(ak.matmul(x, x)[0, 0].item(), cpu_isa.chosen())
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "AMP_KERNELS_CPU_ISA": "mmx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "AMP_KERNELS_CPU_ISA is 'mmx'; this machine has: portable" in run.stdout, run.stderr
+    assert run.stdout.endswith("\n2.0 portable\n")
