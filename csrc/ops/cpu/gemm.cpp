@@ -44,17 +44,6 @@ AK_SIMD_INLINE void swiglu_span(float* gate, const float* up, int64_t n) {
   for (int64_t i = 0; i < n; ++i) gate[i] = swiglu(gate[i], up[i]);
 }
 
-// The whole epilogue of a plain product in one pass.
-template <typename T>
-AK_SIMD_INLINE void round_sums(const float* __restrict z, float alpha, const float* __restrict bias, T* __restrict out,
-                               int64_t n) {
-  if (bias) {
-    for (int64_t i = 0; i < n; ++i) out[i] = round_to<T>(alpha * z[i] + bias[i]);
-  } else {
-    for (int64_t i = 0; i < n; ++i) out[i] = round_to<T>(alpha * z[i]);
-  }
-}
-
 // The result takes the place of z; `up` is for gated activations.
 AK_SIMD_INLINE void activate_span(Activation activation, float* z, const float* up, int64_t n) {
   switch (activation) {
@@ -95,7 +84,7 @@ struct Epilogue {
   int64_t m, n;                // of a matrix of sums
   Span residual, preact, out;  // contiguous
 
-  bool is_plain() const { return activation == Activation::none && !row_bias && !residual.data && !preact.data; }
+  bool in_steps() const { return is_gated(activation) || row_bias || residual.data || out.dtype == ScalarType::Float; }
 
   // Columns [c, c + width) of row r, all of whose sums it overwrites: z, and for gated activations the values `up`.
   AK_SIMD_INLINE void row(float* z, float* up, int64_t r, int64_t c, int64_t width) const {
@@ -126,19 +115,51 @@ struct Epilogue {
   }
 };
 
-template <typename T>
-AK_SIMD_INLINE void finish_plain(const Epilogue& e, const SumsBlock& block) {
-  const float* bias = e.bias ? e.bias + block.column : nullptr;
-  T* out = static_cast<T*>(e.out.data) + block.row * e.n + block.column;
-  for (int64_t i = 0; i < block.rows; ++i)
-    round_sums(block.sums + i * block.stride, e.alpha, bias, out + i * e.n, block.columns);
+// Bias, activation and rounding of a block in one pass over its rows, where nothing else is asked for.
+template <Activation kActivation, typename T>
+AK_SIMD_INLINE void finish_at_once(const Epilogue& e, const SumsBlock& block) {
+  float none[kTile];
+  std::fill_n(none, std::min(kTile, block.columns), -0.0f);  // which changes no number that it is added to
+  for (int64_t c = 0; c < block.columns; c += kTile) {
+    const int64_t width = std::min(kTile, block.columns - c);
+    const float* __restrict bias = e.bias ? e.bias + block.column + c : none;
+    for (int64_t i = 0; i < block.rows; ++i) {
+      const float* __restrict sums = block.sums + i * block.stride + c;
+      const int64_t at = (block.row + i) * e.n + block.column + c;
+      T* __restrict out = static_cast<T*>(e.out.data) + at;
+      if (e.preact.data) {
+        T* __restrict preact = static_cast<T*>(e.preact.data) + at;
+        for (int64_t j = 0; j < width; ++j) {
+          const float z = e.alpha * sums[j] + bias[j];
+          preact[j] = round_to<T>(z);
+          out[j] = round_to<T>(activate(kActivation, z));
+        }
+      } else {
+        for (int64_t j = 0; j < width; ++j) out[j] = round_to<T>(activate(kActivation, e.alpha * sums[j] + bias[j]));
+      }
+    }
+  }
 }
 
-AK_SIMD_CLONES void finish(const Epilogue& epilogue, const SumsBlock& block) {
-  if (epilogue.is_plain()) {
-    if (epilogue.out.dtype == ScalarType::Half) return finish_plain<fp16>(epilogue, block);
-    if (epilogue.out.dtype == ScalarType::BFloat16) return finish_plain<bf16>(epilogue, block);
+template <typename T>
+AK_SIMD_CLONES void finish_at_once(const Epilogue& e, const SumsBlock& block) {
+  switch (e.activation) {
+    case Activation::none:
+      return finish_at_once<Activation::none, T>(e, block);
+    case Activation::relu:
+      return finish_at_once<Activation::relu, T>(e, block);
+    case Activation::gelu:
+      return finish_at_once<Activation::gelu, T>(e, block);
+    case Activation::gelu_tanh:
+      return finish_at_once<Activation::gelu_tanh, T>(e, block);
+    case Activation::silu:
+      return finish_at_once<Activation::silu, T>(e, block);
+    case Activation::swiglu:
+      return;
   }
+}
+
+AK_SIMD_CLONES void finish_in_steps(const Epilogue& epilogue, const SumsBlock& block) {
   for (int64_t i = 0; i < block.rows; ++i) {
     for (int64_t c = 0; c < block.columns; c += kTile) {
       float* z = block.sums + i * block.stride + c;
@@ -146,6 +167,12 @@ AK_SIMD_CLONES void finish(const Epilogue& epilogue, const SumsBlock& block) {
                    std::min(kTile, block.columns - c));
     }
   }
+}
+
+void finish(const Epilogue& e, const SumsBlock& block) {
+  if (e.in_steps()) return finish_in_steps(e, block);
+  if (e.out.dtype == ScalarType::Half) return finish_at_once<fp16>(e, block);
+  finish_at_once<bf16>(e, block);
 }
 
 // `z` is undefined unless it is asked for: even an empty tensor takes a microsecond to make.

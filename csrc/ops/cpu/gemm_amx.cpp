@@ -126,7 +126,8 @@ struct Amx {
   }
 
   template <bool kTwoRows, bool kTwoColumns>
-  static void multiply_tiles(int64_t steps, Words a, const uint32_t* b, float* sums, int64_t stride, bool accumulate) {
+  static void multiply_tiles(int64_t steps, const Words& a, const uint32_t* b, float* sums, int64_t stride,
+                             bool accumulate) {
     const int64_t stride_bytes = 4 * stride, panel_bytes = 8 * kTileWords;
     float* const below = sums + kTileRows * stride;
     if (accumulate) {
@@ -161,7 +162,7 @@ struct Amx {
     if constexpr (kTwoRows && kTwoColumns) T::template store<3>(below + kTileWords, stride_bytes);
   }
 
-  static void multiply(int64_t steps, Words a, const uint32_t* b, float* sums, int64_t stride, int64_t rows,
+  static void multiply(int64_t steps, const Words& a, const uint32_t* b, float* sums, int64_t stride, int64_t rows,
                        int64_t columns, bool accumulate) {
     configure(rows);
     const bool two_columns = columns > kTileWords;

@@ -19,11 +19,15 @@
 namespace ak {
 namespace {
 
-// Of a half of the columns and of K at once: packed, 1.5 MB of b, which streams from the L2 or L3 cache, and of 64 rows
-// of `a` 512 KB.
-constexpr int64_t kBlockColumns = 192, kChunkSteps = 2048;
-// Where K has several chunks, this many units of rows are summed side by side, for each of which b is packed again.
-constexpr int64_t kUnitsTogether = 32;
+// How many columns, and steps of K, of b are packed at a time: 1.5 MB, which streams from the L2 or L3 cache.
+struct Blocking {
+  int64_t columns, steps;
+};
+constexpr Blocking kRowsInPlace{192, 2048};
+// Rows that must be packed are packed for each block of columns, so these are wide.
+constexpr Blocking kRowsPacked{768, 512};
+// Where K is longer, this many units of rows are summed side by side, and b is packed again for the next ones.
+constexpr int64_t kUnitsTogether = 16;
 // What a thread should have to do before a second one is woken: some 10 us.
 constexpr int64_t kFlopsPerThread = 4 << 20;
 
@@ -73,11 +77,13 @@ class Product {
         finish_(finish),
         steps_(round_up(problem.k, kernel.group) / kernel.word_elements),
         columns_(problem.n / problem.halves),
-        row_blocks_(divide_up(problem.m, kRowUnit)) {
+        row_blocks_(divide_up(problem.m, kRowUnit)),
+        in_place_(kernel.in_place && problem.a.matrix.k_stride == 1 && problem.k % kernel.group == 0),
+        blocking_(in_place_ ? kRowsInPlace : kRowsPacked) {
     // As many columns as the caches like, but a few tasks for each thread that is worth waking.
     const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), flops() / kFlopsPerThread + 1);
     const int64_t blocks = divide_up(2 * threads, p_.batches * row_blocks_);
-    const int64_t most = std::min(kBlockColumns / p_.halves, divide_up(columns_, blocks));
+    const int64_t most = std::min(blocking_.columns / p_.halves, divide_up(columns_, blocks));
     block_columns_ = round_up(divide_up(columns_, divide_up(columns_, most)), kernel.columns);
     column_blocks_ = divide_up(columns_, block_columns_);
   }
@@ -93,14 +99,12 @@ class Product {
 
   int64_t width() const { return p_.halves * block_columns_; }
 
-  bool in_place() const { return kernel_.in_place && p_.a.matrix.k_stride == 1 && p_.k % kernel_.group == 0; }
-
   // A task is a unit of rows by a block of columns; those of one block of columns follow each other.
   void work(int64_t begin, int64_t end) const {
     thread_local Scratch panels_scratch, rows_scratch, sums_scratch;
-    const int64_t chunk = std::min(steps_, kChunkSteps), together = steps_ > kChunkSteps ? kUnitsTogether : 1;
+    const int64_t chunk = std::min(steps_, blocking_.steps), together = steps_ > chunk ? kUnitsTogether : 1;
     uint32_t* panels = panels_scratch.of<uint32_t>(width() * chunk);
-    uint32_t* packed_rows = in_place() ? nullptr : rows_scratch.of<uint32_t>(kRowUnit * chunk);
+    uint32_t* packed_rows = in_place_ ? nullptr : rows_scratch.of<uint32_t>(kRowUnit * chunk);
     float* sums = sums_scratch.of<float>(std::min(together, end - begin) * kRowUnit * width());
     int64_t packed_block = -1;
     if (kernel_.begin) kernel_.begin();
@@ -109,7 +113,7 @@ class Product {
       const int64_t units = std::min({together, end - task, row_blocks_ - unit});
       int64_t step = 0;
       do {
-        const int64_t steps = std::min(kChunkSteps, steps_ - step);
+        const int64_t steps = std::min(chunk, steps_ - step);
         if (block != packed_block || steps < steps_) pack_columns(block, step, steps, panels);
         packed_block = block;
         for (int64_t i = 0; i < units; ++i)
@@ -139,7 +143,7 @@ class Product {
   }
 
   Rows pack_rows(const Operand& a, int64_t rows, int64_t k, int64_t steps, uint32_t* packed) const {
-    if (in_place()) return {{reinterpret_cast<const char*>(a.data), 2 * a.lane_stride, 4}, kRowUnitLog2, 0};
+    if (in_place_) return {{reinterpret_cast<const char*>(a.data), 2 * a.lane_stride, 4}, kRowUnitLog2, 0};
     const char* data = reinterpret_cast<const char*>(packed);
     if (kernel_.packs_rows || a.k_stride == 1) {
       kernel_.pack_rows(a, rows, k, steps, packed);
@@ -187,9 +191,11 @@ class Product {
   const Kernel& kernel_;
   const BlockedProblem& p_;
   const Finish& finish_;
-  const int64_t steps_;                    // of all of K
-  const int64_t columns_;                  // of a half
-  const int64_t row_blocks_;               // of one matrix
+  const int64_t steps_;       // of all of K
+  const int64_t columns_;     // of a half
+  const int64_t row_blocks_;  // of one matrix
+  const bool in_place_;       // rows of `a` are read where they lie
+  const Blocking blocking_;
   int64_t block_columns_, column_blocks_;  // of a half; whole panels
 };
 

@@ -41,7 +41,7 @@ struct Kernel {
   void (*pack_rows)(Operand from, int64_t lanes, int64_t k, int64_t steps, uint32_t* to);
   // sums[i, j] (+)= sum over `steps` of a[i, step] * panel[step, j] for i < rows, j < columns. Whole vectors of sums
   // are written: up to this->columns of them.
-  void (*multiply)(int64_t steps, Words a, const uint32_t* panel, float* sums, int64_t stride, int64_t rows,
+  void (*multiply)(int64_t steps, const Words& a, const uint32_t* panel, float* sums, int64_t stride, int64_t rows,
                    int64_t columns, bool accumulate);
   // Before and after the calls of `multiply` of a thread; null where there is nothing to do.
   void (*begin)();

@@ -118,7 +118,8 @@ AK_TARGET void pack_rows(Operand from, int64_t lanes, int64_t k, int64_t steps, 
 
 // A tile of kRows x kVectors accumulators that stays in registers over all steps.
 template <typename V, int kRows, int kVectors, int kWidth>
-AK_TARGET void multiply_tile(int64_t steps, Words a, const uint32_t* b, float* sums, int64_t stride, bool accumulate) {
+AK_TARGET void multiply_tile(int64_t steps, const Words& a, const uint32_t* b, float* sums, int64_t stride,
+                             bool accumulate) {
   typename V::Sums tile[kRows][kVectors];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
@@ -126,13 +127,14 @@ AK_TARGET void multiply_tile(int64_t steps, Words a, const uint32_t* b, float* s
     for (int j = 0; j < kVectors; ++j)
       tile[i][j] = accumulate ? V::load_sums(sums + i * stride + j * V::kLanes) : V::zero();
   }
-  for (int64_t p = 0; p < steps; ++p, b += kWidth, a.data += a.step_bytes) {
+  const char* rows = a.data;
+  for (int64_t p = 0; p < steps; ++p, b += kWidth, rows += a.step_bytes) {
     typename V::Words columns[kVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) columns[j] = V::load_words(b + j * V::kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const typename V::Words row = V::broadcast(a.data + i * a.lane_bytes);
+      const typename V::Words row = V::broadcast(rows + i * a.lane_bytes);
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) tile[i][j] = V::multiply_add(row, columns[j], tile[i][j]);
     }
@@ -147,7 +149,7 @@ AK_TARGET void multiply_tile(int64_t steps, Words a, const uint32_t* b, float* s
 // One function per size of tile: entry (rows - 1) * kVectors + vectors - 1.
 template <typename V, int kRows, int kVectors>
 struct Tiles {
-  using Function = void (*)(int64_t, Words, const uint32_t*, float*, int64_t, bool);
+  using Function = void (*)(int64_t, const Words&, const uint32_t*, float*, int64_t, bool);
 
   template <int... kIndex>
   static constexpr std::array<Function, kRows * kVectors> table(std::integer_sequence<int, kIndex...>) {
@@ -156,7 +158,7 @@ struct Tiles {
 
   static constexpr auto kTable = table(std::make_integer_sequence<int, kRows * kVectors>());
 
-  static void multiply(int64_t steps, Words a, const uint32_t* panel, float* sums, int64_t stride, int64_t rows,
+  static void multiply(int64_t steps, const Words& a, const uint32_t* panel, float* sums, int64_t stride, int64_t rows,
                        int64_t columns, bool accumulate) {
     const int64_t vectors = (columns + V::kLanes - 1) / V::kLanes;
     kTable[static_cast<size_t>((rows - 1) * kVectors + vectors - 1)](steps, a, panel, sums, stride, accumulate);
