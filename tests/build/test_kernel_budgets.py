@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ..cuobjdump import cuobjdump
 from .kernel_budgets import BUDGETS
 
 ROOT = Path(__file__).parents[2]
@@ -37,17 +38,6 @@ class Function:
 
 def default_archs() -> list[str]:
     return re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', (ROOT / "CMakeLists.txt").read_text())[1].split(";")
-
-
-def cuobjdump(*arguments: str) -> str:
-    tool = shutil.which("cuobjdump")
-    if tool is None:
-        import triton
-
-        tool = triton.knobs.nvidia.cuobjdump.path
-    run = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..cuobjdump import cuobjdump
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to check"),
@@ -38,14 +40,9 @@ def nvcc(source: Path, arch: str, output: Path) -> str:
 
 def sass(cubin: Path) -> list[str]:
     """The opcodes of a cubin, in order."""
-    tool = shutil.which("cuobjdump")
-    if tool is None:
-        import triton
-
-        tool = triton.knobs.nvidia.cuobjdump.path
-    run = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", run.stdout, flags=re.MULTILINE)
+    return re.findall(
+        r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", cuobjdump("-sass", cubin), flags=re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("arch", ["75", "80", "90a", "120"])
