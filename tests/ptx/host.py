@@ -1,0 +1,139 @@
+"""The interpreter behind the fake CUDA runtime: launches of nvcc's host code run here."""
+
+import ctypes
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .interpreter import liveness
+from .interpreter.launch import Device, Launch
+from .interpreter.text import Kernel, Module
+from .interpreter.types import PtxError
+from .sources import newest, sources_in
+
+
+class FakeLaunch(ctypes.Structure):  # mirrored in fake_cuda/fake.h
+    _fields_ = (
+        ("kernel", ctypes.c_char_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("cluster", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("overlap", ctypes.c_int),
+        ("shared_limit", ctypes.c_int),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+
+PREPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(FakeLaunch))
+RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
+
+
+@dataclass
+class Prepared:
+    """A launch as it was asked for, with its arguments: it can run any number of times."""
+
+    kernel: Kernel
+    grid: tuple
+    block: tuple
+    cluster: tuple
+    shared_bytes: int
+    shared_limit: int
+    arguments: bytes
+
+
+class Machine:
+    """The device of this process."""
+
+    def __init__(self, runtime: Path, library: Path):
+        self.runtime = ctypes.CDLL(str(runtime))
+        self.sources = sources_in(library)
+        self.runtime.fake_memory_changes.restype = ctypes.c_uint64
+        self.runtime.fake_buffers.restype = ctypes.c_uint64
+        self.seed = 0
+        self.rewrite: Callable[[str, str], str] | None = None  # (kernel's name, text) -> text, for planted bugs
+        self.error: Exception | None = None
+        self.launched: list[str] = []
+        self._kernels: dict[tuple, Kernel] = {}
+        self._prepared: list[Prepared] = []
+        self._changes = -1
+        self.device = Device()
+        self.set_chip(90, 2)
+        self._callbacks = PREPARE(self._guarded(self._prepare, -1)), RUN(self._guarded(self._run, 1))
+        self.runtime.fake_set_interpreter(*self._callbacks)
+
+    def set_chip(self, capability: int, sm_count: int, shared_per_block: int = 227 * 1024) -> None:
+        self.device.capability, self.device.shared_limit = capability, shared_per_block
+        self.runtime.fake_set_chip(capability // 10, capability % 10, sm_count, shared_per_block)
+
+    def forget(self) -> None:
+        """Drops kernels and what was made for them."""
+        self._kernels.clear()
+        self._prepared.clear()
+        self.device.pool.clear()
+
+    def _guarded(self, function, failed: int):
+        def call(*arguments):
+            try:
+                return function(*arguments)
+            except Exception as error:
+                self.error = error
+                kind = "" if isinstance(error, PtxError) else traceback.format_exc()
+                self.runtime.fake_set_error(f"{kind}{error}".encode())
+                return failed
+
+        return call
+
+    def _kernel(self, name: str) -> Kernel:
+        source = newest(self.sources, name, self.device.capability)
+        if source is None:
+            raise PtxError(f"there is no PTX of {name} for sm_{self.device.capability}")
+        text = source.text(name)
+        if self.rewrite:
+            text = self.rewrite(name, text)
+        key = (source.target, name, hash(text))
+        if key not in self._kernels:
+            self._kernels[key] = Module(text).kernel(name)
+            liveness.check(self._kernels[key])
+        return self._kernels[key]
+
+    def _prepare(self, pointer) -> int:
+        launch = pointer.contents
+        kernel = self._kernel(launch.kernel.decode())
+        arguments = bytearray(kernel.parameter_bytes)
+        for i, (at, size) in enumerate(kernel.parameters.values()):
+            arguments[at : at + size] = ctypes.string_at(launch.arguments[i], size)
+        self._prepared.append(
+            Prepared(kernel, tuple(launch.grid), tuple(launch.block), tuple(launch.cluster), launch.shared_bytes,
+                     launch.shared_limit, bytes(arguments))
+        )  # fmt: skip
+        return len(self._prepared) - 1
+
+    def _run(self, number: int, overlap: int) -> int:
+        p = self._prepared[number]
+        self._refresh_memory()
+        self.launched.append(p.kernel.name)
+        Launch(
+            self.device,
+            p.kernel,
+            p.grid,
+            p.block,
+            p.cluster,
+            p.shared_bytes,
+            p.arguments,
+            shared_limit=p.shared_limit,
+            overlapping=bool(overlap),
+            seed=self.seed,
+        ).run()
+        return 0
+
+    def _refresh_memory(self) -> None:
+        changes = self.runtime.fake_memory_changes()
+        if changes == self._changes:
+            return
+        count = self.runtime.fake_buffers(None, 0)
+        pairs = (ctypes.c_uint64 * (2 * count))()
+        self.runtime.fake_buffers(pairs, count)
+        self.device.memory.set_buffers([(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)])
+        self._changes = changes

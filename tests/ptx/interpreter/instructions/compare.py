@@ -1,0 +1,51 @@
+"""Comparison and selection, PTX ISA §9.7.6."""
+
+import numpy as np
+
+from . import meaning
+
+ORDERED = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+UNSIGNED_NAMES = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+JOIN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+def comparison(name: str, kind: str):
+    name = UNSIGNED_NAMES.get(name, name)
+    if name in ("num", "nan"):
+        return lambda x, y: (np.isnan(x) | np.isnan(y)) == (name == "nan")
+    if name in ORDERED:
+        function = ORDERED[name]
+        if kind[0] == "f" and name == "ne":  # ordered: false if one is NaN
+            return lambda x, y: np.not_equal(x, y) & ~(np.isnan(x) | np.isnan(y))
+        return function
+    function = ORDERED[name[:-1]]  # equ, neu, ltu, ...: true if one is NaN
+    return lambda x, y: function(x, y) | np.isnan(x) | np.isnan(y)
+
+
+# §9.7.6.2 setp, with or without a predicate to join: p = (a ? b) join c
+@meaning(
+    r"setp\.(?P<name>eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)(\.(?P<join>and|or|xor))?\.(?P<kind>[bus](16|32|64)|f32|f64)"
+)
+def setp(block, instruction, pc, name, join, kind):
+    d, a, b, *c = instruction.operands
+    x, y, write, compare = block.source(a, kind), block.source(b, kind), block.writer(d, "pred"), comparison(name, kind)
+    if not join:
+        return lambda mask: write(compare(x, y), mask)
+    z, combine = block.source(c[0], "pred"), JOIN[join]
+    return lambda mask: write(combine(compare(x, y), z), mask)
+
+
+# §9.7.6.3 selp: d = p ? a : b
+@meaning(r"selp\.(?P<kind>[bus](16|32|64)|f32|f64)")
+def selp(block, instruction, pc, kind):
+    d, a, b, p = instruction.operands
+    x, y, write = block.source(a, kind), block.source(b, kind), block.writer(d, kind)
+    choice = block.source(p, "pred")
+    return lambda mask: write(np.where(choice, x, y), mask)

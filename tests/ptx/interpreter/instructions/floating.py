@@ -1,0 +1,90 @@
+"""Floating point, PTX ISA §9.7.3 (f32 and f64). Results are rounded to nearest even as .rn says, subnormals are kept: no .ftz here."""
+
+import numpy as np
+
+from ..types import fma_f32, numpy_type
+from . import meaning
+
+
+# §9.7.3.3 add, §9.7.3.4 sub, §9.7.3.5 mul. Without .rn the compiler could contract; the value is the same
+@meaning(r"(?P<name>add|sub|mul)(\.rn)?\.(?P<kind>f32|f64)")
+def add_sub_mul(block, instruction, pc, name, kind):
+    d, a, b = instruction.operands
+    x, y, write = block.source(a, kind), block.source(b, kind), block.writer(d, kind)
+    function = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+    return lambda mask: write(function(x, y), mask)
+
+
+# §9.7.3.6 fma: one rounding
+@meaning(r"fma\.rn\.f32")
+def fma(block, instruction, pc):
+    d, a, b, c = instruction.operands
+    x, y, z = (block.source(operand, "f32") for operand in (a, b, c))
+    write = block.writer(d, "f32")
+    return lambda mask: write(fma_f32(x, y, z), mask)
+
+
+# §9.7.3.8 div.rn, correctly rounded. div.full has 2 ulp, which a correctly rounded quotient is within
+@meaning(r"div\.(rn|full)\.(?P<kind>f32|f64)")
+def div(block, instruction, pc, kind):
+    d, a, b = instruction.operands
+    x, y, write = block.source(a, kind), block.source(b, kind), block.writer(d, kind)
+    return lambda mask: write(np.divide(x, y), mask)
+
+
+# §9.7.3.9 abs, §9.7.3.10 neg: the sign alone, of NaN too
+@meaning(r"(?P<name>abs|neg)\.f(?P<bits>32|64)")
+def abs_neg(block, instruction, pc, name, bits):
+    d, a = instruction.operands
+    kind = "b" + bits
+    x, write = block.source(a, kind), block.writer(d, kind)
+    sign = numpy_type(kind)(1 << (int(bits) - 1))
+    return (lambda mask: write(x & ~sign, mask)) if name == "abs" else (lambda mask: write(x ^ sign, mask))
+
+
+# §9.7.3.11 min, §9.7.3.12 max: a NaN loses; with .NaN it wins; +0 is above -0
+@meaning(r"(?P<name>min|max)(?P<nan>\.NaN)?\.(?P<kind>f32|f64)")
+def min_max(block, instruction, pc, name, nan, kind):
+    d, a, b = instruction.operands
+    x, y, write = block.source(a, kind), block.source(b, kind), block.writer(d, kind)
+    lesser = name == "min"
+    function = (np.minimum if lesser else np.maximum) if nan else (np.fmin if lesser else np.fmax)
+
+    def run(mask):
+        result = function(x, y)
+        zeros = (np.asarray(x) == 0) & (np.asarray(y) == 0)
+        either, both = np.signbit(x) | np.signbit(y), np.signbit(x) & np.signbit(y)
+        zero = np.where(either if lesser else both, -0.0, 0.0)
+        write(np.where(zeros, zero, result).astype(numpy_type(kind)), mask)
+
+    return run
+
+
+# §9.7.3.13 rcp.rn, §9.7.3.15 sqrt.rn
+@meaning(r"(?P<name>rcp|sqrt)\.rn\.(?P<kind>f32|f64)")
+def rcp_sqrt(block, instruction, pc, name, kind):
+    d, a = instruction.operands
+    x, write, one = block.source(a, kind), block.writer(d, kind), numpy_type(kind)(1)
+    return (lambda mask: write(np.divide(one, x), mask)) if name == "rcp" else (lambda mask: write(np.sqrt(x), mask))
+
+
+# §9.7.3.21 ex2.approx, §9.7.3.20 lg2.approx, §9.7.3.22 tanh.approx, §9.7.3.16 rsqrt.approx, approximations of 2 ulp or so: here the
+# rounded exact value, which no test may compare bit for bit
+@meaning(r"(?P<name>ex2|lg2|rsqrt|tanh|rcp|sqrt)\.approx(?P<ftz>\.ftz)?\.f32")
+def approximations(block, instruction, pc, name, ftz):
+    d, a = instruction.operands
+    x, write = block.source(a, "f32"), block.writer(d, "f32")
+    exact = {"ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda v: 1 / np.sqrt(v), "tanh": np.tanh}
+    exact |= {"rcp": lambda v: 1 / v, "sqrt": np.sqrt}
+    smallest = np.float32(2.0**-126)
+
+    def run(mask):
+        value = np.asarray(x, np.float64)
+        if ftz:
+            value = np.where(np.abs(value) < smallest, np.copysign(0.0, value), value)
+        result = exact[name](value).astype(np.float32)
+        if ftz:
+            result = np.where(np.abs(result) < smallest, np.copysign(np.float32(0), result), result)
+        write(result, mask)
+
+    return run

@@ -1,0 +1,38 @@
+"""For processes in which the fake CUDA runtime is preloaded: the interpreter behind it, and the package on its device."""
+
+import functools
+import os
+from pathlib import Path
+
+import torch
+
+from .aten import replace_cuda_kernels
+from .host import Machine
+
+
+@functools.cache
+def machine() -> Machine:
+    """The interpreter, with the package's CUDA library of PTX loaded in place of the one with machine code."""
+    load_library = torch.ops.load_library
+    library = os.environ["AK_PTX_LIBRARY"]
+    torch.ops.load_library = lambda path: load_library(library if Path(path).name == Path(library).name else path)
+    from amp_kernels._dispatch import load
+
+    torch.ops.load_library = load_library
+    if load._absent.pop("cuda", None):
+        load_library(library)
+    replace_cuda_kernels()
+    load.cuda_archs = lambda: ("8.0+PTX", "9.0a")
+    return Machine(Path(os.environ["LD_PRELOAD"]), Path(library))
+
+
+def set_chip(capability: int, sm_count: int) -> Machine:
+    """The device becomes a chip of that compute capability."""
+    from amp_kernels._dispatch import policy
+
+    it = machine()
+    # Shared memory of a block: CUDA C++ Programming Guide, technical specifications per compute capability.
+    it.set_chip(capability, sm_count, {75: 64, 80: 163, 90: 227, 120: 99}[capability] * 1024)
+    torch.cuda.get_device_capability = lambda device=None: (capability // 10, capability % 10)
+    policy._select.cache_clear()
+    return it
