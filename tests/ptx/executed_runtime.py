@@ -1,0 +1,117 @@
+"""The host side around the kernels: streams, graphs, whole training steps, errors of launches."""
+
+import re
+
+import pytest
+import torch
+
+import amp_kernels as ak
+
+from .preloaded import machine, set_chip
+
+machine()
+F16, F32 = torch.float16, torch.float32
+
+
+def model_and_data(device: str, seed: int = 0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(ak.nn.Linear(40, 48, activation="relu"), ak.nn.Linear(48, 8))
+    data = [torch.randint(-2, 3, (24, 40)).float() for _ in range(4)]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-4, 5, p.shape) / 16)
+    return model.to(device), [d.to(device) for d in data]
+
+
+def train(device: str, name: str, dtype, max_norm):
+    model, data = model_and_data(device)
+    optimizer = getattr(ak.optim, name)(model.parameters(), lr=1e-2)
+    scaler = ak.GradScaler(device, init_scale=1024.0, growth_interval=2)
+    for i, x in enumerate(data):
+        with torch.autocast(device, dtype=dtype):
+            loss = model(x if i != 2 else x * float("inf")).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer, max_norm=max_norm)
+        scaler.update()
+        optimizer.zero_grad()
+    return [p.detach().cpu() for p in model.parameters()], scaler.get_scale()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "LAMB"])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_training_is_that_of_the_cpu(name, capability, seeds):
+    """Forward, backward, norm, clipping, update, scale; the third step overflows and is skipped."""
+    want, scale = train("cpu", name, torch.bfloat16, 0.5)
+    for seed in seeds:
+        it = set_chip(capability, 2)
+        it.seed = seed
+        it.launched.clear()
+        got, got_scale = train("cuda", name, torch.bfloat16, 0.5)
+        assert got_scale == scale
+        for p, q in zip(got, want, strict=True):
+            torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-3)
+        kinds = {
+            kind
+            for kind in ("gemm_sm", "check_and_norm", "update_kernel", "update_scale")
+            for n in it.launched
+            if kind in n
+        }
+        assert kinds == {"gemm_sm", "check_and_norm", "update_kernel", "update_scale"}
+
+
+def test_a_graph_replays_with_what_memory_holds_then():
+    it = set_chip(90, 2)
+    it.seed = 0
+    grads = [torch.randn(300).cuda(), torch.randn(70).half().cuda()]
+    scale = torch.tensor(4.0).cuda()
+    graph = torch.cuda.CUDAGraph()
+    it.launched.clear()
+    with torch.cuda.graph(graph):
+        norm, found = ak.ops.check_and_norm.check_and_norm(grads, scale)
+    assert not it.launched, "a captured launch has run"
+    for round_ in range(3):
+        new = [torch.randn(g.shape).to(g.dtype) for g in grads]
+        if round_ == 1:
+            new[1][5] = float("inf")
+        for g, value in zip(grads, new, strict=True):
+            g.copy_(value)
+        graph.replay()
+        want = ak.ops.check_and_norm.check_and_norm(new, torch.tensor(4.0))
+        torch.testing.assert_close(norm.cpu(), want[0], rtol=1e-6, atol=0, equal_nan=True)
+        assert found.cpu().item() == want[1].item() == float(round_ == 1)
+    assert len(it.launched) == 3
+
+
+def test_work_follows_the_stream_that_is_current():
+    it = set_chip(90, 2)
+    it.seed = 0
+    grads = [torch.randn(100).cuda()]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        norm, _ = ak.ops.check_and_norm.check_and_norm(grads, None)
+        event = stream.record_event()
+    torch.cuda.current_stream().wait_event(event)
+    torch.testing.assert_close(norm.cpu(), grads[0].cpu().double().square().sum().float(), rtol=1e-6, atol=0)
+
+
+def test_a_list_longer_than_a_launch():
+    """More tensors than fit the arguments: several launches that share their scratch."""
+    it = set_chip(80, 2)
+    it.seed = 0
+    values = [torch.full((3,), float(i % 7)) for i in range(1600)]
+    it.launched.clear()
+    norm, found = ak.ops.check_and_norm.check_and_norm([v.cuda() for v in values], None)
+    assert len(it.launched) == 2
+    assert norm.cpu().item() == sum(3.0 * (i % 7) ** 2 for i in range(1600))
+    assert found.cpu().item() == 0
+
+
+def test_an_error_of_a_kernel_says_what_was_wrong():
+    it = set_chip(90, 2)
+    it.seed = 0
+    it.rewrite = lambda name, text: re.sub(r"bar\.sync\s+0;", "bar.sync 0, 33;", text)
+    try:
+        with pytest.raises(RuntimeError, match=r"barrier 0 for 33 threads.*bar\.sync 0, 33"):
+            ak.ops.check_and_norm.check_and_norm([torch.ones(10).cuda()], None)
+    finally:
+        it.rewrite = None
