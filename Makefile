@@ -20,7 +20,7 @@ ABI := build/abi
 # Two processes or more: a file of tests goes to one of them.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test exhaustive abi gpu bench lint format mutants build clean
+.PHONY: demo test exhaustive ptx abi gpu bench lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
@@ -32,6 +32,12 @@ test: $(BUILT)
 exhaustive: $(BUILT)
 	$(RUN) -m pytest --exhaustive -m exhaustive
 	$(RUN) tests/emulator/mutate.py
+
+# The PTX of every kernel, executed on the CPU, under more schedules than `make test` takes (docs/ptx.md). Needs nvcc, no GPU.
+ptx: $(BUILT)
+	$(RUN) -m tests.ptx.run --exhaustive --ptx-seeds 12 $(ARGS)
+	$(RUN) -m pytest --exhaustive tests/ptx -k "not executed" $(ARGS)
+	$(RUN) -m tests.ptx.mutate
 
 # The wheel built here, tested under another torch.
 abi: $(BUILT)

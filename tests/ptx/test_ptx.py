@@ -1,11 +1,9 @@
 """The PTX that nvcc makes of the kernels, executed: see docs/ptx.md. Needs nvcc and a CUDA build of torch, no GPU."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,16 +43,9 @@ def execute(*command) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.fixture(scope="module")
-def runs():
-    """The files of cases, side by side on the machine's cores."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {name: pool.submit(execute, "pytest", "-p", "no:cacheprovider", FOLDER / name) for name in CASES}
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_executed(runs, name):
-    run = runs[name].result()
+def test_executed(name):
+    run = execute("pytest", "-p", "no:cacheprovider", FOLDER / name)
     assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
     assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout
