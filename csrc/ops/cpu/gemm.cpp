@@ -225,11 +225,26 @@ std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<
 }
 
 // c[i] = alpha * acc[i] + beta * c[i] with one stride for c; beta = 0 does not read c.
-AK_SIMD_CLONES void accumulate_row(float* c, const float* acc, int64_t n, int64_t stride, float alpha, float beta) {
+AK_SIMD_INLINE void accumulate_row(float* c, const float* acc, int64_t n, int64_t stride, float alpha, float beta) {
   if (beta == 0.0f) {
     for (int64_t i = 0; i < n; ++i) c[i * stride] = alpha * acc[i];
   } else {
+#pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) c[i * stride] = fma(beta, c[i * stride], alpha * acc[i]);
+  }
+}
+
+AK_SIMD_CLONES void accumulate_block(float* c, const SumsBlock& block, int64_t m, int64_t batch_stride,
+                                     int64_t row_stride, int64_t column_stride, float alpha, float beta) {
+  for (int64_t i = 0; i < block.rows; ++i) {
+    const int64_t r = block.row + i;
+    float* row = c + r / m * batch_stride + r % m * row_stride + block.column * column_stride;
+    const float* sums = block.sums + i * block.stride;
+    if (column_stride == 1) {
+      accumulate_row(row, sums, block.columns, 1, alpha, beta);
+    } else {
+      accumulate_row(row, sums, block.columns, column_stride, alpha, beta);
+    }
   }
 }
 
@@ -246,12 +261,8 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   const int64_t batch_stride = d == 3 ? c.stride(0) : 0, row_stride = c.stride(d - 2), column_stride = c.stride(d - 1);
   float* to = static_cast<float*>(c.mutable_data_ptr());
   product(a, b, {.batch_invariant = batch_invariant}, [=](const SumsBlock& block) {
-    for (int64_t i = 0; i < block.rows; ++i) {
-      const int64_t r = block.row + i;
-      accumulate_row(to + r / m * batch_stride + r % m * row_stride + block.column * column_stride,
-                     block.sums + i * block.stride, block.columns, column_stride, static_cast<float>(alpha),
+    accumulate_block(to, block, m, batch_stride, row_stride, column_stride, static_cast<float>(alpha),
                      static_cast<float>(beta));
-    }
   });
 }
 
