@@ -41,6 +41,29 @@ def test_exact_around_every_block(every_cpu_isa, generator, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("few", [1, 2, 3, 4, 5])
+def test_thin_products_are_exact(every_cpu_isa, generator, threads, dtype, few):
+    """Few rows, or few columns, in any layout, with batches, gates and sums of columns."""
+    threads(2)
+    for many, k, layout in itertools.product((1, 63, 130), (1, 31, 100, 2049), ("row", "padded_column")):
+        a = integers(2, few, k, limit=3, dtype=dtype, generator=generator, layout=layout)
+        b = integers(2, many, k, limit=3, dtype=dtype, generator=generator, layout="padded").mT
+        ones = torch.ones(2, many, few)
+        for one, other in ((a, b), (b.mT, a.mT)):
+            expected = one.double() @ other.double()
+            assert torch.equal(gemm(one, other, out_dtype=torch.float32).double(), expected)
+            z = ones.mT if one is a else ones
+            dz, sums = gemm_dact(one, other, z, activation="relu", bias_grad=True, out_dtype=torch.float32)
+            assert torch.equal(dz.double(), expected)
+            assert torch.equal(sums.double(), expected.sum((0, 1)))
+        if many % 2 == 0:
+            assert torch.equal(
+                gemm(a, b, activation="swiglu", out_dtype=torch.float32, preact=True)[1],
+                (a.double() @ b.double()).float(),
+            )
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("width", [1, 23, 48, 95, 97, 200])
 def test_gates_and_values_meet_in_every_block(every_cpu_isa, generator, dtype, width):
     """The block of a gated activation takes the same columns of both halves; without it, gates stand beside other
@@ -66,8 +89,11 @@ def test_bits_depend_on_a_row_and_b_alone(every_cpu_isa, generator, threads, dty
     for count in (2, 5):
         threads(count)
         assert torch.equal(gemm(a, b, **options), whole)
-    for first, last in ((0, 1), (5, 12), (63, 66), (129, 130)):
+    for first, last in ((0, 5), (5, 12), (61, 66), (125, 130)):
         assert torch.equal(gemm(a[2, first:last], b[2], **options), whole[2, first:last])
+    thin = [gemm(a[2, first : first + 3], b[2], **options) for first in range(4)]  # summed in an order of their own
+    for one, other in itertools.pairwise(thin):
+        assert torch.equal(one[1:], other[:2])
 
 
 def test_sums_of_columns_do_not_depend_on_the_threads(every_cpu_isa, generator, threads):
@@ -134,7 +160,7 @@ def between_guards(values, at_end):
 
 for isa in sys.argv[1:]:
     with cpu_isa(isa):
-        for m, n, k in ((1, 1, 1), (7, 5, 3), (9, 17, 33), (65, 49, 64), (33, 50, 257)):
+        for m, n, k in ((1, 1, 1), (7, 5, 3), (9, 17, 33), (65, 49, 64), (33, 50, 257), (3, 70, 33), (70, 2, 65)):
             for dtype in (torch.float16, torch.bfloat16):
                 for transposed_a in (False, True):
                     for transposed_b in (False, True):

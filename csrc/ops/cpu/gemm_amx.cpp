@@ -182,6 +182,7 @@ struct Amx {
                                      .pack_panels = pack_panels<PairWords>,
                                      .pack_rows = pack_rows<PairWords>,
                                      .multiply = multiply,
+                                     .dot = nullptr,
                                      .begin = begin,
                                      .end = end};
 };

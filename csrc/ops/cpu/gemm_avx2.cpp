@@ -29,8 +29,8 @@ struct Lanes256 {
     if (elements > 0) std::memcpy(&x, from, static_cast<size_t>(2 * elements));
     return widen(x);
   }
-  static AK_VECTOR Words load_lanes(const uint16_t* from, int64_t, int64_t, int64_t lanes) {
-    return load_steps(from, lanes);
+  static AK_VECTOR Words load_lanes(const uint16_t* from, int64_t, int64_t elements, int64_t lanes) {
+    return load_steps(from, elements > 0 ? lanes : 0);
   }
   static AK_VECTOR void store_words(uint32_t* to, Words v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v); }
   static AK_VECTOR void store_words(uint32_t* to, Words v, int64_t lanes) {
@@ -48,6 +48,11 @@ struct Lanes256 {
   static AK_VECTOR Sums load_sums(const float* from) { return _mm256_loadu_ps(from); }
   static AK_VECTOR void store_sums(float* to, Sums v) { _mm256_storeu_ps(to, v); }
   static AK_VECTOR Sums zero() { return _mm256_setzero_ps(); }
+  static AK_VECTOR float total(Sums v) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
   static AK_VECTOR Sums multiply_add(Words a, Words b, Sums sum) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), sum);
   }

@@ -10,11 +10,8 @@
 #include "ops/cpu/gemm_blocked.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
-#include "ops/check.h"
+#include "ops/cpu/gemm_scratch.h"
 
 namespace ak {
 namespace {
@@ -30,32 +27,6 @@ constexpr Blocking kRowsPacked{768, 512};
 constexpr int64_t kUnitsTogether = 16;
 // What a thread should have to do before a second one is woken: some 10 us.
 constexpr int64_t kFlopsPerThread = 4 << 20;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
-// Memory of a thread that grows to what is asked of it and stays: fresh pages would cost as much as the packing.
-class Scratch {
- public:
-  template <typename T>
-  T* of(int64_t count) {
-    const size_t bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
-    if (bytes > size_) {
-      memory_.reset();
-      memory_.reset(std::aligned_alloc(64, bytes));
-      size_ = memory_ ? bytes : 0;
-      if (!memory_) throw std::bad_alloc();
-    }
-    return static_cast<T*>(memory_.get());
-  }
-
- private:
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, Free> memory_;
-  size_t size_ = 0;
-};
 
 // The words of a block of rows of `a`, as panels of some lanes each, a power of two.
 struct Rows {

@@ -1,4 +1,5 @@
-// The product on one instruction set's micro-kernels, block by block (gemm_blocked.cpp).
+// The product on one instruction set's micro-kernels: block by block (gemm_blocked.cpp), or by dot products where that
+// would pack a matrix to use it a few times (gemm_thin.cpp).
 #pragma once
 
 #include "ops/cpu/gemm_kernel.h"
@@ -20,5 +21,8 @@ struct BlockedProblem {
 };
 
 void blocked_product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish);
+
+bool is_thin(const BlockedProblem& problem);
+void thin_product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish);
 
 }  // namespace ak

@@ -50,7 +50,7 @@ bool supported(Isa isa) {
       unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
       constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
       if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
-      if (!(edx & kAmxBf16) || !(edx & kAmxTile) || !supported(Isa::avx512)) return false;
+      if (!(edx & kAmxBf16) || !(edx & kAmxTile) || !supported(Isa::avx512_bf16)) return false;
       // The state of the tiles, 8 KB a thread, is granted to a process that asks; the answer holds for all its threads.
       constexpr long kArchReqXcompPerm = 0x1023, kTileData = 18;
       return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;

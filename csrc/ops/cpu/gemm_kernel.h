@@ -26,6 +26,9 @@ struct Words {
   int64_t lane_bytes, step_bytes;
 };
 
+// A product of no more rows, or of no more columns, is a thin one (gemm_thin.cpp).
+inline constexpr int64_t kThin = 4;
+
 struct Kernel {
   int64_t rows, columns;  // of the largest tile of sums; a panel of b is as wide
   int64_t lanes_log2;     // of a panel of a: those of a vector, some tiles
@@ -43,6 +46,11 @@ struct Kernel {
   // are written: up to this->columns of them.
   void (*multiply)(int64_t steps, const Words& a, const uint32_t* panel, float* sums, int64_t stride, int64_t rows,
                    int64_t columns, bool accumulate);
+  // Of thin products: sums[i * row_stride + j * column_stride] = a[i] . b[j] over `k` elements for i < rows <= kThin,
+  // j < columns; row i of `a` is the words at a + i * steps, `steps` whole vectors, and K is contiguous in b. Null
+  // where the instructions are for tiles alone.
+  void (*dot)(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, int64_t columns, float* sums,
+              int64_t row_stride, int64_t column_stride);
   // Before and after the calls of `multiply` of a thread; null where there is nothing to do.
   void (*begin)();
   void (*end)();

@@ -103,7 +103,8 @@ int64_t row_units(int64_t batches, int64_t rows) { return batches * ((rows + kRo
 
 void product(const Tensor& a, const Tensor& b, const ProductOptions& options, const Finish& finish) {
   const Isa isa = options.batch_invariant ? Isa::portable : current_isa();
-  const Kernel* kernel = kernel_of(isa, a.scalar_type() == ScalarType::BFloat16);
+  const bool is_bf16 = a.scalar_type() == ScalarType::BFloat16;
+  const Kernel* kernel = kernel_of(isa, is_bf16);
   if (!kernel) return finish_portable(a, b, options, finish);
   const int64_t d = a.dim();
   const Tensor dense_a = with_unit_stride(a), dense_b = with_unit_stride(b);
@@ -115,6 +116,8 @@ void product(const Tensor& a, const Tensor& b, const ProductOptions& options, co
                                .k = a.size(d - 1),
                                .halves = options.halves ? 2 : 1};
   if (problem.batches * problem.m * problem.n == 0) return;
+  if (is_thin(problem) && isa == Isa::amx) kernel = kernel_of(Isa::avx512_bf16, is_bf16);
+  if (is_thin(problem) && kernel->dot) return thin_product(*kernel, problem, finish);
   blocked_product(*kernel, problem, finish);
 }
 

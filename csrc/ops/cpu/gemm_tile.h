@@ -12,6 +12,7 @@
 //   transpose      kLanes vectors as a square
 //   store_words    a vector, or its first lanes
 //   load_words, broadcast, load_sums, store_sums, zero, multiply_add
+//   total          of a vector of sums
 //
 // Everything is in an anonymous namespace: code of one instruction set must not be merged by the linker with that of
 // another.
@@ -32,8 +33,9 @@
 
 #include "ops/cpu/gemm_kernel.h"
 
-// Of the small functions of V.
+// Of the small functions of V, and of lambdas that call them.
 #define AK_VECTOR inline __attribute__((always_inline)) AK_TARGET
+#define AK_VECTOR_LAMBDA __attribute__((always_inline)) AK_TARGET
 
 namespace ak {
 namespace {
@@ -165,6 +167,58 @@ struct Tiles {
   }
 };
 
+// kRows x kColumns dot products, each in the lanes of one register, until these are added up.
+template <typename V, int kRows, int kColumns>
+AK_TARGET void dot_tile(int64_t k, const uint32_t* a, int64_t steps, Operand b, float* sums, int64_t row_stride,
+                        int64_t column_stride) {
+  constexpr int64_t kElements = V::kLanes * V::kPair;
+  typename V::Sums tile[kRows][kColumns];
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns; ++j) tile[i][j] = V::zero();
+  }
+  const auto add = [&](int64_t p, auto load) AK_VECTOR_LAMBDA {
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns; ++j) {
+      const typename V::Words column = load(b.data + j * b.lane_stride + p * V::kPair);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i)
+        tile[i][j] = V::multiply_add(V::load_words(a + i * steps + p), column, tile[i][j]);
+    }
+  };
+  int64_t p = 0;
+  for (; (p + V::kLanes) * V::kPair <= k; p += V::kLanes)
+    add(p, [](const uint16_t* from) AK_VECTOR_LAMBDA { return V::load_steps(from); });
+  if (const int64_t rest = k - p * V::kPair; rest > 0)
+    add(p, [rest](const uint16_t* from) AK_VECTOR_LAMBDA { return V::load_steps(from, rest); });
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns; ++j) sums[i * row_stride + j * column_stride] = V::total(tile[i][j]);
+  }
+}
+
+template <typename V, int kRows, int kColumns>
+AK_TARGET void dot_columns(int64_t k, const uint32_t* a, int64_t steps, Operand b, int64_t columns, float* sums,
+                           int64_t row_stride, int64_t column_stride) {
+  int64_t j = 0;
+  for (; j + kColumns <= columns; j += kColumns)
+    dot_tile<V, kRows, kColumns>(k, a, steps, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
+  for (; j < columns; ++j)
+    dot_tile<V, kRows, 1>(k, a, steps, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
+}
+
+template <typename V>
+void dot(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, int64_t columns, float* sums,
+         int64_t row_stride, int64_t column_stride) {
+  constexpr int kColumns = V::kLanes == 16 ? 4 : 2;  // 32 registers, or 16
+  constexpr std::array kByRows{dot_columns<V, 1, kColumns>, dot_columns<V, 2, kColumns>, dot_columns<V, 3, kColumns>,
+                               dot_columns<V, 4, kColumns>};
+  static_assert(kByRows.size() == kThin);
+  kByRows[static_cast<size_t>(rows - 1)](k, a, steps, b, columns, sums, row_stride, column_stride);
+}
+
 // Tiles of kRows rows and kVectors vectors.
 template <typename V, int kRows, int kVectors>
 constexpr Kernel tile_kernel(int64_t depth) {
@@ -179,6 +233,7 @@ constexpr Kernel tile_kernel(int64_t depth) {
           .pack_panels = pack_panels<V>,
           .pack_rows = pack_rows<V>,
           .multiply = Tiles<V, kRows, kVectors>::multiply,
+          .dot = dot<V>,
           .begin = nullptr,
           .end = nullptr};
 }

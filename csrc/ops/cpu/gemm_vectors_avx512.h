@@ -29,6 +29,7 @@ struct Lanes512 {
   static AK_VECTOR Sums load_sums(const float* from) { return _mm512_loadu_ps(from); }
   static AK_VECTOR void store_sums(float* to, Sums v) { _mm512_storeu_ps(to, v); }
   static AK_VECTOR Sums zero() { return _mm512_setzero_ps(); }
+  static AK_VECTOR float total(Sums v) { return _mm512_reduce_add_ps(v); }
 
   // 16 x 16, in place, so that 20 registers are enough.
   static AK_VECTOR void transpose(Words (&r)[16]) {
@@ -93,8 +94,8 @@ struct WideWords : Lanes512 {
   static AK_VECTOR Words load_steps(const uint16_t* from, int64_t elements) {
     return widen(_mm256_maskz_loadu_epi16(first16(elements), from));
   }
-  static AK_VECTOR Words load_lanes(const uint16_t* from, int64_t, int64_t, int64_t lanes) {
-    return load_steps(from, lanes);
+  static AK_VECTOR Words load_lanes(const uint16_t* from, int64_t, int64_t elements, int64_t lanes) {
+    return load_steps(from, elements > 0 ? lanes : 0);
   }
   static AK_VECTOR Sums multiply_add(Words a, Words b, Sums sum) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
