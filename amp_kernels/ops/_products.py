@@ -46,6 +46,11 @@ def under_transform() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
+    return x.layout is torch.strided and not x.is_nested
+
+
 def sampler(device: str) -> Callable[..., torch.Tensor]:
     """``normal(*shape, dtype=..., grad=True)``: seeded tensors for the samples of an op."""
     generator = torch.Generator().manual_seed(0)

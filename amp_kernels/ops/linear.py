@@ -40,6 +40,7 @@ from ._products import (
     differentiable_product,
     flat,
     gemm_options,
+    is_dense,
     like,
     sampler,
     under_transform,
@@ -276,13 +277,16 @@ def linear(
     The working dtype is that of ``x`` and ``weight``, which must agree: fp16 or bf16 runs this package's GEMM with fp32
     accumulation, fp32 and fp64 run torch's own linear. Inside torch.autocast it is autocast's dtype, whatever mix of
     fp16, bf16 and fp32 comes in, and every argument gets its gradient in its own dtype. Saved for backward: ``x`` and
-    ``weight`` in 16 bits, and with an activation the 16-bit pre-activation.
+    ``weight`` in 16 bits, and with an activation the 16-bit pre-activation. A nested or sparse ``x`` runs torch's own
+    linear.
 
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
         ValueError: shapes, devices or ``activation`` do not fit.
     """
     activation = check_activation("linear", activation)
+    if not is_dense(x):
+        return ACTIVATIONS[activation](F.linear(x, weight, bias))
     invariant = is_batch_invariant()
     if autocast.eager(x, weight):
         dtype = autocast.dtype_on(x.device.type)

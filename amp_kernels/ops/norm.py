@@ -23,7 +23,7 @@ from . import norm_backward, norm_forward
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
 from ._norm import check_like
-from ._products import cast, under_transform
+from ._products import cast, is_dense, under_transform
 from .linear import gradient_dtype
 
 
@@ -196,6 +196,8 @@ autocast.lower_precision(op)
 
 def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool):
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    if residual is None and not is_dense(x):
+        return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
     if autocast.eager(*(t for t in (x, weight, bias, residual) if t is not None)):
         dtype = autocast.dtype_on(x.device.type)
         results = _norm(x, shape, weight, bias, residual, eps=eps, centred=centred, compute_dtype=dtype)
@@ -231,7 +233,7 @@ def layer_norm(
 
     The dtypes of ``x``, ``weight``, ``bias`` and ``residual`` are fp16, bf16 and fp32 in any mix, each gets its
     gradient in its own; float64 runs torch's own norm. Gradients of weight and bias are fp32 sums in a fixed order.
-    Saved for backward: ``s``, and two fp32 numbers a row.
+    Saved for backward: ``s``, and two fp32 numbers a row. A nested ``x`` without a residual runs torch's own norm.
 
     Raises:
         TypeError: a dtype or layout is not accepted.

@@ -28,7 +28,7 @@ from ._cached_step import CachedStep, Launch, addressable
 from ._checkpoint import BlockedState
 from ._devices import at, by_device, largest_flag
 from ._hyper_parameters import HyperParameters
-from ._state import DeviceBatch, Place, signature
+from ._state import DeviceBatch, Place, WrittenParams, signature
 
 logger = logging.getLogger("amp_kernels")
 
@@ -116,6 +116,8 @@ class FusedOptimizer(BlockedState):
                 if place is None or place.state is not shown or place.signature != signature(param):
                     # New, or its state was replaced, or it was moved or converted: what is shown is taken over.
                     missing.append((group, param, self._current(param)))
+                elif place.address != param.data_ptr():
+                    place.adopt_write()
                 usual = type(grad) is Tensor and grad.dtype in GRADS and grad.layout is torch.strided
                 if not usual or grad.stride() != param.stride():
                     grad = self._checked_grad(param, grad)
@@ -190,7 +192,9 @@ class FusedOptimizer(BlockedState):
             param, block = place.param, place.block
             if param.device not in batches:
                 nothing = torch.empty(0, dtype=torch.float32, device=param.device)
-                batches[param.device] = DeviceBatch(param.device, [], [], [], torch.empty(0), nothing, ShadowList([]))
+                batches[param.device] = DeviceBatch(
+                    param.device, [], [], [], torch.empty(0), nothing, ShadowList([]), WrittenParams([])
+                )
             batch = batches[param.device]
             position = next((i for i, other in enumerate(batch.blocks) if other is block), len(batch.blocks))
             if position == len(batch.blocks):
@@ -204,6 +208,7 @@ class FusedOptimizer(BlockedState):
             # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
             batch.layout = torch.tensor(rows[device], dtype=torch.int64, device="cpu")
             batch.shadows = ShadowList(shadows[device])
+            batch.written = WrittenParams([place for _, place in active if place.param.device == device])
         return list(batches.values())
 
     # ---- the step ----
@@ -240,6 +245,7 @@ class FusedOptimizer(BlockedState):
         self._measure(request, launches, max_norm)
         for batch, grads, table in launches:
             batch.shadows.renew()
+            batch.written.adopt()
             state = self._state_of(batch, hyper)
             numbers = (
                 self._tensor_lrs(batch.device),
@@ -258,6 +264,7 @@ class FusedOptimizer(BlockedState):
                 self._op.of_table(table.tensor, *state, *numbers)
                 table.bump_versions()
             batch.shadows.stamp()
+            batch.written.stamp()
             if self.zero_grads:
                 torch._foreach_zero_(grads if table is not None else [param.grad for param in batch.params])
         return loss

@@ -187,10 +187,12 @@ class BlockedState(CheckedGroups):
         return self._exported(param, values) if values else {}
 
     def reload_model_params(self) -> None:
-        """Take over the parameters as they are now: masters are set to them, shadows too.
+        """Take over the parameters as they are now: masters are set to them, without bits of their own, shadows too.
 
-        To be called after 16-bit parameters were overwritten (``model.load_state_dict``, an EMA swap): with a master
-        the next step would otherwise continue from the old weights. Averages (``ema_decay``) stay as they are.
+        In-place writes between steps (``model.load_state_dict``, ``clamp_``, a mask, an EMA swap) are taken over without
+        it, element by element where the value changed. It is for writes that version counters do not show, through
+        ``.data`` or by captured code: with a master the next step would continue from the old weights. Averages
+        (``ema_decay``) stay as they are.
         """
         with torch.no_grad():
             for place in self._places.values():
@@ -198,8 +200,15 @@ class BlockedState(CheckedGroups):
                     place.state["master"].copy_(place.param)
                 elif place.state is not None and "remainder" in place.state:
                     place.state["remainder"].zero_()
+                place.look()
             for block in self._blocks:
                 block.refresh_shadows()
+
+    @torch.no_grad()
+    def _adopt_writes(self) -> None:
+        """Bring all masters in line with what others wrote into the parameters since the last step."""
+        for place in self._places.values():
+            place.adopt_write()
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
@@ -208,6 +217,7 @@ class BlockedState(CheckedGroups):
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.
         """
+        self._adopt_writes()
         handle = self.register_state_dict_post_hook(type(self)._export, prepend=True)
         try:
             return super().state_dict()
@@ -244,6 +254,7 @@ class BlockedState(CheckedGroups):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
+        self._adopt_writes()
         state: dict[Any, Any] = defaultdict(dict)
         for param, values in self.state.items():
             if isinstance(param, Tensor):

@@ -48,6 +48,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
         raise ValueError(
             "fp32_state_dict: ema=True, but the optimizer keeps no averages; accepted: an optimizer made with ema_decay=..."
         )
+    optimizer._adopt_writes()
     names = ("ema", "master") if ema else ("master",)
     result = model.state_dict(keep_vars=True)  # parameters themselves, so that they can be looked up
     copies: dict[int, Tensor] = {}

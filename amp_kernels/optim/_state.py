@@ -5,6 +5,7 @@ A block's layout and what the update ops read of it: :mod:`amp_kernels.ops._bloc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,10 +77,66 @@ class Place:
     slot: int
     state: dict[str, Tensor] | None  # what ``optimizer.state[param]`` is, if anything is shown there
     signature: tuple
+    address: int = 0
+    versions: list[int] = field(default_factory=lambda: [0])  # the parameter's is at `index`
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        self.look()
 
     @property
     def offset(self) -> int:
         return self.block.offsets[self.slot]
+
+    @property
+    def tells_writes(self) -> bool:
+        """Whether there is a master that could miss a write to the parameter, and a counter that shows the write."""
+        return self.block.master.numel() > 0 and not self.param.is_inference()
+
+    def look(self) -> None:
+        """Take the parameter as it is for what the last step, or a load, has left."""
+        if self.tells_writes:
+            self.address, self.versions[self.index] = self.param.data_ptr(), self.param._version
+
+    def adopt_write(self) -> None:
+        """If the parameter was written since, bring its master in line. Elements that still are their master, rounded,
+        keep the bits that they lack."""
+        if not self.tells_writes:
+            return
+        if self.versions[self.index] == self.param._version and self.address == self.param.data_ptr():
+            return
+        param = self.param.detach()
+        master = view_like(self.block.master, param, self.offset)
+        if master.dtype == torch.float32:
+            master.copy_(torch.where(master.to(param.dtype) == param, master, param.float()))
+        else:
+            master.masked_fill_(param == 0, 0)  # else a mask would leave what is below the smallest weight
+        self.look()
+
+
+_version = operator.attrgetter("_version")
+
+
+class WrittenParams:
+    """Parameters with masters that are stepped together. Usually nobody but the step has written them, which is found out
+    at the speed of C."""
+
+    def __init__(self, places: list[Place]):
+        self.places = [place for place in places if place.tells_writes]
+        self.params = [place.param for place in self.places]
+        self.versions = [place.versions[place.index] for place in self.places]
+        for index, place in enumerate(self.places):
+            place.versions, place.index = self.versions, index
+
+    def adopt(self) -> None:
+        """Before a step: what others wrote since the last one goes into the masters."""
+        if list(map(_version, self.params)) != self.versions:
+            for place in self.places:
+                place.adopt_write()
+
+    def stamp(self) -> None:
+        """After a step, which has written parameters and masters."""
+        self.versions[:] = map(_version, self.params)
 
 
 @dataclass
@@ -93,5 +150,6 @@ class DeviceBatch:
     layout: Tensor
     nothing: Tensor  # in the place of a buffer that is not there, or not to be used
     shadows: ShadowList  # of those params that have one
+    written: WrittenParams  # those that have a master
     hyper: HyperParameters | None = None  # what `state` was made for
     state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`

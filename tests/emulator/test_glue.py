@@ -9,6 +9,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.ops.activation_backward import activation_backward
 from amp_kernels.ops.check_and_norm import check_and_norm
 from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
@@ -187,6 +188,16 @@ def test_a_row_is_the_same_alone_and_from_an_unaligned_place(capability):
             assert torch.equal(few, many if len(few) == 9 else many[3:4])
 
 
+def test_the_planned_tile_is_the_one_that_runs():
+    """Narrow and wide tiles have room for different numbers of stages."""
+    shared = []
+    for m, n in ((64, 64), (128, 256)):
+        with ak.backend("emulate"):
+            gemm(torch.ones(m, 64, dtype=bf16), torch.ones(64, n, dtype=bf16))
+        shared.append(launches()[-1].shared)
+    assert shared[0] != shared[1]
+
+
 # ---- updates
 
 
@@ -208,7 +219,8 @@ def trained(name, backend, options, count, steps=3):
             scaler.step(optimizer, max_norm=0.5)
             scaler.update()
     state = optimizer.state_dict()["state"]
-    return params, [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    shadows = [shadow for p in params if (shadow := fresh_shadow(p, optimizer.shadow_dtype)) is not None]
+    return params, shadows, [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
 
 
 RULES = {

@@ -1,0 +1,49 @@
+"""Nested and sparse inputs: what torch's modules do with them, the converted ones do."""
+
+import copy
+
+import pytest
+import torch
+
+import amp_kernels as ak
+
+MODULES = [torch.nn.Linear(8, 6), torch.nn.LayerNorm(8), torch.nn.RMSNorm(8)]
+
+
+def outcome(model, x, autocast):
+    """Result and gradient of the weight, or the error."""
+    model.zero_grad()
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = model(x)
+        parts = y.unbind() if y.is_nested else [y]
+        sum(part.float().square().sum() for part in parts).backward()
+    except (RuntimeError, NotImplementedError) as error:
+        return type(error)
+    return [*(part.detach() for part in parts), model.weight.grad]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided, torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)
+def test_converted_modules_give_what_torchs_give(module, layout, autocast):
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(n, 8, generator=generator) for n in (3, 5)]
+    if layout in (torch.jagged, torch.strided):
+        x = torch.nested.nested_tensor(rows, layout=layout)
+    else:
+        x = rows[0].relu().to_sparse(layout=layout)
+    expected, found = outcome(module, x, autocast), outcome(ak.convert(copy.deepcopy(module)), x, autocast)
+    if isinstance(expected, type):
+        assert found is expected, "torch cannot do it either"
+    else:
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_an_activation_is_applied_all_the_same(activation):
+    x = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)], layout=torch.jagged)
+    linear = ak.nn.Linear(8, 6, activation=activation)
+    for part, row in zip(linear(x).unbind(), x.unbind(), strict=True):
+        torch.testing.assert_close(part, linear(row))
