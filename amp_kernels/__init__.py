@@ -9,7 +9,7 @@ from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
 from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
-from .nn import convert, override_matmul
+from .nn import convert, override_matmul, revert
 from .ops.baddbmm import addmm, baddbmm
 from .ops.cross_entropy import cross_entropy
 from .ops.linear import linear
@@ -46,5 +46,6 @@ __all__ = [
     "override_matmul",
     "recommended_dtype",
     "refresh_shadows",
+    "revert",
     "rms_norm",
 ]

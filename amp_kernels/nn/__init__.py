@@ -1,6 +1,6 @@
 """Modules over the ops, drop-in for torch.nn's, and ``convert``, which puts them into a model."""
 
-from .convert import convert
+from .convert import convert, revert
 from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
 from .linear_cross_entropy import LinearCrossEntropyLoss
@@ -19,4 +19,5 @@ __all__ = [
     "accumulate_fp32",
     "convert",
     "override_matmul",
+    "revert",
 ]

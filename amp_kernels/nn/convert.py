@@ -1,12 +1,15 @@
-"""``convert``: puts this package's modules into a model that exists."""
+"""``convert`` puts this package's modules into a model that exists, ``revert`` takes them out again."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
 
+from . import conv1d
 from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
 from .norm import LayerNorm, RMSNorm
@@ -25,16 +28,66 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 
 
-def convert(model: Model) -> Model:
+def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = False) -> Model:
     """Replace the Linear, LayerNorm, RMSNorm and CrossEntropyLoss modules of ``model``, itself included, by those of
-    :mod:`amp_kernels.nn`, in place.
+    :mod:`amp_kernels.nn`, in place; and the ``Conv1D`` of Hugging Face's GPT-2.
 
     Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,
-    training flag, state_dict, optimizers and every reference held elsewhere remain valid.
+    training flag, state_dict, optimizers and every reference held elsewhere remain valid. What looks for
+    torch's exact classes, such as ``torch.ao.quantization.quantize_dynamic``, finds them again after :func:`revert`.
 
-    Left alone, each with a DEBUG line of the logger ``amp_kernels``: subclasses (they may override forward; norms that
-    add one to their weight are such), modules whose forward was replaced on the instance, and modules whose weight is
-    not a plain parameter (parametrised, pruned, quantised, sharded). Calling it again changes nothing.
+    Left alone: subclasses (they may override forward; norms that add one to their weight are such), modules whose
+    forward was replaced on the instance, and modules whose weight is not a plain parameter (parametrised, pruned,
+    quantised, sharded). The logger ``amp_kernels`` tells in one INFO line what was replaced and what was left, by class,
+    and in DEBUG lines by module. Calling it again changes nothing.
+
+    Args:
+        model: any module.
+        skip: what to leave as it is: names of modules (with all that is inside them) or classes.
+        report: also print a line for each module that was replaced, or left alone although it has parameters of its own,
+            with the reason.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a torch.nn.Module, or an entry of ``skip`` is neither a name nor a class.
+        ValueError: ``model`` has no module of a name in ``skip``. Nothing has been changed when either is raised.
+    """
+    modules = _modules("convert", model)
+    names, classes = _skipped(dict(modules), skip)
+    replaced, left = Counter(), Counter()
+    for name, module in modules:
+        kind = type(module)
+        replacement = conv1d.derived(kind) if conv1d.is_conv1d(kind) else REPLACEMENTS.get(kind)
+        if isinstance(module, classes) or any(name == n or name.startswith(f"{n}.") for n in names):
+            reason = "skip names it"
+        else:
+            reason = _why_not(module) if replacement else _unknown(module)
+        if reason is None and replacement is not None:
+            module.__class__ = replacement
+            replaced[kind.__name__] += 1
+            text = f"{name or 'the model'} is now {replacement.__module__}.{replacement.__qualname__}"
+        elif reason is not None:
+            left[kind.__name__] += 1
+            text = f"{name or 'the model'} ({kind.__name__}) is left alone: {reason}"
+        else:
+            continue
+        logger.debug("convert: %s", text)
+        if report:
+            print(text)
+    if replaced or left:
+        logger.info("convert: replaced %s; left alone %s", _counted(replaced), _counted(left))
+    return model
+
+
+def revert(model: Model) -> Model:
+    """Undo :func:`convert`: give the modules of this package in ``model`` the classes of torch (or transformers) that they
+    stand for, in place.
+
+    Left alone, each with a DEBUG line of the logger ``amp_kernels``: modules that do what torch's cannot, a Linear with an
+    activation or a CrossEntropyLoss with z_loss, and subclasses. A CrossEntropyLoss that writes gradients in place of the
+    logits keeps its own memory afterwards.
 
     Args:
         model: any module.
@@ -45,26 +98,52 @@ def convert(model: Model) -> Model:
     Raises:
         TypeError: ``model`` is not a torch.nn.Module.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"convert: model is a {type(model).__name__}; accepted: a torch.nn.Module")
-    for name, module in model.named_modules():
-        replacement = REPLACEMENTS.get(type(module))
-        reason = _why_not(module) if replacement else _unknown_subclass(module)
-        if reason:
-            logger.debug("convert: %s (%s) is left alone: %s", name or "the model", type(module).__name__, reason)
-        elif replacement:
-            module.__class__ = replacement
-            logger.debug(
-                "convert: %s is now %s.%s", name or "the model", replacement.__module__, replacement.__qualname__
-            )
+    originals = {ours: theirs for theirs, ours in REPLACEMENTS.items()}
+    for name, module in _modules("revert", model):
+        kind = type(module)
+        original = kind.__base__ if conv1d.is_conv1d(kind.__base__) else originals.get(kind)
+        if original is None:
+            continue
+        more = next((name for name in ("activation", "z_loss") if getattr(module, name, None)), None)
+        if more:
+            logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
+        else:
+            module.__class__ = original
     return model
 
 
-def _unknown_subclass(module: torch.nn.Module) -> str | None:
-    if isinstance(module, tuple(REPLACEMENTS.values())):
+def _modules(function: str, model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{function}: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+    return list(model.named_modules())
+
+
+def _skipped(modules: dict[str, torch.nn.Module], skip: Iterable[str | type]) -> tuple[list[str], tuple[type, ...]]:
+    skip = [skip] if isinstance(skip, (str, type)) else list(skip)
+    for entry in skip:
+        if not isinstance(entry, (str, type)):
+            raise TypeError(
+                f"convert: skip holds {entry!r}, a {type(entry).__name__}; accepted: names of modules, classes"
+            )
+        if isinstance(entry, str) and entry not in modules:
+            raise ValueError(
+                f"convert: skip holds {entry!r}; accepted: names of modules, as model.named_modules() has them"
+            )
+    return [e for e in skip if isinstance(e, str)], tuple(e for e in skip if isinstance(e, type))
+
+
+def _counted(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counter.items())) or "nothing"
+
+
+def _unknown(module: torch.nn.Module) -> str | None:
+    """Why a module that nothing stands for is left alone; ``None`` if there is nothing to say."""
+    if type(module) in REPLACEMENTS.values() or conv1d.is_conv1d(type(module).__base__):
         return None
     base = next((known for known in REPLACEMENTS if isinstance(module, known)), None)
-    return base and f"it is a subclass of {base.__name__} and may override forward"
+    if base:
+        return f"it is a subclass of {base.__name__} and may override forward"
+    return "nothing here takes its place" if module._parameters else None
 
 
 def _why_not(module: torch.nn.Module) -> str | None:

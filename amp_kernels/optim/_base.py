@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._dispatch import policy
@@ -60,8 +61,8 @@ class FusedOptimizer(BlockedState):
 
         Raises:
             TypeError: a parameter is not float16, bfloat16 or float32, or is a tensor subclass such as DTensor.
-            ValueError: a hyper-parameter is out of range, NaN or unsupported, or torch's own reasons (a non-leaf
-                tensor, ...).
+            ValueError: a hyper-parameter is out of range, NaN or unsupported, a parameter has gaps in memory, or torch's
+                own reasons (a non-leaf tensor, ...).
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -76,6 +77,11 @@ class FusedOptimizer(BlockedState):
                 if param.layout is not torch.strided:
                     raise TypeError(
                         f"{self._name}: params[{i}] has layout {param.layout}; accepted: torch.strided (dense)"
+                    )
+                if param.requires_grad and not is_lazy(param) and not _lists.is_dense(param):
+                    raise ValueError(
+                        f"{self._name}: params[{i}] is {_lists.describe(param)}, which leaves gaps in memory or overlaps "
+                        "itself; accepted: any order of dimensions that covers its memory once"
                     )
                 if is_traceable_wrapper_subclass(param):
                     raise TypeError(
@@ -235,8 +241,13 @@ class FusedOptimizer(BlockedState):
         """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+            # No scaler takes a closure, so the gradients in it carry no scale: Lightning, which looks here, may clip them.
+            takes_scale, self._step_supports_amp_scaling = self._step_supports_amp_scaling, False
+            try:
+                with torch.enable_grad():
+                    loss = closure()
+            finally:
+                self._step_supports_amp_scaling = takes_scale
         request = self._request or self.default_request()
         hyper = self._current_hyper_parameters()
         options = self._packed_options(hyper)

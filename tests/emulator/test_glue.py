@@ -220,7 +220,11 @@ def trained(name, backend, options, count, steps=3):
             scaler.update()
     state = optimizer.state_dict()["state"]
     shadows = [shadow for p in params if (shadow := fresh_shadow(p, optimizer.shadow_dtype)) is not None]
-    return params, shadows, [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return (
+        params,
+        shadows,
+        [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)],
+    )
 
 
 RULES = {

@@ -252,12 +252,16 @@ def test_lists_that_are_refused(name, bad, error, text):
 
 
 @EACH
-def test_parameters_with_gaps_are_refused_at_the_step(name):
-    p = torch.ones(4, 6)[:, ::2].requires_grad_()
-    optimizer = make(name, [p])
-    p.grad = torch.ones(4, 3)
-    with pytest.raises(ValueError, match="leaves gaps in memory"):
-        optimizer.step()
+@pytest.mark.parametrize("gaps", [lambda x: x[:, ::2], lambda x: x[:1].expand(4, 6)], ids=["strided", "expanded"])
+def test_parameters_with_gaps_are_refused(name, gaps):
+    bad = gaps(torch.ones(4, 6)).requires_grad_()
+    with pytest.raises(ValueError, match=r"params\[1\] is float32\[4, .\] with strides .* which leaves gaps in memory"):
+        make(name, [LEAF, bad])
+    optimizer = make(name, [LEAF])
+    with pytest.raises(ValueError, match=r"params\[0\] is float32"):
+        optimizer.add_param_group({"params": [bad]})
+    assert len(optimizer.param_groups) == 1
+    make(name, [LEAF, bad.detach()])  # frozen, it is never read
 
 
 @EACH

@@ -332,3 +332,26 @@ def test_writes_that_versions_do_not_see_need_a_refresh(checked, monkeypatch):
             fresh_shadow(model.weight, f16)
     ak.refresh_shadows(model)
     assert torch.equal(fresh_shadow(model.weight, f16), model.weight.half())
+
+
+def test_whoever_clips_inside_a_closure_may():
+    """Lightning refuses to clip the gradients of an optimizer that says it unscales them, and asks inside the closure, where
+    they have no scale; torch's scaler asks outside."""
+    p = param(5)
+    optimizer = akopt.SGD([p], lr=1.0)
+    before = p.detach().clone()
+
+    def closure():
+        assert not getattr(optimizer, "_step_supports_amp_scaling", False)
+        fill([p], 3.0)
+        torch.nn.utils.clip_grad_norm_([p], 0.5)
+
+    def broken():
+        raise KeyError
+
+    optimizer.step(closure)
+    torch.testing.assert_close((p - before).norm(), torch.tensor(0.5))
+    assert optimizer._step_supports_amp_scaling
+    with pytest.raises(KeyError):
+        optimizer.step(broken)
+    assert optimizer._step_supports_amp_scaling
