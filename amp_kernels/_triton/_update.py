@@ -131,6 +131,7 @@ def prepare_kernel(
     scalars = DERIVE(options, flags, step)
     for i in tl.static_range(len(scalars)):
         tl.store(out + SCALARS + i, scalars[i], mask=mask)
+    tl.debug_barrier()  # lanes beside the list have read the first counter, in warps that do not store it
     tl.store(counter, step, mask=mask)
 
 

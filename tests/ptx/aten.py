@@ -26,6 +26,15 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return same.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def takes_number(function, args) -> bool:
+    """Whether a Python number stands where the overload has a tensor: the dispatcher hands tensors made of numbers over as such."""
+    schema = getattr(function, "_schema", None)
+    return schema is not None and any(
+        isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType)
+        for argument, value in zip(schema.arguments, args, strict=False)
+    )
+
+
 def run_on_cpu(function, args, kwargs):
     originals = []
 
@@ -41,7 +50,7 @@ def run_on_cpu(function, args, kwargs):
         kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
     given = [a for a in args if isinstance(a, torch.Tensor)]
-    result = function(*args, **kwargs)
+    result = (function.overloadpacket if takes_number(function, args) else function)(*args, **kwargs)
     scalar = function is torch.ops.aten._local_scalar_dense.default
     to_cuda = torch.device(device).type == "cuda" if device is not None else not scalar
 

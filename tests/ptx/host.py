@@ -10,7 +10,7 @@ from .interpreter import liveness
 from .interpreter.launch import Device, Launch
 from .interpreter.text import Kernel, Module
 from .interpreter.types import PtxError
-from .sources import newest, sources_in
+from .sources import Source, newest, sources_in
 
 
 class FakeLaunch(ctypes.Structure):  # mirrored in fake_cuda/fake.h
@@ -85,10 +85,7 @@ class Machine:
 
         return call
 
-    def _kernel(self, name: str) -> Kernel:
-        source = newest(self.sources, name, self.device.capability)
-        if source is None:
-            raise PtxError(f"there is no PTX of {name} for sm_{self.device.capability}")
+    def kernel(self, source: Source, name: str) -> Kernel:
         text = source.text(name)
         if self.rewrite:
             text = self.rewrite(name, text)
@@ -100,7 +97,11 @@ class Machine:
 
     def _prepare(self, pointer) -> int:
         launch = pointer.contents
-        kernel = self._kernel(launch.kernel.decode())
+        name = launch.kernel.decode()
+        source = newest(self.sources, name, self.device.capability)
+        if source is None:
+            raise PtxError(f"there is no PTX of {name} for sm_{self.device.capability}")
+        kernel = self.kernel(source, name)
         arguments = bytearray(kernel.parameter_bytes)
         for i, (at, size) in enumerate(kernel.parameters.values()):
             arguments[at : at + size] = ctypes.string_at(launch.arguments[i], size)
@@ -112,21 +113,14 @@ class Machine:
 
     def _run(self, number: int, overlap: int) -> int:
         p = self._prepared[number]
-        self._refresh_memory()
-        self.launched.append(p.kernel.name)
-        Launch(
-            self.device,
-            p.kernel,
-            p.grid,
-            p.block,
-            p.cluster,
-            p.shared_bytes,
-            p.arguments,
-            shared_limit=p.shared_limit,
-            overlapping=bool(overlap),
-            seed=self.seed,
-        ).run()
+        self.launch(p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments,
+                    shared_limit=p.shared_limit, overlapping=bool(overlap))  # fmt: skip
         return 0
+
+    def launch(self, kernel: Kernel, *configuration, **options) -> None:
+        self._refresh_memory()
+        self.launched.append(kernel.name)
+        Launch(self.device, kernel, *configuration, seed=self.seed, **options).run()
 
     def _refresh_memory(self) -> None:
         changes = self.runtime.fake_memory_changes()

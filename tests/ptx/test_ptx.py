@@ -17,7 +17,7 @@ from .run import environment
 from .sources import sources_in
 
 FOLDER = Path(__file__).parent
-CASES = sorted(path.name for path in FOLDER.glob("executed_*.py"))
+CASES = sorted(FOLDER.glob("executed_*.py"))
 pytestmark = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to execute"),
     pytest.mark.skipif(
@@ -25,10 +25,6 @@ pytestmark = [
     ),
     pytest.mark.slow,
 ]
-
-
-def test_there_are_cases():
-    assert CASES
 
 
 def execute(*command) -> subprocess.CompletedProcess:
@@ -43,9 +39,8 @@ def execute(*command) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_executed(name):
-    run = execute("pytest", "-p", "no:cacheprovider", FOLDER / name)
+def test_executed():
+    run = execute("pytest", "-p", "no:cacheprovider", *CASES)
     assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
     assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout

@@ -93,6 +93,8 @@ class Shadow:
         bad |= ~local & (who > block.launch.ordered) & (knowledge[SEEN, warps, EARLIER] == 0)
         if strong:
             bad &= kind != STRONG
+        if self.must_be_written and not block.launch.device.orders_shared:
+            bad &= False
         bad |= who == IN_FLIGHT
         if bad.any():
             self._report(bad, who, index, block, warps, what, text, proxy)

@@ -1,5 +1,8 @@
 """The fundamental types of PTX (PTX ISA 9.0, §5.2) as numpy types, and arithmetic that numpy lacks."""
 
+import ctypes
+import ctypes.util
+
 import numpy as np
 
 BYTES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4}
@@ -65,6 +68,16 @@ def fma_f32(a, b, c) -> np.ndarray:
         odd = np.where(inexact & ((bits & 1) == 0), np.where(away, bits + 1, bits - 1), bits)
         total = odd.view(np.float64)
     return total.astype(np.float32)
+
+
+_libm = ctypes.CDLL(ctypes.util.find_library("m"))
+_libm.fma.restype, _libm.fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+_fma = np.frompyfunc(_libm.fma, 3, 1)
+
+
+def fma_f64(a, b, c) -> np.ndarray:
+    """a * b + c rounded once, by the C library."""
+    return np.asarray(_fma(a, b, c), np.float64)
 
 
 def truncating_divide(a, b, signed: bool) -> np.ndarray:

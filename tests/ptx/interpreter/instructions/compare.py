@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..types import from_bf16, from_f16
 from . import meaning
 
 ORDERED = {
@@ -40,6 +41,22 @@ def setp(block, instruction, pc, name, join, kind):
         return lambda mask: write(compare(x, y), mask)
     z, combine = block.source(c[0], "pred"), JOIN[join]
     return lambda mask: write(combine(compare(x, y), z), mask)
+
+
+# §9.7.7.2 setp of 16-bit floats; of a pair, one predicate each, that of the low half first
+@meaning(r"setp\.(?P<name>eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)\.(?P<of>b?f16)(?P<pair>x2)?")
+def setp_half(block, instruction, pc, name, of, pair):
+    d, a, b = instruction.operands
+    convert, compare = from_f16 if of == "f16" else from_bf16, comparison(name, "f32")
+    x, y = (block.source(operand, "b32" if pair else "b16") for operand in (a, b))
+    writes = [block.writer(p, "pred") for p in ((d.first, d.second) if pair else (d,))]
+
+    def run(mask):
+        for half, write in enumerate(writes):
+            left, right = (convert((block.per_thread(v) >> (16 * half) & 0xFFFF).astype(np.uint16)) for v in (x, y))
+            write(compare(left, right), mask)
+
+    return run
 
 
 # §9.7.6.3 selp: d = p ? a : b

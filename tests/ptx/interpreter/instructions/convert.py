@@ -41,15 +41,19 @@ def integer_to_float(block, instruction, pc, to, of):
 
 
 # exact widenings
-@meaning(r"cvt\.f32\.(?P<of>f16|bf16)|cvt\.f64\.f32")
-def widen(block, instruction, pc, of):
+@meaning(r"cvt\.f64\.f32")
+def to_double(block, instruction, pc):
     d, a = instruction.operands
-    if of is None:
-        x, write = block.source(a, "f32"), block.writer(d, "f64")
-        return lambda mask: write(np.asarray(x).astype(np.float64), mask)
-    x, write = block.source(a, "b16"), block.writer(d, "f32")
+    x, write = block.source(a, "f32"), block.writer(d, "f64")
+    return lambda mask: write(np.asarray(x).astype(np.float64), mask)
+
+
+@meaning(r"cvt\.(?P<to>f32|f64)\.(?P<of>f16|bf16)")
+def widen(block, instruction, pc, to, of):
+    d, a = instruction.operands
+    x, write, kind = block.source(a, "b16"), block.writer(d, to), numpy_type(to)
     convert = from_f16 if of == "f16" else from_bf16
-    return lambda mask: write(convert(np.ascontiguousarray(x)), mask)
+    return lambda mask: write(convert(np.ascontiguousarray(x)).astype(kind), mask)
 
 
 @meaning(r"cvt\.rn\.f32\.f64")

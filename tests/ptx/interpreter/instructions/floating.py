@@ -1,8 +1,9 @@
-"""Floating point, PTX ISA §9.7.3 (f32 and f64). Results are rounded to nearest even as .rn says, subnormals are kept: no .ftz here."""
+"""Floating point, PTX ISA §9.7.3 (f32 and f64) and §9.7.4 (16 bits). Results are rounded to nearest even as .rn says; subnormals are kept
+but where .ftz says that they become zeros of their sign."""
 
 import numpy as np
 
-from ..types import fma_f32, numpy_type
+from ..types import fma_f32, fma_f64, numpy_type
 from . import meaning
 
 
@@ -15,12 +16,23 @@ def add_sub_mul(block, instruction, pc, name, kind):
     return lambda mask: write(function(x, y), mask)
 
 
+SMALLEST = np.float32(2.0**-126)
+
+
+def flushed(x):
+    return np.where(np.abs(x) < SMALLEST, np.copysign(np.float32(0), x), x)
+
+
 # §9.7.3.6 fma: one rounding
-@meaning(r"fma\.rn\.f32")
-def fma(block, instruction, pc):
+@meaning(r"fma\.rn(?P<ftz>\.ftz)?\.(?P<kind>f32|f64)")
+def fma(block, instruction, pc, ftz, kind):
     d, a, b, c = instruction.operands
-    x, y, z = (block.source(operand, "f32") for operand in (a, b, c))
-    write = block.writer(d, "f32")
+    x, y, z = (block.source(operand, kind) for operand in (a, b, c))
+    write = block.writer(d, kind)
+    if kind == "f64":
+        return lambda mask: write(fma_f64(x, y, z), mask)
+    if ftz:
+        return lambda mask: write(flushed(fma_f32(flushed(x), flushed(y), flushed(z))), mask)
     return lambda mask: write(fma_f32(x, y, z), mask)
 
 
@@ -32,13 +44,16 @@ def div(block, instruction, pc, kind):
     return lambda mask: write(np.divide(x, y), mask)
 
 
-# §9.7.3.9 abs, §9.7.3.10 neg: the sign alone, of NaN too
-@meaning(r"(?P<name>abs|neg)\.f(?P<bits>32|64)")
-def abs_neg(block, instruction, pc, name, bits):
+SIGN = {"f16": ("b16", 0x8000), "f16x2": ("b32", 0x80008000), "f32": ("b32", 1 << 31), "f64": ("b64", 1 << 63)}
+
+
+# §9.7.3.9 abs, §9.7.3.10 neg, §9.7.4.6, §9.7.4.5: the sign alone, of NaN too
+@meaning(r"(?P<name>abs|neg)\.b?(?P<of>f16|f16x2|f32|f64)")
+def abs_neg(block, instruction, pc, name, of):
     d, a = instruction.operands
-    kind = "b" + bits
+    kind, bit = SIGN[of]
     x, write = block.source(a, kind), block.writer(d, kind)
-    sign = numpy_type(kind)(1 << (int(bits) - 1))
+    sign = numpy_type(kind)(bit)
     return (lambda mask: write(x & ~sign, mask)) if name == "abs" else (lambda mask: write(x ^ sign, mask))
 
 
@@ -76,15 +91,10 @@ def approximations(block, instruction, pc, name, ftz):
     x, write = block.source(a, "f32"), block.writer(d, "f32")
     exact = {"ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda v: 1 / np.sqrt(v), "tanh": np.tanh}
     exact |= {"rcp": lambda v: 1 / v, "sqrt": np.sqrt}
-    smallest = np.float32(2.0**-126)
 
     def run(mask):
         value = np.asarray(x, np.float64)
-        if ftz:
-            value = np.where(np.abs(value) < smallest, np.copysign(0.0, value), value)
-        result = exact[name](value).astype(np.float32)
-        if ftz:
-            result = np.where(np.abs(result) < smallest, np.copysign(np.float32(0), result), result)
-        write(result, mask)
+        result = exact[name](flushed(value) if ftz else value).astype(np.float32)
+        write(flushed(result) if ftz else result, mask)
 
     return run

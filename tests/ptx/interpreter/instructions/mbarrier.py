@@ -64,7 +64,8 @@ def barrier_at(block, address: int, text: str, *, user=None, warp: int | None = 
 
 
 def check_for_async(block, barrier: Barrier, warp: int, text: str) -> None:
-    if block.knowledge.known[INITIALISED, warp, barrier.made_by - block.launch.base] < barrier.made_at:
+    visible = block.knowledge.known[INITIALISED, warp, barrier.made_by - block.launch.base] >= barrier.made_at
+    if block.launch.device.orders_shared and not visible:
         raise PtxError(
             f"the initialisation of the mbarrier is not visible to the async proxy (fence.mbarrier_init): {text}"
         )

@@ -1,0 +1,111 @@
+"""A driver for Triton whose device is the interpreter: kernels are compiled for the chip, and their PTX is launched with what Triton's own
+launcher passes (triton/backends/nvidia/driver.py and driver.c)."""
+
+import ctypes
+import struct
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.runtime.driver import driver
+
+from .host import Machine
+from .interpreter.text import Kernel
+from .sources import Source
+
+MAP_BYTES = 128
+
+
+def tensor_map(machine: Machine, described, meta: dict) -> bytes:
+    """The argument that driver.c's fillTMADescriptor makes of a TensorDescriptor: dimensions from the innermost one on."""
+    encode = ctypes.c_void_p()
+    machine.runtime.cudaGetDriverEntryPointByVersion(b"cuTensorMapEncodeTiled", ctypes.byref(encode), 0, 0, None)
+    rank, size = len(described.shape), meta["elem_size"]
+    raw = ctypes.create_string_buffer(2 * MAP_BYTES)
+    at = -ctypes.addressof(raw) % MAP_BYTES
+    shape = (ctypes.c_uint64 * rank)(*reversed(described.shape))
+    strides = (ctypes.c_uint64 * rank)(*(size * stride for stride in reversed(described.strides[:-1])), 0)
+    box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
+    ones = (ctypes.c_uint32 * rank)(*[1] * rank)
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 4
+    )  # fmt: skip
+    kind = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+    address = described.base.data_ptr()
+    refused = prototype(encode.value)(
+        ctypes.addressof(raw) + at, kind, rank, address, shape, strides, box, ones, 0, meta["swizzle"], 2, 0
+    )
+    if refused:
+        raise RuntimeError("the driver would refuse this tensor map")
+    return raw.raw[at : at + MAP_BYTES]
+
+
+def flat(machine: Machine, signature, arguments, maps: list):
+    """The kernel's parameters as its signature lists them: bytes, or numbers as wide as the parameter."""
+    for kind, value in zip(signature, arguments, strict=True):
+        if isinstance(kind, tuple):
+            yield from flat(machine, kind, value, maps)
+        elif kind == "constexpr":
+            pass
+        elif kind.startswith("tensordesc"):
+            yield tensor_map(machine, value, maps.pop(0))
+            yield from value.shape
+            yield from value.strides
+        elif kind.startswith(("fp", "bf")):
+            yield struct.pack({"fp64": "<d"}.get(kind, "<f"), value)
+        else:
+            yield value.data_ptr() if hasattr(value, "data_ptr") else int(value or 0)
+
+
+class Driver:
+    """As much of a driver as the JIT asks for; it is its own `utils`."""
+
+    def __init__(self, machine: Machine):
+        self.machine, self.utils, self.text = machine, self, ""
+        self.kernels: list[Kernel] = []
+        triton.knobs.runtime.kernel_load_start_hook = self._take_text
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.machine.device.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.machine.device.capability  # Triton keeps its kernels by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> dict:
+        return {"max_shared_mem": self.machine.device.shared_limit}
+
+    def _take_text(self, module, function, name, files, hash) -> None:
+        self.text = next(Path(path).read_text() for file, path in files.items() if file.endswith(".ptx"))
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int):
+        kernel = self.machine.kernel(Source(self.text), name)
+        self.kernels.append(kernel)
+        return None, kernel, 0, 0, kernel.max_threads
+
+    def launcher_cls(self, src, metadata):
+        assert metadata.global_scratch_size == metadata.profile_scratch_size == 0
+        assert metadata.num_ctas == 1
+
+        def launch(x, y, z, stream, kernel, packed, launch_metadata, enter, leave, *arguments):
+            maps = list(getattr(metadata, "tensordesc_meta", None) or [])
+            values = [*flat(self.machine, src.signature.values(), arguments, maps), 0, 0]  # no scratch
+            data = bytearray(kernel.parameter_bytes)
+            for (at, size), value in zip(kernel.parameters.values(), values, strict=True):
+                raw = value if isinstance(value, bytes) else (value % (1 << 8 * size)).to_bytes(size, "little")
+                assert len(raw) == size
+                data[at : at + size] = raw
+            threads = metadata.num_warps * 32
+            self.machine.launch(kernel, (x, y, z), (threads, 1, 1), (1, 1, 1), metadata.shared, bytes(data))
+
+        return launch
+
+
+def install(machine: Machine) -> Driver:
+    """For the rest of the process."""
+    made = Driver(machine)
+    driver.set_active(made)
+    return made
