@@ -41,7 +41,7 @@ def test_exact_around_every_block(every_cpu_isa, generator, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("few", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("few", [1, 3, 4, 6, 16, 17])
 def test_thin_products_are_exact(every_cpu_isa, generator, threads, dtype, few):
     """Few rows, or few columns, in any layout, with batches, gates and sums of columns."""
     threads(2)
@@ -89,11 +89,11 @@ def test_bits_depend_on_a_row_and_b_alone(every_cpu_isa, generator, threads, dty
     for count in (2, 5):
         threads(count)
         assert torch.equal(gemm(a, b, **options), whole)
-    for first, last in ((0, 5), (5, 12), (61, 66), (125, 130)):
+    for first, last in ((0, 17), (5, 29), (50, 67), (113, 130)):
         assert torch.equal(gemm(a[2, first:last], b[2], **options), whole[2, first:last])
-    thin = [gemm(a[2, first : first + 3], b[2], **options) for first in range(4)]  # summed in an order of their own
-    for one, other in itertools.pairwise(thin):
-        assert torch.equal(one[1:], other[:2])
+    thin = gemm(a[2, :16], b[2], **options)  # summed in an order of its own
+    for first, last in ((0, 1), (1, 4), (2, 7), (3, 16)):
+        assert torch.equal(gemm(a[2, first:last], b[2], **options), thin[first:last])
 
 
 def test_sums_of_columns_do_not_depend_on_the_threads(every_cpu_isa, generator, threads):

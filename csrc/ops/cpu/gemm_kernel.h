@@ -27,7 +27,7 @@ struct Words {
 };
 
 // A product of no more rows, or of no more columns, is a thin one (gemm_thin.cpp).
-inline constexpr int64_t kThin = 4;
+inline constexpr int64_t kThin = 16;
 
 struct Kernel {
   int64_t rows, columns;  // of the largest tile of sums; a panel of b is as wide

@@ -2,7 +2,7 @@
 // memory of the large operand, whose K is contiguous.
 //
 // Work: the bytes of the large operand, each read once; the small one is packed and stays in the L1 or L2 cache. A
-// vector of the large operand meets up to kThin vectors of the small one.
+// few of its lanes go through the L1 cache and meet all vectors of the small one.
 //
 // An element is summed in the lanes of one register, then over these, whatever the number of threads.
 #include <algorithm>

@@ -199,24 +199,27 @@ AK_TARGET void dot_tile(int64_t k, const uint32_t* a, int64_t steps, Operand b, 
   }
 }
 
-template <typename V, int kRows, int kColumns>
-AK_TARGET void dot_columns(int64_t k, const uint32_t* a, int64_t steps, Operand b, int64_t columns, float* sums,
-                           int64_t row_stride, int64_t column_stride) {
-  int64_t j = 0;
-  for (; j + kColumns <= columns; j += kColumns)
-    dot_tile<V, kRows, kColumns>(k, a, steps, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
-  for (; j < columns; ++j)
-    dot_tile<V, kRows, 1>(k, a, steps, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
+// A few columns of b, which then stay in the L1 cache, by all rows.
+template <typename V, int kColumns>
+AK_TARGET void dot_rows(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, float* sums,
+                        int64_t row_stride, int64_t column_stride) {
+  constexpr std::array kByRows{dot_tile<V, 1, kColumns>, dot_tile<V, 2, kColumns>, dot_tile<V, 3, kColumns>,
+                               dot_tile<V, 4, kColumns>};
+  constexpr int64_t kRows = kByRows.size();
+  for (int64_t i = 0; i < rows; i += kRows)
+    kByRows[static_cast<size_t>(std::min(kRows, rows - i) - 1)](k, a + i * steps, steps, b, sums + i * row_stride,
+                                                                row_stride, column_stride);
 }
 
 template <typename V>
-void dot(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, int64_t columns, float* sums,
-         int64_t row_stride, int64_t column_stride) {
+AK_TARGET void dot(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, int64_t columns, float* sums,
+                   int64_t row_stride, int64_t column_stride) {
   constexpr int kColumns = V::kLanes == 16 ? 4 : 2;  // 32 registers, or 16
-  constexpr std::array kByRows{dot_columns<V, 1, kColumns>, dot_columns<V, 2, kColumns>, dot_columns<V, 3, kColumns>,
-                               dot_columns<V, 4, kColumns>};
-  static_assert(kByRows.size() == kThin);
-  kByRows[static_cast<size_t>(rows - 1)](k, a, steps, b, columns, sums, row_stride, column_stride);
+  int64_t j = 0;
+  for (; j + kColumns <= columns; j += kColumns)
+    dot_rows<V, kColumns>(k, a, steps, rows, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
+  for (; j < columns; ++j)
+    dot_rows<V, 1>(k, a, steps, rows, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
 }
 
 // Tiles of kRows rows and kVectors vectors.
