@@ -128,7 +128,8 @@ QUICK = [
     Shape(8192, 16, 4096, "NT"),
     Shape(4097, 4097, 4097, "NT", control=True),
 ]
-# The first six have every family, several layouts, and views; the others are large enough to say something on a CPU.
+# The first six have every family, several layouts, and views; the others are large enough to say something on a CPU: a
+# layer's three products, cubes, and the thin products of a model that generates.
 CPU = [
     Shape(160, 192, 136, "NT"),
     Shape(136, 160, 192, "TN", "fp32+"),
@@ -138,8 +139,16 @@ CPU = [
     Shape(24, 32, 40, "NT", batch=3),
     Shape(1024, 768, 768, "NT"),
     Shape(1024, 768, 3072, "NN"),
+    Shape(768, 3072, 1024, "TN", "fp32"),
     Shape(768, 3072, 1024, "TN", "fp32+"),
     Shape(1024, 3072, 768, "NT", "gelu"),
+    Shape(256, 256, 256, "NT"),
+    Shape(512, 512, 512, "NT"),
     Shape(512, 512, 512, "NT", "fp32"),
+    Shape(1024, 1024, 1024, "NT"),
+    Shape(2048, 2048, 2048, "NT"),
     Shape(257, 129, 515, "NT"),
+    Shape(4, 16, 16, "NT"),
+    Shape(1, 4096, 4096, "NT"),
+    Shape(16, 1024, 1024, "NT"),
 ]

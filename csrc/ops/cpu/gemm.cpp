@@ -190,15 +190,15 @@ std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<
   if (is_gated(activation)) sizes.back() = n / 2;
 
   Epilogue e{activation, static_cast<float>(alpha), static_cast<float>(beta), nullptr, false, m, n, {}, {}, {}};
-  std::optional<Tensor> bias32, residual_dense;
+  std::optional<Floats> bias32;
+  std::optional<Tensor> residual_dense;
   if (bias) {
     check_dtype(op, {"bias"}, *bias, {a.scalar_type(), ScalarType::Float});
     e.row_bias = bias->dim() == 2;
     const bool fits = e.row_bias ? bias->size(0) == m && bias->size(1) == 1 : bias->dim() == 1 && bias->size(0) == n;
     AK_CHECK(bias->is_cpu() && fits, op, ": bias must be a CPU tensor of shape (", n, ") or (", m, ", 1); got ",
              Ints{bias->sizes()});
-    bias32 = contiguous_float(*bias);
-    e.bias = static_cast<const float*>(bias32->const_data_ptr());
+    e.bias = bias32.emplace(*bias).data();
   }
   if (residual) {
     check_dtype(op, {"residual"}, *residual, {a.scalar_type(), ScalarType::Float});
@@ -211,11 +211,11 @@ std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<
     }
   }
 
-  const Tensor out = torch::stable::new_empty(a, sizes, type);
+  const Tensor out = empty_tensor(sizes, type);
   e.out = Span(out);
   Tensor z;
   if (preact) {
-    z = torch::stable::new_empty(a, product_sizes(a, b), type);
+    z = empty_tensor(product_sizes(a, b), type);
     e.preact = Span(z);
   }
   const bool gated = is_gated(activation);

@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
            op, ": preact must be a CPU tensor of shape ", Ints{sizes}, "; got ", Ints{preact.sizes()});
 
   const Tensor z = torch::stable::contiguous(preact);
-  const Tensor dz = torch::stable::new_empty(a, sizes, type);
+  const Tensor dz = empty_tensor(sizes, type);
   const int64_t d = a.dim(), units = row_units(d == 3 ? a.size(0) : 1, a.size(d - 2));
   std::vector<float> partial(static_cast<size_t>(bias_grad ? units * width : 0));
   const Backward backward{activation,
@@ -125,7 +125,7 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   product(a, b, {.batch_invariant = batch_invariant}, [&backward](const SumsBlock& block) { finish(backward, block); });
   Tensor sums;
   if (bias_grad) {
-    sums = torch::stable::new_empty(a, std::vector<int64_t>{width}, ScalarType::Float);
+    sums = empty_tensor({width}, ScalarType::Float);
     float* total = static_cast<float*>(sums.mutable_data_ptr());
     std::fill_n(total, width, 0.0f);
     for (int64_t unit = 0; unit < units; ++unit) add_span(partial.data() + unit * width, total, width);

@@ -99,7 +99,7 @@ Matrix matrix_of(const Tensor& t, int64_t batch) {
 }  // namespace
 
 Tensor portable_product(const Tensor& a, const Tensor& b, bool batch_invariant, const Tensor* room) {
-  const Tensor out = room ? *room : torch::stable::new_empty(a, product_sizes(a, b), ScalarType::Float);
+  const Tensor out = room ? *room : empty_tensor(product_sizes(a, b), ScalarType::Float);
   const Tensor a32 = widen(a), b32 = widen(b);
   if (!batch_invariant) return call_out(a.dim() == 2 ? "aten::mm" : "aten::bmm", a32, b32, out);
   if (out.numel() == 0) return out;

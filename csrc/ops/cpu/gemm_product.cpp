@@ -1,12 +1,15 @@
 // The product of 16-bit matrices in fp32 sums: which path takes it, and how its blocks reach `finish`.
 #include "ops/cpu/gemm_product.h"
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
 #include <algorithm>
 
 #include "ops/cpu/gemm_blocked.h"
 #include "ops/cpu/gemm_isa.h"
 #include "ops/cpu/gemm_portable.h"
 #include "ops/cpu/simd.h"
+#include "ops/cpu/tile.h"
 
 namespace ak {
 namespace {
@@ -121,6 +124,21 @@ void product(const Tensor& a, const Tensor& b, const ProductOptions& options, co
   blocked_product(*kernel, problem, finish);
 }
 
-Tensor contiguous_float(const Tensor& t) { return torch::stable::contiguous(torch::stable::to(t, ScalarType::Float)); }
+Floats::Floats(const Tensor& t) {
+  if (!t.is_contiguous()) dense_ = torch::stable::contiguous(t);
+  const Tensor& dense = dense_ ? *dense_ : t;
+  if (dense.scalar_type() != ScalarType::Float) widened_.resize(static_cast<size_t>(dense.numel()));
+  data_ = load_tile(dense.const_data_ptr(), dense.scalar_type(), 0, dense.numel(), widened_.data());
+}
+
+Tensor empty_tensor(const std::vector<int64_t>& sizes, ScalarType type) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(1, sizes[i]);
+  const int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                                  dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
 
 }  // namespace ak

@@ -44,7 +44,20 @@ struct ProductOptions {
 // a @ b in fp32. `finish` is called for blocks that cover the product, by several threads.
 void product(const Tensor& a, const Tensor& b, const ProductOptions& options, const Finish& finish);
 
-// A contiguous fp32 copy of a 16-bit tensor, or the tensor itself where it is one.
-Tensor contiguous_float(const Tensor& t);
+// The elements of a 16-bit or fp32 tensor as contiguous floats: its own memory where it is that. ATen would convert
+// them in two calls of its dispatcher, which cost a small product as much as its sums.
+class Floats {
+ public:
+  explicit Floats(const Tensor& t);
+  const float* data() const { return data_; }
+
+ private:
+  std::optional<Tensor> dense_;
+  std::vector<float> widened_;
+  const float* data_;
+};
+
+// An uninitialised contiguous CPU tensor, at half of what new_empty costs.
+Tensor empty_tensor(const std::vector<int64_t>& sizes, ScalarType type);
 
 }  // namespace ak
