@@ -20,7 +20,7 @@ ABI := build/abi
 # Two processes or more: a file of tests goes to one of them.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test exhaustive ptx abi gpu bench lint format mutants build clean
+.PHONY: demo test exhaustive ptx abi gpu bench docs lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
@@ -62,6 +62,10 @@ bench: $(BUILT)
 mutants: $(READY)
 	$(RUN) tests/emulator/mutate.py $(ARGS)
 
+# The site, from docs/ and the docstrings, into build/site; a warning is an error. The package is read, not imported.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -80,6 +84,10 @@ $(VENV)/.ready: pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
 	$(VENV)/bin/python -m pip install --quiet $(TORCH)
 	$(VENV)/bin/python -m pip install --quiet --group test --group lint
+	touch $@
+
+$(VENV)/.docs: $(READY)
+	$(VENV)/bin/python -m pip install --quiet --group docs
 	touch $@
 
 $(BUILT): $(SOURCES) $(READY)

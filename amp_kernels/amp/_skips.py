@@ -69,10 +69,10 @@ class SkipTracking:
     def last_step_skipped(self) -> bool | None:
         """Whether any optimizer's step was skipped in the latest iteration of which the host has heard.
 
-        It never waits for the device. On the CPU that is the iteration which the last :meth:`update` ended. On a GPU it
+        It never waits for the device. On the CPU that is the iteration which the last ``update`` ended. On a GPU it
         is an earlier one as long as the host runs ahead: at the time of an ``update``, that of the one before or still
         earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
-        first answer. An :meth:`update` that a CUDA graph captures is not reported.
+        first answer. An ``update`` that a CUDA graph captures is not reported.
         """
         self._poll()
         return self._last_skipped

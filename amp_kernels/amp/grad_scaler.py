@@ -132,7 +132,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
             RuntimeError: called twice since :meth:`update`, or after :meth:`step`.
             ValueError: a gradient is float16; dividing it in place could underflow. ``step(optimizer, max_norm=...)``
                 clips such gradients, with an optimizer of this package, without unscaling them in place.
-            AssertionError: :meth:`scale` was not called before.
+            AssertionError: ``scale`` was not called before.
         """
         super().unscale_(optimizer)
 
@@ -178,7 +178,7 @@ class GradScaler(SkipTracking, torch.amp.GradScaler):
 
         Raises:
             RuntimeError: called twice since :meth:`update`, or with a closure.
-            AssertionError: :meth:`scale` was not called before, or (optimizers that are not fused) no parameter has a
+            AssertionError: ``scale`` was not called before, or (optimizers that are not fused) no parameter has a
                 gradient.
             ValueError: ``max_norm`` is negative or NaN, or gradients of an optimizer that is not fused are float16.
         """
