@@ -70,6 +70,7 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	git ls-files -co --exclude-standard '*.h' '*.cuh' '*.cu' '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	$(VENV)/bin/mypy
 
 format: $(READY)
 	$(VENV)/bin/ruff check --fix .

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -29,7 +30,7 @@ from ._skips import SkipTracking, stepped_flags
 _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
 
 
-class GradScaler(SkipTracking, torch.amp.GradScaler):
+class GradScaler(SkipTracking, _GradScaler):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     Everything torch documents holds, checkpoints included. What differs, on purpose:

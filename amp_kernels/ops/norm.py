@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -206,6 +207,26 @@ def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool
     return results[0] if residual is None else (results[0], results[1])
 
 
+@overload
+def layer_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: None = None,
+) -> Tensor: ...
+@overload
+def layer_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...
 def layer_norm(
     x: Tensor,
     normalized_shape: int | Sequence[int],
@@ -242,6 +263,24 @@ def layer_norm(
     return _call(x, normalized_shape, weight, bias, residual, eps, True)
 
 
+@overload
+def rms_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: None = None,
+) -> Tensor: ...
+@overload
+def rms_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
     x: Tensor,
     normalized_shape: int | Sequence[int],
