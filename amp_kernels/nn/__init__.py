@@ -8,6 +8,7 @@ from .main_grad import accumulate_fp32
 from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
+from .to_half import to_half
 
 __all__ = [
     "MLP",
@@ -20,4 +21,5 @@ __all__ = [
     "convert",
     "override_matmul",
     "revert",
+    "to_half",
 ]
