@@ -29,6 +29,12 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
 
     Args:
         enabled: ``False`` switches it off within the block.
+
+    Examples:
+        >>> x, w = torch.randn(64, 256).bfloat16(), torch.randn(256, 32).bfloat16()
+        >>> with ak.batch_invariant():
+        ...     torch.equal(ak.matmul(x[:1], w), ak.matmul(x, w)[:1])
+        True
     """
     global _enabled
     previous, _enabled = _enabled, bool(enabled)

@@ -27,7 +27,17 @@ _override: str | None = None
 
 
 class BackendUnavailable(RuntimeError):
-    """An explicitly chosen backend cannot run this op here; the message says what exists, why, and the command that fixes it."""
+    """An explicitly chosen backend cannot run this op here; the message says what exists, why, and the command that fixes it.
+
+    Examples:
+        >>> a = torch.ones(2, 2, dtype=torch.bfloat16)
+        >>> try:
+        ...     with ak.backend("cuda"):
+        ...         ak.matmul(a, a)
+        ... except ak.BackendUnavailable as error:
+        ...     print(str(error).partition(". ")[0])
+        amp_kernels: backend 'cuda' was asked for, but gemm on cpu cannot use it: the tensors are on cpu
+    """
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,13 @@ def backend(name: str) -> Iterator[None]:
 
     A program that torch.compile or torch.export made calls ops through torch's dispatcher, which holds one kernel per
     device: where that is a compiled one, it runs there whatever was chosen.
+
+    Examples:
+        >>> a = torch.ones(2, 2, dtype=torch.bfloat16)
+        >>> with ak.backend("reference"):  # readable torch code; the same bits here, as sums of ones are exact
+        ...     expected = ak.matmul(a, a)
+        >>> torch.equal(ak.matmul(a, a), expected)
+        True
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name is {name!r}; accepted: {', '.join(BACKENDS)}")

@@ -53,6 +53,10 @@ def get_total_norm(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
+
+    Examples:
+        >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
+        tensor(120000.)
     """
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not _fusible(tensors, norm_type):
@@ -87,6 +91,14 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; no gradient has been changed.
+
+    Examples:
+        >>> weight, bias = torch.zeros(1, requires_grad=True), torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
+        >>> (3 * weight + 4 * bias).backward()
+        >>> ak.clip_grad_norm_([weight, bias], max_norm=1.0)
+        tensor(5.)
+        >>> weight.grad, bias.grad
+        (tensor([0.6000]), tensor([0.8008], dtype=torch.bfloat16))
     """
     if isinstance(parameters, Tensor):
         parameters = [parameters]

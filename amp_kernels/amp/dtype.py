@@ -23,6 +23,10 @@ class Advice:
         needs_scaler: whether gradients need a loss scale (:class:`amp_kernels.GradScaler`).
         reason: one sentence.
         warnings: what the user should know beyond that.
+
+    Examples:
+        >>> ak.amp.advise("cpu").dtype
+        torch.bfloat16
     """
 
     device_name: str
@@ -40,6 +44,11 @@ def decide(device_type: str, name: str, capability: tuple[int, int] | None, bf16
         name: the device's name, to tell apart chips of one compute capability.
         capability: compute capability of an NVIDIA GPU, else ``None``.
         bf16_support: whether the device computes in bfloat16 natively, without emulation.
+
+    Examples:
+        >>> advice = ak.amp.decide("cuda", "Tesla T4", (7, 5), bf16_support=False)
+        >>> advice.dtype, advice.needs_scaler
+        (torch.float16, True)
     """
     if device_type == "cuda" and capability is not None:
         return _decide_nvidia(name, capability, bf16_support)
@@ -97,6 +106,12 @@ def advise(device: torch.device | str | None = None) -> Advice:
 
     Raises:
         RuntimeError: it is a CUDA device, and there is none.
+
+    Examples:
+        >>> advice = ak.amp.advise("cpu")
+        >>> scaler = ak.GradScaler("cpu", enabled=advice.needs_scaler)
+        >>> scaler.is_enabled()
+        False
     """
     device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -131,5 +146,9 @@ def recommended_dtype(device: torch.device | str | None = None) -> torch.dtype:
 
     Raises:
         RuntimeError: it is a CUDA device, and there is none.
+
+    Examples:
+        >>> ak.recommended_dtype("cpu")
+        torch.bfloat16
     """
     return advise(device).dtype

@@ -64,6 +64,18 @@ class GradScaler(SkipTracking, _GradScaler):
     Raises:
         AssertionError: a factor is out of range, as in torch.
         ValueError: another number is out of range or NaN.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu")
+        >>> for slope in (4.0, torch.inf):  # the second one overflows
+        ...     optimizer.zero_grad()
+        ...     scaler.scale(weight * slope).backward()
+        ...     scaler.step(optimizer, max_norm=1.0)
+        ...     scaler.update()
+        ...     print(f"{weight.item():.3f} {scaler.last_grad_norm} {scaler.last_step_skipped} {scaler.get_scale()}")
+        0.500 4.0 False 65536.0
+        0.500 inf True 32768.0
     """
 
     def __init__(

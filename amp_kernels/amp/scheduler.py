@@ -38,6 +38,20 @@ class SkipAwareScheduler:
 
     Raises:
         TypeError: ``scaler`` is not of this package, or there is no optimizer.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu")
+        >>> scheduler = ak.amp.SkipAwareScheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), scaler)
+        >>> for slope in (torch.inf, 1.0):  # the first one overflows
+        ...     optimizer.zero_grad()
+        ...     scaler.scale(weight[0] * slope).backward()
+        ...     scaler.step(optimizer)
+        ...     scaler.update()
+        ...     scheduler.step()
+        ...     print(scheduler.get_last_lr())
+        [0.5]
+        [0.25]
     """
 
     def __init__(self, scheduler: Any, scaler: GradScaler, optimizer: Optimizer | None = None) -> None:

@@ -1,4 +1,21 @@
-"""Modules over the ops, drop-in for torch.nn's, and ``convert``, which puts them into a model."""
+"""Modules over the ops, drop-in for torch.nn's, and ``convert``, which puts them into a model.
+
+Examples:
+    A block of a transformer:
+
+    >>> class Block(torch.nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.norm, self.mlp = ak.nn.RMSNorm(width), ak.nn.MLP(width, 4 * width, activation="silu")
+    ...
+    ...     def forward(self, branch, stream):
+    ...         normed, stream = self.norm(branch, residual=stream)
+    ...         return self.mlp(normed), stream
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+    ...     branch, stream = Block(64)(torch.randn(2, 64), torch.randn(2, 64))
+    >>> branch.dtype, stream.dtype
+    (torch.bfloat16, torch.float32)
+"""
 
 from .convert import convert, revert
 from .cross_entropy import CrossEntropyLoss

@@ -53,6 +53,13 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     Raises:
         TypeError: ``model`` is not a torch.nn.Module, or an entry of ``skip`` is neither a name nor a class.
         ValueError: ``model`` has no module of a name in ``skip``. Nothing has been changed when either is raised.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+        >>> ak.convert(model, skip=["2"]) is model
+        True
+        >>> [isinstance(module, (ak.nn.Linear, ak.nn.LayerNorm)) for module in model]
+        [True, True, False]
     """
     modules = _modules("convert", model)
     names, classes = _skipped(dict(modules), skip)
@@ -97,6 +104,11 @@ def revert(model: Model) -> Model:
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module.
+
+    Examples:
+        >>> model = ak.convert(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4)))
+        >>> [type(module).__module__ for module in ak.revert(model)]
+        ['torch.nn.modules.linear', 'torch.nn.modules.normalization']
     """
     originals = {ours: theirs for theirs, ours in REPLACEMENTS.items()}
     for name, module in _modules("revert", model):

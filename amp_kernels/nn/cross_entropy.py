@@ -15,6 +15,14 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         weight, size_average, ignore_index, reduce, reduction, label_smoothing: as in torch.nn.CrossEntropyLoss.
         z_loss: coefficient of the square of ``logsumexp``.
         inplace: the gradient takes the place of the logits.
+
+    Examples:
+        >>> criterion = ak.nn.CrossEntropyLoss(label_smoothing=0.1, z_loss=1e-4, inplace=True)
+        >>> logits = torch.randn(8, 1000, dtype=torch.bfloat16, requires_grad=True)
+        >>> loss = criterion(logits * 1, torch.randint(1000, (8,)))  # what the loss gets may be overwritten
+        >>> loss.backward()
+        >>> logits.grad.dtype
+        torch.bfloat16
     """
 
     z_loss: float = 0.0

@@ -23,6 +23,13 @@ class Linear(torch.nn.Linear):
 
     Raises:
         ValueError: ``activation`` is none of these, or ``"swiglu"`` with an odd ``out_features``.
+
+    Examples:
+        >>> layer = ak.nn.Linear(16, 8, activation="relu")
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     y = layer(torch.randn(4, 16))
+        >>> y.shape, y.dtype, bool((y >= 0).all())
+        (torch.Size([4, 8]), torch.bfloat16, True)
     """
 
     activation: str | None = None

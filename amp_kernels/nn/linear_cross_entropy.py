@@ -24,6 +24,13 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         chunk_size: rows whose logits exist at a time.
 
     Shapes: ``[..., in_features]`` and a target ``[...]`` or ``[..., num_classes]``.
+
+    Examples:
+        >>> head = ak.nn.LinearCrossEntropyLoss(64, 1000, dtype=torch.bfloat16)
+        >>> hidden, target = torch.randn(2, 10, 64, dtype=torch.bfloat16), torch.randint(1000, (2, 10))
+        >>> head(hidden, target).backward()  # the logits, [2, 10, 1000], are never whole in memory
+        >>> head.linear.weight.grad.shape
+        torch.Size([1000, 64])
     """
 
     def __init__(

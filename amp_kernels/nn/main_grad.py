@@ -70,6 +70,14 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     Raises:
         TypeError: ``model`` is no module, or a weight is a tensor subclass such as DTensor. Nothing was changed.
         ValueError: a weight has a tensor hook or a ``main_grad`` already.
+
+    Examples:
+        >>> model, x = ak.nn.Linear(4, 2, dtype=torch.bfloat16), torch.ones(1, 4, dtype=torch.bfloat16)
+        >>> with ak.nn.accumulate_fp32(model):
+        ...     for _ in range(300):  # bfloat16 sums of ones end at 256
+        ...         model(x).sum().backward()
+        ...     model.weight.grad[0]
+        tensor([300., 300., 300., 300.])
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accumulate_fp32: model is a {type(model).__name__}; accepted: a torch.nn.Module")

@@ -32,6 +32,13 @@ class MLP(torch.nn.Module):
 
     Raises:
         ValueError: ``activation`` is none of these.
+
+    Examples:
+        >>> block = ak.nn.MLP(64, 172, activation="swiglu", bias=False, dtype=torch.bfloat16)
+        >>> [(name, list(weight.shape)) for name, weight in block.state_dict().items()]
+        [('fc1.weight', [344, 64]), ('fc2.weight', [64, 172])]
+        >>> block(torch.randn(2, 10, 64, dtype=torch.bfloat16)).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(

@@ -11,6 +11,13 @@ class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm whose forward is :func:`amp_kernels.layer_norm`; same arguments, parameters and state_dict.
 
     ``norm(x, residual=r)`` returns ``(norm(x + r), x + r)`` in one pass.
+
+    Examples:
+        >>> norm = ak.nn.LayerNorm(64)
+        >>> x, residual = torch.randn(4, 64), torch.randn(4, 64)
+        >>> y, total = norm(x, residual=residual)
+        >>> torch.equal(total, x + residual)
+        True
     """
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None):
@@ -21,6 +28,11 @@ class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm whose forward is :func:`amp_kernels.rms_norm`; same arguments, parameters and state_dict.
 
     ``norm(x, residual=r)`` returns ``(norm(x + r), x + r)`` in one pass.
+
+    Examples:
+        >>> norm = ak.nn.RMSNorm(4)
+        >>> norm(torch.tensor([[2.0, -2.0, 2.0, 2.0]], dtype=torch.bfloat16)).data
+        tensor([[ 1., -1.,  1.,  1.]], dtype=torch.bfloat16)
     """
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None):

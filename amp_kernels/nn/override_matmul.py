@@ -56,6 +56,13 @@ class override_matmul(TorchDispatchMode):
 
     Attributes:
         calls: how many products were taken over, by the name of torch's op.
+
+    Examples:
+        >>> a = torch.ones(2, 2, dtype=torch.bfloat16)
+        >>> with ak.override_matmul(cpu=True) as mode:
+        ...     b = a @ a
+        >>> mode.calls
+        Counter({'mm': 1})
     """
 
     def __init__(self, *, cuda: bool = True, cpu: bool = False) -> None:

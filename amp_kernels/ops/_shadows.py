@@ -117,6 +117,18 @@ def refresh_shadows(model: torch.nn.Module) -> None:
     """Bring the 16-bit shadows of a model's parameters up to date after writes that version counters do not see.
 
     That is: writes through ``.data``, and by compiled or captured code. Parameters without a shadow are passed over.
+
+    Examples:
+        >>> model = ak.nn.Linear(4, 2, bias=False)
+        >>> optimizer = ak.optim.AdamW(model.parameters(), shadow_dtype=torch.bfloat16)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()  # makes the bfloat16 copy of the weight
+        >>> model.weight.data.fill_(2.0)[0, 0]
+        tensor(2.)
+        >>> ak.refresh_shadows(model)
+        >>> with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     model(torch.ones(1, 4))
+        tensor([[8., 8.]], dtype=torch.bfloat16)
     """
     for param in model.parameters():
         shadow = _shadow_of(param)

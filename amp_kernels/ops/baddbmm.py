@@ -170,6 +170,13 @@ def baddbmm(
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
         ValueError: shapes or devices do not fit, or ``out`` overlaps itself or an operand.
         RuntimeError: ``out`` was given while gradients of an operand are recorded.
+
+    Examples:
+        >>> query, key = torch.ones(1, 2, 16, dtype=torch.bfloat16), torch.ones(1, 2, 16, dtype=torch.bfloat16)
+        >>> mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+        >>> ak.baddbmm(mask, query, key.mT, alpha=0.25)
+        tensor([[[4., -inf],
+                 [4., 4.]]], dtype=torch.bfloat16)
     """
     return _call("baddbmm", input, batch1, batch2, beta, alpha, out)
 
@@ -186,5 +193,12 @@ def addmm(
     """``beta * input + alpha * (mat1 @ mat2)``: torch.addmm with fp32 sums that are rounded once.
 
     ``mat1`` is ``[M, K]``, ``mat2`` ``[K, N]``, ``input`` broadcasts to ``[M, N]``; all else is as in :func:`baddbmm`.
+
+    Examples:
+        >>> a, b = torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, 3, dtype=torch.bfloat16)
+        >>> bias = torch.tensor([1.0, 2.0, 3.0])  # float32 beside 16-bit operands
+        >>> ak.addmm(bias, a, b)
+        tensor([[ 9., 10., 11.],
+                [ 9., 10., 11.]], dtype=torch.bfloat16)
     """
     return _call("addmm", input, mat1, mat2, beta, alpha, out)

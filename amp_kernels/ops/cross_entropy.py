@@ -306,6 +306,17 @@ def cross_entropy(
         TypeError: a dtype or layout is not accepted.
         ValueError: a shape, device or option is not accepted.
         RuntimeError: a class is out of range (CPU).
+
+    Examples:
+        >>> logits = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     loss = ak.cross_entropy(logits, torch.tensor([0, 3]))
+        >>> loss.dtype, round(loss.item(), 4)  # log(4)
+        (torch.float32, 1.3863)
+        >>> loss.backward()
+        >>> logits.grad
+        tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
+                [ 0.1250,  0.1250,  0.1250, -0.3750]], dtype=torch.bfloat16)
     """
     options = {
         "ignore_index": ignore_index,

@@ -283,6 +283,17 @@ def linear(
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
         ValueError: shapes, devices or ``activation`` do not fit.
+
+    Examples:
+        >>> x, weight = torch.ones(2, 4), torch.full((3, 4), 0.5, requires_grad=True)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     y = ak.linear(x, weight, activation="relu")
+        >>> y.data
+        tensor([[2., 2., 2.],
+                [2., 2., 2.]], dtype=torch.bfloat16)
+        >>> y.sum().backward()
+        >>> weight.grad.dtype
+        torch.float32
     """
     activation = check_activation("linear", activation)
     if not is_dense(x):

@@ -287,6 +287,13 @@ def linear_cross_entropy(
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
         ValueError: a shape, device or option is not accepted.
         RuntimeError: a class is out of range (CPU).
+
+    Examples:
+        >>> hidden, vocabulary = torch.randn(6, 8), torch.zeros(1000, 8, requires_grad=True)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     loss = ak.linear_cross_entropy(hidden, vocabulary, torch.arange(6), chunk_size=2)
+        >>> round(loss.item(), 4)  # log(1000)
+        6.9078
     """
     options = {
         "ignore_index": -100 if ignore_index is None else ignore_index,

@@ -101,6 +101,11 @@ def matmul(
         TypeError: a dtype or layout is not accepted; operands of different dtypes are not mixed.
         ValueError: shapes or devices do not fit, or ``out`` overlaps itself or an operand.
         RuntimeError: ``out`` was given while gradients of an operand are recorded.
+
+    Examples:
+        >>> a = torch.ones(1, 70_000, dtype=torch.float16)
+        >>> ak.matmul(a, a.T, out_dtype=torch.float32)  # float16 itself ends at 65,504
+        tensor([[70000.]])
     """
     invariant = is_batch_invariant()
     if out is None:

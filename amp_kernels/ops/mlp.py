@@ -251,6 +251,13 @@ def mlp(
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
         ValueError: shapes, devices or ``activation`` do not fit.
+
+    Examples:
+        >>> x, gate_and_up, down = torch.randn(8, 16), torch.randn(2 * 32, 16), torch.randn(16, 32)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     y = ak.mlp(x, gate_and_up, None, down, activation="swiglu")
+        >>> y.shape, y.dtype
+        (torch.Size([8, 16]), torch.bfloat16)
     """
     activation = check_activation("mlp", activation)
     invariant = is_batch_invariant()

@@ -259,6 +259,14 @@ def layer_norm(
     Raises:
         TypeError: a dtype or layout is not accepted.
         ValueError: shapes or devices do not fit.
+
+    Examples:
+        >>> ak.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0.0)
+        tensor([[-1.,  1.]])
+        >>> x, residual = torch.randn(4, 64, dtype=torch.bfloat16), torch.randn(4, 64)
+        >>> y, residual = ak.layer_norm(x, 64, torch.ones(64), torch.zeros(64), residual=residual)  # the sum comes back, too
+        >>> residual.dtype
+        torch.float32
     """
     return _call(x, normalized_shape, weight, bias, residual, eps, True)
 
@@ -299,6 +307,11 @@ def rms_norm(
             (float64's for float64).
 
     The other arguments, the results and the errors are those of :func:`layer_norm`.
+
+    Examples:
+        >>> x = torch.tensor([[2.0, -2.0, 2.0, 2.0]], dtype=torch.float16)
+        >>> ak.rms_norm(x, 4, weight=torch.tensor([1.0, 1.0, 1.0, 10.0]))
+        tensor([[ 1., -1.,  1., 10.]], dtype=torch.float16)
     """
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps

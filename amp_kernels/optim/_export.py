@@ -31,6 +31,14 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
     Raises:
         TypeError: ``optimizer`` is not one of this package: masters elsewhere could not be found.
         ValueError: no parameter of the model is in the optimizer; or ``ema`` is set and no group has an ``ema_decay``.
+
+    Examples:
+        >>> model, x = torch.nn.Linear(4, 2).to(torch.bfloat16), torch.ones(1, 4, dtype=torch.bfloat16)
+        >>> optimizer = ak.optim.AdamW(model.parameters(), ema_decay=0.999)
+        >>> model(x).sum().backward()
+        >>> optimizer.step()
+        >>> torch.nn.Linear(4, 2).load_state_dict(ak.fp32_state_dict(model, optimizer, ema=True))
+        <All keys matched successfully>
     """
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(

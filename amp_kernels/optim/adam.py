@@ -33,6 +33,17 @@ class Adam(AdamStep, torch.optim.Adam):
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+
+    Examples:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> theirs = torch.optim.Adam(model.parameters(), lr=1e-2)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> theirs.step()
+        >>> optimizer = ak.optim.Adam(model.parameters())
+        >>> optimizer.load_state_dict(theirs.state_dict())
+        >>> optimizer.step()
+        >>> optimizer.state[model.weight]["step"]
+        tensor(2.)
     """
 
     @takes_options

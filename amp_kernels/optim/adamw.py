@@ -44,6 +44,14 @@ class AdamW(AdamStep, torch.optim.AdamW):
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+
+    Examples:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> decay, rest = [model.weight], [model.bias]
+        >>> optimizer = ak.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr=3e-4, max_grad_norm=1.0)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> torch.optim.AdamW([{"params": decay}, {"params": rest}]).load_state_dict(optimizer.state_dict())  # torch's go on
     """
 
     @takes_options

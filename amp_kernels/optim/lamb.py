@@ -44,6 +44,14 @@ class LAMB(StandaloneOptimizer):
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.full((4,), 2.0))  # its norm is 4
+        >>> optimizer = ak.optim.LAMB([weight], lr=0.1, weight_decay=0.0, use_nvlamb=True)
+        >>> weight.grad = torch.full((4,), 1e-3)
+        >>> optimizer.step()  # by a tenth of that norm, whatever the gradient's
+        >>> weight.data
+        tensor([1.8000, 1.8000, 1.8000, 1.8000])
     """
 
     _op = lamb_

@@ -36,6 +36,14 @@ class Lion(StandaloneOptimizer):
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.zeros(3))
+        >>> optimizer = ak.optim.Lion([weight], lr=0.5)
+        >>> weight.grad = torch.tensor([1e-3, -40.0, 0.0])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([-0.5000,  0.5000,  0.0000])
     """
 
     _op = lion_

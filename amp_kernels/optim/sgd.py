@@ -37,6 +37,15 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        >>> optimizer = ak.optim.SGD([weight], lr=2**-10)  # steps of 2^-10 are lost on a bfloat16 one
+        >>> weight.grad = torch.ones_like(weight)
+        >>> for _ in range(16):
+        ...     optimizer.step()
+        >>> weight.data
+        tensor([0.9844, 0.9844, 0.9844], dtype=torch.bfloat16)
     """
 
     _op = sgd_
