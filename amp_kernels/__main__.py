@@ -5,6 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _bench() -> Callable[[list[str]], int]:
+    """The benchmarks' own main: installed they are a part of the package, in a source tree they lie beside it."""
+    if importlib.util.find_spec(f"{__package__}.bench") is not None:
+        return importlib.import_module(f"{__package__}.bench.run").main
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    return importlib.import_module("bench.run").main
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,11 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "bench":
-        if importlib.util.find_spec(f"{__package__}.bench") is None:
-            parser.error("the benchmarks are a part of the installed package; in a source tree run python -m bench.run")
-        from .bench.run import main as run_bench
-
-        return run_bench(rest)
+        return _bench()(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "info":

@@ -110,11 +110,13 @@ def main(argv: list[str] | None = None) -> int:
         print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
         rows, merged, late = [], [], []
         chosen = _split(options.provider)
-        for case in select(options):
+        cases = list(select(options))
+        print(f"{len(cases)} cases, {_least_time(cases, chosen, effort, roofline)} or more", flush=True)
+        for number, case in enumerate(cases, 1):
             if options.seconds is not None and time.monotonic() - begin > options.seconds:
                 late.append(case.name)
                 continue
-            print(f"{case.name} ...", file=sys.stderr, flush=True)
+            print(f"{number}/{len(cases)} {case.name} ...", file=sys.stderr, flush=True)
             note(case.name)
             measured = measure(
                 case, device, effort, chosen and set(chosen), lambda doing, case=case: note(case.name, doing)
@@ -148,6 +150,16 @@ def main(argv: list[str] | None = None) -> int:
     for name in late:
         print(f"NOT MEASURED within {options.seconds:.0f} s: {name}")
     return int(bool(bad or late))
+
+
+def _least_time(cases: list[Case], chosen: list[str] | None, effort: Effort, roofline: Roofline) -> str:
+    """What warm-up and samples take where every provider runs at the machine's ceilings; checks come on top."""
+    seconds = 0.0
+    for case in cases:
+        floor = roofline.floor_seconds(case.bytes, case.flops, case.dtype)
+        providers = [name for name in case.providers if chosen is None or name.split(":")[0] in chosen]
+        seconds += len(providers) * (effort.warmup + effort.rounds * max(effort.sample, floor))
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _version(provider: str, versions: dict, peer_versions: dict) -> str | None:

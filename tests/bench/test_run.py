@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from bench import peers, run, watch
+from bench import peers, run, timing, watch
 from bench.harness import Case
 
 OPS = {"activation_backward", "adamw_", "check_and_norm", "gemm", "gemm_accumulate_", "lamb_", "linear", "lion_"}
@@ -101,8 +101,20 @@ def test_a_row_measured_again_replaces_the_old_one(tmp_path, capsys):
     assert run.main([*options, "--shape", "inf", "--provider", "amp_kernels"]) == 0
     after = read(tmp_path)
     assert [[row[key] for key in run.KEY] for row in after] == [[row[key] for key in run.KEY] for row in before]
+    said = capsys.readouterr()
+    assert "\n1 cases, 0 s or more\n" in said.out
+    assert "1/1 check_and_norm tiny inf" in said.err
     changed = [row for row, old in zip(after, before, strict=True) if row["p50_us"] != old["p50_us"]]
     assert [(row["shape"], row["provider"]) for row in changed] == [("tiny inf", "amp_kernels")]
+
+
+def test_the_time_said_beforehand():
+    effort = timing.Effort(settle=1.0, warmup=2.0, sample=0.5, rounds=10)
+    roofline = types.SimpleNamespace(floor_seconds=lambda bytes, flops, dtype: bytes / 512)
+    two = [case(torch=None, amp_kernels=None), case("slow", torch=None)]
+    two[1].bytes *= 60
+    assert run._least_time(two, None, effort, roofline) == "10 min"  # 2 * (2 + 10) and 2 + 600 seconds
+    assert run._least_time(two[:1], ["torch"], effort, roofline) == "12 s"
 
 
 def test_a_wrong_result_fails_the_command(tmp_path, monkeypatch, capsys):

@@ -87,7 +87,12 @@ def test_import_touches_no_device_and_loads_no_triton():
 
 @pytest.mark.parametrize(
     ("command", "expected"),
-    [(["info", "--check"], "all backends agree"), (["doctor"], "dtype"), (["doctor"], "AMP_KERNELS_CPU_ISA")],
+    [
+        (["info", "--check"], "all backends agree"),
+        (["doctor"], "dtype"),
+        (["doctor"], "AMP_KERNELS_CPU_ISA"),
+        (["bench", "--list", "--op", "unscale", "--device", "cpu"], "unscale_"),
+    ],
 )
 def test_commands(command, expected):
     result = subprocess.run([sys.executable, "-m", "amp_kernels", *command], capture_output=True, text=True)
