@@ -33,6 +33,11 @@ def to_half(model: Model, dtype: torch.dtype = torch.float16, *, keep_norms: boo
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module, or ``dtype`` is another one. Nothing has been changed then.
+
+    Examples:
+        >>> model = ak.convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)))
+        >>> [str(p.dtype) for p in ak.nn.to_half(model).parameters()]
+        ['torch.float16', 'torch.float16', 'torch.float32', 'torch.float32']
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"to_half: model is a {type(model).__name__}; accepted: a torch.nn.Module")
