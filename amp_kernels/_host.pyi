@@ -30,6 +30,7 @@ def plan_gemm(
     backward: bool = False,
     column_sums: bool = False,
     plain: bool = True,
+    in_registers: bool = True,
     batch_invariant: bool = False,
     sm_count: int = 132,
     capability: int = 90,

@@ -39,7 +39,8 @@ inline void bind_gemm_plan(pybind11::module_& m) {
       "plan_gemm",
       [](int m, int n, int k, int batch, bool m_major_a, bool n_major_b, bool tma_operands, bool tma_output,
          bool odd_operands, int out_bytes, int side_bytes, const std::string& activation, bool backward,
-         bool column_sums, bool plain, bool batch_invariant, int sm_count, int capability, bool sm90, bool sm80) {
+         bool column_sums, bool plain, bool in_registers, bool batch_invariant, int sm_count, int capability, bool sm90,
+         bool sm80) {
         const auto named = find_activation(activation);
         if (!named) throw std::invalid_argument("activation is '" + activation + "'");
         const GemmRequest request{m,
@@ -57,13 +58,14 @@ inline void bind_gemm_plan(pybind11::module_& m) {
                                   backward,
                                   column_sums,
                                   plain && *named == Activation::none && side_bytes == 0,
+                                  in_registers && *named == Activation::none && side_bytes == 0,
                                   batch_invariant};
         return as_dict(plan_gemm(request, {sm_count, capability, sm90, sm80}));
       },
       "m"_a, "n"_a, "k"_a, "batch"_a = 1, "m_major_a"_a = false, "n_major_b"_a = false, "tma_operands"_a = true,
       "tma_output"_a = true, "odd_operands"_a = false, "out_bytes"_a = 2, "side_bytes"_a = 0, "activation"_a = "none",
-      "backward"_a = false, "column_sums"_a = false, "plain"_a = true, "batch_invariant"_a = false, "sm_count"_a = 132,
-      "capability"_a = 90, "sm90"_a = true, "sm80"_a = true,
+      "backward"_a = false, "column_sums"_a = false, "plain"_a = true, "in_registers"_a = true,
+      "batch_invariant"_a = false, "sm_count"_a = 132, "capability"_a = 90, "sm90"_a = true, "sm80"_a = true,
       "The kernel, tile and splits that serve a GEMM: csrc/tuning/gemm.h.");
 }
 

@@ -1,6 +1,7 @@
 #include "emulator/tma.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "emulator/access.h"
@@ -59,6 +60,9 @@ BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address)
   placed.shared = shared_offset(cta, address, copy.bytes());
   return placed;
 }
+
+/// The engine's fp32 adder takes and gives subnormal numbers as zeros of their sign.
+float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
 }  // namespace
 
@@ -119,6 +123,9 @@ void tma_store(const TensorMap& map, uint32_t from, Box at, bool add) {
   for (uint32_t r = 0; r < copy.row_count(); r++) {
     const BoxCopy::Row row = copy.row(r);
     if (row.first >= row.last) continue;
+    if (row.last < copy.spec.box[0] && row.last * copy.element() % 16 != 0)
+      fail(format("row %d of the tensor ends within 16 bytes of the box: what is stored beside them is not modelled",
+                  static_cast<int>(at.y) + static_cast<int>(r % copy.spec.box[1])));
     for (uint32_t e = row.first; e < row.last; e++) check_async_read(cta, copy.place(r, e), current->clock);
     char* to = row.global + row.first * copy.element();
     const std::size_t bytes = (row.last - row.first) * copy.element();
@@ -136,7 +143,7 @@ void tma_store(const TensorMap& map, uint32_t from, Box at, bool add) {
           float sum, addend;
           std::memcpy(&sum, to, 4);
           std::memcpy(&addend, value, 4);
-          sum += addend;
+          sum = flushed(flushed(sum) + flushed(addend));
           std::memcpy(to, &sum, 4);
         } else {
           std::memcpy(to, value, copy.element());

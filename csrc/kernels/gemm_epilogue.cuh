@@ -1,7 +1,7 @@
-// The arithmetic of a GEMM's epilogue on accumulators in registers, for wgmma and mma.sync alike.
+// The arithmetic of a GEMM's epilogue on the accumulators of mma.sync, in registers.
 //
-// Both instructions leave a block of 16 x 8 sums in a warp the same way: a thread holds rows lane / 4 and 8 + lane / 4,
-// columns 2 (lane % 4) and the next. A chunk is kBlocks such blocks side by side, twice: its two halves may lie
+// The instruction leaves a block of 16 x 8 sums in a warp: a thread holds rows lane / 4 and 8 + lane / 4, columns
+// 2 (lane % 4) and the next. A chunk is kBlocks such blocks side by side, twice: its two halves may lie
 // anywhere in the row, so that with swiglu the gate and the value of an element meet in one thread. Work: one pass over
 // the chunk, in fp32, in place. What it reads and writes beside the accumulators goes straight to global memory, 4 or 8
 // bytes a thread: a quarter of a warp covers 16 or 32 bytes of a row. Plan: all loads of an operand are issued before
@@ -20,20 +20,9 @@ namespace ak {
 struct EpilogueArgs {
   GemmEpilogue epilogue;
   GemmValues c;
-  int m, n;     ///< rows of A and columns of B
-  bool plain;   ///< nothing to do: finish_chunk need not be called
-  bool direct;  ///< finish_chunk writes C itself, whatever its type, strides and alignment; the kernel does not
+  int m, n;    ///< rows of A and columns of B
+  bool plain;  ///< nothing to do: finish_chunk need not be called
 };
-
-/// `direct` as in EpilogueArgs.
-inline EpilogueArgs epilogue_args(const GemmProblem& q, GemmOutput output, bool direct) {
-  EpilogueArgs args{q.epilogue, q.c, q.m, q.n, !direct && is_plain(q.epilogue), direct};
-  if (direct && output == GemmOutput::kAccumulate) {  // nothing adds to C later, so what is there is read
-    args.epilogue.residual = q.c;
-    args.epilogue.beta = 1.0f;
-  }
-  return args;
-}
 
 /// Where a thread's values of a chunk lie: its first one in each half. Half h ends before column `end[h]`.
 struct Chunk {
@@ -252,15 +241,12 @@ AK_DEVICE void finish_chunk(const EpilogueArgs& args, const Chunk& at, float (&v
     if (e.column_sums) sum_columns(args, at, h, 0, v[0]);
   });
   if (gated && !backward) each(v[1], [](float gate, float up) { return swiglu(gate, up); });
-  if (!e.residual.data && !args.direct) return;
+  if (!e.residual.data) return;
   each_half([&](int h) {
     if (h == 1 && gated && !backward) return;
-    if (e.residual.data) {
-      float residual[kBlocks][4];
-      read_values(e.residual, args.m, at, h, 0, residual);
-      each(residual, [&](float x, float r) { return fma(e.beta, r, x); });
-    }
-    if (args.direct) write_values(args.c, args.m, at, h, 0, v[0]);
+    float residual[kBlocks][4];
+    read_values(e.residual, args.m, at, h, 0, residual);
+    each(residual, [&](float x, float r) { return fma(e.beta, r, x); });
   });
 }
 

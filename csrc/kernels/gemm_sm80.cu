@@ -66,7 +66,7 @@ template <class T, class Tile>
 Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, void* scratch, Stream stream) {
   const bool halved = is_halved(q);
   Args args{};
-  args.finish = {q.epilogue, q.c, q.m, q.n, is_plain(q.epilogue), false};
+  args.finish = {q.epilogue, q.c, q.m, q.n, is_plain(q.epilogue)};
   if (accumulate) {
     args.finish.epilogue.residual = q.c;
     args.finish.epilogue.beta = 1.0f;

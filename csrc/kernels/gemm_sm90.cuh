@@ -4,14 +4,15 @@
 // cores are the limit, and on a large product the power they draw. Everything below exists to keep them busy. Plan: a
 // persistent grid; each block (or pair of blocks, a cluster) takes output tiles in turn. One warpgroup, the producer,
 // only asks the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one to three
-// others, the consumers, run wgmma straight from there. The accumulators leave through shared memory: a swizzled box
-// for a TMA store, or, for widths that are no multiple of 64, rows that each warp stores (gemm_sm90_epilogue.cuh). All
-// four layouts are the same code: an operand that is contiguous along m or n is loaded in boxes of 64 x 64 and its
-// descriptors say so. A batch is the third dimension of every tensor map, so a tile never runs over into the next
-// matrix. Traps: a stage may be released only when the wgmma that read it is known to be complete, which is one k step
-// later than it was issued. In a cluster a stage is released to both blocks, since both write into it, and no block may
-// exit before its peer's last arrival. Threads write the staging buffer through another proxy than the store reads it:
-// each writer fences, then all meet, then one stores.
+// others, the consumers, run wgmma straight from there. The accumulators leave through shared memory: rounded, in a
+// swizzled box for a TMA store or, for widths that are no multiple of 64, in rows that each warp stores
+// (gemm_sm90_store.cuh); where more is to be done than add a bias, in fp32, to be finished row by row
+// (gemm_sm90_epilogue.cuh). All four layouts are the same code: an operand that is contiguous along m or n is loaded in
+// boxes of 64 x 64 and its descriptors say so. A batch is the third dimension of every tensor map, so a tile never runs
+// over into the next matrix. Traps: a stage may be released only when the wgmma that read it is known to be complete,
+// which is one k step later than it was issued. In a cluster a stage is released to both blocks, since both write into
+// it, and no block may exit before its peer's last arrival. Threads write the staging buffer through another proxy than
+// the store reads it: each writer fences, then all meet, then one stores.
 //
 // The phases, from top to bottom: scheduler, ring of stages, producer, main loop, sum of the parts of a split k, the
 // kernel that ties them together, and the launch.
@@ -30,6 +31,7 @@
 #include "device/wgmma.cuh"
 #include "kernels/gemm_sm90.h"
 #include "kernels/gemm_sm90_epilogue.cuh"
+#include "kernels/gemm_sm90_store.cuh"
 #include "kernels/gemm_sm90_tile.cuh"
 
 namespace ak {
@@ -327,7 +329,6 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
   } else {
     if constexpr (Tile::kConsumers > 1) registers_increase<Tile::kConsumerRegisters>();
     const int consumer = warpgroup - 1, group = Tile::kPingpong ? 0 : consumer;
-    const uint32_t staging = p.staging + consumer * staging_bytes<kFloat, Tile>();
     bool first = true, others_turn = consumer == 1;
     Work work;
     for (; scheduler.next(work); first = false, others_turn = !others_turn) {
@@ -350,11 +351,27 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
           !reduce_splits<Tile>(args.schedule, work, group, consumer, p.flags + 4 * consumer, acc))
         continue;
       // Out, through shared memory.
-      const int m = work.m + group * Tile::kConsumerRows;
-      if (Tile::kTakesEpilogue && !args.epilogue.plain) {
-        store_with_epilogue<T, kFloat, Tile>(acc, &map_c, staging, consumer, m, work, args);
-      } else {
-        store_plain<T, kFloat, Tile>(acc, &map_c, staging, consumer, m, work, args);
+      const auto store = [&](const auto& change) {
+        store_tile<T, kFloat, Tile>(acc, change, &map_c, p.staging + consumer * staging_bytes<kFloat, Tile>(), consumer,
+                                    work.m + group * Tile::kConsumerRows, work, args);
+      };
+      const Epilogue& e = args.epilogue;
+      if (args.finish == Finish::kPlain) {
+        store(AsItIs{});
+      } else if (args.finish == Finish::kScaled) {
+        store(Scaled{e.alpha});
+      } else if (args.finish == Finish::kBias) {
+        store(Biased<T>{reinterpret_cast<const T*>(e.bias.data), args.columns});
+      } else if (args.finish == Finish::kFloatBias) {
+        store(Biased<float>{reinterpret_cast<const float*>(e.bias.data), args.columns});
+      } else if constexpr (Tile::kTakesEpilogue) {
+        if (args.finish == Finish::kElements) {
+          finish_tile<T, kFloat, false, 1, Tile>(acc, p.staging, work, args);
+        } else if (e.preact.data == nullptr) {
+          finish_tile<T, kFloat, false, kNeighbours<kFloat>, Tile>(acc, p.staging, work, args);
+        } else {
+          finish_tile<T, kFloat, true, kNeighbours<kFloat>, Tile>(acc, p.staging, work, args);
+        }
       }
     }
     if (thread == 0) bulk_wait<0>();  // shared memory must live until the stores have read it
@@ -416,14 +433,14 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
   Args args = arguments<T, kFloat, Tile>(q, output);
   const bool halved = args.tile_columns < Tile::kBlockN;  // swiglu
   if (halved && Tile::kBlockN % 128 != 0) return {1, "gemm_sm90: swiglu takes tiles of 128 or 256 columns"};
-  if (!Tile::kTakesEpilogue && !args.epilogue.plain)
-    return {1, "gemm_sm90: this tile has no registers for an epilogue, or for a C that TMA cannot write"};
+  if (!Tile::kTakesEpilogue && args.finish >= Finish::kVectors)
+    return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C that TMA can write"};
   TensorMap map_a, map_b, map_c{};
   Status status = map(&map_a, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return status;
   status = map(&map_b, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
   if (!status.ok()) return status;
-  if (!args.epilogue.direct) {
+  if (args.finish < Finish::kVectors) {
     const uint64_t ld_c = size(q.c.row_stride), plane = q.batch == 1 ? ld_c : size(q.c.batch_stride);
     const TensorMapSpec c{q.c.data,
                           kFloat ? ElementType::kFloat32 : kType,

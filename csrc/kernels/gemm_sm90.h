@@ -49,9 +49,28 @@ constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
 /// Sums that a thread of a consumer holds.
 constexpr int gemm_sm90_accumulators(const GemmTile& t) { return t.m / (t.pingpong ? 1 : t.consumers) / 64 * t.n / 2; }
 
-/// Whether a tile takes an epilogue, or a C that TMA cannot write: beside more sums there are no registers for it.
+/// Whether a tile takes any epilogue, and a C that TMA cannot write: beside more sums there are no registers for that.
 constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
-  return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 160);
+  return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 128);
+}
+
+/// Whether TMA can write the results of this product's columns, n of them, as `type`: C has aligned rows of it. The
+/// last 16 bytes of a row are whole, too, since what a store leaves out of such a chunk may belong to somebody else.
+inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
+  const auto aligned = [&](int64_t elements) { return elements * bytes_of(type) % 16 == 0; };
+  return q.c.type == type && q.c.column_stride == 1 && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 &&
+         aligned(q.n) && q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
+}
+
+/// Whether a sum becomes an element of C on its way out of its register, with nothing, alpha or a bias per column;
+/// `half` is the type of A and B. All tiles do that, into a C that TMA writes.
+inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
+  const GemmEpilogue& e = q.epilogue;
+  if (e.activation != Activation::none || e.residual.data || e.z.data || e.preact.data || e.column_sums) return false;
+  if (!e.bias.data) return true;
+  const bool in_pairs = e.bias.row_stride == 0 && e.bias.column_stride == 1 &&
+                        reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0;
+  return e.alpha == 1.0f && in_pairs && (e.bias.type == half || e.bias.type == DType::kFloat32);
 }
 
 /// How a product is worked on.

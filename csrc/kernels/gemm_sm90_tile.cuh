@@ -1,6 +1,8 @@
 // Tiles of gemm_sm90: their sizes, and what the kernel is told of a problem.
 #pragma once
-#include "kernels/gemm_epilogue.cuh"
+#include <algorithm>
+#include <type_traits>
+
 #include "kernels/gemm_sm90.h"
 
 namespace ak {
@@ -51,7 +53,15 @@ inline int divide_up(int x, int by) { return (x + by - 1) / by; }
 template <bool kFloat, class Tile>
 constexpr int staging_bytes() {
   if (kFloat) return 64 * 64 * 4;
-  return Tile::kBoxes ? 64 * Tile::kStageColumns * 2 : 64 * Tile::kRowPitch;
+  if (Tile::kBoxes) return 64 * Tile::kStageColumns * 2;
+  constexpr int kRounded = 64 * Tile::kRowPitch, kSums = 64 * Tile::kBlockN * 4;
+  return Tile::kBlockN < 64 && kSums > kRounded ? kSums : kRounded;
+}
+/// Columns of fp32 sums of 64 rows that find room there.
+template <bool kFloat, class Tile>
+constexpr int staged_columns() {
+  constexpr int kFit = staging_bytes<kFloat, Tile>() / (64 * 4);
+  return kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;
 }
 template <bool kFloat, class Tile>
 constexpr int shared_bytes() {
@@ -74,8 +84,38 @@ struct Schedule {
   uint32_t* counters;
 };
 
+/// How the sums become C. All but the last two leave the registers in the form they have in C.
+enum class Finish {
+  kPlain,      ///< as they are
+  kScaled,     ///< times alpha
+  kBias,       ///< plus a bias per column of the inputs' type
+  kFloatBias,  ///< plus one in fp32
+  kVectors,    ///< through the whole epilogue, neighbours of 16 bytes of C at a time
+  kElements,   ///< the same, one at a time: C and the operands may lie anywhere
+};
+
+/// GemmValues with distances in bytes.
+struct Operand {
+  char* data;
+  int64_t row_bytes, column_bytes, batch_bytes;
+  DType type;
+};
+inline Operand operand(const GemmValues& t) {
+  const int64_t size = bytes_of(t.type);
+  return {static_cast<char*>(t.data), t.row_stride * size, t.column_stride * size, t.batch_stride * size, t.type};
+}
+
+/// GemmEpilogue, and C.
+struct Epilogue {
+  float alpha, beta;
+  Activation activation;
+  Operand c, bias, residual, z, preact;
+  float* column_sums;
+};
+
 struct Args {
-  EpilogueArgs epilogue;
+  Epilogue epilogue;
+  Finish finish;
   GemmOutput output;
   int m, n, k;       // of A and B
   int columns;       // of C that come out of the accumulators: n, or n / 2 with swiglu
@@ -93,21 +133,52 @@ struct Work {
   int tile;  // number of the tile in scratch
 };
 
-/// Whether TMA can write C: 16-byte aligned rows of `type`.
-inline bool tma_writes(const GemmProblem& q, DType type) {
-  const auto aligned = [&](int64_t stride) { return stride * bytes_of(type) % 16 == 0; };
-  return q.c.type == type && q.c.column_stride == 1 && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 &&
-         q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
+/// Values of C that move together where the operands allow it: 16 bytes of them.
+template <bool kFloat>
+inline constexpr int kNeighbours = kFloat ? 4 : 8;
+
+/// Whether accesses of `bytes` to the rows of `t` are aligned, wherever a row or a matrix of it begins.
+inline bool in_vectors(const GemmValues& t, int bytes, int batch) {
+  const auto aligned = [&](int64_t stride) { return stride * bytes_of(t.type) % bytes == 0; };
+  return t.column_stride == 1 && reinterpret_cast<uintptr_t>(t.data) % bytes == 0 && aligned(t.row_stride) &&
+         (batch == 1 || aligned(t.batch_stride));
+}
+
+/// `half`: the type of A and B; `as_float`: TMA writes fp32.
+inline Finish finish_of(const GemmProblem& q, DType half, bool as_float) {
+  const int neighbours = as_float ? kNeighbours<true> : kNeighbours<false>;
+  const GemmEpilogue& e = q.epilogue;
+  if (gemm_sm90_in_registers(q, half) && gemm_sm90_tma_writes(q, as_float ? DType::kFloat32 : half)) {
+    if (e.bias.data) return e.bias.type == half ? Finish::kBias : Finish::kFloatBias;
+    return e.alpha == 1.0f ? Finish::kPlain : Finish::kScaled;
+  }
+  bool vectors = (is_halved(q) ? q.n / 2 : q.n) % neighbours == 0 && e.bias.row_stride == 0;
+  for (const GemmValues* t : {&q.c, &e.residual, &e.z, &e.preact, &e.bias}) {
+    if (!t->data) continue;
+    const int bytes = neighbours * bytes_of(t->type), access = std::min(bytes, 16);
+    const bool fits = t->type == half || (t->type == DType::kFloat32 && (bytes <= 16 || t == &e.bias));
+    vectors = vectors && fits && in_vectors(*t, access, q.batch);
+  }
+  // Backward there is usually nothing but `preact`, and no registers for more.
+  vectors = vectors && !(e.preact.data && (e.bias.data || e.residual.data || e.z.data));
+  return vectors ? Finish::kVectors : Finish::kElements;
 }
 
 template <class T, bool kFloat, class Tile>
 Args arguments(const GemmProblem& q, GemmOutput output) {
-  constexpr DType kType = std::is_same_v<T, bf16> ? DType::kBFloat16 : DType::kFloat16;
+  constexpr DType kHalf = std::is_same_v<T, bf16> ? DType::kBFloat16 : DType::kFloat16;
   const bool halved = is_halved(q);
+  GemmProblem p = q;
+  if (output == GemmOutput::kAccumulate && finish_of(q, kHalf, kFloat) >= Finish::kVectors) {
+    p.epilogue.residual = q.c;  // threads write C, so they read it
+    p.epilogue.beta = 1.0f;
+  }
+  const GemmEpilogue& e = p.epilogue;
   Args args{};
-  // An epilogue's results leave in boxes or element by element.
-  const bool direct = !tma_writes(q, kFloat ? DType::kFloat32 : kType) || (!Tile::kBoxes && !is_plain(q.epilogue));
-  args.epilogue = epilogue_args(q, output, direct);
+  args.epilogue = {
+      e.alpha,           e.beta,       e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
+      operand(e.preact), e.column_sums};
+  args.finish = finish_of(p, kHalf, kFloat);
   args.output = output;
   args.m = q.m, args.n = q.n, args.k = q.k;
   args.columns = halved ? q.n / 2 : q.n;

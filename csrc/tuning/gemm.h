@@ -34,6 +34,7 @@ struct GemmRequest {
   Activation activation = Activation::none;
   bool backward = false, column_sums = false;
   bool plain = true;             ///< nothing is done to the sums: is_plain()
+  bool in_registers = true;      ///< what is done needs nothing but alpha or a bias: gemm_sm90_in_registers()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
 };
 
@@ -112,8 +113,8 @@ inline double sm90_cycles(const GemmRequest& r, const GemmChip& chip, const Gemm
 inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   const bool swiglu = r.activation == Activation::swiglu;
   if (!r.tma_operands || (swap && (swiglu || r.column_sums))) return false;
-  const bool plain = r.plain && r.tma_output && !swap && (r.out_bytes == 2 || t.n % 64 == 0);
-  if (!plain && !gemm_sm90_takes_epilogue(t)) return false;
+  const bool in_registers = r.in_registers && r.tma_output && !swap && (r.out_bytes == 2 || t.n % 64 == 0);
+  if (!in_registers && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
   if (n_major_b && t.n / t.cluster_m % 64 != 0) return false;
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
@@ -199,23 +200,20 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
            static_cast<uint64_t>(q.batch > 1 ? batch_stride * 2 : 0);
   };
   const uint64_t operands = bits(q.a, q.ld_a, q.batch_stride_a) | bits(q.b, q.ld_b, q.batch_stride_b);
-  const int size = bytes_of(q.c.type);
-  const auto whole = [&](int64_t stride) { return stride * size % 16 == 0; };
   GemmRequest r;
   r.m = q.m, r.n = q.n, r.k = q.k, r.batch = q.batch;
   r.m_major_a = q.m_major_a, r.n_major_b = q.n_major_b;
   // A single row has no distance to the next one and any alignment; batch_invariant goes by what many would have.
   r.tma_operands = operands % 16 == 0 && (!batch_invariant || q.k % 8 == 0);
   r.odd_operands = operands % 4 != 0;
-  r.tma_output = q.c.type == (output == GemmOutput::kInputType ? half : DType::kFloat32) && q.c.column_stride == 1 &&
-                 reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && q.c.row_stride >= 1 && whole(q.c.row_stride) &&
-                 (q.batch == 1 || whole(q.c.batch_stride));
-  r.out_bytes = output == GemmOutput::kAccumulate ? 8 : size;
+  r.tma_output = gemm_sm90_tma_writes(q, output == GemmOutput::kInputType ? half : DType::kFloat32);
+  r.out_bytes = output == GemmOutput::kAccumulate ? 8 : bytes_of(q.c.type);
   for (const GemmValues* v : {&e.residual, &e.z, &e.preact}) {
     if (v->data) r.side_bytes += bytes_of(v->type);
   }
   r.activation = e.activation;
   r.plain = is_plain(e);
+  r.in_registers = gemm_sm90_in_registers(q, half);
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;
   r.batch_invariant = batch_invariant;

@@ -91,8 +91,8 @@ struct Options {
   bool residual = false, z = false, backward = false, sums = false, accumulate = false;
   Lies residual_lies = Lies::kRows, c_lies = Lies::kRows;
   int splits = 1;
-  int c_first = 0;  // elements in front of C, which so loses its alignment
-  int batch = 1;    // matrices, whose rows follow each other
+  int c_first = 0, bias_first = 0;  // elements in front of C or the bias, which so lose their alignment
+  int batch = 1;                    // matrices, whose rows follow each other
   bool swapped = false;
 };
 
@@ -108,7 +108,8 @@ std::string run(const Options& o) {
   Stored<T> a("a", kMajorA == K ? Matrix{rows, o.k} : Matrix{o.batch * o.k, o.m});
   Stored<T> b("b", kMajorB == K ? Matrix{o.batch * o.n, o.k} : Matrix{o.batch * o.k, o.n});
   Stored<Out> c("c", {rows, columns, o.c_lies}, o.c_first), z("z", {rows, o.n, Lies::kPadded});
-  Stored<Side> bias("bias", o.bias == Bias::kRow ? Matrix{o.m, 1, Lies::kOneColumn} : Matrix{1, o.n, Lies::kOneRow});
+  Stored<Side> bias("bias", o.bias == Bias::kRow ? Matrix{o.m, 1, Lies::kOneColumn} : Matrix{1, o.n, Lies::kOneRow},
+                    o.bias_first);
   Stored<Side> residual("residual", {o.residual_lies == Lies::kOneRow ? 1 : rows, columns, o.residual_lies});
   Stored<T> preact("preact", {rows, columns});
   std::vector<float> c_before(static_cast<size_t>(rows) * columns);
@@ -202,6 +203,44 @@ using Wide = Tile<64, 128, 3, 2, 1>;   // a cluster
 using Tall = Tile<256, 128, 2, 1, 2>;  // two slices a consumer
 using Narrow = Tile<64, 16, 4, 1, 1>;
 using Ragged = Tile<128, 144, 2, 1, 2>;  // rows instead of boxes
+using Three = Tile<192, 64, 2, 1, 3>;
+using Turns = gemm::Tile<128, 64, 3, 1, 2, true>;  // pingpong, two slices
+using Full = Tile<64, 192, 2, 1, 1>;               // staged in parts of 32 columns
+
+/// What is done to a sum in its register.
+void in_registers(Cases& cases) {
+  cases.check("bias",
+              [] { return run<bf16, bf16, bf16, K, K, Two>({.m = 136, .n = 200, .k = 72, .bias = Bias::kColumn}); });
+  cases.check("bias, two slices, n-major B, split", [] {
+    return run<fp16, fp16, fp16, K, MN, Tall>({.m = 264, .n = 72, .k = 136, .bias = Bias::kColumn, .splits = 2});
+  });
+  cases.check("bias in fp32",
+              [] { return run<fp16, fp16, float, K, K, Two>({.m = 130, .n = 136, .k = 72, .bias = Bias::kColumn}); });
+  cases.check("bias, three consumers",
+              [] { return run<bf16, bf16, float, K, K, Three>({.m = 200, .n = 72, .k = 72, .bias = Bias::kColumn}); });
+  cases.check("bias, rows of 144",
+              [] { return run<bf16, bf16, bf16, K, K, Ragged>({.m = 130, .n = 152, .k = 64, .bias = Bias::kColumn}); });
+  cases.check("bias in fp32, rows of 144", [] {
+    return run<fp16, fp16, float, K, K, Ragged>({.m = 136, .n = 296, .k = 64, .bias = Bias::kColumn});
+  });
+  cases.check("bias, C in fp32",
+              [] { return run<bf16, float, bf16, K, K, Two>({.m = 130, .n = 136, .k = 72, .bias = Bias::kColumn}); });
+  cases.check("bias in fp32, C in fp32, n of 4",
+              [] { return run<fp16, float, float, K, K, Small>({.m = 70, .n = 68, .k = 72, .bias = Bias::kColumn}); });
+  cases.check("bias, accumulate", [] {
+    return run<fp16, float, fp16, K, K, Small>({.m = 70, .n = 72, .k = 72, .bias = Bias::kColumn, .accumulate = true});
+  });
+  cases.check("alpha",
+              [] { return run<bf16, bf16, bf16, K, MN, Turns>({.m = 300, .n = 136, .k = 72, .alpha = 0.375f}); });
+  cases.check("alpha, rows of 144",
+              [] { return run<bf16, bf16, bf16, K, K, Ragged>({.m = 130, .n = 152, .k = 64, .alpha = 0.375f}); });
+  cases.check("bias behind an odd element", [] {
+    return run<bf16, bf16, bf16, K, K, Small>({.m = 66, .n = 72, .k = 64, .bias = Bias::kColumn, .bias_first = 1});
+  });
+  cases.check("alpha and bias", [] {
+    return run<bf16, bf16, float, K, K, Two>({.m = 66, .n = 72, .k = 64, .bias = Bias::kColumn, .alpha = 0.5f});
+  });
+}
 
 void forward(Cases& cases) {
   cases.check("bias, gelu", [] {
@@ -245,6 +284,58 @@ void forward(Cases& cases) {
                                                .z = true,
                                                .residual_lies = Lies::kOdd,
                                                .splits = 3});
+  });
+}
+
+/// 16 bytes of C at a time, by tiles of all kinds.
+void in_vectors(Cases& cases) {
+  cases.check("bias, gelu, residual, z, pingpong", [] {
+    return run<bf16, bf16, float, K, K, Turns>({.m = 300,
+                                                .n = 136,
+                                                .k = 72,
+                                                .activation = Activation::gelu,
+                                                .bias = Bias::kColumn,
+                                                .beta = 0.5f,
+                                                .residual = true,
+                                                .z = true,
+                                                .residual_lies = Lies::kPadded});
+  });
+  cases.check("relu, three consumers", [] {
+    return run<fp16, fp16, fp16, K, K, Three>(
+        {.m = 200, .n = 72, .k = 72, .activation = Activation::relu, .residual = true, .residual_lies = Lies::kOneRow});
+  });
+  cases.check("silu, 192 columns", [] {
+    return run<bf16, bf16, bf16, K, K, Full>(
+        {.m = 70, .n = 264, .k = 72, .activation = Activation::silu, .bias = Bias::kColumn, .alpha = 2});
+  });
+  cases.check("residual, rows of 144", [] {
+    return run<bf16, bf16, bf16, K, K, Ragged>({.m = 130, .n = 296, .k = 64, .residual = true, .z = true});
+  });
+  cases.check("residual and C in fp32, batch", [] {
+    return run<bf16, float, float, K, K, Small>(
+        {.m = 70, .n = 76, .k = 64, .bias = Bias::kColumn, .residual = true, .batch = 2});
+  });
+  cases.check("relu, 16 columns", [] {
+    return run<fp16, fp16, fp16, K, K, Narrow>({.m = 70, .n = 40, .k = 64, .activation = Activation::relu});
+  });
+  cases.check("fp32 residual beside 16-bit results",
+              [] { return run<bf16, bf16, float, K, K, Two>({.m = 70, .n = 72, .k = 64, .residual = true}); });
+  cases.check("backward of silu, rows of 144, sums", [] {
+    return run<bf16, bf16, bf16, K, K, Ragged>(
+        {.m = 140, .n = 152, .k = 64, .activation = Activation::silu, .backward = true, .sums = true});
+  });
+  cases.check("backward of swiglu, pingpong, alpha, sums", [] {
+    return run<bf16, bf16, bf16, K, K, Turns>(
+        {.m = 300, .n = 72, .k = 64, .activation = Activation::swiglu, .alpha = 0.5f, .backward = true, .sums = true});
+  });
+  cases.check("backward of gelu, bias per row", [] {
+    return run<bf16, bf16, float, K, K, Small>({.m = 70,
+                                                .n = 72,
+                                                .k = 64,
+                                                .activation = Activation::gelu,
+                                                .bias = Bias::kRow,
+                                                .backward = true,
+                                                .sums = true});
   });
 }
 
@@ -381,7 +472,9 @@ void backward(Cases& cases) {
 
 int main(int argc, char** argv) {
   ak::test::Cases cases("gemm_epilogue", ak::test::Seeds(argc, argv, 3));
+  ak::test::in_registers(cases);
   ak::test::forward(cases);
+  ak::test::in_vectors(cases);
   ak::test::batches_and_swaps(cases);
   ak::test::unaligned(cases);
   ak::test::accumulation(cases);
