@@ -1,4 +1,4 @@
-"""pytest -p tests.ptx.plugin: the tests of the whole package meet a GPU, which is the interpreter."""
+"""pytest -p tests.ptx.plugin: tests meet a GPU, which is the interpreter, from the first import of the package on."""
 
 from .preloaded import set_chip
 

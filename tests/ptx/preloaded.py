@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from .host import Machine
 @functools.cache
 def machine() -> Machine:
     """The interpreter, with the package's CUDA library of PTX loaded in place of the one with machine code."""
+    assert "amp_kernels" not in sys.modules, "the package has loaded its own CUDA library: see plugin.py"
     load_library = torch.ops.load_library
     library = os.environ["AK_PTX_LIBRARY"]
     torch.ops.load_library = lambda path: load_library(library if Path(path).name == Path(library).name else path)
@@ -28,9 +30,9 @@ def machine() -> Machine:
 
 def set_chip(capability: int, sm_count: int) -> Machine:
     """The device becomes a chip of that compute capability."""
+    it = machine()
     from amp_kernels._dispatch import policy
 
-    it = machine()
     # Shared memory of a block: CUDA C++ Programming Guide, technical specifications per compute capability.
     it.set_chip(capability, sm_count, {75: 64, 80: 163, 90: 227, 120: 99}[capability] * 1024)
     torch.cuda.get_device_capability = lambda device=None: (capability // 10, capability % 10)

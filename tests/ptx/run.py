@@ -31,8 +31,8 @@ def main() -> int:
     arguments = sys.argv[1:]
     if not any(a.endswith(".py") or "::" in a for a in arguments):
         arguments += map(str, sorted(FOLDER.glob("executed_*.py")))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, env=environment()).returncode
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.ptx.plugin", *arguments]
+    return subprocess.run(command, env=environment(), cwd=FOLDER.parents[1]).returncode
 
 
 if __name__ == "__main__":

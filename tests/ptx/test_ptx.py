@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +12,8 @@ from .build import CSRC, ROOT, build, compile_kernel
 from .interpreter.instructions import find
 from .interpreter.text import Module
 from .mutate import planted_lists
-from .run import environment
 from .sources import sources_in
 
-FOLDER = Path(__file__).parent
-CASES = sorted(FOLDER.glob("executed_*.py"))
 pytestmark = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to execute"),
     pytest.mark.skipif(
@@ -27,20 +23,9 @@ pytestmark = [
 ]
 
 
-def execute(*command) -> subprocess.CompletedProcess:
-    """In a process of its own, in which the fake CUDA runtime is preloaded."""
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, command)],
-        env=environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-
-
 def test_executed():
-    run = execute("pytest", "-p", "no:cacheprovider", *CASES)
+    command = [sys.executable, "-m", "tests.ptx.run"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
     assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout
