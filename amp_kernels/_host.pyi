@@ -74,4 +74,5 @@ def update_loss_scale(
     min_scale: float = 0.0,
     max_scale: float = ...,
     hysteresis: int = 1,
+    consecutive: bool = False,
 ) -> tuple[float, int, int]: ...

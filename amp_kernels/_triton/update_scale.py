@@ -13,7 +13,9 @@ import triton.language as tl
 
 from . import _tables
 
-OPTIONS = tl.constexpr(6)  # growth and backoff factor, growth interval, lowest and highest scale, hysteresis
+OPTIONS = tl.constexpr(
+    7
+)  # growth and backoff factor, growth interval, lowest and highest scale, hysteresis, consecutive
 BLOCK = 64
 
 
@@ -41,7 +43,7 @@ def update_scale_kernel(table, flags, scale, growth_tracker, hysteresis_tracker,
     after = tl.where(grows, tl.where(grown < ceiling, grown, ceiling), before)
     tl.store(scale, tl.where(yields, tl.where(reduced > floor, reduced, floor), after))
     tl.store(growth_tracker, tl.where(overflow | due, 0, streak))
-    refilled = tl.where(grows, tl.load(table + 5).to(tl.int32), tolerated)
+    refilled = tl.where(grows | (tl.load(table + 6) != 0), tl.load(table + 5).to(tl.int32), tolerated)
     tl.store(hysteresis_tracker, tl.where(overflow, tolerated - 1, refilled))
 
 
@@ -56,11 +58,12 @@ def update_scale_(
     min_scale: float,
     max_scale: float,
     hysteresis: int,
+    consecutive: bool = False,
 ) -> None:
     """``amp_kernels::update_scale_`` for tensors that Triton can reach; see ``amp_kernels/ops/update_scale.py``."""
     bits = _tables.bits
     factors, bounds = (bits(growth_factor), bits(backoff_factor)), (bits(min_scale), bits(max_scale))
-    row = (*factors, growth_interval, *bounds, hysteresis, *(f.data_ptr() for f in found_infs))
+    row = (*factors, growth_interval, *bounds, hysteresis, int(consecutive), *(f.data_ptr() for f in found_infs))
     with _tables.on(scale.device):
         update_scale_kernel[(1,)](
             _tables.upload((row,), scale.device),

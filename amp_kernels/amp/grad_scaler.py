@@ -54,6 +54,7 @@ class GradScaler(SkipTracking, _GradScaler):
         max_scale: nor grown above this.
         hysteresis: overflows, counted since the scale last grew, from which on it backs off; 1 is torch's rule.
             Megatron-LM uses 2.
+        consecutive_hysteresis: count only overflows in a row: DeepSpeed's option of that name.
         dynamic: ``False`` keeps the scale fixed; an overflow still skips the step.
         max_consecutive_skips: abort training when so many steps in a row were skipped: :meth:`update` then raises
             a ``RuntimeError`` that names the tensors whose gradients were not finite in the last of them. On the CPU
@@ -90,6 +91,7 @@ class GradScaler(SkipTracking, _GradScaler):
         min_scale: float = 0.0,
         max_scale: float = math.inf,
         hysteresis: int = 1,
+        consecutive_hysteresis: bool = False,
         dynamic: bool = True,
         max_consecutive_skips: int | None = None,
     ) -> None:
@@ -113,6 +115,7 @@ class GradScaler(SkipTracking, _GradScaler):
         check("GradScaler", "hysteresis", hysteresis, 1)
         self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
         self._init_hysteresis_tracker = hysteresis
+        self._consecutive_hysteresis = bool(consecutive_hysteresis)
         self._hysteresis_tracker: Tensor | None = None
         self._init_skips(max_consecutive_skips)
         self._last_sum_sq: Tensor | None = None
@@ -328,6 +331,7 @@ class GradScaler(SkipTracking, _GradScaler):
                     self._min_scale,
                     self._max_scale,
                     self._hysteresis,
+                    self._consecutive_hysteresis,
                 )
             self._per_optimizer_states.clear()
         if found_infs:
@@ -344,6 +348,7 @@ class GradScaler(SkipTracking, _GradScaler):
                 min_scale=self._min_scale,
                 max_scale=self._max_scale,
                 hysteresis=self._hysteresis,
+                consecutive_hysteresis=self._consecutive_hysteresis,
                 _hysteresis_tracker=self._get_hysteresis_tracker(),
                 _skipped_steps=skipped,
                 _consecutive_skips=consecutive,
@@ -362,6 +367,7 @@ class GradScaler(SkipTracking, _GradScaler):
         self._min_scale = state_dict.get("min_scale", self._min_scale)
         self._max_scale = state_dict.get("max_scale", self._max_scale)
         self._hysteresis = state_dict.get("hysteresis", self._hysteresis)
+        self._consecutive_hysteresis = state_dict.get("consecutive_hysteresis", self._consecutive_hysteresis)
         self._init_hysteresis_tracker = state_dict.get("_hysteresis_tracker", self._hysteresis)
         self._init_skip_counts = (state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0))
         self._forget()

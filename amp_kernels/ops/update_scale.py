@@ -23,6 +23,7 @@ def _reference(
     min_scale: float,
     max_scale: float,
     hysteresis: int,
+    consecutive: bool = False,
 ) -> None:
     found = torch.stack([f.reshape(()) > 0 for f in found_infs]).any()
     tolerated = hysteresis_tracker - 1  # overflows left before the scale yields, once this one is counted
@@ -36,12 +37,13 @@ def _reference(
 
     scale.copy_(torch.where(found, after_overflow, after_success))
     growth_tracker.copy_(torch.where(found | due, torch.zeros_like(streak), streak))
-    refilled = torch.where(due & grown.isfinite(), torch.full_like(tolerated, hysteresis), hysteresis_tracker)
+    refills = torch.full_like(due, True) if consecutive else due & grown.isfinite()
+    refilled = torch.where(refills, torch.full_like(tolerated, hysteresis), hysteresis_tracker)
     hysteresis_tracker.copy_(torch.where(found, tolerated, refilled))
 
 
 def samples(device: str) -> Iterator[Sample]:
-    def call(scale, tracker, left, found, interval=2, low=0.0, high=math.inf, hysteresis=1) -> Sample:
+    def call(scale, tracker, left, found, interval=2, low=0.0, high=math.inf, hysteresis=1, **options) -> Sample:
         scalars = (
             torch.tensor(scale, device=device),
             torch.tensor(tracker, dtype=torch.int32, device=device),
@@ -56,7 +58,7 @@ def samples(device: str) -> Iterator[Sample]:
             low,
             high,
             hysteresis,
-        ), {}
+        ), options
 
     yield call(1024.0, 0, 1, [0.0])
     yield call(1024.0, 1, 1, [0.0, 0.0])  # grows
@@ -68,12 +70,13 @@ def samples(device: str) -> Iterator[Sample]:
     yield call(1024.0, 1, 0, [0.0], high=1500.0, hysteresis=3)  # at the ceiling, hysteresis refilled
     yield call(1024.0, 1, 3, [1.0], hysteresis=3)  # tolerated
     yield call(1024.0, 1, 1, [1.0], hysteresis=3)  # the last straw
+    yield call(1024.0, 0, 1, [0.0], hysteresis=3, consecutive=True)  # refilled without growth
 
 
 op = define(
     "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor(c!) hysteresis_tracker, Tensor[] found_infs, "
     "float growth_factor, float backoff_factor, int growth_interval, float min_scale, float max_scale, "
-    "int hysteresis) -> ()",
+    "int hysteresis, bool consecutive=False) -> ()",
     _reference,
     samples=samples,
 )
@@ -90,6 +93,7 @@ def update_scale_(
     min_scale: float = 0.0,
     max_scale: float = math.inf,
     hysteresis: int = 1,
+    consecutive: bool = False,
 ) -> None:
     """Advance a dynamic loss scale by one iteration, in place and without a host sync.
 
@@ -97,7 +101,8 @@ def update_scale_(
     the hysteresis tracker; once that is at or below zero, ``scale = max(scale * backoff_factor, min_scale)``. Otherwise
     the growth tracker counts up, and when it reaches ``growth_interval`` it restarts; unless ``scale * growth_factor``
     overflows, the scale becomes ``min(scale * growth_factor, max_scale)`` and the hysteresis tracker is refilled. The
-    defaults are exactly :class:`torch.amp.GradScaler`'s rule; the floor and the hysteresis are Megatron-LM's.
+    defaults are exactly :class:`torch.amp.GradScaler`'s rule; the floor and the hysteresis are Megatron-LM's,
+    ``consecutive`` is DeepSpeed's ``consecutive_hysteresis``.
 
     Args:
         scale: float32, one element; overwritten.
@@ -110,6 +115,7 @@ def update_scale_(
         min_scale: lower bound of a backoff, at least 0.
         max_scale: upper bound of a growth, at least ``min_scale``.
         hysteresis: overflows that make the scale yield, at least 1.
+        consecutive: every iteration without overflow refills the hysteresis tracker, not only one in which the scale grows.
 
     Raises:
         TypeError: a tensor is not one element of its dtype.
@@ -140,4 +146,5 @@ def update_scale_(
         min_scale,
         max_scale,
         hysteresis,
+        consecutive,
     )

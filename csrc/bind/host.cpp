@@ -276,10 +276,10 @@ void ema_step(State average, const Floats& weight, double decay) {
 std::tuple<float, int32_t, int32_t> loss_scale(float scale, int32_t growth_tracker, int32_t hysteresis_tracker,
                                                bool overflow, double growth_factor, double backoff_factor,
                                                int64_t growth_interval, double min_scale, double max_scale,
-                                               int64_t hysteresis) {
-  const LossScale s =
-      update_loss_scale({scale, growth_tracker, hysteresis_tracker}, overflow,
-                        {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis});
+                                               int64_t hysteresis, bool consecutive) {
+  const LossScale s = update_loss_scale(
+      {scale, growth_tracker, hysteresis_tracker}, overflow,
+      {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis, consecutive});
   return {s.scale, s.growth_tracker, s.hysteresis_tracker};
 }
 
@@ -326,5 +326,5 @@ PYBIND11_MODULE(_host, m) {
   m.def("ema", &ak::ema_step, "average"_a.noconvert(), "weight"_a, "decay"_a);
   m.def("update_loss_scale", &ak::loss_scale, "scale"_a, "growth_tracker"_a, "hysteresis_tracker"_a, "overflow"_a,
         "growth_factor"_a = 2.0, "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "min_scale"_a = 0.0,
-        "max_scale"_a = std::numeric_limits<double>::infinity(), "hysteresis"_a = 1);
+        "max_scale"_a = std::numeric_limits<double>::infinity(), "hysteresis"_a = 1, "consecutive"_a = false);
 }

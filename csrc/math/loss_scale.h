@@ -1,9 +1,10 @@
-// How the loss scale moves after a step: torch.amp.GradScaler's rule with Megatron-LM's bounds and hysteresis.
+// How the loss scale moves after a step: torch.amp.GradScaler's rule with Megatron-LM's bounds and hysteresis, and
+// DeepSpeed's choice of what the hysteresis counts.
 //
 // A step with a non-finite gradient halves the scale (backoff_factor) once `hysteresis` of them have come since the
-// scale last grew; growth_interval steps without one double it (growth_factor), unless the product is not finite. With
-// min_scale 0, max_scale inf and hysteresis 1 this is torch's rule to the bit. Products are formed in double, as torch
-// does.
+// scale last grew, or in a row if `consecutive`; growth_interval steps without one double it (growth_factor), unless
+// the product is not finite. With min_scale 0, max_scale inf and hysteresis 1 this is torch's rule to the bit. Products
+// are formed in double, as torch does.
 #pragma once
 
 #include "math/config.h"
@@ -15,6 +16,7 @@ struct LossScaleOptions {
   int64_t growth_interval;  // 0: never grow
   double min_scale, max_scale;
   int64_t hysteresis;
+  bool consecutive;  // any step without an overflow refills the hysteresis
 };
 
 struct LossScale {
@@ -34,6 +36,7 @@ AK_HD LossScale update_loss_scale(LossScale s, bool overflow, const LossScaleOpt
     }
     return s;
   }
+  if (o.consecutive) s.hysteresis_tracker = static_cast<int32_t>(o.hysteresis);
   s.growth_tracker += 1;
   if (s.growth_tracker == o.growth_interval) {
     s.growth_tracker = 0;

@@ -13,7 +13,9 @@ from .scaling import iterate, params
 
 def trained():
     optimizer = SGD(params(4), lr=0.1)
-    scaler = GradScaler("cpu", init_scale=8.0, growth_interval=5, hysteresis=3, min_scale=0.5)
+    scaler = GradScaler(
+        "cpu", init_scale=8.0, growth_interval=5, hysteresis=3, consecutive_hysteresis=True, min_scale=0.5
+    )
     for bad in (0, 1, 0, 0):
         iterate(scaler, optimizer, {0} if bad else ())
     return optimizer, scaler
@@ -24,10 +26,18 @@ def test_state_dict_round_trip(initialised):
     _, scaler = trained()
     state = scaler.state_dict()
     torchs = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-    ours = {"min_scale", "max_scale", "hysteresis", "_hysteresis_tracker", "_skipped_steps", "_consecutive_skips"}
+    ours = {
+        "min_scale",
+        "max_scale",
+        "hysteresis",
+        "consecutive_hysteresis",
+        "_hysteresis_tracker",
+        "_skipped_steps",
+        "_consecutive_skips",
+    }
     assert set(state) == torchs | ours
-    assert all(type(v) in (int, float) for v in state.values())
-    assert (state["_hysteresis_tracker"], state["_growth_tracker"], state["_skipped_steps"]) == (2, 2, 1)
+    assert all(type(v) in (int, float, bool) for v in state.values())
+    assert (state["_hysteresis_tracker"], state["_growth_tracker"], state["_skipped_steps"]) == (3, 2, 1)
     other = GradScaler("cpu")
     if initialised:
         other.scale(torch.ones(()))

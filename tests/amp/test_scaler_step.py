@@ -253,6 +253,11 @@ def drive(scaler, overflows):
             [1, 1, 0, 1, 1, 0, 0, 1, 1, 1],
             [64.0, 64.0, 64.0, 32.0, 16.0, 16.0, 32.0, 32.0, 32.0, 16.0],
         ),
+        (  # DeepSpeed's other rule: from the second overflow in a row on
+            {"init_scale": 64.0, "hysteresis": 2, "consecutive_hysteresis": True},
+            [1, 0, 1, 0, 1, 1, 1, 0, 1],
+            [64.0, 64.0, 64.0, 64.0, 64.0, 32.0, 16.0, 16.0, 16.0],
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

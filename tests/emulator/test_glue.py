@@ -84,6 +84,9 @@ def test_update_scale_sees_every_flag_and_option(found):
         state = [torch.tensor(64.0), torch.tensor(tracker, dtype=torch.int32), torch.tensor(left, dtype=torch.int32)]
         flags = [torch.tensor(f) for f in found]
         same_on_both(lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags)
+        same_on_both(
+            lambda s, t, h, flags: update_scale_(s, t, h, flags, hysteresis=2, consecutive=True), *state, flags
+        )
 
 
 # ---- activations

@@ -71,10 +71,11 @@ void random_runs(Cases& cases) {
   for (uint64_t number = 0; number < 40; number++) {
     cases.check("random run " + std::to_string(number), [number]() -> std::string {
       Rng rng(number);
-      LossScaleOptions options{2.0, 0.5, static_cast<int64_t>(rng() % 4), 0.0, INFINITY, 1};
+      LossScaleOptions options{2.0, 0.5, static_cast<int64_t>(rng() % 4), 0.0, INFINITY, 1, false};
       if (rng() % 2) options.growth_factor = 1.7, options.backoff_factor = 0.3;
       if (rng() % 2) options.min_scale = 1.0, options.max_scale = 3000.0;
       if (rng() % 2) options.hysteresis = 3;
+      options.consecutive = rng() % 2;
       const float starts[] = {1024.0f, 1.5f, 2e38f, 65536.0f};
       Machine m({starts[rng() % 4], 0, static_cast<int32_t>(options.hysteresis)});
       for (int i = 0; i < 30; i++) {
@@ -90,7 +91,7 @@ void random_runs(Cases& cases) {
 
 /// The only overflow is at each place in turn, in lists of several lengths; the scale must back off.
 void overflow_at_every_place(Cases& cases) {
-  const LossScaleOptions options{2.0, 0.5, 1, 0.0, INFINITY, 1};
+  const LossScaleOptions options{2.0, 0.5, 1, 0.0, INFINITY, 1, false};
   for (size_t n : {size_t{1}, size_t{2}, size_t{5}, size_t{31}, size_t{32}, size_t{33}, size_t{70}}) {
     cases.check("overflow at every place of " + std::to_string(n), [&]() -> std::string {
       for (size_t at = 0; at < n; at++) {
@@ -109,7 +110,7 @@ void overflow_at_every_place(Cases& cases) {
 
 /// Flags that are no overflow, and overflows that a sum of the flags would hide.
 void odd_flags(Cases& cases) {
-  const LossScaleOptions options{2.0, 0.5, 1, 0.0, INFINITY, 1};
+  const LossScaleOptions options{2.0, 0.5, 1, 0.0, INFINITY, 1, false};
   const std::vector<std::vector<float>> all = {
       {}, {NAN}, {-1.0f}, {-0.0f}, {INFINITY}, {1.0f, -1.0f}, {NAN, 1.0f, NAN}, {0x1p-149f}, {-2.0f, 1.0f}};
   for (size_t i = 0; i < all.size(); i++) {
@@ -122,7 +123,7 @@ void odd_flags(Cases& cases) {
 
 /// As the package calls it, up to a chain of launches.
 void shipped_instance(Cases& cases) {
-  const LossScaleOptions options{2.0, 0.5, 2, 0.0, INFINITY, 1};
+  const LossScaleOptions options{2.0, 0.5, 2, 0.0, INFINITY, 1, false};
   for (int n : {0, 1, 2, kFlags, kFlags + 1, 2 * kFlags + 5}) {
     cases.check("shipped instance, " + std::to_string(n) + " flags", [&]() -> std::string {
       Machine m({8.0f, 0, 1});

@@ -54,6 +54,15 @@ def test_hysteresis_counts_overflows_and_is_refilled_by_growth_only():
     ]
 
 
+def test_consecutive_hysteresis_counts_overflows_in_a_row():
+    """DeepSpeed's DynamicLossScaler with consecutive_hysteresis: any good step fills it up again."""
+    state, scales = (1024.0, 0, 2), []
+    for bad in (True, False, True, False, True, True, True, False, True):
+        state = _host.update_loss_scale(*state, bad, growth_interval=10, hysteresis=2, consecutive=True)
+        scales.append(state[0])
+    assert scales == [1024.0, 1024.0, 1024.0, 1024.0, 1024.0, 512.0, 256.0, 256.0, 256.0]
+
+
 def test_no_refill_when_the_scale_could_not_grow():
     assert _host.update_loss_scale(3e38, 1, 0, False, growth_interval=2, hysteresis=3)[2] == 0
     assert not math.isinf(_host.update_loss_scale(3e38, 1, 0, False, growth_interval=2)[0])

@@ -15,8 +15,19 @@ def state(scale=1024.0, growth=0, hysteresis=1):
     return torch.tensor(scale), torch.tensor(growth, dtype=torch.int32), torch.tensor(hysteresis, dtype=torch.int32)
 
 
-def run(tensors, found, growth=2.0, backoff=0.5, interval=2, low=0.0, high=float("inf"), hysteresis=1, op=OP):
-    op(*tensors, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis)
+def run(
+    tensors,
+    found,
+    growth=2.0,
+    backoff=0.5,
+    interval=2,
+    low=0.0,
+    high=float("inf"),
+    hysteresis=1,
+    consecutive=False,
+    op=OP,
+):
+    op(*tensors, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis, consecutive)
     return tuple(t.item() for t in tensors)
 
 
@@ -32,8 +43,9 @@ def test_follows_the_rule(op):
         (0.0, 1.0),
         (2000.0, float("inf")),
         (1, 3),
+        (False, True),
     )
-    for scale, growth, left, overflow, interval, low, high, hysteresis in grid:
+    for scale, growth, left, overflow, interval, low, high, *options in grid:
         wanted = _host.update_loss_scale(
             scale,
             growth,
@@ -44,10 +56,11 @@ def test_follows_the_rule(op):
             growth_interval=interval,
             min_scale=low,
             max_scale=high,
-            hysteresis=hysteresis,
+            hysteresis=options[0],
+            consecutive=options[1],
         )
-        got = run(state(scale, growth, left), [float(overflow)], 1.9, 0.4, interval, low, high, hysteresis, op=op)
-        assert got == wanted, (scale, growth, left, overflow, interval, low, high, hysteresis)
+        got = run(state(scale, growth, left), [float(overflow)], 1.9, 0.4, interval, low, high, *options, op=op)
+        assert got == wanted, (scale, growth, left, overflow, interval, low, high, options)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,23 @@ from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.bits import assert_same_bits
 
 
-def check(scale, streak, tolerated, found, growth=2.0, backoff=0.5, interval=3, low=0.0, high=math.inf, hysteresis=1):
+def check(
+    scale,
+    streak,
+    tolerated,
+    found,
+    growth=2.0,
+    backoff=0.5,
+    interval=3,
+    low=0.0,
+    high=math.inf,
+    hysteresis=1,
+    rule=False,
+):
     states = []
     for run in (torch.ops.amp_kernels.update_scale_, module.update_scale_):
         state = torch.tensor(scale), *(torch.tensor(x, dtype=torch.int32) for x in (streak, tolerated))
-        run(*state, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis)
+        run(*state, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis, rule)
         states.append(state)
     for name, wanted, got in zip(("scale", "growth_tracker", "hysteresis_tracker"), *states, strict=True):
         assert_same_bits(got, wanted, f"{name} after {(scale, streak, tolerated, found[:4])}")
@@ -31,7 +43,8 @@ def test_samples_of_the_op():
 @pytest.mark.parametrize("interval", [0, 1, 3, 2**40])
 def test_every_case_of_the_rule(interval, low, high):
     for found, streak, tolerated, scale in itertools.product((0.0, 1.0), (0, 2), (-1, 1, 2), (128.0, 1024.0, 3e38)):
-        check(scale, streak, tolerated, [found], interval=interval, low=low, high=high, hysteresis=2)
+        for rule in (False, True):
+            check(scale, streak, tolerated, [found], interval=interval, low=low, high=high, hysteresis=2, rule=rule)
 
 
 def test_factors_and_bounds_are_doubles():

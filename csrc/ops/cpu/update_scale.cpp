@@ -11,7 +11,7 @@ constexpr const char* kOp = "update_scale_";
 
 void update_scale_(const Tensor scale, const Tensor growth_tracker, const Tensor hysteresis_tracker,
                    const TensorList found_infs, double growth_factor, double backoff_factor, int64_t growth_interval,
-                   double min_scale, double max_scale, int64_t hysteresis) {
+                   double min_scale, double max_scale, int64_t hysteresis, bool consecutive) {
   float* scale_data = scalar_data<float>(kOp, {"scale"}, scale);
   int32_t* growth_data = scalar_data<int32_t>(kOp, {"growth_tracker"}, growth_tracker);
   int32_t* hysteresis_data = scalar_data<int32_t>(kOp, {"hysteresis_tracker"}, hysteresis_tracker);
@@ -19,9 +19,9 @@ void update_scale_(const Tensor scale, const Tensor growth_tracker, const Tensor
   for (size_t i = 0; i < found_infs.size(); ++i) {
     overflow |= found(read_scalar<float>(kOp, {"found_infs", static_cast<int64_t>(i)}, found_infs[i]));
   }
-  const LossScale updated =
-      update_loss_scale({*scale_data, *growth_data, *hysteresis_data}, overflow,
-                        {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis});
+  const LossScale updated = update_loss_scale(
+      {*scale_data, *growth_data, *hysteresis_data}, overflow,
+      {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis, consecutive});
   *scale_data = updated.scale;
   *growth_data = updated.growth_tracker;
   *hysteresis_data = updated.hysteresis_tracker;

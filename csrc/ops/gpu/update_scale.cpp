@@ -10,7 +10,7 @@ constexpr const char* kOp = "update_scale_";
 
 void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Tensor hysteresis_tracker,
                       const TensorList found_infs, double growth_factor, double backoff_factor, int64_t growth_interval,
-                      double min_scale, double max_scale, int64_t hysteresis) {
+                      double min_scale, double max_scale, int64_t hysteresis, bool consecutive) {
   GpuCall call(kOp, {"scale"}, scale);
   const LossScaleRef at{call.mutable_scalar<float>({"scale"}, scale),
                         call.mutable_scalar<int32_t>({"growth_tracker"}, growth_tracker),
@@ -21,7 +21,8 @@ void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Ten
     flags.push_back(call.scalar({"found_infs", static_cast<int64_t>(i)}, found_infs[i]));
   }
   const Tensor scratch = call.scratch(update_scale_scratch_bytes(flags.size()));
-  const LossScaleOptions options{growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis};
+  const LossScaleOptions options{growth_factor, backoff_factor, growth_interval, min_scale,
+                                 max_scale,     hysteresis,     consecutive};
   call.launch(update_scale, at, flags, options, scratch.mutable_data_ptr());
 }
 

@@ -50,7 +50,7 @@ MUTANTS = [
     ),
     Mutant(SCALE, "found_infs[i])", "found_infs[0])", "only the first flag is looked at"),
     Mutant(SCALE, "{growth_factor, backoff_factor,", "{backoff_factor, growth_factor,", "the factors exchanged"),
-    Mutant(SCALE, "min_scale, max_scale, hysteresis}", "max_scale, min_scale, hysteresis}", "the bounds exchanged"),
+    Mutant(SCALE, "min_scale, max_scale, hysteresis,", "max_scale, min_scale, hysteresis,", "the bounds exchanged"),
     Mutant(
         CALL,
         "refs.push_back({data, grads[i].numel(), dtype_of(grads[i].scalar_type())});",
