@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .._dispatch import autocast
-from ._gemm import OPERAND_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
+from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
 from ._lists import FLOATS, names
 from .gemm import gemm_op
 
@@ -35,6 +35,15 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
             f"{op}: {given}; accepted: {hint} (torch.autocast casts float16, bfloat16 and float32 to one dtype)"
         )
     return next(iter(dtypes.values()))
+
+
+def plainly_16_bit(a: torch.Tensor, b: torch.Tensor, compute_dtype: torch.dtype | None) -> bool:
+    """A quick yes to most calls: :func:`working_dtype` accepts the tensors and gives a 16-bit dtype."""
+    if compute_dtype is None:
+        right = a.dtype in OPERAND_DTYPES and b.dtype is a.dtype
+    else:
+        right = compute_dtype in OPERAND_DTYPES and a.dtype in OUTPUT_DTYPES and b.dtype in OUTPUT_DTYPES
+    return right and a.device == b.device and a.layout is b.layout is torch.strided
 
 
 def under_transform() -> bool:

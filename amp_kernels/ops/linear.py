@@ -26,7 +26,6 @@ from ._gemm import (
     ACTIVATIONS,
     GATED,
     OPERAND_DTYPES,
-    OUTPUT_DTYPES,
     check_activation,
     check_bias,
     check_gated_width,
@@ -42,6 +41,7 @@ from ._products import (
     gemm_options,
     is_dense,
     like,
+    plainly_16_bit,
     sampler,
     under_transform,
     working_dtype,
@@ -163,25 +163,18 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
 
 def _plainly_right(x, weight, bias, shadow, activation: str, compute_dtype: torch.dtype | None) -> bool:
     """A quick yes to the commonest calls: everything that :func:`_check` asks, in as few questions as possible."""
-    x_dtype, weight_dtype, device = x.dtype, weight.dtype, x.device
-    if compute_dtype is None:
-        dtype = x_dtype
-        right = x_dtype in OPERAND_DTYPES and weight_dtype is x_dtype
-    else:
-        dtype = compute_dtype
-        right = x_dtype in OUTPUT_DTYPES and weight_dtype in OUTPUT_DTYPES and dtype in OPERAND_DTYPES
+    dtype = compute_dtype or x.dtype
     shape = weight.shape
     return (
-        right
+        plainly_16_bit(x, weight, compute_dtype)
         and shadow is None
         and (
-            bias is None or (bias.shape == shape[:1] and bias.dtype in (torch.float32, dtype) and bias.device == device)
+            bias is None
+            or (bias.shape == shape[:1] and bias.dtype in (torch.float32, dtype) and bias.device == x.device)
         )
         and len(shape) == 2
         and x.ndim > 0
         and x.shape[-1] == shape[1]
-        and weight.device == device
-        and x.layout is weight.layout is torch.strided
         and activation in ACTIVATIONS
         and activation not in GATED
     )

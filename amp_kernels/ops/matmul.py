@@ -20,12 +20,15 @@ from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
 from ._lists import FLOATS
-from ._products import Matmul, cast, product, sampler, under_transform, working_dtype, write_out
+from ._products import Matmul, cast, plainly_16_bit, product, sampler, under_transform, working_dtype, write_out
 
 
 def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
-    dtype = working_dtype("matmul", compute_dtype, a=a, b=b)
-    _check_shapes(a, b)
+    if plainly_16_bit(a, b, compute_dtype) and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]:
+        dtype = compute_dtype or a.dtype
+    else:
+        dtype = working_dtype("matmul", compute_dtype, a=a, b=b)
+        _check_shapes(a, b)
     if dtype not in OPERAND_DTYPES:
         check_out_dtype("matmul", out_dtype, (dtype,))
         return torch.matmul(a, b)
