@@ -64,7 +64,7 @@ mutants: $(READY)
 
 # The site, from docs/ and the docstrings, into build/site; a warning is an error. The package is read, not imported.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
