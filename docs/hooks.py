@@ -30,11 +30,13 @@ class Roles(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_) -> None:
         self._package = pkg
-        for name, member in pkg.members.items():
-            # A function that its module is named after: `convert` of nn/convert.py, which is amp_kernels.nn.convert.
-            if member.is_alias and member.resolved and member.final_target.is_module and name in member.members:
-                pkg.members[name] = griffe.Alias(name, member.final_target[name], parent=pkg)
         self._visit(pkg)
+        # amp_kernels.nn.convert is the function to Python; Griffe finds the module that it is written in, nn/convert.py.
+        for name, module in list(pkg["nn"].members.items()):
+            if module.is_module and name in module.members and not module.members[name].is_alias:
+                for owner in (pkg["nn"], pkg):
+                    if name in owner.members:
+                        owner.members[name] = griffe.Alias(name, module.members[name], parent=owner)
 
     def _visit(self, obj: griffe.Object) -> None:
         if obj.docstring:

@@ -185,7 +185,7 @@ def backend(name: str) -> Iterator[None]:
 
     Examples:
         >>> a = torch.ones(2, 2, dtype=torch.bfloat16)
-        >>> with ak.backend("reference"):  # readable torch code; the same bits here, as sums of ones are exact
+        >>> with ak.backend("reference"):  # readable torch code
         ...     expected = ak.matmul(a, a)
         >>> torch.equal(ak.matmul(a, a), expected)
         True

@@ -1,15 +1,17 @@
 """Loss scaling, clipping, and the choice of a format.
 
 Examples:
-    >>> weight, data = torch.nn.Parameter(torch.ones(4, dtype=torch.float16)), torch.ones(4, dtype=torch.float16)
-    >>> optimizer, scaler = ak.optim.AdamW([weight]), ak.GradScaler("cpu", init_scale=2.0**20)
+    The scaler finds its scale:
+
+    >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
+    >>> optimizer = ak.optim.AdamW([weight])
+    >>> scaler = ak.GradScaler("cpu", init_scale=2.0**20)
     >>> for _ in range(8):
     ...     optimizer.zero_grad()
-    ...     loss = (weight * data).sum()
-    ...     scaler.scale(loss).backward()
+    ...     scaler.scale(weight.sum()).backward()
     ...     scaler.step(optimizer, max_norm=1.0)
     ...     scaler.update()
-    >>> scaler.skipped_steps, scaler.get_scale()  # halved until the scaled gradients fitted into float16
+    >>> scaler.skipped_steps, scaler.get_scale()  # halved until gradients fitted into float16
     (tensor(5), 32768.0)
 """
 

@@ -93,7 +93,8 @@ def clip_grad_norm_(
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; no gradient has been changed.
 
     Examples:
-        >>> weight, bias = torch.zeros(1, requires_grad=True), torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
+        >>> weight = torch.zeros(1, requires_grad=True)
+        >>> bias = torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
         >>> (3 * weight + 4 * bias).backward()
         >>> ak.clip_grad_norm_([weight, bias], max_norm=1.0)
         tensor(5.)

@@ -74,9 +74,11 @@ class GradScaler(SkipTracking, _GradScaler):
         ...     scaler.scale(weight * slope).backward()
         ...     scaler.step(optimizer, max_norm=1.0)
         ...     scaler.update()
-        ...     print(f"{weight.item():.3f} {scaler.last_grad_norm} {scaler.last_step_skipped} {scaler.get_scale()}")
-        0.500 4.0 False 65536.0
-        0.500 inf True 32768.0
+        ...     print(f"{weight.item():.2f}", scaler.last_grad_norm, scaler.last_step_skipped)
+        0.50 tensor(4.) False
+        0.50 tensor(inf) True
+        >>> scaler.get_scale()  # it was 65536
+        32768.0
     """
 
     def __init__(

@@ -42,7 +42,8 @@ class SkipAwareScheduler:
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu")
-        >>> scheduler = ak.amp.SkipAwareScheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), scaler)
+        >>> halving = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        >>> scheduler = ak.amp.SkipAwareScheduler(halving, scaler)
         >>> for slope in (torch.inf, 1.0):  # the first one overflows
         ...     optimizer.zero_grad()
         ...     scaler.scale(weight[0] * slope).backward()

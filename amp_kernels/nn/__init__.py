@@ -1,12 +1,13 @@
 """Modules over the ops, drop-in for torch.nn's, and ``convert``, which puts them into a model.
 
 Examples:
-    A block of a transformer:
+    A block of a transformer, which adds its input to the stream, normalises the sum and feeds it forward:
 
     >>> class Block(torch.nn.Module):
     ...     def __init__(self, width):
     ...         super().__init__()
-    ...         self.norm, self.mlp = ak.nn.RMSNorm(width), ak.nn.MLP(width, 4 * width, activation="silu")
+    ...         self.norm = ak.nn.RMSNorm(width)
+    ...         self.mlp = ak.nn.MLP(width, 4 * width, activation="silu")
     ...
     ...     def forward(self, branch, stream):
     ...         normed, stream = self.norm(branch, residual=stream)

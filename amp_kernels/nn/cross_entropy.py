@@ -18,11 +18,11 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
     Examples:
         >>> criterion = ak.nn.CrossEntropyLoss(label_smoothing=0.1, z_loss=1e-4, inplace=True)
-        >>> logits = torch.randn(8, 1000, dtype=torch.bfloat16, requires_grad=True)
-        >>> loss = criterion(logits * 1, torch.randint(1000, (8,)))  # what the loss gets may be overwritten
+        >>> head, hidden = ak.nn.Linear(64, 1000, dtype=torch.bfloat16), torch.randn(8, 64).bfloat16()
+        >>> loss = criterion(head(hidden), torch.randint(1000, (8,)))  # overwrites the logits
         >>> loss.backward()
-        >>> logits.grad.dtype
-        torch.bfloat16
+        >>> head.weight.grad.shape
+        torch.Size([1000, 64])
     """
 
     z_loss: float = 0.0

@@ -27,8 +27,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     Examples:
         >>> head = ak.nn.LinearCrossEntropyLoss(64, 1000, dtype=torch.bfloat16)
-        >>> hidden, target = torch.randn(2, 10, 64, dtype=torch.bfloat16), torch.randint(1000, (2, 10))
-        >>> head(hidden, target).backward()  # the logits, [2, 10, 1000], are never whole in memory
+        >>> hidden = torch.randn(2, 10, 64, dtype=torch.bfloat16)
+        >>> target = torch.randint(1000, (2, 10))
+        >>> head(hidden, target).backward()  # no [2, 10, 1000] logits in memory at once
         >>> head.linear.weight.grad.shape
         torch.Size([1000, 64])
     """

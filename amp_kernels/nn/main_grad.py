@@ -72,7 +72,8 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         ValueError: a weight has a tensor hook or a ``main_grad`` already.
 
     Examples:
-        >>> model, x = ak.nn.Linear(4, 2, dtype=torch.bfloat16), torch.ones(1, 4, dtype=torch.bfloat16)
+        >>> model = ak.nn.Linear(4, 2, dtype=torch.bfloat16)
+        >>> x = torch.ones(1, 4, dtype=torch.bfloat16)
         >>> with ak.nn.accumulate_fp32(model):
         ...     for _ in range(300):  # bfloat16 sums of ones end at 256
         ...         model(x).sum().backward()

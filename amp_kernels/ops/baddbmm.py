@@ -172,7 +172,7 @@ def baddbmm(
         RuntimeError: ``out`` was given while gradients of an operand are recorded.
 
     Examples:
-        >>> query, key = torch.ones(1, 2, 16, dtype=torch.bfloat16), torch.ones(1, 2, 16, dtype=torch.bfloat16)
+        >>> query = key = torch.ones(1, 2, 16, dtype=torch.bfloat16)
         >>> mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
         >>> ak.baddbmm(mask, query, key.mT, alpha=0.25)
         tensor([[[4., -inf],

@@ -289,9 +289,9 @@ def linear_cross_entropy(
         RuntimeError: a class is out of range (CPU).
 
     Examples:
-        >>> hidden, vocabulary = torch.randn(6, 8), torch.zeros(1000, 8, requires_grad=True)
+        >>> hidden, words = torch.randn(6, 8), torch.zeros(1000, 8, requires_grad=True)
         >>> with torch.autocast("cpu", dtype=torch.bfloat16):
-        ...     loss = ak.linear_cross_entropy(hidden, vocabulary, torch.arange(6), chunk_size=2)
+        ...     loss = ak.linear_cross_entropy(hidden, words, torch.arange(6), chunk_size=2)
         >>> round(loss.item(), 4)  # log(1000)
         6.9078
     """

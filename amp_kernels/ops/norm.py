@@ -264,9 +264,9 @@ def layer_norm(
         >>> ak.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0.0)
         tensor([[-1.,  1.]])
         >>> x, residual = torch.randn(4, 64, dtype=torch.bfloat16), torch.randn(4, 64)
-        >>> y, residual = ak.layer_norm(x, 64, torch.ones(64), torch.zeros(64), residual=residual)  # the sum comes back, too
-        >>> residual.dtype
-        torch.float32
+        >>> y, total = ak.layer_norm(x, 64, torch.ones(64), torch.zeros(64), residual=residual)
+        >>> torch.equal(total, x + residual)
+        True
     """
     return _call(x, normalized_shape, weight, bias, residual, eps, True)
 

@@ -1,8 +1,10 @@
 """Fused optimizers with torch's signatures, state layout and checkpoints, and master weights for 16-bit parameters.
 
 Examples:
-    >>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)  # 16-bit parameters; the optimizer keeps what they lack
-    >>> optimizer = ak.optim.AdamW(model.parameters(), lr=3e-4, master_weights="split", max_grad_norm=1.0)
+    16-bit parameters, of which the optimizer keeps the other 16 bits:
+
+    >>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)
+    >>> optimizer = ak.optim.AdamW(model.parameters(), master_weights="split", max_grad_norm=1.0)
     >>> model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
     >>> optimizer.step()
     >>> ak.fp32_state_dict(model, optimizer)["weight"].dtype

@@ -37,7 +37,8 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
         >>> optimizer = ak.optim.AdamW(model.parameters(), ema_decay=0.999)
         >>> model(x).sum().backward()
         >>> optimizer.step()
-        >>> torch.nn.Linear(4, 2).load_state_dict(ak.fp32_state_dict(model, optimizer, ema=True))
+        >>> averages = ak.fp32_state_dict(model, optimizer, ema=True)
+        >>> torch.nn.Linear(4, 2).load_state_dict(averages)
         <All keys matched successfully>
     """
     if not isinstance(optimizer, FusedOptimizer):

@@ -48,9 +48,11 @@ class MixedPrecision(TypedDict, total=False):
         >>> weight = torch.nn.Parameter(torch.ones(10_000, dtype=torch.bfloat16))
         >>> optimizer = ak.optim.SGD([weight], lr=2**-12, **options)
         >>> weight.grad = -torch.ones_like(weight)
-        >>> optimizer.step()  # up by 2^-7 with probability 2^-5, so by 2^-12 on average
-        >>> round((weight.data > 1).float().mean().item(), 2), weight.grad.any().item()
-        (0.03, False)
+        >>> optimizer.step()  # up by 2^-7 with probability 2^-5: by 2^-12 on average
+        >>> round((weight.data > 1).float().mean().item(), 2)
+        0.03
+        >>> weight.grad.any().item()
+        False
     """
 
     master_weights: Literal["fp32", "split", "none", "none_rne"]

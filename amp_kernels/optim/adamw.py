@@ -47,11 +47,15 @@ class AdamW(AdamStep, torch.optim.AdamW):
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
-        >>> decay, rest = [model.weight], [model.bias]
-        >>> optimizer = ak.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr=3e-4, max_grad_norm=1.0)
+        >>> groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+        >>> optimizer = ak.optim.AdamW(groups, lr=3e-4, max_grad_norm=1.0)
         >>> model(torch.ones(1, 4)).sum().backward()
         >>> optimizer.step()
-        >>> torch.optim.AdamW([{"params": decay}, {"params": rest}]).load_state_dict(optimizer.state_dict())  # torch's go on
+        >>> theirs = torch.optim.AdamW(groups)
+        >>> theirs.load_state_dict(optimizer.state_dict())
+        >>> theirs.step()
+        >>> theirs.state[model.weight]["step"]
+        tensor(2.)
     """
 
     @takes_options
