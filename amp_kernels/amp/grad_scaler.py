@@ -98,11 +98,8 @@ class GradScaler(SkipTracking, _GradScaler):
         max_consecutive_skips: int | None = None,
     ) -> None:
         # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
-        self._growth_factor, self._backoff_factor, self._growth_interval = (
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-        )
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval = growth_interval
         check = _lists.check_number
         if enabled:  # torch's own checks: some versions let NaN pass, some fail on it without a word
             check("GradScaler", "growth_factor", growth_factor)
@@ -322,19 +319,9 @@ class GradScaler(SkipTracking, _GradScaler):
             if not found_infs:
                 raise AssertionError("No inf checks were recorded prior to update.")
             if self._dynamic:
-                update_scale_(
-                    scale,
-                    growth_tracker,
-                    self._hysteresis_tracker,
-                    found_infs,
-                    self._growth_factor,
-                    self._backoff_factor,
-                    self._growth_interval,
-                    self._min_scale,
-                    self._max_scale,
-                    self._hysteresis,
-                    self._consecutive_hysteresis,
-                )
+                factors = self._growth_factor, self._backoff_factor, self._growth_interval
+                rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
+                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule)
             self._per_optimizer_states.clear()
         if found_infs:
             self._count_skips(largest_flag(found_infs, scale.device), stepped)
