@@ -20,13 +20,18 @@ ABI := build/abi
 # Two processes or more: a file of tests goes to one of them.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test exhaustive ptx abi gpu bench docs lint format mutants build clean
+.PHONY: demo test examples exhaustive ptx abi gpu bench docs lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
 
 test: $(BUILT)
 	$(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) $(ARGS)
+
+# Every example, also those that `make test` skips where transformers, lightning or accelerate is absent.
+examples: $(BUILT)
+	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group test --group examples)
+	EXAMPLES=all $(RUN) -m pytest -m "not gpu" tests/examples $(ARGS)
 
 # What `make test` and CI sample: every configuration of the Triton GEMM compiled, every planted bug. About an hour.
 exhaustive: $(BUILT)

@@ -1,0 +1,73 @@
+"""Every example runs as a reader would run it, in a process and an empty folder of its own, and what it trains gets better."""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+NEEDS = {"gpt2": "transformers", "lightning_module": "lightning", "accelerate_loop": "accelerate"}
+LAST_LINE = re.compile(r"(?:loss|distance) (\d+\.\d+) -> (\d+\.\d+)")
+
+each_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+
+
+def learns(path, folder, **environment):
+    """Run the file; its last line must tell that the loss fell by a quarter or more, and no file may be left behind."""
+    paths = [str(FOLDER.parent), os.environ.get("PYTHONPATH")]
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, path], cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    last = LAST_LINE.fullmatch(run.stdout.splitlines()[-1])
+    assert last, run.stdout
+    before, after = map(float, last.groups())
+    assert after < 0.75 * before, run.stdout
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.own_backend
+@each_example
+def test_on_the_cpu(path, tmp_path):
+    needed = NEEDS.get(path.stem)
+    if needed and importlib.util.find_spec(needed) is None and os.environ.get("EXAMPLES") != "all":
+        pytest.skip(f"needs {needed}, which is not installed; `make examples` installs it and runs this test")
+    learns(path, tmp_path, CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.gpu
+@pytest.mark.own_backend
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem not in NEEDS], ids=lambda path: path.stem)
+def test_on_cuda(path, tmp_path):
+    learns(path, tmp_path)
+
+
+@each_example
+def test_is_short_and_says_how_to_run_it(path):
+    source = path.read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 60
+    assert f"\npython examples/{path.name}" in ast.get_docstring(ast.parse(source))
+
+
+@each_example
+def test_uses_the_public_api_alone(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.module.startswith("amp_kernels")
+        elif isinstance(node, ast.Import):
+            names = [(name.name, name.asname) for name in node.names if name.name.startswith("amp_kernels")]
+            assert names in ([], [("amp_kernels", "ak")])
+        elif isinstance(node, ast.Attribute):
+            assert not re.match("_[^_]", node.attr)
+
+
+def test_the_index_lists_every_example_once():
+    listed = re.findall(r"^\| \[(\w+\.py)\]\(\1\) \|", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == [path.name for path in EXAMPLES]
