@@ -11,13 +11,7 @@ from .grad_scaler import GradScaler
 
 
 class SkipAwareScheduler:
-    """Advances a scheduler of torch by as many steps as its optimizer took, without a host sync::
-
-        scheduler = ak.amp.SkipAwareScheduler(torch.optim.lr_scheduler.LambdaLR(optimizer, warmup), scaler)
-        ...
-        scaler.step(optimizer)
-        scaler.update()
-        scheduler.step()
+    """Advances a scheduler of torch by as many steps as its optimizer took, without a host sync.
 
     Call :meth:`step` after :meth:`amp_kernels.GradScaler.update`, as often as you would call the scheduler's own: after
     each iteration, or once an epoch. The scheduler advances if the optimizer took at least one step since the call
