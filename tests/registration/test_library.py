@@ -122,12 +122,3 @@ def test_unknown_option_is_an_error():
     result = subprocess.run([sys.executable, "-m", "amp_kernels", "info", "--chekc"], capture_output=True, text=True)
     assert result.returncode == 2
     assert "--chekc" in result.stderr
-
-
-def test_bench_without_the_installed_package_says_what_to_run(monkeypatch, capsys):
-    from amp_kernels.__main__ import main
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="2"):
-        main(["bench", "--list"])
-    assert "python -m bench.run" in capsys.readouterr().err
