@@ -36,9 +36,11 @@ AK_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+/// The same of a pointer to global memory, which the compiler keeps in mind.
 template <class T>
 AK_DEVICE T* opaque(T* p) {
   asm volatile("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
   return p;
 }
 

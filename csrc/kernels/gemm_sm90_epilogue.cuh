@@ -29,9 +29,19 @@ struct Raw {
 template <int kCount>
 inline constexpr bool kFloatsFit = kCount <= 4;
 
+AK_DEVICE int64_t product(int x, int y) { return static_cast<int64_t>(x) * y; }
+
+/// `p`, `rows` further down.
+template <int kCount>
+AK_DEVICE char* below(char* p, const Operand& t, int rows) {
+  return p + (kCount == 1 ? rows * t.row_bytes : product(rows, t.row_narrow));
+}
+
 /// Address of (row, column) in matrix `batch`.
+template <int kCount>
 AK_DEVICE char* address(const Operand& t, int batch, int row, int column) {
-  return t.data + batch * t.batch_bytes + row * t.row_bytes + column * t.column_bytes;
+  if constexpr (kCount == 1) return t.data + batch * t.batch_bytes + row * t.row_bytes + column * t.column_bytes;
+  return t.data + product(batch, t.batch_narrow) + product(row, t.row_narrow) + product(column, t.column_narrow);
 }
 
 template <int kCount>
@@ -107,7 +117,8 @@ constexpr int log2(int x) { return x == 1 ? 0 : 1 + log2(x / 2); }
 /// bytes each of a row. Of row + 8 r, column: 8 r rows further on; of row, column ^ x: the xor with that of 0, x.
 template <int kColumns>
 AK_DEVICE constexpr uint32_t staged_offset(int row, int column) {
-  const uint32_t plain = (row * kColumns + column) * 4, moved = plain ^ ((row % (kColumns / 8)) << 5);
+  const uint32_t plain = (row * kColumns + column) * 4,
+                 moved = plain ^ ((row % (kColumns / 8 < 4 ? kColumns / 8 : 4)) << 5);
   return moved ^ ((moved >> 3) & 16);
 }
 
@@ -134,9 +145,8 @@ AK_DEVICE void stage_sums(const float (&acc)[kSlices][kBlockN / 2], uint32_t row
   }
 }
 
-template <int kCount, int kColumns>
-AK_DEVICE void load_staged(uint32_t rows, int row, int column, float (&v)[kCount]) {
-  const uint32_t at = rows + staged_offset<kColumns>(row, column);
+template <int kCount>
+AK_DEVICE void load_staged(uint32_t at, float (&v)[kCount]) {
   if constexpr (kCount == 1) {
     v[0] = shared_at<float>(at)[0];
   } else {
@@ -149,9 +159,8 @@ AK_DEVICE void load_staged(uint32_t rows, int row, int column, float (&v)[kCount
   }
 }
 
-template <int kCount, int kColumns>
-AK_DEVICE void store_staged(uint32_t rows, int row, int column, const float (&v)[kCount]) {
-  const uint32_t at = rows + staged_offset<kColumns>(row, column);
+template <int kCount>
+AK_DEVICE void store_staged(uint32_t at, const float (&v)[kCount]) {
   if constexpr (kCount == 1) {
     store_shared_4(at, bits_of(v[0]));
   } else {
@@ -268,17 +277,17 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       const int column = column0 + x + x0;
       const int last = column < end ? rows : 0;
       const auto line = [&](const Operand& t, int further) {
-        return address(t, batch, row0, opaque(column) + further);
+        return address<kCount>(t, opaque(batch), opaque(row0), opaque(column) + further);
       };
-      const auto load_line = [&](const Operand& t, const char* from, int r) {
-        return load_raw<kCount>(t.type, from + r * t.row_bytes);
+      const auto load_line = [&](const Operand& t, char* from, int r) {
+        return load_raw<kCount>(t.type, below<kCount>(from, t, r));
       };
       const auto store_line = [&](const Operand& t, char* to, int r, const float (&v)[kCount]) {
-        store_rounded<T>(t.type, to + r * t.row_bytes, v);
+        store_rounded<T>(t.type, below<kCount>(to, t, r), v);
       };
-      const char* const residual_line = line(e.residual, 0);
-      const char* const gate_line = line(e.preact, 0);
-      char* const c_line = line(e.c, 0);
+      char* const residual_line = kForward ? opaque(line(e.residual, 0)) : nullptr;
+      char* const gate_line = kBackward || kBoth ? opaque(line(e.preact, 0)) : nullptr;
+      char* const c_line = opaque(line(e.c, 0));
       Raw<kCount> residual{}, gate{};
       const auto fetch_residual = [&](int r) {
         if (kForward && e.residual.data && r < last) residual = load_line(e.residual, residual_line, r);
@@ -293,10 +302,11 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       fetch_residual(r0);
       fetch_preact(r0);
       float bias[kCount] = {};
-      const auto fetch_bias = [&](int r, int further) {
-        load_bias<T>(e.bias.type, line(e.bias, further) + r * e.bias.row_bytes, bias);
+      const auto bias_at = [&](int r, int further) {  // one for all rows, but for single elements
+        return address<kCount>(e.bias, 0, kCount == 1 ? row0 + r : 0, opaque(column) + further);
       };
-      if (kCount > 1 && kForward && e.bias.data && r0 < last) fetch_bias(0, 0);  // one for all rows
+      const auto fetch_bias = [&](int r, int further) { load_bias<T>(e.bias.type, bias_at(r, further), bias); };
+      if (kCount > 1 && kForward && e.bias.data && r0 < last) fetch_bias(0, 0);
 
       if (x == 0) {
         warp_sync();  // the columns in front have been read
@@ -310,36 +320,43 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
         warp_sync();
       }
 
+      // Where an item lies in the staged rows; 8 neighbours move by rows of 4, which turns nothing.
+      const uint32_t item = staged + staged_offset<kColumns>(r0, x + x0),
+                     value_item = staged + staged_offset<kColumns>(r0, x + x0 + kColumns / 2);
+      const auto place = [&](uint32_t first, int further, int r) {
+        if constexpr (kCount == 8) return first + (r - r0) * kColumns * 4;
+        return staged + staged_offset<kColumns>(r, x + x0 + further);
+      };
       AK_NO_UNROLL
       for (int r = r0; r < last; r += row_step) {
         // z = alpha (A B) + bias
         const auto scale = [&](float (&v)[kCount]) {
-          if (e.alpha == 1.0f) return;
+          if (!e.extras) return;
           AK_UNROLL
           for (int i = 0; i < kCount; i++) v[i] = e.alpha * v[i];
         };
         float v[kCount];
-        load_staged<kCount, kColumns>(staged, r, x + x0, v);
+        load_staged(place(item, 0, r), v);
         scale(v);
         if (kForward && e.bias.data) {
           if (kCount == 1) fetch_bias(r, 0);
           add_bias(bias, v);
         }
-        if (kForward && e.z.data) store_line(e.z, line(e.z, 0), r, v);
+        if (kForward && e.extras && e.z.data) store_line(e.z, line(e.z, 0), r, v);
         if (halved) {
           float w[kCount];
-          load_staged<kCount, kColumns>(staged, r, x + x0 + kColumns / 2, w);
+          load_staged(place(value_item, kColumns / 2, r), w);
           scale(w);
           if (e.bias.data) {
             float value_bias[kCount];
-            load_bias<T>(e.bias.type, line(e.bias, value) + r * e.bias.row_bytes, value_bias);
+            load_bias<T>(e.bias.type, bias_at(r, value), value_bias);
             add_bias(value_bias, w);
           }
           if (e.z.data) store_line(e.z, line(e.z, value), r, w);
           AK_UNROLL
           for (int i = 0; i < kCount; i++) v[i] = swiglu(v[i], w[i]);
         } else if (!backward) {
-          activate(e.activation, v);
+          if (e.activation != Activation::none) activate(e.activation, v);
         } else {
           float z[kCount];
           widen<T>(e.preact.type, gate, z);
@@ -353,12 +370,12 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
               up_z[i] = g.up;
             }
             store_line(e.c, line(e.c, value), r, up_z);
-            if (e.column_sums) store_staged<kCount, kColumns>(staged, r, x + x0 + kColumns / 2, up_z);
+            if (e.column_sums) store_staged(place(value_item, kColumns / 2, r), up_z);
           } else {
             activate_backward(e.activation, v, z);
           }
           fetch_preact(r + row_step);
-          if (e.column_sums) store_staged<kCount, kColumns>(staged, r, x + x0, v);
+          if (e.column_sums) store_staged(place(item, 0, r), v);
         }
         if (kForward && e.residual.data) {
           float added[kCount];
@@ -374,7 +391,8 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
     if (!backward || !e.column_sums) continue;
     AK_NO_UNROLL
     for (int r = rows; r < 16; r++) {  // there are none below
-      for (int x = lane; x < kColumns; x += kWarpThreads) store_staged<1, kColumns>(staged, r, x, {0.0f});
+      for (int x = lane; x < kColumns; x += kWarpThreads)
+        store_staged<1>(staged + staged_offset<kColumns>(r, x), {0.0f});
     }
     warp_sync();
     const int64_t groups = (args.m + 15) / 16, pitch = gated ? 2 * args.n : args.n;

@@ -94,20 +94,25 @@ enum class Finish {
   kElements,   ///< the same, one at a time: C and the operands may lie anywhere
 };
 
-/// GemmValues with distances in bytes.
+/// GemmValues with distances in bytes; the narrow ones where they fit, as those of vectors do: a product with them is a
+/// single instruction.
 struct Operand {
   char* data;
   int64_t row_bytes, column_bytes, batch_bytes;
+  int row_narrow, column_narrow, batch_narrow;
   DType type;
 };
 inline Operand operand(const GemmValues& t) {
   const int64_t size = bytes_of(t.type);
-  return {static_cast<char*>(t.data), t.row_stride * size, t.column_stride * size, t.batch_stride * size, t.type};
+  const int64_t row = t.row_stride * size, column = t.column_stride * size, batch = t.batch_stride * size;
+  return {static_cast<char*>(t.data), row,   column, batch, static_cast<int>(row), static_cast<int>(column),
+          static_cast<int>(batch),    t.type};
 }
 
 /// GemmEpilogue, and C.
 struct Epilogue {
   float alpha, beta;
+  bool extras;  ///< alpha or z: seldom, so one question for both
   Activation activation;
   Operand c, bias, residual, z, preact;
   float* column_sums;
@@ -137,11 +142,13 @@ struct Work {
 template <bool kFloat>
 inline constexpr int kNeighbours = kFloat ? 4 : 8;
 
-/// Whether accesses of `bytes` to the rows of `t` are aligned, wherever a row or a matrix of it begins.
+/// Whether accesses of `bytes` to the rows of `t` are aligned, wherever a row or a matrix of it begins, and a row's
+/// bytes are an int.
 inline bool in_vectors(const GemmValues& t, int bytes, int batch) {
   const auto aligned = [&](int64_t stride) { return stride * bytes_of(t.type) % bytes == 0; };
+  const auto narrow = [&](int64_t stride) { return stride >= 0 && stride * bytes_of(t.type) <= INT32_MAX; };
   return t.column_stride == 1 && reinterpret_cast<uintptr_t>(t.data) % bytes == 0 && aligned(t.row_stride) &&
-         (batch == 1 || aligned(t.batch_stride));
+         narrow(t.row_stride) && (batch == 1 || (aligned(t.batch_stride) && narrow(t.batch_stride)));
 }
 
 /// `half`: the type of A and B; `as_float`: TMA writes fp32.
@@ -175,9 +182,9 @@ Args arguments(const GemmProblem& q, GemmOutput output) {
   }
   const GemmEpilogue& e = p.epilogue;
   Args args{};
-  args.epilogue = {
-      e.alpha,           e.beta,       e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
-      operand(e.preact), e.column_sums};
+  args.epilogue = {e.alpha,           e.beta,          e.alpha != 1.0f || e.z.data, e.activation,
+                   operand(q.c),      operand(e.bias), operand(e.residual),         operand(e.z),
+                   operand(e.preact), e.column_sums};
   args.finish = finish_of(p, kHalf, kFloat);
   args.output = output;
   args.m = q.m, args.n = q.n, args.k = q.k;

@@ -57,27 +57,31 @@ inline double whole(double x, double y) {
 
 inline bool halves_columns(const GemmRequest& q) { return q.activation == Activation::swiglu && !q.backward; }
 
-/// Instructions per element of C, as nvcc compiles finish_chunk; the activations' own from csrc/math.
-inline double epilogue_instructions(const GemmRequest& q) {
-  double count = q.side_bytes ? 8 : 4;
+/// Instructions per element of C that an activation takes, or its derivative, as nvcc compiles csrc/math.
+inline double activation_instructions(const GemmRequest& q) {
   switch (q.activation) {
     case Activation::none:
-      break;
+      return 0;
     case Activation::relu:
-      count += 2;
-      break;
+      return 2;
     case Activation::gelu:
-      count += 60;
-      break;
+      return 57;
     case Activation::gelu_tanh:
+      return 56;
     case Activation::silu:
-      count += 50;
-      break;
+      return 51;
     case Activation::swiglu:
-      count += q.backward ? 110 : 55;
-      break;
+      return q.backward ? 67 : 56;
   }
-  return count;
+  return 0;
+}
+
+/// Instructions per element of C between the last wgmma of a tile and the next tile, in a consumer of gemm_sm90;
+/// counted in its machine code (tests/build/test_epilogue_instructions.py). `in_registers`: nothing is done to a sum,
+/// or alpha or a bias.
+inline double sm90_epilogue_instructions(const GemmRequest& q, bool in_registers) {
+  if (in_registers) return q.plain ? 1.2 : 4;
+  return 12.5 + (q.side_bytes ? 1.5 : 0) + (q.column_sums ? 7.5 : 0) + activation_instructions(q);
 }
 
 /// Cycles until the last tile is stored, for one of the wgmma kernel's tiles.
@@ -102,8 +106,8 @@ inline double sm90_cycles(const GemmRequest& r, const GemmChip& chip, const Gemm
 
   const double elements = t.m * tile_columns;
   const double bytes = elements * (r.out_bytes * (direct ? 2 : 1) + r.side_bytes);
-  const double instructions =
-      elements * epilogue_instructions(r) / 128 / (t.pingpong || t.consumers == 1 ? kOneGroup : 1);
+  const double instructions = elements * sm90_epilogue_instructions(r, r.in_registers && !direct) / 128 /
+                              (t.pingpong || t.consumers == 1 ? kOneGroup : 1);
   double finish = std::max(bytes / kStoreBytes, instructions) + kBarriers;
   if (splits > 1) finish += elements * 4 / kStoreBytes + splits * elements * 4 / kL2Bytes / 2 + kFill;
   const double tile = t.pingpong ? std::max(product, (product + finish) / 2) : product + finish;
@@ -138,8 +142,8 @@ inline double sm80_cycles(const GemmRequest& r, const GemmChip& chip, const Sm80
   const double depth = whole(whole(r.k, 64), splits) * 64;
   const double loads = (t.m + t.n) * 2.0 / kL2Bytes * (r.tma_operands ? 1 : r.odd_operands ? 2.5 : 1.5);
   const double elements = t.m * tile_columns;
-  double finish =
-      std::max(elements * (r.out_bytes + r.side_bytes) / kStoreBytes, elements * epilogue_instructions(r) / 128);
+  double finish = std::max(elements * (r.out_bytes + r.side_bytes) / kStoreBytes,
+                           elements * ((r.side_bytes ? 8 : 4) + activation_instructions(r)) / 128);
   if (splits > 1) finish += elements * 4 / kStoreBytes + splits * elements * 4 / kL2Bytes / 2;
   return waves * (kFill + together * (depth * std::max(t.m * t.n / rate, loads) + finish));
 }

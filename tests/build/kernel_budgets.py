@@ -146,6 +146,8 @@ BUDGETS = {
         registers=128, shared=64, why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"
     ),
     "norm_backward_kernel": Budget(
-        registers=128, shared=64, why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM"
+        registers=128,
+        shared=64,
+        why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM",
     ),
 }

@@ -1,0 +1,410 @@
+"""Follows one thread through a kernel's machine code (SASS, sm_90) for given arguments, and counts what it executes.
+
+Integers, addresses and predicates are computed, from the thread's number and the bytes of the kernel's arguments; floats and whatever
+comes from memory are unknown (None). A branch on something unknown is not taken: those are the slow paths of a division, and what a
+wait says. Asynchronous work is taken as done, so a loop that waits ends at once.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from dataclasses import dataclass
+
+MASK = 0xFFFFFFFF
+OPERAND = re.compile(r",(?![^\[]*\])")  # a comma that is not inside brackets
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    guard: str  # "", or a predicate
+    name: str  # without its modifiers
+    modifiers: tuple[str, ...]
+    operands: tuple[str, ...]
+
+
+def parse(listing: str) -> dict[str, dict[int, Instruction]]:
+    """The functions in what `cuobjdump -sass` prints: by address."""
+    functions: dict[str, dict[int, Instruction]] = {}
+    current: dict[int, Instruction] = {}
+    for line in listing.splitlines():
+        if match := re.search(r"Function : (\S+)", line):
+            current = functions[match[1]] = {}
+        elif match := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?\s*(\S+)\s*(.*?)\s*;", line):
+            name, *modifiers = match[3].split(".")
+            operands = tuple(x.strip().replace(".reuse", "") for x in OPERAND.split(match[4])) if match[4] else ()
+            address = int(match[1], 16)
+            current[address] = Instruction(address, match[2] or "", name, tuple(modifiers), operands)
+    return functions
+
+
+def branch_tables(listing: str) -> dict[str, list[int]]:
+    """The words of each function's second constant bank in what `cuobjdump -elf` prints."""
+    tables: dict[str, list[int]] = {}
+    words: list[int] | None = None
+    for line in listing.splitlines():
+        if match := re.match(r"\.nv\.constant2\.(\S+)", line):
+            words = tables[match[1]] = []
+        elif words is not None and re.match(r"\s*0x[0-9a-f]{8}", line):
+            words += [int(word, 16) for word in line.split()]
+        elif words:
+            words = None
+    return tables
+
+
+def signed(x: int) -> int:
+    return x - (1 << 32) if x >> 31 else x
+
+
+class Thread:
+    """`constants`: the first constant bank, with the arguments. Warp-wide operations see this thread alone."""
+
+    def __init__(self, code: dict[int, Instruction], table: list[int], constants: bytes, thread: int):
+        self.code, self.table, self.constants = code, table, constants
+        self.special = {"SR_TID.X": thread, "SR_CTAID.X": 0, "SR_LANEID": thread % 32}
+        self.registers: dict[str, int | None] = {"RZ": 0, "URZ": 0}
+        self.predicates: dict[str, bool | None] = {"PT": True, "UPT": True}
+        self.counts: Counter[str] = Counter()
+        self.path: list[Instruction] = []
+
+    def run(self, limit: int = 200_000) -> list[Instruction]:
+        """What is executed until the thread exits, those that its predicate turns off included: they take their turn."""
+        at = 0
+        while len(self.path) < limit:
+            x = self.code[at]
+            self.path.append(x)
+            at += 16
+            if x.guard and not self.predicate(x.guard):
+                continue
+            if x.name == "EXIT":
+                return self.path
+            at = self.execute(x, at)
+        raise RuntimeError(f"no end after {limit} instructions, at {at:#x}")
+
+    # ---- operands
+
+    def predicate(self, text: str) -> bool | None:
+        value = self.predicates.get(text.lstrip("!"))
+        return value if value is None or text[0] != "!" else not value
+
+    def read(self, text: str) -> int | None:
+        if text[0] in "-~" and not text[1:].startswith("0x"):
+            value = self.read(text[1:])
+            return None if value is None else (-value if text[0] == "-" else ~value) & MASK
+        if re.fullmatch(r"-?0x[0-9a-f]+", text):
+            return int(text, 16) & MASK
+        if match := re.fullmatch(r"c\[0x0\]\[(0x[0-9a-f]+)\]", text):
+            return self.constant(int(match[1], 16), 4)
+        return self.registers.get(text)
+
+    def constant(self, offset: int, size: int) -> int | None:
+        piece = self.constants[offset : offset + size]
+        return int.from_bytes(piece, "little") if len(piece) == size else None
+
+    def write(self, text: str, value: int | None) -> None:
+        if text not in ("RZ", "URZ"):
+            self.registers[text] = value
+
+    def write_pair(self, text: str, value: int | None) -> None:
+        self.write(text, None if value is None else value & MASK)
+        if match := re.fullmatch(r"(U?R)(\d+)", text):
+            self.write(f"{match[1]}{int(match[2]) + 1}", None if value is None else value >> 32)
+
+    def read_pair(self, text: str) -> int | None:
+        low, high = self.read(text), 0
+        if match := re.fullmatch(r"(U?R)(\d+)", text):
+            high = self.read(f"{match[1]}{int(match[2]) + 1}")
+        return None if low is None or high is None else low | high << 32
+
+    def set(self, text: str, value: bool | None) -> None:
+        if text not in ("PT", "UPT"):
+            self.predicates[text] = value
+
+    # ---- instructions
+
+    def execute(self, x: Instruction, following: int) -> int:
+        """The address that comes next."""
+        if x.name == "BRA":
+            taken = all(self.predicate(p) for p in x.operands[:-1] if re.fullmatch(r"!?U?P\w+", p))
+            return (
+                int(x.operands[-1], 16)
+                if taken and "DIV" not in x.modifiers and "ANY" not in x.modifiers
+                else following
+            )
+        if x.name == "BRX":
+            register, offset = x.operands[0].split()
+            return following + signed(self.read(register)) + int(offset, 16)
+        handler = getattr(self, "do_" + x.name.lower().lstrip("u"), None) or getattr(self, "do_" + x.name.lower(), None)
+        if handler:
+            handler(x)
+        else:
+            self.forget(x)
+        return following
+
+    def forget(self, x: Instruction) -> None:
+        """Results of which nothing is known: up to four registers of a load, and predicates."""
+        if x.name.startswith(("ST", "BAR", "SYNCS", "RED", "UTMA", "BSSY", "BSYNC", "CALL")) and x.name != "SYNCS":
+            return
+        for text in x.operands[:2]:
+            if re.fullmatch(r"U?P\d", text):
+                # A wait is over; what elects a thread elects this one.
+                self.set(text, True if x.name in ("SYNCS", "USETMAXREG", "ELECT") else None)
+        if x.operands and (match := re.fullmatch(r"(U?R)(\d+)", x.operands[0])):
+            count = 4 if "128" in x.modifiers else 2 if "64" in x.modifiers else 1
+            for i in range(count):
+                self.write(f"{match[1]}{int(match[2]) + i}", None)
+
+    def do_s2r(self, x):
+        self.write(x.operands[0], self.special.get(x.operands[1], 0))
+
+    do_s2ur = do_s2r
+
+    def do_mov(self, x):
+        self.write(x.operands[0], self.read(x.operands[1]))
+
+    do_r2ur = do_mov
+
+    def do_cs2r(self, x):
+        self.write_pair(x.operands[0], 0)
+
+    def do_ldc(self, x):
+        bank, register, offset = re.fullmatch(
+            r"c\[(0x[0-9a-f])\]\[(?:(U?R\w+)\+?)?(-?0x[0-9a-f]+)?\]", x.operands[1]
+        ).groups()
+        at = int(offset or "0", 16)
+        if register:
+            index = self.read(register)
+            if index is None:
+                return self.forget(x)
+            at = (at + index) & MASK
+        if bank == "0x2":
+            return self.write(x.operands[0], self.table[at // 4])
+        if "64" in x.modifiers:
+            return self.write_pair(x.operands[0], self.constant(at, 8))
+        return self.write(x.operands[0], self.constant(at, 1 if "U8" in x.modifiers else 4))
+
+    def do_isetp(self, x):
+        compare, to, other = x.modifiers[0], x.operands[0], x.operands[1]
+        a, b = self.read(x.operands[2]), self.read(x.operands[3])
+        result = None
+        if a is not None and b is not None:
+            if "U32" not in x.modifiers:
+                a, b = signed(a), signed(b)
+            result = {"EQ": a == b, "NE": a != b, "GE": a >= b, "GT": a > b, "LT": a < b, "LE": a <= b}[compare]
+            if "EX" in x.modifiers:  # the upper halves; the last operand says how the lower ones compare
+                lower = self.predicate(x.operands[5])
+                if compare == "NE":
+                    result = True if a != b else lower
+                else:
+                    result = result and lower if compare == "EQ" else lower if a == b else result
+        with_ = self.predicate(x.operands[4])
+        self.set(to, both(result, with_) if "AND" in x.modifiers else either(result, with_))
+        value = self.predicates.get(to)
+        self.set(other, None if value is None else not value)
+
+    def do_fsetp(self, x):
+        def value(text):
+            if text.startswith("|") or re.match(r"-?[|]", text):
+                return None
+            if re.fullmatch(r"[-+]?(\d.*|INF|QNAN)", text) and not text.startswith("0x"):
+                return float(text.replace("QNAN", "nan"))
+            bits = self.read(text)
+            return None if bits is None else struct.unpack("<f", struct.pack("<I", bits))[0]
+
+        a, b = value(x.operands[2]), value(x.operands[3])
+        result = None
+        if a is not None and b is not None:
+            name = x.modifiers[0].removesuffix("U") if x.modifiers[0] not in ("EQ", "NE") else x.modifiers[0]
+            result = {"EQ": a == b, "NE": a != b, "GE": a >= b, "GT": a > b, "LT": a < b, "LE": a <= b}.get(name)
+        self.set(x.operands[0], both(result, self.predicate(x.operands[4])))
+
+    def do_plop3(self, x):
+        inputs = [self.predicate(p) for p in x.operands[2:5]]
+        table = int(x.operands[5], 16)
+        possible = {
+            bool(table >> (a << 2 | b << 1 | c) & 1)
+            for a in known(inputs[0])
+            for b in known(inputs[1])
+            for c in known(inputs[2])
+        }
+        self.set(x.operands[0], possible.pop() if len(possible) == 1 else None)
+
+    def do_sel(self, x):
+        chosen = self.predicate(x.operands[3])
+        self.write(x.operands[0], None if chosen is None else self.read(x.operands[1 if chosen else 2]))
+
+    do_fsel = do_sel
+
+    def do_lop3(self, x):
+        first = 1 if re.fullmatch(r"U?P\w+", x.operands[0]) else 0
+        inputs = [self.read(text) for text in x.operands[first + 1 : first + 4]]
+        table = int(x.operands[first + 4], 16)
+        value = None
+        if None not in inputs:
+            a, b, c = inputs
+            value = 0
+            for i in range(8):
+                if table >> i & 1:
+                    value |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+            value &= MASK
+        self.write(x.operands[first], value)
+        if first:
+            self.set(x.operands[0], None if value is None else value != 0)
+
+    def do_shf(self, x):
+        low, count, high = (self.read(text) for text in x.operands[1:4])
+        value = None
+        if count is not None:
+            if "L" in x.modifiers and "HI" not in x.modifiers:
+                value = None if low is None else low << count & MASK
+            elif "L" in x.modifiers:
+                value = None if None in (low, high) else (high << 32 | low) << count >> 32 & MASK
+            elif "HI" in x.modifiers:
+                value = None if high is None else (signed(high) if "S32" in x.modifiers else high) >> count & MASK
+            elif None not in (low, high):
+                value = (high << 32 | low) >> count & MASK
+        self.write(x.operands[0], value)
+
+    def do_imad(self, x):
+        operands = [text for text in x.operands if not re.fullmatch(r"!?U?P\w+", text)]
+        carry = [self.predicate(text) for text in x.operands if re.fullmatch(r"!?U?P\w+", text)]
+        to, a, b = operands[0], self.read(operands[1]), self.read(operands[2])
+        if "WIDE" in x.modifiers:
+            c = self.read_pair(operands[3])
+            if None in (a, b, c):
+                return self.write_pair(to, None)
+            product = a * b if "U32" in x.modifiers else signed(a) * signed(b)
+            return self.write_pair(to, product + c & (1 << 64) - 1)
+        c = self.read(operands[3])
+        if "HI" in x.modifiers:
+            if None in (a, b, c):
+                return self.write(to, None)
+            product = a * b if "U32" in x.modifiers else signed(a) * signed(b)
+            return self.write(to, ((product >> 32) + c) & MASK)
+        extra = int(carry[-1] or 0) if "X" in x.modifiers and carry else 0
+        if 0 in (a, b):
+            a = b = 0
+        return self.write(to, None if None in (a, b, c) else a * b + c + extra & MASK)
+
+    def do_iadd(self, x):
+        a, b = self.read(x.operands[1]), self.read(x.operands[2])
+        self.write(x.operands[0], None if None in (a, b) else a + b & MASK)
+
+    do_viadd = do_iadd
+
+    def do_iadd3(self, x):
+        values = [text for text in x.operands if not re.fullmatch(r"!?U?P\w*", text)]
+        flags = [text for text in x.operands if re.fullmatch(r"!?U?P\w*", text)]
+        inputs = [self.read(text) for text in values[1:4]]
+        carries = [text for text in flags if text in flags[-2:]] if "X" in x.modifiers else []
+        outs = flags[: len(flags) - len(carries)]
+        bits = [self.predicate(text) for text in carries]
+        total = None if None in inputs or None in bits else sum(inputs) + sum(map(int, bits))
+        self.write(values[0], None if total is None else total & MASK)
+        for text in outs:
+            self.set(text, None if total is None else total >> 32 != 0)
+
+    def do_lea(self, x):
+        values = [text for text in x.operands if not re.fullmatch(r"!?U?P\w*", text)]
+        flags = [text for text in x.operands if re.fullmatch(r"!?U?P\w*", text)]
+        low, b = self.read(values[1]), self.read(values[2])
+        high = self.read(values[3]) if "HI" in x.modifiers and len(values) > 4 else 0
+        shift = int(values[-1], 16) if len(values) > 3 else 0
+        carry = int(self.predicate(flags[-1]) or 0) if "X" in x.modifiers and flags else 0
+        total = None
+        if None not in (low, b, high):
+            if "SX32" in x.modifiers:
+                low = signed(low)
+            shifted = (high << 32 | low) >> 32 - shift if "HI" in x.modifiers and "SX32" not in x.modifiers else low
+            if "SX32" in x.modifiers:
+                shifted = low >> 32 - shift
+            elif "HI" not in x.modifiers:
+                shifted = low << shift & MASK
+            total = (shifted & MASK) + b + carry
+        self.write(values[0], None if total is None else total & MASK)
+        for text in flags[:1]:
+            if "X" not in x.modifiers:
+                self.set(text, None if total is None else total >> 32 != 0)
+
+    def do_prmt(self, x):
+        a, selector, b = (self.read(text) for text in x.operands[1:4])
+        if None in (a, selector, b):
+            return self.write(x.operands[0], None)
+        pool = (a | b << 32).to_bytes(8, "little")
+        return self.write(x.operands[0], int.from_bytes(bytes(pool[selector >> 4 * i & 7] for i in range(4)), "little"))
+
+    def do_vimnmx(self, x):
+        a, b = (self.read(text) for text in x.operands[1:3])
+        self.minimum(x, a, b, x.operands[3])
+
+    do_imnmx = do_vimnmx
+
+    def do_viaddmnmx(self, x):
+        a, b, c = (self.read(text) for text in x.operands[1:4])
+        self.minimum(x, None if None in (a, b) else a + b & MASK, c, x.operands[4])
+
+    def minimum(self, x, a, b, least):
+        if None in (a, b):
+            return self.write(x.operands[0], None)
+        key = (lambda v: v) if "U32" in x.modifiers else signed
+        return self.write(x.operands[0], (min if self.predicate(least) else max)(a, b, key=key))
+
+    def do_iabs(self, x):
+        value = self.read(x.operands[1])
+        self.write(x.operands[0], None if value is None else abs(signed(value)))
+
+    # An integer division begins with the float reciprocal of the divisor: its few last bits do not matter to the result.
+    def do_i2f(self, x):
+        value = self.read(x.operands[1])
+        self.write(x.operands[0], None if value is None else bits_of(float(value)))
+
+    def do_mufu(self, x):
+        value = self.read(x.operands[1]) if "RCP" in x.modifiers else None
+        self.write(x.operands[0], None if not value else bits_of(1.0 / float_of(value)))
+
+    def do_f2i(self, x):
+        value = self.read(x.operands[1])
+        self.write(x.operands[0], None if value is None else int(float_of(value)) & MASK)
+
+    def do_hfma2(self, x):
+        """As a move of two constants; else floats."""
+        if x.operands[1] in ("RZ", "-RZ") and x.operands[2] == "RZ" and len(x.operands) == 5:
+            low, high = (struct.pack("<e", float(text)) for text in x.operands[4:2:-1])
+            return self.write(x.operands[0], int.from_bytes(low + high, "little"))
+        return self.forget(x)
+
+    def do_fchk(self, x):
+        self.set(x.operands[0], False)  # no division takes its slow path
+
+    def do_elect(self, x):
+        self.set(x.operands[0], True)
+
+    def do_vote(self, x):
+        """Of one thread: what it says itself."""
+        flags = [text for text in x.operands if re.fullmatch(r"!?U?P\w*", text)]
+        if re.fullmatch(r"U?P\d", x.operands[0]):
+            self.set(x.operands[0], self.predicate(flags[-1]))
+        else:
+            self.forget(x)
+
+
+def both(a: bool | None, b: bool | None) -> bool | None:
+    return False if a is False or b is False else None if None in (a, b) else True
+
+
+def either(a: bool | None, b: bool | None) -> bool | None:
+    return True if a is True or b is True else None if None in (a, b) else False
+
+
+def known(value: bool | None) -> tuple[bool, ...]:
+    return (False, True) if value is None else (value,)
+
+
+def bits_of(x: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", x))[0]
+
+
+def float_of(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
