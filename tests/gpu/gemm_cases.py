@@ -113,4 +113,5 @@ CASES = [
         for n_major_b in (False, True)
     ),
     *(GemmCase(kind, 131, 262, k, *layout) for kind in KINDS for k in (201, 1097) for layout in ((), (True, True))),
+    GemmCase("swiglu", 2568, 8, 4104),
 ]
