@@ -16,11 +16,13 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 THREAD = 128 + 5  # of the first consumer
 
+RAGGED = 12  # 144 columns
 # (number in kGemmTiles, fp32 output) -> sums of a thread: two consumers, two slices of rows, pingpong, rows instead of boxes
 TILES = {(0, False): 128, (12, False): 72}
 EXHAUSTIVE = {(1, False): 128, (9, False): 128, (3, False): 64, (5, False): 32, (0, True): 128}
 
 PLAIN, BIAS, STAGED, SUMS = 1.6, 6, 18, 8
+ROWS = 5  # more where a tile's width does not divide into boxes: the threads store its rounded rows themselves
 ARITHMETIC = {"relu": 2, "gelu": 60, "gelu_tanh": 58, "silu": 54}
 
 
@@ -98,6 +100,7 @@ def test_instructions_per_element(tile, as_float, sums, tmp_path):
     for epilogue, data in arguments(tmp_path, tile, as_float).items():
         path = after_the_products(Thread(code, table, constants(data), THREAD).run())
         assert not [x for x in path if x.name in ("STL", "LDL")], f"{epilogue}: registers are spilled"
-        if len(path) / sums > budget(epilogue):
-            over[epilogue] = (round(len(path) / sums, 2), budget(epilogue))
+        allowed = budget(epilogue) + (ROWS if tile == RAGGED else 0)
+        if len(path) / sums > allowed:
+            over[epilogue] = (round(len(path) / sums, 2), allowed)
     assert not over
