@@ -27,8 +27,8 @@ class Shape:
     @property
     def name(self) -> str:
         text = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k} {self.layout}"
-        if self.result not in ("16", "fp32", "fp32+"):
-            text += f" bias+{self.result}"
+        if self.result != "16":
+            text += f" {self.result}" if self.result.startswith("fp32") else f" bias+{self.result}"
         return text + f" offset {self.offset}" * bool(self.offset) + f" ld +{self.pitch}" * bool(self.pitch)
 
     @property
