@@ -302,7 +302,8 @@ void epilogues(Cases& cases) {
     both({.m = 40, .n = 67, .k = 32, .major_b = major, .activation = Activation::swiglu, .dact = true, .sums = true});
   }
   check<bf16>(cases, {.m = 50, .n = 2 * 140, .k = 40, .tile = kWide, .activation = Activation::swiglu, .z = true});
-  both({.m = 50, .n = 40, .k = 32, .batch = 2, .dact = true, .sums = true});
+  both({.m = 50, .n = 40, .k = 32, .batch = 2, .activation = Activation::relu, .dact = true, .sums = true});
+  both({.m = 20, .n = 40, .k = 16, .batch = 2, .bias = Bias::kColumn, .residual = true, .z = true});
 }
 
 void outputs(Cases& cases) {
