@@ -17,7 +17,7 @@ constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
                                                   : DType::kFloat16;
 
 /// Where the elements of a matrix lie.
-enum class Lies { kRows, kPadded, kOdd, kTransposed, kOneRow, kOneColumn };
+enum class Lies { kRows, kPadded, kOdd, kSpread, kTransposed, kOneRow, kOneColumn };
 
 struct Matrix {
   int rows, columns;
@@ -30,6 +30,8 @@ struct Matrix {
         return (columns + 7) / 8 * 8 + 8;
       case Lies::kOdd:
         return columns | 1;
+      case Lies::kSpread:
+        return (2 * columns + 7) / 8 * 8;
       case Lies::kOneColumn:
       case Lies::kTransposed:
         return 1;
@@ -38,7 +40,9 @@ struct Matrix {
     }
     return 0;
   }
-  int64_t column_stride() const { return lies == Lies::kTransposed ? rows + 3 : lies == Lies::kOneColumn ? 0 : 1; }
+  int64_t column_stride() const {
+    return lies == Lies::kTransposed ? rows + 3 : lies == Lies::kOneColumn ? 0 : lies == Lies::kSpread ? 2 : 1;
+  }
   size_t at(int row, int column) const { return static_cast<size_t>(row * row_stride() + column * column_stride()); }
 };
 
@@ -214,6 +218,8 @@ void in_registers(Cases& cases) {
   cases.check("bias, two slices, n-major B, split", [] {
     return run<fp16, fp16, fp16, K, MN, Tall>({.m = 264, .n = 72, .k = 136, .bias = Bias::kColumn, .splits = 2});
   });
+  cases.check("bias, 192 columns",
+              [] { return run<bf16, bf16, bf16, K, K, Full>({.m = 70, .n = 200, .k = 72, .bias = Bias::kColumn}); });
   cases.check("bias in fp32",
               [] { return run<fp16, fp16, float, K, K, Two>({.m = 130, .n = 136, .k = 72, .bias = Bias::kColumn}); });
   cases.check("bias, three consumers",
@@ -274,6 +280,10 @@ void forward(Cases& cases) {
     return run<bf16, float, bf16, K, MN, Small>(
         {.m = 65, .n = 40, .k = 72, .beta = 2, .residual = true, .residual_lies = Lies::kTransposed});
   });
+  cases.check("residual with gaps between columns", [] {
+    return run<bf16, bf16, bf16, K, K, Small>(
+        {.m = 65, .n = 72, .k = 72, .residual = true, .residual_lies = Lies::kSpread});
+  });
   cases.check("residual with odd rows, split", [] {
     return run<bf16, bf16, bf16, K, K, Small>({.m = 70,
                                                .n = 51,
@@ -328,6 +338,10 @@ void in_vectors(Cases& cases) {
     return run<bf16, bf16, bf16, K, K, Turns>(
         {.m = 300, .n = 72, .k = 64, .activation = Activation::swiglu, .alpha = 0.5f, .backward = true, .sums = true});
   });
+  cases.check("backward of relu, bias", [] {
+    return run<bf16, bf16, bf16, K, K, Small>(
+        {.m = 70, .n = 72, .k = 64, .activation = Activation::relu, .bias = Bias::kColumn, .backward = true});
+  });
   cases.check("backward of gelu, bias per row", [] {
     return run<bf16, bf16, float, K, K, Small>({.m = 70,
                                                 .n = 72,
@@ -380,6 +394,8 @@ void batches_and_swaps(Cases& cases) {
 void unaligned(Cases& cases) {
   cases.check("odd rows of C",
               [] { return run<bf16, bf16, bf16, K, K, Two>({.m = 130, .n = 77, .k = 72, .c_lies = Lies::kOdd}); });
+  cases.check("rows of C that end within 16 bytes",
+              [] { return run<bf16, bf16, bf16, K, K, Small>({.m = 66, .n = 68, .k = 72, .c_lies = Lies::kPadded}); });
   cases.check("C behind an odd element, bias", [] {
     return run<fp16, fp16, fp16, K, K, Small>({.m = 66, .n = 64, .k = 64, .bias = Bias::kColumn, .c_first = 1});
   });
