@@ -13,9 +13,8 @@ import triton.language as tl
 
 from . import _tables
 
-OPTIONS = tl.constexpr(
-    7
-)  # growth and backoff factor, growth interval, lowest and highest scale, hysteresis, consecutive
+# Growth and backoff factor, growth interval, lowest and highest scale, hysteresis, consecutive.
+OPTIONS = tl.constexpr(7)
 BLOCK = 64
 
 

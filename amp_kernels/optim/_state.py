@@ -95,22 +95,21 @@ class Place:
 
     def look(self) -> None:
         """Take the parameter as it is for what the last step, or a load, has left."""
+        self.address = self.param.data_ptr()
         if self.tells_writes:
-            self.address, self.versions[self.index] = self.param.data_ptr(), self.param._version
+            self.versions[self.index] = self.param._version
 
     def adopt_write(self) -> None:
         """If the parameter was written since, bring its master in line. Elements that still are their master, rounded,
         keep the bits that they lack."""
-        if not self.tells_writes:
-            return
-        if self.versions[self.index] == self.param._version and self.address == self.param.data_ptr():
-            return
-        param = self.param.detach()
-        master = view_like(self.block.master, param, self.offset)
-        if master.dtype == torch.float32:
-            master.copy_(torch.where(master.to(param.dtype) == param, master, param.float()))
-        else:
-            master.masked_fill_(param == 0, 0)  # else a mask would leave what is below the smallest weight
+        moved, known = self.address != self.param.data_ptr(), self.tells_writes
+        if known and (moved or self.versions[self.index] != self.param._version):
+            param = self.param.detach()
+            master = view_like(self.block.master, param, self.offset)
+            if master.dtype == torch.float32:
+                master.copy_(torch.where(master.to(param.dtype) == param, master, param.float()))
+            else:
+                master.masked_fill_(param == 0, 0)  # else a mask would leave what is below the smallest weight
         self.look()
 
 
