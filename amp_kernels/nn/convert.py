@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from . import conv1d
+from ._check import check_module
 from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
 from .norm import LayerNorm, RMSNorm
@@ -60,7 +61,8 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
         >>> [type(module) for module in model]
         [<class 'amp_kernels.nn.linear.Linear'>, <class 'amp_kernels.nn.norm.LayerNorm'>, <class 'torch.nn.modules.linear.Linear'>]
     """
-    modules = _modules("convert", model)
+    check_module("convert", model)
+    modules = list(model.named_modules())
     names, classes = _skipped(dict(modules), skip)
     replaced, left = Counter(), Counter()
     for name, module in modules:
@@ -110,7 +112,8 @@ def revert(model: Model) -> Model:
         ['torch.nn.modules.linear', 'torch.nn.modules.normalization']
     """
     originals = {ours: theirs for theirs, ours in REPLACEMENTS.items()}
-    for name, module in _modules("revert", model):
+    check_module("revert", model)
+    for name, module in model.named_modules():
         kind = type(module)
         original = kind.__base__ if conv1d.is_conv1d(kind.__base__) else originals.get(kind)
         if original is None:
@@ -121,12 +124,6 @@ def revert(model: Model) -> Model:
         else:
             module.__class__ = original
     return model
-
-
-def _modules(function: str, model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{function}: model is a {type(model).__name__}; accepted: a torch.nn.Module")
-    return list(model.named_modules())
 
 
 def _skipped(modules: dict[str, torch.nn.Module], skip: Iterable[str | type]) -> tuple[list[str], tuple[type, ...]]:

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..ops import _main_grad
 from ..ops._gemm import OPERAND_DTYPES, OUTPUT_DTYPES
+from ._check import check_module
 from .linear import Linear
 
 
@@ -80,8 +81,7 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         ...     model.weight.grad[0]
         tensor([300., 300., 300., 300.])
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"accumulate_fp32: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+    check_module("accumulate_fp32", model)
     names = {id(param): name for name, param in model.named_parameters()}
     weights: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():

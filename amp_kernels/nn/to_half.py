@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 
 from ..ops._lists import HALF_DTYPES, names
+from ._check import check_module
 from .norm import LayerNorm, RMSNorm
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -39,8 +40,7 @@ def to_half(model: Model, dtype: torch.dtype = torch.float16, *, keep_norms: boo
         >>> [str(p.dtype) for p in ak.nn.to_half(model).parameters()]
         ['torch.float16', 'torch.float16', 'torch.float32', 'torch.float32']
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"to_half: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+    check_module("to_half", model)
     if dtype not in HALF_DTYPES:
         raise TypeError(f"to_half: dtype is {dtype}; accepted: {names(HALF_DTYPES)}")
     for module in model.modules():
