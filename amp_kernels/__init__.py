@@ -11,6 +11,7 @@ from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
 from .nn import convert, override_matmul, revert
 from .ops.baddbmm import addmm, baddbmm
+from .ops.cast import cast_
 from .ops.cross_entropy import cross_entropy
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
@@ -30,6 +31,7 @@ __all__ = [
     "backend",
     "baddbmm",
     "batch_invariant",
+    "cast_",
     "clip_grad_norm_",
     "convert",
     "cross_entropy",

@@ -7,7 +7,6 @@ have the same strides.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -44,19 +43,25 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
-    """The positions of two tensors that share memory, ``None`` if there are none. Dense tensors of one device.
+def overlap(written: Sequence[Tensor], read: Sequence[Tensor] = ()) -> tuple[int, int] | None:
+    """The positions, in ``[*written, *read]``, of two tensors that share memory and of which one is written; ``None``
+    if there are none. Dense tensors of one device.
 
     One pass writes all tensors of a list at the same time, so shared elements would be written by two blocks in a race.
     Looks at addresses, which tensors without memory (meta, fake, traced ones) do not have: those share none.
     """
+    tensors = [*written, *read]
     if torch.compiler.is_compiling() or not all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors):
         return None
-    spans = [(tensor.data_ptr(), tensor.nbytes, i) for i, tensor in enumerate(tensors)]
-    spans = sorted(span for span in spans if span[0] and span[1])
-    for (begin, size, i), (next_begin, _, j) in itertools.pairwise(spans):
-        if next_begin < begin + size:
-            return min(i, j), max(i, j)
+    spans = sorted((t.data_ptr(), t.nbytes, i) for i, t in enumerate(tensors) if t.nbytes and t.data_ptr())
+    furthest = {True: (0, -1), False: (0, -1)}  # the end of a written and of a read span, and whose it is
+    for begin, size, i in spans:
+        mine = i < len(written)
+        for theirs in (True, False) if mine else (True,):
+            end, j = furthest[theirs]
+            if begin < end:
+                return min(i, j), max(i, j)
+        furthest[mine] = max(furthest[mine], (begin + size, i))
     return None
 
 

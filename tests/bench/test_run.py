@@ -13,6 +13,7 @@ from bench.harness import Case
 
 OPS = {"activation_backward", "adamw_", "check_and_norm", "gemm", "gemm_accumulate_", "lamb_", "linear", "lion_"}
 OPS |= {
+    "cast_",
     "cross_entropy",
     "layer_norm",
     "linear_cross_entropy",

@@ -53,6 +53,14 @@ BUDGETS = {
         in_flight=4,
         why="the walk of check_and_norm_kernel",
     ),
+    "cast_kernel": Budget(
+        registers=64,
+        shared=0,
+        wide_loads=2 * 3 * (1 + 1 + 2) * (4 + 1),
+        in_flight=4,
+        why="with and without stochastic rounding, 9 pairs of dtypes, each with an unrolled loop of 4 loads of eight "
+        "elements and a loop for the rest; 64 registers let 4 blocks of 256 share an SM",
+    ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
     "update_kernel<AdamW, false>": Budget(
         registers=112,

@@ -1,7 +1,6 @@
 #include "ops/cpu/update.h"
 
-#include "math/philox.h"
-#include "math/rounding.h"
+#include "ops/cpu/stochastic.h"
 
 namespace ak {
 
@@ -30,31 +29,6 @@ float* load_weights(const UpdateParam& p, int64_t at, int64_t n, float* buffer) 
 
 namespace {
 
-// Random bits for the elements of a tile, one 16-bit number each. Word k of every call of Philox is kept apart at
-// first: that way one vector holds the same word of several calls, and the generator, most of the work, is vectorised.
-AK_SIMD_CLONES void random_span(uint32_t* __restrict random, int64_t n, uint64_t seed, uint32_t step, uint32_t param,
-                                uint64_t group) {
-  uint32_t words[4][kTile / 8];
-  const int64_t calls = (n + 7) / 8;
-  for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits = rounding_bits(seed, step, param, group + static_cast<uint64_t>(q));
-    words[0][q] = bits.word[0];
-    words[1][q] = bits.word[1];
-    words[2][q] = bits.word[2];
-    words[3][q] = bits.word[3];
-  }
-  for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits{{words[0][q], words[1][q], words[2][q], words[3][q]}};
-    for (int lane = 0; lane < 8; ++lane) random[8 * q + lane] = random16(bits, lane);
-  }
-}
-
-template <typename T>
-AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const uint32_t* __restrict random,
-                                          T* __restrict to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) to[i].bits = round_stochastic<T>(from[i], random[i]).bits;
-}
-
 AK_SIMD_CLONES void ema_span(float* __restrict average, const float* __restrict weight, int64_t n, float take) {
   for (int64_t i = 0; i < n; ++i) average[i] = ema(average[i], weight[i], take);
 }
@@ -72,13 +46,7 @@ void store_weights(const UpdateParam& p, const float* weights, int64_t at, int64
     return;
   }
   if (r.stochastic && !p.master.data && is_half(p.param.dtype)) {
-    alignas(64) uint32_t random[kTile];
-    random_span(random, n, r.seed, r.step, p.index, static_cast<uint64_t>(at) / 8);
-    if (p.param.dtype == ScalarType::Half) {
-      round_stochastic_span(weights, random, reinterpret_cast<fp16*>(p.param.data) + at, n);
-    } else {
-      round_stochastic_span(weights, random, reinterpret_cast<bf16*>(p.param.data) + at, n);
-    }
+    store_stochastic(weights, p.param.data, p.param.dtype, at, n, {r.seed, r.step, p.index});
   } else {
     store_tile(weights, p.param.data, p.param.dtype, at, n);
   }

@@ -1,0 +1,96 @@
+"""cast_ in Triton: a list of tensors copied into another one, each element widened or rounded to its destination's dtype.
+
+Work: 4 to 8 bytes an element, read once and written once: bandwidth is the limit. Pairs of tensors of the same two dtypes
+and alignment make a class, and each class is one launch of its own specialization, a persistent grid over its chunks
+(``_tables.py``); a model has one or two. The random bits are csrc/math/philox.h's, numbered by element.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from . import _tables
+from ._rounding import round_stochastic, rounding_bits
+from ._tables import chunk_ends, find_chunk
+from ._update import ELEMENTS, pointer
+
+TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this pair, numel, both addresses, position in the list
+BLOCK = 2048
+PROGRAMS_PER_SM = 6
+
+
+@triton.jit
+def _cast(destination, source, offsets, mask, first, key, TO: tl.constexpr, FROM: tl.constexpr):
+    """One block, whose first element is number ``first``. ``key``: seed, step and index, or ``None``."""
+    x = tl.load(source + offsets, mask=mask, cache_modifier=".cg")
+    if FROM == TO:
+        tl.store(destination + offsets, x, mask=mask, cache_modifier=".cs")
+    elif key is not None and tl.float32 != TO:
+        half = round_stochastic(x.to(tl.float32), rounding_bits(key[0], key[1], key[2], first, offsets.shape[0]), TO)
+        address = destination.to(tl.pointer_type(tl.int16))
+        tl.store(address + offsets, half, mask=mask, cache_modifier=".cs")
+    else:
+        tl.store(destination + offsets, x.to(tl.float32).to(TO), mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def cast_kernel(
+    table,
+    tensors,
+    seed,
+    step,
+    TO: tl.constexpr,
+    FROM: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TENSORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``seed``: ``None`` to round to nearest even. ``step``: where its count stands, or ``None`` for 0."""
+    count = tl.load(step).to(tl.uint32) if step is not None else tl.cast(0, tl.uint32)
+    ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+        row, begin, elements = find_chunk(table, ends, chunk, TABLE_COLUMNS)
+        destination = pointer(tl.load(row + 2), begin, TO, ALIGNED)
+        source = pointer(tl.load(row + 3), begin, FROM, ALIGNED)
+        key = (seed, count, tl.load(row + 4).to(tl.uint32)) if seed is not None else None
+        full = elements // BLOCK * BLOCK
+        for i in range(0, full, BLOCK):
+            _cast(destination, source, i + tl.arange(0, BLOCK), None, begin + i, key, TO, FROM)
+        if full < elements:
+            offsets = full + tl.arange(0, BLOCK)
+            _cast(destination, source, offsets, offsets < elements, begin + full, key, TO, FROM)
+
+
+def cast_(
+    destinations: list[torch.Tensor],
+    sources: list[torch.Tensor],
+    *,
+    seed: int | None = None,
+    step: torch.Tensor | None = None,
+) -> None:
+    """``amp_kernels::cast_`` for tensors that Triton can reach; see ``amp_kernels/ops/cast.py``."""
+    classes: dict[tuple, list[tuple[int, ...]]] = {}
+    for index, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
+        addresses = destination.data_ptr(), source.data_ptr()
+        kind = destination.dtype, source.dtype, not any(address % 16 for address in addresses)
+        classes.setdefault(kind, []).append((source.numel(), *addresses, index))
+    device = destinations[0].device
+    programs = _tables.programs(device, PROGRAMS_PER_SM)
+    with _tables.on(device):
+        for (to, of, aligned), pairs in classes.items():
+            rounds = seed is not None and to != torch.float32 and to != of
+            for table in _tables.tensor_tables(pairs, device):
+                cast_kernel[(min(programs, table.chunks),)](
+                    table.rows,
+                    table.tensors,
+                    seed if rounds else None,
+                    step if rounds else None,
+                    TO=ELEMENTS[to],
+                    FROM=ELEMENTS[of],
+                    ALIGNED=aligned,
+                    TENSORS=table.capacity,
+                    BLOCK=BLOCK,
+                    num_warps=4,
+                )

@@ -1,0 +1,157 @@
+"""cast_: torch's copy_ bit for bit over mixed pairs of dtypes, and stochastic rounding whose mean is the value."""
+
+import itertools
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels.ops.cast import op
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+PAIRS = list(itertools.product(DTYPES, DTYPES))
+
+
+@pytest.fixture(params=["cpu", "emulate", "reference"])
+def backend(request):
+    with ak.backend(request.param):
+        yield request.param
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_equals_torchs_copy(backend):
+    """A list of all pairs and sizes, some behind an odd offset; what lies around them stays."""
+    sizes = [0, 1, 8, 1023, 1025, 16385]
+    sources = [randn(n, dtype=of, seed=n) * 100 for n in sizes for _, of in PAIRS]
+    memory = [torch.full((n + 3,), 7.0, dtype=to) for n in sizes for to, _ in PAIRS]
+    ak.cast_(
+        [whole[i % 3 : i % 3 + s.numel()] for i, (whole, s) in enumerate(zip(memory, sources, strict=True))], sources
+    )
+    for i, (whole, source) in enumerate(zip(memory, sources, strict=True)):
+        want = torch.full_like(whole, 7.0)
+        want[i % 3 : i % 3 + source.numel()].copy_(source)
+        assert torch.equal(whole, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_stochastic_rounding_is_unbiased(dtype):
+    """Only the two neighbours occur, and the upper one as often as the fraction says: 5 standard deviations."""
+    n, fraction = 2**16, 0.3
+    low = torch.ones((), dtype=dtype)
+    high = torch.nextafter(low, low * 2)
+    source = torch.full((n,), 1 + fraction * (high.double() - 1).item())
+    out = torch.empty(n, dtype=dtype)
+    ak.cast_([out], [source], seed=1)
+    assert ((out == low) | (out == high)).all()
+    share = (out == high).double().mean().item()
+    assert abs(share - fraction) < 5 * (fraction * (1 - fraction) / n) ** 0.5
+
+
+def test_random_bits_depend_on_seed_step_position_and_element_alone(backend):
+    source = randn(3000)
+
+    def cast(count=2, at=0, **key):
+        out = [torch.zeros(3000, dtype=torch.bfloat16) for _ in range(count)]
+        ak.cast_(out, [source] * count, **key)
+        return out[at]
+
+    first = cast(seed=5, step=torch.tensor(2.0))
+    assert torch.equal(first, cast(1, seed=5, step=torch.tensor(2.0)))
+    for other in ({"seed": 6}, {"seed": 5 + 2**32}, {"seed": 5, "step": torch.tensor(3.0)}, {"seed": 5}):
+        assert not torch.equal(first, cast(**other)), other
+    assert not torch.equal(first, cast(at=1, seed=5, step=torch.tensor(2.0)))
+    with ak.backend("reference"):
+        assert torch.equal(first, cast(seed=5, step=torch.tensor(2.0)))
+
+
+def test_the_sum_of_many_casts_is_the_sum():
+    """What rounding to nearest loses for ever: 0.1 of a last place, added 1,000 times."""
+    source, total = torch.full((100,), 1 + 0.1 * 2.0**-7), torch.zeros(100)
+    out = torch.empty(100, dtype=torch.bfloat16)
+    for step in range(1000):
+        ak.cast_([out], [source], seed=0, step=torch.tensor(float(step)))
+        total += out.float() - 1
+    want = 1000 * 0.1 * 2.0**-7
+    assert abs(total.mean().item() - want) < 5 * 2.0**-7 * (0.09 * 1000 / 100) ** 0.5
+
+
+def test_memory_order():
+    source = randn(3, 4, 5, 6).to(memory_format=torch.channels_last)
+    out = torch.empty_like(source, dtype=torch.float16)
+    ak.cast_([out], [source])
+    assert torch.equal(out, source.half())
+
+
+def test_autograd_sees_the_write():
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * weight).sum()
+    ak.cast_([weight], [torch.zeros(3, dtype=torch.bfloat16)])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_compiled():
+    destinations, sources = (
+        [torch.zeros(9, dtype=torch.float16), torch.zeros(4)],
+        [randn(9), randn(4, dtype=torch.bfloat16)],
+    )
+    torch.compile(lambda d, s: ak.cast_(d, s), backend="aot_eager", fullgraph=True)(destinations, sources)
+    assert torch.equal(destinations[0], sources[0].half())
+    assert torch.equal(destinations[1], sources[1].float())
+
+
+ONE, HALF = torch.ones(4), torch.ones(4, dtype=torch.float16)
+SHARED = torch.ones(8)
+
+
+@pytest.mark.parametrize(
+    ("destinations", "sources", "options", "error", "text"),
+    [
+        ([], [], {}, ValueError, "destinations is an empty list"),
+        (ONE, [ONE], {}, TypeError, "destinations is a Tensor"),
+        ([HALF], [ONE, ONE], {}, ValueError, "there are 1 destinations and 2 sources"),
+        ([HALF], [ONE.double()], {}, TypeError, r"sources\[0\] is torch.float64; accepted: float16, bfloat16, float32"),
+        ([HALF], [torch.ones(5)], {}, ValueError, r"destinations\[0\] is float16\[4\].*sources\[0\] float32\[5\]"),
+        ([torch.ones(2, 3)], [torch.ones(3, 2).t()], {}, ValueError, ".*accepted: one shape and the same strides"),
+        ([HALF], [torch.ones(4, device="meta")], {}, ValueError, "sources are on meta and destinations on cpu"),
+        (
+            [SHARED[:4], SHARED[3:7]],
+            [ONE, ONE],
+            {},
+            ValueError,
+            r"destinations\[0\] and destinations\[1\] share memory",
+        ),
+        ([HALF, SHARED[:4]], [ONE, SHARED[2:6]], {}, ValueError, r"destinations\[1\] and sources\[1\] share memory"),
+        ([HALF], [ONE], {"seed": -1}, ValueError, "seed is -1"),
+        ([HALF], [ONE], {"step": torch.ones(())}, ValueError, "step was given without seed"),
+        ([HALF], [ONE], {"seed": 1, "step": torch.ones(2)}, TypeError, "step is float32"),
+    ],
+)
+def test_bad_calls_change_nothing(destinations, sources, options, error, text):
+    with pytest.raises(error, match=f"cast_: {text}"):
+        ak.cast_(destinations, sources, **options)
+    assert all((t == 1).all() for t in destinations)
+
+
+def test_one_source_may_fill_several_destinations():
+    out = [torch.empty(4, dtype=dtype) for dtype in DTYPES]
+    ak.cast_(out, [ONE] * 3)
+    assert all((t == 1).all() for t in out)
+
+
+@pytest.mark.parametrize(
+    ("destinations", "sources", "text"),
+    [
+        ([HALF], [ONE, ONE], "there are 1 destinations and 2 sources"),
+        ([HALF], [ONE.double()], r"sources\[0\] must have dtype .* got float64"),
+        ([torch.ones(4)[::2]], [torch.ones(4)[::2]], r"destinations\[0\] must cover"),
+        ([torch.ones(2, 3)], [torch.ones(3, 2).t()], r"destinations\[0\] has shape .*; they must be the same"),
+    ],
+)
+def test_the_raw_op_guards_memory(destinations, sources, text):
+    for overload in (op.overload, op.emulated):
+        with pytest.raises(RuntimeError, match=f"cast_: {text}"):
+            overload(destinations, sources)
