@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import torch
 
-from . import conv1d
+from . import activation, conv1d, copied_norm, fused
 from ._check import check_module
+from ._derived import base_of, derived
 from .cross_entropy import CrossEntropyLoss
 from .linear import Linear
 from .norm import LayerNorm, RMSNorm
@@ -31,14 +32,21 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 
 def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = False) -> Model:
     """Replace the Linear, LayerNorm, RMSNorm and CrossEntropyLoss modules of ``model``, itself included, by those of
-    :mod:`amp_kernels.nn`, in place; and the ``Conv1D`` of Hugging Face's GPT-2.
+    :mod:`amp_kernels.nn`, in place; and what stands for them in the model files of Hugging Face.
 
     Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,
     training flag, state_dict, optimizers and every reference held elsewhere remain valid. What looks for
     torch's exact classes, such as ``torch.ao.quantization.quantize_dynamic``, finds them again after :func:`revert`.
 
-    Left alone: subclasses (they may override forward; norms that add one to their weight are such), modules whose
-    forward was replaced on the instance, and modules whose weight is not a plain parameter (parametrised, pruned,
+    By what they compute, without an import of transformers: its ``Conv1D``, its activations, and RMSNorm under any name
+    (LlamaRMSNorm, T5LayerNorm, ...), which is found by running its forward once on a few numbers.
+
+    A linear layer and its activation, and the linear layer after these, run as one (:func:`amp_kernels.mlp`) where an
+    ``nn.Sequential`` or a feed-forward block as those of GPT-2, Llama, BERT, T5 and ViT runs them one after another. Only the
+    container changes; each call fuses what has no hooks and was not replaced, parametrised or pruned by then.
+
+    Left alone: subclasses (they may override forward), norms of another formula (Gemma's adds one to its weight), modules
+    whose forward was replaced on the instance, and modules whose weight is not a plain parameter (parametrised, pruned,
     quantised, sharded). The logger ``amp_kernels`` tells in one INFO line what was replaced and what was left, by class,
     and in DEBUG lines by module. Calling it again changes nothing.
 
@@ -64,28 +72,31 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     check_module("convert", model)
     modules = list(model.named_modules())
     names, classes = _skipped(dict(modules), skip)
-    replaced, left = Counter(), Counter()
+    skipped = {
+        module
+        for name, module in modules
+        if isinstance(module, classes) or any(name == n or name.startswith(f"{n}.") for n in names)
+    }
+    changes = _Changes(report)
     for name, module in modules:
-        kind = type(module)
-        replacement = conv1d.derived(kind) if conv1d.is_conv1d(kind) else REPLACEMENTS.get(kind)
-        if isinstance(module, classes) or any(name == n or name.startswith(f"{n}.") for n in names):
-            reason = "skip names it"
-        else:
-            reason = _why_not(module) if replacement else _unknown(module)
-        if reason is None and replacement is not None:
-            module.__class__ = replacement
-            replaced[kind.__name__] += 1
-            text = f"{name or 'the model'} is now {replacement.__module__}.{replacement.__qualname__}"
-        elif reason is not None:
-            left[kind.__name__] += 1
-            text = f"{name or 'the model'} ({kind.__name__}) is left alone: {reason}"
-        else:
+        if module in skipped:
+            changes.leave(name, module, "skip names it")
             continue
-        logger.debug("convert: %s", text)
-        if report:
-            print(text)
-    if replaced or left:
-        logger.info("convert: replaced %s; left alone %s", _counted(replaced), _counted(left))
+        replacement = _replacement(module)
+        reason = _why_not(module) if replacement else _unknown(module)
+        if reason is not None:
+            changes.leave(name, module, reason)
+        elif replacement is not None:
+            changes.replace(name, module, replacement)
+    for name, module in modules:  # what holds layers comes when these are converted
+        found = None if module in skipped or base_of(type(module)) else fused.fusible(module, skipped.__contains__)
+        if found:
+            forward, activations = found
+            changes.replace(name, module, derived(type(module), forward))
+            for each in activations:
+                if base_of(type(each)) is None:
+                    each.__class__ = derived(type(each), activation.FORWARDS[activation.recognised(each)])
+    changes.summarise()
     return model
 
 
@@ -115,10 +126,11 @@ def revert(model: Model) -> Model:
     check_module("revert", model)
     for name, module in model.named_modules():
         kind = type(module)
-        original = kind.__base__ if conv1d.is_conv1d(kind.__base__) else originals.get(kind)
+        base = base_of(kind)
+        original = base or originals.get(kind)
         if original is None:
             continue
-        more = next((name for name in ("activation", "z_loss") if getattr(module, name, None)), None)
+        more = None if base else next((name for name in ("activation", "z_loss") if getattr(module, name, None)), None)
         if more:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
@@ -140,17 +152,58 @@ def _skipped(modules: dict[str, torch.nn.Module], skip: Iterable[str | type]) ->
     return [e for e in skip if isinstance(e, str)], tuple(e for e in skip if isinstance(e, type))
 
 
+class _Changes:
+    """Counts, logs and prints what happens to modules."""
+
+    def __init__(self, report: bool):
+        self.report = report
+        self.replaced, self.left = Counter(), Counter()
+
+    def replace(self, name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
+        self.replaced[type(module).__name__] += 1
+        module.__class__ = kind
+        self._tell(f"{name or 'the model'} is now {kind.__module__}.{kind.__qualname__}")
+
+    def leave(self, name: str, module: torch.nn.Module, reason: str) -> None:
+        self.left[type(module).__name__] += 1
+        self._tell(f"{name or 'the model'} ({type(module).__name__}) is left alone: {reason}")
+
+    def _tell(self, text: str) -> None:
+        logger.debug("convert: %s", text)
+        if self.report:
+            print(text)
+
+    def summarise(self) -> None:
+        if self.replaced or self.left:
+            logger.info("convert: replaced %s; left alone %s", _counted(self.replaced), _counted(self.left))
+
+
 def _counted(counter: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counter.items())) or "nothing"
 
 
+def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
+    """The class that takes the place of that of ``module``, whatever holds it."""
+    kind = type(module)
+    if kind in REPLACEMENTS or base_of(kind):
+        return REPLACEMENTS.get(kind)
+    if conv1d.is_conv1d(kind):
+        return derived(kind, conv1d.forward)
+    if copied_norm.is_rms_norm(module):
+        return derived(kind, copied_norm.forward)
+    name = activation.recognised(module) if activation.of_transformers(kind) else None
+    return derived(kind, activation.FORWARDS[name]) if name else None
+
+
 def _unknown(module: torch.nn.Module) -> str | None:
     """Why a module that nothing stands for is left alone; ``None`` if there is nothing to say."""
-    if type(module) in REPLACEMENTS.values() or conv1d.is_conv1d(type(module).__base__):
+    if type(module) in REPLACEMENTS.values() or base_of(type(module)):
         return None
     base = next((known for known in REPLACEMENTS if isinstance(module, known)), None)
     if base:
         return f"it is a subclass of {base.__name__} and may override forward"
+    if copied_norm.looks_like_rms_norm(module):
+        return "it does not compute RMSNorm's formula"
     return "nothing here takes its place" if module._parameters else None
 
 
@@ -161,7 +214,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
         return None
     for name in ("weight", "bias"):
         parameter = module._parameters.get(name, module)
-        if parameter is module and not hasattr(module, name):  # an RMSNorm has no bias
+        if parameter is module and not hasattr(module, name):  # an RMSNorm has no bias, an activation none of both
             continue
         if parameter is module:
             return f"its {name} is not a parameter of its own (parametrised or pruned)"

@@ -8,6 +8,7 @@ import torch
 
 from ..ops._gemm import GATED, check_activation
 from ..ops.mlp import mlp
+from .fused import is_untouched
 from .linear import Linear
 
 
@@ -61,17 +62,7 @@ class MLP(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         fc1, fc2 = self.fc1, self.fc2
-        if _plain(fc1) and _plain(fc2) and fc1.activation == self.activation and fc2.activation is None:
+        plain = all(type(fc) is Linear and is_untouched(fc) for fc in (fc1, fc2))
+        if plain and fc1.activation == self.activation and fc2.activation is None:
             return mlp(input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, activation=self.activation)
         return fc2(fc1(input))
-
-
-def _plain(module: torch.nn.Module) -> bool:
-    """Whether calling ``module`` would do nothing but its own forward."""
-    return type(module) is Linear and not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    )

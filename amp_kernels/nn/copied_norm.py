@@ -1,0 +1,51 @@
+"""The RMSNorm that model files bring along (LlamaRMSNorm, T5LayerNorm, ... of Hugging Face), over ``amp_kernels.rms_norm``."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .._dispatch import autocast
+from ..ops.norm import rms_norm
+from ._derived import own_forward
+from ._probe import same, standing_in, values
+
+
+def looks_like_rms_norm(module: torch.nn.Module) -> bool:
+    """Whether ``module`` has the name, the one weight and the epsilon of such a class."""
+    weight = module._parameters.get("weight")
+    return (
+        type(module).__name__.endswith("Norm")
+        and _epsilon(module) is not None
+        and list(module._parameters) == ["weight"]
+        and weight is not None
+        and weight.ndim == 1
+        and weight.numel() > 0
+        and not (module._buffers or module._modules)
+    )
+
+
+def is_rms_norm(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is an RMSNorm with one weight a column, by what it computes: Gemma's adds one to its weight,
+    Cohere's subtracts the mean, Mamba's has a gate."""
+    if not looks_like_rms_norm(module):
+        return False
+    columns, epsilon, kind = module.weight.numel(), _epsilon(module), type(module)
+    weight = values(columns, dtype=torch.float32, seed=0.7)
+    # A row that the epsilon changes, one that it does not, and one whose mean is far from zero.
+    x = values(3, columns, dtype=torch.float32)
+    x[0] *= max(epsilon, 1e-12) ** 0.5
+    x[2] += 5
+    probe = standing_in(module, _parameters={"weight": torch.nn.Parameter(weight, requires_grad=False)})
+    return same(lambda t: kind.forward(probe, t), lambda t: F.rms_norm(t, (columns,), weight, epsilon), x, 1e-5)
+
+
+def _epsilon(module: torch.nn.Module) -> float | None:
+    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return found if isinstance(found, float) else None
+
+
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    if x.dtype != self.weight.dtype and autocast.dtype_on(x.device.type) is None:
+        return own_forward(self, x)  # which dtype comes of a mix differs from model to model
+    return rms_norm(x, self.weight.shape, self.weight, _epsilon(self))

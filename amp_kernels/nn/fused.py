@@ -1,0 +1,195 @@
+"""Modules that run others in a row, with a linear layer and its activation as one: nn.Sequential and feed-forward blocks.
+
+What is fused is decided in each call, from what the modules are then: one that has a hook, was parametrised, pruned or
+replaced is called as ever, and so is every module on its own. Only the container changes its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+
+from .._dispatch import autocast
+from ..ops._products import is_dense
+from ..ops.linear import linear
+from ..ops.mlp import mlp
+from . import activation, conv1d
+from ._derived import base_of, own_forward
+from ._probe import same, standing_in, values
+from .linear import Linear
+
+
+def is_untouched(module: torch.nn.Module) -> bool:
+    """Whether calling ``module`` would do nothing but the forward of its class."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+        or _has_any_global_hook()
+    )
+
+
+def operands(module: torch.nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """``(weight, bias)`` of a linear layer without an activation that nothing else happens at."""
+    if not is_untouched(module):
+        return None
+    kind = type(module)
+    if kind is Linear and module.activation is None:
+        return module.weight, module.bias
+    if kind.forward is conv1d.forward and base_of(kind) is not None:
+        return module.weight.t(), module.bias
+    return None
+
+
+def _activation(module: torch.nn.Module) -> str | None:
+    name = activation.name_of(module)
+    return name if name is not None and is_untouched(module) else None
+
+
+def _idle(module: torch.nn.Module) -> bool:
+    """A dropout that drops nothing."""
+    kind = type(module)
+    return kind is torch.nn.Dropout and (module.p == 0 or not module.training) and is_untouched(module)
+
+
+def run(modules: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
+    """``x`` through ``modules`` one after another."""
+    modules = [module for module in modules if not _idle(module)]
+    i = 0
+    while i < len(modules):
+        first = operands(modules[i]) if i + 1 < len(modules) and isinstance(x, Tensor) and is_dense(x) else None
+        name = None if first is None else _activation(modules[i + 1])
+        if name is None:
+            x = modules[i](x)
+            i += 1
+            continue
+        second = operands(modules[i + 2]) if i + 2 < len(modules) else None
+        x = linear(x, *first, activation=name) if second is None else mlp(x, *first, *second, activation=name)
+        i += 2 if second is None else 3
+    return x
+
+
+def sequential(self, input: Tensor) -> Tensor:
+    return run(list(self._modules.values()), input)
+
+
+#: Feed-forward blocks of transformers by the names of their modules, in the order in which they run.
+CHAINS = {
+    frozenset(names): names
+    for names in (
+        ("c_fc", "act", "c_proj", "dropout"),  # GPT-2
+        ("dense", "intermediate_act_fn"),  # BERT
+        ("fc1", "activation_fn", "fc2"),  # ViT, CLIP
+        ("wi", "act", "dropout", "wo"),  # T5
+    )
+}
+
+#: Those with a gate: what is gated, the gate and its activation, and what the product runs through.
+GATED_CHAINS = {
+    frozenset({up, *gate, *rest}): (up, gate, rest)
+    for up, gate, rest in (
+        ("up_proj", ("gate_proj", "act_fn"), ("down_proj",)),  # Llama
+        ("wi_1", ("wi_0", "act"), ("dropout", "wo")),  # T5 v1.1
+    )
+}
+
+
+def _mixed(modules: dict[str, torch.nn.Module], x: Tensor) -> bool:
+    """Whether a product of 16 bits meets one of fp32, as in T5, outside autocast, where it is the model's to cast."""
+    if autocast.dtype_on(x.device.type) is not None:
+        return False
+    weights = (getattr(module, "weight", None) for module in modules.values())
+    return any(weight.dtype != x.dtype for weight in weights if weight is not None)
+
+
+def feed_forward(self, x: Tensor) -> Tensor:
+    modules = self._modules
+    names = CHAINS.get(frozenset(modules))
+    if names is None or _mixed(modules, x):
+        return own_forward(self, x)
+    return run([modules[name] for name in names], x)
+
+
+def gated_feed_forward(self, x: Tensor) -> Tensor:
+    modules = self._modules
+    names = GATED_CHAINS.get(frozenset(modules))
+    if names is None or _mixed(modules, x):
+        return own_forward(self, x)
+    up, gate, rest = names
+    hidden = run([modules[name] for name in gate], x) * modules[up](x)
+    return run([modules[name] for name in rest], hidden)
+
+
+def fusible(module: torch.nn.Module, skipped: Callable[[torch.nn.Module], bool]) -> tuple[Callable, list] | None:
+    """The forward that takes the place of that of ``module``, a container, and the activations that it runs together with
+    the layer before them; ``None`` if it has none."""
+    kind = type(module)
+    if kind.forward is torch.nn.Sequential.forward:
+        forward, names = sequential, list(module._modules)
+        pairs = list(pairwise(names))
+    else:
+        key = frozenset(module._modules)
+        if key in CHAINS:
+            forward, names = feed_forward, CHAINS[key]
+        elif key in GATED_CHAINS:
+            forward, names = gated_feed_forward, GATED_CHAINS[key][1]
+        else:
+            return None
+        pairs = [names[:2]]
+        if module._parameters or module._buffers:
+            return None
+    found = []
+    for layer, after in pairs:
+        after = module._modules[after]
+        if (
+            operands(module._modules[layer])
+            and activation.recognised(after)
+            and is_untouched(after)
+            and not skipped(after)
+        ):
+            found.append(after)
+    if not found or "forward" in vars(module):
+        return None
+    return (forward, found) if forward is sequential or _computes(module, forward) else None
+
+
+class _Affine(torch.nn.Module):
+    """Stands for a linear layer."""
+
+    def __init__(self, columns: int, rows: int, seed: float):
+        super().__init__()
+        self.weight, self.bias = values(rows, columns, seed=seed), values(rows, seed=seed + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Triple(torch.nn.Module):
+    """Stands for a dropout, so that its place is seen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+def _computes(module: torch.nn.Module, forward: Callable) -> bool:
+    """Whether the class of ``module`` computes what ``forward`` does, with smaller layers in place of its own."""
+    parts = {}
+    for name, child in module._modules.items():
+        if operands(child):
+            last = name in ("c_proj", "fc2", "wo", "down_proj")
+            parts[name] = _Affine(6, 5, 0.3) if last else _Affine(4, 6, 0.4 + 0.1 * len(parts))
+        elif type(child) is torch.nn.Dropout:
+            parts[name] = _Triple()
+        elif activation.recognised(child):
+            parts[name] = child
+        else:
+            return False
+    probe, kind = standing_in(module, _modules=parts), type(module)
+    return same(lambda x: kind.forward(probe, x), lambda x: forward(probe, x), values(2, 3, 4), 1e-9)
