@@ -1,4 +1,4 @@
-"""``python -m amp_kernels {info,doctor,bench}``."""
+"""``python -m amp_kernels {info,doctor,precision,bench}``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     info.add_argument("--check", action="store_true", help="run a tiny case of every op on every available backend")
     info.add_argument("--brief", action="store_true", help="only what was built")
     commands.add_parser("doctor", help="which 16-bit format to train in on this machine, and why")
+    commands.add_parser("precision", help="what autocast does to each op, this package's and torch's")
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "bench":
@@ -34,9 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         from .cli import info
 
         return info.run(brief=arguments.brief, check=arguments.check)
-    from .cli import doctor
+    from .cli import doctor, precision
 
-    return doctor.run()
+    return {"doctor": doctor, "precision": precision}[arguments.command].run()
 
 
 if __name__ == "__main__":
