@@ -3,7 +3,7 @@
 Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
 """
 
-from . import amp, nn, ops, optim
+from . import amp, checkpoint, nn, ops, optim
 from ._dispatch import load
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
@@ -32,6 +32,7 @@ __all__ = [
     "baddbmm",
     "batch_invariant",
     "cast_",
+    "checkpoint",
     "clip_grad_norm_",
     "convert",
     "cross_entropy",

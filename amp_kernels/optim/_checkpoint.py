@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -172,12 +173,12 @@ class BlockedState(CheckedGroups):
                     if place is not None and place.block is block:
                         del self._places[id(param)]
 
-    def _exported(self, param: Tensor, values: dict) -> dict:
+    def _exported(self, param: Tensor, values: dict, join: Callable[[Tensor, Tensor], Any] = join_master) -> dict:
         """A parameter's state as a checkpoint shows it: masters are float32 however they are kept."""
         if "remainder" not in values:
             return values
         rest = {key: value for key, value in values.items() if key != "remainder"}
-        return {**rest, "master": join_master(param.detach(), values["remainder"])}
+        return {**rest, "master": join(param.detach(), values["remainder"])}
 
     def _current(self, param: Tensor) -> dict:
         """A parameter's state as it stands, as a checkpoint shows it; empty if there is none."""
@@ -204,6 +205,11 @@ class BlockedState(CheckedGroups):
             for block in self._blocks:
                 block.refresh_shadows()
 
+    def _look_at_params(self) -> None:
+        """Take the parameters as they are for what their masters say."""
+        for place in self._places.values():
+            place.look()
+
     @torch.no_grad()
     def _adopt_writes(self) -> None:
         """Bring all masters in line with what others wrote into the parameters since the last step."""
@@ -217,19 +223,24 @@ class BlockedState(CheckedGroups):
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.
         """
+        return self._state_dict(join_master)
+
+    def _state_dict(self, join: Callable[[Tensor, Tensor], Any]) -> dict[str, Any]:
+        """With ``join(parameter, remainder)`` for a master that is kept split."""
         self._adopt_writes()
-        handle = self.register_state_dict_post_hook(type(self)._export, prepend=True)
+        export = functools.partial(type(self)._export, join=join)
+        handle = self.register_state_dict_post_hook(export, prepend=True)
         try:
             return super().state_dict()
         finally:
             handle.remove()
 
-    def _export(self, state_dict: dict[str, Any]) -> None:
+    def _export(self, state_dict: dict[str, Any], join: Callable[[Tensor, Tensor], Any]) -> None:
         params = [param for group in self.param_groups for param in group["params"]]
         state = state_dict["state"]
         for key, values in state.items():
             if isinstance(key, int) and key < len(params):
-                state[key] = self._exported(params[key], values)
+                state[key] = self._exported(params[key], values, join)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, and reads torch's checkpoints, fused or not; values are copied into the flat buffers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from ..ops import _lists
 from ..ops._blocks import NESTEROV
+from ..ops._master import join_master
 from ..ops.sgd import sgd_
 from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
@@ -87,7 +89,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             return 0.0
         return values.get("step", 1.0 if has_buffer else 0.0)
 
-    def _exported(self, param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    def _exported(self, param: Tensor, values: dict[str, Any], join: Callable = join_master) -> dict[str, Any]:
         """torch has no buffer before the first step that is taken; ours exists then, but holds nothing."""
         place = self._places.get(id(param))
         unwritten = (
@@ -96,7 +98,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             and "momentum_buffer" in values
             and place.block.steps[place.slot].item() == 0
         )
-        values = super()._exported(param, values)
+        values = super()._exported(param, values, join)
         return {**values, "momentum_buffer": None} if unwritten else values
 
     def _flags(self, group: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ import torch
 import amp_kernels as ak
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-MODULES = (ak, ak.nn, ak.optim, ak.amp)
+MODULES = (ak, ak.nn, ak.optim, ak.amp, ak.checkpoint)
 # By its shortest path, each once.
 PUBLIC = {}
 for module in MODULES:

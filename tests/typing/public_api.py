@@ -65,3 +65,10 @@ schedule.step()
 # Blocks.
 with ak.backend("reference"), ak.batch_invariant(), ak.override_matmul(), ak.nn.accumulate_fp32(model):
     pass
+
+# Checkpoints.
+path = ak.checkpoint.latest("runs")
+if path is not None:
+    ak.checkpoint.save(path, model=model, optimizer=optimizer, extra={"step": 1}, keep=3, background=True)
+    step = ak.checkpoint.load(path, model=model, optimizer=optimizer)["step"]
+ak.checkpoint.save(path)  # type: ignore[arg-type]

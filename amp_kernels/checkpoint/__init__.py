@@ -1,0 +1,226 @@
+"""Checkpoints of a training run: everything that its next step depends on, in one file that is whole or not there.
+
+What resumes is bit for bit what was saved: weights, float32 masters however they are kept, moments in their own dtype,
+averages, the loss scale with its counters, schedulers, random generators, the position in the data.
+
+Examples:
+    >>> import tempfile
+    >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(4, 2)
+    >>> optimizer = ak.optim.AdamW(model.parameters())
+    >>> ak.checkpoint.save(f"{folder}/100.pt", model=model, optimizer=optimizer, extra={"step": 100}, keep=3)
+    >>> ak.checkpoint.load(ak.checkpoint.latest(folder), model=model, optimizer=optimizer)
+    {'step': 100}
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..ops import _lists
+from . import _folder, _state
+from ._file import map_tensors, on_host, read, write
+from ._folder import latest
+
+__all__ = ["latest", "load", "save", "wait"]
+
+
+class Stateful(Protocol):
+    """What has a state to save."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+def save(
+    path: str | os.PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    scheduler: Stateful | None = None,
+    data: Stateful | None = None,
+    extra: Any = None,
+    keep: int | None = None,
+    background: bool = False,
+) -> None:
+    """Save the state of a training run between two steps.
+
+    The file appears under its name when all of it is on the disk: a crash, a kill or a full disk at any moment leaves
+    the files that were there before. Tensors are written one by one from where they are. Each has a checksum.
+
+    ``torch.load(path, weights_only=True)`` reads the file, without this package, as a dict of the arguments' names:
+    ``["model"]`` and ``["optimizer"]`` are what ``load_state_dict`` takes, with masters in float32. The states of
+    torch's, Python's and NumPy's global random generators, and of all CUDA devices, are saved too.
+
+    Args:
+        path: where; a folder that does not exist is made. A file there is replaced.
+        model, optimizer, scaler: of torch or of this package.
+        scheduler, data: anything with ``state_dict`` and ``load_state_dict``, such as a learning rate scheduler and a
+            sampler that knows its position.
+        extra: anything made of tensors, numbers, strings, lists, tuples and dicts; :func:`load` returns it.
+        keep: then remove all but so many of the newest checkpoints in the folder of ``path``; ``None`` removes none.
+        background: copy the state to the host's memory and write it from another thread. The next call waits for it, and
+            raises what went wrong there; so does :func:`wait`. A process that ends normally finishes the file first.
+
+    Raises:
+        OSError: the file could not be written, because the disk is full for instance. What was there before still is.
+        TypeError: a state holds what ``weights_only`` does not load, or a tensor that is spread over processes; the
+            message names it. Nothing has been written then.
+        ValueError: ``keep`` is below 1.
+
+    Examples:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer, scaler = ak.optim.AdamW(model.parameters()), ak.GradScaler("cpu")
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> ak.checkpoint.save(f"{folder}/1.pt", model=model, optimizer=optimizer, scaler=scaler, extra={"step": 1})
+        >>> path = ak.checkpoint.latest(folder)
+        >>> ak.checkpoint.load(path, model=model, optimizer=optimizer, scaler=scaler)
+        {'step': 1}
+        >>> torch.nn.Linear(4, 2).load_state_dict(torch.load(path, weights_only=True)["model"])
+        <All keys matched successfully>
+    """
+    if keep is not None:
+        _lists.check_number("checkpoint.save", "keep", keep, 1)
+    wait()
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "data": data}
+    with torch.no_grad():
+        content = _state.collect(parts, extra)
+        if background:
+            content = map_tensors(on_host, content)
+    target = Path(os.path.abspath(path))  # another thread, or a hook, may change the working directory
+    if background:
+        _writer.start(target, content, keep)
+    else:
+        _write(target, content, keep)
+
+
+def _write(path: Path, content: dict[str, Any], keep: int | None) -> None:
+    with torch.no_grad():
+        _folder.publish(path, lambda file: write(file, content))
+    if keep is not None:
+        _folder.remove_all_but(keep, path.parent)
+
+
+class _Writer:
+    """At most one file being written in the background."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def start(self, *arguments: Any) -> None:
+        with self._lock:
+            self._join()
+            self._thread = threading.Thread(
+                target=self._run, args=arguments, name="amp_kernels.checkpoint", daemon=False
+            )
+            self._thread.start()
+
+    def _run(self, path: Path, content: dict[str, Any], keep: int | None) -> None:
+        try:
+            _write(path, content, keep)
+        except BaseException as error:
+            _folder.logger.error("checkpoint.save: %s was not written: %s", path, error)
+            self._error = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self) -> None:
+        with self._lock:
+            self._join()
+
+
+_writer = _Writer()
+
+
+def _after_fork() -> None:
+    """The child has no such thread, and the lock may have been held."""
+    global _writer
+    _writer = _Writer()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def wait() -> None:
+    """Wait for the file that ``save(..., background=True)`` is writing.
+
+    Raises:
+        OSError: it could not be written.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> ak.checkpoint.save(f"{folder}/1.pt", extra={"step": 1}, background=True)
+        >>> ak.checkpoint.wait()
+        >>> ak.checkpoint.latest(folder).name
+        '1.pt'
+    """
+    _writer.wait()
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    scheduler: Stateful | None = None,
+    data: Stateful | None = None,
+    rng: bool = True,
+) -> Any:
+    """Put back what :func:`save` saved, and return its ``extra``.
+
+    The whole file is read and compared with its checksums, and everything in it with what it is to be loaded into, before
+    anything changes. No code from the file runs. What is not given here is left out, so that a model alone can be loaded
+    for evaluation. Values are never converted: shapes and dtypes must be those that were saved.
+
+    Args:
+        path: a checkpoint; :func:`latest` finds one.
+        model, optimizer, scaler, scheduler, data: what was saved under these names, or new ones made alike.
+        rng: also set the global random generators.
+
+    Returns:
+        The ``extra`` of :func:`save`, tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is cut short, damaged, no checkpoint, or of a newer version, and then the message names the
+            newest whole checkpoint beside it; or it does not fit, and the message says where.
+
+    Examples:
+        >>> import tempfile
+        >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(4, 2)
+        >>> ak.checkpoint.save(f"{folder}/1.pt", model=model)
+        >>> ak.checkpoint.load(f"{folder}/1.pt", model=torch.nn.Linear(4, 3))
+        Traceback (most recent call last):
+        ValueError: checkpoint.load: ...1.pt does not fit: its model.weight is torch.float32 of shape [2, 4], ...
+    """
+    wait()
+    file = Path(path)
+    try:
+        content = read(file)
+    except ValueError as error:
+        raise _folder.refused(file, error) from None
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "data": data}
+    try:
+        _state.check(parts, content, rng)
+    except ValueError as error:
+        raise ValueError(f"checkpoint.load: {file} does not fit: {error}") from None
+    with torch.no_grad():
+        _state.restore(parts, content, rng)
+    return map_tensors(Tensor.clone, content["extra"])

@@ -1,0 +1,278 @@
+"""The file: the zip that ``torch.save`` writes, so that ``torch.load(path, weights_only=True)`` reads it, written as a
+stream.
+
+Every tensor is a record of its own. Its bytes go from where they are to the file in pieces, and a tensor that exists on
+the disk only (:class:`Lazy`) is made when its turn comes, so that no second copy of the state is ever in memory. The zip
+has a CRC-32 for each record; ``manifest.json``, its first one, has the version of the format and the tensors' names, which
+error messages use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import pickle
+import struct
+import sys
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+FORMAT = 1
+_ROOT = "amp_kernels-checkpoint"  # the folder of all records: tells our files from others by their first bytes
+_MANIFEST = "manifest.json"
+_ALIGNMENT = 64  # of each record in the file, as torch aligns them for mmap
+_PIECE = 1 << 20  # bytes written at once: the most that a tensor on another device takes on the host
+_SCALARS = (bool, int, float, str, bytes)
+_TORCH_VALUES = (torch.dtype, torch.device, torch.Size)
+
+
+@dataclass(eq=False)
+class Lazy:
+    """A contiguous tensor that is to be computed, element by element from tensors of its shape, when it is written."""
+
+    function: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.inputs[0].shape
+
+
+@dataclass
+class _Storage:
+    key: str
+    numel: int  # bytes
+
+
+def plain(value: Any, name: str) -> Any:
+    """``value`` in the types that ``weights_only`` loads: subclasses of numbers, lists and dicts become what they derive
+    from.
+
+    Raises:
+        TypeError: it holds anything else, at the place that the message names.
+    """
+    if value is None or type(value) in (*_SCALARS, *_TORCH_VALUES, Lazy):
+        return value
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise TypeError(
+                f"checkpoint.save: {name} is a {type(value).__name__}; accepted: plain tensors "
+                "(torch.distributed.checkpoint saves those that are spread over processes)"
+            )
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise TypeError(
+                f"checkpoint.save: {name} is a tensor of layout {value.layout} and dtype {value.dtype} on {value.device}; "
+                "accepted: dense tensors with data"
+            )
+        return value
+    if isinstance(value, dict):
+        items = {plain(key, f"a key of {name}"): plain(entry, f"{name}.{key}") for key, entry in value.items()}
+        if isinstance(value, Counter):
+            return Counter(items)
+        if isinstance(value, OrderedDict):
+            ordered = OrderedDict(items)
+            if hasattr(value, "_metadata"):  # versions of a model's modules, for their load_state_dict
+                ordered._metadata = plain(value._metadata, f"{name}._metadata")  # type: ignore[attr-defined]
+            return ordered
+        return items
+    if isinstance(value, (list, tuple)):
+        entries = [plain(entry, f"{name}[{i}]") for i, entry in enumerate(value)]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    for kind in _SCALARS:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(
+        f"checkpoint.save: {name} is a {type(value).__name__}; accepted: tensors, numbers, strings, bytes, None, dtypes, "
+        "devices, and lists, tuples and dicts of these (what torch.load reads with weights_only=True)"
+    )
+
+
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | Lazy]]:
+    """The tensors of a tree, with their places in it."""
+    if isinstance(value, (Tensor, Lazy)):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield from named_tensors(entry, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for i, entry in enumerate(value):
+            yield from named_tensors(entry, f"{name}[{i}]")
+
+
+def map_tensors(function: Callable[[Any], Tensor], value: Any) -> Any:
+    """The tree with ``function`` of each tensor in it; tensors that are one object stay one."""
+    done: dict[int, Tensor] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, (Tensor, Lazy)):
+            if id(value) not in done:
+                done[id(value)] = function(value)
+            return done[id(value)]
+        if isinstance(value, dict):
+            copy = (
+                type(value)((key, walk(entry)) for key, entry in value.items()) if type(value) is not Counter else value
+            )
+            if hasattr(value, "_metadata"):
+                copy._metadata = value._metadata
+            return copy
+        return type(value)(map(walk, value)) if type(value) in (list, tuple) else value
+
+    return walk(value)
+
+
+# ---- writing ----
+
+
+class _Pickler(pickle.Pickler):
+    """The object part of a file, as torch.save has it; collects the tensors."""
+
+    def __init__(self, file: BinaryIO):
+        super().__init__(file, protocol=2)  # the one that torch.load reads with weights_only
+        self.tensors: list[Tensor | Lazy] = []
+        self._storages: dict[Any, _Storage] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, (Tensor, Lazy)):
+            return NotImplemented
+        lazy = isinstance(value, Lazy)
+        # Tied weights are one tensor; so are views of the same elements.
+        key = id(value) if lazy or not value.numel() else (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in self._storages:
+            numel = value.shape.numel() * value.dtype.itemsize
+            self._storages[key] = _Storage(str(len(self.tensors)), numel)
+            self.tensors.append(value)
+        stride = torch.empty(value.shape, device="meta").stride()
+        arguments = (self._storages[key], 0, tuple(value.shape), stride, False, OrderedDict(), value.dtype)
+        return torch._utils._rebuild_tensor_v3, arguments
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, _Storage):
+            return "storage", torch.UntypedStorage, value.key, "cpu", value.numel
+        return None
+
+
+def pieces(tensor: Tensor | Lazy, size: int = _PIECE) -> Iterator[Tensor]:
+    """A tensor's elements in the order of its indices, about ``size`` bytes at a time, on the host."""
+    inputs = tensor.inputs if isinstance(tensor, Lazy) else (tensor,)
+    flat = [value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for value in inputs]
+    for parts in zip(*(value.split(size // tensor.dtype.itemsize) for value in flat), strict=True):
+        yield (tensor.function(*parts) if isinstance(tensor, Lazy) else parts[0]).cpu()
+
+
+def on_host(tensor: Tensor | Lazy) -> Tensor:
+    """A copy."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    begin = 0
+    for piece in pieces(tensor):
+        copy.view(-1)[begin : begin + piece.numel()] = piece
+        begin += piece.numel()
+    return copy
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Of a contiguous tensor on the host."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def write(file: BinaryIO, content: dict[str, Any]) -> None:
+    """Write a tree of :func:`plain` values."""
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled)
+    pickler.dump(content)
+    names: dict[str, str] = {}
+    positions = {id(tensor): f"data/{i}" for i, tensor in enumerate(pickler.tensors)}
+    for name, tensor in named_tensors(content):
+        if id(tensor) in positions:
+            names.setdefault(positions[id(tensor)], name)
+    manifest = {"format": FORMAT, "sections": list(content), "tensors": names}
+    with zipfile.ZipFile(file, "w") as archive:
+        _record(archive, _MANIFEST, json.dumps(manifest).encode())
+        _record(archive, "data.pkl", pickled.getbuffer())
+        _record(archive, "byteorder", sys.byteorder.encode())
+        for i, tensor in enumerate(pickler.tensors):
+            size = tensor.shape.numel() * tensor.dtype.itemsize
+            with archive.open(_entry(archive, f"data/{i}", size), "w") as record:
+                for piece in filter(Tensor.numel, pieces(tensor)):
+                    record.write(_bytes(piece))
+        _record(archive, "version", b"3\n")
+
+
+def _record(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
+    with archive.open(_entry(archive, name, len(data)), "w") as record:
+        record.write(data)
+
+
+def _entry(archive: zipfile.ZipFile, name: str, size: int) -> zipfile.ZipInfo:
+    """A record whose data will begin at a multiple of the alignment."""
+    info = zipfile.ZipInfo(f"{_ROOT}/{name}")
+    info.file_size = size
+    header = 30 + len(info.filename) + (20 if size * 1.05 > zipfile.ZIP64_LIMIT else 0)  # as ZipFile.open writes it
+    padding = -(archive.fp.tell() + header + 4) % _ALIGNMENT
+    info.extra = struct.pack("<2sH", b"FB", padding) + b"\0" * padding
+    return info
+
+
+# ---- reading ----
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file begins as a checkpoint of this module does, whole or not, of any version."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(30 + len(_ROOT))
+    except OSError:
+        return False
+    return head[:4] == b"PK\x03\x04" and head[30:] == _ROOT.encode()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Compare the whole file with its checksums and return its content. Tensors are parts of the file, mapped into memory:
+    clone what is to outlive the call.
+
+    Raises:
+        FileNotFoundError, PermissionError, ...: it cannot be opened.
+        ValueError: it is not whole, not a checkpoint or of a newer format; the message is the reason alone.
+    """
+    with path.open("rb") as file:
+        if not is_ours(path):
+            raise ValueError(_foreign(file))
+        try:
+            _verify(file)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except ValueError:
+            raise
+        except Exception as error:  # both readers raise half a dozen types for bytes that make no sense
+            raise ValueError(f"it is cut short or damaged ({str(error).splitlines()[0]})") from error
+
+
+def _foreign(file: BinaryIO) -> str:
+    head = file.read(4)
+    if not head:
+        return "it is empty"
+    return "it is a zip, but no checkpoint of amp_kernels" if head[:2] == b"PK" else "it is no checkpoint"
+
+
+def _verify(file: BinaryIO) -> None:
+    with zipfile.ZipFile(file) as archive:
+        manifest = json.loads(archive.read(f"{_ROOT}/{_MANIFEST}"))
+        if manifest["format"] > FORMAT:
+            raise ValueError(f"it has format {manifest['format']}, of a newer amp_kernels; accepted: up to {FORMAT}")
+        expected = [_MANIFEST, "data.pkl", "byteorder", *manifest["tensors"], "version"]
+        if [info.filename for info in archive.infolist()] != [f"{_ROOT}/{name}" for name in expected]:
+            raise ValueError("it is damaged: its list of records disagrees with its manifest")
+        for name in expected:
+            try:
+                with archive.open(f"{_ROOT}/{name}") as record:
+                    while record.read(_PIECE):
+                        pass
+            except Exception as error:
+                raise ValueError(f"it is damaged: {manifest['tensors'].get(name, name)} ({error})") from error
