@@ -28,9 +28,10 @@ demo: $(BUILT)
 test: $(BUILT)
 	$(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) $(ARGS)
 
-# Every example, also those that `make test` skips where transformers, lightning or accelerate is absent.
+# Every example, also those that `make test` skips where transformers, lightning or accelerate is absent, and the model families of
+# transformers and torchvision. Each torchvision is for one torch: that which is here stays.
 examples: $(BUILT)
-	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group test --group examples)
+	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group test --group examples "torch==$$($(RUN) -c 'import torch; print(torch.__version__.partition("+")[0])')")
 	EXAMPLES=all $(RUN) -m pytest -m "not gpu" tests/examples $(ARGS)
 
 # What `make test` and CI sample: every configuration of the Triton GEMM compiled, every planted bug. About an hour.

@@ -1,0 +1,166 @@
+"""Models of transformers and torchvision, small and with random weights, are converted as they come and train as before.
+
+The measure is the model in float64. Torch's own run in the format under test is some distance from it, the root of the sum
+of the squares of thousands of roundings; the converted model rounds to the same format in about as many places, so twice
+torch's distance bounds its own: for the result, for all gradients together, and for the change of the weights by 20 steps
+of AdamW. The float64 models of some families compute their norms in fp32, hence a floor of a few of its roundings.
+"""
+
+import copy
+import importlib
+import os
+
+import pytest
+import torch
+
+import amp_kernels as ak
+
+STEPS = 20
+FLOOR = 2.0**-21
+WIDE = torch.float64
+
+
+def needed(name):
+    if os.environ.get("EXAMPLES") == "all":
+        return importlib.import_module(name)
+    return pytest.importorskip(name, reason=f"needs {name}; `make examples` installs it and runs this file")
+
+
+transformers, vision = needed("transformers"), needed("torchvision.models")
+
+TEXT = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def gpt2():
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TEXT, **sizes, **no_dropout, loss_type="ForCausalLM"))
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, **SIZES, num_key_value_heads=2))
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(**TEXT, **SIZES, **NO_DROPOUT))
+
+
+def t5():
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "dropout_rate": 0.0}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**TEXT, **sizes, decoder_start_token_id=0, feed_forward_proj="gated-gelu")
+    )
+
+
+def vit():
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**SIZES, **NO_DROPOUT, image_size=16, patch_size=4, num_labels=5)
+    )
+
+
+def resnet():
+    model = vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
+    model.layer3, model.layer4, model.fc = torch.nn.Sequential(), torch.nn.Sequential(), torch.nn.Linear(128, 5)
+    return model
+
+
+def convnext():
+    setting = [vision.convnext.CNBlockConfig(8, 16, 1), vision.convnext.CNBlockConfig(16, None, 1)]
+    return vision.ConvNeXt(setting, stochastic_depth_prob=0.0, layer_scale=0.5, num_classes=5)
+
+
+def swin():
+    return vision.SwinTransformer([4, 4], 16, [1, 1], [2, 4], [2, 2], num_classes=5, stochastic_depth_prob=0.0)
+
+
+#: What each holds after conversion, by class: the parts of it that this test is there for.
+FAMILIES = {
+    gpt2: {"Conv1D", "LayerNorm", "GPT2MLP", "NewGELUActivation", "Linear"},
+    llama: {"Linear", "LlamaRMSNorm", "LlamaMLP", "SiLUActivation"},
+    bert: {"Linear", "LayerNorm", "BertIntermediate", "GELUActivation"},
+    t5: {"Linear", "T5LayerNorm", "T5DenseGatedActDense", "NewGELUActivation"},
+    vit: {"Linear", "LayerNorm", "ViTMLP", "GELUActivation"},
+    resnet: {"Linear"},
+    convnext: {"Linear", "LayerNorm", "Sequential", "GELU"},
+    swin: {"Linear", "LayerNorm", "MLP", "GELU"},
+}
+
+
+def batches(family):
+    """Calls of the model that return its logits and its loss, the same for every copy."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        labels = torch.randint(1, 61, (4, 12), generator=generator)
+        images, kinds = torch.randn(4, 3, 16, 16, generator=generator), torch.randint(5, (4,), generator=generator)
+
+        def call(model, labels=labels, images=images, kinds=kinds):
+            images = images.to(next(model.parameters()).dtype)
+            if family in (gpt2, llama, bert, t5):
+                out = model(input_ids=labels, labels=labels)
+            elif family is vit:
+                out = model(pixel_values=images, labels=kinds)
+            else:
+                logits = model(images)
+                return logits, torch.nn.functional.cross_entropy(logits, kinds)
+            return out.logits, out.loss
+
+        yield call
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().to(WIDE).flatten() for tensor in tensors])
+
+
+def trained(model, family, dtype, amp, optimizer):
+    """Logits and all gradients of the first step, and the change of all weights after the last."""
+    before = flat(model.parameters())
+    scaler = amp("cpu", init_scale=2.0**10, enabled=dtype == torch.float16)
+    first = None
+    for call in batches(family):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype in (torch.float16, torch.bfloat16)):
+            logits, loss = call(model)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if first is None:
+            first = flat([logits]), flat(p.grad for p in model.parameters() if p.grad is not None)
+        scaler.step(optimizer)
+        scaler.update()
+    return *first, flat(model.parameters()) - before
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Of models as small as these a second thread makes a slower one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.own_backend
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_trains_as_before(family):
+    torch.manual_seed(0)
+    model = family()
+    ours = ak.convert(copy.deepcopy(model))
+    made = {type(m).__name__ for m in ours.modules() if type(m).__module__.startswith("amp_kernels")}
+    assert made >= FAMILIES[family]
+    assert ours.state_dict().keys() == model.state_dict().keys()
+    options = {"lr": 1e-3, "weight_decay": 0.1}
+    wide = copy.deepcopy(model).to(WIDE)
+    exact = trained(wide, family, WIDE, torch.amp.GradScaler, torch.optim.AdamW(wide.parameters(), **options))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        copies = copy.deepcopy(model), copy.deepcopy(ours)
+        optimizers = (
+            torch.optim.AdamW(copies[0].parameters(), **options),
+            ak.optim.AdamW(copies[1].parameters(), **options),
+        )
+        scalers = torch.amp.GradScaler, ak.GradScaler
+        theirs, found = (trained(m, family, dtype, s, o) for m, s, o in zip(copies, scalers, optimizers, strict=True))
+        for name, e, t, f in zip(("logits", "gradients", "weights"), exact, theirs, found, strict=True):
+            distance, allowed = (f - e).norm(), 2 * (t - e).norm() + FLOOR * e.norm()
+            print(family.__name__, dtype, name, f"{distance / e.norm():.2e} {(t - e).norm() / e.norm():.2e}")
+            assert distance <= allowed, (dtype, name)
