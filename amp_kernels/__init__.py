@@ -13,6 +13,7 @@ from .nn import convert, override_matmul, revert
 from .ops.baddbmm import addmm, baddbmm
 from .ops.cast import cast_
 from .ops.cross_entropy import cross_entropy
+from .ops.embedding import embedding
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.matmul import matmul
@@ -36,6 +37,7 @@ __all__ = [
     "clip_grad_norm_",
     "convert",
     "cross_entropy",
+    "embedding",
     "fp32_state_dict",
     "get_total_norm",
     "layer_norm",

@@ -20,6 +20,7 @@ Examples:
 
 from .convert import convert, revert
 from .cross_entropy import CrossEntropyLoss
+from .embedding import Embedding
 from .linear import Linear
 from .linear_cross_entropy import LinearCrossEntropyLoss
 from .main_grad import accumulate_fp32
@@ -31,6 +32,7 @@ from .to_half import to_half
 __all__ = [
     "MLP",
     "CrossEntropyLoss",
+    "Embedding",
     "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",

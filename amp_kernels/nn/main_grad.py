@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..ops import _main_grad
 from ..ops._gemm import OPERAND_DTYPES, OUTPUT_DTYPES
 from ._check import check_module
+from .embedding import Embedding
 from .linear import Linear
 
 
@@ -48,10 +49,11 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     ``zero_grad(set_to_none=True)``, or ``.grad = None``, the first micro-batch overwrites ``main_grad`` without reading it.
     ``main_grad`` is kept, so gradients keep their addresses over the steps.
 
-    Weights are those of :class:`amp_kernels.nn.Linear` modules, in an :class:`amp_kernels.nn.MLP` too, that require a
-    gradient; they may also be used through :func:`amp_kernels.linear` and :func:`amp_kernels.mlp`. All other 16-bit
-    parameters of the model, biases above all, get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into;
-    biases of these modules get the fp32 sums themselves.
+    Weights are those of :class:`amp_kernels.nn.Linear` modules, in an :class:`amp_kernels.nn.MLP` too, and of
+    :class:`amp_kernels.nn.Embedding` modules, that require a gradient; they may also be used through
+    :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.embedding`. All other 16-bit parameters of the
+    model, biases above all, get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these
+    modules get the fp32 sums themselves.
 
     What to know:
 
@@ -85,7 +87,7 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     names = {id(param): name for name, param in model.named_parameters()}
     weights: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
-        weight = module.weight if isinstance(module, Linear) else None
+        weight = module.weight if _is_fused(module) else None
         if weight is None or not weight.is_leaf or not weight.requires_grad or weight.numel() == 0:
             continue
         if weight.dtype in OUTPUT_DTYPES:
@@ -104,6 +106,11 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         weight.main_grad = _main_grad.buffer_for(weight)
         _main_grad.MainGrad(weight)
     return handle
+
+
+def _is_fused(module: torch.nn.Module) -> bool:
+    """Whether the gradient of the module's weight comes from a kernel of this package that can add it to an fp32 buffer."""
+    return isinstance(module, Linear) or (isinstance(module, Embedding) and not module.sparse)
 
 
 def _check(name: str, weight: torch.Tensor) -> None:

@@ -24,11 +24,15 @@ of its own, which expect each increment, and in what torch.compile compiles.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .gemm import gemm_accumulate_op
+
+#: ``add_to(main, fresh)`` adds a gradient to ``main``; ``fresh``: overwrites what is there.
+AddTo = Callable[[Tensor, bool], None]
 
 _registered: dict[int, MainGrad] = {}  # by id(weight); a dead weight's entry is removed by its weak reference
 _zeros: dict[tuple, Tensor] = {}  # per device and dtype
@@ -52,20 +56,13 @@ class MainGrad:
             _registered.pop(id(weight), None)
             del weight.main_grad
 
-    def accumulate(self, weight: Tensor, dz: Tensor, x: Tensor) -> Tensor:
-        """Adds ``dz^T @ x`` to the gradient of ``weight``; what autograd still has to add, which is zero."""
+    def receive(self, weight: Tensor, add_to: AddTo) -> Tensor:
+        """Adds to the gradient of ``weight``; what autograd still has to add, which is zero."""
         main, fresh = self._buffer(weight)
-        gemm_accumulate_op(main, dz.t(), x, **({"beta": 0.0} if fresh else {}))
-        return self._kept(weight, main)
-
-    def add(self, weight: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:
-        """The same for ``factor * gradient``, in fp32."""
-        main, fresh = self._buffer(weight)
-        if fresh:
-            torch.mul(gradient, factor, out=main)
-        else:
-            main.addcmul_(gradient, factor)
-        return self._kept(weight, main)
+        add_to(main, fresh)
+        if weight.grad is None:
+            weight.grad = main.detach()
+        return _zero(main).expand(weight.shape)
 
     @staticmethod
     def _buffer(weight: Tensor) -> tuple[Tensor, bool]:
@@ -77,12 +74,6 @@ class MainGrad:
             main.copy_(grad)
             weight.grad = None
         return main, grad is None
-
-    @staticmethod
-    def _kept(weight: Tensor, main: Tensor) -> Tensor:
-        if weight.grad is None:
-            weight.grad = main.detach()
-        return _zero(main).expand(weight.shape)
 
     def deliver(self, grad: Tensor) -> Tensor | None:
         if grad.data_ptr() != _zero(grad).data_ptr():
@@ -103,20 +94,35 @@ def registered(weight: Tensor) -> MainGrad | None:
     return entry if entry is not None and entry.weight() is weight else None
 
 
-def accumulate(ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tensor, x: Tensor) -> Tensor | None:
-    """``dz^T @ x`` into the ``main_grad`` of the weight that is input number ``position`` of the node ``ctx``.
+def into(ctx: torch.autograd.function.FunctionCtx, position: int, add_to: AddTo) -> Tensor | None:
+    """A gradient into the ``main_grad`` of the weight that is input number ``position`` of the node ``ctx``.
 
     Called within the node's backward. Returns what autograd still has to add; ``None`` if nothing was done, because the
     weight has no ``main_grad`` or this backward cannot use it.
     """
     found = _usable(ctx, position)
-    return found and found[0].accumulate(found[1], dz, x)
+    return found and found[0].receive(found[1], add_to)
+
+
+def accumulate(ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tensor, x: Tensor) -> Tensor | None:
+    """:func:`into` of ``dz^T @ x``."""
+
+    def add_to(main: Tensor, fresh: bool) -> None:
+        gemm_accumulate_op(main, dz.t(), x, **({"beta": 0.0} if fresh else {}))
+
+    return into(ctx, position, add_to)
 
 
 def add(ctx: torch.autograd.function.FunctionCtx, position: int, gradient: Tensor, factor: Tensor) -> Tensor | None:
-    """:func:`accumulate` for a gradient that is there: ``factor * gradient``."""
-    found = _usable(ctx, position)
-    return found and found[0].add(found[1], gradient, factor)
+    """:func:`into` of ``factor * gradient``, in fp32."""
+
+    def add_to(main: Tensor, fresh: bool) -> None:
+        if fresh:
+            torch.mul(gradient, factor, out=main)
+        else:
+            main.addcmul_(gradient, factor)
+
+    return into(ctx, position, add_to)
 
 
 def _usable(ctx: torch.autograd.function.FunctionCtx, position: int) -> tuple[MainGrad, Tensor] | None:

@@ -15,6 +15,7 @@ OPS = {"activation_backward", "adamw_", "check_and_norm", "gemm", "gemm_accumula
 OPS |= {
     "cast_",
     "cross_entropy",
+    "embedding",
     "layer_norm",
     "linear_cross_entropy",
     "mlp",

@@ -61,6 +61,12 @@ BUDGETS = {
         why="with and without stochastic rounding, 9 pairs of dtypes, each with an unrolled loop of 4 loads of eight "
         "elements and a loop for the rest; 64 registers let 4 blocks of 256 share an SM",
     ),
+    "embedding_pieces_kernel": Budget(
+        registers=80, shared=0, why="four rows of 8 columns on their way to a thread; 768 threads share an SM"
+    ),
+    "embedding_joints_kernel": Budget(
+        registers=80, shared=0, why="four partial sums of 8 columns on their way to a thread; 768 threads share an SM"
+    ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
     "update_kernel<AdamW, false>": Budget(
         registers=112,

@@ -10,7 +10,8 @@ from .preloaded import machine, set_chip
 
 machine()
 STEP = [op for _, op in sorted(REGISTRY.items()) if not op.composite and op.family != "gemm"]
-OWN_ORDER = {"norm_forward", "norm_backward", "cross_entropy_rows_"}  # sums over a row: on the CPU in another order
+# Sums over a row, or over the uses of one: on the CPU in another order.
+OWN_ORDER = {"norm_forward", "norm_backward", "cross_entropy_rows_", "embedding_accumulate_"}
 
 
 def tensors(values):

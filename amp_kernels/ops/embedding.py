@@ -1,0 +1,138 @@
+"""``embedding``: torch's lookup, with a gradient summed in fp32 over the uses of each row.
+
+torch adds the gradients of a row in the dtype of the weight: 4,096 additions of 0.01 in bf16 end at 4, and on a GPU their
+order, so their result, changes from run to run. Here the indices are sorted in backward, and ``embedding_accumulate_`` adds
+each run in fp32, in one order, and rounds once: into a new gradient, or into the weight's fp32 ``main_grad``.
+
+float64 weights, sparse gradients, torch.func transforms and forward-mode AD take torch's own operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._dispatch import autocast
+from .._dispatch.library import Sample, define
+from . import _main_grad, embedding_accumulate
+from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
+from ._lists import FLOATS
+from ._products import is_dense, under_transform
+from .linear import gradient_dtype
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, indices, padding_idx, scale_grad_by_freq):
+        _main_grad.refuse_data_parallel(weight)
+        ctx.options = {"padding_idx": padding_idx, "scale_by_frequency": scale_grad_by_freq}
+        ctx.shape, ctx.dtype = weight.shape, gradient_dtype(weight)
+        ctx.save_for_backward(indices)
+        return F.embedding(indices, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (indices,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            wide = torch.ops.aten.embedding_dense_backward(grad.float(), indices, ctx.shape[0], *ctx.options.values())
+            return wide.to(ctx.dtype), None, None, None
+        ordered, order = indices.flatten().long().sort(stable=True)
+        rows = grad.reshape(-1, ctx.shape[1]).contiguous()
+
+        def add_to(out: Tensor, fresh: bool) -> None:
+            whole = (out.zero_() if fresh else out).contiguous()
+            embedding_accumulate.op(whole, rows, ordered, order, **ctx.options)
+            if whole is not out:
+                out.copy_(whole)
+
+        rest = _main_grad.into(ctx, 0, add_to) if indices.numel() else None
+        if rest is None:
+            rest = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
+            embedding_accumulate.op(rest, rows, ordered, order, **ctx.options)
+        return rest, None, None, None
+
+
+def _embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False) -> Tensor:
+    check_tensor("embedding", "weight", weight, FLOATS)
+    check_tensor("embedding", "input", indices, INDEX_DTYPES)
+    check_same_device("embedding", input=indices, weight=weight)
+    if weight.ndim != 2:
+        raise ValueError(f"embedding: weight has shape {list(weight.shape)}; accepted: [num_embeddings, embedding_dim]")
+    if not weight.requires_grad or weight.dtype not in OUTPUT_DTYPES or under_transform():
+        return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq)
+    return _Embedding.apply(weight, indices, padding_idx, scale_grad_by_freq)
+
+
+def samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+    for i, dtype in enumerate(FLOATS):
+        weight = torch.randn(7, 5, generator=generator).to(device, dtype).requires_grad_()
+        indices = torch.randint(7, (3, 6), generator=generator).to(device, INDEX_DTYPES[(i + 1) % 2])
+        yield (weight, indices), {}
+        yield (weight, indices[0], 2, i % 2 == 0), {}
+    yield (weight.detach(), indices[0, 0]), {}
+    yield (torch.ones(2, 3, device=device, requires_grad=True), indices[:0]), {}
+
+
+op = define(
+    "embedding(Tensor weight, Tensor indices, int padding_idx=-1, bool scale_grad_by_freq=False) -> Tensor",
+    _embedding,
+    samples=samples,
+    composite=True,
+)
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """torch.nn.functional.embedding whose gradient is summed in fp32, deterministically, and rounded once.
+
+    Args:
+        input: int64 or int32 indices of any shape.
+        weight: ``[num_embeddings, embedding_dim]``. float64 runs torch's own operation.
+        padding_idx: the row that gets no gradient; negative numbers count from the end.
+        max_norm: rows that are used and longer are scaled down in place to this norm, as in torch.
+        norm_type: the p of that norm.
+        scale_grad_by_freq: the gradient of a row is divided by the number of its uses.
+        sparse: torch's own operation, with a sparse gradient.
+
+    Returns:
+        ``[*input.shape, embedding_dim]`` in the dtype of ``weight``, also inside torch.autocast. Saved for backward: the
+        indices.
+
+    The gradient of a weight with a ``main_grad`` (:func:`amp_kernels.nn.accumulate_fp32`) is added to it in fp32.
+
+    Raises:
+        TypeError: a dtype is not accepted.
+        ValueError: shapes or devices do not fit, or ``padding_idx`` is out of range.
+        IndexError: an index is out of range (CPU; on a GPU torch's assertion of the device).
+
+    Examples:
+        >>> weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+        >>> rows = ak.embedding(torch.zeros(4096, dtype=torch.int64), weight)
+        >>> rows.backward(torch.full_like(rows, 0.01))
+        >>> weight.grad.T  # 4096 * 0.01; sums of bf16 numbers stop at 4
+        tensor([[41.,  0.]], dtype=torch.bfloat16)
+    """
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise ValueError(f"embedding: padding_idx is {padding_idx}; accepted: None, {-rows} to {rows - 1}")
+    if sparse or not is_dense(weight) or not is_dense(input):
+        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    padding = -1 if padding_idx is None else padding_idx % rows
+    if max_norm is not None:
+        with torch.no_grad():
+            torch.embedding_renorm_(weight, input.contiguous(), max_norm, norm_type)
+    call = _embedding if autocast.eager(weight, input) else op
+    return call(weight, input, padding, scale_grad_by_freq)

@@ -1,0 +1,246 @@
+"""embedding: torch's lookup, and a gradient that is the fp32 sum of float64's terms, in one order, rounded once."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amp_kernels as ak
+from amp_kernels.ops.embedding_accumulate import op
+from amp_kernels.testing.backends import available_backends
+from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from amp_kernels.testing.poison import poisoned_allocations
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+TARGETS = [("cpu", name) for name in ("reference", *available_backends(op, "cpu")) if name != "triton"]
+if torch.cuda.is_available():
+    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(op, "cuda")]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
+def device(request):
+    device, backend = request.param
+    with ak.backend(backend):
+        yield device
+
+
+def problem(rows, columns, entries, dtype, device="cpu", seed=0):
+    """A table, indices of which a third are one row, and a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator).to(device, dtype).requires_grad_()
+    indices = torch.randint(rows, (entries,), generator=generator)
+    indices[::3] = rows // 2
+    grad = torch.randn(entries, columns, generator=generator).to(device, dtype)
+    return weight, indices.to(device), grad
+
+
+def check(weight, indices, grad, before=None, **options):
+    """The gradient against float64, within the roundings of its fp32 sums and of the result."""
+    fresh = weight.detach().clone().requires_grad_()
+    with poisoned_allocations():
+        out = ak.embedding(indices, fresh, **options)
+        out.backward(grad.view_as(out))
+    assert torch.equal(out, F.embedding(indices, weight))
+    wide = weight.detach().double().requires_grad_()
+    F.embedding(indices, wide, **options).backward(grad.view_as(out).double())
+    terms = weight.detach().double().requires_grad_()
+    F.embedding(indices, terms, **options).backward(grad.view_as(out).double().abs())
+    most = int(indices.flatten().bincount().max()) if indices.numel() else 0
+    u, dtype = UNIT_ROUNDOFF[torch.float32], weight.dtype
+    bound = (most + 2) * u * terms.grad + UNIT_ROUNDOFF[dtype] * wide.grad.abs() * 1.01 + TINY[dtype]
+    assert fresh.grad.dtype == dtype
+    assert_within(fresh.grad, wide.grad, bound, "grad")
+    return fresh.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "columns", "entries"), [(7, 8, 1), (11, 24, 100), (40, 33, 300), (3, 264, 37), (5, 1, 50), (4, 6, 0)]
+)
+def test_gradient_within_the_bound(device, rows, columns, entries, dtype):
+    problem_ = problem(rows, columns, entries, dtype, device)
+    check(*problem_)
+    check(*problem_, padding_idx=rows // 2)
+    check(*problem_, padding_idx=-1, scale_grad_by_freq=True)
+
+
+def test_four_thousand_small_gradients(device):
+    """In bf16 sums stop at 4."""
+    weight = torch.zeros(3, 8, dtype=torch.bfloat16, device=device, requires_grad=True)
+    out = ak.embedding(torch.ones(4096, dtype=torch.int64, device=device), weight)
+    out.backward(torch.full_like(out, 0.01))
+    term = torch.tensor(0.01, dtype=torch.bfloat16).double().item()
+    assert weight.grad[1, 0].item() == torch.tensor(4096 * term, dtype=torch.bfloat16).item()
+    assert not weight.grad[::2].any()
+
+
+def test_the_bits_are_those_of_the_run_before(device):
+    weight, indices, grad = problem(9, 40, 700, torch.float32, device)
+    assert torch.equal(check(weight, indices, grad), check(weight, indices, grad))
+
+
+def test_threads_do_not_change_the_bits():
+    weight, indices, grad = problem(50, 300, 2000, torch.float32)
+    threads, results = torch.get_num_threads(), []
+    for n in (1, 2, 3):
+        torch.set_num_threads(n)
+        results.append(check(weight, indices, grad))
+    torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_shapes_and_index_types(dtype):
+    weight, indices, grad = problem(9, 4, 24, torch.bfloat16)
+    check(weight, indices.to(dtype).view(2, 3, 4), grad)
+    check(weight, indices.to(dtype).view(4, 6).t(), grad)
+    assert ak.embedding(indices[0].to(dtype), weight).shape == (4,)
+
+
+def test_the_gradient_may_have_strides():
+    weight, indices, _ = problem(9, 4, 6, torch.float32)
+    ak.embedding(indices, weight).sum().backward()  # an expanded one
+    want = torch.bincount(indices, minlength=9).float()[:, None].expand(9, 4)
+    assert torch.equal(weight.grad, want)
+
+
+def test_dtype_under_autocast_is_the_weights():
+    weight, indices, grad = problem(9, 4, 6, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = ak.embedding(indices, weight)
+    assert out.dtype == torch.float32
+    out.backward(grad)
+    assert weight.grad.dtype == torch.float32
+
+
+def test_max_norm_scales_the_rows_that_are_used_as_torch_does():
+    weight, indices, _ = problem(9, 4, 6, torch.float32)
+    ours, theirs = (weight.detach().clone().requires_grad_() for _ in range(2))
+    out = ak.embedding(indices, ours, max_norm=0.5, norm_type=1.0)
+    assert torch.equal(out, F.embedding(indices, theirs, max_norm=0.5, norm_type=1.0))
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(ours, weight)
+
+
+def test_sparse_gradients_are_torchs():
+    weight, indices, grad = problem(9, 4, 6, torch.float32)
+    ak.embedding(indices, weight, sparse=True).backward(grad)
+    assert weight.grad.is_sparse
+
+
+def test_second_derivatives_and_float64():
+    weight, indices, _ = problem(5, 3, 7, torch.float64)
+    assert torch.autograd.gradcheck(lambda w: ak.embedding(indices, w), weight)
+    narrow = weight.detach().float().requires_grad_()
+    loss = ak.embedding(indices, narrow).pow(3).sum()
+    (first,) = torch.autograd.grad(loss, narrow, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), narrow)
+    want = 6 * narrow.detach() * indices.bincount(minlength=5)[:, None]
+    torch.testing.assert_close(second, want)
+
+
+def test_vmap_and_compile():
+    weight, indices, grad = problem(9, 4, 6, torch.bfloat16)
+    assert torch.equal(
+        torch.vmap(lambda i: ak.embedding(i, weight))(indices.view(2, 3)), F.embedding(indices.view(2, 3), weight)
+    )
+    eager = check(weight, indices, grad, padding_idx=1)
+    torch._dynamo.reset()
+    fresh = weight.detach().clone().requires_grad_()
+    torch.compile(lambda i, w: ak.embedding(i, w, 1), backend="aot_eager", fullgraph=True)(indices, fresh).backward(
+        grad
+    )
+    assert torch.equal(fresh.grad, eager)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_main_grad_takes_the_sums_of_all_micro_batches(dtype, transposed):
+    module = ak.nn.Embedding(6, 8, padding_idx=5, dtype=dtype)
+    if transposed:
+        module.weight = torch.nn.Parameter(module.weight.detach().t().contiguous().t())
+    indices = torch.tensor([1, 1, 5, 3])
+    with ak.nn.accumulate_fp32(module):
+        for _ in range(300):
+            module(indices).sum().backward()
+        assert module.weight.grad.data_ptr() == module.weight.main_grad.data_ptr()
+        assert module.weight.grad.dtype == torch.float32
+        assert torch.equal(module.weight.grad[:, 0], torch.tensor([0.0, 600, 0, 300, 0, 0]))
+        module.weight.grad = None
+        module(indices).sum().backward()  # a fresh start
+        assert torch.equal(module.weight.grad[:, 0], torch.tensor([0.0, 2, 0, 1, 0, 0]))
+
+
+def test_main_grad_of_a_tied_table():
+    """An embedding and the head over it: the gradients of both uses, in fp32."""
+    table, head = ak.nn.Embedding(6, 8, dtype=torch.bfloat16), ak.nn.Linear(8, 6, bias=False, dtype=torch.bfloat16)
+    head.weight = table.weight
+    indices = torch.tensor([1, 1, 3])
+    head(table(indices)).sum().backward()
+    want = table.weight.grad.float()
+    table.weight.grad = None
+    with ak.nn.accumulate_fp32(torch.nn.ModuleList([table, head])):
+        for _ in range(4):
+            head(table(indices)).sum().backward()
+        torch.testing.assert_close(table.weight.grad, 4 * want, rtol=2.0**-6, atol=1e-3)
+
+
+def test_module_is_torchs():
+    theirs = torch.nn.Embedding(9, 4, padding_idx=2, max_norm=1.0)
+    ours = ak.nn.Embedding(9, 4, padding_idx=2, max_norm=1.0)
+    ours.load_state_dict(theirs.state_dict())
+    indices = torch.arange(9)
+    assert torch.equal(ours(indices), theirs(indices))
+    assert torch.equal(copy.deepcopy(ours).weight, theirs.weight)
+
+
+@pytest.mark.parametrize(
+    ("indices", "weight", "options", "error", "text"),
+    [
+        (torch.ones(3), torch.ones(4, 2), {}, TypeError, "input has dtype float32"),
+        (torch.ones(3).long(), torch.ones(4, 2, 2), {}, ValueError, r"weight has shape \[4, 2, 2\]"),
+        (torch.ones(3).long(), torch.ones(4, 2).int(), {}, TypeError, "weight has dtype int32"),
+        (
+            torch.ones(3).long(),
+            torch.ones(4, 2),
+            {"padding_idx": 4},
+            ValueError,
+            "padding_idx is 4; accepted: None, -4",
+        ),
+        (
+            torch.ones(3, device="meta").long(),
+            torch.ones(4, 2),
+            {},
+            ValueError,
+            "weight is on cpu, but input is on meta",
+        ),
+    ],
+)
+def test_bad_calls(indices, weight, options, error, text):
+    with pytest.raises(error, match=f"embedding: {text}"):
+        ak.embedding(indices, weight, **options)
+
+
+def test_an_index_out_of_range_is_an_error():
+    weight = torch.ones(4, 2, requires_grad=True)
+    with pytest.raises(IndexError):
+        ak.embedding(torch.tensor([4]), weight)
+
+
+@pytest.mark.parametrize(
+    ("sorted", "order", "text"),
+    [
+        ([0, 4], [0, 1], r"sorted\[1\] is 4; accepted: 0 to 3"),
+        ([-1, 2], [0, 1], r"sorted\[0\] is -1"),
+        ([2, 1], [0, 1], r"sorted\[1\] is 1 after 2; accepted: ascending"),
+        ([0, 1], [0, 2], r"order\[1\] is 2; accepted: 0 to 1"),
+        ([0, 1, 2], [0, 1, 2], r"sorted must be contiguous with shape \(2\)"),
+    ],
+)
+def test_the_raw_op_guards_memory(sorted, order, text):
+    out, grad = torch.zeros(4, 8), torch.ones(2, 8)
+    with pytest.raises(RuntimeError, match=f"embedding_accumulate_: {text}"):
+        op.overload(out, grad, torch.tensor(sorted), torch.tensor(order))
+    assert not out.any()
