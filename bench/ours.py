@@ -9,6 +9,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch import policy
 from amp_kernels._dispatch.library import REGISTRY
 
+from . import plan
 from .gemm_shapes import Shape
 from .harness import Call, WithFacts
 
@@ -46,27 +47,5 @@ def gemm_plan(shape: Shape, sm_count: int, capability: tuple[int, int]) -> str |
         from amp_kernels import _host
     except ImportError:
         return None
-    wide = shape.result.startswith("fp32")
-    plan = _host.plan_gemm(
-        shape.m,
-        shape.n,
-        shape.k,
-        batch=shape.batch,
-        m_major_a=shape.layout[0] == "T",
-        n_major_b=shape.layout[1] == "N",
-        tma_operands=shape.operand_bytes == 16,
-        tma_output=shape.n * (4 if wide else 2) % 16 == 0,
-        odd_operands=shape.operand_bytes == 2,
-        out_bytes=8 if shape.result == "fp32+" else 4 if wide else 2,
-        activation="none" if wide or shape.result == "16" else shape.result,
-        sm_count=sm_count,
-        capability=10 * capability[0] + capability[1],
-    )
-    if plan["kernel"] == "none":
-        return "none"
-    tile = _host.gemm_candidates()[plan["kernel"]][plan["tile"]]
-    text = f"{plan['kernel']} {tile['m']}x{tile['n']}"
-    if "cluster_m" in tile:
-        text += f" cluster {tile['cluster_m']}x{tile['cluster_n']}, {tile['consumers']} consumers"
-    text += ", pingpong" * tile.get("pingpong", False) + f", {plan['splits']} splits" * (plan["splits"] > 1)
-    return text + ", swapped" * plan["swapped"]
+    gpu = {"sm_count": sm_count, "capability": 10 * capability[0] + capability[1]}
+    return plan.describe(_host.plan_gemm(shape.m, shape.n, shape.k, **plan.request(shape), **gpu))

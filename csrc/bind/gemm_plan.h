@@ -1,4 +1,5 @@
-// plan_gemm and its candidates for Python: the tests ask it what would run on GPUs that are not there.
+// plan_gemm, its candidates and its model for Python: the tests and bench.predict ask what would run on GPUs that are
+// not there.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,11 +11,67 @@
 
 namespace ak {
 
-inline pybind11::dict as_dict(const GemmPlan& plan) {
-  using namespace pybind11::literals;
-  constexpr const char* kNames[] = {"none", "sm80", "sm90"};
-  return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
-                        "splits"_a = plan.splits, "swapped"_a = plan.swapped);
+/// A problem and a GPU, from keyword arguments.
+struct GemmQuestion {
+  GemmRequest request;
+  GemmChip chip;
+
+  GemmQuestion(int m, int n, int k, const pybind11::kwargs& given) : given_(given) {
+    request.m = m, request.n = n, request.k = k;
+    take("batch", request.batch);
+    take("m_major_a", request.m_major_a);
+    take("n_major_b", request.n_major_b);
+    take("tma_operands", request.tma_operands);
+    take("tma_output", request.tma_output);
+    take("odd_operands", request.odd_operands);
+    take("out_bytes", request.out_bytes);
+    take("side_bytes", request.side_bytes);
+    take("backward", request.backward);
+    take("column_sums", request.column_sums);
+    take("plain", request.plain);
+    take("in_registers", request.in_registers);
+    take("batch_invariant", request.batch_invariant);
+    take("sm_count", chip.sm_count);
+    take("capability", chip.capability);
+    take("sm90", chip.sm90);
+    take("sm80", chip.sm80);
+    std::string activation = "none";
+    take("activation", activation);
+    const auto named = find_activation(activation);
+    if (!named) throw std::invalid_argument("activation is '" + activation + "'");
+    request.activation = *named;
+    const bool sums = *named == Activation::none && request.side_bytes == 0;
+    request.plain = request.plain && sums;
+    request.in_registers = request.in_registers && sums;
+    each_rate([this](const char* name, double& rate) { take(name, rate); });
+    if (taken_ != pybind11::len(given))
+      throw std::invalid_argument("an unknown argument in " + pybind11::str(given).cast<std::string>());
+  }
+
+  /// Calls f(name, rate) with each rate of the chip.
+  template <class F>
+  void each_rate(const F& f) {
+    GemmRates& r = chip.rates;
+    f("clock", r.clock), f("dram", r.dram), f("l2", r.l2), f("store", r.store), f("contention", r.contention);
+    f("start", r.start), f("turn", r.turn), f("step", r.step), f("issue", r.issue);
+  }
+
+ private:
+  template <class T>
+  void take(const char* name, T& value) {
+    if (!given_.contains(name)) return;
+    value = given_[name].cast<T>();
+    taken_++;
+  }
+
+  const pybind11::kwargs& given_;
+  size_t taken_ = 0;
+};
+
+/// A tile, compiled or not, from a dict as in gemm_candidates.
+inline GemmTile tile_of(const pybind11::dict& t) {
+  return {t["m"].cast<int>(),         t["n"].cast<int>(),         t["cluster_m"].cast<int>(),
+          t["cluster_n"].cast<int>(), t["consumers"].cast<int>(), t["pingpong"].cast<bool>()};
 }
 
 inline void bind_gemm_plan(pybind11::module_& m) {
@@ -25,7 +82,7 @@ inline void bind_gemm_plan(pybind11::module_& m) {
         pybind11::list sm90, sm80;
         for (const GemmTile& t : kGemmTiles) {
           sm90.append(pybind11::dict("m"_a = t.m, "n"_a = t.n, "cluster_m"_a = t.cluster_m, "cluster_n"_a = t.cluster_n,
-                                     "consumers"_a = t.consumers, "pingpong"_a = t.pingpong,
+                                     "consumers"_a = t.consumers, "pingpong"_a = t.pingpong, "timed"_a = t.timed,
                                      "takes_epilogue"_a = gemm_sm90_takes_epilogue(t)));
         }
         for (GemmSm80Tile t : kGemmSm80Tiles) {
@@ -36,37 +93,42 @@ inline void bind_gemm_plan(pybind11::module_& m) {
       },
       "The tiles of the two GEMM kernels, in the order that plan_gemm's `tile` counts.");
   m.def(
-      "plan_gemm",
-      [](int m, int n, int k, int batch, bool m_major_a, bool n_major_b, bool tma_operands, bool tma_output,
-         bool odd_operands, int out_bytes, int side_bytes, const std::string& activation, bool backward,
-         bool column_sums, bool plain, bool in_registers, bool batch_invariant, int sm_count, int capability, bool sm90,
-         bool sm80) {
-        const auto named = find_activation(activation);
-        if (!named) throw std::invalid_argument("activation is '" + activation + "'");
-        const GemmRequest request{m,
-                                  n,
-                                  k,
-                                  batch,
-                                  m_major_a,
-                                  n_major_b,
-                                  tma_operands,
-                                  tma_output,
-                                  odd_operands,
-                                  out_bytes,
-                                  side_bytes,
-                                  *named,
-                                  backward,
-                                  column_sums,
-                                  plain && *named == Activation::none && side_bytes == 0,
-                                  in_registers && *named == Activation::none && side_bytes == 0,
-                                  batch_invariant};
-        return as_dict(plan_gemm(request, {sm_count, capability, sm90, sm80}));
+      "gemm_rates",
+      [] {
+        pybind11::dict rates;
+        GemmQuestion(1, 1, 1, {}).each_rate([&](const char* name, double& rate) { rates[name] = rate; });
+        return rates;
       },
-      "m"_a, "n"_a, "k"_a, "batch"_a = 1, "m_major_a"_a = false, "n_major_b"_a = false, "tma_operands"_a = true,
-      "tma_output"_a = true, "odd_operands"_a = false, "out_bytes"_a = 2, "side_bytes"_a = 0, "activation"_a = "none",
-      "backward"_a = false, "column_sums"_a = false, "plain"_a = true, "in_registers"_a = true,
-      "batch_invariant"_a = false, "sm_count"_a = 132, "capability"_a = 90, "sm90"_a = true, "sm80"_a = true,
-      "The kernel, tile and splits that serve a GEMM: csrc/tuning/gemm.h.");
+      "What the model multiplies by (GemmRates): plan_gemm takes others by these names.");
+  m.def(
+      "plan_gemm",
+      [](int m, int n, int k, const pybind11::kwargs& given) {
+        const GemmQuestion question(m, n, k, given);
+        const GemmPlan plan = plan_gemm(question.request, question.chip);
+        constexpr const char* kNames[] = {"none", "sm80", "sm90"};
+        return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
+                              "splits"_a = plan.splits, "swapped"_a = plan.swapped,
+                              "microseconds"_a = plan.microseconds);
+      },
+      "m"_a, "n"_a, "k"_a,
+      "The kernel, tile and splits that serve a GEMM, and the predicted time: csrc/tuning. Keywords are the fields of "
+      "GemmRequest, GemmChip and GemmRates.");
+  m.def(
+      "gemm_sm90_microseconds",
+      [](const pybind11::dict& tile, int splits, bool swapped, int m, int n, int k, const pybind11::kwargs& given) {
+        const GemmQuestion question(m, n, k, given);
+        return detail::sm90_time(question.request, question.chip, tile_of(tile), splits, swapped);
+      },
+      "tile"_a, "splits"_a, "swapped"_a, "m"_a, "n"_a, "k"_a,
+      "The predicted time with a tile of the Hopper kernel, one of gemm_candidates or another.");
+  m.def(
+      "gemm_epilogue_instructions",
+      [](const pybind11::dict& tile, int m, int n, int k, const pybind11::kwargs& given) {
+        const GemmQuestion question(m, n, k, given);
+        const GemmTile t = tile_of(tile);
+        return detail::sm90_epilogue_instructions(question.request, detail::sm90_finish(question.request, t, false), t);
+      },
+      "tile"_a, "m"_a, "n"_a, "k"_a, "Instructions that the model counts for an element of C in a tile's epilogue.");
 }
 
 }  // namespace ak

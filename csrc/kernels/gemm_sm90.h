@@ -14,26 +14,23 @@ namespace ak {
 struct GemmTile {
   int m, n, cluster_m, cluster_n, consumers;
   bool pingpong;
+  bool timed = false;  ///< on an H200, in this kernel or as cuBLAS's tile: its time is no guess
 };
 /// What fits which shape is for csrc/tuning to say; gemm_sm90_refuses says what is possible.
 inline constexpr GemmTile kGemmTiles[] = {
-    {128, 256, 2, 1, 2, false},  // large products
-    {256, 128, 1, 2, 2, false},
-    {128, 128, 1, 1, 2, false},
-    {192, 128, 1, 1, 3, false},  // for the waves: 66 x 2 of them are one on 132 SMs
-    {192, 192, 1, 1, 3, false},
-    {128, 64, 1, 1, 2, false},
-    {64, 256, 1, 1, 1, false},  // few rows
-    {64, 128, 1, 1, 1, false},
-    {64, 64, 1, 1, 1, false},   // small products, and splits: little to add for the last of many parts
-    {128, 128, 1, 1, 2, true},  // short k: the epilogue hides under the next tile's main loop
-    {128, 192, 1, 1, 2, true},
-    {64, 256, 1, 1, 2, true},
-    {128, 144, 1, 1, 2, false},  // n = 576
-    {128, 176, 1, 1, 2, false},  // n = 2112
-    {128, 160, 1, 1, 2, true},
-    {128, 208, 1, 1, 2, true},
-    {64, 32, 1, 1, 1, false},  // swapped: fewer rows than 64
+    {128, 256, 2, 1, 2, false, true},  // large products
+    {192, 192, 1, 1, 3, false, true},  // the same, for the waves; n = 768
+    {192, 128, 2, 1, 3, false, true},  // 66 x 2 of them are one wave on 132 SMs
+    {128, 176, 2, 1, 2, false, true},  // n = 2112
+    {128, 144, 2, 1, 2, false, true},  // n = 576
+    {128, 128, 2, 1, 2, false, true},
+    {128, 128, 1, 2, 2, true},  // long epilogues, which hide under the next tile's main loop
+    {128, 64, 1, 1, 2, false, true},
+    {64, 128, 1, 1, 1, false, true},  // few rows, small products
+    {64, 128, 2, 1, 1, false, true},
+    {64, 64, 1, 1, 1, false, true},  // and splits: little to add for the last of many parts
+    {64, 64, 2, 1, 1, false, true},
+    {64, 32, 1, 1, 1, false, true},  // few columns; swapped: few rows
     {64, 16, 1, 1, 1, false},
 };
 inline constexpr int kGemmTileCount = static_cast<int>(sizeof kGemmTiles / sizeof *kGemmTiles);

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import check_backend
 
@@ -44,7 +45,7 @@ def test_exact(case, seeds):
 def test_the_planner_has_a_use_for_most_tiles():
     """Otherwise the problems above are too small to run what the package ships."""
     tiles = {case.tile for case in cases() if case.kernel == "sm90"}
-    assert len(tiles) >= 16, sorted(tiles)
+    assert len(tiles) >= len(_host.gemm_candidates()["sm90"]) - 2, sorted(tiles)
     assert {case.kernel for case in cases()} == {"sm80", "sm90"}
     assert any(case.splits for case in cases())
     assert any(case.swapped for case in cases())

@@ -121,6 +121,12 @@ class GpuCall {
     zero(t, zeroed);
     return t;
   }
+  // Counters that are 0, for a kernel that leaves them 0: the stream's own, or memory of the call.
+  uint32_t* counters(size_t count) {
+    if (uint32_t* of_stream = target_.counters(count)) return of_stream;
+    counters_ = scratch(count * 4, count * 4);
+    return static_cast<uint32_t*>(counters_->mutable_data_ptr());
+  }
   // Sets the first `bytes` of a tensor to 0, in the stream's order. Nothing for none: memset need not take the null of
   // an empty tensor.
   void zero(const Tensor& t, size_t bytes) {
@@ -159,6 +165,7 @@ class GpuCall {
 
   const char* op_;
   Target target_;
+  std::optional<Tensor> counters_;
 };
 
 }  // namespace ak

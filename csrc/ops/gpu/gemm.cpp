@@ -180,19 +180,22 @@ struct Call {
     if (plan.kernel == GemmKernel::kSm90) {
       const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
       const GemmScratchSize size = gemm_sm90_scratch(problem, config);
-      const size_t counters = (size.counters * 4 + 15) / 16 * 16;  // they come first
-      const Tensor memory = gpu.scratch(counters + size.partials * 4, counters);
-      char* at = static_cast<char*>(memory.mutable_data_ptr());
-      const GemmScratch parts{reinterpret_cast<float*>(at + counters), reinterpret_cast<uint32_t*>(at)};
+      std::optional<Tensor> partials;
+      GemmScratch parts;
+      if (size.partials > 0) {
+        partials = gpu.scratch(size.partials * 4);
+        parts = {static_cast<float*>(partials->mutable_data_ptr()), gpu.counters(size.counters)};
+      }
       return gpu.launch(gemm_sm90<T>, problem, config, output, parts);
     }
 #endif
 #ifdef AK_HAS_GEMM_SM80
     if (plan.kernel == GemmKernel::kSm80) {
       const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
-      const Tensor memory =
-          gpu.scratch(gemm_sm80_scratch_bytes(problem, config), gemm_sm80_zeroed_bytes(problem, config));
-      return gpu.launch(gemm_sm80<T>, problem, config, memory.mutable_data_ptr());
+      std::optional<Tensor> parts;
+      if (const size_t bytes = gemm_sm80_scratch_bytes(problem, config))
+        parts = gpu.scratch(bytes, gemm_sm80_zeroed_bytes(problem, config));
+      return gpu.launch(gemm_sm80<T>, problem, config, parts ? parts->mutable_data_ptr() : nullptr);
     }
 #endif
     fail(op,

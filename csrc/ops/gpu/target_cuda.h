@@ -6,7 +6,10 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "device/status.h"
 #include "ops/check.h"
@@ -47,6 +50,25 @@ class Target {
 
   void zero(void* data, size_t bytes) const {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream_)));
+  }
+
+  // Counters that belong to the stream, all 0 between its kernels. None while it is captured: a graph may run beside
+  // whatever the stream does later, so it zeroes memory of its own.
+  uint32_t* counters(size_t count) const {
+    constexpr size_t kMost = 4096;
+    cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
+    STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &captured));
+    if (count > kMost || captured != cudaStreamCaptureStatusNone) return nullptr;
+    static std::mutex mutex;
+    static auto& of_streams = *new std::map<std::pair<int32_t, void*>, Tensor>;  // for good: no order at exit
+    const std::lock_guard lock(mutex);
+    auto found = of_streams.find({index_, stream_});
+    if (found == of_streams.end()) {
+      const Tensor fresh = torch::stable::empty({kMost * 4}, ScalarType::Byte, std::nullopt, device());
+      zero(fresh.mutable_data_ptr(), kMost * 4);
+      found = of_streams.emplace(std::pair{index_, stream_}, fresh).first;
+    }
+    return static_cast<uint32_t*>(found->second.mutable_data_ptr());
   }
 
   void show(ArgName, const void*, size_t, bool, bool) const {}

@@ -4,11 +4,13 @@
 // launches are planned for ("9.0"). Both are read at each call.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "device/launch.cuh"
 #include "device/status.h"
@@ -54,6 +56,17 @@ class Target {
   void zero(void* data, size_t bytes) {
     std::memset(data, 0, bytes);
     memory_.set_initialised(data, bytes);
+  }
+
+  // As on a GPU; that kernels leave them 0 is checked when they are asked for again.
+  uint32_t* counters(size_t count) {
+    static std::vector<uint32_t> all(4096);
+    if (count > all.size()) return nullptr;
+    const bool zero = std::all_of(all.begin(), all.end(), [](uint32_t x) { return x == 0; });
+    std::fill(all.begin(), all.end(), 0u);
+    AK_CHECK(zero, "an earlier kernel has left counters that are not 0");
+    memory_.add("counters", all.data(), count * 4, true, true);
+    return all.data();
   }
 
   void show(ArgName name, const void* data, size_t bytes, bool holds_values, bool writable) {
