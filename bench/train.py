@@ -3,7 +3,7 @@
 python -m bench.train                    # every precision with both providers, then a table, a plot and a JSON record
 python -m bench.train --dtype fp16 --provider amp_kernels --steps 200
 python -m bench.train --dtype fp16 --no-scaler
-python -m bench.train --resume           # after Ctrl-C: continues bit for bit
+python -m bench.train --resume           # after Ctrl-C, a crash or a kill: continues bit for bit
 """
 
 import sys
@@ -17,20 +17,24 @@ if __package__ in (None, ""):  # run as a file: make `bench` a package, and keep
 
 import argparse
 import dataclasses
+import functools
 import gc
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import torch
 
-from . import checkpoint, environment, train_report
+import amp_kernels as ak
+
+from . import environment, train_report
 from .data import Text, load_text
 from .model import MODELS
 from .trainers import TRAINERS
-from .trial import DTYPES, Settings, Trial
+from .trial import DTYPES, KEPT, Settings, Trial
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINTS = "checkpoints"  # folder in --out
 
 
 class UsageError(Exception):
@@ -76,12 +80,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--deterministic", action="store_true", help="only deterministic kernels (CUDA attention has others)"
     )
     parser.add_argument(
-        "--out", type=Path, help="folder of table, plot, record and checkpoint (default bench/results/<device>/train)"
+        "--save-every", type=int, default=100, metavar="STEPS", help="steps between two checkpoints (default 100)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder of table, plot, record and checkpoints (default bench/results/<device>/train)"
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue the interrupted run of the --out folder, with its options"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.save_every < 1:
+        raise UsageError(f"argument --save-every: {options.save_every} is not a positive number")
+    return options
 
 
 def settings_from(options: argparse.Namespace, device: torch.device) -> Settings:
@@ -120,12 +130,12 @@ def _choices(option: str, given: str | None, accepted) -> tuple[str, ...]:
     return chosen
 
 
-def resume(options: argparse.Namespace, path: Path, text: Text) -> tuple[Settings, list[dict], dict | None]:
-    """Settings, finished runs and the unfinished one's state. Options given with --resume must agree with them."""
-    try:
-        saved = checkpoint.load(path)
-    except (FileNotFoundError, ValueError) as error:
-        raise UsageError(f"argument --resume: {error}") from None
+def resume(options: argparse.Namespace, folder: Path, text: Text) -> tuple[Settings, list[dict], Path | None]:
+    """Settings, finished runs and the unfinished one's checkpoint. Options given with --resume must agree with them."""
+    path = ak.checkpoint.latest(folder)
+    if path is None:
+        raise UsageError(f"argument --resume: no whole checkpoint in {folder}: nothing to resume")
+    saved = ak.checkpoint.load(path, rng=False)
     settings = Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in saved["settings"].items()})
     asked = {
         "model": options.model,
@@ -145,7 +155,7 @@ def resume(options: argparse.Namespace, path: Path, text: Text) -> tuple[Setting
     if saved["text"] != text.sha256:
         raise UsageError(f"argument --resume: the checkpoint was trained on another text than {text.source}")
     environment.pick_device(settings.device)
-    return settings, saved["finished"], saved["running"]
+    return settings, saved["finished"], path if saved["running"] else None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,33 +166,22 @@ def main(argv: list[str] | None = None) -> int:
         device = environment.pick_device(options.device)
         out = options.out or environment.results_folder(device) / "train"
         if options.resume:
-            settings, finished, running = resume(options, out / CHECKPOINT, text)
+            settings, finished, running = resume(options, out / CHECKPOINTS, text)
         else:
             settings, finished, running = settings_from(options, device), [], None
-        if "amp_kernels" in settings.providers:
-            _require_amp_kernels()
         out.mkdir(parents=True, exist_ok=True)
     except (UsageError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        return run(settings, text, finished, running, out)
+        return run(settings, text, finished, running, out, options.save_every)
     except torch.OutOfMemoryError as error:
         print(f"error: not enough GPU memory; choose a smaller --model ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
 
 
-def _require_amp_kernels() -> None:
-    try:
-        import amp_kernels  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"amp_kernels cannot be imported ({error}); install it (make build), or use --provider torch"
-        ) from None
-
-
-def run(settings: Settings, text: Text, finished: list[dict], running: dict | None, out: Path) -> int:
-    """Every run that is not in `finished` yet, the first from the state `running` if there is one; then the report."""
+def run(settings: Settings, text: Text, finished: list[dict], running: Path | None, out: Path, save_every: int) -> int:
+    """Every run that is not in `finished` yet, the first from the checkpoint `running` if there is one; then the report."""
     device = torch.device(settings.device)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -192,27 +191,40 @@ def run(settings: Settings, text: Text, finished: list[dict], running: dict | No
     summary = f"{settings.model}, {settings.steps} steps, seed {settings.seed}, on {machine['device']}"
     print(f"{summary}; text: {text.source}, {text.train.numel():,} training bytes; {len(plan)} runs")
 
-    def save(state: dict | None) -> None:
-        content = {
-            "settings": dataclasses.asdict(settings),
-            "text": text.sha256,
-            "finished": finished,
-            "running": state,
-        }
-        checkpoint.save(out / CHECKPOINT, content)
+    folder = out / CHECKPOINTS
+    extra = {"settings": dataclasses.asdict(settings), "text": text.sha256, "finished": finished}
+
+    def save(trial: Trial | None = None) -> Path:
+        path = folder / f"{len(finished)}-{trial.step if trial else 0}.pt"
+        if trial is None:
+            ak.checkpoint.save(path, extra={**extra, "running": None}, keep=KEPT)
+        else:
+            trial.save(path, **extra)
+        return path
+
+    def save_on_the_way(*trial: Trial) -> None:
+        try:
+            save(*trial)
+        except OSError as error:  # a full disk ends no run: the checkpoint before is still there
+            print(f"not saved: {error}", file=sys.stderr, flush=True)
 
     interrupts = Interrupts()
     try:
         for provider, dtype in plan[len(finished) :]:
+            if running is None:  # so that --resume never finds another run's checkpoint in the same folder
+                save_on_the_way()
             trial = Trial(settings, text, provider, dtype, running)
-            if not trial.train(interrupts):
-                save(trial.state())
-                print(f"saved {out / CHECKPOINT} at step {trial.step} of {trial.name}; add --resume to continue")
+            if not trial.train(interrupts, functools.partial(save_on_the_way, trial), save_every):
+                try:
+                    path = save(trial)
+                except OSError as error:
+                    print(f"error: not saved: {error}", file=sys.stderr)
+                    return 1
+                print(f"saved {path} at step {trial.step} of {trial.name}; add --resume to continue")
                 return 128 + interrupts.signal
             finished.append(trial.result())
             running = trial = None
             gc.collect()  # the model of this run must not count in the next one's memory
-            save(None)
     finally:
         interrupts.restore()
 
@@ -237,7 +249,7 @@ def run(settings: Settings, text: Text, finished: list[dict], running: dict | No
         written.insert(0, "train.png")
     else:
         print("no plot: matplotlib is not installed (pip install matplotlib)")
-    (out / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     print(f"{', '.join(written)} in {out}")
     return 0
 

@@ -7,6 +7,8 @@ parameters, autocast around the forward pass, dynamic loss scaling for FP16, gra
 import torch
 from torch import nn
 
+import amp_kernels as ak
+
 MAX_NORM = 1.0
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -59,18 +61,9 @@ class TorchTrainer:
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         return sum(storages.values())
 
-    def state(self) -> dict:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
-
-    def load_state(self, state: dict) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
+    def parts(self) -> dict:
+        """What of it is saved, as the arguments of `ak.checkpoint`."""
+        return {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
 
 
 class AmpKernelsTrainer(TorchTrainer):
@@ -79,8 +72,6 @@ class AmpKernelsTrainer(TorchTrainer):
     provider = "amp_kernels"
 
     def __init__(self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int):
-        import amp_kernels as ak
-
         self.model = ak.convert(model)
         self.optimizer = ak.optim.AdamW(self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.scaler = ak.GradScaler(device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled)

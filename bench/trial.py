@@ -1,7 +1,7 @@
 """One run of the training benchmark: one provider, one precision, from the seed to the validation loss; it can stop and go on.
 
-Everything a step depends on is in `state()`: parameters, optimizer, scaler, random generators and the step number,
-which is also the position in the data. Histories are kept on the device, so that a step never waits for the host.
+`save()` writes everything a step depends on: parameters, optimizer, scaler, random generators and the step number, which
+is also the position in the data. Histories are kept on the device, so that a step never waits for the host.
 """
 
 import contextlib
@@ -9,8 +9,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+
+import amp_kernels as ak
 
 from .data import Text
 from .model import GPT, MODELS
@@ -20,6 +24,7 @@ from .trainers import TRAINERS
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SEGMENT = 10  # steps between two synchronizations: the unit of timing and of the progress bar
 EVALUATIONS = 4
+KEPT = 2  # checkpoints: the newest, and one should that be damaged
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ class Settings:
 
 
 class Trial:
-    """Trains `settings.model` with `provider` in `dtype` (a key of DTYPES); `saved` is a state() to continue."""
+    """Trains `settings.model` with `provider` in `dtype` (a key of DTYPES); `checkpoint` is the file of a run to continue."""
 
-    def __init__(self, settings: Settings, text: Text, provider: str, dtype: str, saved: dict | None = None):
+    def __init__(self, settings: Settings, text: Text, provider: str, dtype: str, checkpoint: Path | None = None):
         self.settings, self.text, self.provider, self.dtype = settings, text, provider, dtype
         self.config = MODELS[settings.model]
         self.device = torch.device(settings.device)
@@ -62,12 +67,16 @@ class Trial:
         self.seconds = 0.0
         self.peak_bytes = 0
         self.step = 0
-        if saved is not None:
-            self._load(saved)
+        if checkpoint is not None:
+            self._load(checkpoint)
         self.first_step = self.step
 
-    def train(self, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Runs until the end (True) or until `interrupted()` (False), which is asked after every step."""
+    def train(
+        self, interrupted: Callable[[], bool] = lambda: False, save: Callable[[], None] | None = None, every: int = 1
+    ) -> bool:
+        """Runs until the end (True) or until `interrupted()` (False), which is asked after every step. Calls `save` at the
+        first synchronization after `every` steps or more."""
+        saved = self.step
         progress = Progress(self.name, self.settings.steps, self.step)
         try:
             while self.step < self.settings.steps:
@@ -77,6 +86,9 @@ class Trial:
                 progress.update(self.step, **self._figures())
                 if stopped:
                     return False
+                if save is not None and self.step - saved >= every:
+                    save()
+                    saved = self.step
             return True
         finally:
             self.peak_bytes = max(self.peak_bytes, self._cuda_peak())
@@ -126,17 +138,12 @@ class Trial:
         self.trainer.model.train()
         return torch.stack(losses).double().mean().item()
 
-    def state(self) -> dict:
-        """Everything needed to continue bit for bit, loadable with weights_only=True."""
-        random = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(self.device)
-        return {
+    def save(self, path: Path, **extra: Any) -> None:
+        """Writes a checkpoint, with `extra` beside what the run itself needs to continue bit for bit."""
+        running = {
             "provider": self.provider,
             "dtype": self.dtype,
             "step": self.step,
-            "trainer": self.trainer.state(),
-            "random": random,
             "losses": self.losses,
             "scales": self.scales,
             "validation": self.validation,
@@ -144,18 +151,16 @@ class Trial:
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
         }
+        ak.checkpoint.save(path, **self.trainer.parts(), extra={**extra, "running": running}, keep=KEPT)
 
-    def _load(self, saved: dict) -> None:
-        self.trainer.load_state(saved["trainer"])
+    def _load(self, path: Path) -> None:
+        saved = ak.checkpoint.load(path, **self.trainer.parts())["running"]
         self.step = saved["step"]
         self.losses.copy_(saved["losses"])
         self.scales.copy_(saved["scales"])
         self.validation = saved["validation"]
         self.step_seconds = saved["step_seconds"]
         self.seconds, self.peak_bytes = saved["seconds"], saved["peak_bytes"]
-        torch.set_rng_state(saved["random"]["cpu"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["random"]["cuda"], self.device)
 
     def result(self) -> dict:
         """The run as plain values: what the table, the plot and the JSON record are made of."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import checkpoint, train
+import amp_kernels as ak
+from bench import train
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ["--model", "nano", "--device", "cpu"]
@@ -63,7 +64,7 @@ def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_pat
     rest = process.stdout.read()
     assert process.wait(timeout=300) == 128 + number, rest
     assert "add --resume to continue" in rest
-    saved = checkpoint.load(cut / train.CHECKPOINT)
+    saved = ak.checkpoint.load(ak.checkpoint.latest(cut / train.CHECKPOINTS), rng=False)
     assert [run["name"] for run in saved["finished"]] == ["fp16 torch"]
     assert 0 < saved["running"]["step"] < 200
     assert not (cut / "train.json").exists()
@@ -71,7 +72,7 @@ def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_pat
     resumed = start("--resume", "--out", cut)
     assert resumed.wait(timeout=300) == 0, resumed.stdout.read()
     assert outcome(cut) == uninterrupted
-    assert not (cut / train.CHECKPOINT).exists()
+    assert not (cut / train.CHECKPOINTS).exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -112,6 +113,7 @@ def test_it_runs_as_a_file_from_anywhere(tmp_path):
     ("options", "message"),
     [
         (["--steps", "0"], "--steps: 0 is not a positive number"),
+        (["--save-every", "0"], "--save-every: 0 is not a positive number"),
         (["--steps", "many"], "--steps: invalid int value: 'many'"),
         (["--dtype", "fp32,fp8"], "--dtype: 'fp8' is unknown; accepted: fp32, bf16, fp16"),
         (["--provider", "apex"], "--provider: 'apex' is unknown; accepted: torch, amp_kernels"),

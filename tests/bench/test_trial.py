@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 
-from bench import checkpoint
 from bench.data import load_text
 from bench.model import MODELS
 from bench.trainers import TRAINERS
@@ -43,9 +42,9 @@ def test_an_interrupted_run_continues_bit_for_bit(text, tmp_path, dtype, provide
     first = Trial(settings(), text, provider, dtype)
     assert not first.train(stop_after(stop))
     assert first.step == stop
-    checkpoint.save(tmp_path / "c.pt", first.state())
+    first.save(tmp_path / "c.pt")
     torch.manual_seed(1234)  # the generators of another process
-    second = Trial(settings(), text, provider, dtype, checkpoint.load(tmp_path / "c.pt"))
+    second = Trial(settings(), text, provider, dtype, tmp_path / "c.pt")
     assert second.train()
 
     assert torch.equal(second.losses, whole.losses)
@@ -64,8 +63,8 @@ def test_stopping_after_every_step_changes_nothing(text, tmp_path):
     for _ in range(6):
         trial = Trial(settings(steps=6), text, "torch", "fp16", saved)
         trial.train(stop_after(1))
-        checkpoint.save(tmp_path / "c.pt", trial.state())
-        saved = checkpoint.load(tmp_path / "c.pt")
+        saved = tmp_path / "c.pt"
+        trial.save(saved)
     assert torch.equal(trial.losses, whole.losses)
     assert trial.result()["validation"] == whole.validation
 

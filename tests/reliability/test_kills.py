@@ -1,0 +1,152 @@
+"""The training benchmark, killed with SIGKILL at random moments, also while it saves and with a full disk: every life goes
+on from the newest whole checkpoint, and the end is that of a run that was never interrupted, bit for bit."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import amp_kernels as ak
+from amp_kernels.checkpoint import _file, _folder
+from bench import train
+from bench.trial import Trial
+
+RUN = ["--model", "nano", "--device", "cpu", "--dtype", "fp16", "--provider", "amp_kernels,torch", "--steps", "40"]
+COMPARED = ("name", "losses", "scales", "validation", "validation_loss", "final_scale", "skipped_steps")
+SAVING_SECONDS = 0.3  # about what passes between two checkpoints
+
+
+def live(folder: Path, prepare=lambda: None) -> tuple[int, int]:
+    """A process that trains from the newest checkpoint on, and a pipe which it writes to when it begins to.
+
+    It is a fork of this one, which has loaded torch already: so fifty lives take seconds.
+    """
+    resume = ["--resume"] if ak.checkpoint.latest(folder / train.CHECKPOINTS) else []
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return pid, read
+    code = 99
+    try:
+        os.close(read)
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        prepare()
+        real = Trial.train
+        Trial.train = lambda *arguments: (os.write(write, b"."), real(*arguments))[1]
+        code = train.main([*RUN, "--save-every", "10", "--out", str(folder), *resume])
+    finally:
+        os._exit(code)
+
+
+def die_while_saving(chance: random.Random):
+    """The process kills itself before or after one of the calls that write a checkpoint: in the middle of the file too."""
+    calls = [
+        (_file, "_bytes"),
+        (os, "fsync"),
+        (os, "replace"),
+        (_folder, "remove_all_but"),
+        (_folder, "_remove_left_over"),
+    ]
+    module, name = chance.choice(calls)
+    left, after = chance.randrange(60 if name == "_bytes" else 3), chance.random() < 0.5
+
+    def prepare():
+        real = getattr(module, name)
+
+        def call(*arguments):
+            nonlocal left
+            left -= 1
+            if left < 0 and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*arguments)
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(module, name, call)
+
+    return prepare
+
+
+def fill_the_disk(chance: random.Random):
+    """No file may grow beyond a size that a checkpoint exceeds: writing fails in its middle."""
+    size = chance.randrange(100, 200_000)
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def kill_at_random(folder: Path, chance: random.Random) -> str:
+    """One life. Returns how it ended: ``"killed"``, ``"killed while saving"``, ``"killed, disk full"``, ``"finished"``."""
+    kind = chance.choice(["killed", "killed while saving", "killed, disk full", "killed"])
+    prepare = {"killed while saving": die_while_saving, "killed, disk full": fill_the_disk}.get(kind, lambda _: bool)
+    pid, started = live(folder, prepare(chance))
+    try:
+        if chance.random() < 0.9:
+            select.select([started], [], [], 60)  # readable too when the process is dead
+        time.sleep(chance.uniform(0, 2 if kind == "killed while saving" else 1) * SAVING_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(started)
+    if code == -signal.SIGKILL:
+        return kind
+    assert code == 0 or kind == "killed, disk full", (folder / "log.txt").read_text()
+    return "finished" if code == 0 else kind
+
+
+def progress(folder: Path) -> tuple[int, int]:
+    """Finished runs and steps of the next one, in the newest checkpoint."""
+    newest = ak.checkpoint.latest(folder / train.CHECKPOINTS)
+    if newest is None:
+        return -1, 0
+    extra = ak.checkpoint.load(newest, rng=False)
+    return len(extra["finished"]), (extra["running"] or {"step": 0})["step"]
+
+
+def outcome(folder: Path) -> list[dict]:
+    runs = json.loads((folder / "train.json").read_text())["runs"]
+    return [{key: run[key] for key in COMPARED} for run in runs]
+
+
+def finish(folder: Path) -> list[dict]:
+    pid, started = live(folder)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(started)
+    assert code == 0, (folder / "log.txt").read_text()
+    return outcome(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.exhaustive)])
+def test_every_life_goes_on_where_the_last_one_was_saved(tmp_path, kills):
+    (tmp_path / "whole").mkdir()
+    expected = finish(tmp_path / "whole")
+    chance, ends, run = random.Random(kills), [], 0
+    while len(ends) < kills:
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        at = -1, 0
+        while len(ends) < kills:
+            end = kill_at_random(folder, chance)
+            if end == "finished":
+                break
+            ends.append(end)
+            reached = progress(folder)
+            assert reached >= at  # nothing that was saved is lost
+            at = reached
+        else:
+            finish(folder)
+        assert outcome(folder) == expected
+        assert not (folder / train.CHECKPOINTS).exists()
+        run += 1
+    assert set(ends) == {"killed", "killed while saving", "killed, disk full"}
