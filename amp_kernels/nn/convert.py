@@ -13,6 +13,7 @@ from . import activation, conv1d, copied_norm, fused
 from ._check import check_module
 from ._derived import base_of, derived
 from .cross_entropy import CrossEntropyLoss
+from .embedding import Embedding
 from .linear import Linear
 from .norm import LayerNorm, RMSNorm
 
@@ -24,6 +25,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 #: defaults only.
 REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.CrossEntropyLoss: CrossEntropyLoss,
+    torch.nn.Embedding: Embedding,
     torch.nn.Linear: Linear,
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.RMSNorm: RMSNorm,
@@ -31,7 +33,7 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 
 
 def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = False) -> Model:
-    """Replace the Linear, LayerNorm, RMSNorm and CrossEntropyLoss modules of ``model``, itself included, by those of
+    """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, itself included, by those of
     :mod:`amp_kernels.nn`, in place; and what stands for them in the model files of Hugging Face.
 
     Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,

@@ -99,12 +99,17 @@ def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     """
     if dtype is None or weight.dtype is dtype or torch.compiler.is_compiling():
         return None
-    shadow = _shadow_of(weight)
+    shadow, param = _shadow_of(weight), weight
+    if shadow is None and weight._is_view():
+        param = weight._base  # of a transposed weight, as GPT-2's Conv1D has it, the parameter
+        transposed = param.ndim == 2 and weight.shape == param.shape[::-1] and weight.stride() == param.stride()[::-1]
+        shadow = _shadow_of(param) if transposed else None
     if shadow is None:
         return None
     view = shadow.view()
     if view is None or view.dtype is not dtype or not shadow.fresh(weight):
         return None
+    view = view if param is weight else view.t()
     if _CHECK and not torch.equal(view, weight.detach().to(dtype)):
         raise RuntimeError(
             f"the {dtype} shadow of a weight of shape {list(weight.shape)} is out of date: the weight was written "

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations
 
+import amp_kernels as ak
 from amp_kernels.nn import convert, revert
+from amp_kernels.ops._shadows import fresh_shadow
 
 SOURCES = {
     "transformers.pytorch_utils": """
@@ -163,6 +165,31 @@ def test_the_transposed_linear_of_gpt2(transformers):
         torch.testing.assert_close(p.grad, q.grad, rtol=0.02, atol=0.1)
     assert [type(m) for m in revert(ours)] == [conv1d, conv1d]
     assert convert(ours) is ours
+
+
+def test_the_transposed_linear_reads_the_shadow_of_its_weight(transformers, op_calls):
+    torch.manual_seed(0)
+    layer = convert(transformers.pytorch_utils.Conv1D(8, 8))
+    optimizer = ak.optim.AdamW(layer.parameters(), shadow_dtype=torch.bfloat16)
+    layer(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    x = torch.randn(2, 8)
+
+    def operand():
+        op_calls.clear()
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            y = layer(x)
+        expected = torch.addmm(layer.bias, x.bfloat16().float(), layer.weight.bfloat16().float())
+        assert torch.equal(y, expected.bfloat16())
+        (((_, weight, *_), _),) = op_calls["gemm"]
+        return weight.data_ptr()
+
+    kept = fresh_shadow(layer.weight, torch.bfloat16)
+    assert operand() == kept.data_ptr()
+    layer.weight.data = layer.weight.data * 2
+    assert operand() != kept.data_ptr(), "out of date"
+    half = layer.weight[:4]
+    assert fresh_shadow(half, torch.bfloat16) is None
 
 
 def test_activations_of_transformers(transformers):

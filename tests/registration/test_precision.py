@@ -48,6 +48,7 @@ OURS = {
     "mlp": lambda new: ak.mlp(new(4, 8), new(8, 8), None, new(8, 8)),
     "layer_norm": lambda new: ak.layer_norm(new(4, 8), 8, new(8), new(8)),
     "rms_norm": lambda new: ak.rms_norm(new(4, 8), 8, new(8)),
+    "embedding": lambda new: ak.embedding(torch.zeros(2, dtype=torch.int64, device=(w := new(4, 4)).device), w),
     "cross_entropy": lambda new: ak.cross_entropy(x := new(4, 8), _target(x)),
     "linear_cross_entropy": lambda new: ak.linear_cross_entropy(x := new(4, 8), new(8, 8), _target(x)),
 }
@@ -177,7 +178,8 @@ def test_every_op_with_a_rule_is_in_the_table():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"amp_kernels::{name}", "AutocastCUDA")
     }
     public = {"layer_norm": "norm", "rms_norm": "norm", "addmm": "baddbmm"}
-    assert {public.get(op, op) for row in precision.OURS for op in row.ops} == has_rule
+    in_table = {public.get(op, op) for row in precision.OURS for op in row.ops if row.cuda != "as it comes"}
+    assert in_table == has_rule
 
 
 def test_the_command_prints_what_the_guide_quotes(capsys):
