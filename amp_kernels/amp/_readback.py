@@ -38,6 +38,15 @@ class AsyncReader:
             host, _, note = self._pending.popleft()
             yield host if isinstance(host, list) else host.tolist(), note
 
+    def all_but_last(self) -> Iterator[tuple[list[float], Any]]:
+        """Take what was pushed before the last value, and wait for it: the same on every rank. The last one is taken too if
+        it never had to travel."""
+        while len(self._pending) > 1 or (self._pending and self._pending[0][1] is None):
+            host, event, note = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            yield host if isinstance(host, list) else host.tolist(), note
+
     def wait(self) -> None:
         """Wait for the device, so that everything pushed so far has arrived."""
         if self._pending and self._pending[-1][1] is not None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..distributed._agreement import Agreement
+from ..distributed._local import local
 from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..optim._devices import largest_flag
@@ -34,9 +36,12 @@ class SkipTracking:
     def _start_tracking(self) -> None:
         self._skips: Tensor | None = None  # float64 [2]: skipped iterations in all, and the last ones in a row
         self._taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
+        self._agreements: weakref.WeakKeyDictionary[Optimizer, tuple[list[Tensor], Agreement]]
+        self._agreements = weakref.WeakKeyDictionary()  # with the parameters that they were made for
         self._forget()
 
     def _forget(self) -> None:
+        self._together: Agreement | None = None  # the ranks that skipped with this one
         self._nonfinite: Flags = []
         self._reader = AsyncReader()
         self._last_skipped: bool | None = None
@@ -55,7 +60,7 @@ class SkipTracking:
         state = super().__getstate__()
         if self.is_enabled():
             state["_init_skip_counts"] = self._skip_counts()
-        for key in ("_skips", "_taken", "_reader", "_nonfinite", "_last_skipped", "_too_many"):
+        for key in ("_skips", "_taken", "_reader", "_nonfinite", "_last_skipped", "_too_many", "_agreements"):
             del state[key]
         return state
 
@@ -118,18 +123,20 @@ class SkipTracking:
         if flag.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a replay would not run this
         self._reader.push(self._skips, nonfinite)
-        self._poll()
+        # Ranks must raise in the same iteration: all of them wait for the answer before the last one, and for no later one.
+        self._poll(wait=self._together is not None and self._max_consecutive_skips is not None)
         if self._too_many is not None:
             consecutive, nonfinite = self._too_many
             self._too_many = None
             raise RuntimeError(
                 f"GradScaler: {consecutive} steps in a row were skipped (max_consecutive_skips is "
-                f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. " + _describe(nonfinite)
+                f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. "
+                + _describe(nonfinite, self._together)
             )
 
-    def _poll(self) -> None:
+    def _poll(self, wait: bool = False) -> None:
         limit = self._max_consecutive_skips
-        for (_, consecutive), nonfinite in self._reader.arrived():
+        for (_, consecutive), nonfinite in self._reader.all_but_last() if wait else self._reader.arrived():
             self._last_skipped = consecutive > 0
             if limit is not None and consecutive >= limit:
                 self._too_many = (int(consecutive), nonfinite)
@@ -146,7 +153,7 @@ class SkipTracking:
                 grad = param.grad
                 if grad is None:
                     continue
-                grad = grad.to_local() if hasattr(grad, "to_local") else grad  # DTensor: what this rank holds
+                grad = local(grad)
                 grad = grad._values() if grad.is_sparse else grad
                 grad = grad if _lists.is_dense(grad) else grad.contiguous()
                 by_device.setdefault(grad.device, []).append((param, grad))
@@ -156,22 +163,26 @@ class SkipTracking:
             self._nonfinite.append((optimizer, list(params), check_and_norm(grads, scale, per_tensor=True)[1]))
 
 
-def _describe(nonfinite: Flags) -> str:
-    """Names the tensors. Waits for the device, since training ends here."""
+def _describe(nonfinite: Flags, together: Agreement | None) -> str:
+    """Names the tensors, those of all ranks. Waits for the device, since training ends here."""
     names, total = [], 0
     for optimizer, params, flags in nonfinite:
         total += len(params)
         name_of = dict(_names(optimizer))
         bad = [param for param, flag in zip(params, flags.tolist(), strict=True) if flag > 0]
         names += [name_of.get(id(param), f"a parameter of shape {list(param.shape)}") for param in bad]
+    number = f"{len(names)} of {total}"
+    if together is not None:
+        ranks_of: dict[str, list[str]] = {}
+        for rank, there in together.gather(names):
+            for name in there:
+                ranks_of.setdefault(name, []).append(str(rank))
+        names = [f"{name} (on rank {', '.join(ranks)})" for name, ranks in ranks_of.items()]
+        number = str(len(names))
     if not names:
         return "No gradient here was infinite or NaN in the last of them: the flag came from elsewhere."
     more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (
-        f"In the last of them {len(names)} of {total} gradients were infinite or NaN: "
-        + "; ".join(names[:_NAMED])
-        + more
-    )
+    return f"In the last of them {number} gradients were infinite or NaN: " + "; ".join(names[:_NAMED]) + more
 
 
 def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:

@@ -14,7 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from ..distributed._agreement import Agreement
+from ..distributed._local import is_dtensor, local, placed_as, summed
 from ..ops import _lists
 from ..ops.check_and_norm import op as check_and_norm
 from ..ops.unscale import op as unscale_
@@ -32,6 +35,8 @@ def get_total_norm(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    shard_group: ProcessGroup | None = None,
 ) -> Tensor:
     """:func:`torch.nn.utils.get_total_norm`: the norm of all tensors as if they were one vector. No host sync, unless
     ``error_if_nonfinite``.
@@ -39,29 +44,37 @@ def get_total_norm(
     The L2 and the infinity norm of dense float16, bfloat16 and float32 tensors, mixed freely, take one read per device
     and are float32; squares are summed in a fixed order. (torch rounds to the tensors' dtype, so that the L2 norm of
     float16 gradients is infinite above 65504, and it refuses the infinity norm of an empty tensor, which is 0 here.)
-    Everything else is computed by torch itself: other norms, float64, tensor subclasses such as DTensor, tensors with
+    Everything else is computed by torch itself: other norms, float64, other tensor subclasses than DTensor, tensors with
     gaps in memory, other devices.
+
+    DTensors of any placements, on any meshes that are parts of one another, and plain tensors (the same on all ranks then)
+    go together: every rank reads its pieces, and one sum over the ranks, which all of them must join, makes the norm.
 
     Args:
         tensors: one tensor or an iterable of them, any shapes and devices.
         norm_type: order of the norm; ``"inf"`` or ``math.inf`` for the largest absolute value.
         error_if_nonfinite: raise if the norm is infinite or NaN, which reads it on the host.
         foreach: accepted for compatibility, and handed to torch where torch computes the norm.
+        shard_group: ranks whose plain tensors are pieces of one model, as those of FSDP1; see
+            :class:`amp_kernels.optim.MixedPrecision`.
 
     Returns:
-        The norm, 0-dim, on the device of the first tensor; 0.0 on the CPU if there are none.
+        The norm, a plain tensor, 0-dim, on the device of the first tensor; 0.0 on the CPU if there are none.
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
+        ValueError: DTensors lie on meshes of which none contains the others.
 
     Examples:
         >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
         tensor(120000.)
     """
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    if not _fusible(tensors, norm_type):
+    values = list(map(summed, tensors))
+    pieces, agreement = list(map(local, values)), Agreement(values, shard_group)
+    if not _fusible(pieces, norm_type, agreement):
         return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
-    return _total_norm(by_device(tensors), float(norm_type), error_if_nonfinite)
+    return _total_norm(pieces, agreement, agreement.counts, float(norm_type), error_if_nonfinite)
 
 
 @torch.no_grad()
@@ -71,6 +84,8 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    shard_group: ProcessGroup | None = None,
 ) -> Tensor:
     """:func:`torch.nn.utils.clip_grad_norm_`: scale gradients in place so that their total norm is at most
     ``max_norm``. No host sync, unless ``error_if_nonfinite``.
@@ -84,13 +99,16 @@ def clip_grad_norm_(
     Args:
         parameters: one tensor or an iterable of them; those without a ``.grad`` are passed over.
         max_norm: the norm to clip to.
-        norm_type, error_if_nonfinite, foreach: as in :func:`get_total_norm`.
+        norm_type, error_if_nonfinite, foreach, shard_group: as in :func:`get_total_norm`. Ranks that have no gradient
+            must call it too.
 
     Returns:
         The norm before clipping; see :func:`get_total_norm`.
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; no gradient has been changed.
+        ValueError: parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors lie on meshes of which
+            none contains the others.
 
     Examples:
         >>> weight = torch.zeros(1, requires_grad=True)
@@ -110,23 +128,41 @@ def clip_grad_norm_(
             warnings.warn(
                 "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
             )  # of the caller: no_grad is a frame, too
-    grads = [param.grad for param in parameters if param.grad is not None]
+    agreement = Agreement(parameters, shard_group)
+    agreement.check("clip_grad_norm_")
+    return clip(parameters, agreement, max_norm, norm_type, error_if_nonfinite, foreach)
+
+
+def clip(
+    parameters: list[Tensor],
+    agreement: Agreement,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """:func:`clip_grad_norm_` with ranks that are known already."""
+    counted = [
+        (param, counts) for param, counts in zip(parameters, agreement.counts, strict=True) if param.grad is not None
+    ]
+    counts = [own for _, own in counted]
+    pieces = [local(placed_as(param.grad, param)) if is_dtensor(param) else param.grad for param, _ in counted]
+    written = by_device([local(param.grad) for param, _ in counted])  # a factor goes into summands just as well
     # What two gradients share is scaled twice by torch, one after the other; one pass would do both at once.
-    grads_of = by_device(grads)
-    if not _fusible(grads, norm_type) or any(map(_lists.overlap, grads_of.values())):
+    if not _fusible(pieces, norm_type, agreement) or any(map(_lists.overlap, written.values())):
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    norm = _total_norm(grads_of, float(norm_type), error_if_nonfinite)
+    norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
-    for device, members in grads_of.items():
+    for device, members in written.items():
         # unscale_ also notes whether a product is infinite or NaN, which nobody asks here.
         unscale_(members, torch.empty((), dtype=torch.float32, device=device), factor.to(device, non_blocking=True))
     return norm
 
 
-def _fusible(tensors: Sequence[Tensor], norm_type: float) -> bool:
+def _fusible(tensors: Sequence[Tensor], norm_type: float, agreement: Agreement) -> bool:
     """Whether the kernels can do it and have torch's result."""
     return (
-        len(tensors) > 0
+        (len(tensors) > 0 or bool(agreement))
         and float(norm_type) in (2.0, math.inf)
         and all(
             type(tensor) in (Tensor, torch.nn.Parameter)
@@ -139,15 +175,25 @@ def _fusible(tensors: Sequence[Tensor], norm_type: float) -> bool:
     )
 
 
-def _total_norm(tensors_of: dict[torch.device, list[Tensor]], norm_type: float, error_if_nonfinite: bool) -> Tensor:
-    first = next(iter(tensors_of))
-    parts = [
-        check_and_norm(tensors, norm_type=norm_type)[0].to(first, non_blocking=True) for tensors in tensors_of.values()
-    ]
+def _total_norm(
+    pieces: list[Tensor], agreement: Agreement, counts: list[bool], norm_type: float, error_if_nonfinite: bool
+) -> Tensor:
+    if norm_type == math.inf:
+        counts = [True] * len(pieces)  # to the largest value copies add nothing
+    first = pieces[0].device if pieces else agreement.device
+    parts = []
+    for mine in sorted(set(counts), reverse=True):
+        members = by_device([piece for piece, own in zip(pieces, counts, strict=True) if own == mine])
+        for tensors in members.values():
+            part = check_and_norm(tensors, norm_type=norm_type)[0].to(first, non_blocking=True)
+            parts.append(part if mine else part * 0.0)  # NaN if what counts elsewhere is not finite here
+    parts = parts or [torch.zeros((), dtype=torch.float32, device=first)]
     if norm_type == math.inf:
         norm = parts[0] if len(parts) == 1 else torch.stack(parts).amax()
+        norm = agreement.largest(norm) if agreement else norm
     else:
-        norm = (parts[0] if len(parts) == 1 else torch.stack(parts).sum()).sqrt()
+        norm = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+        norm = (agreement.reduce(norm, torch.zeros_like(norm))[0] if agreement else norm).sqrt()
     if error_if_nonfinite and not norm.isfinite():
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "

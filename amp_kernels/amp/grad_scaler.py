@@ -16,16 +16,22 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..distributed._agreement import Agreement
+from ..distributed._local import is_dtensor, local
+from ..distributed._zero import inner_optimizer
 from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..ops.unscale import unscale_
 from ..ops.update_scale import update_scale_
 from ..optim._base import FusedOptimizer
+from ..optim._cached_step import identical
 from ..optim._devices import by_device, largest_flag
 from ._skips import SkipTracking, stepped_flags
+from .clip import clip
 
 _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
 
@@ -61,6 +67,8 @@ class GradScaler(SkipTracking, _GradScaler):
             the last skipped step's own ``update`` does; on a GPU a later one, usually the next: the host does not wait
             to hear of it. Until a step is taken, every further skip raises again. Not part of the checkpoint. It costs
             a flag per tensor, and with optimizers that are not of this package one more read of the gradients.
+        shard_group: for optimizers that are not of this package, the ranks on which they hold different parameters of one
+            model, which no DTensor shows: the process group of FSDP1. Those of this package have it as an option of theirs.
 
     Raises:
         AssertionError: a factor is out of range, as in torch.
@@ -96,6 +104,7 @@ class GradScaler(SkipTracking, _GradScaler):
         consecutive_hysteresis: bool = False,
         dynamic: bool = True,
         max_consecutive_skips: int | None = None,
+        shard_group: ProcessGroup | None = None,
     ) -> None:
         # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
@@ -117,6 +126,7 @@ class GradScaler(SkipTracking, _GradScaler):
         self._consecutive_hysteresis = bool(consecutive_hysteresis)
         self._hysteresis_tracker: Tensor | None = None
         self._init_skips(max_consecutive_skips)
+        self._shard_group = shard_group
         self._last_sum_sq: Tensor | None = None
         self._last_norm: Tensor | None = None
 
@@ -160,12 +170,11 @@ class GradScaler(SkipTracking, _GradScaler):
                 "Attempting to unscale FP16 gradients. With an optimizer of amp_kernels call step(optimizer, "
                 "max_norm=...) instead of unscale_ and clipping; with another one keep its parameters in float32."
             )
-        if any(
-            is_traceable_wrapper_subclass(grad) for grad in grads
-        ):  # DTensor: torch's op reduces the flag over the mesh
+        if any(map(_is_foreign, grads)):
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
             self._note_nonfinite(optimizer, None)
             return flags
+        agreement = self._agreement(optimizer)
         inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
         with torch.no_grad():
             for device, tensors in by_device(_values(optimizer)).items():
@@ -175,7 +184,29 @@ class GradScaler(SkipTracking, _GradScaler):
                     if copy is not tensor:
                         tensor.copy_(copy)
         self._note_nonfinite(optimizer, None)
-        return flags._per_device_tensors
+        return self._agreed(agreement, flags._per_device_tensors)
+
+    def _agreement(self, optimizer: Optimizer) -> Agreement:
+        """With which ranks to agree on an optimizer's steps."""
+        if isinstance(optimizer, FusedOptimizer):
+            agreement = optimizer._agreement()
+        else:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            known = self._agreements.get(optimizer)
+            if known is None or not identical(params, known[0]):
+                known = self._agreements[optimizer] = params, Agreement(params, self._shard_group)
+            agreement = known[1]
+        agreement.check("GradScaler")
+        self._together = agreement if agreement else self._together
+        return agreement
+
+    def _agreed(self, agreement: Agreement, flags: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+        """The flags of all ranks in the place of this one's."""
+        if not agreement:
+            return flags
+        device = next(iter(flags), self._scale.device)
+        flag = largest_flag([*flags.values(), torch.zeros((), dtype=torch.float32, device=device)], device)
+        return {device: agreement.reduce(torch.zeros_like(flag), flag)[1]}
 
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
         """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
@@ -206,21 +237,33 @@ class GradScaler(SkipTracking, _GradScaler):
             if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
                 raise RuntimeError("step() has already been called since the last update().")
         self._last_sum_sq = self._last_norm = None
-        if isinstance(optimizer, FusedOptimizer):
-            return self._step_ours(optimizer, max_norm, args, kwargs)
+        inner = inner_optimizer(optimizer)
+        if isinstance(inner, FusedOptimizer):
+            return self._step_ours(optimizer, inner, max_norm, args, kwargs)
         if max_norm is not None:
             if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            self._last_norm = torch.nn.utils.clip_grad_norm_(params, max_norm)
+            agreement = self._agreement(optimizer)
+            self._last_norm = (
+                clip(params, agreement, max_norm) if agreement else torch.nn.utils.clip_grad_norm_(params, max_norm)
+            )
         takes_scale = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if takes_scale and "grad_scaler" not in inspect.signature(optimizer.step).parameters:
             return self._step_fused(optimizer, args, kwargs)
         return super().step(optimizer, *args, **kwargs)  # the old protocol, or none
 
-    def _step_ours(self, optimizer: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict) -> Any:
-        """The optimizer checks, measures, clips and updates; it writes what it found into the request."""
-        request = optimizer.default_request()
+    def _step_ours(
+        self, optimizer: Optimizer, inner: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict
+    ) -> Any:
+        """``inner``, which is ``optimizer`` or what that steps, checks, measures, clips and updates; it writes what it found
+        into the request."""
+        if inner.shard_group is None and (inner is not optimizer or self._shard_group is not None):
+            raise ValueError(
+                f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
+                "own parameters; accepted: the option shard_group=... of the optimizer"
+            )
+        request = inner.default_request()
         request.max_norm = max_norm
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
         ready = state is not None and state["stage"] is OptState.READY
@@ -232,17 +275,18 @@ class GradScaler(SkipTracking, _GradScaler):
             state is not None
         ):  # unscaled explicitly; what was done to the gradients since then is the user's will: no new check
             request.found_inf = self._combined(state)
-        optimizer._request = request
+        inner._request = request
         try:
             result = optimizer.step(*args, **kwargs)
         finally:
-            optimizer._request = None
-            if self._enabled and "grad_scale" in optimizer.__dict__:
-                del optimizer.grad_scale
+            inner._request = None
+            if self._enabled and "grad_scale" in inner.__dict__:
+                del inner.grad_scale
         if state is not None:
             if ready:
                 state["found_inf_per_device"] = request.found_infs or self._clean()
-                self._nonfinite += [(optimizer, *flags) for flags in request.nonfinite or ()]
+                self._nonfinite += [(inner, *flags) for flags in request.nonfinite or ()]
+            self._together = inner._ranks or self._together
             state["stage"] = OptState.STEPPED
         self._last_sum_sq = request.sum_sq
         return result
@@ -270,14 +314,13 @@ class GradScaler(SkipTracking, _GradScaler):
         grads = _values(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
         self._note_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
-        if any(
-            is_traceable_wrapper_subclass(grad) for grad in grads
-        ):  # DTensor: torch's op reduces the flag over the mesh
+        if any(map(_is_foreign, grads)):
             return super()._check_inf_per_device(optimizer)
+        agreement = self._agreement(optimizer)
         scales = _MultiDeviceReplicator(self._scale if grad_scale is None else grad_scale)
         dense = [grad if _lists.is_dense(grad) else grad.contiguous() for grad in grads]
         found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
-        state["found_inf_per_device"] = found or self._clean()
+        state["found_inf_per_device"] = self._agreed(agreement, found) or self._clean()
         return state["found_inf_per_device"]
 
     def _clean(self) -> dict[torch.device, Tensor]:
@@ -378,7 +421,7 @@ class GradScaler(SkipTracking, _GradScaler):
 
 
 def _values(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's gradients, as dense tensors: of a sparse one its values.
+    """The optimizer's gradients, as dense tensors: of a sparse one its values, of a DTensor this rank's piece.
 
     A float16 sparse gradient is coalesced first, as torch does, because adding up duplicate entries may overflow; that
     replaces ``.grad``.
@@ -393,5 +436,10 @@ def _values(optimizer: Optimizer) -> list[Tensor]:
                     param.grad = param.grad.coalesce()
                 values.append(param.grad._values())
             else:
-                values.append(param.grad)
+                values.append(local(param.grad))
     return values
+
+
+def _is_foreign(grad: Tensor) -> bool:
+    """Whether only torch's own ops know what to do with it."""
+    return is_traceable_wrapper_subclass(grad) and not is_dtensor(grad)

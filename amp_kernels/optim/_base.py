@@ -20,14 +20,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._dispatch import policy
+from ..distributed._agreement import Agreement, shard_number
+from ..distributed._local import is_dtensor, local, placed_as
 from ..ops import _lists
 from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
 from ..ops._shadows import ShadowList
 from ..ops.check_and_norm import of_table as check_and_norm_of_table
 from ..ops.check_and_norm import op as check_and_norm
-from ._cached_step import CachedStep, Launch, addressable
+from ._cached_step import CachedStep, Launch, addressable, identical
 from ._checkpoint import BlockedState
-from ._devices import at, by_device, largest_flag
+from ._devices import at, largest_flag
 from ._hyper_parameters import HyperParameters
 from ._state import DeviceBatch, Place, WrittenParams, signature
 
@@ -55,14 +57,16 @@ class FusedOptimizer(BlockedState):
     # torch.amp.GradScaler then hands over grad_scale and found_inf without a sync. On the class, to survive pickling.
     _step_supports_amp_scaling = True
     _request: StepRequest | None = None
+    _ranks: Agreement | None = None  # with whom to agree on norms and skips,
+    _shared: list[Tensor] | None = None  # over these parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, and refuses what the kernels cannot update.
 
         Raises:
-            TypeError: a parameter is not float16, bfloat16 or float32, or is a tensor subclass such as DTensor.
-            ValueError: a hyper-parameter is out of range, NaN or unsupported, a parameter has gaps in memory, or torch's
-                own reasons (a non-leaf tensor, ...).
+            TypeError: a parameter is not float16, bfloat16 or float32, or is a tensor subclass other than DTensor.
+            ValueError: a hyper-parameter is out of range, NaN or unsupported, a parameter has gaps in memory or is a
+                DTensor whose pieces have to be summed (``Partial``), or torch's own reasons (a non-leaf tensor, ...).
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -72,26 +76,36 @@ class FusedOptimizer(BlockedState):
             if len(set(map(id, group["params"]))) != len(group["params"]):
                 raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
             for i, param in enumerate(group["params"]):
-                if param.dtype not in PARAMS:
-                    raise TypeError(f"{self._name}: params[{i}] is {param.dtype}; accepted: {_lists.names(PARAMS)}")
-                if param.layout is not torch.strided:
-                    raise TypeError(
-                        f"{self._name}: params[{i}] has layout {param.layout}; accepted: torch.strided (dense)"
-                    )
-                if param.requires_grad and not is_lazy(param) and not _lists.is_dense(param):
-                    raise ValueError(
-                        f"{self._name}: params[{i}] is {_lists.describe(param)}, which leaves gaps in memory or overlaps "
-                        "itself; accepted: any order of dimensions that covers its memory once"
-                    )
-                if is_traceable_wrapper_subclass(param):
-                    raise TypeError(
-                        f"{self._name}: params[{i}] is a {type(param).__name__}; accepted: plain tensors "
-                        f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
-                    )
+                self._check_param(f"{self._name}: params[{i}]", param)
         except Exception:
             self.param_groups.pop()
             raise
         group["fused"] = True
+
+    def _check_param(self, label: str, param: Tensor) -> None:
+        """Raise unless the kernels can update it."""
+        if param.dtype not in PARAMS:
+            raise TypeError(f"{label} is {param.dtype}; accepted: {_lists.names(PARAMS)}")
+        if param.layout is not torch.strided:
+            raise TypeError(f"{label} has layout {param.layout}; accepted: torch.strided (dense)")
+        if is_dtensor(param):
+            if any(placement.is_partial() for placement in param.placements):
+                raise ValueError(f"{label} has the placements {param.placements}; accepted: Shard and Replicate")
+            if self.shadow_dtype is not None:
+                raise ValueError(
+                    f"{label} is a DTensor and shadow_dtype is {self.shadow_dtype}; accepted: None (whoever gathers the "
+                    "pieces casts them: MixedPrecisionPolicy(param_dtype=...) of fully_shard)"
+                )
+        elif is_traceable_wrapper_subclass(param):
+            raise TypeError(
+                f"{label} is a {type(param).__name__}; accepted: plain tensors and DTensors "
+                f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
+            )
+        if param.requires_grad and not is_lazy(param) and not _lists.is_dense(local(param)):
+            raise ValueError(
+                f"{label} is {_lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
+                "accepted: any order of dimensions that covers its memory once"
+            )
 
     # ---- state ----
 
@@ -109,26 +123,34 @@ class FusedOptimizer(BlockedState):
     def _collect_anew(self, choice: Any) -> list[Launch]:
         """Check every gradient, then make sure every parameter that has one also has state. Caches what was there in
         the last step already, so that something new in each step does not cost more than it must."""
+        self._agreement()
         active: list[tuple[int, Tensor, Place | None]] = []
         grads: list[Tensor] = []
         missing: list[tuple[dict, Tensor, dict]] = []
+        pieces: list[int] = []
+        own = True  # whether the gradients are those of the parameters, as they are
         places, state = self._places, self.state
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
                     continue
+                piece = param
                 place, shown = places.get(id(param)), state.get(param)
+                if is_dtensor(param):
+                    piece, grad = local(param), self._local_grad(param, grad)
                 if place is None or place.state is not shown or place.signature != signature(param):
                     # New, or its state was replaced, or it was moved or converted: what is shown is taken over.
                     missing.append((group, param, self._current(param)))
-                elif place.address != param.data_ptr():
+                elif place.address != piece.data_ptr():
                     place.adopt_write()
                 usual = type(grad) is Tensor and grad.dtype in GRADS and grad.layout is torch.strided
-                if not usual or grad.stride() != param.stride():
-                    grad = self._checked_grad(param, grad)
+                if not usual or grad.stride() != piece.stride():
+                    grad = self._checked_grad(piece, grad)
+                own = own and grad is (param.grad if piece is param else local(param.grad))
                 grads.append(grad)
                 active.append((index, param, place))
+                pieces.append(id(piece))
         if missing:
             if any(param.is_cuda for _, param, _ in missing) and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
@@ -137,15 +159,14 @@ class FusedOptimizer(BlockedState):
                 )
             self._commit(*self._pack(missing), self.state)
         sizes = [len(group["params"]) for group in self.param_groups]  # they decide the parameters' numbers
-        key = sizes, [(index, place) for index, _, place in active]
+        key = sizes, [(index, place) for index, _, place in active], pieces
         new = bool(missing) or key != self._batches[0]
         if new:
-            key = sizes, [(index, places[id(param)]) for index, param, _ in active]
+            key = sizes, [(index, places[id(param)]) for index, param, _ in active], pieces
             self._batches = (key, self._make_batches(key[1]))
         batches = self._batches[1]
-        grads_of = by_device(grads)
-        own = all(grad is param.grad for grad, (_, param, _) in zip(grads, active, strict=True))
-        found = [grads_of[batch.device] for batch in batches]
+        grad_of = {id(param): grad for (_, param, _), grad in zip(active, grads, strict=True)}
+        found = [[grad_of[id(param)] for param in batch.params] for batch in batches]
         if batches and own and not new and choice is not False and all(map(addressable, batches, found)):
             self._cached_step = CachedStep(
                 self.param_groups, self.state, batches, found, choice, self._compiled(batches)
@@ -156,6 +177,12 @@ class FusedOptimizer(BlockedState):
         """Whether C++ is what the ops run on."""
         chosen = {policy.select(op, batch.nothing) for op in (self._op.op, check_and_norm) for batch in batches}
         return chosen <= {"cpu", "cuda", "emulate"}
+
+    def _local_grad(self, param: Tensor, grad: Tensor) -> Tensor:
+        """This rank's piece of the gradient of a DTensor, summed over ranks if that was left to do."""
+        if not is_dtensor(grad):
+            raise TypeError(f"{self._name}: the gradient of a DTensor is a {type(grad).__name__}; accepted: a DTensor")
+        return local(placed_as(grad, param))
 
     def _checked_grad(self, param: Tensor, grad: Tensor) -> Tensor:
         """A gradient that is not plainly usable: refuse it, or bring it into its parameter's memory order."""
@@ -189,33 +216,50 @@ class FusedOptimizer(BlockedState):
         return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
 
     def _make_batches(self, active: list[tuple[int, Place]]) -> list[DeviceBatch]:
-        batches: dict[torch.device, DeviceBatch] = {}
-        rows: dict[torch.device, list[tuple[int, int, int, int, int]]] = defaultdict(list)
-        shadows: dict[torch.device, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = self._params()
         number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
-        for index, place in active:
-            param, block = place.param, place.block
-            if param.device not in batches:
-                nothing = torch.empty(0, dtype=torch.float32, device=param.device)
-                batches[param.device] = DeviceBatch(
-                    param.device, [], [], [], torch.empty(0), nothing, ShadowList([]), WrittenParams([])
+        counts = self._ranks.counts
+
+        def row(position: int, place: Place, group: int) -> tuple[int, ...]:
+            # Its random bits depend on the number: pieces of one parameter must not share them, and copies must.
+            index = number[id(place.param)] + len(params) * shard_number(place.param, self.shard_group)
+            return position, place.offset, place.slot, group, index % 2**32
+
+        entries: dict[torch.device, list[tuple[int, Place]]] = defaultdict(list)
+        for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
+            entries[place.piece.device].append((group, place))
+        batches = []
+        for device, members in entries.items():
+            places = [place for _, place in members]
+            groups = {place.block: group for group, place in members}
+            positions = {block: i for i, block in enumerate(groups)}
+            rows = [row(positions[place.block], place, group) for group, place in members]
+            batches.append(
+                DeviceBatch(
+                    device,
+                    params=[place.param for place in places],
+                    pieces=[place.piece for place in places],
+                    counted=sum(counts[number[id(place.param)]] for place in places),
+                    sharded=[place.param for place in places if is_dtensor(place.param)],
+                    blocks=list(groups),
+                    groups=list(groups.values()),
+                    # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
+                    layout=torch.tensor(rows, dtype=torch.int64, device="cpu"),
+                    nothing=torch.empty(0, dtype=torch.float32, device=device),
+                    shadows=ShadowList(
+                        [(p.param, p.block.shadow_views[p.slot]) for p in places if p.block.shadow_views]
+                    ),
+                    written=WrittenParams(places),
                 )
-            batch = batches[param.device]
-            position = next((i for i, other in enumerate(batch.blocks) if other is block), len(batch.blocks))
-            if position == len(batch.blocks):
-                batch.blocks.append(block)
-                batch.groups.append(index)
-            batch.params.append(param)
-            if block.shadow_views:
-                shadows[param.device].append((param, block.shadow_views[place.slot]))
-            rows[param.device].append((position, place.offset, place.slot, index, number[id(param)]))
-        for device, batch in batches.items():
-            # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
-            batch.layout = torch.tensor(rows[device], dtype=torch.int64, device="cpu")
-            batch.shadows = ShadowList(shadows[device])
-            batch.written = WrittenParams([place for _, place in active if place.param.device == device])
-        return list(batches.values())
+            )
+        return batches
+
+    def _agreement(self) -> Agreement:
+        """With whom to agree on norms and skips; made anew when parameters were added."""
+        params = self._params()
+        if self._shared is None or not identical(params, self._shared):
+            self._shared, self._ranks = params, Agreement(params, self.shard_group)
+        return self._ranks
 
     # ---- the step ----
 
@@ -270,14 +314,15 @@ class FusedOptimizer(BlockedState):
                 self.seed,
             )
             if table is None:
-                self._op.op(batch.params, grads, *state, batch.layout, *numbers)
+                self._op.op(batch.pieces, grads, *state, batch.layout, *numbers)
+                torch.autograd.graph.increment_version(batch.sharded)
             else:
                 self._op.of_table(table.tensor, *state, *numbers)
                 table.bump_versions()
             batch.shadows.stamp()
             batch.written.stamp()
             if self.zero_grads:
-                torch._foreach_zero_(grads if table is not None else [param.grad for param in batch.params])
+                torch._foreach_zero_(grads if table is not None else [local(param.grad) for param in batch.params])
         return loss
 
     def default_request(self) -> StepRequest:
@@ -288,22 +333,49 @@ class FusedOptimizer(BlockedState):
         return StepRequest(getattr(self, "grad_scale", None), found_inf, self.skip_nonfinite)
 
     def _measure(self, request: StepRequest, launches: list[Launch], max_norm: float | None) -> None:
-        """One read of the gradients, if anything asks for what it finds."""
+        """One read of the gradients, if anything asks for what it finds, and one sum over the ranks that share them."""
         if not request.check and max_norm is None:
             return
-        per_tensor = request.check and request.nonfinite is not None
-        for batch, grads, table in launches:
-            scale = at(request.grad_scale, batch.device)
-            if table is None:
-                sum_sq, found_inf = check_and_norm(grads, scale, per_tensor=per_tensor)
+        agreement = self._ranks
+        agreement.check(self._name)
+        sum_sq, flags = None, {}
+        for launch in launches:
+            found, flags[launch.batch.device] = self._check(request, launch)
+            sum_sq = found if sum_sq is None else sum_sq + at(found, sum_sq.device)
+        if agreement:  # a rank without gradients takes part
+            device = next(iter(flags)) if flags else self._device(agreement)
+            zero = torch.zeros((), dtype=torch.float32, device=device)
+            sum_sq, flag = agreement.reduce(
+                zero if sum_sq is None else sum_sq, largest_flag([zero, *flags.values()], device)
+            )
+            flags = {device: flag}
+        request.sum_sq = sum_sq
+        if request.check:
+            request.found_infs.update(flags)
+
+    def _check(self, request: StepRequest, launch: Launch) -> tuple[Tensor, Tensor]:
+        """The sum of squares that counts on this rank, and the flag, of one device's gradients."""
+        batch, grads, table = launch
+        scale, per_tensor = at(request.grad_scale, batch.device), request.check and request.nonfinite is not None
+        sums, flags = [], []
+        counted, end = batch.counted, len(grads)
+        for first, last in ((0, counted), (counted, end)) if 0 < counted < end else ((0, end),):
+            if table is not None:
+                rows = table.tensor if last - first == end else table.tensor[first:last]
+                sum_sq, flag = check_and_norm_of_table(batch.nothing, rows, scale, per_tensor)
             else:
-                sum_sq, found_inf = check_and_norm_of_table(batch.nothing, table.tensor, scale, per_tensor)
+                sum_sq, flag = check_and_norm(grads[first:last], scale, per_tensor=per_tensor)
             if per_tensor:
-                request.nonfinite.append((batch.params, found_inf))
-                sum_sq, found_inf = sum_sq.sum(dtype=torch.float64).float(), found_inf.amax()
-            if request.check:
-                request.found_infs[batch.device] = found_inf
-            request.sum_sq = sum_sq if request.sum_sq is None else request.sum_sq + at(sum_sq, request.sum_sq.device)
+                request.nonfinite.append((batch.params[first:last], flag))
+                sum_sq, flag = sum_sq.sum(dtype=torch.float64).float(), flag.amax()
+            sums.append(sum_sq if first < counted else sum_sq * 0.0)  # NaN if what counts elsewhere is not finite here
+            flags.append(flag)
+        return sums[0] if len(sums) == 1 else sums[0] + sums[1], largest_flag(flags, batch.device)
+
+    def _device(self, agreement: Agreement) -> torch.device:
+        """Where this rank's numbers are if it has no gradient."""
+        params = self._params()
+        return local(params[0]).device if params else agreement.device
 
     def _tensor_lrs(self, device: torch.device) -> list[Tensor]:
         """One device scalar per group if any group's learning rate is a tensor, else nothing."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..distributed._local import is_dtensor, local_tensor, spec
 from ..ops._blocks import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ._state import DeviceBatch
 
@@ -51,7 +52,7 @@ def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
     """Whether addresses say all: no tensor has a bit that the dispatcher acts upon (negated views, zero tensors)."""
     keys = torch._C._dispatch_keys
     expected = keys(batch.nothing).raw_repr()
-    return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.params, grads))
+    return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.pieces, grads))
 
 
 class _Chunk:
@@ -59,44 +60,69 @@ class _Chunk:
 
     SIZE = 256
 
-    def __init__(self, first: int, params: list[Tensor], grads: list[Tensor]):
+    def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
         begin = first * TABLE_COLUMNS + TABLE_GRAD
         self.words = slice(begin, begin + len(params) * TABLE_COLUMNS, TABLE_COLUMNS)
-        self.params, self.addresses = params, list(map(Tensor.data_ptr, params))
-        self.params_guard, self.grads_guard = tensor_guard(params), tensor_guard(grads)
+        self.params, self.pieces, self.addresses = params, pieces, list(map(Tensor.data_ptr, pieces))
+        self.params_guard, self.grads_guard = tensor_guard(pieces), tensor_guard(grads)
+
+    def found(self) -> list[Tensor] | None:
+        """The gradients as the kernels see them."""
+        return list(map(_grad, self.params))
 
     def refresh(self, words: array) -> list[Tensor] | None:
         """Write the gradients' addresses into the table, and return the gradients; ``None`` if a guard fails."""
-        grads = list(map(_grad, self.params))
-        if not (self.grads_guard(grads) and self.params_guard(self.params)):
+        grads = self.found()
+        if grads is None or not (self.grads_guard(grads) and self.params_guard(self.pieces)):
             return None
-        if list(map(Tensor.data_ptr, self.params)) != self.addresses:
+        if list(map(Tensor.data_ptr, self.pieces)) != self.addresses:
             return None
         words[self.words] = array("q", list(map(Tensor.data_ptr, grads)))
         return grads
+
+
+class _ShardedChunk(_Chunk):
+    """The same of DTensors: their pieces must still be the same tensors, and the gradients' placed as before."""
+
+    def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
+        super().__init__(first, params, pieces, grads)
+        self.specs = list(map(spec, map(_grad, params)))
+
+    def found(self) -> list[Tensor] | None:
+        grads = list(map(_grad, self.params))
+        if not all(map(isinstance, grads, map(type, self.params))):
+            return None
+        specs = list(map(spec, grads))
+        if specs != self.specs or not identical(list(map(local_tensor, self.params)), self.pieces):
+            return None
+        self.specs = specs  # the same objects are compared faster
+        return list(map(local_tensor, grads))
 
 
 class TensorTable:
     """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels.ops._blocks`."""
 
     def __init__(self, batch: DeviceBatch, grads: list[Tensor]):
-        params = batch.params
+        pieces = batch.pieces
         columns = [
-            map(Tensor.data_ptr, params),
+            map(Tensor.data_ptr, pieces),
             repeat(0),
-            map(Tensor.numel, params),
-            (TABLE_DTYPES[param.dtype] for param in params),
+            map(Tensor.numel, pieces),
+            (TABLE_DTYPES[piece.dtype] for piece in pieces),
             (TABLE_DTYPES[grad.dtype] for grad in grads),
             *zip(*batch.layout.tolist(), strict=True),
         ]
         self._words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
-        self._chunks = [
-            _Chunk(first, params[first : first + _Chunk.SIZE], grads[first : first + _Chunk.SIZE])
-            for first in range(0, len(params), _Chunk.SIZE)
-        ]
-        self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(params), TABLE_COLUMNS)
+        self._chunks: list[_Chunk] = []
+        kinds = [_ShardedChunk if is_dtensor(param) else _Chunk for param in batch.params]
+        for kind, run in groupby(range(len(pieces)), key=kinds.__getitem__):
+            numbers = list(run)
+            for begin in range(0, len(numbers), _Chunk.SIZE):
+                first, last = numbers[begin], numbers[begin : begin + _Chunk.SIZE][-1] + 1
+                self._chunks.append(kind(first, batch.params[first:last], pieces[first:last], grads[first:last]))
+        self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(pieces), TABLE_COLUMNS)
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
-        self._written = [tensor for tensor in chain(params, buffers) if not tensor.is_inference()]
+        self._written = [tensor for tensor in chain(pieces, batch.sharded, buffers) if not tensor.is_inference()]
 
     def refresh(self) -> list[Tensor] | None:
         """The gradients as they are now, with their addresses in the table; ``None`` if anything else has changed."""

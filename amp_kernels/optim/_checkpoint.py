@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..distributed._local import like, local, local_value
 from ..ops import _lists
 from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
@@ -17,7 +18,7 @@ from ..ops._update import UpdateOp
 from ._cached_step import CachedStep
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
-from ._state import Block, Place, signature, state_layout, view_like
+from ._state import ALIGN, Block, Place, signature, state_layout, view_like
 
 
 class Uncast:
@@ -66,21 +67,24 @@ class BlockedState(CheckedGroups):
         Changes nothing that exists. Returns the places, and the parameters that must be overwritten with a weight to
         agree with a loaded master (only split masters: a tie may have been rounded the other way).
         """
-        sets: dict[tuple, tuple[dict, list[tuple[Tensor, dict]]]] = {}
+        sets: dict[tuple, tuple[dict, list[tuple[Tensor, Tensor, dict]]]] = {}
         for group, param, values in entries:
-            if not _lists.is_dense(param):
+            piece = local(param)
+            if not _lists.is_dense(piece):
                 raise ValueError(
-                    f"{self._name}: a parameter is {_lists.describe(param)}, which leaves gaps in memory or overlaps "
+                    f"{self._name}: a parameter is {_lists.describe(piece)}, which leaves gaps in memory or overlaps "
                     "itself; accepted: any order of dimensions that covers its memory once"
                 )
             names, averaged = self._wanted(group, values)
-            key = id(group), param.device, param.dtype, names, averaged
-            sets.setdefault(key, (group, []))[1].append((param, values))
+            key = id(group), piece.device, piece.dtype, names, averaged
+            values = {name: local_value(value, param) for name, value in values.items()}
+            sets.setdefault(key, (group, []))[1].append((param, piece, values))
         places: list[Place] = []
         overwrite: list[tuple[Tensor, Tensor]] = []
         for (_, device, dtype, names, averaged), (group, members) in sets.items():
-            params = [param for param, _ in members]
-            offsets, total = state_layout([param.numel() for param in params])
+            params, pieces = [param for param, _, _ in members], [piece for _, piece, _ in members]
+            offsets, total = state_layout([piece.numel() for piece in pieces])
+            total = max(total, ALIGN)  # a rank that has nothing of any of them shows the same state as the others
             has_master = dtype in HALF_DTYPES and self.master_weights in ("fp32", "split")
             # The step is part of the key of the random bits, so a checkpoint must have it.
             stochastic = dtype in HALF_DTYPES and self.master_weights == "none"
@@ -99,15 +103,16 @@ class BlockedState(CheckedGroups):
             )
             if has_shadow:
                 block.shadow_views = [view_like(block.shadow, p, o) for p, o in zip(params, offsets, strict=True)]
-            for slot, (param, values) in enumerate(members):
-                shown = {"step": block.steps[slot]} if self._shows_step or stochastic else {}
-                shown.update((name, view_like(buffer, param, offsets[slot])) for name, buffer in block.moments.items())
-                if block.master.numel():
+            for slot, (param, piece, values) in enumerate(members):
+                views = {"step": block.steps[slot]} if self._shows_step or stochastic else {}
+                views.update((name, view_like(buffer, piece, offsets[slot])) for name, buffer in block.moments.items())
+                if has_master:
                     key = "master" if master_dtype == torch.float32 else "remainder"
-                    shown[key] = view_like(block.master, param, offsets[slot])
+                    views[key] = view_like(block.master, piece, offsets[slot])
                 if averaged:
-                    shown["ema"] = view_like(block.ema, param, offsets[slot])
-                self._fill(param, shown, block.steps[slot], values, overwrite)
+                    views["ema"] = view_like(block.ema, piece, offsets[slot])
+                self._fill(piece, views, block.steps[slot], values, overwrite)
+                shown = {name: view if name == "step" else like(view, param) for name, view in views.items()}
                 places.append(Place(param, block, slot, shown or None, signature(param)))
         return places, overwrite
 
@@ -178,7 +183,8 @@ class BlockedState(CheckedGroups):
         if "remainder" not in values:
             return values
         rest = {key: value for key, value in values.items() if key != "remainder"}
-        return {**rest, "master": join(param.detach(), values["remainder"])}
+        master = join(local(param.detach()), local(values["remainder"]))
+        return {**rest, "master": like(master, param)}
 
     def _current(self, param: Tensor) -> dict:
         """A parameter's state as it stands, as a checkpoint shows it; empty if there is none."""
@@ -197,10 +203,11 @@ class BlockedState(CheckedGroups):
         """
         with torch.no_grad():
             for place in self._places.values():
-                if place.state is not None and "master" in place.state:
-                    place.state["master"].copy_(place.param)
-                elif place.state is not None and "remainder" in place.state:
-                    place.state["remainder"].zero_()
+                master = place.block.master
+                if master.numel() and master.dtype == torch.float32:
+                    place.view(master).copy_(place.piece)
+                elif master.numel():
+                    place.view(master).zero_()
                 place.look()
             for block in self._blocks:
                 block.refresh_shadows()
@@ -236,7 +243,7 @@ class BlockedState(CheckedGroups):
             handle.remove()
 
     def _export(self, state_dict: dict[str, Any], join: Callable[[Tensor, Tensor], Any]) -> None:
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = self._params()
         state = state_dict["state"]
         for key, values in state.items():
             if isinstance(key, int) and key < len(params):

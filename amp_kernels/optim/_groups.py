@@ -28,6 +28,10 @@ class CheckedGroups(torch.optim.Optimizer):
     def _name(self) -> str:
         return type(self).__name__
 
+    def _params(self) -> list[Tensor]:
+        """All parameters, in the order of their numbers in the state_dict."""
+        return [param for group in self.param_groups for param in group["params"]]
+
     def _set_options(
         self, options: MixedPrecision, foreach: bool | None, fused: bool | None, differentiable: bool
     ) -> None:
@@ -44,6 +48,7 @@ class CheckedGroups(torch.optim.Optimizer):
         self.skip_nonfinite = bool(options["skip_nonfinite"])
         self.ema_decay = options["ema_decay"]
         self.zero_grads = bool(options["zero_grads"])
+        self.shard_group = options["shard_group"]
         self.seed = options["seed"]
 
     def _shared_options(self) -> dict[str, Any]:

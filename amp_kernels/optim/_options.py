@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from ..ops import _lists
 from ..ops._blocks import MAX_SEED
@@ -35,6 +36,9 @@ class MixedPrecision(TypedDict, total=False):
             :func:`amp_kernels.fp32_state_dict` exports it. A number in [0, 1), which groups may override and schedulers
             may change; ``None`` keeps none.
         zero_grads: set the gradients to 0, in place, after each step, also a skipped one.
+        shard_group: the ranks over which the optimizers hold different parameters of one model, which no DTensor shows:
+            the process group of FSDP1 or ZeroRedundancyOptimizer, or that of a pipeline's stages. They skip and clip
+            alike. Parameters that are DTensors (``fully_shard``, ``parallelize_module``) need none.
         seed: of stochastic rounding, 0 to 2^63 - 1. The bits of an element depend on the seed, the parameter's number in
             the optimizer, its step count and the element's place in memory: a run that is repeated or resumed rounds
             alike. In the state_dict.
@@ -62,6 +66,7 @@ class MixedPrecision(TypedDict, total=False):
     skip_nonfinite: bool
     ema_decay: float | None
     zero_grads: bool
+    shard_group: ProcessGroup | None
     seed: int
 
 
@@ -73,6 +78,7 @@ DEFAULTS: MixedPrecision = {
     "skip_nonfinite": False,
     "ema_decay": None,
     "zero_grads": False,
+    "shard_group": None,
     "seed": 0,
 }
 GROUP_OPTIONS = ("ema_decay", "seed")  # live in the groups, where schedulers and checkpoints find them

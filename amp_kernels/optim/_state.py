@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..distributed._local import is_dtensor, local
 from ..ops._shadows import ShadowList, refresh_shadow
 from ._hyper_parameters import HyperParameters
 
@@ -65,7 +66,11 @@ class Block:
 
 def signature(param: Tensor) -> tuple:
     """What must not change as long as a parameter's state stays where it is."""
-    return param.dtype, param.device, param.shape, param.stride()
+    own = param.dtype, param.device, param.shape, param.stride()
+    if not is_dtensor(param):
+        return own
+    piece = local(param)
+    return *own, param.placements, piece.shape, piece.stride()
 
 
 @dataclass(eq=False)
@@ -78,7 +83,7 @@ class Place:
     state: dict[str, Tensor] | None  # what ``optimizer.state[param]`` is, if anything is shown there
     signature: tuple
     address: int = 0
-    versions: list[int] = field(default_factory=lambda: [0])  # the parameter's is at `index`
+    versions: list[int] = field(default_factory=list)  # those of `watched` begin at `index`
     index: int = 0
 
     def __post_init__(self) -> None:
@@ -89,27 +94,43 @@ class Place:
         return self.block.offsets[self.slot]
 
     @property
+    def piece(self) -> Tensor:
+        """What the kernels see: the parameter, or what this rank holds of it."""
+        return local(self.param)
+
+    @property
+    def watched(self) -> list[Tensor]:
+        """The tensors whose version counters show a write to the parameter: a DTensor has one of its own."""
+        return [self.param] if not is_dtensor(self.param) else [self.param, self.piece]
+
+    @property
     def tells_writes(self) -> bool:
         """Whether there is a master that could miss a write to the parameter, and a counter that shows the write."""
         return self.block.master.numel() > 0 and not self.param.is_inference()
 
+    def view(self, buffer: Tensor) -> Tensor:
+        """This parameter's part of a buffer of its block."""
+        return view_like(buffer, self.piece, self.offset)
+
     def look(self) -> None:
         """Take the parameter as it is for what the last step, or a load, has left."""
-        self.address = self.param.data_ptr()
+        self.address = self.piece.data_ptr()
         if self.tells_writes:
-            self.versions[self.index] = self.param._version
+            versions = list(map(_version, self.watched))
+            self.versions[self.index : self.index + len(versions)] = versions
 
     def adopt_write(self) -> None:
         """If the parameter was written since, bring its master in line. Elements that still are their master, rounded,
         keep the bits that they lack."""
-        moved, known = self.address != self.param.data_ptr(), self.tells_writes
-        if known and (moved or self.versions[self.index] != self.param._version):
-            param = self.param.detach()
-            master = view_like(self.block.master, param, self.offset)
-            if master.dtype == torch.float32:
-                master.copy_(torch.where(master.to(param.dtype) == param, master, param.float()))
-            else:
-                master.masked_fill_(param == 0, 0)  # else a mask would leave what is below the smallest weight
+        if self.tells_writes:
+            versions = list(map(_version, self.watched))
+            known = self.versions[self.index : self.index + len(versions)]
+            if known != versions or self.address != self.piece.data_ptr():
+                piece, master = self.piece.detach(), self.view(self.block.master)
+                if master.dtype == torch.float32:
+                    master.copy_(torch.where(master.to(piece.dtype) == piece, master, piece.float()))
+                else:
+                    master.masked_fill_(piece == 0, 0)  # else a mask would leave what is below the smallest weight
         self.look()
 
 
@@ -122,20 +143,23 @@ class WrittenParams:
 
     def __init__(self, places: list[Place]):
         self.places = [place for place in places if place.tells_writes]
-        self.params = [place.param for place in self.places]
-        self.versions = [place.versions[place.index] for place in self.places]
-        for index, place in enumerate(self.places):
-            place.versions, place.index = self.versions, index
+        self.watched: list[Tensor] = []
+        self.versions: list[int] = []
+        for place in self.places:
+            known = place.versions[place.index : place.index + len(place.watched)]
+            place.versions, place.index = self.versions, len(self.versions)
+            self.watched += place.watched
+            self.versions += known
 
     def adopt(self) -> None:
         """Before a step: what others wrote since the last one goes into the masters."""
-        if list(map(_version, self.params)) != self.versions:
+        if list(map(_version, self.watched)) != self.versions:
             for place in self.places:
                 place.adopt_write()
 
     def stamp(self) -> None:
         """After a step, which has written parameters and masters."""
-        self.versions[:] = map(_version, self.params)
+        self.versions[:] = map(_version, self.watched)
 
 
 @dataclass
@@ -144,11 +168,14 @@ class DeviceBatch:
 
     device: torch.device
     params: list[Tensor]
+    pieces: list[Tensor]  # of the params, what the kernels see: themselves, or what this rank holds
+    counted: int  # so many of them, the first, count here in norms; the rest on other ranks
     blocks: list[Block]
     groups: list[int]  # of each block
     layout: Tensor
     nothing: Tensor  # in the place of a buffer that is not there, or not to be used
     shadows: ShadowList  # of those params that have one
     written: WrittenParams  # those that have a master
+    sharded: list[Tensor]  # those that are DTensors
     hyper: HyperParameters | None = None  # what `state` was made for
     state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`

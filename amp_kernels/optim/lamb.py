@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ..distributed._local import is_dtensor
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from ..ops.lamb import lamb_
 from ._options import MixedPrecision, takes_options
@@ -79,6 +80,14 @@ class LAMB(StandaloneOptimizer):
         numbers = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         switches = {"bias_correction": bool(bias_correction), "use_nvlamb": bool(use_nvlamb), "maximize": maximize}
         super().__init__(params, **numbers, **switches, capturable=capturable)
+
+    def _check_param(self, label: str, param: Tensor) -> None:
+        super()._check_param(label, param)
+        if is_dtensor(param) and not all(placement.is_replicate() for placement in param.placements):
+            raise TypeError(
+                f"{label} is a DTensor with the placements {param.placements}; accepted: plain tensors and replicated ones "
+                "(the ratio is one of norms of whole tensors)"
+            )
 
     def _flags(self, group: dict[str, Any]) -> int:
         own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)

@@ -1,58 +1,164 @@
-"""Several processes of torch.distributed, for tests: a file starts itself once per rank, over gloo on the CPU.
+"""Several processes of torch.distributed for tests, over gloo on the CPU, which stay alive for many cases.
 
-Not torch.multiprocessing, whose children import the test module by name and so depend on the folder pytest runs in.
+One process imports torch and forks the ranks, which costs a fraction of starting each. A case is a function of a test's
+file, which every rank imports by the name that it has from the root of the tests on. Nothing can hang a test: the wait for
+a case ends after its timeout, and so does every collective in it.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+_PRELOADED = (
+    "amp_kernels",
+    "torch._dynamo",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+    "pytest",
+    "hypothesis",
+)
 
-def run_ranks(script: str, world: int, folder: Path, timeout: float = 240.0) -> list[Any]:
-    """Run ``script``, which calls :func:`be_a_rank`, as ``world`` processes; what each returned, by rank.
 
-    Args:
-        script: path of a Python file.
-        world: number of processes.
-        folder: an empty folder for the processes to meet in.
-        timeout: seconds.
+@dataclass
+class Failure:
+    """What a rank has in the place of a result: its traceback, or how it ended."""
 
-    Raises:
-        AssertionError: a process failed; the message is its output.
-    """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(world), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    text: str
+
+
+class Ranks:
+    """Worlds of ranks. Each is forked for its first case, and anew after one that failed."""
+
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks")
+        self._process: subprocess.Popen | None = None
+        self._forks = 0
+        self._worlds: dict[int, dict[int, tuple[int, Connection]]] = {}  # by size: process and connection of each rank
+
+    def run(self, work: Callable[..., Any], *args: Any, world: int = 4, timeout: float = 60.0) -> list[Any]:
+        """Call ``work(*args)`` on each rank; what each returned.
+
+        Args:
+            work: a function at the top of a file.
+            world: number of ranks.
+            timeout: seconds.
+
+        Raises:
+            AssertionError: a rank failed; the message has the tracebacks.
+        """
+        found = self.outcomes(work, *args, world=world, timeout=timeout)
+        failed = [f"rank {rank}:\n{it.text}" for rank, it in enumerate(found) if isinstance(it, Failure)]
+        assert not failed, "\n".join(failed)
+        return found
+
+    def outcomes(self, work: Callable[..., Any], *args: Any, world: int = 4, timeout: float = 60.0) -> list[Any]:
+        """As :meth:`run`, with a :class:`Failure` for each rank that failed."""
+        if world not in self._worlds:
+            self._worlds[world] = self._fork(world)
+        root = Path(work.__code__.co_filename).parents[work.__module__.count(".")]
+        connections = [connection for _, connection in self._worlds[world].values()]
+        for connection in connections:
+            connection.send((str(root), work.__module__, work.__qualname__, args))
+        deadline = time.monotonic() + timeout
+        found = [_receive(connection, deadline - time.monotonic()) for connection in connections]
+        if any(isinstance(it, Failure) for it in found):
+            self._end(world)
+        return found
+
+    def _fork(self, world: int) -> dict[int, tuple[int, Connection]]:
+        self._forks += 1
+        path = os.path.join(self._folder.name, f"socket{self._forks}")
+        if self._process is None:
+            command = [sys.executable, "-c", f"from {__name__} import _main; _main()"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        with Listener(path) as listener:
+            listener._listener._socket.settimeout(120)  # ranks that cannot start must not hang the test
+            self._process.stdin.write(f"{world} {path}\n")
+            self._process.stdin.flush()
+            arrived = [listener.accept() for _ in range(world)]
+        of_rank = {}
+        for connection in arrived:
+            rank, pid = connection.recv()
+            of_rank[rank] = pid, connection
+        return dict(sorted(of_rank.items()))
+
+    def _end(self, world: int) -> None:
+        """End its ranks, whatever they do."""
+        for pid, connection in self._worlds.pop(world).values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            connection.close()
+
+    def close(self) -> None:
+        for world in [*self._worlds]:
+            self._end(world)
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+        self._folder.cleanup()
+
+
+def _receive(connection: Connection, seconds: float) -> Any:
     try:
-        for rank, process in enumerate(processes):
-            output, _ = process.communicate(timeout=timeout)
-            assert process.returncode == 0, f"rank {rank}:\n{output}"
-    finally:
-        for process in processes:
-            process.kill()
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
+        return connection.recv() if connection.poll(max(seconds, 0.5)) else Failure("no answer in time")
+    except (EOFError, ConnectionError):
+        return Failure("the process ended")
 
 
-def be_a_rank(work: Callable[[], Any]) -> None:
-    """What the started file does: join the group, work, leave the result for :func:`run_ranks`."""
-    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def _be_a_rank(rank: int, world: int, path: str) -> None:
+    """Take cases until the test is gone, or one fails: that closes the sockets for which the others may wait."""
+    limit = datetime.timedelta(seconds=60)
+    with Client(path) as connection:
+        connection.send((rank, os.getpid()))
+        dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=world, timeout=limit)
+        while True:
+            try:
+                root, module, name, args = connection.recv()
+            except EOFError:
+                return
+            try:
+                if root not in sys.path:
+                    sys.path.insert(0, root)
+                torch.manual_seed(0)
+                result = pickle.dumps(getattr(importlib.import_module(module), name)(*args))
+                dist.barrier()
+            except BaseException:
+                connection.send(Failure(traceback.format_exc()))
+                return
+            connection.send_bytes(result)
+
+
+def _main() -> None:
+    for name in _PRELOADED:  # once for all ranks
+        with suppress(ImportError):
+            importlib.import_module(name)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
-    result = work()
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(result))
-    dist.barrier()  # a thread of gloo that outlives the group ends the process with an error
-    dist.destroy_process_group()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for request in sys.stdin:  # at its end the test is gone
+        world, path = request.split(" ", 1)
+        for rank in range(int(world)):
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _be_a_rank(rank, int(world), path.strip())
+                os._exit(0)  # without the threads that gloo may have left

@@ -41,9 +41,9 @@ def norm_in_float64(tensors):
 def test_signature_is_torchs(name):
     ours = inspect.signature(getattr(ak, name)).parameters
     theirs = inspect.signature(getattr(torch.nn.utils, name)).parameters
-    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
-        (p.name, p.kind, p.default) for p in theirs.values()
-    ]
+    *ours, own = ((p.name, p.kind, p.default) for p in ours.values())
+    assert ours == [(p.name, p.kind, p.default) for p in theirs.values()]
+    assert own == ("shard_group", inspect.Parameter.KEYWORD_ONLY, None)
 
 
 @pytest.mark.parametrize("dtypes", LISTS.values(), ids=LISTS.keys())

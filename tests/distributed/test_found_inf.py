@@ -15,7 +15,6 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from amp_kernels.ops.check_and_norm import check_and_norm
 from amp_kernels.optim import LAMB, SGD, AdamW, Lion
-from amp_kernels.testing.ranks import be_a_rank, run_ranks
 
 WORLD = 2
 OPTIMIZERS = {"AdamW": AdamW, "SGD": SGD, "Lion": Lion, "LAMB": LAMB}
@@ -81,29 +80,25 @@ def work():
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(__file__, WORLD, tmp_path_factory.mktemp("gloo"))
+def found(ranks):
+    return ranks.run(work, world=WORLD)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_explicit_unscale_decides_for_all_ranks(ranks, name):
+def test_an_explicit_unscale_decides_for_all_ranks(found, name):
     for rank in range(WORLD):
-        assert ranks[rank][name]["explicit"] == (SHARED, True, 8.0 / 2**3), rank
+        assert found[rank][name]["explicit"] == (SHARED, True, 8.0 / 2**3), rank
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("reduction", ["max", "sum"])
-def test_a_reduced_flag_decides_for_all_ranks(ranks, name, reduction):
+def test_a_reduced_flag_decides_for_all_ranks(found, name, reduction):
     for rank in range(WORLD):
-        assert ranks[rank][name][reduction] == (SHARED, True), rank
+        assert found[rank][name][reduction] == (SHARED, True), rank
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_without_unscale_torch_reduces_nothing(ranks, name):
+def test_without_unscale_torch_reduces_nothing(found, name):
     for rank in range(WORLD):
         alone = [rank not in bad for bad in BAD]
-        assert ranks[rank][name]["implicit"] == (alone, True, 8.0 / 2 ** alone.count(False)), rank
-
-
-if __name__ == "__main__":
-    be_a_rank(work)
+        assert found[rank][name]["implicit"] == (alone, True, 8.0 / 2 ** alone.count(False)), rank

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 import amp_kernels as ak
-from amp_kernels.testing.ranks import be_a_rank, run_ranks
 
 WORLD, STEPS, MICRO_BATCHES = 2, 2, 3
 
@@ -66,8 +65,8 @@ def work():
     return {case: difference(*case) for case in itertools.product((False, True), repeat=2)}, refusal()
 
 
-def test_ddp_reduces_main_grad_or_says_why_not(tmp_path):
-    for rank, (found, refused) in enumerate(run_ranks(__file__, WORLD, tmp_path)):
+def test_ddp_reduces_main_grad_or_says_why_not(ranks):
+    for rank, (found, refused) in enumerate(ranks.run(work, world=WORLD)):
         for (as_view, wrapped_first), (error, in_place) in found.items():
             assert error < 1e-6, (rank, as_view, wrapped_first)
             assert in_place != as_view  # DDP puts views of its buckets into .grad, if it is told to
@@ -79,7 +78,3 @@ def test_without_ddp_nothing_is_refused(dtype):
     model = ak.nn.MLP(8, 16, dtype=dtype)
     with ak.nn.accumulate_fp32(model):
         loss(model, inputs(0, dtype)[0]).backward()
-
-
-if __name__ == "__main__":
-    be_a_rank(work)

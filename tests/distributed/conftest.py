@@ -1,0 +1,12 @@
+"""One pool of ranks for all tests here."""
+
+import pytest
+
+from amp_kernels.testing.ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    pool = Ranks()
+    yield pool
+    pool.close()

@@ -1,0 +1,137 @@
+"""The optimizers of this package over parameters placed on 2 and 4 ranks, against one process."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import amp_kernels as ak
+from amp_kernels.distributed._local import local
+
+from .worlds import LAYOUTS, compare, everyone, give, make_model, whole
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+#: (optimizer, dtype, options)
+CASES = {
+    "fp32": ("AdamW", F32, {}),
+    "fp32 ema amsgrad": ("AdamW", F32, {"ema_decay": 0.9, "amsgrad": True}),
+    "fp32 bf16 moments": ("Adam", F32, {"state_dtype": BF16}),
+    "bf16 master": ("AdamW", BF16, {"ema_decay": 0.5}),
+    "bf16 split": ("AdamW", BF16, {"master_weights": "split"}),
+    "fp16 split": ("Adam", F16, {"master_weights": "split"}),
+    "bf16 no master": ("AdamW", BF16, {"master_weights": "none_rne"}),
+    "sgd": ("SGD", F32, {"momentum": 0.9}),
+    "lion split": ("Lion", BF16, {"master_weights": "split"}),
+}
+WORLDS = [(2, "fsdp"), (2, "part"), (2, "columns"), (4, "fsdp"), (4, "hsdp"), (4, "mixed"), (4, "tp"), (4, "fsdp x tp")]
+#: a step after the first one, and one before there is any state
+BAD = {0: (1, 0), 3: (0, 4)}
+
+
+def all_cases(layout, max_norm):
+    return {case: compare(layout, *arguments, max_norm, BAD) for case, arguments in CASES.items()}
+
+
+@pytest.mark.parametrize(("world", "layout"), WORLDS)
+def test_bits_are_those_of_one_process(ranks, world, layout):
+    for found in ranks.run(all_cases, layout, None, world=world):
+        for case, it in found.items():
+            assert it["taken"] == it["expected"], (layout, case)
+            assert it["scales"][0] == it["scales"][1], (layout, case)
+            assert it["weights"] == 0.0, (layout, case)
+            assert it["norm"] < 4e-7, (layout, case)
+
+
+def clipped(layout, case, max_norm):
+    return compare(layout, *CASES[case], max_norm, BAD)
+
+
+@pytest.mark.parametrize(("world", "layout"), [(2, "part"), (4, "hsdp"), (4, "mixed"), (4, "fsdp x tp")])
+@pytest.mark.parametrize("case", ["fp32", "bf16 split"])
+def test_with_clipping_only_the_order_of_the_sum_differs(ranks, world, layout, case):
+    """A norm is the root of a sum of squares that is rounded to float32 per part, then once: 2 units of 2^-24, halved by the
+    root. The clip factor adds a rounding. AdamW's update is a ratio in which the factor of all steps cancels to first order;
+    a weight of 16 bits may round the other way."""
+    for it in ranks.run(clipped, layout, case, 0.5, world=world):
+        assert it["taken"] == it["expected"]
+        assert it["scales"][0] == it["scales"][1]
+        assert it["norm"] <= 3 * 2.0**-24
+        assert it["weights"] <= (2.0**-20 if case == "fp32" else 2.0**-8)
+
+
+def stochastic():
+    """Stochastic rounding of 16-bit weights: copies stay equal, pieces differ from one another, and a rerun is the same."""
+    runs = []
+    for layout in ("hsdp", "hsdp", "replicated"):
+        model = LAYOUTS[layout](torch.nn.Sequential(torch.nn.Linear(16, 64, bias=False)).to(BF16))
+        (param,) = model.parameters()
+        with torch.no_grad():
+            local(param).fill_(1.0)
+        optimizer = ak.optim.SGD([param], lr=2.0**-9, master_weights="none", seed=3)
+        for _ in range(3):
+            param.grad = torch.full_like(param, -1.0)
+            optimizer.step()
+        pieces = [None] * 4
+        dist.all_gather_object(pieces, local(param.detach()))
+        runs.append(pieces)
+    return runs
+
+
+def test_stochastic_rounding_of_pieces_and_copies(ranks):
+    first, again, replicated = ranks.run(stochastic)[0]
+    assert all(map(torch.equal, first, again))
+    assert torch.equal(first[0], first[2])
+    assert torch.equal(first[1], first[3])
+    assert not torch.equal(first[0], first[1])
+    assert all(torch.equal(piece, replicated[0]) for piece in replicated)
+    assert 1.0 < torch.cat(first[:2]).float().mean().item() < 1.0 + 3 * 2.0**-8
+
+
+def views():
+    """What a state shows are views of the flat buffers, and writes to parameters from outside reach the masters."""
+    model = LAYOUTS["fsdp"](make_model(BF16))
+    optimizer = ak.optim.AdamW(model.parameters(), lr=1e-2)
+    reference = make_model(BF16)
+    give(model, reference, 0, 1.0, None)
+    optimizer.step()
+    param = model[0].weight
+    block = optimizer._places[id(param)].block
+    for name, buffer in {**block.moments, "master": block.master}.items():
+        shown = optimizer.state[param][name]
+        assert type(shown) is DTensor
+        assert shown.placements == param.placements
+        assert shown.shape == param.shape
+        assert local(shown).untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+    for write in (lambda: param.mul_(0), lambda: local(param).add_(1.0), lambda: param.to_local().add_(1.0)):
+        with torch.no_grad():
+            write()
+        optimizer.zero_grad()
+        param.grad = torch.zeros_like(param)
+        optimizer.param_groups[0].update(lr=0.0)
+        before = whole(param.detach())
+        optimizer.step()
+        assert torch.equal(whole(optimizer.state[param]["master"]), before.float())
+        assert torch.equal(whole(param.detach()), before)
+    return optimizer._cached_step is not None
+
+
+def test_state_is_dtensors_over_the_flat_buffers_and_follows_writes(ranks):
+    ranks.run(views)
+
+
+def new_pieces():
+    """FSDP gives a parameter another local tensor (``.to``, ``reset_sharded_param``): the step follows."""
+    param = torch.nn.Parameter(distribute_tensor(torch.ones(8), everyone(), [Shard(0)]))
+    optimizer = ak.optim.SGD([param], lr=1.0)
+    param.grad = torch.ones_like(param)
+    for _ in range(3):
+        optimizer.step()
+    old, param._local_tensor = param._local_tensor, torch.full((2,), 5.0)
+    optimizer.step()
+    return old.tolist(), local(param).tolist()
+
+
+def test_a_parameter_may_get_another_local_tensor(ranks):
+    for old, new in ranks.run(new_pieces):
+        assert old == [-2.0, -2.0]
+        assert new == [4.0, 4.0]
