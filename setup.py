@@ -32,6 +32,7 @@ TARGETS = {
     "cpu": ("amp_kernels_cpu", "libamp_kernels_cpu.so"),
     "cuda": ("amp_kernels_cuda", "libamp_kernels_cuda.so"),
     "host": ("_host", "_host.*.so"),
+    "nodes": ("_nodes", "_nodes.*.so"),
     "emulated": ("amp_kernels_emulated", "libamp_kernels_emulated.so"),
 }
 PROBE = (
@@ -132,7 +133,7 @@ class CMakeBuild(build_ext):
             arguments.append(f"-DTORCH_ROOT={torch['root']}")
             arguments += self.cuda_arguments(torch)
         except Missing as error:
-            for library in ("cpu", "cuda", "emulated"):
+            for library in ("cpu", "cuda", "nodes", "emulated"):
                 self.note(library, str(error))
         try:
             arguments.append(f"-DPYBIND11_INCLUDE={pybind11_include()}")

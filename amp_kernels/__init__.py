@@ -4,7 +4,7 @@ Importing never fails for want of a compiled library and touches no device; ``py
 """
 
 from . import amp, checkpoint, nn, ops, optim
-from ._dispatch import load
+from ._dispatch import load, nodes
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
 from ._version import __version__
@@ -22,6 +22,7 @@ from .ops.norm import layer_norm, rms_norm
 from .optim import fp32_state_dict, refresh_shadows
 
 load.load()  # after the schemas of ops/: C++ only adds implementations
+nodes.load_module()
 
 __all__ = [
     "BackendUnavailable",

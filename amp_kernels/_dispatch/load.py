@@ -14,6 +14,8 @@ import torch
 PACKAGE = Path(__file__).parents[1]
 #: What a backend's library of ops is called.
 LIBRARIES = {"cpu": "cpu", "cuda": "cuda", "emulate": "emulated"}
+#: The command that builds what is missing.
+BUILD = "pip install --no-build-isolation -v ."
 _absent: dict[str, str] = {}
 
 
@@ -25,7 +27,7 @@ def build_info() -> dict[str, Any]:
 
 
 def absent() -> dict[str, str]:
-    """The libraries that are not there (``"cpu"``, ``"cuda"``, ``"triton"``, ``"emulate"``), each with the reason."""
+    """The libraries that are not there (``"cpu"``, ``"cuda"``, ``"triton"``, ``"emulate"``, ``"nodes"``), each with the reason."""
     return _absent
 
 
@@ -52,7 +54,7 @@ def build_reason(library: str) -> str:
     """Why the build has no ``library``, in the build's own words."""
     info = build_info()
     if not info:
-        return "the package was never built (pip install --no-build-isolation -v .)"
+        return f"the package was never built ({BUILD})"
     entry = info.get("libraries", {}).get(library, {})
     return entry.get("reason") or f"lib {library} is missing from {PACKAGE} although it was built"
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from . import load
+from . import load, nodes
 
 logger = logging.getLogger("amp_kernels")
 
@@ -195,7 +195,8 @@ def backend(name: str) -> Iterator[None]:
     global _override
     previous, _override = _override, name
     try:
-        yield
+        with nodes.refused():
+            yield
     finally:
         _override = previous
 

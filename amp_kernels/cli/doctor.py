@@ -24,4 +24,6 @@ def run() -> int:
             print(f"  warning       {warning}")
     if "cuda" in load.absent():
         print(f"note: no CUDA kernels are loaded: {load.absent()['cuda']}")
+    if "nodes" in load.absent():
+        print(f"note: small layers on the CPU wait for Python: {load.absent()['nodes']}")
     return 0

@@ -89,6 +89,11 @@ def buffer_for(weight: Tensor) -> Tensor:
     return torch.empty_like(weight, dtype=torch.float32, requires_grad=False, memory_format=torch.preserve_format)
 
 
+def in_use() -> bool:
+    """Whether any weight has a ``main_grad``."""
+    return bool(_registered)
+
+
 def registered(weight: Tensor) -> MainGrad | None:
     entry = _registered.get(id(weight))
     return entry if entry is not None and entry.weight() is weight else None

@@ -4,11 +4,12 @@ for backwards that may themselves be recorded, and writing into ``out``."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from torch.autograd import forward_ad
 
-from .._dispatch import autocast
+from .._dispatch import autocast, nodes
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
 from ._lists import FLOATS, names
 from .gemm import gemm_op
@@ -162,6 +163,23 @@ class Matmul(torch.autograd.Function):
                     a, grad = a.flatten(0, -2), grad.flatten(0, -2)
                 grad_b = reduced_product(a.mT, grad, b_shape, b_dtype, *ctx.options)
         return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None, None, None
+
+
+def _backward_of_node(grads, saved, needs_input_grad, dtypes, a_shape, compute_dtype, activation):
+    """The backward of :class:`Matmul` for a node in C++, whose ``b`` is a matrix."""
+    grad, _, grad_a16, grad_b16 = grads
+    a16, b16, _, _ = saved
+    ctx = SimpleNamespace(
+        saved_tensors=(a16, b16),
+        shapes=(a_shape, None if grad is None else torch.Size((a_shape[-1], grad.shape[-1]))),
+        dtypes=(*dtypes, compute_dtype),
+        needs_input_grad=needs_input_grad,
+        options=(1.0, False),
+    )
+    return Matmul.backward(ctx, grad, grad_a16, grad_b16)[:2]
+
+
+nodes.FORMULAS["matmul"] = _backward_of_node
 
 
 def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

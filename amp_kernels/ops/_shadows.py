@@ -39,6 +39,11 @@ class Shadow:
 _shadows: dict[int, Shadow] = {}  # by id(param)
 
 
+def shadows_exist() -> bool:
+    """Whether any parameter has a shadow."""
+    return bool(_shadows)
+
+
 def _shadow_of(param: Tensor) -> Shadow | None:
     shadow = _shadows.get(id(param))
     return shadow if shadow is not None and shadow.param() is param else None

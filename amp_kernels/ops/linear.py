@@ -14,11 +14,12 @@ bits and all sums in fp32: ``dz = grad * activation'(z)``; ``dx = dz @ weight`` 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-from .._dispatch import autocast
+from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from . import _main_grad, activation_backward
@@ -46,7 +47,7 @@ from ._products import (
     under_transform,
     working_dtype,
 )
-from ._shadows import fresh_shadow
+from ._shadows import fresh_shadow, shadows_exist
 from .gemm import gemm_op
 
 
@@ -112,6 +113,23 @@ class _Linear(torch.autograd.Function):
         if grad_weight16 is not None:
             grad_weight = add_gradient(grad_weight, grad_weight16, weight_dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def _backward_of_node(grads, saved, needs_input_grad, dtypes, x_shape, compute_dtype, activation):
+    """The backward of :class:`_Linear` for a node in C++."""
+    ctx = SimpleNamespace(
+        saved_tensors=saved,
+        dtypes=(*dtypes, None)[:3],
+        needs_input_grad=(*needs_input_grad, False)[:3],
+        next_functions=((None, 0),) * 3,
+        x_shape=x_shape,
+        activation=activation,
+        batch_invariant=False,
+    )
+    return _Linear.backward(ctx, *grads)[: len(dtypes)]
+
+
+nodes.FORMULAS["linear"] = _backward_of_node
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
@@ -288,6 +306,11 @@ def linear(
         >>> weight.grad.dtype
         torch.float32
     """
+    if nodes.may_serve() and not _main_grad.in_use():
+        shadow = fresh_shadow(weight, autocast.dtype_on("cpu")) if shadows_exist() else None
+        out = nodes.linear(x, weight, bias, shadow, "none" if activation is None else activation)
+        if out is not None:
+            return out
     activation = check_activation("linear", activation)
     if not is_dense(x):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._dispatch import autocast
+from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
@@ -110,6 +110,10 @@ def matmul(
         >>> ak.matmul(a, a.T, out_dtype=torch.float32)  # float16 itself ends at 65,504
         tensor([[70000.]])
     """
+    if out is None and out_dtype is None and nodes.may_serve():
+        result = nodes.matmul(a, b)
+        if result is not None:
+            return result
     invariant = is_batch_invariant()
     if out is None:
         if autocast.eager(a, b):

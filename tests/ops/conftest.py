@@ -1,10 +1,12 @@
 """What the tests of raw ops share: each runs once for every backend that was built, products on the CPU once for every instruction
 set that this machine has."""
 
+import contextlib
+
 import pytest
 import torch
 
-from amp_kernels._dispatch import cpu_isa, load
+from amp_kernels._dispatch import cpu_isa, load, nodes
 from amp_kernels.testing.backends import use
 
 BUILT = [name for name in ("cpu", "emulate", "cuda", "triton") if name not in load.absent()]
@@ -19,6 +21,13 @@ def device(request):
     device, backend = request.param
     with use(backend):
         yield device
+
+
+@pytest.fixture(params=["python", "nodes"] if "nodes" not in load.absent() else ["python"])
+def implementation(request):
+    """Both implementations of linear and matmul: the Python functions, and where it is there the C++ of the plain case."""
+    with nodes.refused() if request.param == "python" else contextlib.nullcontext():
+        yield request.param
 
 
 @pytest.fixture(params=cpu_isa.available())

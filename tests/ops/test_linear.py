@@ -12,6 +12,8 @@ from amp_kernels.testing.generators import HALF_DTYPES
 
 from .tensors import leaves, normal, relative
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 PUBLIC_ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 
 

@@ -9,6 +9,8 @@ from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES
 
 from .tensors import leaves, normal
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 SHAPES = [
     ((5,), (5,)),
     ((5,), (5, 3)),

@@ -13,6 +13,8 @@
 #include "math/half.h"
 #include "ops/activation.h"
 #include "ops/check.h"
+#include "ops/cpu/gemm_blocked.h"
+#include "ops/cpu/gemm_call.h"
 #include "ops/cpu/gemm_product.h"
 #include "ops/cpu/simd.h"
 #include "ops/cpu/tile.h"
@@ -74,6 +76,7 @@ struct Span {
 
   Span() = default;
   explicit Span(const Tensor& t) : data(t.mutable_data_ptr()), dtype(t.scalar_type()) {}
+  Span(void* d, ScalarType type) : data(d), dtype(type) {}
 };
 
 struct Epilogue {
@@ -266,7 +269,32 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   });
 }
 
+ScalarType scalar_type(Float type) {
+  return type == Float::fp16 ? ScalarType::Half : type == Float::bf16 ? ScalarType::BFloat16 : ScalarType::Float;
+}
+
 }  // namespace
+
+bool gemm_call(const GemmCall& call) {
+  const Isa isa = current_isa();
+  if (isa == Isa::portable) return false;
+  const ScalarType type = scalar_type(call.out_type);
+  Epilogue e{call.activation, 1.0f, 1.0f, nullptr, false, call.m, call.n, {}, {call.preact, type}, {call.out, type}};
+  std::optional<Floats> bias;
+  if (call.bias) e.bias = bias.emplace(call.bias, scalar_type(call.bias_type), call.n).data();
+  const StridedMatrix &a = call.a, &b = call.b;
+  product(isa, call.operands == Float::bf16,
+          {.a = {operand_of(a.data, call.m, a.row_stride, call.k, a.column_stride), 0},
+           .b = {operand_of(b.data, call.n, b.column_stride, call.k, b.row_stride), 0},
+           .batches = 1,
+           .m = call.m,
+           .n = call.n,
+           .k = call.k,
+           .halves = is_gated(call.activation) ? 2 : 1},
+          [&e](const SumsBlock& block) { finish(e, block); });
+  return true;
+}
+
 }  // namespace ak
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {

@@ -41,7 +41,7 @@ void finish_portable(const Tensor& a, const Tensor& b, const ProductOptions& opt
   });
 }
 
-// Null for the portable path.
+// Of any path but the portable one.
 const Kernel* kernel_of(Isa isa, [[maybe_unused]] bool is_bf16) {
   switch (isa) {
 #if AK_X86
@@ -68,16 +68,21 @@ Tensor with_unit_stride(const Tensor& t) {
   return along(d - 1) || along(d - 2) ? t : torch::stable::contiguous(t);
 }
 
-BatchedOperand operand_of(const Tensor& t, int64_t lane_dim, int64_t k_dim) {
-  // A dimension of one element may have any stride.
-  const auto stride = [&](int64_t dim, int64_t other) {
-    return t.size(dim) == 1 && (t.stride(other) != 1 || t.size(other) == 1) ? 1 : t.stride(dim);
-  };
-  return {{static_cast<const uint16_t*>(t.const_data_ptr()), stride(lane_dim, k_dim), stride(k_dim, lane_dim)},
+BatchedOperand batched_operand(const Tensor& t, int64_t lane_dim, int64_t k_dim) {
+  return {operand_of(t.const_data_ptr(), t.size(lane_dim), t.stride(lane_dim), t.size(k_dim), t.stride(k_dim)),
           t.dim() == 3 ? t.stride(0) : 0};
 }
 
 }  // namespace
+
+Operand operand_of(const void* data, int64_t lanes, int64_t lane_stride, int64_t k, int64_t k_stride) {
+  // A dimension of one element may have any stride.
+  const auto stride = [](int64_t size, int64_t stride, int64_t other_size, int64_t other_stride) {
+    return size == 1 && (other_stride != 1 || other_size == 1) ? 1 : stride;
+  };
+  return {static_cast<const uint16_t*>(data), stride(lanes, lane_stride, k, k_stride),
+          stride(k, k_stride, lanes, lane_stride)};
+}
 
 void check_operands(const char* op, const Tensor& a, const Tensor& b) {
   check_dtype(op, {"a"}, a, {ScalarType::Half, ScalarType::BFloat16});
@@ -106,18 +111,21 @@ int64_t row_units(int64_t batches, int64_t rows) { return batches * ((rows + kRo
 
 void product(const Tensor& a, const Tensor& b, const ProductOptions& options, const Finish& finish) {
   const Isa isa = options.batch_invariant ? Isa::portable : current_isa();
-  const bool is_bf16 = a.scalar_type() == ScalarType::BFloat16;
-  const Kernel* kernel = kernel_of(isa, is_bf16);
-  if (!kernel) return finish_portable(a, b, options, finish);
+  if (isa == Isa::portable) return finish_portable(a, b, options, finish);
   const int64_t d = a.dim();
   const Tensor dense_a = with_unit_stride(a), dense_b = with_unit_stride(b);
-  const BlockedProblem problem{.a = operand_of(dense_a, d - 2, d - 1),
-                               .b = operand_of(dense_b, d - 1, d - 2),
+  const BlockedProblem problem{.a = batched_operand(dense_a, d - 2, d - 1),
+                               .b = batched_operand(dense_b, d - 1, d - 2),
                                .batches = batches_of(a),
                                .m = a.size(d - 2),
                                .n = b.size(d - 1),
                                .k = a.size(d - 1),
                                .halves = options.halves ? 2 : 1};
+  product(isa, a.scalar_type() == ScalarType::BFloat16, problem, finish);
+}
+
+void product(Isa isa, bool is_bf16, const BlockedProblem& problem, const Finish& finish) {
+  const Kernel* kernel = kernel_of(isa, is_bf16);
   if (problem.batches * problem.m * problem.n == 0) return;
   if (is_thin(problem) && isa == Isa::amx) kernel = kernel_of(Isa::avx512_bf16, is_bf16);
   if (is_thin(problem) && kernel->dot) return thin_product(*kernel, problem, finish);
@@ -127,8 +135,12 @@ void product(const Tensor& a, const Tensor& b, const ProductOptions& options, co
 Floats::Floats(const Tensor& t) {
   if (!t.is_contiguous()) dense_ = torch::stable::contiguous(t);
   const Tensor& dense = dense_ ? *dense_ : t;
-  if (dense.scalar_type() != ScalarType::Float) widened_.resize(static_cast<size_t>(dense.numel()));
-  data_ = load_tile(dense.const_data_ptr(), dense.scalar_type(), 0, dense.numel(), widened_.data());
+  load(dense.const_data_ptr(), dense.scalar_type(), dense.numel());
+}
+
+void Floats::load(const void* data, ScalarType dtype, int64_t n) {
+  if (dtype != ScalarType::Float) widened_.resize(static_cast<size_t>(n));
+  data_ = load_tile(data, dtype, 0, n, widened_.data());
 }
 
 Tensor empty_tensor(const std::vector<int64_t>& sizes, ScalarType type) {

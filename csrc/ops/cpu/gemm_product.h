@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "ops/check.h"
+#include "ops/cpu/gemm_isa.h"
+#include "ops/cpu/gemm_kernel.h"
 
 namespace ak {
+
+struct BlockedProblem;  // gemm_blocked.h
 
 void check_operands(const char* op, const Tensor& a, const Tensor& b);
 
@@ -43,15 +47,21 @@ struct ProductOptions {
 
 // a @ b in fp32. `finish` is called for blocks that cover the product, by several threads.
 void product(const Tensor& a, const Tensor& b, const ProductOptions& options, const Finish& finish);
+// The same of operands as the kernels of `isa` take them, which is not the portable path.
+void product(Isa isa, bool is_bf16, const BlockedProblem& problem, const Finish& finish);
+Operand operand_of(const void* data, int64_t lanes, int64_t lane_stride, int64_t k, int64_t k_stride);
 
 // The elements of a 16-bit or fp32 tensor as contiguous floats: its own memory where it is that. ATen would convert
 // them in two calls of its dispatcher, which cost a small product as much as its sums.
 class Floats {
  public:
   explicit Floats(const Tensor& t);
+  Floats(const void* data, ScalarType dtype, int64_t n) { load(data, dtype, n); }
   const float* data() const { return data_; }
 
  private:
+  void load(const void* data, ScalarType dtype, int64_t n);
+
   std::optional<Tensor> dense_;
   std::vector<float> widened_;
   const float* data_;

@@ -1,0 +1,75 @@
+"""``linear`` and ``matmul`` in C++ for the plain case, autograd node included (csrc/bind/nodes.cpp).
+
+The module ``_nodes`` is compiled against torch's C++ interface, which holds no promise between versions, so it is loaded
+only by the torch that it was built for. Without it the Python functions, which specify it, serve every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.autograd import forward_ad
+
+from . import batch_invariant, load
+
+#: Python backwards of the nodes, by the name of the function: ``(grads, saved, needs_input_grad, input_dtypes, a_shape,
+#: compute_dtype, activation)`` to a gradient or ``None`` for each input. ``grads`` are those of the result, of the
+#: pre-activation and of the 16-bit copies of a and b; ``saved`` are these copies, the pre-activation and the weight.
+FORMULAS: dict[str, Callable[..., tuple[torch.Tensor | None, ...]]] = {}
+
+_module = None
+# The functions of the module; they return None where a call is not plain, and did nothing then.
+linear: Callable[..., torch.Tensor | None]
+matmul: Callable[..., torch.Tensor | None]
+
+
+def load_module() -> None:
+    """Load the module if it was built for the torch that runs; else leave the reason with the other libraries'."""
+    global _module, linear, matmul
+    reason = _why_not(load.build_info(), torch.__version__)
+    if reason is None:
+        try:
+            _module = importlib.import_module(f"{load.PACKAGE.name}._nodes")
+        except ImportError as error:
+            reason = f"it does not load: {error}"
+    if _module is None:
+        load.absent()["nodes"] = reason
+        return
+    _module.bind(FORMULAS["linear"], FORMULAS["matmul"])
+    linear, matmul = _module.linear, _module.matmul
+
+
+def _why_not(info: dict, version: str) -> str | None:
+    if not info.get("libraries", {}).get("nodes", {}).get("built"):
+        return load.build_reason("nodes")
+    if "cpu" in load.absent():
+        return f"it needs the CPU kernels: {load.absent()['cpu']}"
+    if info.get("torch") != version:
+        return f"it was built for torch {info.get('torch')}, this is {version}; to build it again: {load.BUILD}"
+    return None
+
+
+def may_serve() -> bool:
+    """Whether it is worth asking the module; the rest of what makes a call plain it sees itself."""
+    return (
+        not torch.compiler.is_compiling()
+        and _module is not None
+        and not batch_invariant.is_batch_invariant()
+        and forward_ad._current_level < 0
+    )
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Within the block, in any thread, no call is plain, and no backward: the Python functions serve all."""
+    if _module is None:
+        yield
+        return
+    before = _module.allow(False)
+    try:
+        yield
+    finally:
+        _module.allow(before)

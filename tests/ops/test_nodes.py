@@ -1,0 +1,336 @@
+"""linear and matmul in C++ (csrc/bind/nodes.cpp): bit by bit what the Python functions give, taken where a call is plain and only
+there; one 16-bit copy of a weight for a region of autocast; host work that stays below torch's, counted."""
+
+import contextlib
+import itertools
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo import compiled_autograd
+from torch.utils.flop_counter import FlopCounterMode
+
+import amp_kernels as ak
+from amp_kernels._dispatch import load, nodes
+from amp_kernels.ops._shadows import refresh_shadow
+
+from .tensors import normal
+
+pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+AUTOCAST = torch.autocast("cpu", dtype=BF16)
+
+
+def in_cpp(out):
+    """Whether the node of ``out`` is not one of a Python function."""
+    return not isinstance(out.grad_fn, torch.autograd.function.BackwardCFunction)
+
+
+def copies(calls):
+    """The 16-bit copies of the weight that ``calls()`` saves for its backward."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        calls()
+    return [t for t in saved if t.numel() == 50 * 70 and t.dtype == BF16]
+
+
+def addresses(tensors):
+    return {t.data_ptr() for t in tensors}
+
+
+# ---- the same bits
+
+
+def problem(x_shape, dtypes, requires):
+    x_dtype, weight_dtype, bias_dtype = dtypes
+    x = normal(*x_shape, dtype=x_dtype, grad=requires[0])
+    weight = normal(50, 70, dtype=weight_dtype, seed=1, grad=requires[1], scale=0.12)
+    bias = None if bias_dtype is None else normal(50, dtype=bias_dtype, seed=2, grad=requires[2])
+    return x, weight, bias
+
+
+def results(function, arguments, autocast):
+    """Output, gradients, and gradients of a function of these, with the node that made the output."""
+    arguments = [t if t is None else t.detach().clone().requires_grad_(t.requires_grad) for t in arguments]
+    with AUTOCAST if autocast else contextlib.nullcontext():
+        out = function(*arguments)
+    wanted = [t for t in arguments if t is not None and t.requires_grad]
+    found = [out.detach()]
+    if wanted:
+        weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+        grads = torch.autograd.grad((out.float() ** 2 * weights).sum(), wanted, create_graph=True)
+        again = torch.autograd.grad(
+            sum(g.float().square().sum() for g in grads), wanted, retain_graph=True, allow_unused=True
+        )
+        (out.float() * weights).sum().backward()
+        found += [*(g.detach() for g in grads), *again, *(t.grad for t in wanted)]
+    return found, out
+
+
+GRADS = [(True, True, True), (False, True, True), (True, False, False), (False, False, True), (False, False, False)]
+
+
+@pytest.mark.parametrize("requires", GRADS)
+@pytest.mark.parametrize(
+    ("dtypes", "autocast"),
+    [((BF16, BF16, BF16), False), ((FP16, FP16, FP32), False), ((FP32, FP32, FP32), True), ((BF16, FP32, None), True)],
+)
+def test_linear_gives_the_bits_of_python(dtypes, autocast, requires):
+    for x_shape, activation in itertools.product([(4, 70), (70,), (2, 3, 70)], [None, "gelu", "swiglu"]):
+        arguments = problem(x_shape, dtypes, requires)
+
+        def function(*a, activation=activation):
+            return ak.linear(*a, activation=activation)
+
+        ours, out = results(function, arguments, autocast)
+        assert in_cpp(out) or not any(requires)
+        with nodes.refused():
+            theirs, _ = results(function, arguments, autocast)
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.dtype == b.dtype and torch.equal(a, b))
+
+
+@pytest.mark.parametrize("requires", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("dtypes", "autocast"), [((BF16, BF16), False), ((FP16, FP16), False), ((FP32, BF16), True), ((FP32, FP32), True)]
+)
+def test_matmul_gives_the_bits_of_python(dtypes, autocast, requires):
+    for a_shape, transposed in itertools.product([(4, 70), (2, 3, 70)], [False, True]):
+        a = normal(*a_shape, dtype=dtypes[0], grad=requires[0])
+        b = normal(50, 70, dtype=dtypes[1], seed=1, grad=requires[1])
+
+        def function(a, b, transposed=transposed):
+            return ak.matmul(a, b.t() if transposed else b.reshape(70, 50))
+
+        ours, out = results(function, (a, b), autocast)
+        assert in_cpp(out) or not any(requires)
+        with nodes.refused():
+            theirs, _ = results(function, (a, b), autocast)
+        for x, y in zip(ours, theirs, strict=True):
+            assert (x is None) == (y is None)
+            assert x is None or (x.dtype == y.dtype and torch.equal(x, y))
+
+
+def test_a_shadow_is_read_and_its_weight_gets_the_gradient_of_a_recorded_backward():
+    x, weight = normal(4, 70, dtype=FP32, grad=True), normal(50, 70, dtype=FP32, seed=1, grad=True)
+    shadow = torch.empty_like(weight, dtype=BF16)
+    refresh_shadow(weight, shadow)
+    shadow.mul_(2)  # not what a cast would give
+
+    def run():
+        with AUTOCAST:
+            out = ak.linear(x, weight)
+        (grad,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+        return out, torch.autograd.grad(grad.square().sum(), weight)[0]
+
+    out, again = run()
+    assert in_cpp(out)
+    assert torch.allclose(out.float(), 2 * (x @ weight.t()), rtol=0.05, atol=0.2)
+    with nodes.refused():
+        expected, expected_again = run()
+    assert torch.equal(out, expected)
+    assert torch.equal(again, expected_again)
+
+
+# ---- what is plain
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    [
+        lambda: ak.backend("reference"),
+        lambda: ak.batch_invariant(),
+        lambda: FlopCounterMode(display=False),
+        lambda: torch.overrides.BaseTorchFunctionMode(),
+        lambda: nodes.refused(),
+    ],
+    ids=["backend", "batch_invariant", "dispatch mode", "function mode", "refused"],
+)
+def test_other_surroundings_take_python_in_the_forward_and_in_the_backward(surroundings):
+    weight = normal(50, 70, dtype=BF16, grad=True)
+    x = normal(4, 70, dtype=BF16, grad=True)
+    with surroundings():
+        assert not in_cpp(ak.linear(x, weight))
+    plain = ak.linear(x, weight)
+    assert in_cpp(plain)
+    with surroundings():
+        plain.sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_backward_under_another_backend_or_a_counter_is_the_formula(monkeypatch):
+    calls = []
+    formula = nodes.FORMULAS["linear"]
+    x, weight = normal(4, 70, dtype=BF16, grad=True), normal(50, 70, dtype=BF16, grad=True)
+    out = ak.linear(x, weight)
+    nodes._module.bind(lambda *a: calls.append(a) or formula(*a), nodes.FORMULAS["matmul"])
+    try:
+        out.sum().backward(retain_graph=True)
+        assert not calls
+        with ak.backend("reference"):
+            out.sum().backward(retain_graph=True)
+        monkeypatch.setenv("AMP_KERNELS_BACKEND", "reference")
+        out.sum().backward(retain_graph=True)
+        monkeypatch.delenv("AMP_KERNELS_BACKEND")
+        with FlopCounterMode(display=False) as counter:
+            out.sum().backward()
+        assert len(calls) == 3
+        assert counter.get_total_flops() == 2 * (2 * 4 * 70 * 50)
+    finally:
+        nodes._module.bind(formula, nodes.FORMULAS["matmul"])
+
+
+def test_a_gradient_dtype_of_its_own_is_left_to_python():
+    x, weight = normal(4, 70, dtype=BF16), normal(50, 70, dtype=BF16, grad=True)
+    weight.grad_dtype = FP32
+    out = ak.linear(x, weight)
+    out.sum().backward()
+    assert not in_cpp(out)
+    assert weight.grad.dtype == FP32
+
+
+def test_a_graph_is_used_once_and_what_it_saved_may_not_change():
+    x, weight = normal(4, 70, dtype=BF16, grad=True), normal(50, 70, dtype=BF16, grad=True)
+    out = ak.linear(x, weight, activation="gelu")
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    out = ak.linear(x, weight)
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_compiled_autograd_traces_the_node():
+    x, weight = normal(4, 70, dtype=FP32), normal(50, 70, dtype=FP32, seed=1, grad=True)
+    grads = []
+    for compiler in (lambda graph: graph, None):
+        weight.grad = None
+        with AUTOCAST:
+            out = ak.linear(x, weight, activation="silu")
+        with compiled_autograd._enable(compiler) if compiler else contextlib.nullcontext():
+            out.float().square().sum().backward()
+        grads.append(weight.grad)
+    assert torch.equal(*grads)
+
+
+def test_a_module_for_another_torch_is_not_loaded():
+    info = {"libraries": {"nodes": {"built": True}}, "torch": "2.11.0+cpu"}
+    assert nodes._why_not(info, "2.11.0+cpu") is None
+    assert "it was built for torch 2.11.0+cpu, this is 2.11.1+cpu" in nodes._why_not(info, "2.11.1+cpu")
+    info["libraries"]["nodes"] = {"built": False, "reason": "no compiler"}
+    assert nodes._why_not(info, "2.11.0+cpu") == load.build_reason("nodes")
+
+
+# ---- the 16-bit copies of a region
+
+
+@pytest.fixture
+def x_and_weight():
+    return normal(4, 70, dtype=FP32, grad=True) * 1, normal(50, 70, dtype=FP32, seed=1, grad=True)
+
+
+def test_a_weight_is_cast_once_in_a_region(x_and_weight):
+    x, weight = x_and_weight
+    with AUTOCAST:
+        used = copies(lambda: [ak.linear(x, weight), F.linear(x, weight), ak.linear(x, weight)])
+        with AUTOCAST:
+            used += copies(lambda: ak.linear(x, weight))
+    assert len(used) == 4
+    assert len(addresses(used)) == 1
+    with AUTOCAST:
+        assert not addresses(copies(lambda: ak.linear(x, weight))) & addresses(used)
+
+
+def test_a_weight_written_since_is_cast_again(x_and_weight):
+    x, weight = x_and_weight
+    with AUTOCAST:
+        before = ak.linear(x, weight)
+        with torch.no_grad():
+            weight.mul_(2)
+        after = ak.linear(x, weight)
+        assert in_cpp(after)
+        assert torch.equal(after, 2 * before)
+    weight.data.mul_(2)  # which no version counter sees
+    with AUTOCAST:
+        assert torch.equal(ak.linear(x, weight), 4 * before)
+
+
+def test_the_cache_can_be_switched_off(x_and_weight):
+    x, weight = x_and_weight
+    with torch.autocast("cpu", dtype=BF16, cache_enabled=False):
+        used = copies(lambda: [ak.linear(x, weight), ak.linear(x, weight)])
+    assert len(addresses(used)) == 2
+
+
+def test_a_copy_made_without_gradients_does_not_take_them_from_others(x_and_weight):
+    x, weight = x_and_weight
+    with AUTOCAST:
+        with torch.no_grad():
+            ak.linear(x, weight)
+        F.linear(x.detach(), weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_second_derivative_reaches_a_weight_through_its_copy(x_and_weight):
+    x, weight = x_and_weight
+    with AUTOCAST:
+        out = ak.linear(x, weight)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    assert weight.grad.abs().sum() > 0
+
+
+# ---- host work
+
+
+def events(step):
+    """How many calls of torch's dispatcher, and how many blocks of memory, a step takes."""
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    names = [event.name for event in profile.events()]
+    return sum("::" in name for name in names), names.count("[memory]")
+
+
+def python_calls(step):
+    """How many functions, Python's and C's, a step calls from Python."""
+    step()
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def training_step(layer):
+    x, grad = normal(4, 16, dtype=FP32), normal(4, 16, dtype=BF16)
+
+    def step():
+        for parameter in layer.parameters():
+            parameter.grad = None
+        with AUTOCAST:
+            out = layer(x)
+        out.backward(grad)
+
+    return step
+
+
+def test_the_host_works_less_than_torchs():
+    ours, theirs = training_step(ak.nn.Linear(16, 16)), training_step(torch.nn.Linear(16, 16))
+    dispatched, allocated = events(ours)
+    torch_dispatched, torch_allocated = events(theirs)
+    assert dispatched <= 0.6 * torch_dispatched, (dispatched, torch_dispatched)
+    assert allocated <= torch_allocated, (allocated, torch_allocated)
+    assert python_calls(ours) <= python_calls(theirs) + 8, (python_calls(ours), python_calls(theirs))
