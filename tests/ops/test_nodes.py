@@ -20,7 +20,10 @@ from .tensors import normal
 pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-AUTOCAST = torch.autocast("cpu", dtype=BF16)
+
+
+def autocast():
+    return torch.autocast("cpu", dtype=BF16)
 
 
 def in_cpp(out):
@@ -51,10 +54,10 @@ def problem(x_shape, dtypes, requires):
     return x, weight, bias
 
 
-def results(function, arguments, autocast):
+def results(function, arguments, under_autocast):
     """Output, gradients, and gradients of a function of these, with the node that made the output."""
     arguments = [t if t is None else t.detach().clone().requires_grad_(t.requires_grad) for t in arguments]
-    with AUTOCAST if autocast else contextlib.nullcontext():
+    with autocast() if under_autocast else contextlib.nullcontext():
         out = function(*arguments)
     wanted = [t for t in arguments if t is not None and t.requires_grad]
     found = [out.detach()]
@@ -74,20 +77,20 @@ GRADS = [(True, True, True), (False, True, True), (True, False, False), (False, 
 
 @pytest.mark.parametrize("requires", GRADS)
 @pytest.mark.parametrize(
-    ("dtypes", "autocast"),
+    ("dtypes", "under_autocast"),
     [((BF16, BF16, BF16), False), ((FP16, FP16, FP32), False), ((FP32, FP32, FP32), True), ((BF16, FP32, None), True)],
 )
-def test_linear_gives_the_bits_of_python(dtypes, autocast, requires):
+def test_linear_gives_the_bits_of_python(dtypes, under_autocast, requires):
     for x_shape, activation in itertools.product([(4, 70), (70,), (2, 3, 70)], [None, "gelu", "swiglu"]):
         arguments = problem(x_shape, dtypes, requires)
 
         def function(*a, activation=activation):
             return ak.linear(*a, activation=activation)
 
-        ours, out = results(function, arguments, autocast)
+        ours, out = results(function, arguments, under_autocast)
         assert in_cpp(out) or not any(requires)
         with nodes.refused():
-            theirs, _ = results(function, arguments, autocast)
+            theirs, _ = results(function, arguments, under_autocast)
         for a, b in zip(ours, theirs, strict=True):
             assert (a is None) == (b is None)
             assert a is None or (a.dtype == b.dtype and torch.equal(a, b))
@@ -95,9 +98,10 @@ def test_linear_gives_the_bits_of_python(dtypes, autocast, requires):
 
 @pytest.mark.parametrize("requires", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize(
-    ("dtypes", "autocast"), [((BF16, BF16), False), ((FP16, FP16), False), ((FP32, BF16), True), ((FP32, FP32), True)]
+    ("dtypes", "under_autocast"),
+    [((BF16, BF16), False), ((FP16, FP16), False), ((FP32, BF16), True), ((FP32, FP32), True)],
 )
-def test_matmul_gives_the_bits_of_python(dtypes, autocast, requires):
+def test_matmul_gives_the_bits_of_python(dtypes, under_autocast, requires):
     for a_shape, transposed in itertools.product([(4, 70), (2, 3, 70)], [False, True]):
         a = normal(*a_shape, dtype=dtypes[0], grad=requires[0])
         b = normal(50, 70, dtype=dtypes[1], seed=1, grad=requires[1])
@@ -105,10 +109,10 @@ def test_matmul_gives_the_bits_of_python(dtypes, autocast, requires):
         def function(a, b, transposed=transposed):
             return ak.matmul(a, b.t() if transposed else b.reshape(70, 50))
 
-        ours, out = results(function, (a, b), autocast)
+        ours, out = results(function, (a, b), under_autocast)
         assert in_cpp(out) or not any(requires)
         with nodes.refused():
-            theirs, _ = results(function, (a, b), autocast)
+            theirs, _ = results(function, (a, b), under_autocast)
         for x, y in zip(ours, theirs, strict=True):
             assert (x is None) == (y is None)
             assert x is None or (x.dtype == y.dtype and torch.equal(x, y))
@@ -121,7 +125,7 @@ def test_a_shadow_is_read_and_its_weight_gets_the_gradient_of_a_recorded_backwar
     shadow.mul_(2)  # not what a cast would give
 
     def run():
-        with AUTOCAST:
+        with autocast():
             out = ak.linear(x, weight)
         (grad,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
         return out, torch.autograd.grad(grad.square().sum(), weight)[0]
@@ -210,7 +214,7 @@ def test_compiled_autograd_traces_the_node():
     grads = []
     for compiler in (lambda graph: graph, None):
         weight.grad = None
-        with AUTOCAST:
+        with autocast():
             out = ak.linear(x, weight, activation="silu")
         with compiled_autograd._enable(compiler) if compiler else contextlib.nullcontext():
             out.float().square().sum().backward()
@@ -236,19 +240,19 @@ def x_and_weight():
 
 def test_a_weight_is_cast_once_in_a_region(x_and_weight):
     x, weight = x_and_weight
-    with AUTOCAST:
+    with autocast():
         used = copies(lambda: [ak.linear(x, weight), F.linear(x, weight), ak.linear(x, weight)])
-        with AUTOCAST:
+        with autocast():
             used += copies(lambda: ak.linear(x, weight))
     assert len(used) == 4
     assert len(addresses(used)) == 1
-    with AUTOCAST:
+    with autocast():
         assert not addresses(copies(lambda: ak.linear(x, weight))) & addresses(used)
 
 
 def test_a_weight_written_since_is_cast_again(x_and_weight):
     x, weight = x_and_weight
-    with AUTOCAST:
+    with autocast():
         before = ak.linear(x, weight)
         with torch.no_grad():
             weight.mul_(2)
@@ -256,7 +260,7 @@ def test_a_weight_written_since_is_cast_again(x_and_weight):
         assert in_cpp(after)
         assert torch.equal(after, 2 * before)
     weight.data.mul_(2)  # which no version counter sees
-    with AUTOCAST:
+    with autocast():
         assert torch.equal(ak.linear(x, weight), 4 * before)
 
 
@@ -269,7 +273,7 @@ def test_the_cache_can_be_switched_off(x_and_weight):
 
 def test_a_copy_made_without_gradients_does_not_take_them_from_others(x_and_weight):
     x, weight = x_and_weight
-    with AUTOCAST:
+    with autocast():
         with torch.no_grad():
             ak.linear(x, weight)
         F.linear(x.detach(), weight).sum().backward()
@@ -278,7 +282,7 @@ def test_a_copy_made_without_gradients_does_not_take_them_from_others(x_and_weig
 
 def test_a_second_derivative_reaches_a_weight_through_its_copy(x_and_weight):
     x, weight = x_and_weight
-    with AUTOCAST:
+    with autocast():
         out = ak.linear(x, weight)
     (grad,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
     grad.square().sum().backward()
@@ -320,7 +324,7 @@ def training_step(layer):
     def step():
         for parameter in layer.parameters():
             parameter.grad = None
-        with AUTOCAST:
+        with autocast():
             out = layer(x)
         out.backward(grad)
 
