@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from . import flops, load, policy
+from . import flops, load, memory, policy
 
 NAMESPACE = "amp_kernels"
 EMULATED = f"{NAMESPACE}_emulated"
@@ -85,14 +85,17 @@ class Op:
             flops.tell_counters()
         backend = policy.select(self, tensor)
         overload = self._overloads.get(backend)
-        if overload is None:
-            function = self.triton if backend == "triton" else _below_autograd(self.reference)
-            result = function(*args, **kwargs)
-        else:
-            if not self.mutated and torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
-                return overload(*args, **kwargs)
-            with torch._C._AutoDispatchBelowADInplaceOrView():
-                result = overload(*args, **kwargs)
+        try:
+            if overload is None:
+                function = self.triton if backend == "triton" else _below_autograd(self.reference)
+                result = function(*args, **kwargs)
+            else:
+                if not self.mutated and torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
+                    return overload(*args, **kwargs)
+                with torch._C._AutoDispatchBelowADInplaceOrView():
+                    result = overload(*args, **kwargs)
+        except RuntimeError as error:
+            raise memory.translated(self.name, error) from None
         if self.mutated:
             self._bump_versions(args, kwargs)
         return result
@@ -154,8 +157,11 @@ class KernelOp:
 
     def __call__(self, *args):
         overload = self._overloads[policy.requested_backend() == "emulate"]
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            return overload(*args)
+        try:
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                return overload(*args)
+        except RuntimeError as error:
+            raise memory.translated(overload.name(), error) from None
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher

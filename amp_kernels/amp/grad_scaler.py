@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -30,13 +29,14 @@ from ..ops.update_scale import update_scale_
 from ..optim._base import FusedOptimizer
 from ..optim._cached_step import identical
 from ..optim._devices import by_device, largest_flag
+from ._abandoned import AbandonedIterations
 from ._skips import SkipTracking, stepped_flags
 from .clip import clip
 
 _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
 
 
-class GradScaler(SkipTracking, _GradScaler):
+class GradScaler(SkipTracking, AbandonedIterations):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     Everything torch documents holds, checkpoints included. What differs, on purpose:
@@ -159,6 +159,8 @@ class GradScaler(SkipTracking, _GradScaler):
                 clips such gradients, with an optimizer of this package, without unscaling them in place.
             AssertionError: ``scale`` was not called before.
         """
+        if self._enabled:
+            self._record(optimizer)
         super().unscale_(optimizer)
 
     def _unscale_grads_(
@@ -234,7 +236,7 @@ class GradScaler(SkipTracking, _GradScaler):
             if "closure" in kwargs or any(callable(arg) for arg in args):
                 raise RuntimeError(_CLOSURE)
             self._check_scale_growth_tracker("step")
-            if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+            if self._record(optimizer)["stage"] is OptState.STEPPED:
                 raise RuntimeError("step() has already been called since the last update().")
         self._last_sum_sq = self._last_norm = None
         inner = inner_optimizer(optimizer)
@@ -361,11 +363,11 @@ class GradScaler(SkipTracking, _GradScaler):
         else:
             if not found_infs:
                 raise AssertionError("No inf checks were recorded prior to update.")
+            self._per_optimizer_states.clear()  # first: an interrupt must not leave half an iteration
             if self._dynamic:
                 factors = self._growth_factor, self._backoff_factor, self._growth_interval
                 rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
                 update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule)
-            self._per_optimizer_states.clear()
         if found_infs:
             self._count_skips(largest_flag(found_infs, scale.device), stepped)
 

@@ -428,7 +428,6 @@ class FusedOptimizer(BlockedState):
         it."""
         if batch.hyper is not hyper:
             pairs = list(zip(batch.blocks, batch.groups, strict=True))
-            batch.hyper = hyper
             batch.state = (
                 [
                     block.moments[name] if name in hyper.used[group] else batch.nothing
@@ -440,4 +439,5 @@ class FusedOptimizer(BlockedState):
                 [block.shadow for block in batch.blocks],
                 [block.ema if hyper.averaged[group] else batch.nothing for block, group in pairs],
             )
+            batch.hyper = hyper  # last: an interrupt before it leaves nothing half made
         return batch.state

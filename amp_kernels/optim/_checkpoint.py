@@ -18,7 +18,7 @@ from ..ops._update import UpdateOp
 from ._cached_step import CachedStep
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
-from ._state import ALIGN, Block, Place, signature, state_layout, view_like
+from ._state import ALIGN, Block, Place, ShownState, signature, state_layout, view_like
 
 
 class Uncast:
@@ -113,7 +113,7 @@ class BlockedState(CheckedGroups):
                     views["ema"] = view_like(block.ema, piece, offsets[slot])
                 self._fill(piece, views, block.steps[slot], values, overwrite)
                 shown = {name: view if name == "step" else like(view, param) for name, view in views.items()}
-                places.append(Place(param, block, slot, shown or None, signature(param)))
+                places.append(Place(param, block, slot, ShownState(shown) if shown else None, signature(param)))
         return places, overwrite
 
     def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
@@ -153,11 +153,14 @@ class BlockedState(CheckedGroups):
         for param, weight in overwrite:
             param.copy_(weight)
         self._cached_step = None
+        blocks = {place.block for place in places}
+        self._blocks |= blocks
         for place in places:
-            self._places[id(place.param)] = place
+            # In this order: after an interrupt in between the next step takes over what is shown.
             if place.state is not None:
                 state[place.param] = place.state
-        for block in {place.block for place in places}:
+            self._places[id(place.param)] = place
+        for block in blocks:
             block.refresh_shadows()
         self._blocks = {place.block for place in self._places.values()}
 
@@ -181,7 +184,7 @@ class BlockedState(CheckedGroups):
     def _exported(self, param: Tensor, values: dict, join: Callable[[Tensor, Tensor], Any] = join_master) -> dict:
         """A parameter's state as a checkpoint shows it: masters are float32 however they are kept."""
         if "remainder" not in values:
-            return values
+            return dict(values)
         rest = {key: value for key, value in values.items() if key != "remainder"}
         master = join(local(param.detach()), local(values["remainder"]))
         return {**rest, "master": like(master, param)}

@@ -64,6 +64,51 @@ class Block:
             refresh_shadow(param, view)
 
 
+class ShownState(dict):
+    """What ``optimizer.state[param]`` is: views of the buffers. A value that a user puts in the place of one is written into
+    the buffer, and must fit it. Other entries are the user's own."""
+
+    def __init__(self, views: dict[str, Tensor]):
+        super().__init__(views)
+        self.views = frozenset(views)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self or name not in self.views:
+            super().__setitem__(name, value)
+            return
+        view = self[name]
+        if isinstance(value, Tensor) and value.shape != view.shape:
+            raise ValueError(f"optimizer.state: {name} has shape {list(value.shape)}; accepted: {list(view.shape)}")
+        with torch.no_grad():
+            view.copy_(torch.as_tensor(value))
+
+    def update(self, *arguments: Any, **values: Any) -> None:
+        for name, value in dict(*arguments, **values).items():
+            self[name] = value
+
+    def __ior__(self, values: Any) -> ShownState:
+        self.update(values)
+        return self
+
+    def __delitem__(self, name: str) -> None:
+        self._check_removable(name)
+        super().__delitem__(name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._check_removable(name)
+        return super().pop(name, *default)
+
+    def _check_removable(self, name: str) -> None:
+        if name in self.views:
+            raise TypeError(
+                f"optimizer.state: {name} cannot be removed alone; accepted: del optimizer.state[param], which starts all of "
+                "its state anew"
+            )
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # a copy shows nothing
+
+
 def signature(param: Tensor) -> tuple:
     """What must not change as long as a parameter's state stays where it is."""
     own = param.dtype, param.device, param.shape, param.stride()

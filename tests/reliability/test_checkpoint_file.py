@@ -58,6 +58,14 @@ def test_records_larger_than_a_zip_of_32_bits_can_hold(tmp_path, monkeypatch):
     """With the limit moved down to where a test can afford it."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 50)
     test_what_is_saved_is_what_is_loaded(tmp_path)
+    test_tensors_are_where_mmap_wants_them(tmp_path)
+
+
+def test_the_versions_of_modules_are_kept(tmp_path):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    ak.checkpoint.save(tmp_path / "c.pt", model=model)
+    saved = torch.load(tmp_path / "c.pt", weights_only=True)["model"]
+    assert saved._metadata == model.state_dict()._metadata
 
 
 def test_subclasses_are_saved_as_what_they_derive_from(tmp_path):

@@ -183,9 +183,15 @@ def test_a_process_that_ends_finishes_the_file_first(tmp_path, monkeypatch):
 
 def test_a_fork_is_not_stuck_on_what_its_parent_writes(tmp_path, gate):
     save(tmp_path / "1.pt", 1, background=True)
+    waiting = threading.Thread(target=ak.checkpoint.wait)
+    waiting.start()
+    while not ak.checkpoint._writer._lock.locked():
+        time.sleep(0.01)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(10)
         ak.checkpoint.wait()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    gate.set()
+    waiting.join()

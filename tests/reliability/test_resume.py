@@ -39,6 +39,22 @@ def test_it_goes_on_where_it_was(tmp_path, variant, background):
     assert_same(run(second, range(SAVED, TOTAL)).state(), expected)
 
 
+def test_what_is_below_the_smallest_weight_is_kept(tmp_path):
+    """A split master whose 16-bit weight is zero: a zero that somebody writes would clear its remainder."""
+    model = torch.nn.Linear(2, 2).half()
+    torch.nn.init.zeros_(model.weight)
+    optimizer = ak.optim.SGD(model.parameters(), lr=1e-9, master_weights="split")
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    expected = ak.fp32_state_dict(model, optimizer)
+    assert expected["weight"].all()
+    assert not model.weight.any()
+    ak.checkpoint.save(tmp_path / "c.pt", model=model, optimizer=optimizer)
+    ak.checkpoint.load(tmp_path / "c.pt", model=model, optimizer=optimizer)
+    assert_same(ak.fp32_state_dict(model, optimizer), expected)
+
+
 def test_optimizers_of_torch_too(tmp_path):
     def make(params, lr):
         return torch.optim.AdamW(params, lr=lr, fused=True)

@@ -1,0 +1,420 @@
+"""Faults in training: afterwards the state is consistent, the error is clear, and the next step is that of a twin which
+never saw the fault."""
+
+import copy
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.amp.grad_scaler import OptState
+
+import amp_kernels as ak
+from amp_kernels.testing.bits import assert_same_bits
+
+from .loop import assert_same, flat
+
+PACKAGE = Path(ak.__file__).parent
+OPTIMIZERS = [
+    pytest.param("AdamW", torch.float32, {"shadow_dtype": torch.bfloat16, "ema_decay": 0.9}, id="AdamW-float32"),
+    pytest.param("AdamW", torch.bfloat16, {"master_weights": "split"}, id="AdamW-split"),
+    pytest.param("SGD", torch.bfloat16, {"momentum": 0.9, "master_weights": "none", "seed": 3}, id="SGD-stochastic"),
+    pytest.param("LAMB", torch.float16, {"zero_grads": True}, id="LAMB-float16"),
+]
+EACH = pytest.mark.parametrize(("name", "dtype", "options"), OPTIMIZERS)
+FP32 = "AdamW", torch.float32, {}
+
+
+class Twin:
+    """A model without state of its own, an optimizer and a scaler. A batch is a seed."""
+
+    def __init__(self, name="AdamW", dtype=torch.float32, options=None):
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 1)
+        self.model, self.dtype = ak.convert(torch.nn.Sequential(*layers).to(dtype)), dtype
+        self.optimizer = getattr(ak.optim, name)(self.model.parameters(), lr=2.0**-5, **options or {})
+        self.scaler = ak.GradScaler("cpu", init_scale=2.0**8, growth_interval=10**6)
+
+    def loss(self, batch, value=None):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(batch)).to(self.dtype)
+        if value is not None:
+            x[2, 1] = value
+        return self.model(x).float().square().mean()
+
+    def backward(self, batch, value=None):
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.loss(batch, value)).backward()
+
+    def update(self):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def step(self, batch, value=None):
+        self.backward(batch, value)
+        self.update()
+
+    def stepped(self):
+        return self.scaler._per_optimizer_states[id(self.optimizer)]["stage"] is OptState.STEPPED
+
+    def state(self):
+        return dict(flat({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}))
+
+
+def is_same(state, expected):
+    try:
+        assert_same(state, expected)
+    except AssertionError:
+        return False
+    return True
+
+
+def without(name="AdamW", dtype=torch.float32, options=None, batches=(0, 1, 3, 4)):
+    """The state of a twin that never saw what is between batches 1 and 3."""
+    twin = Twin(name, dtype, options)
+    for batch in batches:
+        twin.step(batch)
+    return twin.state()
+
+
+def after(twin, batches=(3, 4)):
+    for batch in batches:
+        twin.step(batch)
+    return twin.state()
+
+
+def started(*arguments):
+    twin = Twin(*arguments)
+    twin.step(0)
+    twin.step(1)
+    return twin
+
+
+# ---- bad numbers ----
+
+
+@EACH
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_batch_that_is_not_finite(name, dtype, options, value):
+    twin = started(name, dtype, options)
+    twin.step(2, value)
+    assert twin.scaler.get_scale() == 2.0**7
+    assert twin.scaler.skipped_steps == 1
+    twin.scaler.update(2.0**8)  # the twin's, which rounding in 16 bits depends on
+    assert_same(after(twin), without(name, dtype, options))
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_one_infinite_gradient(which):
+    twin = started()
+    twin.backward(2)
+    list(twin.model.parameters())[which].grad.view(-1)[-1] = -torch.inf
+    twin.update()
+    assert twin.scaler.last_step_skipped
+    assert_same(after(twin), without())
+
+
+# ---- exceptions ----
+
+
+class Fault(Exception):
+    pass
+
+
+def raise_fault(*_):
+    raise Fault
+
+
+def in_a_forward_hook(twin):
+    return twin.model[1].register_forward_hook(raise_fault)
+
+
+def in_a_backward_hook(twin):
+    return twin.model[2].register_full_backward_hook(raise_fault)
+
+
+def in_a_gradient_hook(twin):
+    return twin.model[0].weight.register_hook(raise_fault)
+
+
+def after_the_first_gradient(twin):
+    """Some gradients are there then, and others are not."""
+    return twin.model[2].weight.register_post_accumulate_grad_hook(raise_fault)
+
+
+def before_the_step(twin):
+    return twin.optimizer.register_step_pre_hook(raise_fault)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "place", [in_a_forward_hook, in_a_backward_hook, in_a_gradient_hook, after_the_first_gradient, before_the_step]
+)
+def test_an_exception(name, dtype, options, place):
+    twin = started(name, dtype, options)
+    hook = place(twin)
+    with pytest.raises(Fault):
+        twin.step(2)
+    hook.remove()
+    assert_same(after(twin), without(name, dtype, options))
+
+
+def test_an_exception_after_the_step():
+    """The step counts, and the scaler says what is missing."""
+    twin = started()
+    hook = twin.optimizer.register_step_post_hook(raise_fault)
+    with pytest.raises(Fault):
+        twin.step(2)
+    hook.remove()
+    assert_same(after(twin), without(batches=(0, 1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
+def test_an_exception_between_unscale_and_step(explicit, clip):
+    """The next step must not take scaled gradients for unscaled ones."""
+    twin = started()
+    twin.backward(2)
+    twin.scaler.unscale_(twin.optimizer)
+    if clip:
+        torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.1)
+    twin.backward(3)
+    if explicit:
+        twin.scaler.unscale_(twin.optimizer)
+    twin.update()
+    assert_same(after(twin, [4]), without())
+
+
+def test_gradients_that_were_kept_after_it():
+    """Neither scale fits them: they are refused until they are given up."""
+    twin = started()
+    twin.backward(2)
+    twin.scaler.unscale_(twin.optimizer)
+    before = twin.state()
+    twin.scaler.scale(twin.loss(3)).backward()
+    for call in (twin.update, lambda: twin.scaler.unscale_(twin.optimizer)):
+        with pytest.raises(RuntimeError, match=r"call optimizer\.zero_grad\(\) and scaler\.update\(\)"):
+            call()
+    assert_same(twin.state(), before)
+    twin.optimizer.zero_grad()
+    twin.scaler.update()
+    assert_same(after(twin), without())
+
+
+def test_another_loss_beside_unscaled_gradients_is_no_fault():
+    """Two optimizers, one unscaled and clipped around the other's backward."""
+    twin, other = started(), Twin()
+    twin.backward(2)
+    twin.scaler.unscale_(twin.optimizer)
+    twin.scaler.scale(other.loss(7)).backward()
+    torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.1)
+    twin.scaler.step(twin.optimizer)
+    twin.scaler.step(other.optimizer)
+    twin.scaler.update()
+    expected = started()
+    expected.backward(2)
+    expected.scaler.unscale_(expected.optimizer)
+    torch.nn.utils.clip_grad_norm_(expected.model.parameters(), 0.1)
+    expected.update()
+    assert_same(twin.state(), expected.state())
+
+
+def test_a_new_optimizer_at_the_address_of_one_that_was_given_up(monkeypatch):
+    twin = started()
+    twin.backward(2)
+    twin.scaler.unscale_(twin.optimizer)
+    records = twin.scaler._per_optimizer_states
+    old = records.pop(id(twin.optimizer))
+    twin.optimizer = Twin().optimizer
+    gc.collect()
+    twin.optimizer.param_groups[0]["params"] = list(twin.model.parameters())
+    records[id(twin.optimizer)] = old
+    twin.step(3)  # would be refused, or take scaled gradients
+    assert not records
+
+
+# ---- interrupts ----
+
+
+class InterruptAt:
+    """Ctrl-C arrives before the line number ``count`` that Python runs of this package's optimizers and scaler."""
+
+    def __init__(self, count):
+        self.left = count
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self)
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def __call__(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@EACH
+@pytest.mark.parametrize("taken", [0, 1, 3])  # the state is made, the step is cached, the step is found in the cache
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_an_interrupt_anywhere_in_the_step(name, dtype, options, taken, every):
+    """Either the step was taken or it was not, and what follows is right."""
+    ends = [without(name, dtype, options, [*range(taken), *batches, 8, 9]) for batches in ([], [7])]
+    for line in range(0, 10**6, every):
+        twin = Twin(name, dtype, options)
+        for batch in range(taken):
+            twin.step(batch)
+        twin.backward(7)
+        try:
+            with InterruptAt(line):
+                twin.update()
+        except KeyboardInterrupt:
+            if twin.scaler._per_optimizer_states and twin.stepped():
+                with pytest.raises(RuntimeError, match="since the last update"):
+                    twin.step(8)
+                twin.scaler.update()
+            end = after(twin, [8, 9])
+            assert any(is_same(end, expected) for expected in ends), f"line {line}"
+        else:
+            break
+    assert line > 100
+
+
+# ---- parameters that come, go, move ----
+
+
+def test_a_parameter_that_is_added():
+    twin, expected = started(), started()
+    for one in (twin, expected):
+        one.extra = torch.nn.Parameter(torch.full((3,), 0.5))
+    twin.optimizer.add_param_group({"params": [twin.extra], "lr": 0.5})
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        twin.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": -1.0})
+    assert len(twin.optimizer.param_groups) == 2
+    alone = ak.optim.AdamW([expected.extra], lr=0.5)
+    for batch in (3, 4):
+        for one in (twin, expected):
+            one.backward(batch)
+            one.extra.grad = torch.ones(3) * one.scaler.get_scale()
+        expected.scaler.step(alone)
+        twin.update()
+        expected.update()
+    assert_same_bits(twin.extra.data, expected.extra.data)
+    assert_same(dict(flat(twin.model.state_dict())), dict(flat(expected.model.state_dict())))
+
+
+@EACH
+def test_a_parameter_that_is_frozen_and_thawed(name, dtype, options):
+    """While it has no gradient nothing of it changes, and the others go on as in a twin that dropped it."""
+    twin, weight = started(name, dtype, options), 0
+    param = list(twin.model.parameters())[weight]
+    before = {key: value.clone() for key, value in twin.optimizer.state[param].items()}
+    kept = param.detach().clone()
+    param.requires_grad_(False)
+    twin.step(3)
+    twin.step(4)
+    assert_same_bits(param.detach(), kept)
+    assert_same(twin.optimizer.state[param], before)
+    param.requires_grad_(True)
+    twin.step(5)
+    assert not torch.equal(param, kept)
+    assert name == "SGD" or twin.optimizer.state[param]["step"] == before["step"] + 1
+
+
+@EACH
+def test_a_model_that_is_cast_is_as_one_that_was_loaded_so(name, dtype, options):
+    twin = started(name, dtype, options)
+    saved = copy.deepcopy(twin.optimizer.state_dict())
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    loaded = Twin(name, other, options)
+    loaded.model.load_state_dict(twin.model.state_dict())
+    loaded.optimizer.load_state_dict(saved)
+    twin.model.to(other)
+    twin.dtype = other
+    for one in (twin, loaded):
+        if options.get("master_weights") == "split" or dtype == torch.float16:
+            one.optimizer.reload_model_params()
+    assert_same(after(twin), after(loaded))
+
+
+# ---- state that is edited ----
+
+
+@EACH
+def test_a_state_that_is_replaced_counts(name, dtype, options):
+    """``state[p][key] = value`` is as writing into it."""
+    twin, expected = started(name, dtype, options), started(name, dtype, options)
+    key = "momentum_buffer" if name == "SGD" else "exp_avg"
+    for param in twin.model.parameters():
+        twin.optimizer.state[param][key] = torch.full(param.shape, 0.25)
+    for param in expected.model.parameters():
+        expected.optimizer.state[param][key].fill_(0.25)
+    assert_same(after(twin), after(expected))
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    twin, expected = started(), started()
+    state = twin.optimizer.state[twin.model[0].weight]
+    with pytest.raises(ValueError, match=r"exp_avg has shape \[3\]; accepted: \[6, 4\]"):
+        state["exp_avg"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"exp_avg has shape \[3\]; accepted: \[6, 4\]"):
+        state.update(exp_avg=torch.zeros(3))
+    for remove in (lambda: state.pop("exp_avg"), lambda: state.__delitem__("exp_avg")):
+        with pytest.raises(TypeError, match=r"exp_avg cannot be removed alone; accepted: del optimizer\.state"):
+            remove()
+    state["note"] = "mine"
+    assert state.pop("note") == "mine"
+    assert state.pop("note", 1) == 1
+    assert_same(after(twin), after(expected))
+
+
+def test_numbers_and_counts_may_be_set():
+    twin = started()
+    twin.optimizer.state[twin.model[0].weight]["step"] = 7
+    twin.step(3)
+    assert twin.optimizer.state[twin.model[0].weight]["step"] == 8
+    assert twin.optimizer.state[twin.model[2].weight]["step"] == 3
+
+
+def test_checkpoints_hold_plain_dicts():
+    assert {type(values) for values in started().optimizer.state_dict()["state"].values()} == {dict}
+
+
+# ---- memory ----
+
+
+def huge(dtype):
+    return torch.ones(1, 8, dtype=dtype).expand(1 << 44, 8)
+
+
+@pytest.mark.parametrize("call", [ak.layer_norm, ak.rms_norm])
+def test_no_memory_in_a_forward(call):
+    with pytest.raises(torch.OutOfMemoryError, match=r"norm_forward: out of memory \("):
+        call(huge(torch.bfloat16), 8)
+
+
+def test_no_memory_in_a_backward(monkeypatch):
+    """An op of the backward gets no memory: the error is torch's, some gradients are there, and the next step is right."""
+    from amp_kernels.ops import norm_backward
+
+    real, twin = norm_backward.op._overloads["cpu"], started("AdamW", torch.bfloat16)
+
+    def full(*_, **__):
+        huge(torch.bfloat16).contiguous()  # torch's own words
+
+    monkeypatch.setitem(norm_backward.op._overloads, "cpu", full)
+    with pytest.raises(torch.OutOfMemoryError, match=r"norm_backward: out of memory .*can't allocate memory"):
+        twin.step(2)
+    monkeypatch.setitem(norm_backward.op._overloads, "cpu", real)
+    assert_same(after(twin), without("AdamW", torch.bfloat16))
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(Exception, match="must have dtype") as caught:
+        ak.ops.check_and_norm.op([torch.ones(3, dtype=torch.int64)])
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
