@@ -3,7 +3,7 @@
 Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
 """
 
-from . import amp, checkpoint, nn, ops, optim
+from . import amp, checkpoint, nn, numerics, ops, optim
 from ._dispatch import load, nodes
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
@@ -47,6 +47,7 @@ __all__ = [
     "matmul",
     "mlp",
     "nn",
+    "numerics",
     "ops",
     "optim",
     "override_matmul",

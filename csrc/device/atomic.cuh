@@ -1,6 +1,6 @@
 #pragma once
-// Atomic operations on global memory and the fence that orders a thread's accesses for the whole GPU.
-#include "device/platform.cuh"
+// Atomic operations on global and shared memory, and the fence that orders a thread's accesses for the whole GPU.
+#include "device/shared.cuh"
 
 #ifdef AK_EMULATE
 #include "emulator/atomic.h"
@@ -8,12 +8,18 @@
 
 namespace ak {
 
-/// *p += value, relaxed; returns the old value. The order of additions is not fixed: not for sums that must be
-/// reproducible.
+/// *p += value, relaxed, in global or shared memory; returns the old value. The order of additions is not fixed: not
+/// for floating-point sums that must be reproducible.
 template <class T>
 AK_DEVICE T atomic_add(T* p, T value) {
   return atomicAdd(p, value);
 }
+AK_DEVICE uint64_t atomic_add(uint64_t* p, uint64_t value) {
+  return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
+}
+
+/// *p = the larger of it and value, relaxed.
+AK_DEVICE void atomic_max(uint32_t* p, uint32_t value) { atomicMax(p, value); }
 
 /// Counts up and wraps: *p = *p >= last ? 0 : *p + 1; returns the old value. Acquires and releases at GPU scope: what
 /// was written before a block's increment is visible after an increment that sees it. Wrapping leaves the counter ready

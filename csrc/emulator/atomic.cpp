@@ -1,4 +1,4 @@
-#include "emulator/atomic.h"
+#include "device/atomic.cuh"
 
 #include <map>
 
@@ -33,6 +33,21 @@ void atomic_global(void* p, std::size_t bytes, Order order, const std::function<
   }
   location.add(before);
   update();
+}
+
+void atomic_shared(uint32_t address, std::size_t bytes, const std::function<void(uint8_t*)>& update) {
+  machine->yield();
+  Cta& cta = cta_at(address);
+  if (address % bytes != 0) fail(format("the address is not aligned to %zu bytes", bytes));
+  const uint32_t offset = shared_offset(cta, address, bytes);
+  if (!cta.shadow->written(offset)) fail(format("uninitialised read of shared memory + 0x%x", offset));
+  const Clock& clock = current->clock;
+  const auto conflict = cta.shadow->write(offset, bytes, clock, Access::of(clock.actor, clock.now, true));
+  if (conflict.access) {
+    fail(format("race: shared memory + 0x%x is also touched without an atomic by %s", offset,
+                machine->describe(conflict.access.actor()).c_str()));
+  }
+  update(&cta.shared[offset]);
 }
 
 void fence_gpu() {

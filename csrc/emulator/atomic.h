@@ -1,6 +1,7 @@
 #pragma once
 // device/atomic.cuh on the emulator. Atomics are where threads of different blocks meet, so each one lets others run
 // first; a relaxed one orders nothing unless fences stand around it.
+#include <cstring>
 #include <functional>
 
 #include "emulator/access.h"
@@ -13,6 +14,8 @@ enum class Order { kRelaxed, kAcqRel };
 
 /// Calls `update(bytes)` on checked global memory as one step.
 void atomic_global(void* p, std::size_t bytes, Order order, const std::function<void()>& update);
+/// Calls `update(bytes)` on checked shared memory of the running thread's block as one step that orders nothing.
+void atomic_shared(uint32_t address, std::size_t bytes, const std::function<void(uint8_t*)>& update);
 void fence_gpu();
 
 }  // namespace emu
@@ -26,6 +29,23 @@ T atomic_add(T* p, T value) {
     *p = old + value;
   });
   return old;
+}
+
+template <class T>
+T atomic_add(SharedPtr<T> p, T value) {
+  emu::enter("atomic_add");
+  T old;
+  emu::atomic_shared(p.address(), sizeof(T), [&](uint8_t* bytes) {
+    std::memcpy(&old, bytes, sizeof old);
+    const T sum = old + value;
+    std::memcpy(bytes, &sum, sizeof sum);
+  });
+  return old;
+}
+
+inline void atomic_max(uint32_t* p, uint32_t value) {
+  emu::enter("atomic_max");
+  emu::atomic_global(p, sizeof *p, emu::Order::kRelaxed, [&] { *p = *p < value ? value : *p; });
 }
 
 inline uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {

@@ -46,6 +46,14 @@ BUDGETS = {
         why="two walks over a row of the kind of check_and_norm_kernel's; 64 registers let 1,024 threads share an SM; the "
         "exponentials of four or eight logits a load are the special function unit's",
     ),
+    "exponent_histogram_kernel": Budget(
+        registers=64,
+        shared=1280,
+        wide_loads=4 * (4 + 1),
+        in_flight=4,
+        opcodes={"ATOMS.POPC.INC": 1},
+        why="the walk of check_and_norm_kernel, and 280 counters; increments of a warp that meet are added up first",
+    ),
     "unscale_kernel": Budget(
         registers=64,
         shared=0,

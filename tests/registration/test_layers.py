@@ -12,11 +12,12 @@ PACKAGE = Path(amp_kernels.__file__).parent
 
 #: Each room, and the rooms that it may import from besides itself. A backend reads the contract that it implements.
 ROOMS = {
-    "": {"_dispatch", "amp", "cli", "nn", "ops", "optim"},
+    "": {"_dispatch", "amp", "cli", "nn", "numerics", "ops", "optim"},
     "cli": {"_dispatch", "amp", "testing"},
     "testing": {"_dispatch", "ops"},
     "amp": {"_dispatch", "ops", "optim"},
     "nn": {"_dispatch", "ops"},
+    "numerics": {"_dispatch", "amp", "nn", "ops", "optim"},
     "optim": {"_dispatch", "ops"},
     "ops": {"_dispatch"},
     "_triton": {"ops"},

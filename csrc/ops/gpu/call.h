@@ -71,24 +71,28 @@ class GpuCall {
     return static_cast<T*>(write(name, t));
   }
 
-  // A list of dense gradients, for the kernels that look at each element once.
+  // A list of dense tensors, for the kernels that look at each element once.
   template <typename Void>
-  std::vector<GradRefTo<Void>> grad_refs(const TensorList& grads) {
+  std::vector<GradRefTo<Void>> refs(const char* argument, const TensorList& list) {
     std::vector<GradRefTo<Void>> refs;
-    refs.reserve(grads.size());
-    for (size_t i = 0; i < grads.size(); ++i) {
-      const ArgName name{"grads", static_cast<int64_t>(i)};
-      check_dtype(op_, name, grads[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
-      check_dense(op_, name, grads[i]);
+    refs.reserve(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      const ArgName name{argument, static_cast<int64_t>(i)};
+      check_dtype(op_, name, list[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
+      check_dense(op_, name, list[i]);
       Void* data;
       if constexpr (std::is_const_v<Void>) {
-        data = read(name, grads[i]);
+        data = read(name, list[i]);
       } else {
-        data = write(name, grads[i]);
+        data = write(name, list[i]);
       }
-      refs.push_back({data, grads[i].numel(), dtype_of(grads[i].scalar_type())});
+      refs.push_back({data, list[i].numel(), dtype_of(list[i].scalar_type())});
     }
     return refs;
+  }
+  template <typename Void>
+  std::vector<GradRefTo<Void>> grad_refs(const TensorList& grads) {
+    return refs<Void>("grads", grads);
   }
   // The gradients of a table in place of a list.
   std::vector<GradRef> grad_refs(const Tensor& table) {
