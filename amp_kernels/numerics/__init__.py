@@ -1,5 +1,26 @@
-"""Numerics one can see: how values are spread over a 16-bit format, and which module made the first NaN."""
+"""Numerics one can see: what a 16-bit format keeps of gradients, which module made the first NaN, how a run goes, and
+whether it comes out as it does in FP32.
+
+Examples:
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with ak.numerics.find_nonfinite(model):
+    ...     model(torch.ones(1, 2)).sum().backward()
+"""
 
 from ..ops.exponent_histogram import exponent_histogram
+from .histogram import GradientHistogram
+from .monitor import StepMonitor
+from .nonfinite import NonFiniteError, find_nonfinite
+from .parity import Outcome, Parity, Run, parity
 
-__all__ = ["exponent_histogram"]
+__all__ = [
+    "GradientHistogram",
+    "NonFiniteError",
+    "Outcome",
+    "Parity",
+    "Run",
+    "StepMonitor",
+    "exponent_histogram",
+    "find_nonfinite",
+    "parity",
+]

@@ -1,0 +1,119 @@
+"""Charts as SVG within one HTML file that opens from a disk: no script, no font, nothing fetched."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 240, 64, 12, 28, 26
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 760px; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
+svg { width: 100%; height: auto; margin: .5rem 0 1.5rem }
+text { font-size: 12px; fill: #555 }
+.title { font-size: 14px; fill: #222 }
+.grid { stroke: #ddd }
+.mark { stroke: #b33; stroke-dasharray: 4 3 }
+.line { stroke: #3554a5; fill: none; stroke-width: 1.5 }
+.bar { fill: #3554a5 }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+td, th { padding: .2rem .8rem .2rem 0; text-align: left }
+pre { overflow-x: auto }
+@media (prefers-color-scheme: dark) {
+body { color: #ddd; background: #181a1f }
+text { fill: #aaa }
+.title { fill: #ddd }
+.grid { stroke: #333 }
+.line { stroke: #8ea6ee }
+.bar { fill: #8ea6ee }
+.mark { stroke: #e77 }
+}
+"""
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """One HTML file. ``parts`` are HTML already."""
+    name = html.escape(title)
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{name}</h1>{"".join(parts)}</body></html>'
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    lines = [_row(header, "th"), *(_row(row, "td") for row in rows)]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+class _Frame:
+    """Maps values to places, and draws what is around them."""
+
+    def __init__(self, xs: tuple[float, float], ys: tuple[float, float]) -> None:
+        self._xs, self._ys = xs, (ys[0], ys[1] if ys[1] > ys[0] else ys[0] + 1.0)
+
+    def x(self, value: float) -> float:
+        low, high = self._xs
+        return _LEFT + (value - low) / ((high - low) or 1.0) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self._ys
+        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def around(self, title: str, x_labels: Sequence[tuple[float, str]], inside: str) -> str:
+        parts = [f'<text class="title" x="{_LEFT}" y="16">{html.escape(title)}</text>']
+        for tick in _ticks(*self._ys):
+            y = self.y(tick)
+            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
+        for value, label in x_labels:
+            parts.append(
+                f'<text x="{self.x(value):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{html.escape(label)}</text>'
+            )
+        return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(parts)}{inside}</svg>'
+
+
+def bars(title: str, values: Sequence[tuple[int, float]], marks: Mapping[int, str]) -> str:
+    """Shares by exponent, a dashed line before each of the exponents in ``marks`` that is in sight."""
+    low, high = min(x for x, _ in values) - 1, max(x for x, _ in values) + 2
+    frame = _Frame((low, high), (0.0, max(y for _, y in values)))
+    wide = frame.x(1) - frame.x(0)
+    drawn = [
+        f'<rect class="bar" x="{frame.x(x):.1f}" y="{frame.y(y):.1f}" width="{wide * 0.9:.1f}" height="{frame.y(0) - frame.y(y):.1f}"/>'
+        for x, y in values
+    ]
+    for x, label in marks.items():
+        if low < x < high:
+            place = frame.x(x)
+            drawn.append(f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+            drawn.append(f'<text x="{place - 4:.1f}" y="{_TOP + 10}" text-anchor="end">{html.escape(label)}</text>')
+    step = max(1, (high - low) // 12)
+    labels = [(x + 0.5, f"2^{x}") for x in range(low + 1, high, step)]
+    return frame.around(title, labels, "".join(drawn))
+
+
+def line(title: str, xs: Sequence[float], ys: Sequence[float], *, logarithmic: bool = False) -> str:
+    """A curve; values that are not finite, or not above 0 on a logarithmic axis (base 2), leave a gap."""
+    shown = [math.log2(y) if logarithmic and y > 0 else math.nan if logarithmic else y for y in ys]
+    finite = [y for y in shown if math.isfinite(y)]
+    if not finite:
+        return ""
+    frame = _Frame((min(xs), max(xs)), (min(finite), max(finite)))
+    pieces: list[list[str]] = [[]]
+    for x, y in zip(xs, shown, strict=True):
+        if math.isfinite(y):
+            pieces[-1].append(f"{frame.x(x):.1f},{frame.y(y):.1f}")
+        elif pieces[-1]:
+            pieces.append([])
+    drawn = "".join(f'<polyline class="line" points="{" ".join(piece)}"/>' for piece in pieces if piece)
+    steps = [(x, f"{x:g}") for x in dict.fromkeys((min(xs), max(xs)))]
+    return frame.around(title + (" (power of two)" if logarithmic else ""), steps, drawn)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers within the range, four or so."""
+    rough = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = min((unit * m for m in (1, 2, 5, 10)), key=lambda s: abs(s - rough))
+    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -1,0 +1,185 @@
+"""The paper's figure for any model: how gradients are spread over the powers of two, and what FP16 keeps of them."""
+
+from __future__ import annotations
+
+import html
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import _lists
+from ..ops.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
+from . import _svg
+from ._statistics import FLUSHED_BELOW, FP16_MAX, SUBNORMAL_BELOW, flushed_share, shifted
+
+_BAR = 50  # characters of the longest bar of the text
+
+
+class GradientHistogram:
+    """Within the block, count the gradients of a model by their powers of two: of what flows between its modules
+    (activation gradients, which FP16 stores as they come), and of its parameters.
+
+    Micikevicius et al., *Mixed Precision Training* (ICLR 2018), figures 2 and 3: most activation gradients of a detector
+    lie below FP16's range, and a factor moves them into it. Run in FP32 or BF16 to see what FP16 *would* lose at any
+    scale; run in FP16 to see what is left. Values are counted without the loss scale: a scaler's is divided out.
+
+    Everything is counted on the device; the host reads when asked for a result.
+
+    Args:
+        model: leaf modules' outputs and all parameters that require a gradient are counted, in every backward.
+        scaler: the gradient scaler of the loop, if it has one. Its scale is taken as the nearest power of two.
+
+    Raises:
+        TypeError: ``model`` is no module.
+
+    Examples:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ak.numerics.GradientHistogram(model) as histogram:
+        ...     model(torch.ones(3, 4)).sum().mul(2.0**-30).backward()
+        >>> histogram.flushed_share("activations", scale=1.0), histogram.flushed_share("activations", scale=2.0**10)
+        (1.0, 0.0)
+        >>> histogram.advise()  # from this scale on nothing is lost; above the other one something overflows
+        (32.0, 17592186044416.0)
+    """
+
+    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"GradientHistogram: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+        self._model, self._scaler = model, scaler
+        self._handles: list[Any] = []
+        self._counts: dict[str, Tensor] = {}  # by name: activations of modules, "parameter <name>"
+        self._largest: dict[str, Tensor] = {}
+
+    # ---- the block ----
+
+    def __enter__(self) -> GradientHistogram:
+        for name, module in self._model.named_modules():
+            if next(module.children(), None) is None:
+                self._handles.append(module.register_forward_hook(self._after(f"activations {name}".strip())))
+        for name, param in self._model.named_parameters():
+            if param.requires_grad and param.is_leaf:
+                self._handles.append(param.register_post_accumulate_grad_hook(self._of_parameter(f"parameters {name}")))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _after(self, name: str) -> Any:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            for leaf in torch.utils._pytree.tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    self._handles.append(leaf.register_hook(lambda grad: self._add(name, grad)))
+
+        return hook
+
+    def _of_parameter(self, name: str) -> Any:
+        return lambda param: None if param.grad is None else self._add(name, param.grad)
+
+    @torch.no_grad()
+    def _add(self, name: str, grad: Tensor) -> None:
+        values = grad.to_local() if hasattr(grad, "to_local") else grad
+        values = values.coalesce()._values() if values.is_sparse else values.detach()
+        (counts,), (largest,) = exponent_histogram([values if _lists.is_dense(values) else values.contiguous()])
+        scale = None if self._scaler is None or not self._scaler.is_enabled() else self._scaler._scale
+        if scale is not None:
+            exponent = scale.to(counts.device).log2().round()
+            counts, largest = shifted(counts, -exponent.long()), largest * (-exponent).exp2()
+        if name in self._counts:
+            self._counts[name] += counts
+            self._largest[name] = torch.maximum(self._largest[name], largest)
+        else:
+            self._counts[name], self._largest[name] = counts, largest
+
+    # ---- results ----
+
+    def counts(self, of: str = "") -> Tensor:
+        """The columns of :func:`exponent_histogram`, int64 ``[280]`` on the CPU, added up.
+
+        Args:
+            of: ``"activations"``, ``"parameters"``, either followed by a name, or ``""`` for everything.
+        """
+        chosen = [counts.cpu() for name, counts in self._counts.items() if name.startswith(of)]
+        return torch.stack(chosen).sum(0) if chosen else torch.zeros(BINS, dtype=torch.int64, device="cpu")
+
+    def flushed_share(self, of: str = "", *, scale: float) -> float:
+        """Of the values that are not zero, what share FP16 rounds to zero at this loss scale (below ``2**-25``)."""
+        _lists.check_number("GradientHistogram.flushed_share", "scale", scale, math.ulp(0.0))
+        return flushed_share(self.counts(of), scale)
+
+    def advise(self, tolerance: float = 1e-3) -> tuple[float, float]:
+        """The loss scales, powers of two, between which FP16 keeps these gradients.
+
+        Args:
+            tolerance: what share of the values that are not zero may be flushed.
+
+        Returns:
+            ``(low, high)``: the smallest scale that flushes no more than that, and the largest at which the largest
+            finite gradient is below FP16's maximum. Where ``low > high`` no scale does both. ``(1.0, inf)`` if there was
+            nothing but zeros.
+        """
+        _lists.check_number("GradientHistogram.advise", "tolerance", tolerance, 0.0, 1.0)
+        counts = self.counts()
+        numbers = counts[1:INFINITY_BIN]
+        if not numbers.sum():
+            return 1.0, math.inf
+        lost = numbers.cumsum(0) <= tolerance * numbers.sum()
+        first_kept = LEAST_EXPONENT + int(lost.sum())
+        largest = max(value.item() for value in self._largest.values())
+        return 2.0 ** max(FLUSHED_BELOW - first_kept, 0), 2.0 ** math.floor(math.log2(FP16_MAX / largest))
+
+    def __str__(self) -> str:
+        """The figure as text: a line for each power of two that occurs, and what FP16 makes of it without scaling."""
+        lines = []
+        for title in ("activations", "parameters"):
+            counts = self.counts(title).tolist()
+            total = sum(counts)
+            if not total:
+                continue
+            lines.append(f"gradients of {title}: {total} values, {counts[0] / total:.1%} zero")
+            numbers = {LEAST_EXPONENT + i: n for i, n in enumerate(counts[1:INFINITY_BIN]) if n}
+            most = max(numbers.values(), default=1)
+            for exponent in range(min(numbers, default=0), max(numbers, default=-1) + 1):
+                share = numbers.get(exponent, 0) / total
+                bar = "#" * math.ceil(_BAR * numbers.get(exponent, 0) / most)
+                lines.append(f"  2^{exponent:<5}{share:7.2%}  {_fate(exponent):<9} {bar}".rstrip())
+            lines += [
+                f"  {name}: {counts[column]}"
+                for name, column in (("inf", INFINITY_BIN), ("NaN", NAN_BIN))
+                if counts[column]
+            ]
+        low, high = self.advise()
+        advice = (
+            f"FP16 keeps them at loss scales from {low:g} to {high:g}"
+            if low <= high
+            else "no loss scale keeps them in FP16"
+        )
+        return "\n".join([*lines, advice])
+
+    def plot(self, path: str | Path) -> None:
+        """Write the figure as one HTML file that needs nothing else: shares by power of two, FP16's range marked."""
+        charts = []
+        for title in ("activations", "parameters"):
+            counts = self.counts(title)
+            total = int(counts.sum())
+            if total:
+                numbers = [(LEAST_EXPONENT + i, n / total) for i, n in enumerate(counts[1:INFINITY_BIN].tolist()) if n]
+                marks = {FLUSHED_BELOW: "rounds to 0", SUBNORMAL_BELOW: "subnormal", 16: "overflows"}
+                charts.append(_svg.bars(f"gradients of {title} by power of two", numbers, marks))
+        Path(path).write_text(_svg.page("Gradients by power of two", [*charts, f"<pre>{html.escape(str(self))}</pre>"]))
+
+
+def _fate(exponent: int) -> str:
+    """What FP16 makes of values with this exponent, unscaled."""
+    if exponent < FLUSHED_BELOW:
+        return "zero"
+    if exponent < SUBNORMAL_BELOW:
+        return "subnormal"
+    return "" if exponent < 16 else "overflow"

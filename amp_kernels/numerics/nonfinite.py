@@ -1,0 +1,336 @@
+"""Which module made the first infinity or NaN, forward or backward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..ops import _lists
+from ..ops.exponent_histogram import INFINITY_BIN, exponent_histogram
+from ._every_op import EveryOp
+from ._statistics import Statistics
+
+_LISTED = 8  # of what a report names
+
+
+class NonFiniteError(RuntimeError):
+    """What :class:`find_nonfinite` found; the message is its report.
+
+    Examples:
+        >>> issubclass(ak.numerics.NonFiniteError, RuntimeError)
+        True
+    """
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a module, or of an operation within one."""
+
+    name: str
+    kind: str  # the class, or the operation
+    parent: _Call | None
+    made_by: str = ""  # the autograd node of its first output, which is the last operation within
+
+    def __str__(self) -> str:
+        last = f", last operation {self.made_by}" if self.made_by else ""
+        return f"{self.name} ({self.kind}){last}"
+
+
+@dataclass(eq=False)
+class _Look:
+    """One tensor at one moment: what it was to a call, and its histogram, which stays on the device."""
+
+    call: _Call | None
+    role: Literal["input", "parameter", "output", "gradient of output", "gradient of input", "gradient of parameter"]
+    place: str  # "[0]" of nested inputs and outputs, or a parameter's name
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    counts: Tensor
+    largest: Tensor
+
+    def __str__(self) -> str:
+        statistics = Statistics.of(self.counts.tolist(), self.largest.item(), self.shape, self.dtype)
+        return f"{self.role} {self.place}".rstrip() + f": {statistics}"
+
+
+class find_nonfinite:
+    """Within the block, name the module that made the first infinity or NaN: the *producer*, whose inputs and parameters
+    were finite. Modules that only pass it on are listed as *propagators*.
+
+    Every module's inputs, parameters and outputs are looked at in the forward, and their gradients in the backward. A
+    look is one read of the tensor; its result stays on the device. The host reads one flag a step for all of them: when
+    the model's next forward begins, in :meth:`check`, and at the end of the block. The model is as before after the
+    block, also if an exception ends it.
+
+    With a gradient scaler infinities in the backward are no fault as such: the scale was too high, the step is skipped,
+    the scale backs off. They are reported once ``patience`` steps in a row had them with the scale at its minimum, where
+    backing off does not help any more. A forward that is not finite is always reported: no scale helps there.
+
+    Args:
+        model: the module whose training is watched. Inputs and outputs may be nested (tuples, lists, dicts, whatever
+            torch's pytree knows); tensors that are not of floating point are passed over.
+        scaler: the gradient scaler, if one is in use; torch's or this package's.
+        patience: steps in a row at the minimum scale after which an overflow is a fault.
+        on_detect: ``"raise"`` a :class:`NonFiniteError`, or ``"warn"`` once a step and go on.
+        ops: also look at every torch operation within the model's forward, and name the one. Slow.
+
+    Raises:
+        NonFiniteError: something was not finite. From the model's next forward, :meth:`check`, or the end of the block.
+        TypeError: ``model`` is no module.
+        ValueError: ``on_detect`` or ``patience`` is not accepted.
+
+    Examples:
+        >>> class Root(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return x.sqrt()
+        >>> model = torch.nn.Sequential(torch.nn.Identity(), Root(), torch.nn.ReLU())
+        >>> try:
+        ...     with ak.numerics.find_nonfinite(model):
+        ...         y = model(torch.tensor([4.0, -1.0]))
+        ... except ak.numerics.NonFiniteError as error:
+        ...     print(error)
+        step 0: made in the forward of '1' (Root)
+          input [0]: float32[2]: finite, largest finite magnitude 4
+          output: float32[2]: 1 NaN, 0 inf of 2, largest finite magnitude 2
+        passed on by '2' (ReLU)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        patience: int = 8,
+        on_detect: Literal["raise", "warn"] = "raise",
+        ops: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"find_nonfinite: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+        if on_detect not in ("raise", "warn"):
+            raise ValueError(f"find_nonfinite: on_detect is {on_detect!r}; accepted: 'raise' and 'warn'")
+        _lists.check_number("find_nonfinite", "patience", patience, 1)
+        self._model, self._scaler, self._patience, self._on_detect = model, scaler, patience, on_detect
+        self._every_op = EveryOp(self._before_operation, self._after_operation) if ops else None
+        self._handles: list[Any] = []
+        self._step = self._at_minimum = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._looks: list[_Look] = []  # in the order of time
+        self._open: list[_Call] = []
+        # An output is mostly the next module's input, and is read once: tensor -> (version, counts, largest).
+        self._known = WeakTensorKeyDictionary()
+
+    # ---- the block ----
+
+    def __enter__(self) -> find_nonfinite:
+        for name, module in self._model.named_modules():
+            shown = repr(name) if name else "the model"
+            self._handles.append(module.register_forward_pre_hook(self._before(shown), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after, always_call=True))
+        for name, param in self._model.named_parameters():
+            if param.requires_grad and param.is_leaf:
+                self._handles.append(param.register_post_accumulate_grad_hook(self._of_parameter(name)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        try:
+            if kind is None:
+                self.check()
+            elif issubclass(kind, Exception) and not issubclass(kind, NonFiniteError):
+                report = self._report()  # it may well be why the exception came
+                if report is not None:
+                    warnings.warn(report, stacklevel=2)
+        finally:
+            self._forget()
+
+    def check(self) -> None:
+        """Read the flag of the step so far, and begin the next one. Waits for the device.
+
+        Raises:
+            NonFiniteError: something was not finite, and ``on_detect`` is ``"raise"``.
+        """
+        report = self._report()
+        self._forget()
+        self._step += 1
+        if report is None:
+            return
+        if self._on_detect == "raise":
+            raise NonFiniteError(report)
+        warnings.warn(report, stacklevel=2)
+
+    # ---- looking ----
+
+    def _look(self, call: _Call | None, role: Any, place: str, tensor: Tensor) -> None:
+        if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta":
+            return
+        version = 0 if tensor.is_inference() else tensor._version
+        known = self._known.get(tensor)
+        if known is None or known[0] != version:
+            with torch.no_grad(), _disable_current_modes():
+                values = tensor.detach()
+                values = values.to_local() if hasattr(values, "to_local") else values  # DTensor: what this rank holds
+                values = values.coalesce()._values() if values.is_sparse else values
+                values = values if values.dtype in _lists.FLOATS else values.float()  # 8-bit formats
+                values = values if _lists.is_dense(values) else values.contiguous()
+                (counts,), (largest,) = exponent_histogram([values])
+            known = self._known[tensor] = (version, counts, largest)
+        self._looks.append(_Look(call, role, place, tuple(tensor.shape), tensor.dtype, *known[1:]))
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            if module is self._model and not self._open and self._looks:
+                self.check()
+            call = _Call(name, type(module).__name__, self._open[-1] if self._open else None)
+            for place, tensor in _tensors((args, kwargs) if kwargs else args):
+                self._look(call, "input", place, tensor)
+                if tensor.requires_grad:
+                    self._of_gradient(call, "gradient of input", place, tensor)
+            for key, param in module.named_parameters(recurse=False):
+                self._look(call, "parameter", key, param)
+            self._open.append(call)
+            if self._every_op is not None and len(self._open) == 1:
+                self._every_op.__enter__()
+
+        return hook
+
+    def _after(self, module: nn.Module, args: tuple, output: Any) -> None:
+        if not self._open:
+            return
+        call = self._open.pop()
+        if self._every_op is not None and not self._open:
+            self._every_op.__exit__(None, None, None)
+        for place, tensor in _tensors(output):
+            self._look(call, "output", place, tensor)
+            if tensor.grad_fn is not None:
+                call.made_by = call.made_by or tensor.grad_fn.name()
+                self._of_gradient(call, "gradient of output", place, tensor)
+
+    def _before_operation(self, operation: str, inputs: Any) -> _Call:
+        call = _Call(self._open[-1].name, operation, self._open[-1])
+        for place, tensor in _tensors(inputs):
+            self._look(call, "input", place, tensor)
+        return call
+
+    def _after_operation(self, call: _Call, outputs: Any) -> None:
+        for place, tensor in _tensors(outputs):
+            self._look(call, "output", place, tensor)
+
+    def _of_gradient(self, call: _Call, role: str, place: str, tensor: Tensor) -> None:
+        # The handle is kept: a hook outlives the block on a graph that is still there.
+        self._handles.append(tensor.register_hook(lambda grad: self._look(call, role, place, grad)))
+
+    def _of_parameter(self, name: str) -> Callable[[Tensor], None]:
+        def hook(param: Tensor) -> None:
+            if param.grad is not None:
+                self._look(None, "gradient of parameter", name, param.grad)
+
+        return hook
+
+    # ---- the verdict ----
+
+    def _report(self) -> str | None:
+        """``None`` if there is nothing to report."""
+        bad = _not_finite(self._looks)
+        forward = [look for look in bad if not look.role.startswith("gradient")]
+        if bad and not forward and self._scaler is not None and self._scaler.is_enabled():
+            minimum = max(getattr(self._scaler, "_min_scale", 0.0), torch.finfo(torch.float32).tiny)
+            self._at_minimum = self._at_minimum + 1 if self._scaler.get_scale() <= minimum else 0
+            if self._at_minimum < self._patience:
+                return None
+        elif not bad:
+            self._at_minimum = 0
+            return None
+        lines = self._of_forward(forward) if forward else self._of_backward(bad)
+        if self._at_minimum:
+            lines.append(f"the last {self._at_minimum} steps overflowed with the scale at its minimum")
+        rank = f"rank {torch.distributed.get_rank()}, " if _distributed() else ""
+        return "\n".join([f"{rank}step {self._step}: {lines[0]}", *lines[1:]])
+
+    def _of_forward(self, bad: list[_Look]) -> list[str]:
+        calls = list(dict.fromkeys(look.call for look in bad))
+        tainted = {look.call for look in bad if look.role in ("input", "parameter")}
+        producers = [call for call in calls if call not in tainted]
+        # Inner calls end before outer ones, so the first bad output is the innermost producer's.
+        first = next((look for look in bad if look.role != "output" or look.call not in tainted), bad[0])
+        if first.role == "output":
+            producer = first.call
+            lines = [f"made in the forward of {producer}"]
+            lines += [f"  {look}" for look in self._looks if look.call is producer and look.role in ("input", "output")]
+        else:
+            lines = [f"came in with {first.role} {first.place} of {first.call}", f"  {first}"]
+        others = [call for call in producers if not _within(first.call, call)]
+        passed_on = [call for call in calls if call in tainted and call is not first.call]
+        return lines + _listed("also made by", others) + _listed("passed on by", passed_on)
+
+    def _of_backward(self, bad: list[_Look]) -> list[str]:
+        first = bad[0]
+        # The gradient of one module's input is mostly that of another's output: one tensor, looked at once.
+        same = [look for look in bad if look.counts is first.counts]
+        entered = {look.call for look in bad if look.role == "gradient of output"}
+        makers = [look.call for look in same if look.role == "gradient of input" and look.call not in entered]
+        if makers:
+            producer = makers[-1]
+            lines = [f"made in the backward of {producer}"]
+            lines += [f"  {look}" for look in self._looks if look.call is producer and look.role.startswith("gradient")]
+        elif first.role == "gradient of parameter":
+            lines = [f"made in the gradient of parameter {first.place!r}"]
+        elif first.call is not None and (parent := first.call.parent) is not None and parent not in entered:
+            lines = [f"made in the backward of {parent}, by an operation of its own after {first.call}", f"  {first}"]
+        else:
+            lines = [f"came into the model from the loss, as the gradient of an output of {first.call}", f"  {first}"]
+        grads = [look for look in bad if look.role == "gradient of parameter"]
+        every = sum(look.role == "gradient of parameter" for look in self._looks)
+        return lines + _listed(f"not finite, of {every} gradients of parameters:", [look.place for look in grads])
+
+
+def _within(inner: _Call | None, outer: _Call | None) -> bool:
+    while inner is not None:
+        if inner is outer:
+            return True
+        inner = inner.parent
+    return False
+
+
+def _tensors(nested: Any) -> Iterator[tuple[str, Tensor]]:
+    for path, leaf in tree_flatten_with_path(nested)[0]:
+        if isinstance(leaf, Tensor):
+            yield keystr(path), leaf
+
+
+def _not_finite(looks: list[_Look]) -> list[_Look]:
+    """Those which saw something that is not finite: one read of each device."""
+    by_device: dict[torch.device, list[_Look]] = {}
+    for look in looks:
+        by_device.setdefault(look.counts.device, []).append(look)
+    bad = set()
+    for of_device in by_device.values():
+        flags = torch.stack([look.counts[INFINITY_BIN:] for look in of_device]).sum(1).tolist()
+        bad |= {look for look, flag in zip(of_device, flags, strict=True) if flag}
+    return [look for look in looks if look in bad]
+
+
+def _listed(title: str, things: Sequence[object]) -> list[str]:
+    names = list(dict.fromkeys(map(str, things)))
+    if not names:
+        return []
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return [f"{title} {', '.join(names[:_LISTED])}{more}"]
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

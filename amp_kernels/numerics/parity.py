@@ -1,0 +1,247 @@
+"""Does training in 16 bits give what training in FP32 gives? A short comparison before the long run."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+
+from ..amp import GradScaler
+from ..ops import _lists
+
+PRECISIONS = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp16-unscaled": torch.float16,
+}
+_FACTOR = 3.0  # of the seeds' spread: what a difference must exceed to be called one
+
+
+class _CountingScaler(GradScaler):
+    """Also counts iterations, scaled or not."""
+
+    iterations = 0
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        self.iterations += 1
+        super().update(new_scale)
+
+
+@dataclass
+class Run:
+    """What a training function gets from :func:`parity`: everything of a run that depends on the precision.
+
+    Attributes:
+        precision: ``"fp32"``, ``"bf16"``, ``"fp16"`` (with loss scaling) or ``"fp16-unscaled"``.
+        seed: torch's and Python's generators hold it already; for what else draws numbers.
+        device: where to train.
+        scaler: a :class:`GradScaler`, enabled in ``"fp16"`` alone. Always call its ``scale``, ``step`` and ``update``:
+            ``update`` is how steps are counted.
+
+    Examples:
+        >>> run = ak.numerics.Run("bf16", seed=0, device=torch.device("cpu"))
+        >>> with run.autocast():
+        ...     print(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype, run.scaler.is_enabled())
+        torch.bfloat16 False
+    """
+
+    precision: str
+    seed: int
+    device: torch.device
+    scaler: GradScaler = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"Run: precision is {self.precision!r}; accepted: {', '.join(PRECISIONS)}")
+        self.scaler = _CountingScaler(self.device.type, enabled=self.precision == "fp16")
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """``torch.autocast`` in this run's format; off in FP32."""
+        dtype = PRECISIONS[self.precision]
+        enabled = dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=dtype if enabled else torch.bfloat16, enabled=enabled)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: what the training function returned, and what it cost.
+
+    Examples:
+        >>> outcome = ak.numerics.Outcome("fp16", 0, metric=0.5, steps=100, skipped=2, seconds=4.0, peak_memory=None)
+        >>> outcome.steps_per_second
+        25.0
+    """
+
+    precision: str
+    seed: int
+    metric: float
+    steps: int
+    skipped: int
+    seconds: float
+    peak_memory: int | None  # bytes of the CUDA allocator
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / self.seconds
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The outcomes of all runs, and a verdict on each format.
+
+    A format has parity if the mean of its metric differs from FP32's by no more than ``factor`` times the standard error
+    of that difference, as the spread over seeds tells it: ``sqrt(var / n + var_fp32 / n)``. Runs with a metric that is
+    not finite have none.
+
+    Examples:
+        >>> runs = [ak.numerics.Outcome(p, s, 1.0 + s / 100 + (p == "fp16"), 10, 0, 1.0, None) for p in ("fp32", "fp16") for s in (0, 1, 2)]
+        >>> parity = ak.numerics.Parity(tuple(runs))
+        >>> parity.holds("fp16"), bool(parity)
+        (False, False)
+    """
+
+    outcomes: tuple[Outcome, ...]
+    factor: float = _FACTOR
+
+    def _metrics(self, precision: str) -> list[float]:
+        return [outcome.metric for outcome in self.outcomes if outcome.precision == precision]
+
+    def difference(self, precision: str) -> tuple[float, float]:
+        """Mean of the metric less FP32's, and what it may be."""
+        ours, theirs = self._metrics(precision), self._metrics("fp32")
+        if not all(map(math.isfinite, ours + theirs)):
+            return math.nan, math.nan
+        spread = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
+        # A task whose metric does not move with the seed still has rounding: a millionth of the value is allowed.
+        allowed = max(self.factor * spread, 1e-6 * abs(statistics.mean(theirs)))
+        return statistics.mean(ours) - statistics.mean(theirs), allowed
+
+    def holds(self, precision: str) -> bool:
+        difference, allowed = self.difference(precision)
+        return abs(difference) <= allowed  # NaN does not
+
+    def __bool__(self) -> bool:
+        return all(self.holds(precision) for precision in self.precisions)
+
+    @property
+    def precisions(self) -> list[str]:
+        return list(dict.fromkeys(outcome.precision for outcome in self.outcomes))
+
+    def __str__(self) -> str:
+        rows = [("format", "metric", "spread", "difference", "allowed", "steps/s", "skipped", "peak memory", "verdict")]
+        for precision in self.precisions:
+            of = [outcome for outcome in self.outcomes if outcome.precision == precision]
+            metrics = self._metrics(precision)
+            difference, allowed = self.difference(precision)
+            memory = max((outcome.peak_memory or 0) for outcome in of)
+            verdict = "" if precision == "fp32" else "parity" if self.holds(precision) else "DIFFERS"
+            rows.append(
+                (
+                    precision,
+                    f"{statistics.mean(metrics):.5g}",
+                    f"{statistics.stdev(metrics) if all(map(math.isfinite, metrics)) else math.nan:.2g}",
+                    "" if precision == "fp32" else f"{difference:+.2g}",
+                    "" if precision == "fp32" else f"{allowed:.2g}",
+                    f"{statistics.median(outcome.steps_per_second for outcome in of):.3g}",
+                    f"{sum(outcome.skipped for outcome in of)}",
+                    f"{memory / 2**20:.1f} MiB" if memory else "-",
+                    verdict,
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def parity(
+    train: Callable[[Run], float],
+    *,
+    precisions: Sequence[str] = ("fp32", "bf16", "fp16"),
+    seeds: int = 3,
+    device: torch.device | str = "cpu",
+    factor: float = _FACTOR,
+    show: Callable[[Outcome], None] | None = None,
+) -> Parity:
+    """Train in several formats with the same seeds, and compare the metric with FP32's against the spread over seeds.
+
+    Args:
+        train: trains from scratch and returns the metric that counts, such as the validation loss. It gets a
+            :class:`Run`: it builds its model and data from the seeded generators, puts both on ``run.device``, enters
+            ``run.autocast()`` for the forward and the loss, and goes through ``run.scaler`` for the backward and the
+            step. Nothing else in it knows of the format.
+        precisions: out of ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"fp16-unscaled"``; FP32 is always run.
+        seeds: how many, at least 2; the seeds are 0, 1, ...
+        device: where to train.
+        factor: how many standard errors are parity.
+        show: called with each :class:`Outcome`.
+
+    Returns:
+        The :class:`Parity`: print it, or take it as true or false.
+
+    Raises:
+        ValueError: a precision is unknown, or there are fewer than 2 seeds.
+        TypeError: ``train`` returned no number.
+
+    Examples:
+        >>> def train(run):
+        ...     model = torch.nn.Linear(4, 1).to(run.device)
+        ...     optimizer = ak.optim.AdamW(model.parameters(), lr=0.05)
+        ...     for _ in range(20):
+        ...         x = torch.randn(32, 4, device=run.device)
+        ...         with run.autocast():
+        ...             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        ...         run.scaler.scale(loss).backward()
+        ...         run.scaler.step(optimizer)
+        ...         run.scaler.update()
+        ...         optimizer.zero_grad()
+        ...     return loss.item()
+        >>> bool(ak.numerics.parity(train, precisions=["bf16"], seeds=2))
+        True
+    """
+    unknown = [precision for precision in precisions if precision not in PRECISIONS]
+    if unknown:
+        raise ValueError(f"parity: precisions has {unknown[0]!r}; accepted: {', '.join(PRECISIONS)}")
+    _lists.check_number("parity", "seeds", seeds, 2)
+    _lists.check_number("parity", "factor", factor, 0.0)
+    outcomes = []
+    for seed in range(seeds):
+        for precision in dict.fromkeys(("fp32", *precisions)):
+            outcome = _train(train, precision, seed, torch.device(device))
+            outcomes.append(outcome)
+            if show is not None:
+                show(outcome)
+    outcomes.sort(key=lambda outcome: list(PRECISIONS).index(outcome.precision))
+    return Parity(tuple(outcomes), factor)
+
+
+def _train(train: Callable[[Run], float], precision: str, seed: int, device: torch.device) -> Outcome:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    run = Run(precision, seed, device)
+    begin = time.perf_counter()
+    metric = train(run)
+    if isinstance(metric, torch.Tensor) and metric.numel() == 1:
+        metric = metric.item()
+    if not isinstance(metric, (int, float)):
+        raise TypeError(f"parity: train returned a {type(metric).__name__}; accepted: a number")
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    return Outcome(
+        precision,
+        seed,
+        float(metric),
+        run.scaler.iterations,
+        int(run.scaler.skipped_steps) if run.scaler.is_enabled() else 0,
+        time.perf_counter() - begin,
+        torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    )

@@ -1,0 +1,161 @@
+"""StepMonitor against a run computed by hand, and what it writes."""
+
+import json
+import math
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels.numerics import StepMonitor
+
+
+def train(monitor, optimizer, weight, scaler, slopes, after_backward=lambda: None):
+    """Steps along the given slopes: the gradient of a step is its slope, for each of four weights."""
+    for slope in slopes:
+        optimizer.zero_grad()
+        loss = (weight * slope).sum()
+        scaler.scale(loss).backward()
+        after_backward()
+        scaler.step(optimizer)
+        scaler.update()
+        monitor.step(loss, tokens=100)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_by_hand(ours, enabled):
+    """Weights 1, lr 0.5, slopes 1, inf, 0.5: losses 4, inf, 2 * 0.5; norms 2, inf, 1; updates 1/2 of the weights, none, 1/2."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = (ak.optim.SGD if ours else torch.optim.SGD)([weight], lr=0.5)
+    scaler = (ak if ours else torch.amp).GradScaler("cpu", init_scale=8.0, enabled=enabled)
+    with StepMonitor(optimizer, scaler, every=1) as monitor:
+        train(monitor, optimizer, weight, scaler, [1.0, torch.inf, 0.5] if enabled else [1.0, 0.5])
+    records = monitor.records
+    finite = [record for record in records if math.isfinite(record["loss"])]
+    assert [record["loss"] for record in finite] == [4.0, 1.0]
+    assert [record["grad_norm"] for record in finite] == [2.0, 1.0]
+    assert [record["update_ratio"] for record in finite] == [0.5, 0.5]
+    assert [record["step"] for record in records] == list(range(len(records)))
+    assert all(record["tokens_per_second"] > 0 for record in records)
+    if enabled:
+        assert [record["scale"] for record in records] == [8.0, 8.0, 4.0]  # what each step's gradients carried
+        assert math.isinf(records[1]["grad_norm"])
+        assert records[1]["update_ratio"] == 0.0
+        assert [record["skipped"] for record in records] == (
+            [0.0, 1.0, 0.0] if ours else [pytest.approx(math.nan, nan_ok=True)] * 3
+        )
+    else:
+        assert {record["scale"] for record in records} == {1.0}
+        assert {record["skipped"] for record in records} == {0.0}
+
+
+def test_unscaled_by_hand():
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu", init_scale=8.0)
+    with StepMonitor(optimizer, scaler, every=1, unscaled=True) as monitor:
+        train(monitor, optimizer, weight, scaler, [1.0], lambda: scaler.unscale_(optimizer))
+    assert monitor.records[0]["grad_norm"] == 2.0
+
+
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_flushed_share_is_at_the_current_scale(unscaled):
+    """Slopes of 2^-30 and 2^-20 at scale 2^4: the first is lost, the second not."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu", init_scale=16.0)
+    slopes = torch.tensor([2.0**-30, 2.0**-20, 2.0**-20, 0.0])
+    with StepMonitor(optimizer, scaler, every=1, unscaled=unscaled) as monitor:
+        train(
+            monitor,
+            optimizer,
+            weight,
+            scaler,
+            [slopes],
+            (lambda: scaler.unscale_(optimizer)) if unscaled else lambda: None,
+        )
+    assert monitor.records[0]["flushed_share"] == pytest.approx(1 / 3)
+
+
+def test_every_and_epochs():
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.0), ak.GradScaler("cpu", enabled=False)
+    monitor = StepMonitor(optimizer, scaler, every=3)
+    for _ in range(2):
+        train(monitor, optimizer, weight, scaler, [1.0] * 4)
+        monitor.epoch()
+    measured = [not math.isnan(record["update_ratio"]) for record in monitor.records]
+    assert measured == [True, False, False] * 2 + [True, False]
+    assert [record["epoch"] for record in monitor.records] == [0] * 4 + [1] * 4
+    never = StepMonitor(optimizer, scaler, every=0)
+    train(never, optimizer, weight, scaler, [1.0])
+    assert math.isnan(never.records[0]["update_ratio"])
+
+
+def test_writes_lines_and_shows(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu", init_scale=8.0)
+    shown = []
+    with StepMonitor(optimizer, scaler, jsonl=tmp_path / "run.jsonl", show=shown.append) as monitor:
+        train(monitor, optimizer, weight, scaler, [1.0, torch.inf])
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [4.0, "inf"]
+    assert "peak_memory" not in lines[0]
+    assert shown == monitor.records
+    with StepMonitor(optimizer, scaler, jsonl=tmp_path / "run.jsonl") as monitor:
+        train(monitor, optimizer, weight, scaler, [1.0])
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 3  # a resumed run goes on
+
+
+def test_no_host_sync():
+    """Within a step nothing of the device is read: no ``.item()``."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    called = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu")
+    monitor = StepMonitor(optimizer, scaler, every=1)
+    train(monitor, optimizer, weight, scaler, [1.0])
+    (weight * 2).sum().backward()
+    with Names():
+        monitor.step(torch.tensor(1.0))
+    assert called
+    assert not [name for name in called if "_local_scalar_dense" in name or "is_nonzero" in name]
+
+
+def test_report(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.01), ak.GradScaler("cpu", init_scale=8.0)
+    with StepMonitor(optimizer, scaler, every=1, report=tmp_path / "run.html") as monitor:
+        train(monitor, optimizer, weight, scaler, [1.0, torch.inf, 2.0, 0.5])
+    page = (tmp_path / "run.html").read_text()
+    assert "Skipped steps: 1" in page
+    for title in ("loss", "scale (power of two)", "grad norm", "update ratio", "flushed share"):
+        assert f">{title}</text>" in page
+    assert "nan" not in page.lower()
+    assert "http" not in page
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser:  # what a browser makes of it: every curve has an extent, nothing is wider than the page
+        shot = [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--screenshot={tmp_path / 'page.png'}",
+            "--window-size=800,1200",
+        ]
+        run = subprocess.run([*shot, f"file://{tmp_path / 'run.html'}"], capture_output=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="every is -1"):
+        StepMonitor(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), every=-1)

@@ -1,0 +1,111 @@
+"""parity: what a run is given, how the verdict falls, and that a format which breaks training is told."""
+
+import math
+import random
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels.numerics import Outcome, Parity, Run, parity
+
+
+def outcomes(**metrics):
+    return Parity(
+        tuple(
+            Outcome(p.replace("_", "-"), i, m, 10, 0, 1.0, None) for p, of in metrics.items() for i, m in enumerate(of)
+        )
+    )
+
+
+def test_the_verdict_weighs_the_difference_against_the_spread():
+    """Means 1 and 1.3, both with variance 0.01 over 4 seeds: allowed is 3 * sqrt(2 * 0.01 / 4) = 0.2121."""
+    base = [0.9, 0.9, 1.1, 1.1]  # variance 0.04/3
+    result = outcomes(fp32=base, bf16=[x + 0.2 for x in base], fp16=[x + 0.3 for x in base])
+    allowed = 3 * math.sqrt(2 * 0.04 / 3 / 4)
+    assert result.difference("bf16") == (pytest.approx(0.2), pytest.approx(allowed))
+    assert result.holds("bf16")
+    assert not result.holds("fp16")
+    assert not result
+    assert bool(outcomes(fp32=base, bf16=[x - 0.2 for x in base]))
+    assert not outcomes(fp32=base, bf16=[*base[:3], math.nan])
+    assert not outcomes(fp32=[math.inf, 1.0], bf16=[1.0, 1.0])
+    assert bool(outcomes(fp32=[1.0, 1.0], bf16=[1.0 + 1e-7] * 2))  # a metric that no seed moves
+    assert not outcomes(fp32=[1.0, 1.0], bf16=[1.0 + 1e-4] * 2)
+
+
+def test_what_a_run_is_given():
+    seen = []
+
+    def train(run):
+        with run.autocast():
+            dtype = torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
+        seen.append((run.precision, run.seed, dtype, run.scaler.is_enabled(), torch.rand(()).item(), random.random()))
+        run.scaler.update() if not run.scaler.is_enabled() else None
+        return 1.0
+
+    parity(train, precisions=["fp16-unscaled", "fp16", "bf16", "fp32"], seeds=2)
+    assert [s[:2] for s in seen] == [(p, s) for s in (0, 1) for p in ("fp32", "fp16-unscaled", "fp16", "bf16")]
+    assert {s[0]: s[2:4] for s in seen} == {
+        "fp32": (torch.float32, False),
+        "bf16": (torch.bfloat16, False),
+        "fp16": (torch.float16, True),
+        "fp16-unscaled": (torch.float16, False),
+    }
+    draws = {s[1]: s[4:] for s in seen}
+    assert all(s[4:] == draws[s[1]] for s in seen), "the same seed draws the same numbers in every format"
+    assert draws[0] != draws[1]
+
+
+def small(loss_weight, overflow=False):
+    """A regression whose gradients shrink with the weight of its loss; the optimizer makes up for it."""
+
+    def train(run):
+        model = torch.nn.Linear(8, 1)
+        optimizer = ak.optim.SGD(model.parameters(), lr=0.02 / loss_weight)
+        for step in range(60):
+            x = torch.randn(64, 8)
+            with run.autocast():
+                out = model(x)
+                loss = (out.float() - x.sum(1, keepdim=True)).square().mean() * loss_weight
+            if overflow and step == 5:
+                loss = loss * torch.inf
+            run.scaler.scale(loss).backward()
+            run.scaler.step(optimizer)
+            run.scaler.update()
+            optimizer.zero_grad()
+        return (model.weight - 1).abs().mean().item()
+
+    return train
+
+
+def test_fp16_without_scaling_fails_where_gradients_are_small_and_with_it_does_not():
+    shown = []
+    result = parity(small(2.0**-24), precisions=["fp16", "fp16-unscaled"], seeds=3, show=shown.append)
+    assert result.holds("fp16")
+    assert not result.holds("fp16-unscaled")
+    assert len(shown) == len(result.outcomes) == 9
+    assert {outcome.steps for outcome in result.outcomes} == {60}
+    table = str(result).splitlines()
+    assert table[1].startswith("fp32")
+    assert [line.split()[-1] for line in table[2:]] == ["parity", "DIFFERS"]
+
+
+def test_skips_are_counted():
+    result = parity(small(1.0, overflow=True), precisions=["fp16"], seeds=2)
+    skipped = {outcome.precision: outcome.skipped for outcome in result.outcomes}
+    assert skipped["fp16"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: parity(lambda run: 1.0, precisions=["fp8"]), ValueError, "precisions has 'fp8'; accepted: fp32, bf16"),
+        (lambda: parity(lambda run: 1.0, seeds=1), ValueError, "seeds is 1"),
+        (lambda: parity(lambda run: None), TypeError, "train returned a NoneType; accepted: a number"),
+        (lambda: Run("fp8", 0, torch.device("cpu")), ValueError, "precision is 'fp8'"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
