@@ -88,7 +88,7 @@ def bars(title: str, values: Sequence[tuple[int, float]], marks: Mapping[int, st
             place = frame.x(x)
             drawn.append(f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
             drawn.append(f'<text x="{place - 4:.1f}" y="{_TOP + 10}" text-anchor="end">{html.escape(label)}</text>')
-    step = max(1, (high - low) // 12)
+    step = -(-(high - low) // 11)
     labels = [(x + 0.5, f"2^{x}") for x in range(low + 1, high, step)]
     return frame.around(title, labels, "".join(drawn))
 
