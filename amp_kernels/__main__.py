@@ -1,4 +1,4 @@
-"""``python -m amp_kernels {info,doctor,precision,bench}``."""
+"""``python -m amp_kernels {info,doctor,precision,parity,numerics,bench}``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ def _bench() -> Callable[[list[str]], int]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from .cli import doctor, info, numerics, parity, precision
+
     parser = argparse.ArgumentParser(prog="python -m amp_kernels", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    info = commands.add_parser("info", help="versions, GPU, what is built, which backend each op takes and why")
-    info.add_argument("--check", action="store_true", help="run a tiny case of every op on every available backend")
-    info.add_argument("--brief", action="store_true", help="only what was built")
+    about = commands.add_parser("info", help="versions, GPU, what is built, which backend each op takes and why")
+    about.add_argument("--check", action="store_true", help="run a tiny case of every op on every available backend")
+    about.add_argument("--brief", action="store_true", help="only what was built")
     commands.add_parser("doctor", help="which 16-bit format to train in on this machine, and why")
     commands.add_parser("precision", help="what autocast does to each op, this package's and torch's")
+    compare = commands.add_parser("parity", help="train in FP32, BF16 and FP16 with the same seeds, and compare")
+    parity.add_arguments(compare)
+    spread = commands.add_parser(
+        "numerics", help="how the gradients of a training function are spread over the powers of two"
+    )
+    numerics.add_arguments(spread)
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "bench":
@@ -32,11 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "info":
-        from .cli import info
-
         return info.run(brief=arguments.brief, check=arguments.check)
-    from .cli import doctor, precision
-
+    if arguments.command in ("parity", "numerics"):
+        return {"parity": parity, "numerics": numerics}[arguments.command].run(arguments)
     return {"doctor": doctor, "precision": precision}[arguments.command].run()
 
 

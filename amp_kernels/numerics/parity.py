@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from ..amp import GradScaler
 from ..ops import _lists
@@ -44,6 +45,7 @@ class Run:
         device: where to train.
         scaler: a :class:`GradScaler`, enabled in ``"fp16"`` alone. Always call its ``scale``, ``step`` and ``update``:
             ``update`` is how steps are counted.
+        on_watch: called by :meth:`watch`.
 
     Examples:
         >>> run = ak.numerics.Run("bf16", seed=0, device=torch.device("cpu"))
@@ -56,11 +58,18 @@ class Run:
     seed: int
     device: torch.device
     scaler: GradScaler = field(init=False)
+    on_watch: Callable[[nn.Module], object] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"Run: precision is {self.precision!r}; accepted: {', '.join(PRECISIONS)}")
         self.scaler = _CountingScaler(self.device.type, enabled=self.precision == "fp16")
+
+    def watch(self, model: nn.Module) -> nn.Module:
+        """Say which model is trained, so that ``python -m amp_kernels numerics`` can look at it. Returns it."""
+        if self.on_watch is not None:
+            self.on_watch(model)
+        return model
 
     def autocast(self) -> AbstractContextManager[object]:
         """``torch.autocast`` in this run's format; off in FP32."""

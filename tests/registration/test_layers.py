@@ -12,8 +12,9 @@ PACKAGE = Path(amp_kernels.__file__).parent
 
 #: Each room, and the rooms that it may import from besides itself. A backend reads the contract that it implements.
 ROOMS = {
-    "": {"_dispatch", "amp", "cli", "nn", "numerics", "ops", "optim"},
-    "cli": {"_dispatch", "amp", "testing"},
+    "": {"_dispatch", "amp", "checkpoint", "cli", "nn", "numerics", "ops", "optim"},
+    "cli": {"_dispatch", "amp", "numerics", "testing"},
+    "checkpoint": {"amp", "ops", "optim"},
     "testing": {"_dispatch", "ops"},
     "amp": {"_dispatch", "ops", "optim"},
     "nn": {"_dispatch", "ops"},

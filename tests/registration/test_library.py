@@ -11,7 +11,8 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 
 MUTATING = [name for name, op in REGISTRY.items() if op.mutated]
-RAW = [name for name, op in REGISTRY.items() if not op.mutated and not op.composite and name != "check_and_norm"]
+LISTS = ("check_and_norm", "exponent_histogram")  # of tensors, for which autograd keeps no graph of a raw op
+RAW = [name for name, op in REGISTRY.items() if not op.mutated and not op.composite and name not in LISTS]
 
 
 def mutated_tensors(op, args, kwargs):

@@ -1,0 +1,40 @@
+"""``python -m amp_kernels numerics module:function``: the gradients of a training run by power of two, and which loss scales
+FP16 needs for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from ..numerics import GradientHistogram, Run
+from ..numerics.parity import PRECISIONS
+from . import _function
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "function", type=_function.load, help=_function.CONTRACT + " It passes its model to run.watch()."
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="to train in (default: fp32)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="where to train (default: cpu)")
+    parser.add_argument("--out", metavar="FILE", help="also write the figure to this HTML file")
+
+
+def run(options: argparse.Namespace) -> int:
+    torch.manual_seed(options.seed)
+    training = Run(options.precision, options.seed, torch.device(options.device))
+    histograms: list[GradientHistogram] = []
+    training.on_watch = lambda model: histograms.append(GradientHistogram(model, training.scaler).__enter__())
+    options.function(training)
+    if not histograms:
+        print("error: the function did not call run.watch(model), so there is no model to look at", file=sys.stderr)
+        return 2
+    for histogram in histograms:
+        histogram.__exit__(None, None, None)
+        print(histogram)
+    if options.out:
+        histograms[0].plot(options.out)
+    return 0

@@ -1,0 +1,86 @@
+"""``python -m amp_kernels parity`` and ``numerics`` on a file of the user's."""
+
+import pytest
+
+from amp_kernels.__main__ import main
+
+TRAINING = """
+import torch
+
+import amp_kernels as ak
+
+
+def train(run, loss_weight=1.0, watch=True):
+    model = torch.nn.Linear(8, 1)
+    if watch:
+        run.watch(model)
+    optimizer = ak.optim.SGD(model.parameters(), lr=0.02 / loss_weight)
+    for step in range(60):
+        x = torch.randn(64, 8)
+        with run.autocast():
+            loss = (model(x).float() - x.sum(1, keepdim=True)).square().mean() * loss_weight
+        run.scaler.scale(loss).backward()
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        optimizer.zero_grad()
+    return (model.weight - 1).abs().mean().item()
+
+
+def small(run):
+    return train(run, loss_weight=2.0**-24)
+
+
+def unseen(run):
+    return train(run, watch=False)
+
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_training_function(tmp_path, monkeypatch, request):
+    name = f"training_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(TRAINING)
+    monkeypatch.chdir(tmp_path)
+    request.node.module_name = name
+
+
+@pytest.fixture
+def module(request):
+    return request.node.module_name
+
+
+def test_parity_is_the_exit_code(module, capsys):
+    assert main(["parity", f"{module}:train", "--precisions", "bf16", "fp16", "--seeds", "2"]) == 0
+    assert capsys.readouterr().out.count("parity\n") == 2
+    assert main(["parity", f"{module}.py:small", "--precisions", "fp16-unscaled", "--seeds", "2"]) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_numerics_prints_and_draws(module, capsys, tmp_path):
+    assert main(["numerics", f"{module}:small", "--out", "figure.html"]) == 0
+    out = capsys.readouterr().out
+    assert "gradients of activations" in out
+    assert "FP16 keeps them at loss scales from" in out
+    assert "<svg" in (tmp_path / "figure.html").read_text()
+
+
+def test_a_function_that_shows_no_model(module, capsys):
+    assert main(["numerics", f"{module}:unseen"]) == 2
+    assert "did not call run.watch(model)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing_here:train", "there is no module 'nothing_here'"),
+        ("{}:nobody", "has no function 'nobody'"),
+        ("{}:not_a_function", "has no function 'not_a_function'"),
+        ("{}", "is not of the form module:function"),
+    ],
+)
+def test_names_that_mean_nothing(module, capsys, name, message):
+    with pytest.raises(SystemExit):
+        main(["parity", name.format(module)])
+    assert message in capsys.readouterr().err
