@@ -7,6 +7,7 @@ from . import amp, checkpoint, nn, numerics, ops, optim
 from ._dispatch import load, nodes
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
+from ._dispatch.switch import is_enabled, read_environment, set_enabled
 from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
 from .nn import convert, override_matmul, revert
@@ -23,6 +24,7 @@ from .optim import fp32_state_dict, refresh_shadows
 
 load.load()  # after the schemas of ops/: C++ only adds implementations
 nodes.load_module()
+read_environment()
 
 __all__ = [
     "BackendUnavailable",
@@ -41,6 +43,7 @@ __all__ = [
     "embedding",
     "fp32_state_dict",
     "get_total_norm",
+    "is_enabled",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
@@ -55,4 +58,5 @@ __all__ = [
     "refresh_shadows",
     "revert",
     "rms_norm",
+    "set_enabled",
 ]

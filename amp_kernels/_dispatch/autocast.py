@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from . import policy
 from .library import LIBRARY, PLAIN, Op
 
 #: Dispatch key of autocast per device type.
@@ -43,13 +44,29 @@ def _register(op: Op, keyword: str, dtype_of: Callable[[str], torch.dtype], adap
 
 def _rule(op: Op, device_type: str, keyword: str, dtype_of: Callable, adapt: Callable | None) -> Callable:
     def kernel(*args, **kwargs):
-        dtype = kwargs.pop(keyword, None) or dtype_of(device_type)
+        given = kwargs.pop(keyword, None)
+        if policy.disabled:
+            with torch._C._DisableAutocast():
+                return op.overload(**_widened(op, args, kwargs))
+        dtype = given or dtype_of(device_type)
         with torch._C._DisableAutocast():
             if adapt is not None:
                 args, kwargs = adapt(args, kwargs, dtype)
             return op.overload(*args, **{keyword: dtype}, **kwargs)
 
     return kernel
+
+
+def _widened(op: Op, args: tuple, kwargs: dict) -> dict:
+    """A call's arguments with 16-bit tensors as fp32 and without shadows: what is left of autocast when the package is
+    switched off."""
+    given = {**dict(zip((a.name for a in op.overload._schema.arguments), args, strict=False)), **kwargs}
+    return {name: None if name.startswith("shadow") else _wide(value) for name, value in given.items()}
+
+
+def _wide(value: object) -> object:
+    sixteen = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if sixteen else value
 
 
 def _batched(op: Op, keyword: str, dtype_of: Callable) -> Callable:
@@ -76,7 +93,8 @@ def eager(*tensors: torch.Tensor) -> bool:
         if type(tensor) not in PLAIN:
             return False
     return not (
-        torch.compiler.is_compiling()
+        policy.disabled
+        or torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -85,7 +103,7 @@ def eager(*tensors: torch.Tensor) -> bool:
 
 def dtype_on(device_type: str) -> torch.dtype | None:
     """What the rules above would pass as ``compute_dtype``: autocast's dtype where it is on, else ``None``."""
-    if device_type in KEYS and torch.is_autocast_enabled(device_type):
+    if device_type in KEYS and torch.is_autocast_enabled(device_type) and not policy.disabled:
         return torch.get_autocast_dtype(device_type)
     return None
 

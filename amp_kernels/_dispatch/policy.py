@@ -24,6 +24,7 @@ logger = logging.getLogger("amp_kernels")
 BACKENDS = ("cpu", "cuda", "triton", "reference", "emulate")
 # Not per thread: autograd runs the backward of CUDA tensors in threads of its own, which must see the choice.
 _override: str | None = None
+disabled = False  # by switch.py: every op on the reference, in FP32
 
 
 class BackendUnavailable(RuntimeError):
@@ -167,7 +168,10 @@ def _describe(device: str, capability: tuple[int, int] | None) -> str:
 
 
 def requested_backend() -> str | None:
-    """The user's explicit choice: the innermost ``backend(...)`` block, else ``AMP_KERNELS_BACKEND``, else ``None``."""
+    """The reference if the package is switched off; else the user's explicit choice: the innermost ``backend(...)`` block, else
+    ``AMP_KERNELS_BACKEND``, else ``None``."""
+    if disabled:
+        return "reference"
     if _override is None and "AMP_KERNELS_BACKEND" not in os.environ:  # quicker than get, at every call of an op
         return None
     return _override or os.environ.get("AMP_KERNELS_BACKEND") or None

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._dispatch.switch import is_enabled
 from ..distributed._agreement import Agreement
 from ..distributed._local import is_dtensor, local
 from ..distributed._zero import inner_optimizer
@@ -55,7 +56,8 @@ class GradScaler(SkipTracking, AbandonedIterations):
         growth_factor: above 1; what the scale is multiplied by after ``growth_interval`` iterations without overflow.
         backoff_factor: below 1; what it is multiplied by after an overflow.
         growth_interval: in iterations.
-        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips, if asked to).
+        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips, if asked to). So it is
+            while the package is switched off (:func:`amp_kernels.set_enabled`).
         min_scale: the scale is not backed off below this.
         max_scale: nor grown above this.
         hysteresis: overflows, counted since the scale last grew, from which on it backs off; 1 is torch's rule.
@@ -106,6 +108,7 @@ class GradScaler(SkipTracking, AbandonedIterations):
         max_consecutive_skips: int | None = None,
         shard_group: ProcessGroup | None = None,
     ) -> None:
+        enabled = enabled and is_enabled()
         # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval

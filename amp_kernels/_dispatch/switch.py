@@ -1,0 +1,56 @@
+"""The switch that takes everything of this package out of a run: torch's arithmetic, in FP32."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from . import nodes, policy
+
+_nodes_refused = contextlib.ExitStack()
+
+
+def set_enabled(enabled: bool) -> None:
+    """Switch the package on or off, for the whole process: the first rung of the ladder when a run goes wrong.
+
+    Off, every op runs in plain torch operations (the backend ``"reference"``), and computes in FP32 where autocast asks
+    for 16 bits; a :class:`amp_kernels.GradScaler` built then is disabled. What it does not reach: torch's own ops, for
+    which autocast must be switched off (``torch.autocast(..., enabled=ak.is_enabled())``), and 16-bit parameters, which
+    stay what they are: sums and updates are FP32, results have their dtype.
+
+    Args:
+        enabled: ``False`` switches off. ``AMP_KERNELS_DISABLE=1`` in the environment does it from the import on.
+
+    Raises:
+        TypeError: ``enabled`` is no bool.
+
+    Examples:
+        >>> layer, x = ak.nn.Linear(4, 2), torch.ones(1, 4)
+        >>> ak.set_enabled(False)
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     layer(x).dtype, ak.GradScaler("cpu").is_enabled()
+        (torch.float32, False)
+        >>> ak.set_enabled(True)
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"set_enabled: enabled is {enabled!r}; accepted: True and False")
+    policy.disabled = not enabled
+    _nodes_refused.close()
+    if not enabled:
+        _nodes_refused.enter_context(nodes.refused())
+
+
+def is_enabled() -> bool:
+    """Whether the package is switched on (:func:`set_enabled`).
+
+    Examples:
+        >>> ak.is_enabled()
+        True
+    """
+    return not policy.disabled
+
+
+def read_environment() -> None:
+    """Switch off if ``AMP_KERNELS_DISABLE`` says so."""
+    if os.environ.get("AMP_KERNELS_DISABLE") == "1":
+        set_enabled(False)
