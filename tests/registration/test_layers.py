@@ -12,14 +12,15 @@ PACKAGE = Path(amp_kernels.__file__).parent
 
 #: Each room, and the rooms that it may import from besides itself. A backend reads the contract that it implements.
 ROOMS = {
-    "": {"_dispatch", "amp", "checkpoint", "cli", "nn", "numerics", "ops", "optim"},
+    "": {"_dispatch", "amp", "checkpoint", "cli", "distributed", "nn", "numerics", "ops", "optim"},
     "cli": {"_dispatch", "amp", "numerics", "testing"},
     "checkpoint": {"amp", "ops", "optim"},
     "testing": {"_dispatch", "ops"},
-    "amp": {"_dispatch", "ops", "optim"},
+    "amp": {"_dispatch", "distributed", "ops", "optim"},
     "nn": {"_dispatch", "ops"},
     "numerics": {"_dispatch", "amp", "nn", "ops", "optim"},
-    "optim": {"_dispatch", "ops"},
+    "optim": {"_dispatch", "distributed", "ops"},
+    "distributed": set(),
     "ops": {"_dispatch"},
     "_triton": {"ops"},
     "_dispatch": set(),
