@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 #: Attributes of a DTensor, read at the speed of C.
 local_tensor, spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")
@@ -33,6 +34,9 @@ def like(piece: Tensor, param: Tensor) -> Tensor:
     """``piece``, over the same memory, as a DTensor placed as ``param``; itself if that is a plain tensor."""
     if not is_dtensor(param):
         return piece
+    if piece.storage_offset():
+        # A storage of its own over the same memory: asynchronous saving takes a DTensor with an offset for a plain tensor.
+        piece = from_dlpack(to_dlpack(piece))
     placed = {"run_check": False, "shape": param.shape, "stride": param.stride()}  # uneven shards need both
     return type(param).from_local(piece, param.device_mesh, param.placements, **placed)
 

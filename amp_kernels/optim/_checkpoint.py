@@ -306,6 +306,11 @@ class BlockedState(CheckedGroups):
             for param in group["params"] if step is not None else ():
                 if loaded.get(param):
                     loaded[param] = {"step": step, **loaded[param]}
+        if any("remainder" in values for values in loaded.values() if isinstance(values, dict)):
+            raise ValueError(
+                f"{self._name}: the loaded state has remainders of split masters and no masters; accepted: what state_dict "
+                "returns (torch.distributed.checkpoint with flatten_optimizer_state_dict=False)"
+            )
         owned = {param for group in groups for param in group["params"]}
         with torch.no_grad():
             packed = self._pack(

@@ -94,14 +94,15 @@ def views():
     reference = make_model(BF16)
     give(model, reference, 0, 1.0, None)
     optimizer.step()
-    param = model[0].weight
+    param = model[0].bias
     block = optimizer._places[id(param)].block
     for name, buffer in {**block.moments, "master": block.master}.items():
         shown = optimizer.state[param][name]
         assert type(shown) is DTensor
         assert shown.placements == param.placements
         assert shown.shape == param.shape
-        assert local(shown).untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+        assert local(shown).numel() == 0 or 0 <= local(shown).data_ptr() - buffer.data_ptr() < buffer.nbytes
+        assert shown.storage_offset() == 0  # asynchronous saving misunderstands another
     for write in (lambda: param.mul_(0), lambda: local(param).add_(1.0), lambda: param.to_local().add_(1.0)):
         with torch.no_grad():
             write()

@@ -1,0 +1,225 @@
+"""torch.distributed.checkpoint: saved on some ranks, loaded on others, continued, against one process that was not interrupted.
+
+Without clipping everything is compared bit for bit.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+
+import amp_kernels as ak
+from amp_kernels.distributed._local import local
+
+from .worlds import LAYOUTS, give, make_model, states, whole
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+KINDS = {
+    "fp32 ema amsgrad": (F32, {"ema_decay": 0.9, "amsgrad": True}),
+    "bf16 master, bf16 moments": (BF16, {"state_dtype": BF16}),
+    "bf16 split ema": (BF16, {"master_weights": "split", "ema_decay": 0.9}),
+    "fp16 split": (F16, {"master_weights": "split"}),
+    "bf16 none": (BF16, {"master_weights": "none_rne"}),
+}
+SAVED, END = 3, 5
+
+
+def build(layout, kind):
+    dtype, options = KINDS[kind]
+    model = LAYOUTS[layout](make_model(dtype))
+    return model, ak.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
+
+
+def train(model, optimizer, first, last):
+    for step in range(first, last):
+        give(model, make_model(next(model.parameters()).dtype), step, 1.0, None)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def is_uninterrupted(model, optimizer, kind, upto):
+    """Whether weights and states are those of one process after so many steps."""
+    reference, alone = build("plain", kind)
+    train(reference, alone, 0, upto)
+    equal = []
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        equal.append(torch.equal(whole(p.detach()), q.detach()))
+        ours, expected = states(optimizer, p), states(alone, q)
+        equal.append(ours.keys() == expected.keys())
+        equal += [torch.equal(ours[key], expected[key]) and ours[key].dtype == expected[key].dtype for key in expected]
+    return all(equal)
+
+
+def save(path, layout, background):
+    found = {}
+    for kind in KINDS:
+        model, optimizer = build(layout, kind)
+        train(model, optimizer, 0, SAVED)
+        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        if background:
+            dcp.async_save(state, checkpoint_id=f"{path}/{kind}").result()
+        else:
+            dcp.save(state, checkpoint_id=f"{path}/{kind}")
+        tensors = [v for values in state["optimizer"]["state"].values() for v in values.values()]
+        found[kind] = not any(v.dtype == torch.int16 for v in tensors) and is_uninterrupted(
+            model, optimizer, kind, SAVED
+        )
+    return found
+
+
+def load(path, layout):
+    found = {}
+    for kind in KINDS:
+        model, optimizer = build(layout, kind)
+        state = {
+            "model": get_model_state_dict(model),
+            "optimizer": get_optimizer_state_dict(model, optimizer),
+        }
+        dcp.load(state, checkpoint_id=f"{path}/{kind}")
+        set_model_state_dict(model, state["model"])
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        loaded = is_uninterrupted(model, optimizer, kind, SAVED)
+        train(model, optimizer, SAVED, END)
+        found[kind] = loaded, is_uninterrupted(model, optimizer, kind, END)
+    return found
+
+
+JOURNEYS = [
+    ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain"), (4, "fsdp x tp")]),
+    ((4, "hsdp"), [(2, "fsdp"), (1, "plain")]),
+    ((1, "plain"), [(4, "fsdp"), (2, "columns")]),
+    ((4, "fsdp x tp"), [(2, "fsdp")]),
+]
+
+
+@pytest.mark.parametrize(("start", "ends"), JOURNEYS, ids=lambda it: str(it))
+def test_resharding(ranks, tmp_path, start, ends):
+    world, layout = start
+    for found in ranks.run(save, str(tmp_path), layout, world == 4, world=world):
+        assert found == dict.fromkeys(KINDS, True)
+    for world, layout in ends:
+        for found in ranks.run(load, str(tmp_path), layout, world=world):
+            assert found == dict.fromkeys(KINDS, (True, True)), (world, layout)
+
+
+# ---- other forms of a state ----
+
+
+def in_memory(layout, options, kinds):
+    """From one optimizer to a fresh one, by ``get_state_dict`` and ``set_state_dict`` with options."""
+    options, found = StateDictOptions(**options), {}
+    for kind in kinds:
+        model, optimizer = build(layout, kind)
+        train(model, optimizer, 0, SAVED)
+        weights, state = get_state_dict(model, optimizer, options=options)
+        if options.full_state_dict and dist.get_rank() > 0 and options.broadcast_from_rank0:
+            weights, state = {}, {}
+        other, fresh = build(layout, kind)
+        set_model_state_dict(other, weights, options=options)  # not set_state_dict, which waits forever for empty ones
+        set_optimizer_state_dict(other, fresh, state, options=options)
+        train(other, fresh, SAVED, END)
+        found[kind] = is_uninterrupted(other, fresh, kind, END)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True},
+        {"flatten_optimizer_state_dict": True},
+    ],
+    ids=lambda it: "-".join(it),
+)
+@pytest.mark.parametrize("layout", ["fsdp", "fsdp x tp"])
+def test_other_forms(ranks, layout, options):
+    kinds = ["fp32 ema amsgrad", "bf16 split ema" if "full_state_dict" in options else "bf16 master, bf16 moments"]
+    for found in ranks.run(in_memory, layout, options, kinds):
+        assert found == dict.fromkeys(kinds, True)
+
+
+def flattened_split():
+    model, optimizer = build("fsdp", "bf16 split ema")
+    train(model, optimizer, 0, SAVED)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    before = {p: states(optimizer, p) for p in model.parameters()}
+    with pytest.raises(ValueError, match="remainders of split masters and no masters"):
+        set_optimizer_state_dict(model, optimizer, state, options=options)
+    return all(torch.equal(states(optimizer, p)[k], v) for p, kept in before.items() for k, v in kept.items())
+
+
+def test_the_flattened_form_without_split_masters_is_refused(ranks):
+    """torch's loader looks for the keys that ``optimizer.state`` shows."""
+    assert all(ranks.run(flattened_split, world=2))
+
+
+def fake_step(kind):
+    """What torch does to a fresh optimizer to learn what its state looks like: a step with zero gradients and no rate."""
+    model, optimizer = build("fsdp", kind)
+    before = [local(p.detach()).clone() for p in model.parameters()]
+    get_optimizer_state_dict(model, optimizer)
+    bits = torch.int32 if before[0].dtype == F32 else torch.int16
+    kept = [torch.equal(local(p).view(bits), b.view(bits)) for p, b in zip(model.parameters(), before, strict=True)]
+    masters = [states(optimizer, p).get("master") for p in model.parameters()]
+    kept += [
+        torch.equal(m, whole(p).float()) for p, m in zip(model.parameters(), masters, strict=True) if m is not None
+    ]
+    return all(kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_fake_step_leaves_every_bit(ranks, kind):
+    assert all(ranks.run(fake_step, kind, world=2))
+
+
+def exchange(to_ours):
+    """torch's AdamW and ours load each other's sharded state, and go on alike."""
+    makes = [lambda p: torch.optim.AdamW(p, lr=1e-2), lambda p: ak.optim.AdamW(p, lr=1e-2)]
+    first, second = makes if to_ours else reversed(makes)
+    model, other = (LAYOUTS["fsdp"](make_model()) for _ in range(2))
+    optimizer, fresh = first(model.parameters()), second(other.parameters())
+    train(model, optimizer, 0, SAVED)
+    weights, state = copy.deepcopy(get_state_dict(model, optimizer))  # torch's keeps loaded tensors as they are
+    set_state_dict(other, fresh, model_state_dict=weights, optim_state_dict=state)
+    train(model, optimizer, SAVED, END)
+    train(other, fresh, SAVED, END)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max((whole(p) - whole(q)).abs().max().item() for p, q in pairs)
+
+
+@pytest.mark.parametrize("to_ours", [True, False])
+def test_states_of_torchs_adamw(ranks, to_ours):
+    assert max(ranks.run(exchange, to_ours, world=2)) < 1e-6
+
+
+def scaler_and_average(path):
+    """A scaler is Stateful as it is; averages travel in the optimizer's state, and alone."""
+    scaler, other = (ak.GradScaler("cpu", init_scale=2.0**k, hysteresis=2) for k in (5, 9))
+    model, optimizer = build("fsdp", "bf16 split ema")
+    train(model, optimizer, 0, SAVED)
+    averages = ak.fp32_state_dict(model, optimizer, ema=True)
+    assert isinstance(scaler, Stateful)
+    assert all(type(value) is DTensor and value.dtype == F32 for value in averages.values())
+    scaler.scale(torch.ones(()))
+    dcp.save({"scaler": scaler, "averages": averages}, checkpoint_id=path)
+    plain = {key: torch.zeros(value.shape) for key, value in averages.items()}
+    dcp.load({"scaler": other, "averages": plain}, checkpoint_id=path)
+    expected = {key: whole(value) for key, value in averages.items()}
+    return other.get_scale(), all(torch.equal(plain[key], expected[key]) for key in plain)
+
+
+def test_scaler_and_averages_are_saved_beside(ranks, tmp_path):
+    assert ranks.run(scaler_and_average, str(tmp_path), world=2) == [(32.0, True)] * 2
