@@ -57,6 +57,10 @@ def describe(device: torch.device) -> dict[str, object]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in ("torch", "triton", "amp_kernels") if version(name)},
     }
+    if device.type == "cpu":
+        from amp_kernels._dispatch import cpu_isa  # here: the rest of this file works without the package
+
+        machine["isa"] = cpu_isa.chosen()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         machine["cuda"] = torch.version.cuda

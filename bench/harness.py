@@ -18,7 +18,6 @@ method:
 import contextlib
 import itertools
 import operator
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +74,7 @@ class Case:
     families: tuple[str, ...] = ()
     memory: int = 0
     sets: int | None = None  # input sets to rotate among; None: as many as defeat the L2 cache
+    goal: float | None = None  # the speed-up that this package is to reach
     kernels: bool = False  # record the names of the kernels that each provider runs
 
     @property
@@ -197,9 +197,12 @@ def measure(
         row.update(p20_us=p20 * 1e6, p50_us=p50 * 1e6, p80_us=p80 * 1e6, timing=timers[row["provider"]].kind)
         if baseline in samples:
             row["baseline"] = baseline
-            row["speedup"] = statistics.median(b / s for b, s in zip(samples[baseline], seconds, strict=True))
+            ratios = [b / s for b, s in zip(samples[baseline], seconds, strict=True)]
+            row["speedup_p20"], row["speedup"], row["speedup_p80"] = quantiles(ratios)
     for row in rows:
         row.update(op=case.op, shape=case.shape, dtype=case.dtype, bytes=case.bytes, flops=case.flops)
+        if case.goal is not None:
+            row["goal"] = case.goal
         if case.families:
             row["families"] = list(case.families)
         if row["provider"] in case.backends:

@@ -36,6 +36,7 @@ def sections(rows: list[dict]) -> list[Section]:
     host = [row for row in rows if "host_us" in row and row["op"] != "step"]
     others = [row for row in rows if not (row["op"].startswith("gemm") or row["op"] == "step" or "host_us" in row)]
     found = [
+        Section("Goals", goals(rows), 4),
         Section("Speed-ups", speedups([row for row in rows if row["op"] != "step" and "host_us" not in row]), 2),
         Section("Whole optimizer step", steps(step), 4),
         Section("Host time of a call", hosts(host), 3),
@@ -74,6 +75,27 @@ def speedups(rows: list[dict]) -> Table:
                 least["shape"] if least else "",
                 _mean(triton),
                 _mean(ratio for p in members if (ratio := triton_ratio(p))),
+            )
+        )
+    return table
+
+
+def goals(rows: list[dict]) -> Table:
+    """Cases with a goal: ratio to torch with its 20th and 80th percentile over the rounds."""
+    table = [("op", "case", "dtype", "", "torch us", "ours us", "vs torch", "p20", "p80", "goal", "of roofline")]
+    for (op, shape, dtype), providers in cases(row for row in rows if "goal" in row).items():
+        torch, ours = providers.get("torch", {}), providers.get(OURS, {})
+        if "speedup" not in ours:
+            continue
+        table.append(
+            (
+                op,
+                shape,
+                dtype,
+                "met" if ours["speedup"] >= ours["goal"] else "missed",
+                *(f"{row['p50_us']:,.1f}" for row in (torch, ours)),
+                *(f"{ours[key]:.2f}" for key in ("speedup", "speedup_p20", "speedup_p80", "goal")),
+                f"{100 * ours['roofline_share']:.0f} %",
             )
         )
     return table
@@ -209,11 +231,12 @@ def machine(rows: list[dict]) -> str:
     installed = each(f"{name} {version}" for row in rows for name, version in row["versions"].items())
     peers = each(f"{name} {version}" for row in rows for name, version in row["peers"].items())
     copy = each(f"{row['copy_gb_per_s']:,.0f} GB/s" for row in rows)
-    peak = each(f"{row['tflops_bf16']:,.0f} TFLOP/s" for row in rows)
+    peak = each(f"{row['tflops_bf16']:,.3g} TFLOP/s" for row in rows)
+    cpu = each(f"; {row['threads']} threads, {row['isa']}" for row in rows if "isa" in row)
     return (
-        f"{each(row['device'] for row in rows)}; {installed}; commit {each(str(row['commit']) for row in rows)}, "
-        f"{each(row['date'][:10] for row in rows)}. Peers: {peers}. Measured in the same run: copy {copy}, 16-bit product "
-        f"by torch {peak}."
+        f"{each(row['device'] for row in rows)}{cpu}; {installed}; commit {each(str(row['commit']) for row in rows)}, "
+        f"{each(row['date'][:10] for row in rows)}. Peers: {peers}. Measured in the same run: copy {copy}, 16-bit "
+        f"arithmetic {peak}."
     )
 
 

@@ -1,8 +1,11 @@
-"""The two ceilings of a machine, measured in the run whose figures they judge: memory copy and large matrix product."""
+"""The two ceilings of a machine, measured in the run whose figures they judge: memory copy, and arithmetic, which on a
+GPU is a large matrix product, on a CPU the multiply-adds of its instruction set with operands in registers."""
 
 import time
 
 import torch
+
+from amp_kernels._dispatch import cpu_isa
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # of one buffer, far beyond any cache
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -12,11 +15,16 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 class Roofline:
     """`bandwidth` in bytes/s (read plus written) and `peak[dtype]` in flops/s.
 
-    The peak of a 16-bit dtype is that of the faster 16-bit product: a slow library routine is not the machine's limit.
+    The peak of a 16-bit dtype on a GPU is that of the faster 16-bit product: a slow library routine is not the machine's
+    limit. On a CPU fp16 is widened, so its peak is that of fp32.
     """
 
     def __init__(self, device: torch.device, seconds: float):
         self.bandwidth = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
+        if device.type == "cpu" and cpu_isa.chosen() != "portable":
+            self.peak = {name: cpu_isa.peak(dtype, seconds) for name, dtype in DTYPES.items() if name != "fp32"}
+            self.peak["fp32"] = self.peak["fp16"]
+            return
         self.peak = {}
         for name, dtype in DTYPES.items():
             if device.type == "cuda" or name != "fp16":  # torch's CPU routine for FP16 is far below the machine

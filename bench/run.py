@@ -3,6 +3,7 @@
 python -m amp_kernels bench                        # everything, on CUDA if there is a GPU, else on the CPU
 python -m amp_kernels bench --op gemm --shape 4096 --dtype bf16
 python -m amp_kernels bench --op step --quick --memory 16   # reduced to what fits into 16 GiB
+python -m amp_kernels bench --suite cpu            # what a CPU is to reach against torch, in two minutes
 """
 
 import argparse
@@ -12,12 +13,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from . import environment, peers, report
+from . import cpu, environment, peers, report
 from .harness import Case, Scope, measure
 from .ops import modules
 from .roofline import Roofline
@@ -31,6 +32,7 @@ CONTEXT_LOST = 3  # exit status: a kernel broke the GPU's context, so that nothi
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m amp_kernels bench", description=__doc__.splitlines()[0])
     parser.add_argument("--op", help=f"comma-separated list of {', '.join(modules())} (default: all)")
+    parser.add_argument("--suite", choices=["cpu"], help="a chosen few cases with the goals that they have")
     parser.add_argument("--shape", help="only cases whose shape contains this text")
     parser.add_argument("--dtype", help="only cases whose dtype contains this text, such as bf16")
     parser.add_argument("--provider", help="comma-separated list of torch, amp_kernels and peers (default: all)")
@@ -52,8 +54,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if unknown:
         accepted = ", ".join(("torch", "amp_kernels", *peers.PEERS))
         parser.error(f"argument --provider: {', '.join(sorted(unknown))} is unknown; accepted: {accepted}")
+    if options.suite and options.op:
+        parser.error("argument --suite: not with --op, which chooses among all cases")
     try:
-        options.device = environment.pick_device(options.device)
+        options.device = environment.pick_device(options.device or options.suite)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -68,8 +72,8 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
     memory = _memory(options)
     scope = Scope(options.device, options.quick, memory)
     started = options.after is None
-    for name in _split(options.op) or modules():
-        for case in importlib.import_module(modules()[name]).cases(scope):
+    for cases in _sources(options):
+        for case in cases(scope):
             if (options.shape or "") not in case.shape or (options.dtype or "") not in case.dtype:
                 continue
             if started and case.memory > memory:
@@ -77,6 +81,14 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
             elif started:
                 yield case
             started = started or case.name == options.after
+
+
+def _sources(options: argparse.Namespace) -> Iterator[Callable[[Scope], Iterator[Case]]]:
+    if options.suite == "cpu":
+        yield cpu.cases
+        return
+    for name in _split(options.op) or modules():
+        yield importlib.import_module(modules()[name]).cases
 
 
 def _memory(options: argparse.Namespace) -> float:
@@ -126,7 +138,8 @@ def main(argv: list[str] | None = None) -> int:
                 row["version"] = _version(row["provider"], machine["versions"], versions)
                 row["quick"] = options.quick
                 row["peers"] = {name: found or "absent" for name, found in versions.items()}
-                row.update({key: machine[key] for key in ("device", "commit", "date", "versions")}, **ceilings)
+                said = ("device", "threads", "isa", "commit", "date", "versions")
+                row.update({key: machine[key] for key in said if key in machine}, **ceilings)
             rows += measured
             merged = record(out / "rows.jsonl", measured)  # now: a later case may take the process with it
             gc.collect()

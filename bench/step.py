@@ -30,10 +30,12 @@ def cases(scope: Scope) -> Iterator[Case]:
         many = " x " in name
         for layout in layouts.LAYOUTS:
             if not many or layout.name in MANY:
-                yield _case(name, shapes, layout, scope.device, sets=1 if many else None)
+                yield case(name, shapes, layout, scope.device, sets=1 if many else None)
 
 
-def _case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, sets: int | None) -> Case:
+def case(
+    name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, sets: int | None = None, **options
+) -> Case:
     count = lists.numel(shapes)
     providers: dict[str, Callable[[Inputs], Call]] = {"torch": lambda inputs: _torch(layout, inputs)}
     providers |= ours.providers("adamw_", device, lambda inputs: _ours(layout, inputs))
@@ -54,6 +56,7 @@ def _case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.de
         host_time=True,
         backends=ours.backends("adamw_", device),
         sets=sets,  # many small tensors: the host decides, and rotating among sets of them takes minutes
+        **options,
     )
 
 

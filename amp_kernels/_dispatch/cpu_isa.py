@@ -11,6 +11,7 @@ from . import load
 from .library import LIBRARY
 
 LIBRARY.define("cpu_isa(str? request=None) -> str[]")
+LIBRARY.define("cpu_peak(ScalarType dtype, float seconds) -> float")
 
 
 def _cpu_isa(request: str | None = None) -> list[str]:
@@ -58,3 +59,9 @@ def cpu_isa(name: str) -> Iterator[None]:
 def flushes_subnormals() -> bool:
     """Whether the next bf16 product takes subnormal numbers for zero (docs/cpu.md)."""
     return chosen() in ("avx512_bf16", "amx", "amx_emulated")
+
+
+def peak(dtype: torch.dtype, seconds: float) -> float:
+    """Flops a second of the instructions that multiply in :func:`chosen`, reading registers alone, on torch's threads:
+    what no product of 16-bit ``dtype`` can exceed. 0 where that is ``"portable"``."""
+    return 0.0 if "cpu" in load.absent() else torch.ops.amp_kernels.cpu_peak(dtype, seconds)

@@ -28,23 +28,25 @@ VARIANTS = [
 def cases(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope).items():
         for dtype, options in VARIANTS[:3] if scope.quick else VARIANTS:
-            count = lists.numel(shapes)
-            yield Case(
-                op="check_and_norm",
-                shape=name + "".join({"norm_type": " inf", "per_tensor": " per tensor"}[key] for key in options),
-                dtype=dtype,
-                bytes=count * DTYPES[dtype].itemsize,
-                flops=2 * count,
-                inputs=lambda generator, shapes=shapes, dtype=dtype: draw(shapes, DTYPES[dtype], generator),
-                providers={
-                    "torch": lambda grads, options=options: _torch(grads, **options),
-                    **ours.providers(
-                        "check_and_norm", scope.device, lambda grads, options=options: _ours(grads, options)
-                    ),
-                },
-                reference=lambda grads, options=options: _reference(grads, **options),
-                backends=ours.backends("check_and_norm", scope.device),
-            )
+            yield case(name, shapes, dtype, options, scope.device)
+
+
+def case(name: str, shapes: list[lists.Shape], dtype: str, options: dict, device: torch.device) -> Case:
+    count = lists.numel(shapes)
+    return Case(
+        op="check_and_norm",
+        shape=name + "".join({"norm_type": " inf", "per_tensor": " per tensor"}[key] for key in options),
+        dtype=dtype,
+        bytes=count * DTYPES[dtype].itemsize,
+        flops=2 * count,
+        inputs=lambda generator: draw(shapes, DTYPES[dtype], generator),
+        providers={
+            "torch": lambda grads: _torch(grads, **options),
+            **ours.providers("check_and_norm", device, lambda grads: _ours(grads, options)),
+        },
+        reference=lambda grads: _reference(grads, **options),
+        backends=ours.backends("check_and_norm", device),
+    )
 
 
 def _ours(grads: list[torch.Tensor], options: dict) -> Call:

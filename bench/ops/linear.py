@@ -14,10 +14,12 @@ import amp_kernels as ak
 
 from .. import ours
 from ..harness import Call, Case, Scope
+from ..roofline import DTYPES
 
 ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu}
-HOST = (64, 256, 256)  # M, N, K
+HOST = (64, 256, 256)
 
+Size = tuple[int, int, int]  # M, N, K
 Tensors = list[torch.Tensor]
 
 
@@ -25,12 +27,28 @@ def cases(scope: Scope) -> Iterator[Case]:
     size = (32768, 3072, 768) if scope.device.type == "cuda" else (64, 96, 64) if scope.quick else (1024, 3072, 768)
     for backward in (False, True):
         for activation in ACTIVATIONS:
-            yield _activation(activation, backward, size, scope.device)
+            yield activated(activation, backward, size, scope.device)
     for backward in (False, True):
-        yield _host(backward, scope.device)
+        yield layer(backward, HOST, scope.device)
 
 
-def _activation(activation: str, backward: bool, size: tuple[int, int, int], device: torch.device) -> Case:
+def plain(size: Size, dtype: str, device: torch.device, **options) -> Case:
+    """The product alone, forward."""
+    return _case(
+        "forward",
+        size,
+        device,
+        dtype=dtype,
+        inputs=lambda generator: _draw(size, DTYPES[dtype], generator),
+        eager=lambda tensors: timed_call(lambda: F.linear(*tensors[:2]), tensors, False),
+        fused=lambda tensors: timed_call(lambda: ak.linear(*tensors[:2]), tensors, False),
+        reference=lambda tensors: timed_call(lambda: F.linear(*tensors[:2]), tensors, False)(),
+        backward=False,
+        **options,
+    )
+
+
+def activated(activation: str, backward: bool, size: Size, device: torch.device, **options) -> Case:
     def eager(x, weight, bias):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
 
@@ -48,14 +66,17 @@ def _activation(activation: str, backward: bool, size: tuple[int, int, int], dev
         reference=lambda tensors: timed_call(lambda: eager(*tensors[:3]), tensors, backward)(),
         backward=backward,
         families=(f"linear + activation, {direction}",),
+        **options,
     )
 
 
-def _host(backward: bool, device: torch.device) -> Case:
-    def layer(module: type[torch.nn.Linear]) -> Callable[[Tensors], Call]:
+def layer(backward: bool, size: Size, device: torch.device, **options) -> Case:
+    """nn.Linear and ak.nn.Linear under autocast, with FP32 weights."""
+
+    def prepared(module: type[torch.nn.Linear]) -> Callable[[Tensors], Call]:
         def prepare(tensors: Tensors) -> Call:
             x, weight, bias, _ = tensors
-            linear = module(HOST[2], HOST[1], device="meta")
+            linear = module(size[2], size[1], device="meta")
             linear.weight, linear.bias = (torch.nn.Parameter(tensor) for tensor in (weight, bias))
 
             def forward():
@@ -71,25 +92,26 @@ def _host(backward: bool, device: torch.device) -> Case:
 
     return _case(
         f"autocast {'forward + backward' if backward else 'forward'}",
-        HOST,
+        size,
         device,
-        inputs=lambda generator: _draw(HOST, torch.float32, generator),
-        eager=layer(torch.nn.Linear),
-        fused=layer(ak.nn.Linear),
+        inputs=lambda generator: _draw(size, torch.float32, generator),
+        eager=prepared(torch.nn.Linear),
+        fused=prepared(ak.nn.Linear),
         reference=lambda tensors: timed_call(lambda: F.linear(*tensors[:3]), tensors, backward)(),
         backward=backward,
         host_time=True,
+        **options,
     )
 
 
-def _case(kind, size, device, *, inputs, eager, fused, reference, backward, **options) -> Case:
+def _case(kind, size, device, *, inputs, eager, fused, reference, backward, dtype="bf16", **options) -> Case:
     m, n, k = size
-    moved = 2 * (m * k + n * k + m * n)
+    moved = DTYPES[dtype].itemsize * (m * k + n * k + m * n)
 
     return Case(
         op="linear",
         shape=f"{m}x{n}x{k} {kind}",
-        dtype="bf16",
+        dtype=dtype,
         bytes=(3 if backward else 1) * moved,
         flops=(6 if backward else 2) * m * n * k,
         inputs=inputs,
@@ -109,7 +131,7 @@ def in_double(reference: Callable[[Tensors], dict], tensors: Tensors, roundings:
     return {name: (value, roundings * 2.0**-8) for name, value in reference(double).items()}
 
 
-def _draw(size: tuple[int, int, int], dtype: torch.dtype, generator: torch.Generator) -> Tensors:
+def _draw(size: Size, dtype: torch.dtype, generator: torch.Generator) -> Tensors:
     """x, weight, bias, gradient of the result; values that are the same number in 16 and 32 bits."""
     m, n, k = size
 

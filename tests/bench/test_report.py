@@ -53,6 +53,17 @@ def lines(table):
     return [dict(zip(head, line, strict=True)) for line in body]
 
 
+def test_goals_are_met_or_missed():
+    spread = {"speedup_p20": 1.5, "speedup_p80": 2.5}
+    rows = [row("linear", shape, "bf16", "torch", 800, goal=2.0) for shape in "ab"]
+    rows += [row("linear", "a", "bf16", "amp_kernels", 400, 800, goal=2.0, **spread)]
+    rows += [row("linear", "b", "bf16", "amp_kernels", 401, 800, goal=2.0, **spread)]
+    rows += [row("linear", "c", "bf16", "amp_kernels", 401, 800)]  # without a goal
+    met, missed = lines(report.goals(rows))
+    assert (met["case"], met[""], met["vs torch"], met["p20"], met["p80"]) == ("a", "met", "2.00", "1.50", "2.50")
+    assert (missed["case"], missed[""]) == ("b", "missed")
+
+
 def test_families_have_their_own_geometric_means_and_least():
     found = {line["family"]: line for line in lines(report.speedups(list(products())))}
     assert list(found) == ["aligned", "skinny", "fp32 accumulated"]

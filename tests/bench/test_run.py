@@ -8,8 +8,9 @@ import types
 import pytest
 import torch
 
-from bench import peers, run, timing, watch
-from bench.harness import Case
+from amp_kernels._dispatch import cpu_isa
+from bench import cpu, peers, run, timing, watch
+from bench.harness import Case, Scope
 
 OPS = {"activation_backward", "adamw_", "check_and_norm", "gemm", "gemm_accumulate_", "lamb_", "linear", "lion_"}
 OPS |= {
@@ -94,6 +95,35 @@ def test_products_say_what_torch_runs(everything):
     assert all(row["kernels"] for row in rows)
     batched = next(row for row in rows if row["shape"].startswith("3 x") and row["provider"] == "torch")
     assert batched["kernels"][0] == "aten::bmm"
+
+
+def test_the_suite_of_a_cpu(tmp_path):
+    assert run.main(["--suite", "cpu", "--quick", "--shape", "4x16x16", "--out", str(tmp_path)]) == 0
+    rows = read(tmp_path)
+    assert {(row["shape"], row["provider"]) for row in rows} == {
+        (f"4x16x16 autocast {direction}", provider)
+        for direction in ("forward", "forward + backward")
+        for provider in ("torch", "amp_kernels")
+    }
+    assert all(row["speedup_p20"] <= row["speedup"] <= row["speedup_p80"] for row in rows)
+    assert all(row["threads"] == torch.get_num_threads() and row["isa"] == cpu_isa.chosen() for row in rows)
+    assert "\n\nGoals\n" in (tmp_path / "table.txt").read_text()
+
+
+def test_the_suite_asks_for_what_the_record_shows():
+    scope = Scope(torch.device("cpu"))
+    goals = {case.name: case.goal for case in cpu.cases(scope)}
+    assert goals["step 10000 x 64 fp32"] == 11.0
+    assert goals["linear 4x16x16 autocast forward + backward bf16"] == pytest.approx(1 / 1.3)
+    assert sum(name.endswith(("forward bf16", "forward fp16", "forward fp32")) for name in goals) == 10
+    assert {name for name, goal in goals.items() if goal is None} == {"adamw_ 64 M fp32", "check_and_norm 64 M fp32"}
+
+
+def test_the_arithmetic_of_a_cpu():
+    if cpu_isa.chosen() == "portable":
+        assert cpu_isa.peak(torch.bfloat16, 0.01) == 0
+        return
+    assert cpu_isa.peak(torch.bfloat16, 0.01) > 1e8
 
 
 def test_a_row_measured_again_replaces_the_old_one(tmp_path, capsys):

@@ -171,6 +171,17 @@ struct Amx {
     tiles(steps, a, b, sums, stride, accumulate);
   }
 
+  static int64_t burn(int64_t rounds) {
+    configure(2 * kTileRows);
+    for (int64_t i = 0; i < rounds; ++i) {
+      T::template multiply_add<0, 4, 6>();
+      T::template multiply_add<1, 4, 7>();
+      T::template multiply_add<2, 5, 6>();
+      T::template multiply_add<3, 5, 7>();
+    }
+    return rounds * 4 * 2 * kTileRows * kTileWords * 2 * kTileWords;
+  }
+
   static constexpr Kernel kKernel = {.rows = 2 * kTileRows,
                                      .columns = 2 * kTileWords,
                                      .lanes_log2 = 4,
@@ -183,6 +194,7 @@ struct Amx {
                                      .pack_rows = pack_rows<PairWords>,
                                      .multiply = multiply,
                                      .dot = nullptr,
+                                     .burn = burn,
                                      .begin = begin,
                                      .end = end};
 };

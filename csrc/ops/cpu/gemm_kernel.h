@@ -51,6 +51,9 @@ struct Kernel {
   // where the instructions are for tiles alone.
   void (*dot)(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, int64_t columns, float* sums,
               int64_t row_stride, int64_t column_stride);
+  // The flops of `rounds` of independent multiply-adds that read registers alone: run to see the peak of the machine.
+  // After begin().
+  int64_t (*burn)(int64_t rounds);
   // Before and after the calls of `multiply` of a thread; null where there is nothing to do.
   void (*begin)();
   void (*end)();

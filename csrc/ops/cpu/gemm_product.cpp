@@ -4,6 +4,8 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
+#include <chrono>
+#include <numeric>
 
 #include "ops/cpu/gemm_blocked.h"
 #include "ops/cpu/gemm_isa.h"
@@ -132,6 +134,31 @@ void product(Isa isa, bool is_bf16, const BlockedProblem& problem, const Finish&
   blocked_product(*kernel, problem, finish);
 }
 
+// Flops a second of multiply-adds that read registers alone, on all threads, for the instructions of a product of this
+// dtype; 0 on the portable path.
+double cpu_peak(ScalarType dtype, double seconds) {
+  const Isa isa = current_isa();
+  if (isa == Isa::portable) return 0.0;
+  const Kernel& kernel = *kernel_of(isa, dtype == ScalarType::BFloat16);
+  const int64_t threads = torch::stable::get_num_threads();
+  std::vector<double> rates(static_cast<size_t>(threads), 0.0);
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    using Clock = std::chrono::steady_clock;
+    for (int64_t thread = begin; thread < end; ++thread) {
+      if (kernel.begin) kernel.begin();
+      const auto start = Clock::now();
+      double flops = 0.0, passed = 0.0;
+      while (passed < seconds) {
+        flops += static_cast<double>(kernel.burn(1000));
+        passed = std::chrono::duration<double>(Clock::now() - start).count();
+      }
+      rates[static_cast<size_t>(thread)] = flops / passed;
+      if (kernel.end) kernel.end();
+    }
+  });
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
+}
+
 Floats::Floats(const Tensor& t) {
   if (!t.is_contiguous()) dense_ = torch::stable::contiguous(t);
   const Tensor& dense = dense_ ? *dense_ : t;
@@ -154,3 +181,5 @@ Tensor empty_tensor(const std::vector<int64_t>& sizes, ScalarType type) {
 }
 
 }  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CompositeExplicitAutograd, m) { m.impl("cpu_peak", TORCH_BOX(&ak::cpu_peak)); }

@@ -225,6 +225,26 @@ AK_TARGET void dot(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Op
     dot_rows<V, 1>(k, a, steps, rows, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
 }
 
+// 12 sums, so that the latency of an instruction is hidden from two ports that start one in each cycle.
+template <typename V>
+AK_TARGET int64_t burn(int64_t rounds) {
+  constexpr int kSums = 12;
+  typename V::Sums sums[kSums];
+#pragma GCC unroll 12
+  for (auto& sum : sums) sum = V::zero();
+  const uint32_t one = V::kPair == 2 ? 0x3f803f80u : 0x3f800000u;
+  auto a = V::broadcast(reinterpret_cast<const char*>(&one)), b = a;
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));  // so that no two products are the same to the compiler
+#pragma GCC unroll 12
+    for (auto& sum : sums) {
+      sum = V::multiply_add(a, b, sum);
+      asm volatile("" : "+v"(sum));
+    }
+  }
+  return rounds * kSums * V::kLanes * V::kPair * 2;
+}
+
 // Tiles of kRows rows and kVectors vectors.
 template <typename V, int kRows, int kVectors>
 constexpr Kernel tile_kernel(int64_t depth) {
@@ -240,6 +260,7 @@ constexpr Kernel tile_kernel(int64_t depth) {
           .pack_rows = pack_rows<V>,
           .multiply = Tiles<V, kRows, kVectors>::multiply,
           .dot = dot<V>,
+          .burn = burn<V>,
           .begin = nullptr,
           .end = nullptr};
 }
