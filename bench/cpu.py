@@ -25,9 +25,8 @@ def cases(scope: Scope) -> Iterator[Case]:
     yield linear.layer(False, SMALL, device, goal=1 / 1.5)
     yield linear.layer(True, SMALL, device, goal=1 / 1.3)
     fp32 = layouts.LAYOUTS[0]
-    goals = {"tiny": 9.0, "100 x 64": 11.0} if scope.quick else {"resnet-50": 9.0, "10000 x 64": 11.0}
-    for name, goal in goals.items():
-        yield step.case(name, lists.LISTS[name](), fp32, device, sets=1, goal=goal)
+    for count, goal in ((161, 9.0), (100 if scope.quick else 10_000, 11.0)):
+        yield step.case(f"{count} x 64", lists.many(count), fp32, device, sets=1, goal=goal)
     for name, shapes in ({"0.3 M": [(512, 512)]} if scope.quick else LARGE).items():
         yield step.case(name, shapes, fp32, device, goal=1.5)
         yield adamw.case(name, shapes, fp32, device)
