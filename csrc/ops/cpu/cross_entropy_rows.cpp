@@ -134,14 +134,16 @@ void row_of(const Problem& p, int64_t row, const T* logits, T* grad, float* e) {
   p.loss[row] = result.loss;
   if (!grad) return;
   const float factor = p.factor[row * p.factor_stride], slope = factor * result.slope;
-  if (!spread) {
-    gradient_span(e, slope, grad, classes);
-  } else {
-    for (int64_t at = 0; at < classes; at += kTile) {
-      const int64_t n = std::min(kTile, classes - at);
-      spread_tile(at, n);
-      gradient_span(e + at, slope, c, factor, grad + at, n);
-    }
+  for (int64_t at = 0; at < classes; at += kTile) {
+    const int64_t n = std::min(kTile, classes - at);
+    if (spread) spread_tile(at, n);
+    make_rounded(grad + at, buffer, n, [&](auto* out) {
+      if (spread) {
+        gradient_span(e + at, slope, c, factor, out, n);
+      } else {
+        gradient_span(e + at, slope, out, n);
+      }
+    });
   }
   if (!soft) {
     const float others = spread ? p.terms.shared * (p.weight ? p.weight[target] : 1.0f) : 0.0f;

@@ -74,7 +74,7 @@ AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sum
 
 template <bool kAdds, typename X>
 AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
-                                  float mean_g, float mean_gn, const float* grad_sum, X* __restrict out, int64_t n) {
+                                  float mean_g, float mean_gn, const float* grad_sum, X* out, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const float dx = norm_gradient(grad[i] * weight[i], normalized(x[i], mean, rstd), rstd, mean_g, mean_gn);
@@ -105,13 +105,14 @@ void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
     const float mean = p.mean ? p.mean[r] : 0.0f, rstd = p.rstd[r];
     const RowSums row = add_row<kParameters>(x, grad, p.weight, mean, rstd, sums, columns);
     const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
-    X* out = static_cast<X*>(p.out) + at;
-    if (p.grad_sum) {
-      const float* added = row_of(*p.grad_sum, at, added_buffer);
-      gradient_span<true>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, added, out, columns);
-    } else {
-      gradient_span<false>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, nullptr, out, columns);
-    }
+    const float* added = p.grad_sum ? row_of(*p.grad_sum, at, added_buffer) : nullptr;
+    make_rounded(static_cast<X*>(p.out) + at, x_buffer.data(), columns, [&](auto* out) {
+      if (added) {
+        gradient_span<true>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, added, out, columns);
+      } else {
+        gradient_span<false>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, nullptr, out, columns);
+      }
+    });
   }
 }
 

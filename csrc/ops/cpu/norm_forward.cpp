@@ -35,21 +35,23 @@ Statistics statistics_of(const float* row, int64_t n, float eps, bool centred) {
 }
 
 template <typename Y>
-AK_SIMD_CLONES void normalize_span(const float* x, Statistics s, const float* weight, const float* bias,
-                                   Y* __restrict out, int64_t n) {
+AK_SIMD_CLONES void normalize_span(const float* x, Statistics s, const float* weight, const float* bias, Y* out,
+                                   int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i)
     out[i] = round_to<Y>(scaled_and_shifted(normalized(x[i], s.mean, s.rstd), weight[i], bias[i]));
 }
 
+// `buffer` may be where x is.
 void normalize_row(const float* x, Statistics s, const float* weight, const float* bias, void* out, ScalarType dtype,
-                   int64_t at, int64_t n) {
+                   int64_t at, int64_t n, float* buffer) {
+  const auto make = [=](auto* to) { normalize_span(x, s, weight, bias, to, n); };
   if (dtype == ScalarType::Float) {
-    normalize_span(x, s, weight, bias, static_cast<float*>(out) + at, n);
+    make(static_cast<float*>(out) + at);
   } else if (dtype == ScalarType::Half) {
-    normalize_span(x, s, weight, bias, static_cast<fp16*>(out) + at, n);
+    make_rounded(static_cast<fp16*>(out) + at, buffer, n, make);
   } else {
-    normalize_span(x, s, weight, bias, static_cast<bf16*>(out) + at, n);
+    make(static_cast<bf16*>(out) + at);
   }
 }
 
@@ -101,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x_in, cons
       const Statistics s = statistics_of(row, n, epsilon, centred);
       if (centred) means[r] = s.mean;
       rstds[r] = s.rstd;
-      normalize_row(row, s, scale, shift, out, out_dtype, r * n, n);
+      normalize_row(row, s, scale, shift, out, out_dtype, r * n, n, buffer.data());
     }
   });
   return {y, sum, mean, rstd};

@@ -5,8 +5,11 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <type_traits>
+
 #include "math/half.h"
 #include "math/split_master.h"
+#include "ops/cpu/half_spans.h"
 #include "ops/cpu/simd.h"
 
 namespace ak {
@@ -19,10 +22,24 @@ template <typename T>
 AK_SIMD_INLINE void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
 }
+AK_SIMD_INLINE void widen_span(const fp16* from, float* to, int64_t n) { widen_half(from, to, n); }
 
 template <typename T>
 AK_SIMD_INLINE void round_span(const float* __restrict from, T* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = round_to<T>(from[i]);
+}
+AK_SIMD_INLINE void round_span(const float* from, fp16* to, int64_t n) { round_half(from, to, n); }
+
+// `make(out)` writes n numbers of type T or, where they are rounded faster afterwards, floats into `tile` in their
+// place.
+template <typename T, typename Make>
+void make_rounded(T* out, float* tile, int64_t n, const Make& make) {
+  if constexpr (std::is_same_v<T, fp16>) {
+    make(tile);
+    round_half(tile, out, n);
+  } else {
+    make(out);
+  }
 }
 
 template <typename T>

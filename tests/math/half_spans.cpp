@@ -1,0 +1,63 @@
+// Each version of csrc/ops/cpu/half_spans.cpp that this CPU runs against math/half.h: every fp16 code, floats around
+// every rounding boundary and at random, and every length up to three vectors, with what lies behind left alone.
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "ops/cpu/half_spans.cpp"
+
+using namespace ak;
+
+static bool nan_code(uint16_t bits) { return (bits & 0x7fffu) > 0x7c00u; }
+
+static long wrong_numbers(Spans s, const std::vector<fp16>& codes, const std::vector<float>& floats) {
+  long wrong = 0;
+  std::vector<float> wide(codes.size());
+  s.widen(codes.data(), wide.data(), static_cast<int64_t>(codes.size()));
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const float expected = to_float(codes[i]);
+    wrong += nan_code(codes[i].bits) ? wide[i] == wide[i] : std::memcmp(&wide[i], &expected, 4) != 0;
+  }
+  std::vector<fp16> narrow(floats.size());
+  s.round(floats.data(), narrow.data(), static_cast<int64_t>(floats.size()));
+  for (size_t i = 0; i < floats.size(); ++i) wrong += narrow[i].bits != round_to<fp16>(floats[i]).bits;
+  return wrong;
+}
+
+static long wrong_lengths(Spans s) {
+  long wrong = 0;
+  for (int64_t n = 0; n <= 48; ++n) {
+    std::vector<fp16> codes(64, fp16{0x3c00}), back(64, fp16{0x1234});
+    std::vector<float> ones(64, 1.0f), wide(64, -7.0f);
+    s.widen(codes.data(), wide.data(), n);
+    s.round(ones.data(), back.data(), n);
+    for (int64_t i = 0; i < 64; ++i) {
+      wrong += wide[static_cast<size_t>(i)] != (i < n ? 1.0f : -7.0f);
+      wrong += back[static_cast<size_t>(i)].bits != (i < n ? 0x3c00 : 0x1234);
+    }
+  }
+  return wrong;
+}
+
+int main() {
+  std::vector<fp16> codes;
+  std::vector<float> floats;
+  for (uint32_t code = 0; code < 0x10000u; ++code) {
+    codes.push_back({static_cast<uint16_t>(code)});
+    for (const uint32_t more : {0u, 1u, 0xfffu, 0x1000u, 0x1001u})
+      floats.push_back(float_of(bits_of(to_float(codes.back())) + more));
+  }
+  for (uint32_t i = 0, bits = 1; i < (1u << 20); ++i) floats.push_back(float_of(bits = bits * 1664525u + 1013904223u));
+  std::vector<std::pair<const char*, Spans>> versions{{"plain", {widen_plain, round_plain}}, {"chosen", kSpans}};
+#if AK_X86
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    versions.push_back({"f16c", {widen_f16c, round_f16c}});
+#endif
+  long wrong = 0;
+  for (const auto& [name, spans] : versions) {
+    const long numbers = wrong_numbers(spans, codes, floats), lengths = wrong_lengths(spans);
+    if (numbers || lengths) std::printf("%s: %ld numbers, %ld lengths are wrong\n", name, numbers, lengths);
+    wrong += numbers + lengths;
+  }
+  return wrong != 0;
+}
