@@ -271,12 +271,14 @@ def test_the_cache_can_be_switched_off(x_and_weight):
     assert len(addresses(used)) == 2
 
 
-def test_a_copy_made_without_gradients_does_not_take_them_from_others(x_and_weight):
+def test_a_weight_is_cast_once_without_gradients_too_and_torch_still_gets_them(x_and_weight):
     x, weight = x_and_weight
     with autocast():
-        with torch.no_grad():
-            ak.linear(x, weight)
+        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(3):
+                ak.linear(x, weight)
         F.linear(x.detach(), weight).sum().backward()
+    assert [event.name for event in profile.events()].count("aten::_to_copy") == 3 + 1  # x three times
     assert weight.grad is not None
 
 
