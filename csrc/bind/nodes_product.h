@@ -59,7 +59,8 @@ Copy cast(const Tensor& t, ScalarType dtype, bool autocast) {
   if (t.scalar_type() == dtype) return {t, true};
   if (autocast && t.requires_grad() && t.is_leaf() && !t.is_inference() && !c10::InferenceMode::is_enabled()) {
     static SeenCopies seen;
-    // With its graph also where no gradient is recorded: the cache takes no other, and a loop of inference gains from it.
+    // With its graph also where no gradient is recorded: the cache takes no other, and a loop of inference gains from
+    // it.
     const at::AutoGradMode recorded(true);
     const Tensor copy = at::autocast::cached_cast(dtype, t, at::kCPU);
     if (copy.requires_grad() && seen.is_of(copy, t)) return {copy, true};
