@@ -13,95 +13,80 @@ import triton.language as tl
 #: The interpreter has no tl.map_elementwise.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
-# Beyond these the tails are zero in fp32; the clamps keep inf * 0 away.
-_GELU_LIMIT: tl.constexpr = tl.constexpr(14.5)
-_GELU_TANH_LIMIT: tl.constexpr = tl.constexpr(11.5)
-_SILU_LIMIT: tl.constexpr = tl.constexpr(128.0)
-
-# (1 + tanh y) / 2 = sigmoid(2 y), 2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3) = x (LINEAR + CUBIC x^2).
-_LINEAR: tl.constexpr = tl.constexpr(1.5957691216057308)
-_CUBIC: tl.constexpr = tl.constexpr(0.07135481627260025)
-_INV_SQRT_2PI: tl.constexpr = tl.constexpr(0.3989422804014327)
+# Where the tails end.
+_GELU_LIMIT: tl.constexpr = tl.constexpr(7.0)
+_GELU_TANH_LIMIT: tl.constexpr = tl.constexpr(6.0)
+_SILU_LIMIT: tl.constexpr = tl.constexpr(87.0)
 
 
 @triton.jit
-def _clamp(x, low, high):
-    raised = tl.where(x < low, low, x)  # comparisons that NaN fails, so that it passes through
-    return tl.where(raised > high, high, raised)
+def _exp2_of_product(t, v, EXPONENT: tl.constexpr):
+    """2^(t v + EXPONENT), with v <= 0 and a result of at least 2^-126."""
+    shifted = tl.fma(t, v, 12582912.0 + EXPONENT)  # rounded to an integer in the low mantissa bits
+    r = tl.fma(t, v, (12582912.0 + EXPONENT) - shifted)
+    m = tl.fma(r, 0.001326472731307149, 0.009671512991189957)
+    m = tl.fma(m, r, 0.05550733581185341)
+    m = tl.fma(m, r, 0.24022242426872253)
+    m = tl.fma(m, r, 0.6931470036506653)
+    m = tl.fma(m, r, 1.0)
+    return (m.to(tl.int32, bitcast=True) + (shifted.to(tl.int32, bitcast=True) << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _divide(n, d):
-    """n / d for d in [1, 6] and n in [0, 1], rounded to nearest as long as n is not subnormal.
-
-    One Newton step on the hardware's approximate reciprocal, one correction of the quotient by its exact remainder (Markstein, IBM
-    Journal of Research and Development 34(1), 1990). ``div_rn`` gives the same bits, but branches, for operands that do not occur
-    here; in an epilogue that costs hundreds of bytes of spilled registers. The one known exception is 1 / (2 - 2^-23), which is a
-    unit in the last place off unless the reciprocal is already right.
-    """
-    r = 1.0 / d
-    r = tl.fma(tl.fma(-d, r, 1.0), r, r)
-    q = n * r
-    return tl.fma(tl.fma(-d, q, n), r, q)
+def _gelu_tail(t):
+    v = tl.fma(t, -4.142672480611509e-07, 7.716437721683178e-06)
+    v = tl.fma(v, t, -2.4372919142479077e-05)
+    v = tl.fma(v, t, -0.0005461525870487094)
+    v = tl.fma(v, t, 0.007603381294757128)
+    v = tl.fma(v, t, -0.05285663902759552)
+    v = tl.fma(v, t, -0.4591005742549896)
+    v = tl.fma(v, t, -1.1511154174804688)
+    return _exp2_of_product(t, v, -1) - 1.279257299049985e-12
 
 
 @triton.jit
-def _power_of_two(exponent):
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+def _gelu_tanh_tail(t):
+    v = tl.fma(t, 6.235715659386187e-07, -1.1648214240267407e-05)
+    v = tl.fma(v, t, 6.353954086080194e-05)
+    v = tl.fma(v, t, 5.229342059465125e-05)
+    v = tl.fma(v, t, -0.0013971455628052354)
+    v = tl.fma(v, t, 0.0019837047439068556)
+    v = tl.fma(v, t, 0.005702981725335121)
+    v = tl.fma(v, t, -0.05051494762301445)
+    v = tl.fma(v, t, -0.4594357907772064)
+    v = tl.fma(v, t, -1.1510889530181885)
+    return _exp2_of_product(t, v, -1) - 1.4079069507455522e-11
 
 
 @triton.jit
-def _exp_nonpositive(x):
-    """exp(x) for x <= 0: 2^n e^r with |r| <= ln 2 / 2."""
-    x = tl.where(x < -105.0, -105.0, x)
-    shifted = tl.fma(x, 1.4426950216293335, 12582912.0)  # x / ln 2, rounded to an integer in the low mantissa bits
-    n = shifted - 12582912.0
-    r = tl.fma(n, -0.693359375, x)
-    r = tl.fma(n, 2.12194440e-4, r)
-    q = tl.fma(1.9875691500e-4, r, 1.3981999507e-3)
-    q = tl.fma(q, r, 8.3334519073e-3)
-    q = tl.fma(q, r, 4.1665795894e-2)
-    q = tl.fma(q, r, 1.6666665459e-1)
-    q = tl.fma(q, r, 5.0000001201e-1)
-    mantissa = tl.fma(q, r * r, r) + 1.0
-    # In two factors, because 2^n itself may be too small for a normal number.
-    exponent = shifted.to(tl.int32, bitcast=True) - 0x4B400000
-    half = exponent >> 1
-    return mantissa * _power_of_two(half) * _power_of_two(exponent - half)
+def _sigmoid_tail(t):
+    """1 / (1 + exp(t)), and one minus it."""
+    e = _exp2_of_product(t, -1.4426950216293335, 0)
+    guess = tl.fma(e, -0.2218370884656906, 0.6655112504959106)
+    guess = tl.fma(guess, e, -0.9428076148033142)
+    guess = tl.fma(guess, e, 0.998266875743866)
+    error = tl.fma(-e, guess, 1.0 - guess)
+    inverse = tl.fma(guess, tl.fma(error, error, error), guess)
+    return tl.fma(e, inverse, -1.6458132754423973e-38), inverse
 
 
 @triton.jit
-def _normal_tail(t):
-    """For t >= 0 the upper tail Q(t) of the standard normal distribution, and exp(-t^2 / 2)."""
-    square = t * t
-    square_error = tl.fma(t, t, -square)  # for t = 10 the rounding of t^2 alone would cost 25 units in the last place
-    e = _exp_nonpositive(-0.5 * square)
-    e = tl.fma(e, -0.5 * square_error, e)
-    k = _divide(1.0, tl.fma(t, 0.3, 1.0))
-    p = tl.fma(k, -0.020623449236154556, 0.11243549734354019)
-    p = tl.fma(p, k, -0.22821329534053802)
-    p = tl.fma(p, k, 0.1917840987443924)
-    p = tl.fma(p, k, -0.07942315191030502)
-    p = tl.fma(p, k, 0.09615664929151535)
-    p = tl.fma(p, k, 0.0783897116780281)
-    p = tl.fma(p, k, 0.11023541539907455)
-    p = tl.fma(p, k, 0.11957181990146637)
-    p = tl.fma(p, k, 0.11968669295310974)
-    return k * p * e, e
+def _size(x, LIMIT: tl.constexpr):
+    return tl.minimum(tl.abs(x), LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _sigmoid(z):
-    """1 / (1 + exp(-z)) and its complement, both without cancellation. Choosing the numerators saves two divisions."""
-    e = _exp_nonpositive(-tl.abs(z))
-    s = _divide(tl.where(z < 0.0, e, 1.0), 1.0 + e)
-    complement = _divide(tl.where(z < 0.0, 1.0, e), 1.0 + e)
-    return s, complement
+def _without_tail(x, t, q):
+    """relu(x) - t q; -0 keeps the sign of a zero."""
+    return tl.fma(-t, q, tl.maximum(x, -0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
-def _tanh_argument(c):
-    return c * tl.fma(c * c, _CUBIC, _LINEAR)
+def _slope(x, m, h):
+    """1/2 + sign(x) (1/2 - m h), where m h is at most 1/2."""
+    from_half = tl.fma(-m, h, 0.5).to(tl.int32, bitcast=True)
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    return 0.5 + (from_half | sign).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -111,23 +96,21 @@ def _relu(x):
 
 @triton.jit
 def _gelu(x):
-    t = _clamp(tl.abs(x), 0.0, _GELU_LIMIT)
-    q, _ = _normal_tail(t)
-    return tl.fma(-t, q, _relu(x))
+    t = _size(x, _GELU_LIMIT)
+    return _without_tail(x, t, _gelu_tail(t))
 
 
 @triton.jit
 def _gelu_tanh(x):
-    c = _clamp(x, -_GELU_TANH_LIMIT, _GELU_TANH_LIMIT)
-    s, _ = _sigmoid(_tanh_argument(c))
-    return tl.where(x < 0.0, c, x) * s
+    t = _size(x, _GELU_TANH_LIMIT)
+    return _without_tail(x, t, _gelu_tanh_tail(t))
 
 
 @triton.jit
 def _silu(x):
-    c = _clamp(x, -_SILU_LIMIT, _SILU_LIMIT)
-    s, _ = _sigmoid(c)
-    return tl.where(x < 0.0, c, x) * s
+    t = _size(x, _SILU_LIMIT)
+    q, _ = _sigmoid_tail(t)
+    return _without_tail(x, t, q)
 
 
 @triton.jit
@@ -159,25 +142,36 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _gelu_backward(grad, x):
-    t = _clamp(tl.abs(x), 0.0, _GELU_LIMIT)
-    q, e = _normal_tail(t)
-    cdf = tl.where(x < 0.0, q, 1.0 - q)
-    return grad * tl.fma(tl.where(x < 0.0, -t, t) * _INV_SQRT_2PI, e, cdf)
+    t = _size(x, _GELU_LIMIT)
+    v = tl.fma(t, -1.9406512365094386e-05, 0.000347861903719604)
+    v = tl.fma(v, t, -0.002854572609066963)
+    v = tl.fma(v, t, 0.014679635874927044)
+    v = tl.fma(v, t, -0.054757192730903625)
+    v = tl.fma(v, t, -0.5606971979141235)
+    v = tl.fma(v, t, -0.38318899273872375)
+    return grad * _slope(x, tl.fma(t, -1.3301559686660767, 1.0), _exp2_of_product(t, v, -1))
 
 
 @triton.jit
 def _gelu_tanh_backward(grad, x):
-    c = _clamp(x, -_GELU_TANH_LIMIT, _GELU_TANH_LIMIT)
-    s, complement = _sigmoid(_tanh_argument(c))
-    slope = tl.fma(c * c, 3.0 * _CUBIC, _LINEAR)
-    return grad * tl.fma(c * slope, s * complement, s)
+    t = _size(x, _GELU_TANH_LIMIT)
+    v = tl.fma(t, 4.569595603243215e-06, -8.772955334279686e-05)
+    v = tl.fma(v, t, 0.0006572715938091278)
+    v = tl.fma(v, t, -0.002318803919479251)
+    v = tl.fma(v, t, 0.0037692063488066196)
+    v = tl.fma(v, t, -0.005504676606506109)
+    v = tl.fma(v, t, 0.018371744081377983)
+    v = tl.fma(v, t, -0.05452985689043999)
+    v = tl.fma(v, t, -0.5628611445426941)
+    v = tl.fma(v, t, -0.38490569591522217)
+    return grad * _slope(x, tl.fma(t, -1.3289717435836792, 1.0), _exp2_of_product(t, v, -1))
 
 
 @triton.jit
 def _silu_backward(grad, x):
-    c = _clamp(x, -_SILU_LIMIT, _SILU_LIMIT)
-    s, complement = _sigmoid(c)
-    return grad * tl.fma(c * s, complement, s)
+    t = _size(x, _SILU_LIMIT)
+    q, complement = _sigmoid_tail(t)
+    return grad * _slope(x, tl.fma(-t, complement, 1.0), q)
 
 
 @triton.jit

@@ -4,12 +4,13 @@ inputs.
 With ``z = alpha (a @ b) + bias``, ``G = |alpha| |a| @ |b| + |bias|`` in float64 and K terms, of which the hardware adds
 p between two roundings of the accumulator, the error of ``activation(z) + beta c`` is at most::
 
-    u_out |result|  +  slope e_z  +  2e-6 |activation(z)|  +  2^-23 (|activation(z)| + |beta c|)  +  tiny_out
+    u_out |result|  +  slope e_z  +  2^-22 |z|  +  2^-23 (|activation(z)| + |beta c|)  +  tiny_out
     with  e_z = (K / p + 16) 2^-23 G
 
 The first term is the one rounding of the result (u_out half an ulp), the second the fp32 accumulation (2^-23 and not
 2^-24, because tensor cores truncate), carried through the activation by its largest slope (through a product
-``silu(gate) up`` by the product rule), the third the fp32 evaluation of an activation that is not piecewise linear, the
+``silu(gate) up`` by the product rule), the third the evaluation of an activation that is not piecewise linear
+(csrc/math/activation.h: 4 u |z|; of a gated one ``2^-22 |gate up|`` and the product's rounding), the
 fourth the sum with c, the last half the smallest subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical
 behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021.
 
@@ -79,10 +80,11 @@ def reference_and_bound(
         (gate, up), (gate_error, up_error) = halves(z), halves(error)
         slope = SLOPE["silu"]
         error = slope * gate_error * (up.abs() + up_error) + torch.nn.functional.silu(gate).abs() * up_error
+        error = error + 2.0**-22 * (gate * up).abs() + 2.0**-24 * result.abs()
     else:
         error = SLOPE[activation] * error
-    if activation not in ("none", "relu"):
-        error = error + 2e-6 * result.abs()
+        if activation not in ("none", "relu"):
+            error = error + 2.0**-22 * z.abs()
     if c is not None and beta:
         error = error + 2.0**-23 * (result.abs() + (beta * c.double()).abs())
         result = result + beta * c.double()

@@ -2,14 +2,17 @@
 // gated swiglu (Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202), which takes a gate and a value:
 // silu(gate) * up.
 //
-// None calls libm or the CUDA math library, so the bits agree between host, emulator and GPU, and all are branch-free.
-// The negative tails are computed from the small quantity itself (Q = 1 - Phi, or a sigmoid through exp(-|x|)), not as
-// 1 - something near 1. Limits are right: f(-inf) = 0, f(inf) = inf, and NaN stays NaN. Bounds, with u = 2^-24, as
-// tests/math/test_activation.py checks:
-//   silu                  relative error <= 4 u
-//   gelu                  relative error <= 8 u
-//   gelu_tanh             relative error <= (6 + 3 |z|) u, z = the argument of its sigmoid: exp magnifies the rounding
-//   of z results below 2^-118  absolute error <= 2^-133 derivatives           absolute error <= 5 u
+// In a GEMM every instruction here is executed for every element of C, so there are some twenty: fmas, and a power of
+// two put together from its bits. No division, no branch, no approximation of the hardware: the bits agree between
+// host, emulator and GPU. With t = |x| a smooth activation is
+//   f(x) = relu(x) - t q(t),      f'(x) = 1/2 + sign(x) (1/2 - g(t)),  g = q + t q'
+// where q falls from 1/2 to 0: the upper tail of the normal distribution for gelu, a sigmoid for the others. The tails
+// of gelu are 2^p(t), and g is (1 - t / t0) 2^p(t) with its zero t0, the polynomials p being minimax fits with
+// p(0) = -1. Limits are right: f(-inf) = 0, f(inf) = inf, f'(-inf) = 0, f'(inf) = 1, and NaN stays NaN. Bounds, with
+// u = 2^-24, as tests/math/test_activation.py checks:
+//   f   4 u |x|; in the tail also 2^-11, 2^-10 or (6 + |x| / 2) u of the result for gelu, gelu_tanh and silu, give or
+//       take 2^-36, 2^-33 and 2^-118, since f is 0 below -7, -6 and -87
+//   f'  4 u
 #pragma once
 
 #include <optional>
@@ -38,118 +41,110 @@ inline std::optional<Activation> find_activation(std::string_view name) {
 
 namespace detail {
 
-AK_HD float clamp(float x, float low, float high) {
-  const float raised = x < low ? low : x;  // comparisons that NaN fails, so that it passes through
-  return raised > high ? high : raised;
+// c0 + c1 x + c2 x^2 + ...
+template <class... C>
+AK_HD float polynomial(float x, float c0, C... c) {
+  if constexpr (sizeof...(c) == 0)
+    return c0;
+  else
+    return fma(polynomial(x, c...), x, c0);
 }
 
-// exp(x) for -170 <= x <= 0, to 1.4 u. 2^n e^r with |r| <= ln 2 / 2; polynomial and split of ln 2 from Cephes
-// (Moshier), expf. Every caller clamps its argument; results that round to zero come out as zero.
-AK_HD float exp_nonpositive(float x) {
-  const float shifted = fma(x, 0x1.715476p+0f, 0x1.8p23f);  // x / ln 2, rounded to an integer in the low mantissa bits
-  const float n = shifted - 0x1.8p23f;
-  float r = fma(n, -0.693359375f, x);
-  r = fma(n, 2.12194440e-4f, r);
-  float q = 1.9875691500e-4f;
-  q = fma(q, r, 1.3981999507e-3f);
-  q = fma(q, r, 8.3334519073e-3f);
-  q = fma(q, r, 4.1665795894e-2f);
-  q = fma(q, r, 1.6666665459e-1f);
-  q = fma(q, r, 5.0000001201e-1f);
-  const float mantissa = fma(q, r * r, r) + 1.0f;
-  // In two factors, because 2^n itself may be too small for a normal number.
-  const int32_t exponent = static_cast<int32_t>(bits_of(shifted) - 0x4b400000u);
-  const int32_t half = exponent >> 1;
-  const float first = float_of(static_cast<uint32_t>(half + 127) << 23);
-  const float second = float_of(static_cast<uint32_t>(exponent - half + 127) << 23);
-  return mantissa * first * second;
+// 2^(t v + kExponent), with v <= 0 and a result of at least 2^-126. The minimax fit of 2^r over |r| <= 1/2 is off by
+// 1.6 u.
+template <int kExponent>
+AK_HD float exp2_of_product(float t, float v) {
+  constexpr float kToInteger = 0x1.8p23f;  // added: rounds to an integer, in the low mantissa bits
+  const float shifted = fma(t, v, kToInteger + kExponent);
+  const float r = fma(t, v, (kToInteger + kExponent) - shifted);
+  const float m = polynomial(r, 1.0f, 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba14p-10f);
+  return float_of(bits_of(m) + (bits_of(shifted) << 23));  // kToInteger itself is shifted out
 }
 
-// Of the standard normal distribution, for t >= 0: the upper tail Q(t) = erfc(t / sqrt 2) / 2 and e = exp(-t^2 / 2).
-struct NormalTail {
-  float q, e;
+// What has become of 2^-1 2^(t v(t)) at the last t is taken off everywhere, so that it ends with 0.
+
+AK_HD float gelu_tail(float t) {
+  const float v = polynomial(t, -0x1.26af8p+0f, -0x1.d61e76p-2f, -0x1.b10068p-5f, 0x1.f24b92p-8f, -0x1.1e575cp-11f,
+                             -0x1.98e8e4p-16f, 0x1.02ebb2p-17f, -0x1.bcd0eap-22f);
+  return exp2_of_product<-1>(t, v) - 0x1.681434p-40f;
+}
+
+// 1 / (1 + exp(z)), z = 2 sqrt(2 / pi) (t + 0.044715 t^3): (1 + tanh y) / 2 is the sigmoid of 2 y.
+AK_HD float gelu_tanh_tail(float t) {
+  const float v = polynomial(t, -0x1.26adc4p+0f, -0x1.d67656p-2f, -0x1.9dd186p-5f, 0x1.75c028p-8f, 0x1.040216p-9f,
+                             -0x1.6e40dap-10f, 0x1.b6ab44p-15f, 0x1.0a8110p-14f, -0x1.86d966p-17f, 0x1.4ec706p-21f);
+  return exp2_of_product<-1>(t, v) - 0x1.ef5cfcp-37f;
+}
+
+// 1 / (1 + exp(t)), and one minus it.
+struct SigmoidTail {
+  float q, complement;
 };
 
-AK_HD NormalTail normal_tail(float t) {
-  const float square = t * t;
-  const float square_error = fma(t, t, -square);  // for t = 10 the rounding of t^2 alone would cost 25 u
-  float e = exp_nonpositive(-0.5f * square);
-  e = fma(e, -0.5f * square_error, e);
-  // Q(t) / e as k P(k), k = 1 / (1 + 0.3 t): minimax fit of degree 9 over 0 <= t <= 14.5, relative error 2^-28.
-  const float k = div(1.0f, fma(0.3f, t, 1.0f));
-  float p = -0x1.51e504p-6f;
-  p = fma(p, k, 0x1.cc892ap-4f);
-  p = fma(p, k, -0x1.d3617ep-3f);
-  p = fma(p, k, 0x1.88c61ap-3f);
-  p = fma(p, k, -0x1.455136p-4f);
-  p = fma(p, k, 0x1.89db8ep-4f);
-  p = fma(p, k, 0x1.411592p-4f);
-  p = fma(p, k, 0x1.c38636p-4f);
-  p = fma(p, k, 0x1.e9c424p-4f);
-  p = fma(p, k, 0x1.ea3c98p-4f);
-  return {k * p * e, e};
+AK_HD SigmoidTail sigmoid_tail(float t) {
+  const float e = exp2_of_product<0>(t, -0x1.715476p+0f);
+  // 1 / (1 + e) for 0 <= e <= 1: a minimax fit off by 1 / 577, then a step that takes the error to its third power.
+  const float guess = polynomial(e, 0x1.ff1cd6p-1f, -0x1.e2b7aep-1f, 0x1.54bde4p-1f, -0x1.c65286p-3f);
+  const float error = fma(-e, guess, 1.0f - guess);
+  const float inverse = fma(guess, fma(error, error, error), guess);
+  return {fma(e, inverse, -0x1.666d28p-126f), inverse};
 }
 
-// 1 / (1 + exp(-z)) and its complement, both without cancellation.
-struct Sigmoid {
-  float s, complement;
-};
+// Where the tails end.
+inline constexpr float kGeluLimit = 7.0f;
+inline constexpr float kGeluTanhLimit = 6.0f;
+inline constexpr float kSiluLimit = 87.0f;
 
-AK_HD Sigmoid sigmoid(float z) {
-  const float e = exp_nonpositive(-abs(z));
-  const float large = div(1.0f, 1.0f + e);
-  const float small = div(e, 1.0f + e);
-  return {z < 0.0f ? small : large, z < 0.0f ? large : small};
+AK_HD float size_of(float x, float limit) { return min_or_nan(abs(x), limit); }
+
+// relu(x) - t q; -0 keeps the sign of a zero.
+AK_HD float without_tail(float x, float t, float q) { return fma(-t, q, max_or_nan(x, -0.0f)); }
+
+// 1/2 + sign(x) (1/2 - m h), where m h is at most 1/2.
+AK_HD float slope_of(float x, float m, float h) {
+  const float from_half = fma(-m, h, 0.5f);
+  return 0.5f + float_of(bits_of(from_half) | (bits_of(x) & 0x80000000u));
 }
-
-// The sigmoid form of tanh-gelu: (1 + tanh y) / 2 = sigmoid(2 y), 2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3) = x (kLinear
-// + kCubic x^2).
-inline constexpr float kLinear = 1.5957691216057308f;
-inline constexpr float kCubic = 0.07135481627260025f;
-
-// Beyond these the tails are zero in fp32; the clamps keep inf * 0 away.
-inline constexpr float kGeluLimit = 14.5f;
-inline constexpr float kGeluTanhLimit = 11.5f;
-inline constexpr float kSiluLimit = 128.0f;
 
 }  // namespace detail
 
 AK_HD float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 AK_HD float gelu(float x) {
-  const float t = detail::clamp(abs(x), 0.0f, detail::kGeluLimit);
-  return fma(-t, detail::normal_tail(t).q, relu(x));
+  const float t = detail::size_of(x, detail::kGeluLimit);
+  return detail::without_tail(x, t, detail::gelu_tail(t));
 }
 
 AK_HD float gelu_tanh(float x) {
-  const float c = detail::clamp(x, -detail::kGeluTanhLimit, detail::kGeluTanhLimit);
-  const float s = detail::sigmoid(c * fma(detail::kCubic, c * c, detail::kLinear)).s;
-  return (x < 0.0f ? c : x) * s;
+  const float t = detail::size_of(x, detail::kGeluTanhLimit);
+  return detail::without_tail(x, t, detail::gelu_tanh_tail(t));
 }
 
 AK_HD float silu(float x) {
-  const float c = detail::clamp(x, -detail::kSiluLimit, detail::kSiluLimit);
-  return (x < 0.0f ? c : x) * detail::sigmoid(c).s;
+  const float t = detail::size_of(x, detail::kSiluLimit);
+  return detail::without_tail(x, t, detail::sigmoid_tail(t).q);
 }
 
 AK_HD float gelu_derivative(float x) {
-  const float t = detail::clamp(abs(x), 0.0f, detail::kGeluLimit);
-  const detail::NormalTail tail = detail::normal_tail(t);
-  const float cdf = x < 0.0f ? tail.q : 1.0f - tail.q;
-  return fma((x < 0.0f ? -t : t) * 0.3989422804014327f, tail.e, cdf);
+  const float t = detail::size_of(x, detail::kGeluLimit);
+  const float v = detail::polynomial(t, -0x1.8862b2p-2f, -0x1.1f13b4p-1f, -0x1.c09228p-5f, 0x1.e105b6p-7f,
+                                     -0x1.762790p-9f, 0x1.6cc278p-12f, -0x1.459656p-16f);
+  return detail::slope_of(x, fma(-0x1.54851ap+0f, t, 1.0f), detail::exp2_of_product<-1>(t, v));
 }
 
 AK_HD float gelu_tanh_derivative(float x) {
-  const float c = detail::clamp(x, -detail::kGeluTanhLimit, detail::kGeluTanhLimit);
-  const detail::Sigmoid s = detail::sigmoid(c * fma(detail::kCubic, c * c, detail::kLinear));
-  const float slope = fma(3.0f * detail::kCubic, c * c, detail::kLinear);
-  return fma(c * slope, s.s * s.complement, s.s);
+  const float t = detail::size_of(x, detail::kGeluTanhLimit);
+  const float v =
+      detail::polynomial(t, -0x1.8a24b8p-2f, -0x1.202f56p-1f, -0x1.beb566p-5f, 0x1.2d00aep-6f, -0x1.68c126p-8f,
+                         0x1.ee0994p-9f, -0x1.2fee26p-9f, 0x1.589980p-11f, -0x1.6ff6e4p-14f, 0x1.32a90ep-18f);
+  return detail::slope_of(x, fma(-0x1.54377ep+0f, t, 1.0f), detail::exp2_of_product<-1>(t, v));
 }
 
+// q' = -q (1 - q)
 AK_HD float silu_derivative(float x) {
-  const float c = detail::clamp(x, -detail::kSiluLimit, detail::kSiluLimit);
-  const detail::Sigmoid s = detail::sigmoid(c);
-  return fma(c * s.s, s.complement, s.s);
+  const float t = detail::size_of(x, detail::kSiluLimit);
+  const detail::SigmoidTail s = detail::sigmoid_tail(t);
+  return detail::slope_of(x, fma(-t, s.complement, 1.0f), s.q);
 }
 
 AK_HD float swiglu(float gate, float up) { return silu(gate) * up; }

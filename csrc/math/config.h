@@ -82,6 +82,27 @@ AK_HD double sqrt(double x) {
 
 AK_HD float abs(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 
+// NaN if one of the two is; the order of +0 and -0 is left open.
+AK_HD float min_or_nan(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+#else
+  return b < a ? b : a;
+#endif
+}
+
+AK_HD float max_or_nan(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float largest;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+  return largest;
+#else
+  return a < b ? b : a;
+#endif
+}
+
 // Tests on the bits: they hold whatever a compiler believes about NaN.
 AK_HD bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 AK_HD bool is_finite(double x) { return (bits_of(x) & 0x7ff0000000000000u) != 0x7ff0000000000000u; }

@@ -9,7 +9,6 @@
 // loss only by what the addition itself rounds, and lse, which does grow with m, enters by the z-loss alone.
 #pragma once
 
-#include "math/activation.h"
 #include "math/config.h"
 
 namespace ak {
@@ -60,8 +59,28 @@ AK_HD float log_positive(float x) {
   return is_finite(x) ? result : x;
 }
 
-// exp(x) for x <= 0, -inf included; NaN stays NaN.
-AK_HD float exp_of_logit(float x) { return detail::exp_nonpositive(x < -128.0f ? -128.0f : x); }
+// exp(x) for x <= 0, -inf included, to 1.4 u; NaN stays NaN. 2^n e^r with |r| <= ln 2 / 2; polynomial and split of ln 2
+// from Cephes (Moshier), expf. Results that round to zero come out as zero.
+AK_HD float exp_of_logit(float x) {
+  x = x < -128.0f ? -128.0f : x;
+  const float shifted = fma(x, 0x1.715476p+0f, 0x1.8p23f);  // x / ln 2, rounded to an integer in the low mantissa bits
+  const float n = shifted - 0x1.8p23f;
+  float r = fma(n, -0.693359375f, x);
+  r = fma(n, 2.12194440e-4f, r);
+  float q = 1.9875691500e-4f;
+  q = fma(q, r, 1.3981999507e-3f);
+  q = fma(q, r, 8.3334519073e-3f);
+  q = fma(q, r, 4.1665795894e-2f);
+  q = fma(q, r, 1.6666665459e-1f);
+  q = fma(q, r, 5.0000001201e-1f);
+  const float mantissa = fma(q, r * r, r) + 1.0f;
+  // In two factors, because 2^n itself may be too small for a normal number.
+  const int32_t exponent = static_cast<int32_t>(bits_of(shifted) - 0x4b400000u);
+  const int32_t half = exponent >> 1;
+  const float first = float_of(static_cast<uint32_t>(half + 127) << 23);
+  const float second = float_of(static_cast<uint32_t>(exponent - half + 127) << 23);
+  return mantissa * first * second;
+}
 
 AK_HD CrossEntropyRow cross_entropy_row(const CrossEntropyTerms& terms, const CrossEntropySums& sums) {
   const float log_sum = log_positive(sums.sum_exp);
