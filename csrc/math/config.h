@@ -80,11 +80,17 @@ AK_HD double sqrt(double x) {
 #endif
 }
 
-AK_HD float abs(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+AK_HD float abs(float x) {
+#if defined(__CUDA_ARCH__)
+  return fabsf(x);  // free, in the instruction that takes it
+#else
+  return float_of(bits_of(x) & 0x7fffffffu);
+#endif
+}
 
 // NaN if one of the two is; the order of +0 and -0 is left open.
 AK_HD float min_or_nan(float a, float b) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float least;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
   return least;
@@ -94,7 +100,7 @@ AK_HD float min_or_nan(float a, float b) {
 }
 
 AK_HD float max_or_nan(float a, float b) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float largest;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
   return largest;
