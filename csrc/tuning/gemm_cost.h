@@ -84,13 +84,13 @@ inline double activation_instructions(const GemmRequest& q) {
     case Activation::relu:
       return 2;
     case Activation::gelu:
-      return 57;
+      return 20;
     case Activation::gelu_tanh:
-      return 56;
+      return 22;
     case Activation::silu:
-      return 51;
+      return 20;
     case Activation::swiglu:
-      return q.backward ? 67 : 56;
+      return q.backward ? 32 : 24;
   }
   return 0;
 }

@@ -237,6 +237,12 @@ class Thread:
 
     do_fsel = do_sel
 
+    def do_p2r(self, x):
+        """Those predicates whose bits are in the mask."""
+        mask = self.read(x.operands[3])
+        chosen = {i: self.predicates.get(f"P{i}") for i in range(7) if mask >> i & 1}
+        self.write(x.operands[0], None if None in chosen.values() else sum(value << i for i, value in chosen.items()))
+
     def do_lop3(self, x):
         first = 1 if re.fullmatch(r"U?P\w+", x.operands[0]) else 0
         inputs = [self.read(text) for text in x.operands[first + 1 : first + 4]]
