@@ -64,6 +64,7 @@ CASES = [
     GemmCase("swiglu", 8, 8, 4104),
     GemmCase("gelu", 8, 2568, 72, True),
     GemmCase("gelu", 24, 5128, 72),
+    GemmCase("gelu", 24, 5128, 1096),
     GemmCase("gelu", 72, 5128, 72),
     GemmCase("plain", 136, 5128, 72),
     GemmCase("swiglu", 5128, 136, 72),
