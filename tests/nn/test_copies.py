@@ -1,13 +1,17 @@
-"""What "no FP32 copy" means: the casts and copies of one training step of GPT-2, counted below autograd."""
+"""What "no FP32 copy" means: the casts and copies of one training step of GPT-2, counted below autograd, and the memory
+that its last layer and loss take at most."""
 
 import copy
+import weakref
 from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import amp_kernels as ak
 from amp_kernels._dispatch import autocast
@@ -87,3 +91,40 @@ def test_casts_and_copies_of_gpt2(dtype, monkeypatch):
     stream, heads = (BATCH, CONTEXT, WIDTH), (BATCH, CONTEXT, 3, HEADS, WIDTH // HEADS)
     # The gradient of the fp32 stream enters each branch in 16 bits; attention's gradients are put side by side.
     assert set(after) == {(torch.float32, dtype, stream), (dtype, dtype, heads)}
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that results made under it held at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage()._cdata) not in self.live:
+                storage = tensor.untyped_storage()
+                forget = weakref.ref(storage, lambda _, key=key: self.live.pop(key))
+                self.live[key] = storage.nbytes(), forget
+        self.most = max(self.most, sum(size for size, _ in self.live.values()))
+        return result
+
+
+@pytest.mark.parametrize("rows", [4096, 16384])
+def test_peak_memory_of_head_and_loss(rows):
+    """GPT-2's sizes, on tensors without memory."""
+
+    def peak(loss):
+        with FakeTensorMode():
+            x, head = (torch.empty(n, 768, requires_grad=True) for n in (rows, 50257))
+            target = torch.empty(rows, dtype=torch.int64)
+            with Peak() as memory:
+                with torch.autocast("cpu", torch.bfloat16):
+                    result = loss(x, head, target)
+                result.backward()
+        return memory.most
+
+    eager = peak(lambda x, head, target: F.cross_entropy(F.linear(x, head), target))
+    assert eager > 3 * 2 * rows * 50257, "it holds several copies of the logits"
+    assert peak(ak.linear_cross_entropy) <= 0.2 * eager
