@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from amp_kernels.amp import GradScaler
+from amp_kernels.amp._readback import AsyncReader
 from amp_kernels.optim import SGD, AdamW
 
 from .scaling import EACH, Ops, is_ours, iterate, params
@@ -168,3 +169,14 @@ def test_the_abort_comes_late_and_speaks_of_the_right_iteration(slow_device):
         iterate(scaler, optimizer)
     assert not any(torch.equal(a, b) for a, b in zip(before, weights, strict=True))  # that step was taken
     iterate(scaler, optimizer)
+
+
+def test_ranks_wait_for_the_answer_before_the_last_and_take_no_later_one(slow_device):
+    """However fast each of their devices is, all then raise in the same iteration."""
+    reader = AsyncReader()
+    for i in range(3):
+        reader.push(torch.tensor([float(i)]), i)
+    slow_device[2].done = True  # a fast one has all answers already
+    assert [note for _, note in reader.all_but_last()] == [0, 1]
+    assert [note for _, note in reader.arrived()] == [2]
+    assert [note for _, note in reader.all_but_last()] == []

@@ -4,11 +4,14 @@ Without clipping everything is compared bit for bit.
 """
 
 import copy
+import os
+import signal
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
 from amp_kernels.distributed._local import local
+from amp_kernels.testing.ranks import Failure
 
 from .worlds import LAYOUTS, give, make_model, states, whole
 
@@ -223,3 +227,37 @@ def scaler_and_average(path):
 
 def test_scaler_and_averages_are_saved_beside(ranks, tmp_path):
     assert ranks.run(scaler_and_average, str(tmp_path), world=2) == [(32.0, True)] * 2
+
+
+def dies_while_saving(path):
+    model, optimizer = build("fsdp", "bf16 split ema")
+    train(model, optimizer, 0, SAVED)
+    if dist.get_rank() == 1:
+        FileSystemWriter.write_data = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=path)
+
+
+def test_a_rank_that_dies_while_saving_leaves_what_was_saved_before(ranks, tmp_path):
+    """Each save has a folder of its own, and one that was not finished cannot be taken for a checkpoint."""
+    ranks.run(save, str(tmp_path / "1"), "fsdp", False, world=2)
+    found = ranks.outcomes(dies_while_saving, str(tmp_path / "2"), world=2)
+    assert [type(it) for it in found] == [Failure, Failure]
+    assert "no answer in time" not in found[0].text
+    assert not (tmp_path / "2" / ".metadata").exists()
+    for found in ranks.run(load, str(tmp_path / "1"), "fsdp", world=2):
+        assert found == dict.fromkeys(KINDS, (True, True))
+
+
+def one_file(path):
+    model, optimizer = build("fsdp", "fp32 ema amsgrad")
+    train(model, optimizer, 0, 1)
+    with pytest.raises(
+        TypeError, match=r"model.0.weight is a DTensor; accepted: plain tensors \(torch.distributed.checkpoint"
+    ):
+        ak.checkpoint.save(path, model=model, optimizer=optimizer)
+    return True
+
+
+def test_one_file_cannot_hold_pieces(ranks, tmp_path):
+    assert all(ranks.run(one_file, str(tmp_path / "one"), world=2))

@@ -91,6 +91,28 @@ def test_an_infinity_in_a_later_sharded_gradient_stops_all_ranks(ranks, make):
     assert ranks.run(first_replicated, make, world=2) == [(True, 4.0)] * 2
 
 
+def torchs_scaler(layout):
+    """torch's scaler with an optimizer of this package: the flag is torch's to agree on, here for gradients placed alike."""
+    model, reference = LAYOUTS[layout](make_model()), make_model()
+    optimizer, alone = (ak.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, reference))
+    mine, other = (torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2))
+    mine.scale(torch.ones(())), other.scale(torch.ones(()))
+    for step in range(3):
+        give(model, reference, step, mine.get_scale(), (1, 0) if step == 1 else None)
+        for scaler, o in ((mine, optimizer), (other, alone)):
+            scaler.step(o)
+            scaler.update()
+        assert mine.get_scale() == other.get_scale()
+    return max(
+        difference(whole(p.detach()), q.detach())
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True)
+    )
+
+
+def test_torchs_scaler_steps_ours(ranks):
+    assert ranks.run(torchs_scaler, "fsdp") == [0.0] * 4
+
+
 def norms(layout, norm_type):
     model, reference = LAYOUTS[layout](make_model()), make_model()
     give(model, reference, 0, 1.0, None)
