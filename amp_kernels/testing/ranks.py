@@ -154,11 +154,12 @@ def _main() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     for request in sys.stdin:  # at its end the test is gone
         world, path = request.split(" ", 1)
         for rank in range(int(world)):
             if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _be_a_rank(rank, int(world), path.strip())
                 os._exit(0)  # without the threads that gloo may have left
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
