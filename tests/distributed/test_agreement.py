@@ -219,6 +219,10 @@ def partial_gradients():
     world = dist.get_world_size()
     param = nn.Parameter(distribute_tensor(torch.ones(3, 4), everyone(), [Replicate()]))
     optimizer = ak.optim.SGD([param], lr=1.0, max_grad_norm=1e9)
+    for _ in range(3):  # until the step runs from addresses
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+    assert optimizer._cached_step is not None
     for _ in range(2):
         summand = torch.full((3, 4), 0.5 / world)
         param.grad = DTensor.from_local(summand, everyone(), [Partial()], run_check=False)
