@@ -203,7 +203,7 @@ def _cross_entropy(
         y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
         weight = None if weight is None else weight.float().contiguous()
         if torch.is_grad_enabled() and x.requires_grad:
-            loss = _CrossEntropy.apply(x, y, weight, reduction, options, inplace)
+            loss = autocast.apply(_CrossEntropy, x, y, weight, reduction, options, inplace)
         else:
             rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
             cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())

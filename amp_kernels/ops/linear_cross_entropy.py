@@ -169,7 +169,7 @@ def _linear_cross_entropy(
         chunk = max(1024, -(-x.shape[0] // 8)) if chunk_size is None else chunk_size
         inputs = (x, linear_weight, linear_bias)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            loss = _LinearCrossEntropy.apply(*inputs, y, weight, shadow, reduction, options, dtype, chunk)
+            loss = autocast.apply(_LinearCrossEntropy, *inputs, y, weight, shadow, reduction, options, dtype, chunk)
         else:
             w = cast(linear_weight, dtype) if shadow is None else shadow
             each = x.new_empty(x.shape[0], dtype=torch.float32)

@@ -34,20 +34,11 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, columns, eps, centred, out_dtype):
         ctx.set_materialize_grads(False)
-        rows = x.reshape(-1, columns)
-        y, total, mean, rstd = norm_forward.op(
-            rows,
-            *(t if t is None else t.reshape(columns) for t in (weight, bias)),
-            None if residual is None else residual.reshape(-1, columns),
-            eps=eps,
-            centred=centred,
-            out_dtype=out_dtype,
-        )
-        total = None if residual is None else total.view(x.shape)
+        y, total, mean, rstd = _forward(x, weight, bias, residual, columns, eps, centred, out_dtype)
         ctx.options = columns, eps, centred
         ctx.dtypes = [None if t is None else gradient_dtype(t) for t in (x, weight, bias, residual)]
         ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd)
-        return y.view(x.shape), total
+        return y, total
 
     @staticmethod
     def backward(ctx, grad, grad_sum):
@@ -71,6 +62,18 @@ class _Norm(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _forward(x, weight, bias, residual, columns, eps, centred, out_dtype) -> tuple[Tensor | None, ...]:
+    y, total, mean, rstd = norm_forward.op(
+        x.reshape(-1, columns),
+        *(t if t is None else t.reshape(columns) for t in (weight, bias)),
+        None if residual is None else residual.reshape(-1, columns),
+        eps=eps,
+        centred=centred,
+        out_dtype=out_dtype,
+    )
+    return y.view(x.shape), None if residual is None else total.view(x.shape), mean, rstd
 
 
 def _backward(columns, x, weight, mean, rstd, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
@@ -147,7 +150,9 @@ def _norm(
     if x.dtype == torch.float64 or x.numel() == 0 or under_transform():
         return _composed(x, shape, weight, bias, residual, eps, centred, out_dtype)
     columns = math.prod(shape)
-    y, total = _Norm.apply(x, weight, bias, residual, columns, eps, centred, out_dtype)
+    arguments = x, weight, bias, residual, columns, eps, centred, out_dtype
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
+    y, total = autocast.apply(_Norm, *arguments) if recorded else _forward(*arguments)[:2]
     return [y] if total is None else [y, total]
 
 

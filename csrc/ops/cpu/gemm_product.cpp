@@ -1,8 +1,6 @@
 // The product of 16-bit matrices in fp32 sums: which path takes it, and how its blocks reach `finish`.
 #include "ops/cpu/gemm_product.h"
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -168,16 +166,6 @@ Floats::Floats(const Tensor& t) {
 void Floats::load(const void* data, ScalarType dtype, int64_t n) {
   if (dtype != ScalarType::Float) widened_.resize(static_cast<size_t>(n));
   data_ = load_tile(data, dtype, 0, n, widened_.data());
-}
-
-Tensor empty_tensor(const std::vector<int64_t>& sizes, ScalarType type) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(1, sizes[i]);
-  const int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                  dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
 }
 
 }  // namespace ak

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/check.h"
+#include "ops/cpu/empty.h"
 #include "ops/cpu/gemm_isa.h"
 #include "ops/cpu/gemm_kernel.h"
 
@@ -66,8 +67,5 @@ class Floats {
   std::vector<float> widened_;
   const float* data_;
 };
-
-// An uninitialised contiguous CPU tensor, at half of what new_empty costs.
-Tensor empty_tensor(const std::vector<int64_t>& sizes, ScalarType type);
 
 }  // namespace ak

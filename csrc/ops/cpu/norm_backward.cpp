@@ -9,6 +9,7 @@
 
 #include "math/layer_norm.h"
 #include "ops/cpu/chunks.h"
+#include "ops/cpu/empty.h"
 #include "ops/cpu/row_sums.h"
 #include "ops/cpu/tile.h"
 #include "ops/norm_arguments.h"
@@ -141,8 +142,8 @@ std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_in, const Tensor& x_
                rstd = torch::stable::contiguous(rstd_in), mean = mean_in ? torch::stable::contiguous(*mean_in) : rstd,
                grad_sum = grad_sum_in ? torch::stable::contiguous(*grad_sum_in) : grad;
   const int64_t rows = x.size(0), columns = x.size(1), width = parameters * columns;
-  const Tensor out = torch::stable::empty({rows, columns}, x.scalar_type());
-  const Tensor totals = torch::stable::empty({parameters, columns}, ScalarType::Float);
+  const Tensor out = empty_tensor({rows, columns}, x.scalar_type());
+  const Tensor totals = empty_tensor({parameters, columns}, ScalarType::Float);
   std::vector<float> scale(static_cast<size_t>(columns), 1.0f);
   const Tensor dense_weight = weight ? torch::stable::contiguous(*weight) : rstd;
   const Problem problem{

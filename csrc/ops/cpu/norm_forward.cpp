@@ -8,6 +8,7 @@
 
 #include "math/layer_norm.h"
 #include "ops/cpu/chunks.h"
+#include "ops/cpu/empty.h"
 #include "ops/cpu/row_sums.h"
 #include "ops/cpu/tile.h"
 #include "ops/norm_arguments.h"
@@ -73,10 +74,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x_in, cons
   const auto weight = without_gaps(weight_in), bias = without_gaps(bias_in), residual = without_gaps(residual_in);
   const int64_t rows = x.size(0), n = x.size(1);
   const ScalarType x_dtype = x.scalar_type(), sum_dtype = residual ? residual->scalar_type() : x_dtype;
-  const Tensor y = torch::stable::empty({rows, n}, out_dtype);
-  const Tensor sum = residual ? torch::stable::empty({rows, n}, sum_dtype) : torch::stable::empty({0}, x_dtype);
-  const Tensor mean = torch::stable::empty({centred ? rows : 0}, ScalarType::Float);
-  const Tensor rstd = torch::stable::empty({rows}, ScalarType::Float);
+  const Tensor y = empty_tensor({rows, n}, out_dtype);
+  const Tensor sum = residual ? empty_tensor({rows, n}, sum_dtype) : empty_tensor({0}, x_dtype);
+  const Tensor mean = empty_tensor({centred ? rows : 0}, ScalarType::Float);
+  const Tensor rstd = empty_tensor({rows}, ScalarType::Float);
 
   std::vector<float> weight_buffer, bias_buffer;
   const float* scale = widened(weight, 1.0f, weight_buffer, n);
