@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.cli import doctor
 
 MUTATING = [name for name, op in REGISTRY.items() if op.mutated]
 LISTS = ("check_and_norm", "exponent_histogram")  # of tensors, for which autograd keeps no graph of a raw op
@@ -123,3 +125,12 @@ def test_unknown_option_is_an_error():
     result = subprocess.run([sys.executable, "-m", "amp_kernels", "info", "--chekc"], capture_output=True, text=True)
     assert result.returncode == 2
     assert "--chekc" in result.stderr
+
+
+def test_doctor_says_what_each_instruction_set_means(capsys):
+    for isa in cpu_isa.available():
+        with cpu_isa.cpu_isa(isa):
+            doctor.run()
+        said = capsys.readouterr().out
+        assert f"products      {isa} (" in said
+        assert doctor.INSTRUCTIONS[isa] in said
