@@ -19,7 +19,7 @@ from dataclasses import replace
 from . import lists
 from .gemm_shapes import CUDA, Shape
 from .layouts import LAYOUTS
-from .measured import H200, STEP_SHARES
+from .measured import H200, STEP_SHARES, STEPS
 from .plan import CHIPS, Chip, describe, floor_us, plan
 
 CUBLAS = {timed.shape: timed for timed in H200}
@@ -28,6 +28,11 @@ STEP_BASIS = (
     "PREDICTION for {chip}: bytes over {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, "
 )
 STEP_BASIS += "the shares that a prototype reached on an H200, and {launch} us a launch: nothing here was run."
+
+MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens a sequence: the ops of one, traced without values and priced by "
+MODEL_BASIS += (
+    "the cost model (products) and by bytes (the rest), at rates that fit torch's measured steps: nothing here was run."
+)
 
 Table = list[tuple[str, ...]]
 
@@ -102,6 +107,26 @@ def steps(chip: Chip) -> Table:
     return table
 
 
+def training(name: str, chip: Chip) -> Table:
+    """A training step by family of kernels, in milliseconds."""
+    from .step_models import MODELS
+    from .step_price import FAMILIES, steps
+
+    config = MODELS[name]
+    found = steps(config, chip)
+    table = [("ms", *found)]
+    for family in ("gemm", *FAMILIES, "element-wise"):
+        table.append((family, *(f"{step.seconds.get(family, 0) * 1e3:.1f}" for step in found.values())))
+    table.append(("host, beside it", *(f"{step.host * 1e3:.0f}" if step.host else "" for step in found.values())))
+    table.append(("step", *(f"{step.total * 1e3:.1f}" for step in found.values())))
+    measured = [STEPS.get((name, way)) if chip.name == "H200" else None for way in found]
+    table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in measured)))
+    peaks = [f"{step.peak_bytes / 2**30:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
+    table.append(("peak GiB", *peaks))
+    table.append(("peak GiB, measured", *(f"{m[1]}" if m else "" for m in measured)))
+    return table
+
+
 def text(table: Table) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -126,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("shapes", nargs="*", type=parse, metavar="MxNxK[:layout[:result]]")
     parser.add_argument("--chip", choices=CHIPS, default="H200")
     parser.add_argument("--page", action="store_true", help="the page docs/predictions.md")
+    parser.add_argument("--model", choices=["gpt2-124m", "gpt2-1.5b"], help="price a training step of it")
     options = parser.parse_args(argv)
     chip = CHIPS[options.chip]
     if options.page:
@@ -133,8 +159,11 @@ def main(argv: list[str] | None = None) -> int:
 
         sys.stdout.write(page())
         return 0
-    tables = {"": products(options.shapes or [*aligned(), *unaligned()], chip)}
-    print(BASIS.format(chip=chip.name), *text(tables[""]), sep="\n")
+    if options.model:
+        print(MODEL_BASIS.format(chip=chip.name), *text(training(options.model, chip)), sep="\n")
+        return 0
+    table = products(options.shapes or [*aligned(), *unaligned()], chip)
+    print(BASIS.format(chip=chip.name), *text(table), sep="\n")
     if not options.shapes:
         print("", BASIS.format(chip=chip.name), *text(epilogues(chip)), sep="\n")
         print("", step_basis(chip), *text(steps(chip)), sep="\n")

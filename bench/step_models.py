@@ -1,0 +1,96 @@
+"""The training steps that `predict.py --model` prices: GPT-2 as in the measured runs, and the same after a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+import amp_kernels as ak
+
+WORDS, CONTEXT = 50304, 1024
+
+
+@dataclass(frozen=True)
+class Config:
+    width: int
+    heads: int
+    layers: int
+    batch: int
+
+
+MODELS = {"gpt2-124m": Config(768, 12, 12, 32), "gpt2-1.5b": Config(1600, 25, 48, 8)}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, context, width = x.shape
+        split = self.qkv(self.norm(x)).view(batch, context, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, context, width))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class GPT2(nn.Module):
+    def __init__(self, config: Config, layers: int):
+        super().__init__()
+        self.token, self.position = nn.Embedding(WORDS, config.width), nn.Embedding(CONTEXT, config.width)
+        self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, WORDS, bias=False)
+        self.fused_loss = False
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.norm(self.blocks(self.token(tokens) + self.position(positions))).flatten(0, 1)
+        if self.fused_loss:
+            return ak.linear_cross_entropy(x, self.head.weight, targets.flatten())
+        return F.cross_entropy(self.head(x).float(), targets.flatten())
+
+
+def step(config: Config, layers: int, converted: bool) -> Callable[[], Callable]:
+    """What `step_trace.trace` builds: a step of the model with so many layers. The converted one has its loss from
+    ``ak.linear_cross_entropy``, and its update is not in the trace: two passes over flat lists, priced by their bytes."""
+
+    def build():
+        with _disable_current_modes(), torch.device("meta"):
+            model = GPT2(config, layers)
+            if converted:
+                model = ak.convert(model)
+                model.fused_loss = True
+        for module in model.modules():  # now with values that nobody holds
+            for name, p in module._parameters.items():
+                if p is not None:
+                    module._parameters[name] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype))
+        tokens, targets = (torch.empty(config.batch, CONTEXT, dtype=torch.int64) for _ in range(2))
+        params = list(model.parameters())
+        optimizer = None if converted else torch.optim.AdamW(params, fused=True)
+
+        def run(under_autocast: Callable) -> None:
+            for p in params:
+                p.grad = None
+            under_autocast(lambda: model(tokens, targets)).backward()
+            if optimizer is not None:
+                torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+                optimizer.step()
+
+        return run
+
+    return build
+
+
+def parameters(config: Config) -> int:
+    with torch.device("meta"):
+        one, two = (sum(p.numel() for p in GPT2(config, n).parameters()) for n in (1, 2))
+    return one + (config.layers - 1) * (two - one)
