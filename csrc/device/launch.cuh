@@ -24,34 +24,42 @@ struct LaunchConfig {
 #ifdef AK_EMULATE
 #include "emulator/launch.h"
 #else
+#include <set>
 #include <utility>
+
+#include "device/device_facts.h"
 
 namespace ak {
 
 inline Status status_of(cudaError_t error) { return {static_cast<int>(error), error ? cudaGetErrorString(error) : ""}; }
 
-/// SMs of the current device; launchers of persistent kernels size their grid by it.
-inline int device_sm_count() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-  return count;
+namespace detail {
+
+/// Lets `kernel` have all the shared memory of a block, once on each device. Not what a launch needs: another thread
+/// may start the same kernel with less, and lower the limit in between.
+inline cudaError_t allow_shared_memory(const void* kernel) {
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device)) return error;
+  thread_local int generation = 0;
+  thread_local std::set<std::pair<const void*, int> > allowed;
+  if (generation != known_devices().generation) {
+    allowed.clear();
+    generation = known_devices().generation;
+  }
+  if (allowed.contains({kernel, device})) return cudaSuccess;
+  const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, limit, device_shared_limit());
+  if (error == cudaSuccess) allowed.emplace(kernel, device);
+  return error;
 }
-/// Bytes of dynamic shared memory that one block may have on the current device.
-inline int device_shared_limit() {
-  int device = 0, bytes = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 48 * 1024;
-  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return 48 * 1024;
-  return bytes;
-}
+
+}  // namespace detail
 
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... args) {
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
   if (config.shared_bytes > kAlwaysAllowed) {
-    // Not config.shared_bytes: another thread may start the same kernel with less, and lower the limit in between.
-    const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, limit, device_shared_limit());
+    const cudaError_t error = detail::allow_shared_memory(reinterpret_cast<const void*>(kernel));
     if (error != cudaSuccess) return status_of(error);
   }
   cudaLaunchAttribute attributes[2] = {};

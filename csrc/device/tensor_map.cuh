@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/memo.h"
 #include "device/platform.cuh"
 #include "device/status.h"
 
@@ -30,6 +31,11 @@ struct TensorMapSpec {
   Swizzle swizzle = Swizzle::k128;
 
   bool operator==(const TensorMapSpec&) const = default;
+  std::size_t hash() const {
+    std::size_t h = hash_of(reinterpret_cast<uintptr_t>(base), static_cast<int>(type), rank, static_cast<int>(swizzle));
+    for (int i = 0; i < rank; i++) h = hash_of(h, size[i], box[i], i + 1 < rank ? stride[i] : 0);
+    return h;
+  }
 };
 
 }  // namespace ak
@@ -94,27 +100,17 @@ inline Status encode_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
 
 /// The map of `spec`; the driver's reason if it refuses.
 ///
-/// A map is a function of its spec and nothing else, so those that this thread made last are kept: a training step asks
-/// for the same weights again and again, and the allocator hands out the same addresses. One place per hash, so that a
-/// lookup costs a few instructions and nothing need be evicted.
+/// A map is a function of its spec and nothing else, so this thread keeps those it has made: a training step asks for
+/// the same weights again and again, and the allocator hands out the same addresses. Large models need thousands.
 inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
-  struct Entry {
-    TensorMapSpec spec{};
-    TensorMap map;
-  };
-  constexpr size_t kEntries = 128;
-  thread_local Entry entries[kEntries];
-  uint64_t hash = reinterpret_cast<uintptr_t>(spec.base);
-  for (int i = 0; i < spec.rank; i++) hash = (hash ^ spec.size[i] ^ (uint64_t{spec.box[i]} << 40)) * 0x9e3779b97f4a7c15;
-  Entry& entry = entries[hash >> 57];  // the upper bits are the best mixed
-  if (entry.spec.base == nullptr || !(entry.spec == spec)) {
-    entry.spec.base = nullptr;
-    const Status status = detail::encode_tensor_map(&entry.map, spec);
-    if (!status.ok()) return status;
-    entry.spec = spec;
+  thread_local Memo<TensorMapSpec, TensorMap> made(1 << 14);
+  if (const TensorMap* known = made.find(spec)) {
+    *map = *known;
+    return {};
   }
-  *map = entry.map;
-  return {};
+  const Status status = detail::encode_tensor_map(map, spec);
+  if (status.ok()) made.keep(spec, *map);
+  return status;
 }
 
 }  // namespace ak

@@ -4,6 +4,7 @@
 // (kernels/gemm_sm90.h) and kGemmSm80Tiles, a reason beside each; the model of gemm_cost.h ranks them. Ties go to the
 // first row of a table, and the model's error makes a tie: a tile that no GPU has timed must promise more than that.
 #pragma once
+#include "device/memo.h"
 #include "tuning/gemm_cost.h"
 
 namespace ak {
@@ -82,6 +83,28 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     }
   }
   return best;
+}
+
+/// plan_gemm, with what this thread has asked before.
+inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip) {
+  struct Key {
+    GemmRequest r;
+    int sm_count, capability;
+    bool operator==(const Key&) const = default;
+    std::size_t hash() const {
+      const bool flags[] = {r.m_major_a, r.n_major_b,   r.tma_operands, r.tma_output,   r.odd_operands,
+                            r.backward,  r.column_sums, r.plain,        r.in_registers, r.batch_invariant};
+      unsigned bits = 0;
+      for (const bool flag : flags) bits = bits << 1 | flag;
+      return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
+    }
+  };
+  thread_local Memo<Key, GemmPlan> made(1 << 12);
+  const Key key{request, chip.sm_count, chip.capability};
+  if (const GemmPlan* known = made.find(key)) return *known;
+  const GemmPlan plan = plan_gemm(request, chip);
+  made.keep(key, plan);
+  return plan;
 }
 
 /// What plan_gemm asks of a problem. `half`: the type of A and B.

@@ -52,6 +52,8 @@ struct GemmRequest {
   bool plain = true;             ///< nothing is done to the sums: is_plain()
   bool in_registers = true;      ///< what is done needs nothing but alpha or a bias: gemm_sm90_in_registers()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
+
+  bool operator==(const GemmRequest&) const = default;
 };
 
 namespace detail {

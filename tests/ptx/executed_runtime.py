@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels import _host
 
 from .preloaded import machine, set_chip
 
@@ -80,6 +81,21 @@ def test_a_graph_replays_with_what_memory_holds_then():
         torch.testing.assert_close(norm.cpu(), want[0], rtol=1e-6, atol=0, equal_nan=True)
         assert found.cpu().item() == want[1].item() == float(round_ == 1)
     assert len(it.launched) == 3
+
+
+def test_a_second_product_asks_the_runtime_for_nothing():
+    """Device, shared memory and tensor maps are known by then; the counters of a split product are 0 as the first one left them."""
+    it = set_chip(90, 2)
+    it.seed = 0
+    a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
+    assert _host.plan_gemm(8, 16, 4096, sm_count=2)["splits"] > 1
+    names = ("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cuTensorMapEncodeTiled", "cudaMemsetAsync")
+    counts = []
+    for _ in range(3):
+        assert ak.ops.gemm.gemm(a, b).cpu().eq(4096).all()
+        counts.append([it.calls(name) for name in names])
+    assert counts[0] == counts[1] == counts[2]
+    assert all(counts[0])
 
 
 def test_work_follows_the_stream_that_is_current():

@@ -48,6 +48,7 @@ class Machine:
 
     def __init__(self, runtime: Path, library: Path):
         self.runtime = ctypes.CDLL(str(runtime))
+        self.library = ctypes.CDLL(str(library))
         self.sources = sources_in(library)
         self.runtime.fake_memory_changes.restype = ctypes.c_uint64
         self.runtime.fake_buffers.restype = ctypes.c_uint64
@@ -66,6 +67,11 @@ class Machine:
     def set_chip(self, capability: int, sm_count: int, shared_per_block: int = 227 * 1024) -> None:
         self.device.capability, self.device.shared_limit = capability, shared_per_block
         self.runtime.fake_set_chip(capability // 10, capability % 10, sm_count, shared_per_block)
+        self.library.ak_forget_devices()
+
+    def calls(self, name: str) -> int:
+        """How often the runtime's function was called in this process."""
+        return self.runtime.fake_calls(name.encode())
 
     def forget(self) -> None:
         """Drops kernels and what was made for them."""

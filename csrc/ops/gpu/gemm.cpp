@@ -154,7 +154,7 @@ struct Call {
     problem.ld_a = a.ld, problem.ld_b = b.ld;
     problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
     problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
-    const GemmPlan plan = plan_gemm(request_of(problem, output, half, batch_invariant), chip_of(gpu.properties()));
+    const GemmPlan plan = plan_gemm_once(request_of(problem, output, half, batch_invariant), chip_of(gpu.properties()));
     half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
   }
 

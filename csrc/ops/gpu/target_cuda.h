@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "device/device_facts.h"
 #include "device/status.h"
 #include "ops/check.h"
 #include "ops/gpu/properties.h"
@@ -39,13 +40,9 @@ class Target {
   Stream stream() const { return stream_; }
 
   GpuProperties properties() const {
-    const auto attribute = [this](cudaDeviceAttr which) {
-      int value = 0;
-      STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, index_));
-      return value;
-    };
-    return {attribute(cudaDevAttrMultiProcessorCount),
-            10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor)};
+    DeviceFacts facts{};
+    STD_CUDA_CHECK(device_facts(index_, &facts));
+    return {facts.sm_count, facts.capability};
   }
 
   void zero(void* data, size_t bytes) const {

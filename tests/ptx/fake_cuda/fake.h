@@ -40,6 +40,9 @@ struct Chip {
 extern Chip chip;
 extern int captures;  ///< graphs that are being captured
 
+/// Counts a call of the runtime's function, for fake_calls().
+void count(const char* name);
+
 /// Remembers the text for cudaGetErrorString, and returns `code`.
 cudaError_t fail(cudaError_t code, const std::string& why);
 

@@ -89,6 +89,7 @@ FAKE_API unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) 
 }
 FAKE_API cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaErrorNotSupported; }
 FAKE_API cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute which, int value) {
+  count("cudaFuncSetAttribute");
   const auto found = kernels().find(function);
   if (found == kernels().end()) return fail(cudaErrorInvalidDeviceFunction, "the kernel was never registered");
   if (which != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > chip.shared_per_block)
@@ -120,6 +121,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
                 const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t* element_stride,
                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                 CUtensorMapFloatOOBfill fill) {
+  count("cuTensorMapEncodeTiled");
   const bool half = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   if (!half && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32) return refuse("tensor map: a data type that no kernel uses");
   const uint64_t element = half ? 2 : 4;

@@ -95,6 +95,7 @@ FAKE_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMe
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 FAKE_API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  count("cudaMemsetAsync");
   return enqueue(stream, false, [=] { return std::memset(to, value, bytes), cudaSuccess; });
 }
 FAKE_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
@@ -113,6 +114,7 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
   return *least = *greatest = 0, cudaSuccess;
 }
 FAKE_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  count("cudaDeviceGetAttribute");
   switch (which) {
     case cudaDevAttrComputeCapabilityMajor:
       return *value = chip.major, cudaSuccess;

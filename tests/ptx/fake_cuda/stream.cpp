@@ -2,7 +2,9 @@
 // enqueued on a stream that is being captured is done when its graph is launched.
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "fake.h"
@@ -19,8 +21,18 @@ namespace {
 
 thread_local std::string last_text = "no error";
 thread_local cudaError_t last_code = cudaSuccess;
+std::mutex counted;
+std::map<std::string, int>& call_counts() {
+  static std::map<std::string, int> counts;
+  return counts;
+}
 
 }  // namespace
+
+void count(const char* name) {
+  const std::lock_guard lock(counted);
+  call_counts()[name]++;
+}
 
 cudaError_t fail(cudaError_t code, const std::string& why) {
   last_text = why;
@@ -45,6 +57,10 @@ cudaError_t enqueue(cudaStream_t stream, bool kernel, std::function<cudaError_t(
 
 using namespace fake;
 
+FAKE_API int fake_calls(const char* name) {
+  const std::lock_guard lock(counted);
+  return call_counts()[name];
+}
 /// The text that cudaGetErrorString gives for a kernel that failed.
 FAKE_API void fake_set_error(const char* text) { fail(cudaErrorLaunchFailure, text); }
 FAKE_API const char* cudaGetErrorString(cudaError_t code) {

@@ -1,0 +1,67 @@
+// What the host code asks of a CUDA device, asked once.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace ak {
+
+/// What launchers and planners ask of a device.
+struct DeviceFacts {
+  int sm_count, capability, shared_limit;  ///< capability: 10 major + minor
+};
+
+namespace detail {
+
+/// What the devices have answered: each is asked once, in the life of the process.
+struct KnownDevices {
+  static constexpr int kMost = 64;
+  std::atomic<uint64_t> facts[kMost] = {};  ///< shared_limit, capability, sm_count, in 32, 16 and 16 bits; 0: unknown
+  std::atomic<int> generation = 0;          ///< counts how often they were forgotten
+
+  void forget() {
+    for (auto& fact : facts) fact = 0;
+    generation++;
+  }
+};
+inline KnownDevices& known_devices() {
+  static KnownDevices devices;
+  return devices;
+}
+
+}  // namespace detail
+
+inline cudaError_t device_facts(int device, DeviceFacts* facts) {
+  if (device < 0 || device >= detail::KnownDevices::kMost) return cudaErrorInvalidDevice;
+  std::atomic<uint64_t>& known = detail::known_devices().facts[device];
+  uint64_t packed = known;
+  if (packed == 0) {
+    constexpr cudaDeviceAttr kAsked[] = {cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor,
+                                         cudaDevAttrComputeCapabilityMinor, cudaDevAttrMaxSharedMemoryPerBlockOptin};
+    int answers[4] = {};
+    for (int i = 0; i < 4; i++) {
+      const cudaError_t error = cudaDeviceGetAttribute(&answers[i], kAsked[i], device);
+      if (error != cudaSuccess) return error;
+    }
+    packed = static_cast<uint64_t>(answers[3]) << 32 | static_cast<uint64_t>(10 * answers[1] + answers[2]) << 16 |
+             static_cast<uint64_t>(answers[0]);
+    known = packed;
+  }
+  *facts = {static_cast<int>(packed & 0xffff), static_cast<int>(packed >> 16 & 0xffff), static_cast<int>(packed >> 32)};
+  return cudaSuccess;
+}
+
+/// Of the current device; the least that any has if it does not answer.
+inline DeviceFacts current_device_facts() {
+  int device = 0;
+  DeviceFacts facts{1, 0, 48 * 1024};
+  if (cudaGetDevice(&device) == cudaSuccess) device_facts(device, &facts);
+  return facts;
+}
+/// SMs of the current device; launchers of persistent kernels size their grid by it.
+inline int device_sm_count() { return current_device_facts().sm_count; }
+/// Bytes of dynamic shared memory that one block may have on the current device.
+inline int device_shared_limit() { return current_device_facts().shared_limit; }
+
+}  // namespace ak
