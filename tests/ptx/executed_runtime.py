@@ -88,14 +88,35 @@ def test_a_second_product_asks_the_runtime_for_nothing():
     it = set_chip(90, 2)
     it.seed = 0
     a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
-    assert _host.plan_gemm(8, 16, 4096, sm_count=2)["splits"] > 1
+    c = torch.zeros(8, 16).cuda()
+    assert _host.plan_gemm(8, 16, 4096, sm_count=2, out_bytes=8)["splits"] > 1
     names = ("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cuTensorMapEncodeTiled", "cudaMemsetAsync")
     counts = []
-    for _ in range(3):
-        assert ak.ops.gemm.gemm(a, b).cpu().eq(4096).all()
+    for i in range(1, 4):
+        ak.ops.gemm.gemm_accumulate_(c, a, b)
+        assert c.cpu().eq(4096 * i).all()
         counts.append([it.calls(name) for name in names])
     assert counts[0] == counts[1] == counts[2]
     assert all(counts[0])
+
+
+def test_a_split_product_in_a_graph_has_counters_of_its_own():
+    """A graph may run beside what its stream does later, so it zeroes them itself."""
+    it = set_chip(90, 2)
+    it.seed = 0
+    a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
+    c = torch.zeros(8, 16).cuda()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # has counters from here on
+        ak.ops.gemm.gemm_accumulate_(c, a, b)
+    before = it.calls("cudaMemsetAsync")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        ak.ops.gemm.gemm_accumulate_(c, a, b)
+    assert it.calls("cudaMemsetAsync") == before + 1
+    for i in range(2, 4):
+        graph.replay()
+        assert c.cpu().eq(4096 * i).all()
 
 
 def test_work_follows_the_stream_that_is_current():
