@@ -18,7 +18,7 @@ from ..ops._update import UpdateOp
 from ._cached_step import CachedStep
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
-from ._state import ALIGN, Block, Place, ShownState, signature, state_layout, view_like
+from ._state import Block, Place, ShownState, signature, state_layout, view_like
 
 
 class Uncast:
@@ -84,7 +84,6 @@ class BlockedState(CheckedGroups):
         for (_, device, dtype, names, averaged), (group, members) in sets.items():
             params, pieces = [param for param, _, _ in members], [piece for _, piece, _ in members]
             offsets, total = state_layout([piece.numel() for piece in pieces])
-            total = max(total, ALIGN)  # a rank that has nothing of any of them shows the same state as the others
             has_master = dtype in HALF_DTYPES and self.master_weights in ("fp32", "split")
             # The step is part of the key of the random bits, so a checkpoint must have it.
             stochastic = dtype in HALF_DTYPES and self.master_weights == "none"
