@@ -20,6 +20,7 @@ from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.matmul import matmul
 from .ops.mlp import mlp
 from .ops.norm import layer_norm, rms_norm
+from .ops.softmax import log_softmax, softmax
 from .optim import fp32_state_dict, refresh_shadows
 
 load.load()  # after the schemas of ops/: C++ only adds implementations
@@ -47,6 +48,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "log_softmax",
     "matmul",
     "mlp",
     "nn",
@@ -59,4 +61,5 @@ __all__ = [
     "revert",
     "rms_norm",
     "set_enabled",
+    "softmax",
 ]

@@ -18,6 +18,7 @@ Examples:
     (torch.bfloat16, torch.float32)
 """
 
+from . import functional
 from .convert import convert, revert
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
@@ -27,6 +28,7 @@ from .main_grad import accumulate_fp32
 from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
+from .softmax import LogSoftmax, Softmax
 from .to_half import to_half
 
 __all__ = [
@@ -36,9 +38,12 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",
+    "LogSoftmax",
     "RMSNorm",
+    "Softmax",
     "accumulate_fp32",
     "convert",
+    "functional",
     "override_matmul",
     "revert",
     "to_half",

@@ -53,7 +53,7 @@ def overlap(written: Sequence[Tensor], read: Sequence[Tensor] = ()) -> tuple[int
     tensors = [*written, *read]
     if torch.compiler.is_compiling() or not all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors):
         return None
-    spans = sorted((t.data_ptr(), t.nbytes, i) for i, t in enumerate(tensors) if t.nbytes and t.data_ptr())
+    spans = sorted((at, t.nbytes, i) for i, t in enumerate(tensors) if (at := t.data_ptr()) and t.nbytes)
     furthest = {True: (0, -1), False: (0, -1)}  # the end of a written and of a read span, and whose it is
     for begin, size, i in spans:
         mine = i < len(written)

@@ -12,8 +12,9 @@ enum class Cache { kDefault, kStreaming };
 template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   static constexpr int kAccessBytes = sizeof(T) * N < 16 ? sizeof(T) * N : 16;
-  static_assert(sizeof(T) * N == 2 || sizeof(T) * N == 4 || sizeof(T) * N == 8 || sizeof(T) * N % 16 == 0,
-                "a vector access is 2, 4 or 8 bytes or a multiple of 16");
+  static_assert(sizeof(T) * N == 1 || sizeof(T) * N == 2 || sizeof(T) * N == 4 || sizeof(T) * N == 8 ||
+                    sizeof(T) * N % 16 == 0,
+                "a vector access is 1, 2, 4 or 8 bytes or a multiple of 16");
   T data[N];
 
   AK_DEVICE T& operator[](int i) { return data[i]; }

@@ -22,6 +22,7 @@ OPS |= {
     "mlp",
     "rms_norm",
     "sgd_",
+    "softmax",
     "step",
     "unscale_",
     "update_scale_",

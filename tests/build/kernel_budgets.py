@@ -75,6 +75,10 @@ BUDGETS = {
     "embedding_joints_kernel": Budget(
         registers=80, shared=0, why="four partial sums of 8 columns on their way to a thread; 768 threads share an SM"
     ),
+    "softmax_rows_kernel": Budget(registers=128, shared=128, why="16 columns of the row; 512 threads share an SM"),
+    "softmax_rows_backward_kernel": Budget(
+        registers=128, shared=64, why="16 columns of two rows; 512 threads share an SM"
+    ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
     "update_kernel<AdamW, false>": Budget(
         registers=112,

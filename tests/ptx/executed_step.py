@@ -12,6 +12,7 @@ machine()
 STEP = [op for _, op in sorted(REGISTRY.items()) if not op.composite and op.family != "gemm"]
 # Sums over a row, or over the uses of one: on the CPU in another order.
 OWN_ORDER = {"norm_forward", "norm_backward", "cross_entropy_rows_", "embedding_accumulate_"}
+OWN_ORDER |= {"softmax_rows", "softmax_rows_backward"}
 
 
 def tensors(values):

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "ops/cpu/arguments.h"
+#include "ops/cpu/exp_sums.h"
 #include "ops/cpu/tile.h"
 #include "ops/cross_entropy.h"
 
@@ -15,41 +16,6 @@ namespace ak {
 namespace {
 
 constexpr const char* kOp = "cross_entropy_rows_";
-constexpr int64_t kLanes = 64;
-
-template <typename Each>
-AK_HD float sum_of_lanes(int64_t n, const Each& each) {
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += each(i + lane);
-  }
-  for (int64_t lane = 0; i + lane < n; ++lane) lanes[lane] += each(i + lane);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
-}
-
-AK_SIMD_CLONES float largest_of_span(const float* __restrict x, int64_t n, float largest) {
-  float lanes[kLanes];
-  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = largest;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-  }
-  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-  for (int64_t lane = 0; lane < kLanes; ++lane) largest = lanes[lane] > largest ? lanes[lane] : largest;
-  return largest;
-}
-
-// e may be x.
-AK_SIMD_CLONES float exp_span(const float* x, float largest, float* e, int64_t n) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) e[i] = exp_of_logit(x[i] - largest);
-  return sum_of_lanes(n, [=](int64_t i) { return e[i]; });
-}
-
 // c_j of probabilities, or the part of it that smoothing gives each class, for a tile.
 AK_SIMD_CLONES void soft_span(const float* __restrict y, const CrossEntropyTerms& terms, float* __restrict c,
                               int64_t n) {

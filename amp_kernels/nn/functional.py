@@ -1,0 +1,39 @@
+"""torch.nn.functional's names and signatures over this package's functions.
+
+Examples:
+    In place of ``import torch.nn.functional as F``, for the functions that are there:
+
+    >>> from amp_kernels.nn import functional as F
+    >>> F.softmax(torch.zeros(2, dtype=torch.bfloat16), dim=-1)
+    tensor([0.5000, 0.5000], dtype=torch.bfloat16)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops import softmax as _softmax
+from ..ops.cross_entropy import cross_entropy
+from ..ops.embedding import embedding
+from ..ops.linear import linear
+from ..ops.norm import layer_norm, rms_norm
+
+__all__ = ["cross_entropy", "embedding", "layer_norm", "linear", "log_softmax", "rms_norm", "softmax"]
+
+
+def _dimension(input: Tensor, dim: int | None) -> int:
+    """What torch takes without ``dim``, where it warns: the first dimension of none, one or three, else the second."""
+    return dim if dim is not None else torch.nn.functional._get_softmax_dim("softmax", input.dim(), 4)
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    """torch.nn.functional.softmax by :func:`amp_kernels.softmax`."""
+    return _softmax.softmax(input, _dimension(input, dim), dtype=dtype)
+
+
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    """torch.nn.functional.log_softmax by :func:`amp_kernels.log_softmax`."""
+    return _softmax.log_softmax(input, _dimension(input, dim), dtype=dtype)
