@@ -48,6 +48,8 @@ OURS = {
     "mlp": lambda new: ak.mlp(new(4, 8), new(8, 8), None, new(8, 8)),
     "layer_norm": lambda new: ak.layer_norm(new(4, 8), 8, new(8), new(8)),
     "rms_norm": lambda new: ak.rms_norm(new(4, 8), 8, new(8)),
+    "softmax": lambda new: ak.softmax(new(4, 8), -1),
+    "log_softmax": lambda new: ak.log_softmax(new(4, 8), -1),
     "embedding": lambda new: ak.embedding(torch.zeros(2, dtype=torch.int64, device=(w := new(4, 4)).device), w),
     "cross_entropy": lambda new: ak.cross_entropy(x := new(4, 8), _target(x)),
     "linear_cross_entropy": lambda new: ak.linear_cross_entropy(x := new(4, 8), new(8, 8), _target(x)),
