@@ -99,9 +99,11 @@ def _problems(device: str) -> Iterator[tuple[Tensor, Tensor | None, Tensor, torc
     for i, dtype in enumerate(OUTPUT_DTYPES):
         other = OUTPUT_DTYPES[i - 1]
         yield normal(5, 40, dtype=dtype), None, normal(5, 40, dtype=other), other
-        mask = torch.rand(2, 1, 3, 1100, generator=generator).to(device) < 0.7
-        mask[..., 0] = True
-        yield normal(12, 1100, dtype=dtype), mask.expand(2, 2, 3, 1100), normal(12, 1100, dtype=dtype), dtype
+        if i != 1:
+            mask = torch.rand(2, 1, 3, 1100, generator=generator).to(device) < 0.7
+            mask[..., 0] = True
+            yield normal(12, 1100, dtype=dtype), mask.expand(2, 2, 3, 1100), normal(12, 1100, dtype=dtype), dtype
+            continue
         mask = torch.rand(3, 1, 1, 7, generator=generator).to(device) < 0.5
         mask[1] = False
         yield normal(9, 7, dtype=dtype), mask.expand(3, 1, 3, 7), normal(9, 7, dtype=dtype), dtype
