@@ -17,27 +17,24 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._dispatch.switch import is_enabled
-from ..distributed._agreement import Agreement
-from ..distributed._local import is_dtensor, local
 from ..distributed._zero import inner_optimizer
 from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..ops.unscale import unscale_
 from ..ops.update_scale import update_scale_
 from ..optim._base import FusedOptimizer
-from ..optim._cached_step import identical
 from ..optim._devices import by_device, largest_flag
 from ._abandoned import AbandonedIterations
+from ._ranks import TogetherWithRanks, has_foreign, local_grads
 from ._skips import SkipTracking, stepped_flags
 from .clip import clip
 
 _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
 
 
-class GradScaler(SkipTracking, AbandonedIterations):
+class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     Everything torch documents holds, checkpoints included. What differs, on purpose:
@@ -175,14 +172,14 @@ class GradScaler(SkipTracking, AbandonedIterations):
                 "Attempting to unscale FP16 gradients. With an optimizer of amp_kernels call step(optimizer, "
                 "max_norm=...) instead of unscale_ and clipping; with another one keep its parameters in float32."
             )
-        if any(map(_is_foreign, grads)):
+        if has_foreign(grads):
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
             self._note_nonfinite(optimizer, None)
             return flags
         agreement = self._agreement(optimizer)
         inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
         with torch.no_grad():
-            for device, tensors in by_device(_values(optimizer)).items():
+            for device, tensors in by_device(local_grads(optimizer)).items():
                 dense = [tensor if _lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
                 unscale_(dense, flags.get(device), inverse.get(device))
                 for tensor, copy in zip(tensors, dense, strict=True):
@@ -190,28 +187,6 @@ class GradScaler(SkipTracking, AbandonedIterations):
                         tensor.copy_(copy)
         self._note_nonfinite(optimizer, None)
         return self._agreed(agreement, flags._per_device_tensors)
-
-    def _agreement(self, optimizer: Optimizer) -> Agreement:
-        """With which ranks to agree on an optimizer's steps."""
-        if isinstance(optimizer, FusedOptimizer):
-            agreement = optimizer._agreement()
-        else:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            known = self._agreements.get(optimizer)
-            if known is None or not identical(params, known[0]):
-                known = self._agreements[optimizer] = params, Agreement(params, self._shard_group)
-            agreement = known[1]
-        agreement.check("GradScaler")
-        self._together = agreement if agreement else self._together
-        return agreement
-
-    def _agreed(self, agreement: Agreement, flags: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        """The flags of all ranks in the place of this one's."""
-        if not agreement:
-            return flags
-        device = next(iter(flags), self._scale.device)
-        flag = largest_flag([*flags.values(), torch.zeros((), dtype=torch.float32, device=device)], device)
-        return {device: agreement.reduce(torch.zeros_like(flag), flag)[1]}
 
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
         """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
@@ -316,10 +291,10 @@ class GradScaler(SkipTracking, AbandonedIterations):
     ) -> dict[torch.device, Tensor]:
         """Check without writing the gradients, which torch's does. ``grad_scale``: what they are to be divided by."""
         self._check_scale_growth_tracker("_check_inf_per_device")
-        grads = _values(optimizer)
+        grads = local_grads(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
         self._note_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
-        if any(map(_is_foreign, grads)):
+        if has_foreign(grads):
             return super()._check_inf_per_device(optimizer)
         agreement = self._agreement(optimizer)
         scales = _MultiDeviceReplicator(self._scale if grad_scale is None else grad_scale)
@@ -423,28 +398,3 @@ class GradScaler(SkipTracking, AbandonedIterations):
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
             state["_hysteresis_tracker"] = None
         return state
-
-
-def _values(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's gradients, as dense tensors: of a sparse one its values, of a DTensor this rank's piece.
-
-    A float16 sparse gradient is coalesced first, as torch does, because adding up duplicate entries may overflow; that
-    replaces ``.grad``.
-    """
-    values = []
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is None:
-                continue
-            if param.grad.is_sparse:
-                if param.grad.dtype == torch.float16:
-                    param.grad = param.grad.coalesce()
-                values.append(param.grad._values())
-            else:
-                values.append(local(param.grad))
-    return values
-
-
-def _is_foreign(grad: Tensor) -> bool:
-    """Whether only torch's own ops know what to do with it."""
-    return is_traceable_wrapper_subclass(grad) and not is_dtensor(grad)
