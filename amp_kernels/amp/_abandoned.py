@@ -63,7 +63,7 @@ def _on_backward(records: list[dict[str, Any]]) -> None:
             continue
         grads = _grads(record)
         if not grads:
-            record.update(stage=OptState.READY, found_inf_per_device={})
+            record.update(stage=OptState.READY, found_inf_per_device={}, mixed=False)
         else:
             torch.autograd.Variable._execution_engine.queue_callback(lambda r=record, g=grads: _after_backward(r, g))
 

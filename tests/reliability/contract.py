@@ -82,7 +82,7 @@ class Scaler:
         for optimizer, new in zip(self.optimizers, grads, strict=True):
             if optimizer.stage == "unscaled":
                 if optimizer.grads is None:
-                    optimizer.stage, optimizer.found = "ready", None
+                    optimizer.stage, optimizer.found, optimizer.mixed = "ready", None, False
                 elif new is not None:
                     optimizer.mixed = True
             if new is not None:
