@@ -37,6 +37,12 @@ AK_DEVICE char* below(char* p, const Operand& t, int rows) {
   return p + (kCount == 1 ? rows * t.row_bytes : product(rows, t.row_narrow));
 }
 
+/// `p`, `columns` further right.
+template <int kCount>
+AK_DEVICE char* beside(char* p, const Operand& t, int columns) {
+  return p + (kCount == 1 ? columns * t.column_bytes : product(columns, t.column_narrow));
+}
+
 /// Address of (row, column) in matrix `batch`.
 template <int kCount>
 AK_DEVICE char* address(const Operand& t, int batch, int row, int column) {
@@ -246,22 +252,21 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
                 kInHalfRow = log2(std::min(kColumns / 2 / kCount, kWarpThreads));
   constexpr bool kBoth = kCount == 1, kForward = kBoth || !kBackward;
   const Epilogue& e = args.epilogue;
+  // From what it takes: no register of the main loop is kept for what is soon computed again. Beside three consumers
+  // there is none either from one part of the tile to the next.
+  const int thread0 = opaque(thread_index()), batch0 = opaque(work.batch), n0 = opaque(work.n);
+  const auto kept = [](int x) { return Tile::kConsumers == 3 ? opaque(x) : x; };
   AK_NO_UNROLL
   for (int i = 0;; i++) {
-    // All from what it takes, each time: no register is kept over the loop for what is soon computed again.
-    const auto thread = static_cast<uint32_t>(opaque(thread_index())) - kWarpgroupThreads;  // without the producer
+    const auto thread = static_cast<uint32_t>(kept(thread0)) - kWarpgroupThreads;  // without the producer
     const int lane = thread % kWarpThreads, warp = thread / kWarpThreads, consumer = thread / kWarpgroupThreads;
-    const int batch = opaque(work.batch), n = opaque(work.n);
+    const int batch = kept(batch0), n = kept(n0);
     const bool backward = kBoth ? e.preact.data != nullptr : kBackward;
     const bool gated = e.activation == Activation::swiglu, halved = gated && !backward;
     const int width = gated ? kColumns / 2 : kColumns;  // columns of C worked on together
     const int value = halved ? args.n / 2 : args.n;     // columns from a gate to its value
     const int end = n + args.tile_columns < args.columns ? n + args.tile_columns : args.columns;
     const int parts = (end - n + width - 1) >> (gated ? log2(kColumns / 2) : log2(kColumns));
-    const int slice = Tile::kSlicesM > 1 && i >= parts, first = (i - slice * parts) * width, column0 = n + first;
-    const int row0 = work.m + (Tile::kPingpong ? 0 : consumer * Tile::kConsumerRows) + slice * 64 + warp % 4 * 16,
-              rows = args.m - row0 < 16 ? args.m - row0 : 16;
-    if (i == Tile::kSlicesM * parts || rows <= 0) return;
     const uint32_t staged = staging + consumer * staging_bytes<kFloat, Tile>() + warp % 4 * 16 * kColumns * 4;
     // A thread's items: kCount columns from x + x0 on, of the rows r0, r0 + row_step and so on.
     int x0, x_step, r0, row_step;
@@ -270,14 +275,18 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
     } else {
       const int shift = gated ? kInHalfRow : kInRow, in_row = 1 << shift;
       x0 = (lane & (in_row - 1)) * kCount, x_step = in_row * kCount;
-      r0 = lane >> shift, row_step = kWarpThreads >> shift;
+      r0 = lane >> shift, row_step = opaque(kWarpThreads >> shift);
     }
+    const int slice = Tile::kSlicesM > 1 && i >= parts, first = (i - slice * parts) * width, column0 = n + first;
+    const int row0 = work.m + (Tile::kPingpong ? 0 : consumer * Tile::kConsumerRows) + slice * 64 + warp % 4 * 16,
+              rows = args.m - row0 < 16 ? args.m - row0 : 16;
+    if (i == Tile::kSlicesM * parts || rows <= 0) return;
     AK_NO_UNROLL
     for (int x = 0; x < (kCount == 1 ? width : 1); x += x_step) {
       const int column = column0 + x + x0;
       const int last = column < end ? rows : 0;
       const auto line = [&](const Operand& t, int further) {
-        return address<kCount>(t, opaque(batch), opaque(row0), opaque(column) + further);
+        return beside<kCount>(opaque(address<kCount>(t, batch, row0, 0)), t, column + further);
       };
       const auto load_line = [&](const Operand& t, char* from, int r) {
         return load_raw<kCount>(t.type, below<kCount>(from, t, r));
@@ -303,7 +312,8 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       fetch_preact(r0);
       float bias[kCount] = {};
       const auto bias_at = [&](int r, int further) {  // one for all rows, but for single elements
-        return address<kCount>(e.bias, 0, kCount == 1 ? row0 + r : 0, opaque(column) + further);
+        if constexpr (kCount == 1) return address<1>(e.bias, 0, row0 + r, column + further);
+        return beside<kCount>(opaque(e.bias.data), e.bias, column + further);
       };
       const auto fetch_bias = [&](int r, int further) { load_bias<T>(e.bias.type, bias_at(r, further), bias); };
       if (kCount > 1 && kForward && e.bias.data && r0 < last) fetch_bias(0, 0);
@@ -323,12 +333,16 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       // Where an item lies in the staged rows; 8 neighbours move by rows of 4, which turns nothing.
       const uint32_t item = staged + staged_offset<kColumns>(r0, x + x0),
                      value_item = staged + staged_offset<kColumns>(r0, x + x0 + kColumns / 2);
+      uint32_t down = 0;
       const auto place = [&](uint32_t first, int further, int r) {
-        if constexpr (kCount == 8) return first + (r - r0) * kColumns * 4;
+        if constexpr (kCount == 8) return first + down;
         return staged + staged_offset<kColumns>(r, x + x0 + further);
       };
+      const bool keeps_z = kForward && e.extras && e.z.data;
+      int next;
       AK_NO_UNROLL
-      for (int r = r0; r < last; r += row_step) {
+      for (int r = r0; r < last; r = next, down += row_step * kColumns * 4) {
+        next = r + row_step;
         // z = alpha (A B) + bias
         const auto scale = [&](float (&v)[kCount]) {
           if (!e.extras) return;
@@ -342,7 +356,7 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
           if (kCount == 1) fetch_bias(r, 0);
           add_bias(bias, v);
         }
-        if (kForward && e.extras && e.z.data) store_line(e.z, line(e.z, 0), r, v);
+        if (keeps_z) store_line(e.z, line(e.z, 0), r, v);
         if (halved) {
           float w[kCount];
           load_staged(place(value_item, kColumns / 2, r), w);
@@ -352,7 +366,7 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
             load_bias<T>(e.bias.type, bias_at(r, value), value_bias);
             add_bias(value_bias, w);
           }
-          if (e.z.data) store_line(e.z, line(e.z, value), r, w);
+          if (keeps_z) store_line(e.z, line(e.z, value), r, w);
           AK_UNROLL
           for (int i = 0; i < kCount; i++) v[i] = swiglu(v[i], w[i]);
         } else if (!backward) {
@@ -374,7 +388,7 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
           } else {
             activate_backward(e.activation, v, z);
           }
-          fetch_preact(r + row_step);
+          fetch_preact(next);
           if (e.column_sums) store_staged(place(item, 0, r), v);
         }
         if (kForward && e.residual.data) {
@@ -382,7 +396,7 @@ AK_DEVICE void finish_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
           widen<T>(e.residual.type, residual, added);
           AK_UNROLL
           for (int i = 0; i < kCount; i++) v[i] = fma(e.beta, added[i], v[i]);
-          fetch_residual(r + row_step);
+          fetch_residual(next);
         }
         store_line(e.c, c_line, r, v);
       }
