@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(TILE, "column < end ? rows : 0;", "rows;", "columns beyond the last are worked on"),
     Mutant(TILE, "args.m - row0 < 16 ? args.m - row0 : 16;", "16;", "rows beyond the last are worked on"),
     Mutant(TILE, "if (kForward && e.residual.data && r < last)", "if (kForward && e.residual.data)", "a row of the residual too far is fetched"),
-    Mutant(TILE, "fetch_residual(r + row_step);", "", "the first residual serves all rows"),
-    Mutant(TILE, "fetch_preact(r + row_step);", "", "the first pre-activation serves all rows"),
+    Mutant(TILE, "fetch_residual(next);", "", "the first residual serves all rows"),
+    Mutant(TILE, "fetch_preact(next);", "", "the first pre-activation serves all rows"),
     # ---- staged rows
     Mutant(TILE, "return moved ^ ((moved >> 3) & 16);", "return plain;", "the staged rows are not turned",
            missed="only banks meet: the result is right"),
@@ -69,7 +69,8 @@ MUTANTS = [
     Mutant(TILE, "(Tile::kPingpong ? 0 : consumer * Tile::kConsumerRows) +", "consumer * Tile::kConsumerRows +", "pingpong: the second consumer's rows are taken for another half"),
     Mutant(TILE, "slice * 64 + warp % 4 * 16,", "warp % 4 * 16,", "the second slice uses the rows of the first"),
     Mutant(TILE, "const int parts = (end - n + width - 1) >>", "const int parts = (end - n) >>", "the last columns of a tile are left out"),
-    Mutant(TILE, "return first + (r - r0) * kColumns * 4;", "return first + r * kColumns * 4;", "items lie a thread's first row too low"),
+    Mutant(TILE, "if constexpr (kCount == 8) return first + down;", "if constexpr (kCount == 8) return first + r * kColumns * 4;", "items lie a thread's first row too low"),
+    Mutant(TILE, "down += row_step * kColumns * 4", "down += row_step * 4", "the staged rows are walked a column at a time"),
     Mutant(TILE, "product(batch, t.batch_narrow) +", "", "vectors: every product of a batch uses the first one's operands"),
     # ---- arithmetic
     Mutant(TILE, "for (int i = 0; i < kCount; i++) v[i] = e.alpha * v[i];", "", "alpha is forgotten"),
