@@ -9,6 +9,7 @@ ACTIVATION = "ops/gpu/activation_backward.cpp"
 GEMM = "ops/gpu/gemm.cpp"
 UPDATE = "ops/gpu/update.h"
 CALL = "ops/gpu/call.h"
+PLAN = "tuning/gemm.h"
 
 MUTANTS = [
     # ---- check_and_norm, unscale_, update_scale_
@@ -180,27 +181,27 @@ MUTANTS = [
         "always the first tile",
     ),
     Mutant(
-        GEMM,
-        "const size_t counters = (size.counters * 4 + 15) / 16 * 16;",
-        "const size_t counters = size.counters * 4;",
-        "partial sums behind the counters are not aligned",
+        PLAN,
+        "const Key key{request, chip.sm_count, chip.capability};",
+        "const Key key{request, chip.sm_count, 0};",
+        "the plan that another GPU was given",
     ),
     Mutant(
         GEMM,
-        "gpu.scratch(counters + size.partials * 4, counters)",
-        "gpu.scratch(counters + size.partials * 4)",
-        "counters of a split sum are not zeroed",
+        "gpu.scratch(size.partials * 4)",
+        "gpu.scratch(size.partials * 2)",
+        "room for half of the partial sums",
     ),
     Mutant(
         GEMM,
-        "gpu.scratch(counters + size.partials * 4, counters)",
-        "gpu.scratch(size.partials * 4, counters)",
-        "no room for the counters",
+        "gpu.counters(size.counters)",
+        "gpu.counters(size.counters / 2)",
+        "half of the counters",
     ),
     Mutant(
         GEMM,
-        "gpu.scratch(gemm_sm80_scratch_bytes(problem, config), gemm_sm80_zeroed_bytes(problem, config))",
-        "gpu.scratch(gemm_sm80_scratch_bytes(problem, config))",
+        "parts = gpu.scratch(bytes, gemm_sm80_zeroed_bytes(problem, config));",
+        "parts = gpu.scratch(bytes);",
         "counters of gemm_sm80 are not zeroed",
     ),
     Mutant(
