@@ -54,14 +54,14 @@ MUTANTS = [
     Mutant(SCALE, "min_scale, max_scale, hysteresis,", "max_scale, min_scale, hysteresis,", "the bounds exchanged"),
     Mutant(
         CALL,
-        "refs.push_back({data, grads[i].numel(), dtype_of(grads[i].scalar_type())});",
-        "refs.push_back({data, grads[i].numel(), dtype_of(grads[0].scalar_type())});",
+        "refs.push_back({data, list[i].numel(), dtype_of(list[i].scalar_type())});",
+        "refs.push_back({data, list[i].numel(), dtype_of(list[0].scalar_type())});",
         "the dtype of the neighbour",
     ),
     Mutant(
         CALL,
-        "for (size_t i = 0; i < grads.size(); ++i) {",
-        "for (size_t i = 0; i < std::min<size_t>(grads.size(), 1536); ++i) {",
+        "for (size_t i = 0; i < list.size(); ++i) {",
+        "for (size_t i = 0; i < std::min<size_t>(list.size(), 1536); ++i) {",
         "the tail of a long list is dropped",
     ),
     Mutant(CALL, "zero(t, zeroed);", "", "scratch is never zeroed"),
