@@ -164,7 +164,10 @@ void special_values(Cases& cases) {
         cases.check("NaN among -inf", [&] { return with(-INFINITY, NAN); });
         cases.check("NaN", [&] { return with(0, NAN); });
         cases.check("large", [&] { return with(30000, 30128); });
-        cases.check("all equal", [&] { return with(-3, 0); });
+        cases.check("all equal", [&] { return with(-30000, 0); });
+        cases.check("all equal and large, in fp32", [&] {
+          return run({.rows = 1, .columns = columns, .y = DType::kFloat32, .log = log, .safe = safe, .all = 3e6});
+        });
       }
     }
   }
