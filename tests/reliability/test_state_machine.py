@@ -100,14 +100,15 @@ class Loop(RuleBasedStateMachine):
     def update(self, new_scale):
         self.both(lambda: self.model.update(new_scale), lambda: self.scaler.update(new_scale))
 
-    @rule(which=WHICH, grads=GRADS, poison=POISON)
-    def iteration(self, which, grads, poison):
-        """A usual one, so that long runs of steps come up."""
-        self.zero_grad(0, True)
-        self.zero_grad(1, True)
-        self.backward(grads if which == 0 else None, grads if which else None, poison, 0)
-        self.step(which, None)
-        self.update(None)
+    @rule(which=WHICH, grads=GRADS, poison=POISON, more=st.integers(2, 4))
+    def iterations(self, which, grads, poison, more):
+        """Usual ones, of which only the first may overflow: any order alone seldom takes a step."""
+        for value in [poison, *[None] * more]:
+            self.zero_grad(0, True)
+            self.zero_grad(1, True)
+            self.backward(grads if which == 0 else None, grads if which else None, value, 0)
+            self.step(which, None)
+            self.update(None)
 
     @rule(which=WHICH, to_none=st.booleans())
     def zero_grad(self, which, to_none):
