@@ -116,6 +116,7 @@ def test_skip_and_what_is_not_converted(called):
         model = convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), skip=skip)
         assert type(model) is nn.Sequential
         assert "relu" not in gemms(called, model)
+    assert type(convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), skip=[nn.Sequential])) is nn.Sequential
     for act in (nn.Tanh(), nn.LeakyReLU(), nn.PReLU(), nn.GLU(), nn.RReLU(), nn.ReLU6(), nn.Hardswish()):
         assert type(convert(nn.Sequential(nn.Linear(4, 4), act))) is nn.Sequential
 
@@ -137,7 +138,11 @@ def test_a_dropout_that_drops_stays(called):
     first, second = run(model, torch.ones(1, 4)), run(model, torch.ones(1, 4))
     assert not torch.equal(first, second)
     model.eval()
-    assert torch.equal(run(model, torch.ones(1, 4)), run(model, torch.ones(1, 4)))
+    called()
+    y = run(model, torch.ones(1, 4))
+    assert torch.equal(run(model, torch.ones(1, 4)), y)
+    y.sum().backward()
+    assert "gemm_dact" in dict(called()), "both layers are one"
 
 
 class Block(nn.Module):
@@ -194,8 +199,10 @@ class Scaled(Block):
 def test_feed_forward_blocks(kind, called):
     torch.manual_seed(0)
     block = kind()
-    ours = convert(copy.deepcopy(block))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = convert(copy.deepcopy(block))
     assert isinstance(ours, kind)
+    assert type(ours) is not kind
     x = torch.randn(3, 8)
     assert torch.equal(ours(x), block(x))
     called()
