@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
+
+Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 
 
 class AbandonedIterations(_GradScaler):
@@ -32,7 +34,7 @@ class AbandonedIterations(_GradScaler):
             )
         return record
 
-    def scale(self, outputs: Any) -> Any:
+    def scale(self, outputs: Outputs) -> Outputs:
         """Multiply a tensor, or each in an iterable, by the scale.
 
         Raises:
