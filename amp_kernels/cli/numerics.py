@@ -9,7 +9,7 @@ import sys
 import torch
 
 from ..numerics import GradientHistogram, Run
-from ..numerics.parity import PRECISIONS
+from ..numerics.comparison import PRECISIONS
 from . import _function
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .. import numerics
-from ..numerics.parity import PRECISIONS
+from ..numerics.comparison import PRECISIONS
 from . import _function
 
 

@@ -8,10 +8,10 @@ Examples:
 """
 
 from ..ops.exponent_histogram import exponent_histogram
+from .comparison import Outcome, Parity, Run, parity
 from .histogram import GradientHistogram
 from .monitor import StepMonitor
 from .nonfinite import NonFiniteError, find_nonfinite
-from .parity import Outcome, Parity, Run, parity
 
 __all__ = [
     "GradientHistogram",

@@ -1,4 +1,4 @@
-"""What the rows of :func:`exponent_histogram` say, in the words of a 16-bit format."""
+"""What the rows of :func:`amp_kernels.numerics.exponent_histogram` say, in the words of a 16-bit format."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class GradientHistogram:
     # ---- results ----
 
     def counts(self, of: str = "") -> Tensor:
-        """The columns of :func:`exponent_histogram`, int64 ``[280]`` on the CPU, added up.
+        """The columns of :func:`amp_kernels.numerics.exponent_histogram`, int64 ``[280]`` on the CPU, added up.
 
         Args:
             of: ``"activations"``, ``"parameters"``, either followed by a name, or ``""`` for everything.

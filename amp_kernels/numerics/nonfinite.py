@@ -23,7 +23,7 @@ _LISTED = 8  # of what a report names
 
 
 class NonFiniteError(RuntimeError):
-    """What :class:`find_nonfinite` found; the message is its report.
+    """What :class:`amp_kernels.numerics.find_nonfinite` found; the message is its report.
 
     Examples:
         >>> issubclass(ak.numerics.NonFiniteError, RuntimeError)
@@ -80,7 +80,7 @@ class find_nonfinite:
             torch's pytree knows); tensors that are not of floating point are passed over.
         scaler: the gradient scaler, if one is in use; torch's or this package's.
         patience: steps in a row at the minimum scale after which an overflow is a fault.
-        on_detect: ``"raise"`` a :class:`NonFiniteError`, or ``"warn"`` once a step and go on.
+        on_detect: ``"raise"`` a :class:`amp_kernels.numerics.NonFiniteError`, or ``"warn"`` once a step and go on.
         ops: also look at every torch operation within the model's forward, and name the one. Slow.
 
     Raises:

@@ -37,13 +37,13 @@ class _CountingScaler(GradScaler):
 
 @dataclass
 class Run:
-    """What a training function gets from :func:`parity`: everything of a run that depends on the precision.
+    """What a training function gets from :func:`amp_kernels.numerics.parity`: everything of a run that depends on the precision.
 
     Attributes:
         precision: ``"fp32"``, ``"bf16"``, ``"fp16"`` (with loss scaling) or ``"fp16-unscaled"``.
         seed: torch's and Python's generators hold it already; for what else draws numbers.
         device: where to train.
-        scaler: a :class:`GradScaler`, enabled in ``"fp16"`` alone. Always call its ``scale``, ``step`` and ``update``:
+        scaler: a :class:`amp_kernels.GradScaler`, enabled in ``"fp16"`` alone. Always call its ``scale``, ``step`` and ``update``:
             ``update`` is how steps are counted.
         on_watch: called by :meth:`watch`.
 
@@ -181,17 +181,17 @@ def parity(
 
     Args:
         train: trains from scratch and returns the metric that counts, such as the validation loss. It gets a
-            :class:`Run`: it builds its model and data from the seeded generators, puts both on ``run.device``, enters
+            :class:`amp_kernels.numerics.Run`: it builds its model and data from the seeded generators, puts both on ``run.device``, enters
             ``run.autocast()`` for the forward and the loss, and goes through ``run.scaler`` for the backward and the
             step. Nothing else in it knows of the format.
         precisions: out of ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"fp16-unscaled"``; FP32 is always run.
         seeds: how many, at least 2; the seeds are 0, 1, ...
         device: where to train.
         factor: how many standard errors are parity.
-        show: called with each :class:`Outcome`.
+        show: called with each :class:`amp_kernels.numerics.Outcome`.
 
     Returns:
-        The :class:`Parity`: print it, or take it as true or false.
+        The :class:`amp_kernels.numerics.Parity`: print it, or take it as true or false.
 
     Raises:
         ValueError: a precision is unknown, or there are fewer than 2 seeds.
