@@ -38,11 +38,12 @@ def _ours(tensors: list[torch.Tensor]) -> Call:
 
 
 def _torch(tensors: list[torch.Tensor]) -> Call:
-    """Of finite values without zeros alone, which is less than what is asked for."""
+    """Of finite values alone, which is less than what is asked for."""
 
     def call():
         exponents = [torch.frexp(tensor.float()).exponent.flatten() + 149 for tensor in tensors]
-        counts = torch.stack([torch.bincount(exponent, minlength=280) for exponent in exponents])
+        bins = [torch.where(tensor.flatten() == 0, 0, e) for tensor, e in zip(tensors, exponents, strict=True)]
+        counts = torch.stack([torch.bincount(b, minlength=280) for b in bins])
         return {"counts": counts.double(), "largest": torch.stack([tensor.abs().max() for tensor in tensors]).float()}
 
     return call

@@ -6,7 +6,7 @@
 namespace ak {
 
 inline float exp2_approx(float x) {
-  const float y = std::exp2(x);
+  const float y = static_cast<float>(std::exp2(static_cast<double>(x)));  // rounded once
   return y < 0x1p-126f ? 0.0f : y;
 }
 

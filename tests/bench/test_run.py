@@ -17,6 +17,7 @@ OPS |= {
     "cast_",
     "cross_entropy",
     "embedding",
+    "exponent_histogram",
     "layer_norm",
     "linear_cross_entropy",
     "mlp",
