@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN
+from ..distributed._local import local
+from ..ops import _lists
+from ..ops.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, NAN_BIN
 
 #: FP16 rounds what is below 2^-25 to zero; its smallest subnormal is 2^-24, its smallest normal number 2^-14.
 FLUSHED_BELOW, SUBNORMAL_BELOW = -25, -14
@@ -68,5 +70,10 @@ def shifted(counts: Tensor, exponent: Tensor) -> Tensor:
     return moved
 
 
-def empty_counts(device: torch.device) -> Tensor:
-    return torch.zeros(BINS, dtype=torch.int64, device=device)
+def values_of(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, as the ops over lists take it: of a sparse one its values, dense, of a dtype that
+    they know."""
+    values = local(tensor.detach())
+    values = values.coalesce()._values() if values.is_sparse else values
+    values = values if values.dtype in _lists.FLOATS else values.float()  # 8-bit formats
+    return values if _lists.is_dense(values) else values.contiguous()

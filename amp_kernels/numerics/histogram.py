@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..ops import _lists
 from ..ops.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 from . import _svg
-from ._statistics import FLUSHED_BELOW, FP16_MAX, SUBNORMAL_BELOW, flushed_share, shifted
+from ._statistics import FLUSHED_BELOW, FP16_MAX, SUBNORMAL_BELOW, flushed_share, shifted, values_of
 
 _BAR = 50  # characters of the longest bar of the text
 
@@ -85,9 +85,7 @@ class GradientHistogram:
 
     @torch.no_grad()
     def _add(self, name: str, grad: Tensor) -> None:
-        values = grad.to_local() if hasattr(grad, "to_local") else grad
-        values = values.coalesce()._values() if values.is_sparse else values.detach()
-        (counts,), (largest,) = exponent_histogram([values if _lists.is_dense(values) else values.contiguous()])
+        (counts,), (largest,) = exponent_histogram([values_of(grad)])
         scale = None if self._scaler is None or not self._scaler.is_enabled() else self._scaler._scale
         if scale is not None:
             exponent = scale.to(counts.device).log2().round()

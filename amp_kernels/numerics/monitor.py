@@ -20,7 +20,7 @@ from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..ops.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
 from . import _svg
-from ._statistics import FLUSHED_BELOW, shifted
+from ._statistics import FLUSHED_BELOW, shifted, values_of
 
 #: What the device tells of a step, in this order.
 _FIGURES = ("loss", "scale", "skipped", "grad_norm", "update_ratio", "flushed_share")
@@ -120,7 +120,7 @@ class StepMonitor:
             loss: of one element, unscaled.
             tokens: how many were trained on (or samples, whatever is to be counted by the second).
         """
-        grads = [p.grad for p in self._params() if p.grad is not None]
+        grads = [values_of(p.grad) for p in self._params() if p.grad is not None]
         device = grads[0].device if grads else torch.device("cpu")
         scale = self._scale_then.to(device, non_blocking=True)
         carried = torch.ones_like(scale) if self._unscaled else scale
@@ -166,11 +166,10 @@ class StepMonitor:
     # ---- figures ----
 
     def _params(self) -> list[Tensor]:
-        params = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return [p.to_local() if hasattr(p, "to_local") else p for p in params]  # DTensor: what this rank holds
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _weights(self) -> list[Tensor]:
-        return torch._foreach_add([p.detach() for p in self._params()], 0.0)
+        return torch._foreach_add([values_of(p) for p in self._params()], 0.0)
 
     def _scale(self) -> Tensor:
         """The loss scale as it is now; 1 without a scaler."""
@@ -191,11 +190,11 @@ class StepMonitor:
         return new
 
     def _update_ratio(self) -> Tensor:
-        now = [p.detach() for p in self._params()]
+        now = [values_of(p) for p in self._params()]
         return _norm(torch._foreach_sub(now, self._before)) / _norm(self._before)
 
     def _flushed_share(self, grads: list[Tensor], factor: Tensor) -> Tensor:
-        counts = exponent_histogram([grad if _lists.is_dense(grad) else grad.contiguous() for grad in grads])[0].sum(0)
+        counts = exponent_histogram(grads)[0].sum(0)
         numbers = shifted(counts, factor.log2().round().long())[1:INFINITY_BIN]
         return numbers[: FLUSHED_BELOW - LEAST_EXPONENT].sum() / numbers.sum()
 
@@ -258,4 +257,4 @@ def _mean(values: list[float]) -> float:
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    return check_and_norm([t if _lists.is_dense(t) else t.contiguous() for t in tensors])[0].sqrt()
+    return check_and_norm(tensors)[0].sqrt()

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..ops import _lists
 from ..ops.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ._every_op import EveryOp
-from ._statistics import Statistics
+from ._statistics import Statistics, values_of
 
 _LISTED = 8  # of what a report names
 
@@ -182,12 +182,7 @@ class find_nonfinite:
         known = self._known.get(tensor)
         if known is None or known[0] != version:
             with torch.no_grad(), _disable_current_modes():
-                values = tensor.detach()
-                values = values.to_local() if hasattr(values, "to_local") else values  # DTensor: what this rank holds
-                values = values.coalesce()._values() if values.is_sparse else values
-                values = values if values.dtype in _lists.FLOATS else values.float()  # 8-bit formats
-                values = values if _lists.is_dense(values) else values.contiguous()
-                (counts,), (largest,) = exponent_histogram([values])
+                (counts,), (largest,) = exponent_histogram([values_of(tensor)])
             known = self._known[tensor] = (version, counts, largest)
         self._looks.append(_Look(call, role, place, tuple(tensor.shape), tensor.dtype, *known[1:]))
 

@@ -18,7 +18,7 @@ ROOMS = {
     "testing": {"_dispatch", "ops"},
     "amp": {"_dispatch", "distributed", "ops", "optim"},
     "nn": {"_dispatch", "ops"},
-    "numerics": {"_dispatch", "amp", "nn", "ops", "optim"},
+    "numerics": {"amp", "distributed", "ops"},
     "optim": {"_dispatch", "distributed", "ops"},
     "distributed": set(),
     "ops": {"_dispatch"},
