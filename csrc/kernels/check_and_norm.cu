@@ -177,20 +177,6 @@ int norm_launches(std::span<const GradRef> grads) {
 
 // ---- each tensor ----
 
-/// The gradients of one launch, with their places in the whole list, empty ones included.
-template <int N>
-struct PerTensorArgs : GradListArgs<const void, N> {
-  int32_t position[N];
-
-  void set(int place, const GradRef& grad, size_t number) {
-    GradListArgs<const void, N>::set(place, grad, number);
-    position[place] = static_cast<int32_t>(number);
-  }
-};
-constexpr int kPerTensorTensors = 1280;
-static_assert(sizeof(PerTensorArgs<kPerTensorTensors>) + 128 <= kArgumentBytes,
-              "the list and the other arguments must fit one launch");
-
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kNormBlocksPerSm)
 per_tensor_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, const float* grad_scale) {
@@ -279,7 +265,7 @@ size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads) {
 }
 
 size_t check_and_norm_per_tensor_scratch_bytes(std::span<const GradRef> grads) {
-  return most_chunks<PerTensorArgs<kPerTensorTensors>>(grads) * NormSlots::kBytes;
+  return most_chunks<PlacedGradListArgs<const void, kPlacedGradListTensors>>(grads) * NormSlots::kBytes;
 }
 
 Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch, float* result,
@@ -290,7 +276,7 @@ Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, N
 
 Status check_and_norm_per_tensor(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
                                  float* results, float* found_infs, Stream stream) {
-  return detail::check_and_norm_per_tensor_on<kNormThreads, PerTensorArgs<kPerTensorTensors>>(
+  return detail::check_and_norm_per_tensor_on<kNormThreads, PlacedGradListArgs<const void, kPlacedGradListTensors>>(
       device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm, scratch, results, found_infs, stream);
 }
 

@@ -33,20 +33,6 @@ AK_DEVICE float narrowed(T x) {
   return to_float(x);
 }
 
-/// The tensors of one launch, with their places in the whole list, empty ones included.
-template <int N>
-struct HistogramArgs : GradListArgs<const void, N> {
-  int32_t position[N];
-
-  void set(int place, const GradRef& tensor, size_t number) {
-    GradListArgs<const void, N>::set(place, tensor, number);
-    position[place] = static_cast<int32_t>(number);
-  }
-};
-constexpr int kHistogramTensors = 1280;
-static_assert(sizeof(HistogramArgs<kHistogramTensors>) + 128 <= kArgumentBytes,
-              "the list and the other arguments must fit one launch");
-
 struct BinCounters;
 
 template <int kThreads, class Args>
@@ -109,7 +95,7 @@ Status exponent_histogram_on(int resident_blocks, std::span<const GradRef> tenso
 }  // namespace detail
 
 Status exponent_histogram(std::span<const GradRef> tensors, uint64_t* counts, uint32_t* largest, Stream stream) {
-  return detail::exponent_histogram_on<kHistogramThreads, HistogramArgs<kHistogramTensors>>(
+  return detail::exponent_histogram_on<kHistogramThreads, PlacedGradListArgs<const void, kPlacedGradListTensors>>(
       device_sm_count() * kHistogramBlocksPerSm, tensors, counts, largest, stream);
 }
 

@@ -33,4 +33,18 @@ inline constexpr int kGradListTensors = 1536;
 static_assert(sizeof(GradListArgs<void, kGradListTensors>) + 128 <= kArgumentBytes,
               "the list and the other arguments must fit one launch");
 
+/// The same with their places in the whole list, empty tensors included.
+template <class Void, int N>
+struct PlacedGradListArgs : GradListArgs<Void, N> {
+  int32_t position[N];
+
+  void set(int place, const GradRefTo<Void>& grad, size_t number) {
+    GradListArgs<Void, N>::set(place, grad, number);
+    position[place] = static_cast<int32_t>(number);
+  }
+};
+inline constexpr int kPlacedGradListTensors = 1280;
+static_assert(sizeof(PlacedGradListArgs<void, kPlacedGradListTensors>) + 128 <= kArgumentBytes,
+              "the list and the other arguments must fit one launch");
+
 }  // namespace ak

@@ -220,7 +220,7 @@ std::string compare(const List& list, const float* scale_value, int blocks, Norm
 /// The same for the result of each tensor.
 template <int kThreads, int kPlaces>
 std::string compare_per_tensor(const List& list, const float* scale_value, int blocks, Norm norm) {
-  using Args = PerTensorArgs<kPlaces>;
+  using Args = PlacedGradListArgs<const void, kPlaces>;
   const size_t n = list.grads.size();
   emu::Buffer<double> scratch("scratch", (most_chunks<Args>(list.grads) * 12 + 7) / 8);
   emu::Buffer<float> scale("grad_scale", 1), results("results", n), found_infs("found_infs", n);
@@ -397,7 +397,7 @@ void shipped_instance(Cases& cases) {
       return wrong_result("the norm", expected, Norm::kSumOfSquares, result[0], found_inf[0]);
     });
   }
-  for (int tensors : {1, 3, kPerTensorTensors + 2}) {
+  for (int tensors : {1, 3, kPlacedGradListTensors + 2}) {
     List list = list_of<const void>(tensors);
     list.add(DType::kFloat32, 0, 0);
     cases.check("shipped instance, each of " + std::to_string(tensors) + " tensors", [&]() -> std::string {
@@ -407,7 +407,7 @@ void shipped_instance(Cases& cases) {
       const Status status = check_and_norm_per_tensor(list.grads, nullptr, Norm::kLargest, scratch.data(),
                                                       results.data(), found_infs.data(), nullptr);
       if (!status.ok()) return status.message;
-      const auto expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kPerTensorTensors).per_tensor();
+      const auto expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kPlacedGradListTensors).per_tensor();
       for (size_t i = 0; i + 1 < n; i++) {
         const std::string title = "the norm of grads[" + std::to_string(i) + "]";
         const std::string wrong = wrong_result(title, expected[i], Norm::kLargest, results[i], found_infs[i]);

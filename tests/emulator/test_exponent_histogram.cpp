@@ -64,7 +64,8 @@ std::string compare(List& list, const Run& run) {
 template <int kThreads, int kPlaces>
 auto small_instance(int blocks) {
   return [blocks](std::span<const GradRef> tensors, uint64_t* counts, uint32_t* largest) {
-    return detail::exponent_histogram_on<kThreads, HistogramArgs<kPlaces>>(blocks, tensors, counts, largest, nullptr);
+    return detail::exponent_histogram_on<kThreads, PlacedGradListArgs<const void, kPlaces>>(blocks, tensors, counts,
+                                                                                            largest, nullptr);
   };
 }
 
@@ -95,7 +96,7 @@ void every_half(Cases& cases) {
 }
 
 void shipped_instance(Cases& cases) {
-  for (int tensors : {0, 1, 3, kHistogramTensors + 2}) {
+  for (int tensors : {0, 1, 3, kPlacedGradListTensors + 2}) {
     cases.check("shipped instance, " + std::to_string(tensors) + " tensors", [&] {
       List list = list_of<const void>(tensors);
       return compare(list, [](std::span<const GradRef> refs, uint64_t* counts, uint32_t* largest) {

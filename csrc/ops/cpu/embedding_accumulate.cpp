@@ -25,17 +25,6 @@ AK_SIMD_CLONES void add_quotient_span(const float* __restrict sum, float count, 
   for (int64_t i = 0; i < n; ++i) out[i] = round_to<T>(to_float(out[i]) + sum[i] / count);
 }
 
-template <typename F>
-void with_dtype(ScalarType dtype, const F& f) {
-  if (dtype == ScalarType::Half) {
-    f(fp16{});
-  } else if (dtype == ScalarType::BFloat16) {
-    f(bf16{});
-  } else {
-    f(float{});
-  }
-}
-
 void embedding_accumulate(Tensor out, const Tensor& grad, const Tensor& sorted, const Tensor& order,
                           int64_t padding_idx, bool scale_by_frequency) {
   check_embedding(kOp, out, grad, sorted, order);

@@ -58,17 +58,6 @@ float* take_row(const Tensor& t, int64_t row, int64_t n, float* buffer) {
   return buffer;
 }
 
-template <typename F>
-void with_dtype(ScalarType dtype, const F& f) {
-  if (dtype == ScalarType::Half) {
-    f(fp16{});
-  } else if (dtype == ScalarType::BFloat16) {
-    f(bf16{});
-  } else {
-    f(float{});
-  }
-}
-
 std::tuple<Tensor, Tensor> softmax_rows(const Tensor& x, const std::optional<Tensor> mask, bool log, bool safe,
                                         ScalarType out_dtype) {
   constexpr const char* op = "softmax_rows";

@@ -18,6 +18,18 @@ using torch::headeronly::ScalarType;
 
 inline constexpr int64_t kTile = 1024;
 
+// Calls f with a value of the type that a 16-bit or fp32 dtype names.
+template <typename F>
+void with_dtype(ScalarType dtype, const F& f) {
+  if (dtype == ScalarType::Half) {
+    f(fp16{});
+  } else if (dtype == ScalarType::BFloat16) {
+    f(bf16{});
+  } else {
+    f(float{});
+  }
+}
+
 template <typename T>
 AK_SIMD_INLINE void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);

@@ -7,6 +7,7 @@ KERNEL = "kernels/check_and_norm.cu"
 WALK = "kernels/vector_walk.cuh"
 PLAN = "kernels/tensor_list.h"
 NORM = "math/norm.h"
+LIST = "kernels/grad_list.h"
 
 MUTANTS = [
     # ---- elements
@@ -123,9 +124,7 @@ MUTANTS = [
     Mutant(KERNEL, "{warp_sum(found.sum),", "{found.sum,", "a tensor's sum is that of the first lane"),
     Mutant(KERNEL, "warp_reduce(found.peak, Larger{})", "found.peak", "only the first lane's slots are checked"),
     Mutant(KERNEL, "args.position[tensor], found", "tensor, found", "empty tensors shift the results"),
-    Mutant(
-        KERNEL, "position[place] = static_cast<int32_t>(number);", "position[place] = place;", "places of one launch"
-    ),
+    Mutant(LIST, "position[place] = static_cast<int32_t>(number);", "position[place] = place;", "places of one launch"),
     Mutant(
         KERNEL,
         "tensor += grid_blocks() * kWarps",

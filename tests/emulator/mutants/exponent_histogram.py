@@ -5,6 +5,7 @@ from . import Mutant
 TEST = "test_exponent_histogram"
 KERNEL = "kernels/exponent_histogram.cu"
 FORMULA = "math/exponent.h"
+LIST = "kernels/grad_list.h"
 
 MUTANTS = [
     # ---- the bin
@@ -44,7 +45,7 @@ MUTANTS = [
     Mutant(KERNEL, "atomic_add(counts + position", "store(counts + position", "a block overwrites the others' counts"),
     Mutant(KERNEL, "counts + position * kExponentBins + bin", "counts + bin", "all tensors share one histogram"),
     Mutant(
-        KERNEL,
+        LIST,
         "position[place] = static_cast<int32_t>(number);",
         "position[place] = place;",
         "empty tensors shift the rows",
