@@ -21,8 +21,10 @@ struct GemmQuestion {
     take("batch", request.batch);
     take("m_major_a", request.m_major_a);
     take("n_major_b", request.n_major_b);
-    take("tma_operands", request.tma_operands);
+    take("tma_a", request.tma_a);
+    take("tma_b", request.tma_b);
     take("tma_output", request.tma_output);
+    take("row_output", request.row_output);
     take("odd_operands", request.odd_operands);
     take("out_bytes", request.out_bytes);
     take("side_bytes", request.side_bytes);
@@ -52,8 +54,9 @@ struct GemmQuestion {
   template <class F>
   void each_rate(const F& f) {
     GemmRates& r = chip.rates;
-    f("clock", r.clock), f("dram", r.dram), f("l2", r.l2), f("store", r.store), f("contention", r.contention);
-    f("start", r.start), f("turn", r.turn), f("step", r.step), f("issue", r.issue);
+    f("clock", r.clock), f("power", r.power), f("dram", r.dram), f("reduce", r.reduce), f("crossing", r.crossing);
+    f("l2", r.l2), f("start", r.start), f("turn", r.turn), f("hand_over", r.hand_over);
+    f("issue", r.issue);
   }
 
  private:
@@ -82,7 +85,7 @@ inline void bind_gemm_plan(pybind11::module_& m) {
         pybind11::list sm90, sm80;
         for (const GemmTile& t : kGemmTiles) {
           sm90.append(pybind11::dict("m"_a = t.m, "n"_a = t.n, "cluster_m"_a = t.cluster_m, "cluster_n"_a = t.cluster_n,
-                                     "consumers"_a = t.consumers, "pingpong"_a = t.pingpong, "timed"_a = t.timed,
+                                     "consumers"_a = t.consumers, "pingpong"_a = t.pingpong,
                                      "takes_epilogue"_a = gemm_sm90_takes_epilogue(t)));
         }
         for (GemmSm80Tile t : kGemmSm80Tiles) {
@@ -107,7 +110,7 @@ inline void bind_gemm_plan(pybind11::module_& m) {
         const GemmPlan plan = plan_gemm(question.request, question.chip);
         constexpr const char* kNames[] = {"none", "sm80", "sm90"};
         return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
-                              "splits"_a = plan.splits, "swapped"_a = plan.swapped,
+                              "splits"_a = plan.splits, "swapped"_a = plan.swapped, "repacked"_a = plan.repacked,
                               "microseconds"_a = plan.microseconds);
       },
       "m"_a, "n"_a, "k"_a,

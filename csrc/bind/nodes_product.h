@@ -1,9 +1,11 @@
-// What linear and matmul in C++ (nodes.cpp) compute with: 16-bit copies of operands, and their product by pointers.
+// What linear and matmul in C++ (nodes.cpp) compute with: 16-bit copies of operands, and their product, on a CPU by
+// pointers, on a GPU by the op.
 #pragma once
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/sum.h>
 #include <ATen/record_function.h>
 
 #include <mutex>
@@ -11,13 +13,12 @@
 #include <unordered_map>
 #include <utility>
 
+#include "bind/nodes_plain.h"
+#include "ops/cpu/activation_call.h"
 #include "ops/cpu/gemm_call.h"
 
 namespace ak {
 namespace {
-
-using at::ScalarType;
-using at::Tensor;
 
 // ---- casts
 
@@ -55,9 +56,11 @@ struct Copy {
   bool reaches;  // autograd gets from the tensor to what it was made of
 };
 
+// Not from the cache on a GPU: a graph that is captured in the region would keep a copy that was made before.
 Copy cast(const Tensor& t, ScalarType dtype, bool autocast) {
   if (t.scalar_type() == dtype) return {t, true};
-  if (autocast && t.requires_grad() && t.is_leaf() && !t.is_inference() && !c10::InferenceMode::is_enabled()) {
+  if (autocast && t.is_cpu() && t.requires_grad() && t.is_leaf() && !t.is_inference() &&
+      !c10::InferenceMode::is_enabled()) {
     static SeenCopies seen;
     // With its graph also where no gradient is recorded: the cache takes no other, and a loop of inference gains from
     // it.
@@ -79,6 +82,7 @@ Float float_of(ScalarType type) {
 struct Matrix {
   Tensor tensor;
   int64_t rows, columns, row_stride, column_stride;
+  bool transposed = false;  // it is the transpose of `tensor`
 
   explicit Matrix(const Tensor& t) : tensor(t.dim() == 2 ? t : flat(t)) {
     if (!has_unit_stride()) tensor = tensor.contiguous();
@@ -90,9 +94,11 @@ struct Matrix {
     Matrix other = *this;
     std::swap(other.rows, other.columns);
     std::swap(other.row_stride, other.column_stride);
+    other.transposed = !transposed;
     return other;
   }
 
+  Tensor view() const { return transposed ? tensor.t() : tensor; }
   StridedMatrix strided() const { return {tensor.const_data_ptr(), row_stride, column_stride}; }
 
  private:
@@ -102,15 +108,37 @@ struct Matrix {
   }
 };
 
+const char* activation_name(Activation activation) { return kActivationNames[static_cast<int>(activation)]; }
+
+std::pair<Tensor, Tensor> multiply_on_gpu(const Matrix& a, const Matrix& b, const std::optional<Tensor>& bias,
+                                          Activation activation, bool with_preact, ScalarType out_type,
+                                          at::IntArrayRef like) {
+  using Op = std::tuple<Tensor, Tensor>(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+                                        const std::optional<Tensor>& residual, double alpha, double beta,
+                                        c10::string_view activation, std::optional<ScalarType> out_dtype,
+                                        bool batch_invariant, bool preact);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("amp_kernels::gemm", "").typed<Op>();
+  const auto out_dtype = out_type == a.tensor.scalar_type() ? std::nullopt : std::optional(out_type);
+  const auto [out, preact] = op.call(a.view(), b.view(), bias, std::nullopt, 1.0, 1.0, activation_name(activation),
+                                     out_dtype, /*batch_invariant=*/false, with_preact);
+  const auto shaped = [&](const Tensor& rows) {
+    at::DimVector sizes(like.begin(), like.end());
+    sizes.back() = rows.size(1);
+    return like.size() == 2 ? rows : rows.view(sizes);
+  };
+  return {shaped(out), with_preact ? shaped(preact) : Tensor()};
+}
+
 // activation(a @ b + bias), shaped as `like` with its last dimension replaced, and where it is asked for a @ b + bias.
-// Undefined on the portable path.
+// Undefined on a CPU's portable path.
 std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::optional<Tensor>& bias,
                                    Activation activation, bool with_preact, ScalarType out_type, at::IntArrayRef like) {
+  if (a.tensor.is_cuda()) return multiply_on_gpu(a, b, bias, activation, with_preact, out_type, like);
   RECORD_FUNCTION("amp_kernels::gemm", c10::ArrayRef<const c10::IValue>{});
   at::DimVector sizes(like.begin(), like.end());
   const auto empty = [&](int64_t columns) {
     sizes.back() = columns;
-    return at::detail::empty_cpu(sizes, out_type, /*pin_memory=*/false, /*memory_format_opt=*/std::nullopt);
+    return empty_cpu(sizes, out_type);
   };
   const Tensor bias_row = bias ? bias->contiguous() : Tensor();
   Tensor out = empty(is_gated(activation) ? b.columns / 2 : b.columns);
@@ -132,6 +160,47 @@ std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::
 
 Tensor multiply(const Matrix& a, const Matrix& b, ScalarType out_type, at::IntArrayRef like) {
   return multiply(a, b, std::nullopt, Activation::none, false, out_type, like).first;
+}
+
+// ---- gradients of the pre-activation
+
+struct PreactivationGradient {
+  Matrix dz;
+  Tensor sums;  // of its columns, in fp32
+};
+
+Tensor activation_backward(const Tensor& grad, const Tensor& preact, Activation activation) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("amp_kernels::activation_backward", "")
+                             .typed<Tensor(const Tensor&, const Tensor&, c10::string_view)>();
+  return op.call(grad, preact, activation_name(activation));
+}
+
+// Where sums are wanted on a CPU, both in one pass; none on its portable path.
+std::optional<PreactivationGradient> preactivation_gradient(const Tensor& grad, const Tensor& preact,
+                                                            Activation activation, bool with_sums) {
+  const bool is_own = activation == Activation::none;
+  if (!with_sums || grad.is_cuda()) {
+    const Matrix dz(is_own ? grad : activation_backward(grad, preact, activation));
+    return {{dz, with_sums ? at::sum(dz.tensor, {0}, /*keepdim=*/false, at::kFloat) : Tensor()}};
+  }
+  RECORD_FUNCTION(is_own ? "amp_kernels::_column_sums" : "amp_kernels::activation_backward",
+                  c10::ArrayRef<const c10::IValue>{});
+  const auto own = is_own ? std::optional<Matrix>(grad) : std::nullopt;
+  const Tensor dense = (own ? own->tensor : grad).contiguous(), z = is_own ? dense : preact.contiguous();
+  const int64_t width = z.size(-1), rows = z.numel() / std::max<int64_t>(1, width);
+  const Tensor dz = is_own ? Tensor() : empty_cpu(z.sizes(), z.scalar_type()), sums = empty_cpu({width}, at::kFloat);
+  float* const to = static_cast<float*>(sums.mutable_data_ptr());
+  const bool done = is_own ? column_sums_call(dense.const_data_ptr(), dense.scalar_type(), rows, width, to)
+                           : activation_backward_call({.activation = activation,
+                                                       .grad = dense.const_data_ptr(),
+                                                       .preact = z.const_data_ptr(),
+                                                       .dz = dz.mutable_data_ptr(),
+                                                       .type = z.scalar_type(),
+                                                       .rows = rows,
+                                                       .width = width,
+                                                       .sums = to});
+  return done ? std::optional(PreactivationGradient{own ? *own : Matrix(dz), sums}) : std::nullopt;
 }
 
 }  // namespace

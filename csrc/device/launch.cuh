@@ -84,3 +84,13 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
 
 }  // namespace ak
 #endif
+
+namespace ak {
+
+/// Bytes of shared memory for a block where `blocks` share an SM: the system takes 1,024 of each.
+inline int shared_share(int blocks) {
+  constexpr int kReserved = 1024;
+  return (device_shared_limit() + kReserved) / blocks - kReserved;
+}
+
+}  // namespace ak

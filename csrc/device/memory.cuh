@@ -21,6 +21,9 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   AK_DEVICE const T& operator[](int i) const { return data[i]; }
 };
 
+/// Whether accesses of 16 bytes may begin at `data`.
+inline bool vector_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
 }  // namespace ak
 
 #ifdef AK_EMULATE

@@ -21,6 +21,8 @@ AK_HD constexpr int bytes_of(DType t) { return t == DType::kFloat64 ? 8 : t == D
 #endif
 /// Bytes of arguments a launch may carry (compute capability 7.0 and newer, CUDA 12.1 and newer).
 inline constexpr int kArgumentBytes = 32764;
+/// What every driver takes, and the most that a short list should cost: each launch copies its arguments.
+inline constexpr int kFewArgumentBytes = 4096;
 
 /// Elements of a chunk: enough to hide the search for its tensor, few enough that the last round of blocks is short. A
 /// multiple of 16, so that a tensor whose first element is aligned has aligned chunks.

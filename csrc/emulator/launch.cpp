@@ -29,15 +29,15 @@ std::string& launch_log() {
   return log;
 }
 
-Status run_kernel(const LaunchConfig& config, const std::function<void()>& body) {
+Status run_kernel(const LaunchConfig& config, size_t arguments, const std::function<void()>& body) {
   static std::string message;
   message = refused(config);
   if (!message.empty()) {
     message = format("launch of %s: ", config.name) + message;
     return {kInvalidValue, message.c_str()};
   }
-  launch_log() += format("%s grid %d block %d cluster %d shared %zu\n", config.name, config.grid, config.block,
-                         config.cluster, config.shared_bytes);
+  launch_log() += format("%s grid %d block %d cluster %d shared %zu arguments %zu\n", config.name, config.grid,
+                         config.block, config.cluster, config.shared_bytes, arguments);
   global_memory().start_launch();
   Machine m({config.name, config.grid, config.block, config.cluster, config.shared_bytes, config.overlap_previous});
   message = m.run(body);

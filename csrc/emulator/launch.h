@@ -10,10 +10,10 @@
 namespace ak {
 namespace emu {
 
-/// Checks what the driver would refuse, runs, and keeps the message of a failure for this thread.
-Status run_kernel(const LaunchConfig& config, const std::function<void()>& body);
+/// Checks what the driver would refuse, runs, and keeps the message of a failure for this thread. `arguments`: bytes.
+Status run_kernel(const LaunchConfig& config, size_t arguments, const std::function<void()>& body);
 
-/// A line for each launch since it was last cleared: "name grid 4 block 256 cluster 1 shared 0".
+/// A line for each launch since it was last cleared: "name grid 4 block 256 cluster 1 shared 0 arguments 24".
 std::string& launch_log();
 
 }  // namespace emu
@@ -21,7 +21,9 @@ std::string& launch_log();
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... args) {
   std::tuple<std::decay_t<Params>...> copies(std::forward<Args>(args)...);
-  return emu::run_kernel(config, [&] { std::apply(kernel, copies); });
+  size_t arguments = 0;
+  ((arguments = (arguments + alignof(Params) - 1) / alignof(Params) * alignof(Params) + sizeof(Params)), ...);
+  return emu::run_kernel(config, arguments, [&] { std::apply(kernel, copies); });
 }
 
 inline int device_sm_count() { return emu::options().sm_count; }

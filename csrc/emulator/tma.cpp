@@ -167,9 +167,10 @@ void bulk_wait(uint32_t allowed, bool read_only) {
     for (AsyncId id : bulk.groups.front()) machine->force(id);
     bulk.groups.pop_front();
   }
-  if (!bulk.used || bulk.committed <= allowed) return;
-  Clock& clock = current->clock;
+  if (bulk.committed <= allowed) return;
   bulk.known_read = std::max(bulk.known_read, bulk.committed - allowed);
+  if (!bulk.used) return;  // groups of no stores
+  Clock& clock = current->clock;
   clock.acquire(with(nullptr, bulk.reader, bulk.known_read));
   if (read_only) return;
   clock.acquire(with(nullptr, bulk.writer, bulk.committed - allowed));

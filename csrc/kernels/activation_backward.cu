@@ -1,23 +1,17 @@
 // activation_backward: the gradient of the pre-activation z, grad times activation'(z), in fp32, rounded once.
 //
 // Work: reads grad and z, writes as much as z: 6 bytes an element in 16 bits, and some 20 to 60 instructions, so memory
-// bandwidth is the limit. Plan: a thread takes 8 neighbouring elements, 16 or 32 bytes of each operand; the grid covers
-// the elements a few times over. With swiglu a thread takes 8 gates and the 8 values that belong to them. Trap: a view
-// may begin anywhere and rows may be odd; then a thread takes one element at a time.
+// bandwidth is the limit. Plan: that of kernels/elementwise.cuh; with swiglu a thread takes a vector of gates and that
+// of the values that belong to them. Trap: a view may begin anywhere and rows may be odd; then a thread takes one
+// element at a time.
 #include "kernels/activation_backward.h"
 
-#include <algorithm>
-
-#include "device/launch.cuh"
 #include "device/memory.cuh"
+#include "kernels/elementwise.cuh"
 #include "math/half.h"
 
 namespace ak {
 namespace {
-
-constexpr int kGradientThreads = 256;
-constexpr int kGradientBlocksPerSm = 4;
-constexpr int kWideGradient = 8;
 
 template <class Z, class G, int kVec>
 AK_DEVICE void gradient_of(Activation activation, const G* grad, const Z* z, Z* out) {
@@ -50,24 +44,18 @@ AK_DEVICE void gradient_of(Activation activation, const G* grad, const Z* z, Z* 
 }
 
 template <class Z, class G, int kVec>
-AK_KERNEL(kGradientThreads, kGradientBlocksPerSm)
+AK_KERNEL(kElementThreads, kElementBlocksPerSm)
 activation_backward_kernel(const G* grad, const Z* z, Z* out, int64_t count, Activation activation) {
-  const int64_t first = static_cast<int64_t>(block_index()) * kGradientThreads + thread_index();
-  const int64_t vectors = count / kVec, stride = static_cast<int64_t>(grid_blocks()) * kGradientThreads;
-  for (int64_t i = first; i < vectors; i += stride) {
-    gradient_of<Z, G, kVec>(activation, grad + i * kVec, z + i * kVec, out + i * kVec);
-  }
-  const int64_t rest = vectors * kVec + first;
-  if (rest < count) gradient_of<Z, G, 1>(activation, grad + rest, z + rest, out + rest);
+  for_each_vector_of<kVec>(count,
+                           [&]<int kN>(int64_t at) { gradient_of<Z, G, kN>(activation, grad + at, z + at, out + at); });
 }
 
 /// `columns` are those of grad, a multiple of kVec.
 template <class Z, class G, int kVec>
-AK_KERNEL(kGradientThreads, kGradientBlocksPerSm)
+AK_KERNEL(kElementThreads, kGatedBlocksPerSm)
 swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t columns) {
-  const int64_t per_row = columns / kVec, vectors = rows * per_row;
-  const int64_t stride = static_cast<int64_t>(grid_blocks()) * kGradientThreads;
-  for (int64_t i = static_cast<int64_t>(block_index()) * kGradientThreads + thread_index(); i < vectors; i += stride) {
+  const int64_t per_row = columns / kVec;
+  for_each_in_grid(rows * per_row, [&](int64_t i) {
     const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad lies at i
     const auto g = load_vec<kVec, Cache::kStreaming>(grad + i * kVec);
     const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
@@ -81,20 +69,14 @@ swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t 
     }
     store_vec<Cache::kStreaming>(out + at, gate_out);
     store_vec<Cache::kStreaming>(out + at + columns, up_out);
-  }
+  });
 }
 
 template <class Z, class G, int kVec>
 Status run_gradient(const ActivationGradient& p, Stream stream) {
   const bool gated = is_gated(p.activation);
   const int64_t columns = gated ? p.columns / 2 : p.columns;
-  const int64_t vectors = std::max<int64_t>(1, p.rows * columns / kVec);
-  const int64_t blocks = (vectors + kGradientThreads - 1) / kGradientThreads;
-  const LaunchConfig config{
-      .name = "activation_backward",
-      .grid = static_cast<int>(std::min<int64_t>(blocks, device_sm_count() * kGradientBlocksPerSm)),
-      .block = kGradientThreads,
-      .stream = stream};
+  const LaunchConfig config = elementwise_launch("activation_backward", p.rows * columns / kVec, stream);
   const G* grad = static_cast<const G*>(p.grad);
   const Z* z = static_cast<const Z*>(p.z);
   Z* out = static_cast<Z*>(p.out);
@@ -104,10 +86,9 @@ Status run_gradient(const ActivationGradient& p, Stream stream) {
 
 template <class Z, class G>
 Status run_gradient(const ActivationGradient& p, Stream stream) {
-  const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  const bool rows_aligned = !is_gated(p.activation) || p.columns / 2 % kWideGradient == 0;
-  return aligned(p.grad) && aligned(p.z) && aligned(p.out) && rows_aligned
-             ? run_gradient<Z, G, kWideGradient>(p, stream)
+  const bool rows_aligned = !is_gated(p.activation) || p.columns / 2 % kVectorOf<Z, G> == 0;
+  return vector_aligned(p.grad) && vector_aligned(p.z) && vector_aligned(p.out) && rows_aligned
+             ? run_gradient<Z, G, kVectorOf<Z, G>>(p, stream)
              : run_gradient<Z, G, 1>(p, stream);
 }
 

@@ -3,9 +3,8 @@
 //
 // Work: 18 bytes (split master, bf16 moments, 16-bit gradient) to 30 bytes (fp32 weight, shadow, fp32 moments and
 // gradient) an element and some forty instructions, two of them divisions: bandwidth is the limit. With eight elements
-// of every operand in registers two blocks of 256 threads fit an SM, and near the 128 registers that leaves, ptxas
-// starts to spill. An average of the weights moves 8 bytes more, AMSGrad 4 or 8; the kernel that knows them keeps to
-// two blocks too.
+// of every operand in registers three blocks of 256 threads fit an SM; two run where elements are wide. An average of
+// the weights moves 8 bytes more, AMSGrad 4 or 8; the kernel that knows them keeps to two blocks.
 #include "math/adamw.h"
 
 #include "kernels/update_step.cuh"
@@ -13,8 +12,8 @@
 template <>
 struct ak::Tuned<ak::AdamW> : ak::Untuned<ak::AdamW> {
   static constexpr int kCommonMoments = 2;
-  static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2;
-  static constexpr int kPrepareTensors = 440;
+  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2;
+  static constexpr int kPrepareTensors = 400;
   static constexpr int kTensors = 528, kExtrasTensors = 416;
 };
 

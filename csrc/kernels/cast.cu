@@ -1,12 +1,17 @@
 // cast_: copies a list of tensors into another one, each element widened or rounded to the dtype of its destination.
 //
 // Work: 4 to 8 bytes an element, read once and written once, and a conversion: memory bandwidth is the limit. Plan: a
-// persistent grid of four blocks per SM walks over the chunks of the whole list, eight elements at a time, of which a
-// thread fetches four groups (64 bytes of 16-bit elements, 128 of fp32) before it converts the first. The nine pairs of
-// dtypes are loops of their own. Traps: source and destination have accesses of different widths, so no peel aligns
-// both; a pair that is not aligned to 16 bytes goes element by element. Random bits are numbered by element, so that
-// they do not depend on which of the two walks is taken.
+// persistent grid of four blocks per SM walks over the chunks of the whole list, and a thread fetches 64 bytes before
+// it converts the first: 64 KB in flight an SM. It takes as many neighbouring elements as are 16 bytes of the
+// destination, so that every store of a warp fills the 32-byte sectors it touches. A sector written in two halves may
+// leave the L2 cache between them, and memory is then read to complete it; a load in halves finds the other one in L1.
+// The nine pairs of dtypes are loops of their own. Traps: source and destination have accesses of different widths, so
+// no peel aligns both; a pair that is not aligned to 16 bytes goes element by element. Random bits are numbered by
+// element, so that they do not depend on which of the two walks is taken.
 #include "kernels/cast.h"
+
+#include <algorithm>
+#include <type_traits>
 
 #include "device/launch.cuh"
 #include "kernels/tensor_list.h"
@@ -17,27 +22,33 @@ namespace {
 
 constexpr int kCastThreads = 256;
 constexpr int kCastBlocksPerSm = 4;
+constexpr int kCastBytesInFlight = 64;  // a thread
 
 /// Elements begin .. end - 1, a multiple of V of them, by a whole block.
 template <int kThreads, int V, class From, class Destination>
 AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, int64_t end, const RoundingKey& key) {
-  constexpr int kInFlight = 4;
+  constexpr int kLoads = std::min<int>(kCastBytesInFlight / (V * sizeof(From)), 8);
   constexpr int kStride = kThreads * V;
   const From* from = static_cast<const From*>(source);
-  const auto convert = [&](int64_t i, const Vec<From, V>& raw) {
-    float x[V];
-    PlainWeight<From>::template decode<V>(raw, x);
-    Destination::template store<V>(destination, nullptr, i, x, key);
+  const auto convert = [&]<bool kWhole>(std::bool_constant<kWhole>, int64_t i) {
+    Vec<From, V> raw[kLoads];
+    AK_UNROLL
+    for (int k = 0; k < kLoads; k++) {  // in place of what lies beyond the end the last elements are loaded again
+      const int64_t at = i + k * kStride;
+      raw[k] = load_vec<V, Cache::kStreaming>(from + (kWhole || at < end ? at : end - V));
+    }
+    AK_UNROLL
+    for (int k = 0; k < kLoads; k++) {
+      const int64_t at = i + k * kStride;
+      if (!kWhole && at >= end) break;
+      float x[V];
+      PlainWeight<From>::template decode<V>(raw[k], x);
+      Destination::template store<V>(destination, nullptr, at, x, key);
+    }
   };
   int64_t i = begin + thread_index() * V;
-  for (; i + (kInFlight - 1) * kStride < end; i += kInFlight * kStride) {
-    Vec<From, V> raw[kInFlight];
-    AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) raw[k] = load_vec<V, Cache::kStreaming>(from + i + k * kStride);
-    AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) convert(i + k * kStride, raw[k]);
-  }
-  for (; i < end; i += kStride) convert(i, load_vec<V, Cache::kStreaming>(from + i));
+  for (; i + (kLoads - 1) * kStride < end; i += kLoads * kStride) convert(std::true_type{}, i);
+  if (i < end) convert(std::false_type{}, i);
 }
 
 /// Calls f with a value of the type that `dtype`, not fp64, names.
@@ -76,7 +87,8 @@ cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
     const RoundingKey key{seed, count, args.index[tensor]};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
-        cast_run<kThreads, 8, From, Destination<To, kStochastic>>(source, destination, chunk.begin, middle, key);
+        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, chunk.begin,
+                                                                                middle, key);
         cast_run<kThreads, 1, From, Destination<To, kStochastic>>(source, destination, middle, end, key);
       });
     });

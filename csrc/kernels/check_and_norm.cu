@@ -2,11 +2,13 @@
 // vector; for the whole list, or for each tensor.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list. A thread keeps two numbers: the
-// sum of squares, and the peak (math/norm.h), which is the largest magnitude and the check in one. Within a chunk it
-// adds squares in the gradient's precision (at least fp32), across chunks in double, so that the error of the sum is
-// that of a few additions, however long the list. Each block leaves a partial result in a slot of its own; the block
-// that finishes last joins the slots.
+// Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list. A thread has eight loads of 16
+// bytes in flight, all of its share of a chunk of 16-bit elements: 128 KB an SM at most, less in the mean, for
+// blocks wait and add in turn. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a microsecond
+// away). A thread keeps two numbers: the sum of squares, and the peak (math/norm.h), which is the largest magnitude and
+// the check in one. Within a chunk it adds squares in the gradient's precision (at least fp32), across chunks in
+// double, so that the error of the sum is that of a few additions, however long the list. Each block leaves a partial
+// result in a slot of its own; the block that finishes last joins the slots.
 //
 // Per tensor: block b takes the chunks b, b + G, b + 2G, ... of a grid of G blocks, so it meets a tensor's chunks one
 // right after the other. It leaves one partial result per tensor it met, when it moves on, in the slot of the first
@@ -33,7 +35,8 @@ namespace ak {
 namespace {
 
 constexpr int kNormThreads = 256;
-constexpr int kNormBlocksPerSm = 2;
+constexpr int kNormBlocksPerSm = 4;
+constexpr int kNormLoads = 8;  // of 16 bytes, in flight a thread
 
 AK_DEVICE double widen(double x) { return x; }
 template <class T>
@@ -63,7 +66,7 @@ AK_DEVICE void add_share(const T* grads, int count, float inv_scale, Found& foun
   while (true) {
     decltype(widen(T{})) sum = 0;
     decltype(magnitude_bits(sum)) largest = 0;
-    for_each_vector<kThreads>(grads, count, [&]<int N>(const T*, const Vec<T, N>& v) {
+    for_each_vector<kThreads, Cache::kStreaming, kNormLoads>(grads, count, [&]<int N>(const T*, const Vec<T, N>& v) {
       AK_UNROLL
       for (int j = 0; j < N; j++) {
         const auto x = unscale(widen(v[j]), factor);
@@ -108,8 +111,8 @@ struct NormSlots {
   double* sum;
   uint32_t* peak;
 
-  static NormSlots in(char* scratch, size_t slots) {
-    double* sum = reinterpret_cast<double*>(scratch);
+  static NormSlots in(void* scratch, size_t slots) {
+    double* sum = static_cast<double*>(scratch);
     return {sum, reinterpret_cast<uint32_t*>(sum + slots)};
   }
   static constexpr size_t kBytes = sizeof(double) + sizeof(uint32_t);
@@ -217,16 +220,15 @@ namespace detail {
 
 template <int kThreads, class Args>
 Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
-                         float* result, float* found_inf, Stream stream) {
+                         uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
   const int launches = norm_launches<Args>(grads);
-  const size_t slot_count = static_cast<size_t>(blocks) * launches;
-  const NormSlots slots = NormSlots::in(static_cast<char*>(scratch) + kNormScratchZeroed, slot_count);
+  const NormSlots slots = NormSlots::in(scratch, static_cast<size_t>(blocks) * launches);
   const NormResults results{result, found_inf, norm};
   LaunchPlan<Args, GradRef> plan(grads);
   Args args;
   for (int i = 0; i < launches; i++) {
     plan.next(args);
-    const NormLaunch number{i, launches, static_cast<uint32_t*>(scratch)};
+    const NormLaunch number{i, launches, blocks_done};
     const LaunchConfig config{.name = "check_and_norm", .grid = blocks, .block = kThreads, .stream = stream};
     const Status status =
         launch(check_and_norm_kernel<kThreads, Args>, config, args, slots, number, grad_scale, results);
@@ -238,7 +240,7 @@ Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float
 template <int kThreads, class Args>
 Status check_and_norm_per_tensor_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale,
                                     Norm norm, void* scratch, float* results, float* found_infs, Stream stream) {
-  const NormSlots slots = NormSlots::in(static_cast<char*>(scratch), most_chunks<Args>(grads));
+  const NormSlots slots = NormSlots::in(scratch, most_chunks<Args>(grads));
   constexpr int kWarps = kThreads / kWarpThreads;
   LaunchPlan<Args, GradRef> plan(grads);
   Args args;
@@ -261,17 +263,19 @@ Status check_and_norm_per_tensor_on(int resident_blocks, std::span<const GradRef
 size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads) {
   const size_t slots = static_cast<size_t>(norm_launches<GradListArgs<const void, kGradListTensors>>(grads)) *
                        device_sm_count() * kNormBlocksPerSm;
-  return kNormScratchZeroed + slots * NormSlots::kBytes;
+  return slots * NormSlots::kBytes;
 }
 
 size_t check_and_norm_per_tensor_scratch_bytes(std::span<const GradRef> grads) {
   return most_chunks<PlacedGradListArgs<const void, kPlacedGradListTensors>>(grads) * NormSlots::kBytes;
 }
 
-Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch, float* result,
-                      float* found_inf, Stream stream) {
-  return detail::check_and_norm_on<kNormThreads, GradListArgs<const void, kGradListTensors>>(
-      device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm, scratch, result, found_inf, stream);
+Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
+                      uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
+  return with_grad_list(grads, [&]<class Args>() {
+    return detail::check_and_norm_on<kNormThreads, Args>(device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm,
+                                                         scratch, blocks_done, result, found_inf, stream);
+  });
 }
 
 Status check_and_norm_per_tensor(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,

@@ -186,8 +186,7 @@ Status run_embedding(const EmbeddingAccumulate& p, Stream stream) {
 
 template <class Out, class Grad>
 Status run_embedding(const EmbeddingAccumulate& p, Stream stream) {
-  const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (p.columns % kEmbeddingWide || !aligned(p.out) || !aligned(p.grad))
+  if (p.columns % kEmbeddingWide || !vector_aligned(p.out) || !vector_aligned(p.grad))
     return run_embedding<Out, Grad, kEmbeddingThreads, 1>(p, stream);
   return p.columns <= kNarrowThreads * kEmbeddingWide
              ? run_embedding<Out, Grad, kNarrowThreads, kEmbeddingWide>(p, stream)

@@ -2,7 +2,7 @@
 // infinite or NaN.
 //
 // Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a bin by a few integer instructions, and one increment of a
-// counter in shared memory. Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list in
+// counter in shared memory. Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list in
 // 16-byte accesses. A block counts in shared memory as long as it stays with a tensor, which with chunks b, b + G, ...
 // of a grid of G it does for all its chunks of that tensor, and then adds its counters to the tensor's. Counts are
 // integers, so the order of the atomics does not show in the result.
@@ -25,7 +25,7 @@ namespace ak {
 namespace {
 
 constexpr int kHistogramThreads = 256;
-constexpr int kHistogramBlocksPerSm = 2;
+constexpr int kHistogramBlocksPerSm = 4;
 
 AK_DEVICE float narrowed(double x) { return static_cast<float>(x); }
 template <class T>

@@ -4,6 +4,7 @@
 //   z = alpha (A B) + bias,   C = activation(z) + beta residual         all in fp32, rounded once
 //   dz = activation'(preact) applied to A B                             where `preact` is given
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "device/status.h"
@@ -55,6 +56,17 @@ struct GemmProblem {
   int batch = 1;
   int64_t batch_stride_a = 0, batch_stride_b = 0;
   GemmEpilogue epilogue;
+};
+
+/// For split products. `counters` must be 0 before the launch and are 0 again after it; `partials` may hold anything.
+/// Products that may run at the same time need scratch of their own.
+struct GemmScratch {
+  float* partials = nullptr;  ///< aligned to 16 bytes
+  uint32_t* counters = nullptr;
+  bool memset = false;  ///< one stands right in front of the launch, which then does not overlap what is there
+};
+struct GemmScratchSize {
+  size_t partials = 0, counters = 0;  ///< elements
 };
 
 /// Whether the epilogue does nothing: C = A B.

@@ -53,17 +53,15 @@ int64_t tiles_of(const GemmProblem& q, TileSize size) {
 /// As many stages as leave room for the tile's usual number of blocks on an SM; at least one block must fit.
 template <class Tile>
 int stages_for(int stage_bytes) {
-  constexpr int kReserved = 1024;  // by the system, per block
-  const int limit = device_shared_limit();
-  const int share = (limit + kReserved) / Tile::kBlocks - kReserved;
+  const int share = shared_share(Tile::kBlocks);
   for (int stages = kMaxStages; stages >= kMinStages; stages--) {
     if (stages * stage_bytes <= share) return stages;
   }
-  return kMaxStages * stage_bytes <= limit ? kMaxStages : kMinStages;
+  return kMaxStages * stage_bytes <= device_shared_limit() ? kMaxStages : kMinStages;
 }
 
 template <class T, class Tile>
-Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, void* scratch, Stream stream) {
+Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, const GemmScratch& scratch, Stream stream) {
   const bool halved = is_halved(q);
   Args args{};
   args.finish = {q.epilogue, q.c, q.m, q.n, is_plain(q.epilogue)};
@@ -87,8 +85,8 @@ Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, void* scra
   args.k_per_split = k_per_split(q.k, splits);
   const int64_t tiles = tiles_of(q, {Tile::kBlockM, Tile::kBlockN});
   if (tiles * splits > INT32_MAX) return refuse("gemm_sm80: more than 2^31 - 1 blocks");
-  args.counters = static_cast<uint32_t*>(scratch);
-  args.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + (tiles * 4 + 15) / 16 * 16);
+  args.counters = scratch.counters;
+  args.partials = scratch.partials;
 
   const int size = bytes_of(q.c.type);
   const auto wide = [&](int64_t stride) { return stride * size % 16 == 0; };
@@ -117,21 +115,16 @@ CopyPath gemm_sm80_path_b(const GemmProblem& q) {
   return mma_gemm::path_of(q.b, q.ld_b, mma_gemm::rows_of_b(q), q.batch_stride_b, q.batch, second_half);
 }
 
-size_t gemm_sm80_zeroed_bytes(const GemmProblem& q, const GemmSm80Config& config) {
-  if (mma_gemm::useful_splits(q.k, config.splits) == 1) return 0;
-  return static_cast<size_t>((mma_gemm::tiles_of(q, mma_gemm::size_of(config.tile)) * 4 + 15) / 16 * 16);
-}
-
-size_t gemm_sm80_scratch_bytes(const GemmProblem& q, const GemmSm80Config& config) {
+GemmScratchSize gemm_sm80_scratch(const GemmProblem& q, const GemmSm80Config& config) {
   const int splits = mma_gemm::useful_splits(q.k, config.splits);
-  if (splits == 1) return 0;
+  if (splits == 1) return {};
   const mma_gemm::TileSize size = mma_gemm::size_of(config.tile);
-  const int64_t sums = mma_gemm::tiles_of(q, size) * size.m * size.n * splits;
-  return gemm_sm80_zeroed_bytes(q, config) + static_cast<size_t>(sums) * 4;
+  const int64_t tiles = mma_gemm::tiles_of(q, size);
+  return {static_cast<size_t>(tiles * size.m * size.n * splits), static_cast<size_t>(tiles)};
 }
 
 template <class T>
-Status gemm_sm80(const GemmProblem& q, const GemmSm80Config& config, void* scratch, Stream stream) {
+Status gemm_sm80(const GemmProblem& q, const GemmSm80Config& config, const GemmScratch& scratch, Stream stream) {
   using namespace mma_gemm;
   if (config.accumulate && (q.epilogue.residual.data || q.c.type != DType::kFloat32)) {
     return refuse("gemm_sm80: accumulate takes an fp32 C and no residual");
@@ -148,7 +141,7 @@ Status gemm_sm80(const GemmProblem& q, const GemmSm80Config& config, void* scrat
   return refuse("gemm_sm80: unknown tile");
 }
 
-template Status gemm_sm80<fp16>(const GemmProblem&, const GemmSm80Config&, void*, Stream);
-template Status gemm_sm80<bf16>(const GemmProblem&, const GemmSm80Config&, void*, Stream);
+template Status gemm_sm80<fp16>(const GemmProblem&, const GemmSm80Config&, const GemmScratch&, Stream);
+template Status gemm_sm80<bf16>(const GemmProblem&, const GemmSm80Config&, const GemmScratch&, Stream);
 
 }  // namespace ak

@@ -1,8 +1,6 @@
 // 16-bit matrix product with mma.sync, fp32 inside: C = A B in all four layouts, for any leading dimension and any
 // 2-byte aligned pointer, on every chip from sm_80 on. On Hopper it serves what TMA cannot address.
 #pragma once
-#include <cstddef>
-
 #include "kernels/gemm.h"
 
 namespace ak {
@@ -33,15 +31,12 @@ struct GemmSm80Config {
 CopyPath gemm_sm80_path_a(const GemmProblem& problem);
 CopyPath gemm_sm80_path_b(const GemmProblem& problem);
 
-/// Bytes of scratch that one call needs, 0 without splits. Its first gemm_sm80_zeroed_bytes must be zero when the
-/// kernel starts, and are zero again after it; the rest may hold anything.
-size_t gemm_sm80_scratch_bytes(const GemmProblem& problem, const GemmSm80Config& config);
-size_t gemm_sm80_zeroed_bytes(const GemmProblem& problem, const GemmSm80Config& config);
+/// Scratch of a product; nothing is needed without splits.
+GemmScratchSize gemm_sm80_scratch(const GemmProblem& problem, const GemmSm80Config& config);
 
 /// The product in one launch. `T` is fp16 or bf16; C is of any of the three types, with any strides. The parts of a
-/// split product are added in order, so the result is reproducible. `scratch` is aligned to 16 bytes. Of a column sum,
-/// every group of 16 rows is written.
+/// split product are added in order, so the result is reproducible. Of a column sum, every group of 16 rows is written.
 template <class T>
-Status gemm_sm80(const GemmProblem& problem, const GemmSm80Config& config, void* scratch, Stream stream);
+Status gemm_sm80(const GemmProblem& problem, const GemmSm80Config& config, const GemmScratch& scratch, Stream stream);
 
 }  // namespace ak

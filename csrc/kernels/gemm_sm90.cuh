@@ -5,14 +5,14 @@
 // persistent grid; each block (or pair of blocks, a cluster) takes output tiles in turn. One warpgroup, the producer,
 // only asks the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one to three
 // others, the consumers, run wgmma straight from there. The accumulators leave through shared memory: rounded, in a
-// swizzled box for a TMA store or, for widths that are no multiple of 64, in rows that each warp stores
-// (gemm_sm90_store.cuh); where more is to be done than add a bias, in fp32, to be finished row by row
-// (gemm_sm90_epilogue.cuh). All four layouts are the same code: an operand that is contiguous along m or n is loaded in
-// boxes of 64 x 64 and its descriptors say so. A batch is the third dimension of every tensor map, so a tile never runs
-// over into the next matrix. Traps: a stage may be released only when the wgmma that read it is known to be complete,
-// which is one k step later than it was issued. In a cluster a stage is released to both blocks, since both write into
-// it, and no block may exit before its peer's last arrival. Threads write the staging buffer through another proxy than
-// the store reads it: each writer fences, then all meet, then one stores.
+// swizzled box for a TMA store or, for widths that are no multiple of 64 and a C whose rows begin anywhere, in rows
+// that each warp stores (gemm_sm90_store.cuh); where more is to be done than add a bias, in fp32, to be finished row by
+// row (gemm_sm90_epilogue.cuh). All four layouts are the same code: an operand that is contiguous along m or n is
+// loaded in boxes of 64 x 64 and its descriptors say so. A batch is the third dimension of every tensor map, so a tile
+// never runs over into the next matrix. Traps: a stage may be released only when the wgmma that read it is known to be
+// complete, which is one k step later than it was issued. In a cluster a stage is released to both blocks, since both
+// write into it, and no block may exit before its peer's last arrival. Threads write the staging buffer through another
+// proxy than the store reads it: each writer fences, then all meet, then one stores.
 //
 // The phases, from top to bottom: scheduler, ring of stages, producer, main loop, sum of the parts of a split k, the
 // kernel that ties them together, and the launch.
@@ -347,6 +347,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
           if (scheduler.more()) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);
         }
       });
+      if (work.n >= args.columns) continue;  // beside the last columns of C, only there for the other block of the pair
       if (args.schedule.splits > 1 &&
           !reduce_splits<Tile>(args.schedule, work, group, consumer, p.flags + 4 * consumer, acc))
         continue;
@@ -364,6 +365,8 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         store(Biased<T>{reinterpret_cast<const T*>(e.bias.data), args.columns});
       } else if (args.finish == Finish::kFloatBias) {
         store(Biased<float>{reinterpret_cast<const float*>(e.bias.data), args.columns});
+      } else if (args.finish == Finish::kWords) {
+        store(Anything{e.alpha, e.bias.data, e.bias.type, args.columns});
       } else if constexpr (Tile::kTakesEpilogue) {
         if (args.finish == Finish::kElements) {
           finish_tile<T, kFloat, false, 1, Tile>(acc, p.staging, work, args);
@@ -434,13 +437,13 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
   const bool halved = args.tile_columns < Tile::kBlockN;  // swiglu
   if (halved && Tile::kBlockN % 128 != 0) return {1, "gemm_sm90: swiglu takes tiles of 128 or 256 columns"};
   if (!Tile::kTakesEpilogue && args.finish >= Finish::kVectors)
-    return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C that TMA can write"};
+    return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{};
   Status status = map(&map_a, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return status;
   status = map(&map_b, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
   if (!status.ok()) return status;
-  if (args.finish < Finish::kVectors) {
+  if (args.finish < Finish::kWords) {
     const uint64_t ld_c = size(q.c.row_stride), plane = q.batch == 1 ? ld_c : size(q.c.batch_stride);
     const TensorMapSpec c{q.c.data,
                           kFloat ? ElementType::kFloat32 : kType,
@@ -460,7 +463,7 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
                             .block = Tile::kThreads,
                             .shared_bytes = static_cast<std::size_t>(shared_bytes<kFloat, Tile>()),
                             .cluster = Tile::kCluster,
-                            .overlap_previous = true,
+                            .overlap_previous = !scratch.memset,
                             .stream = stream};
   return launch(gemm_sm90_kernel<T, kMajorA, kMajorB, kFloat, Tile>, config, map_a, map_b, map_c, args);
 }

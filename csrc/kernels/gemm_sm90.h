@@ -14,23 +14,21 @@ namespace ak {
 struct GemmTile {
   int m, n, cluster_m, cluster_n, consumers;
   bool pingpong;
-  bool timed = false;  ///< on an H200, in this kernel or as cuBLAS's tile: its time is no guess
 };
 /// What fits which shape is for csrc/tuning to say; gemm_sm90_refuses says what is possible.
 inline constexpr GemmTile kGemmTiles[] = {
-    {128, 256, 2, 1, 2, false, true},  // large products
-    {192, 192, 1, 1, 3, false, true},  // the same, for the waves; n = 768
-    {192, 128, 2, 1, 3, false, true},  // 66 x 2 of them are one wave on 132 SMs
-    {128, 176, 2, 1, 2, false, true},  // n = 2112
-    {128, 144, 2, 1, 2, false, true},  // n = 576
-    {128, 128, 2, 1, 2, false, true},
-    {128, 128, 1, 2, 2, true},  // long epilogues, which hide under the next tile's main loop
-    {128, 64, 1, 1, 2, false, true},
-    {64, 128, 1, 1, 1, false, true},  // few rows, small products
-    {64, 128, 2, 1, 1, false, true},
-    {64, 64, 1, 1, 1, false, true},  // and splits: little to add for the last of many parts
-    {64, 64, 2, 1, 1, false, true},
-    {64, 32, 1, 1, 1, false, true},  // few columns; swapped: few rows
+    {128, 256, 2, 1, 2, false},  // large products
+    {192, 192, 1, 1, 3, false},  // the same, for the waves; n = 768
+    {192, 128, 2, 1, 3, false},  // 66 x 2 of them are one wave on 132 SMs
+    {128, 176, 2, 1, 2, false},  // n = 2112
+    {128, 144, 2, 1, 2, false},  // n = 576
+    {128, 128, 2, 1, 2, false},
+    {128, 128, 1, 2, 2, true},  // short k, long epilogues, which hide under the next tile's main loop
+    {128, 64, 1, 1, 2, false},
+    {64, 128, 1, 1, 1, false},  // few rows, small products
+    {64, 128, 2, 1, 1, false},
+    {64, 64, 1, 1, 1, false},  // and splits: little to add for the last of many parts
+    {64, 32, 1, 1, 1, false},  // few columns; swapped: few rows
     {64, 16, 1, 1, 1, false},
 };
 inline constexpr int kGemmTileCount = static_cast<int>(sizeof kGemmTiles / sizeof *kGemmTiles);
@@ -51,16 +49,19 @@ constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
   return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 128);
 }
 
+/// Whether C has rows of `type`, whose elements are neighbours.
+inline bool gemm_sm90_has_rows(const GemmProblem& q, DType type) { return q.c.type == type && q.c.column_stride == 1; }
+
 /// Whether TMA can write the results of this product's columns, n of them, as `type`: C has aligned rows of it. The
 /// last 16 bytes of a row are whole, too, since what a store leaves out of such a chunk may belong to somebody else.
 inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
   const auto aligned = [&](int64_t elements) { return elements * bytes_of(type) % 16 == 0; };
-  return q.c.type == type && q.c.column_stride == 1 && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 &&
-         aligned(q.n) && q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
+  return gemm_sm90_has_rows(q, type) && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && aligned(q.n) &&
+         q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
 }
 
 /// Whether a sum becomes an element of C on its way out of its register, with nothing, alpha or a bias per column;
-/// `half` is the type of A and B. All tiles do that, into a C that TMA writes.
+/// `half` is the type of A and B. All tiles do that, into a C that has rows.
 inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
   const GemmEpilogue& e = q.epilogue;
   if (e.activation != Activation::none || e.residual.data || e.z.data || e.preact.data || e.column_sums) return false;
@@ -75,16 +76,6 @@ struct GemmSm90Config {
   int tile = 0;          ///< number in kGemmTiles
   int splits = 1;        ///< parts of k that run side by side, for few tiles and long k
   bool swapped = false;  ///< C^T = B^T A^T is computed, for few rows: then n runs along the tile's rows
-};
-
-/// For split products. `counters` must be 0 before the launch and are 0 again after it; `partials` may hold anything.
-/// Products that may run at the same time need scratch of their own.
-struct GemmScratch {
-  float* partials = nullptr;  ///< aligned to 16 bytes
-  uint32_t* counters = nullptr;
-};
-struct GemmScratchSize {
-  size_t partials = 0, counters = 0;  ///< elements
 };
 
 /// The product with rows and columns of C exchanged.
@@ -127,6 +118,12 @@ inline GemmScratchSize gemm_sm90_scratch(const GemmProblem& problem, const GemmS
   return {static_cast<size_t>(tiles * splits * t.m * t.n), static_cast<size_t>(tiles * (t.pingpong ? 1 : t.consumers))};
 }
 
+/// Whether TMA can read an operand: its lines and matrices begin at multiples of 16 bytes.
+inline bool gemm_sm90_reads(const void* p, int64_t ld, int64_t batch_stride) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld >= 1 && ld % 8 == 0 && batch_stride >= 0 &&
+         batch_stride % 8 == 0;
+}
+
 /// Why this configuration cannot do this problem, or null. C and the operands of the epilogue may lie anywhere: what
 /// TMA cannot write goes a slower way.
 inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90Config& config) {
@@ -137,11 +134,7 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
     return "gemm_sm90: swiglu and column sums do not go with rows and columns exchanged";
   const GemmProblem q = config.swapped ? swapped(problem) : problem;
   if (q.m < 1 || q.n < 1 || q.k < 1 || q.batch < 1) return "gemm_sm90: m, n, k and batch are at least 1";
-  const auto aligned = [](const void* p, int64_t ld, int64_t batch_stride) {
-    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld >= 1 && ld % 8 == 0 && batch_stride >= 0 &&
-           batch_stride % 8 == 0;
-  };
-  if (!aligned(q.a, q.ld_a, q.batch_stride_a) || !aligned(q.b, q.ld_b, q.batch_stride_b))
+  if (!gemm_sm90_reads(q.a, q.ld_a, q.batch_stride_a) || !gemm_sm90_reads(q.b, q.ld_b, q.batch_stride_b))
     return "gemm_sm90: A, B, and the distances between their rows and matrices are multiples of 16 bytes";
   if (q.n_major_b && t.n / t.cluster_m % 64 != 0)
     return "gemm_sm90: a B that is n-major takes tiles whose n / cluster_m is a multiple of 64";

@@ -1,5 +1,6 @@
 // How the accumulators of gemm_sm90 leave where all that happens to them happens to one at a time: nothing, a factor or
-// a bias. Each is read once, in an unrolled loop, changed on its way, and stored through shared memory.
+// a bias. Each is read once, in an unrolled loop, changed on its way, and stored through shared memory: by TMA or,
+// where C's rows begin anywhere, by the threads, a warp 128 bytes of a row at a time.
 #pragma once
 #include "device/block.cuh"
 #include "device/mma.cuh"
@@ -32,9 +33,40 @@ struct Biased {
   AK_DEVICE float apply(float sum, const Pair& pair, int i) const { return sum + to_float(pair[i]); }
 };
 
+/// Any of these, for a C that TMA cannot write: then the threads store what is staged.
+struct Anything {
+  float alpha;       ///< 1 beside a bias, so that the fma rounds what the others round
+  const void* bias;  ///< or null
+  DType type;        ///< fp32 or the inputs'
+  int end;           ///< columns
+  using Pair = Vec<float, 2>;
+  AK_DEVICE Pair pair(int x) const { return {{value(x), value(x + 1)}}; }
+  AK_DEVICE static Pair nothing() { return {{-0.0f, -0.0f}}; }  // changes no sum
+  AK_DEVICE float apply(float sum, const Pair& pair, int i) const { return fma(alpha, sum, pair[i]); }
+
+ private:
+  AK_DEVICE float value(int x) const {
+    if (x >= end) return 0.0f;
+    if (type == DType::kFloat32) return load(static_cast<const float*>(bias) + x);
+    const uint16_t bits = load(static_cast<const uint16_t*>(bias) + x);
+    return type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(fp16{bits});
+  }
+};
+template <class Change>
+inline constexpr bool kByThreads = std::is_same_v<Change, Anything>;
+
 /// The pairs of this thread in kCount / 2 blocks of 16 columns from column `x` on.
 template <int kCount, class Change>
 AK_DEVICE void load_pairs(const Change& change, int x, typename Change::Pair (&pairs)[kCount]) {
+  AK_UNROLL
+  for (int j = 0; j < kCount; j++) pairs[j] = change.pair(x + 8 * j + lane_index() % 4 * 2);
+}
+
+template <int kCount>
+AK_DEVICE void load_pairs(const Anything& change, int x, Anything::Pair (&pairs)[kCount]) {
+  AK_UNROLL
+  for (int j = 0; j < kCount; j++) pairs[j] = Anything::nothing();
+  if (!change.bias) return;
   AK_UNROLL
   for (int j = 0; j < kCount; j++) pairs[j] = change.pair(x + 8 * j + lane_index() % 4 * 2);
 }
@@ -69,10 +101,112 @@ AK_DEVICE void publish_staging(int consumer) {
   named_barrier(consumer + 1, kWarpgroupThreads);
 }
 
-/// Stores a slice of 64 rows as 16-bit values by TMA, kStageColumns at a time, up to column `end`.
+/// Bytes of an address that say how it is aligned.
+AK_DEVICE uint32_t low_bytes(const void* p) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)); }
+
+/// The rows of C that a warp stores, from `line` on, and the columns from there to C's last.
+struct Lines {
+  char* line;
+  int64_t row_bytes;
+  int rows, columns;
+
+  AK_DEVICE Lines(const Args& args, int batch, int row, int x)
+      : line(address_in_c(args, batch, row, x)),
+        row_bytes(args.epilogue.c.row_bytes),
+        rows(args.m - row < 16 ? args.m - row : 16),
+        columns(args.columns - x) {}
+  AK_DEVICE static char* address_in_c(const Args& args, int batch, int row, int x) {
+    const Operand& c = args.epilogue.c;
+    return c.data + batch * c.batch_bytes + row * c.row_bytes + x * c.column_bytes;
+  }
+};
+
+/// Rows of 32-bit words as they are staged in boxes, 32 words in each: at(first_row(word), row), rows of 8 at a time.
+struct RowsInBoxes {
+  uint32_t rows;
+  AK_DEVICE uint32_t first_row(int word) const { return rows + word / 32 * kSliceBytes + word % 32 * 4; }
+  AK_DEVICE static uint32_t at(uint32_t in_first, int row) { return (in_first ^ (row % 8 << 4)) + row * 128; }
+};
+/// The same one behind the other.
+template <int kPitch>
+struct RowsApart {
+  uint32_t rows;
+  AK_DEVICE uint32_t first_row(int word) const { return rows + word * 4; }
+  AK_DEVICE static uint32_t at(uint32_t in_first, int row) { return in_first + row * kPitch; }
+};
+
+/// Stores a warp's staged rows of kColumns values, of 16 bits or fp32, into rows of C that begin at any element; with
+/// `add` fp32 is added to what is there. A lane takes words of C: where 16-bit values begin within one, the second
+/// value of a staged word and the first of the next. What is half a word, at either end of a row, goes last.
+template <bool kFloat, int kColumns, class Staged>
+AK_DEVICE void store_words(const Lines& to, const Staged& staged, bool add = false) {
+  constexpr int kSize = kFloat ? 4 : 2, kWords = kColumns * kSize / 4;
+  constexpr int kOfLane = (kWords + kWarpThreads - 1) / kWarpThreads;
+  constexpr int kInFlight = 4;  // rows
+  const int lane = lane_index(), end = to.columns < kColumns ? to.columns : kColumns;
+  if (end <= 0) return;                   // a tile's last columns may all lie beside C
+  uint32_t here[kOfLane], next[kOfLane];  // in shared memory
+  AK_UNROLL
+  for (int j = 0; j < kOfLane; j++) {
+    const int word = j * kWarpThreads + lane < kWords ? j * kWarpThreads + lane : 0;
+    here[j] = staged.first_row(word);
+    next[j] = staged.first_row(word + 1 < kWords ? word + 1 : 0);
+  }
+  char* line = to.line + lane * 4;
+  AK_NO_UNROLL
+  for (int top = 0; top < to.rows; top += 8) {
+    AK_UNROLL
+    for (int first = 0; first < 8; first += kInFlight, line += kInFlight * to.row_bytes) {
+      uint32_t words[kInFlight][kOfLane];
+      int odd[kInFlight];  // bytes to the first whole word of C
+      AK_UNROLL
+      for (int i = 0; i < kInFlight; i++) {
+        odd[i] = kFloat ? 0 : static_cast<int>((low_bytes(line) + i * static_cast<uint32_t>(to.row_bytes)) & 2);
+        AK_UNROLL
+        for (int j = 0; j < kOfLane; j++) {
+          words[i][j] = shared_at<uint32_t>(staged.at(here[j], first + i))[0];
+          if (kFloat) continue;
+          const uint32_t high = shared_at<uint32_t>(staged.at(next[j], first + i))[0];
+          words[i][j] = static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | words[i][j]) >> (8 * odd[i]));
+        }
+      }
+      const auto each = [&](auto f) {
+        char* row = line;
+        AK_UNROLL
+        for (int i = 0; i < kInFlight; i++, row += to.row_bytes) {
+          auto* const c = reinterpret_cast<uint32_t*>(row + odd[i]);
+          const int bytes = top + first + i < to.rows ? end * kSize - 4 * lane - odd[i] : 0;  // from there to the end
+          AK_UNROLL
+          for (int j = 0; j < kOfLane; j++) {
+            if (bytes >= (j * kWarpThreads + 1) * 4) f(c + j * kWarpThreads, i, j);
+          }
+        }
+      };
+      if (kFloat && add) {
+        float before[kInFlight][kOfLane];
+        each([&](const uint32_t* c, int i, int j) { before[i][j] = load(reinterpret_cast<const float*>(c)); });
+        each([&](uint32_t*, int i, int j) { words[i][j] = bits_of(float_of(words[i][j]) + before[i][j]); });
+      }
+      each([&](uint32_t* c, int i, int j) { store(c, words[i][j]); });
+    }
+    AK_UNROLL
+    for (int j = 0; j < kOfLane; j++) here[j] = staged.at(here[j], 8), next[j] = staged.at(next[j], 8);
+  }
+  if (kFloat || lane >= to.rows) return;
+  auto* const values = reinterpret_cast<uint16_t*>(to.line + lane * to.row_bytes);
+  const int skipped = static_cast<int>(low_bytes(values) / 2 % 2);
+  const auto store_one = [&](int x) {
+    const uint16_t value = shared_at<uint16_t>(staged.at(staged.first_row(x / 2), lane) + x % 2 * 2)[0];
+    store(values + x, value);
+  };
+  if (skipped) store_one(0);
+  if ((end - skipped) % 2 != 0) store_one(end - 1);
+}
+
+/// Stores a slice of 64 rows as 16-bit values, kStageColumns at a time.
 template <class T, class Tile, class Change>
 AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map_c,
-                                   uint32_t staging, int consumer, int batch, int m, int n, int end) {
+                                   uint32_t staging, int consumer, int batch, int m, int n, const Args& args) {
   constexpr int kColumns = Tile::kStageColumns;
   const int thread = thread_of_consumer(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   AK_UNROLL
@@ -88,10 +222,13 @@ AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const 
       stmatrix_x4(staging + chunk / 8 * kSliceBytes + box_offset(row, chunk % 8), r);
     }
     publish_staging(consumer);
-    if (thread == 0) {
+    if constexpr (kByThreads<Change>) {
+      store_words<false, kColumns>(Lines(args, batch, m + warp * 16, n + part * kColumns),
+                                   RowsInBoxes{staging + warp * 16 * 128});
+    } else if (thread == 0) {
       for (int box = 0; box < kColumns / 64; box++) {
         const int x = n + part * kColumns + box * 64;
-        if (x < end) tma_store(map_c, staging + box * kSliceBytes, x, m, batch);
+        if (x < args.columns) tma_store(map_c, staging + box * kSliceBytes, x, m, batch);
       }
       bulk_commit();
     }
@@ -114,20 +251,24 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const C
     stmatrix_x4(mine + lane % 16 * kPitch + (j * 2 + lane / 16) * 16, r);
   }
   warp_sync();
-  const Operand& c = args.epilogue.c;
-  for (int i = lane; i < 16 * kChunks; i += kWarpThreads) {
-    const int row = i / kChunks, chunk = i % kChunks, y = m + warp * 16 + row, x = n + chunk * 8;
-    if (y >= args.m || x >= args.n) continue;  // all of a chunk or nothing
-    char* const to = c.data + batch * c.batch_bytes + y * c.row_bytes + x * c.column_bytes;
-    store_vec(reinterpret_cast<uint32_t*>(to), load_shared_16(mine + row * kPitch + chunk * 16));
+  if constexpr (kByThreads<Change>) {
+    store_words<false, Tile::kBlockN>(Lines(args, batch, m + warp * 16, n), RowsApart<kPitch>{mine});
+  } else {
+    for (int i = lane; i < 16 * kChunks; i += kWarpThreads) {
+      const int row = i / kChunks, chunk = i % kChunks, y = m + warp * 16 + row, x = n + chunk * 8;
+      if (y >= args.m || x >= args.n) continue;  // all of a chunk or nothing
+      char* const to = Lines::address_in_c(args, batch, y, x);
+      store_vec(reinterpret_cast<uint32_t*>(to), load_shared_16(mine + row * kPitch + chunk * 16));
+    }
   }
   warp_sync();  // the rows are read before the next slice overwrites them
 }
 
-/// Stores a slice of 64 rows in fp32 by TMA, or adds it, 64 columns at a time: two boxes with rows of 32 values.
+/// Stores a slice of 64 rows in fp32, or adds it, 64 columns at a time: two boxes with rows of 32 values.
 template <class Tile, class Change>
 AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map_c,
-                                 uint32_t staging, int consumer, int batch, int m, int n, int end, GemmOutput output) {
+                                 uint32_t staging, int consumer, int batch, int m, int n, const Args& args) {
+  const bool add = args.output == GemmOutput::kAccumulate;
   const int thread = thread_of_consumer(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / 64; part++) {
@@ -146,11 +287,14 @@ AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Ch
                      change.apply(d[3], pairs[j], 1));
     }
     publish_staging(consumer);
-    if (thread == 0) {
+    if constexpr (kByThreads<Change>) {
+      store_words<true, 64>(Lines(args, batch, m + warp * 16, n + part * 64), RowsInBoxes{staging + warp * 16 * 128},
+                            add);
+    } else if (thread == 0) {
       for (int box = 0; box < 2; box++) {
         const int x = n + part * 64 + box * 32;
-        if (x >= end) continue;
-        if (output == GemmOutput::kAccumulate) {
+        if (x >= args.columns) continue;
+        if (add) {
           tma_reduce_add(map_c, staging + box * kSliceBytes, x, m, batch);
         } else {
           tma_store(map_c, staging + box * kSliceBytes, x, m, batch);
@@ -166,14 +310,13 @@ template <class T, bool kFloat, class Tile, class Change>
 AK_DEVICE void store_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Change& change,
                           const TensorMap* map_c, uint32_t staging, int consumer, int m, const Work& work,
                           const Args& args) {
-  const int end = args.columns;
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) {
     const int row = m + i * 64;
     if constexpr (kFloat) {
-      store_float_boxes<Tile>(acc[i], change, map_c, staging, consumer, work.batch, row, work.n, end, args.output);
+      store_float_boxes<Tile>(acc[i], change, map_c, staging, consumer, work.batch, row, work.n, args);
     } else if constexpr (Tile::kBoxes) {
-      store_rounded_boxes<T, Tile>(acc[i], change, map_c, staging, consumer, work.batch, row, work.n, end);
+      store_rounded_boxes<T, Tile>(acc[i], change, map_c, staging, consumer, work.batch, row, work.n, args);
     } else {
       store_rounded_rows<T, Tile>(acc[i], change, staging, work.batch, row, work.n, args);
     }

@@ -90,6 +90,7 @@ enum class Finish {
   kScaled,     ///< times alpha
   kBias,       ///< plus a bias per column of the inputs' type
   kFloatBias,  ///< plus one in fp32
+  kWords,      ///< times alpha, plus any bias of these, into rows that begin anywhere: the threads store them
   kVectors,    ///< through the whole epilogue, neighbours of 16 bytes of C at a time
   kElements,   ///< the same, one at a time: C and the operands may lie anywhere
 };
@@ -155,7 +156,9 @@ inline bool in_vectors(const GemmValues& t, int bytes, int batch) {
 inline Finish finish_of(const GemmProblem& q, DType half, bool as_float) {
   const int neighbours = as_float ? kNeighbours<true> : kNeighbours<false>;
   const GemmEpilogue& e = q.epilogue;
-  if (gemm_sm90_in_registers(q, half) && gemm_sm90_tma_writes(q, as_float ? DType::kFloat32 : half)) {
+  const DType type = as_float ? DType::kFloat32 : half;
+  if (gemm_sm90_in_registers(q, half) && gemm_sm90_has_rows(q, type)) {
+    if (!gemm_sm90_tma_writes(q, type)) return Finish::kWords;
     if (e.bias.data) return e.bias.type == half ? Finish::kBias : Finish::kFloatBias;
     return e.alpha == 1.0f ? Finish::kPlain : Finish::kScaled;
   }

@@ -2,8 +2,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "device/tensor_list.cuh"
+#include "kernels/tensor_list.h"
 
 namespace ak {
 
@@ -32,6 +34,17 @@ struct GradListArgs {
 inline constexpr int kGradListTensors = 1536;
 static_assert(sizeof(GradListArgs<void, kGradListTensors>) + 128 <= kArgumentBytes,
               "the list and the other arguments must fit one launch");
+inline constexpr int kShortGradListTensors = 188;
+static_assert(sizeof(GradListArgs<void, kShortGradListTensors>) + 128 <= kFewArgumentBytes,
+              "a short list and the other arguments must fit a launch of few bytes");
+
+/// f<Args>() with the GradListArgs that the package ships for a list of this length. Results are the same with both.
+template <class Void, class F>
+auto with_grad_list(std::span<const GradRefTo<Void>> grads, F f) {
+  using Short = GradListArgs<Void, kShortGradListTensors>;
+  if (launch_count<Short>(grads) <= 1) return f.template operator()<Short>();
+  return f.template operator()<GradListArgs<Void, kGradListTensors>>();
+}
 
 /// The same with their places in the whole list, empty tensors included.
 template <class Void, int N>

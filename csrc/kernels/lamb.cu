@@ -30,12 +30,12 @@ template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
-  static constexpr int kPrepareTensors = 440;
+  static constexpr int kPrepareTensors = 400;
   static constexpr int kTensors = 528, kExtrasTensors = 464;
 
   static size_t first_pass_bytes(std::span<const ParamState> params);
   static Status first_pass(std::span<const ParamState> params, const StepDecisions& decisions,
-                           UpdateRow<Tuned<Lamb>>* rows, void* scratch, Stream stream);
+                           UpdateRow<Tuned<Lamb>>* rows, void* scratch, const StepHalf& half, Stream stream);
 };
 
 namespace {
@@ -120,18 +120,26 @@ lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) d
   }
 }
 
-/// Between the passes: the length of the step of each tensor.
+/// Between the passes: the length of the step of each tensor. Of a piece of a tensor the first half of a step leaves
+/// the sums in `pieces`, and the second, which has no slots, finds there those of the whole tensor.
 template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
-                  LambRow* rows) {
+                  Squares* pieces, LambRow* rows) {
   if (skipped(decisions)) return;
   for (int tensor = block_index(); tensor < args.map.tensors; tensor += grid_blocks()) {
     const uint32_t begin = tensor == 0 ? 0 : args.map.end[tensor - 1], end = args.map.end[tensor];
     Squares sums{};
-    for (uint32_t slot = begin + thread_index(); slot < end; slot += kThreads) sums.add(load(slots + slot));
-    sums = block_total<kThreads>(sums);
+    if (slots != nullptr) {
+      for (uint32_t slot = begin + thread_index(); slot < end; slot += kThreads) sums.add(load(slots + slot));
+      sums = block_total<kThreads>(sums);
+    }
     if (thread_index() != 0) continue;
+    if (pieces != nullptr && slots != nullptr) {
+      store(pieces + args.row[tensor], sums);
+      continue;
+    }
+    if (pieces != nullptr) sums = load(pieces + args.row[tensor]);
     LambRow* row = rows + args.row[tensor];
     store(&row->scalars.rate, Lamb::rate_of(sums.weight, sums.direction, load(row).scalars));
   }
@@ -146,21 +154,25 @@ namespace detail {
 /// The first pass and the rates. `slots`: as many as most_chunks<LambArgs<kTensors>>.
 template <int kThreads, int kTensors>
 Status lamb_rates(int resident_blocks, std::span<const ParamState> params, const StepDecisions& decisions,
-                  LambRow* rows, Squares* slots, Stream stream) {
+                  LambRow* rows, Squares* slots, const StepHalf& half, Stream stream) {
   using Args = LambArgs<kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
   LaunchPlan<Args, ParamState> plan(params);
   Args args;
+  const bool moves = half.squares == nullptr || !half.second;
+  auto* pieces = reinterpret_cast<Squares*>(half.squares);
   while (plan.next(args)) {
     LaunchConfig config{.name = "lamb_moments",
                         .grid = grid_for(args.map.chunks, resident_blocks),
                         .block = kThreads,
                         .stream = stream};
-    Status status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, decisions, rows, slots);
+    Status status;
+    if (moves) status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, decisions, rows, slots);
     if (!status.ok()) return status;
     config.name = "lamb_rates";
     config.grid = grid_for(static_cast<uint32_t>(args.map.tensors), resident_blocks);
-    status = launch(lamb_rates_kernel<kThreads, kTensors>, config, args, decisions, slots, rows);
+    const Squares* sums = moves ? slots : nullptr;
+    status = launch(lamb_rates_kernel<kThreads, kTensors>, config, args, decisions, sums, pieces, rows);
     if (!status.ok()) return status;
   }
   return {};
@@ -173,9 +185,10 @@ size_t Tuned<Lamb>::first_pass_bytes(std::span<const ParamState> params) {
 }
 
 Status Tuned<Lamb>::first_pass(std::span<const ParamState> params, const StepDecisions& decisions, LambRow* rows,
-                               void* scratch, Stream stream) {
+                               void* scratch, const StepHalf& half, Stream stream) {
   return detail::lamb_rates<kUpdateThreads, kLambTensors>(device_sm_count() * LambMoments::kBlocksPerSm, params,
-                                                          decisions, rows, static_cast<Squares*>(scratch), stream);
+                                                          decisions, rows, static_cast<Squares*>(scratch), half,
+                                                          stream);
 }
 
 }  // namespace ak

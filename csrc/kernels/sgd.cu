@@ -13,7 +13,7 @@
 template <>
 struct ak::Tuned<ak::Sgd> : ak::Untuned<ak::Sgd> {
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
-  static constexpr int kPrepareTensors = 500;
+  static constexpr int kPrepareTensors = 440;
   static constexpr int kTensors = 620, kExtrasTensors = 536;
 };
 

@@ -2,7 +2,7 @@
 // or NaN.
 //
 // Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once, and a multiplication: memory
-// bandwidth is the limit. Plan: a persistent grid of two blocks per SM walks over the chunks of the whole list in
+// bandwidth is the limit. Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list in
 // 16-byte accesses, four of them in flight a thread; each thread remembers whether all its results are finite and
 // reports at its end. Traps: what counts is the stored value, for a product that fits fp32 may still overflow fp16. The
 // flag is shared with other checks, so it is set and never cleared; many threads may set it, each to the same 1.
@@ -19,7 +19,7 @@ namespace ak {
 namespace {
 
 constexpr int kUnscaleThreads = 256;
-constexpr int kUnscaleBlocksPerSm = 2;
+constexpr int kUnscaleBlocksPerSm = 4;
 
 template <class T>
 AK_DEVICE T unscaled(T grad, float inv_scale) {
@@ -72,8 +72,10 @@ Status unscale_on(int resident_blocks, std::span<const MutableGradRef> grads, fl
 }  // namespace detail
 
 Status unscale(std::span<const MutableGradRef> grads, float* found_inf, const float* inv_scale, Stream stream) {
-  return detail::unscale_on<kUnscaleThreads, GradListArgs<void, kGradListTensors>>(
-      device_sm_count() * kUnscaleBlocksPerSm, grads, found_inf, inv_scale, stream);
+  return with_grad_list(grads, [&]<class Args>() {
+    return detail::unscale_on<kUnscaleThreads, Args>(device_sm_count() * kUnscaleBlocksPerSm, grads, found_inf,
+                                                     inv_scale, stream);
+  });
 }
 
 }  // namespace ak

@@ -38,7 +38,9 @@ struct ParamState {
 template <class Options>
 struct ParamGroup {
   Options options;
-  const float* lr;  ///< on the device, in place of options.lr; null if the host's value counts
+  // On the device, in place of those of the options; null if the host's value counts.
+  const float* lr;
+  const double* weight_decay;
   bool maximize;
   double ema_decay;  ///< of the parameters that have an EMA
 };
@@ -51,6 +53,13 @@ struct StepDecisions {
   float max_norm;
 };
 
+/// Half a step of a rule that needs norms of whole tensors, where the parameters are pieces of tensors. The first half
+/// moves the moments and writes what it sums up, the second moves the weights by what is there. Both count the step.
+struct StepHalf {
+  double* squares = nullptr;  ///< two numbers a parameter; null: a whole step
+  bool second = true;
+};
+
 /// Bytes of device memory one call needs; they may hold anything. `Rule`: math/update.h.
 template <class Rule>
 size_t update_scratch_bytes(std::span<const ParamState> params);
@@ -59,6 +68,6 @@ size_t update_scratch_bytes(std::span<const ParamState> params);
 /// null. `seed` is the key of stochastic rounding. `scratch` is aligned to 16 bytes. Each rule's is in kernels/X.cu.
 template <class Rule>
 Status update(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
-              const StepDecisions& decisions, uint64_t seed, void* scratch, Stream stream);
+              const StepDecisions& decisions, uint64_t seed, void* scratch, const StepHalf& half, Stream stream);
 
 }  // namespace ak

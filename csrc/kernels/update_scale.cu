@@ -1,4 +1,4 @@
-// update_scale_: looks at every check's found_inf and moves the loss scale, one warp in one launch.
+// update_scale_: looks at every check's found_inf, moves the loss scale and counts skips, one warp in one launch.
 //
 // Work: some bytes; what costs is the launch. There is one flag per optimizer, so a launch takes few and its arguments
 // stay small; a longer list takes a chain of launches, each of which hands on whether it or one before it has seen an
@@ -43,6 +43,9 @@ update_scale_kernel(AK_PARAM(FlagArgs<N>) args, AK_PARAM(LossScaleOptions) optio
   store(at.scale, after.scale);
   store(at.growth_tracker, after.growth_tracker);
   store(at.hysteresis_tracker, after.hysteresis_tracker);
+  if (at.skipped_steps != nullptr) store(at.skipped_steps, count_skips(load(at.skipped_steps), overflow));
+  if (at.consecutive_skips != nullptr)
+    store(at.consecutive_skips, count_consecutive_skips(load(at.consecutive_skips), overflow));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct LossScaleRef {
   float* scale;
   int32_t* growth_tracker;
   int32_t* hysteresis_tracker;
+  int64_t *skipped_steps, *consecutive_skips;  // may be null
 };
 
 /// Bytes of device memory one call needs, 0 as a rule; they may hold anything.

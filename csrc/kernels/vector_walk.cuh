@@ -12,12 +12,11 @@ namespace ak {
 /// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec that
 /// was loaded from `address`: one element before the first 16-byte boundary and after the last one, 16 bytes between
 /// them. `f` may store to `address`. Which elements a thread gets, and in which order, depends on alignment and count
-/// alone. `kCache` is how it is loaded: kDefault for a run that is read again.
-template <int kThreads, Cache kCache = Cache::kStreaming, class T, class F>
+/// alone. `kCache` is how it is loaded: kDefault for a run that is read again; `kInFlight`: how many vectors a thread
+/// loads before it waits for the first, 4 or more; at the end 4, then one by one.
+template <int kThreads, Cache kCache = Cache::kStreaming, int kInFlight = 4, class T, class F>
 AK_DEVICE void for_each_vector(T* data, int count, F f) {
-  using Element = std::remove_const_t<T>;
   constexpr int kWide = 16 / sizeof(T);
-  constexpr int kInFlight = 4;  // loads a thread issues before it waits for the first
   const int thread = thread_index();
 
   const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % kWide);
@@ -31,13 +30,19 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
   constexpr int kStride = kThreads * kWide;
   T* at = data + head + thread * kWide;
   int left = vectors - thread;  // this thread's are every kThreads-th of them
-  for (; left > (kInFlight - 1) * kThreads; left -= kInFlight * kThreads, at += kInFlight * kStride) {
-    Vec<Element, kWide> v[kInFlight];
+  auto together = [&]<int kLoads>(std::integral_constant<int, kLoads>) {
+    Vec<std::remove_const_t<T>, kWide> v[kLoads];
     AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) v[k] = load_vec<kWide, kCache>(at + k * kStride);
+    for (int k = 0; k < kLoads; k++) v[k] = load_vec<kWide, kCache>(at + k * kStride);
     AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) f(at + k * kStride, v[k]);
+    for (int k = 0; k < kLoads; k++) f(at + k * kStride, v[k]);
+    left -= kLoads * kThreads;
+    at += kLoads * kStride;
+  };
+  if constexpr (kInFlight > 4) {
+    while (left > (kInFlight - 1) * kThreads) together(std::integral_constant<int, kInFlight>{});
   }
+  while (left > 3 * kThreads) together(std::integral_constant<int, 4>{});
   for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, kCache>(at));
 }
 

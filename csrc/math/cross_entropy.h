@@ -34,6 +34,15 @@ struct CrossEntropyRow {
   float slope;  // C + 2 z_loss u lse, over sum_exp: what exp(x_j - m) is multiplied by in the gradient
 };
 
+// The larger of two; of a number and NaN the number.
+AK_HD float max_number(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, b);
+#else
+  return a > b || b != b ? a : b;
+#endif
+}
+
 // log(x) for normal x > 0, to 1.2 u of the larger of 1 and the result; NaN stays NaN. The polynomial is that of Cephes
 // (Moshier), logf.
 AK_HD float log_positive(float x) {

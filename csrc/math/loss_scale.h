@@ -25,6 +25,10 @@ struct LossScale {
   int32_t hysteresis_tracker;  // overflows still tolerated before the scale backs off
 };
 
+/// How many iterations had an overflow: in all, and the last ones in a row.
+AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? before + 1 : before; }
+AK_HD int64_t count_consecutive_skips(int64_t before, bool overflow) { return overflow ? before + 1 : 0; }
+
 AK_HD LossScale update_loss_scale(LossScale s, bool overflow, const LossScaleOptions& o) {
   if (overflow) {
     s.growth_tracker = 0;

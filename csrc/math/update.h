@@ -6,7 +6,7 @@
 //     static constexpr int kMoments = 2;                  // numbers kept of an element between steps, at least one
 //     static constexpr int kRequiredMoments = 1;          // what every parameter has; the others are all there or none
 //     static constexpr int kOptions = 3;                  // numbers of a parameter group
-//     struct Options { double lr, ...; };                 // what a group sets: numbers and what its flags say
+//     struct Options { double lr, ..., weight_decay; };   // what a group sets: numbers and what its flags say
 //     static Options options(const double* o, int64_t flags);         // o[0 .. kOptions), declared in amp_kernels/ops
 //     struct Scalars {...};                               // what the elements of one tensor share in one step
 //     static AK_HD Scalars scalars(const Options& o, float step);     // derived in double, rounded once

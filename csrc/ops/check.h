@@ -66,6 +66,8 @@ template <>
 inline constexpr ScalarType kScalarType<float> = ScalarType::Float;
 template <>
 inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
+template <>
+inline constexpr ScalarType kScalarType<int64_t> = ScalarType::Long;
 
 inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
 

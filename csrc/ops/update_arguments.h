@@ -1,5 +1,5 @@
 // What all updates share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py), the
-// checks that keep each access of an update inside its tensor, and the registration of a rule's two ops.
+// checks that keep each access of an update inside its tensor, and the registration of a rule's ops.
 #pragma once
 
 #include <initializer_list>
@@ -37,12 +37,16 @@ struct UpdateArguments {
   const TensorList &params, &grads;  // none with a table
   const Tensor& places;              // `layout`, or the table
   bool table;
-  const TensorList &moments, &steps, &masters, &shadows, &emas, &lrs;
+  const TensorList &moments, &steps, &masters, &shadows, &emas, &lrs, &weight_decays;
   const std::optional<Tensor>&grad_scale, &found_inf, &sum_sq;
   const std::vector<double>&options, &ema_decay;
   const std::vector<int64_t>& flags;
   double max_norm;
   int64_t seed;
+  const Tensor* squares = nullptr;  // of half a step
+  bool second = true;               // which half
+
+  int64_t tensors() const { return table ? places.numel() / kTableColumns : static_cast<int64_t>(params.size()); }
 
   template <typename Rule>
   typename Rule::Options options_of(size_t group) const {
@@ -55,30 +59,71 @@ struct UpdateArguments {
 template <typename Rule, auto step>
 void update_op(const TensorList& params, const TensorList& grads, const TensorList& moments, const TensorList& steps,
                const TensorList& masters, const TensorList& shadows, const TensorList& emas, const Tensor& layout,
-               const TensorList& lrs, const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
-               const std::optional<Tensor>& sum_sq, const std::vector<double>& options,
-               const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
-  step(UpdateArguments{Rule::kName, params, grads, layout, false, moments, steps, masters, shadows, emas, lrs,
-                       grad_scale, found_inf, sum_sq, options, ema_decay, flags, max_norm, seed});
+               const TensorList& lrs, const TensorList& weight_decays, const std::optional<Tensor>& grad_scale,
+               const std::optional<Tensor>& found_inf, const std::optional<Tensor>& sum_sq,
+               const std::vector<double>& options, const std::vector<double>& ema_decay,
+               const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
+  step(UpdateArguments{Rule::kName, params,  grads,     layout, false,         moments,    steps,
+                       masters,     shadows, emas,      lrs,    weight_decays, grad_scale, found_inf,
+                       sum_sq,      options, ema_decay, flags,  max_norm,      seed});
 }
 
 template <typename Rule, auto step>
 void update_table_op(const Tensor& table, const TensorList& moments, const TensorList& steps, const TensorList& masters,
                      const TensorList& shadows, const TensorList& emas, const TensorList& lrs,
-                     const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
-                     const std::optional<Tensor>& sum_sq, const std::vector<double>& options,
-                     const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm,
-                     int64_t seed) {
+                     const TensorList& weight_decays, const std::optional<Tensor>& grad_scale,
+                     const std::optional<Tensor>& found_inf, const std::optional<Tensor>& sum_sq,
+                     const std::vector<double>& options, const std::vector<double>& ema_decay,
+                     const std::vector<int64_t>& flags, double max_norm, int64_t seed) {
   const TensorList none;
-  step(UpdateArguments{Rule::kName, none, none, table, true, moments, steps, masters, shadows, emas, lrs, grad_scale,
-                       found_inf, sum_sq, options, ema_decay, flags, max_norm, seed});
+  step(UpdateArguments{Rule::kName, none,    none,      table, true,          moments,    steps,
+                       masters,     shadows, emas,      lrs,   weight_decays, grad_scale, found_inf,
+                       sum_sq,      options, ema_decay, flags, max_norm,      seed});
 }
+
+// Half a step of a rule that needs norms of whole tensors, where these are pieces (UpdateOp.half in ops/_update.py).
+template <typename Rule, auto step>
+void update_half_op(const TensorList& params, const TensorList& grads, const TensorList& moments,
+                    const TensorList& steps, const TensorList& masters, const TensorList& shadows,
+                    const TensorList& emas, const Tensor& layout, const TensorList& lrs,
+                    const TensorList& weight_decays, const std::optional<Tensor>& grad_scale,
+                    const std::optional<Tensor>& found_inf, const std::optional<Tensor>& sum_sq,
+                    const std::vector<double>& options, const std::vector<double>& ema_decay,
+                    const std::vector<int64_t>& flags, double max_norm, int64_t seed, const Tensor& squares,
+                    bool second) {
+  static const std::string name = std::string(Rule::kName).append("half_");
+  step(UpdateArguments{name.c_str(), params, grads,    layout,        false,      moments,   steps,  masters,
+                       shadows,      emas,   lrs,      weight_decays, grad_scale, found_inf, sum_sq, options,
+                       ema_decay,    flags,  max_norm, seed,          &squares,   second});
+}
+
+template <typename Rule, auto step>
+void update_half_table_op(const Tensor& table, const TensorList& moments, const TensorList& steps,
+                          const TensorList& masters, const TensorList& shadows, const TensorList& emas,
+                          const TensorList& lrs, const TensorList& weight_decays,
+                          const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf,
+                          const std::optional<Tensor>& sum_sq, const std::vector<double>& options,
+                          const std::vector<double>& ema_decay, const std::vector<int64_t>& flags, double max_norm,
+                          int64_t seed, const Tensor& squares, bool second) {
+  const TensorList none;
+  step(UpdateArguments{Rule::kName, none,  none,     table,         true,       moments,   steps,  masters,
+                       shadows,     emas,  lrs,      weight_decays, grad_scale, found_inf, sum_sq, options,
+                       ema_decay,   flags, max_norm, seed,          &squares,   second});
+}
+
+template <typename Rule>
+inline constexpr bool kNeedsNorms = requires { &Rule::rate_of; };
 
 template <typename Rule, auto step>
 void register_update(torch::stable::detail::StableLibrary& library) {
   library.impl(Rule::kName, TORCH_BOX((&update_op<Rule, step>)));
   library.impl(std::string("_").append(Rule::kName).append("table_").c_str(),
                TORCH_BOX((&update_table_op<Rule, step>)));
+  if constexpr (kNeedsNorms<Rule>) {
+    library.impl(std::string(Rule::kName).append("half_").c_str(), TORCH_BOX((&update_half_op<Rule, step>)));
+    library.impl(std::string("_").append(Rule::kName).append("half_table_").c_str(),
+                 TORCH_BOX((&update_half_table_op<Rule, step>)));
+  }
 }
 
 namespace detail {
@@ -232,9 +277,13 @@ std::vector<UpdateParam> check_update_arguments(const UpdateArguments& t, const 
     AK_CHECK(size == per_group * t.flags.size(), t.op, ": ", name, " has ", size, " entries and flags ", t.flags.size(),
              "; accepted: ", per_group, " per param group");
   };
-  const auto check_scalar = [&](ArgName name, const Tensor& scalar) {
-    check_one_element(t.op, name, scalar, ScalarType::Float);
+  const auto check_scalar = [&](ArgName name, const Tensor& scalar, ScalarType dtype = ScalarType::Float) {
+    check_one_element(t.op, name, scalar, dtype);
     check_place(name, scalar);
+  };
+  const auto check_numbers = [&](const char* name, const TensorList& scalars, ScalarType dtype) {
+    if (!scalars.empty()) check_groups(name, scalars.size(), 1);
+    for (size_t i = 0; i < scalars.size(); ++i) check_scalar({name, static_cast<int64_t>(i)}, scalars[i], dtype);
   };
 
   check_buffers("steps", t.steps, 1, {ScalarType::Float});
@@ -244,11 +293,19 @@ std::vector<UpdateParam> check_update_arguments(const UpdateArguments& t, const 
   check_buffers("emas", t.emas, 1, {ScalarType::Float});
   check_groups("options", t.options.size(), Rule::kOptions);
   check_groups("ema_decay", t.ema_decay.size(), 1);
-  if (!t.lrs.empty()) check_groups("lrs", t.lrs.size(), 1);
-  for (size_t i = 0; i < t.lrs.size(); ++i) check_scalar({"lrs", static_cast<int64_t>(i)}, t.lrs[i]);
+  check_numbers("lrs", t.lrs, ScalarType::Float);
+  check_numbers("weight_decays", t.weight_decays, ScalarType::Double);
   if (t.grad_scale) check_scalar({"grad_scale"}, *t.grad_scale);
   if (t.found_inf) check_scalar({"found_inf"}, *t.found_inf);
   if (t.sum_sq) check_scalar({"sum_sq"}, *t.sum_sq);
+  if (t.squares) {
+    check_dtype(t.op, {"squares"}, *t.squares, {ScalarType::Double});
+    check_place({"squares"}, *t.squares);
+    const int64_t count = t.tensors();
+    AK_CHECK(
+        t.squares->dim() == 2 && t.squares->size(0) == count && t.squares->size(1) == 2 && t.squares->is_contiguous(),
+        t.op, ": squares must be contiguous with shape (", count, ", 2); got shape ", Ints{t.squares->sizes()});
+  }
 
   std::vector<detail::BlockBuffers> blocks(t.steps.size());
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -265,7 +322,7 @@ std::vector<UpdateParam> check_update_arguments(const UpdateArguments& t, const 
     }
   }
   std::vector<UpdateParam> result;
-  result.reserve(t.table ? static_cast<size_t>(t.places.numel()) / kTableColumns : t.params.size());
+  result.reserve(static_cast<size_t>(t.tensors()));
   detail::for_each_param(t, check_place, [&](const detail::PlacedParam& param) {
     result.push_back(detail::with_state<Rule>(t, blocks, param, static_cast<int64_t>(result.size())));
   });

@@ -2,7 +2,7 @@
 //
 // Nothing is timed when a program runs: a result would then depend on noise. The candidates stand in kGemmTiles
 // (kernels/gemm_sm90.h) and kGemmSm80Tiles, a reason beside each; the model of gemm_cost.h ranks them. Ties go to the
-// first row of a table, and the model's error makes a tie: a tile that no GPU has timed must promise more than that.
+// first row of a table.
 #pragma once
 #include "device/memo.h"
 #include "tuning/gemm_cost.h"
@@ -16,20 +16,19 @@ struct GemmPlan {
   int tile = 0;  ///< number in the table of the kernel
   int splits = 1;
   bool swapped = false;
+  bool repacked = false;    ///< gemm_repack comes first, for what gemm_sm90 cannot read
   double microseconds = 0;  ///< as the model has it
 };
 
 namespace detail {
 
-constexpr double kModelError = 1.2;
-
-inline bool is_timed(const GemmRequest& r, const GemmTile& t, bool swap) {
-  return t.timed || sm90_finish(r, t, swap) >= Sm90Finish::kVectors;
-}
+// What a product in splits must promise over one without: there are many numbers of splits, and among many guesses the
+// most optimistic one wins.
+constexpr double kSplitDoubt = 1.06;
 
 inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   const bool swiglu = r.activation == Activation::swiglu;
-  if (!r.tma_operands || (swap && (swiglu || r.column_sums))) return false;
+  if (swap && (swiglu || r.column_sums)) return false;
   if (sm90_finish(r, t, swap) >= Sm90Finish::kVectors && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
   if (n_major_b && t.n / t.cluster_m % 64 != 0) return false;
@@ -50,10 +49,11 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
   const int steps = (r.k + 63) / 64;
   GemmPlan best;
   double least = detail::kNever;
-  const auto consider = [&](GemmKernel kernel, int tile, int splits, bool swap, double time, double error) {
-    if (time * error >= least) return;
-    least = time * error;
-    best = {kernel, tile, splits, swap, time};
+  const auto consider = [&](GemmKernel kernel, int tile, int splits, bool swap, double time) {
+    const double doubted = time * (splits > 1 ? detail::kSplitDoubt : 1);
+    if (doubted >= least) return;
+    least = doubted;
+    best = {kernel, tile, splits, swap, kernel == GemmKernel::kSm90 && !r.tma_operands(), time};
   };
   const auto each_split = [&](auto f) {
     for (int splits : kSplits) {
@@ -62,23 +62,24 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     }
   };
   if (chip.sm90 && chip.capability == 90) {
+    const double repack = detail::repack_time(r, chip.rates);
     for (int i = 0; i < kGemmTileCount; i++) {
       for (bool swap : {false, true}) {
         if (swap && (r.batch_invariant || r.m > 64)) continue;  // for few rows: C then leaves element by element
         if (!detail::sm90_takes(r, kGemmTiles[i], swap)) continue;
         each_split([&](int splits) {
-          consider(GemmKernel::kSm90, i, splits, swap, detail::sm90_time(r, chip, kGemmTiles[i], splits, swap),
-                   detail::is_timed(r, kGemmTiles[i], swap) ? 1 : detail::kModelError);
+          consider(GemmKernel::kSm90, i, splits, swap,
+                   repack + detail::sm90_time(r, chip, kGemmTiles[i], splits, swap));
         });
       }
     }
-    if (best.kernel != GemmKernel::kNone) return best;
+    if (best.kernel != GemmKernel::kNone && r.tma_operands()) return best;
   }
   if (chip.sm80 && chip.capability >= 80) {
     for (GemmSm80Tile tile : kGemmSm80Tiles) {
       const int i = static_cast<int>(tile);
       each_split([&](int splits) {
-        consider(GemmKernel::kSm80, i, splits, false, detail::sm80_time(r, chip, detail::kSm80Tiles[i], splits), 1);
+        consider(GemmKernel::kSm80, i, splits, false, detail::sm80_time(r, chip, detail::kSm80Tiles[i], splits));
       });
     }
   }
@@ -92,8 +93,8 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     int sm_count, capability;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a, r.n_major_b,   r.tma_operands, r.tma_output,   r.odd_operands,
-                            r.backward,  r.column_sums, r.plain,        r.in_registers, r.batch_invariant};
+      const bool flags[] = {r.m_major_a,    r.n_major_b, r.tma_a,       r.tma_b, r.tma_output,   r.row_output,
+                            r.odd_operands, r.backward,  r.column_sums, r.plain, r.in_registers, r.batch_invariant};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
@@ -114,14 +115,17 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
     return reinterpret_cast<uintptr_t>(p) | static_cast<uint64_t>(ld * 2) |
            static_cast<uint64_t>(q.batch > 1 ? batch_stride * 2 : 0);
   };
-  const uint64_t operands = bits(q.a, q.ld_a, q.batch_stride_a) | bits(q.b, q.ld_b, q.batch_stride_b);
+  // A single row has no distance to the next one and any alignment; batch_invariant goes by what many would have.
+  const uint64_t a = batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
+  const uint64_t b = bits(q.b, q.ld_b, q.batch_stride_b);
   GemmRequest r;
   r.m = q.m, r.n = q.n, r.k = q.k, r.batch = q.batch;
   r.m_major_a = q.m_major_a, r.n_major_b = q.n_major_b;
-  // A single row has no distance to the next one and any alignment; batch_invariant goes by what many would have.
-  r.tma_operands = operands % 16 == 0 && (!batch_invariant || q.k % 8 == 0);
-  r.odd_operands = operands % 4 != 0;
-  r.tma_output = gemm_sm90_tma_writes(q, output == GemmOutput::kInputType ? half : DType::kFloat32);
+  r.tma_a = a % 16 == 0, r.tma_b = b % 16 == 0;
+  r.odd_operands = (a | b) % 4 != 0;
+  const DType type = output == GemmOutput::kInputType ? half : DType::kFloat32;
+  r.tma_output = gemm_sm90_tma_writes(q, type);
+  r.row_output = gemm_sm90_has_rows(q, type);
   r.out_bytes = output == GemmOutput::kAccumulate ? 8 : bytes_of(q.c.type);
   for (const GemmValues* v : {&e.residual, &e.z, &e.preact}) {
     if (v->data) r.side_bytes += bytes_of(v->type);

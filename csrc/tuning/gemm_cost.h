@@ -1,11 +1,11 @@
 // What a GEMM takes on a GPU, in microseconds: a model of the work, on the host.
 //
-// A tile costs one multiprocessor the larger of its products and its loads from L2; then it is finished, or, pingpong,
-// finished under the next tile's products. Tiles go round by round over the multiprocessors, and the whole is no faster
-// than memory. The rates are those of GemmRates. wgmma reads 128 bytes of shared memory a cycle and makes 2,048
-// multiply-adds, so instructions narrower than 64 columns starve (measured by arXiv:2402.13499: 63 % at 32 columns,
-// 38 % at 16; the formula below gives 67 and 40). tests/tuning/test_gemm_cost.py holds the model against measured
-// times.
+// A step of k costs a tile the larger of its products and of the bytes that come into its multiprocessor, and each
+// group of consumers a hand-over; then the tile is finished or, pingpong, finished under the next tile's products.
+// Tiles go round by round over the multiprocessors, at the clock that power allows, side by side with memory. The rates
+// are those of GemmRates. wgmma reads 128 bytes of shared memory a cycle and makes 2,048 multiply-adds, so instructions
+// narrower than 64 columns starve (measured by arXiv:2402.13499: 63 % at 32 columns, 38 % at 16; the formula below
+// gives 67 and 40). tests/tuning/test_gemm_cost.py holds the model against measured times.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,18 +16,20 @@
 
 namespace ak {
 
-/// What the model multiplies by. Chosen to fit products that were timed on an H200, but for `dram`, which was measured,
-/// and `issue`, which follows from the latencies in the machine code.
+/// What the model multiplies by. `clock` and `l2` are the data sheet's and the width of the port, and a free fit finds
+/// them again (2,010 and 63); `dram` was measured with a copy; the others fit what every tile took on an H200
+/// (bench/results/nvidia-h200/gemm_tiles.csv).
 struct GemmRates {
-  double clock = 1750;       ///< cycles a microsecond; the power limit is part of `contention`
-  double dram = 4.25e6;      ///< bytes a microsecond: of a copy, read and written
-  double l2 = 50;            ///< bytes a cycle, of one multiprocessor
-  double store = 32;         ///< bytes of C a cycle, of one multiprocessor
-  double contention = 0.13;  ///< of the lesser of two things that run side by side, that the greater waits for
-  double start = 2400;       ///< cycles outside the rounds: launch, barriers, first loads and last store
-  double turn = 1000;        ///< cycles from a tile's last product to the first of the next, with nothing in between
-  double step = 165;         ///< cycles between two steps of k, at least: a wgmma's latency and the release of a stage
-  double issue = 0.35;       ///< instructions a cycle that a warp issues between products
+  double clock = 1980;     ///< cycles a microsecond, where power allows it
+  double power = 1.85e8;   ///< multiply-adds a microsecond, above which it does not
+  double dram = 4.25e6;    ///< bytes a microsecond: of a copy, read and written
+  double reduce = 1.35e6;  ///< bytes of fp32 a microsecond that are added to C: red in L2
+  double crossing = 0.36;  ///< of an operand that blocks in both halves of the chip read: from the other half's L2
+  double l2 = 64;          ///< bytes a cycle into one multiprocessor, its own or multicast
+  double start = 2500;     ///< cycles outside the rounds: launch, barriers, first loads and last store
+  double turn = 1900;      ///< cycles from a tile's last product to the first of the next, with nothing in between
+  double hand_over = 27;   ///< cycles of a step of k that a group of consumers takes to wait for a stage and free it
+  double issue = 0.325;    ///< instructions a cycle that a warp issues between products
 };
 
 /// The GPU, and what was compiled for it.
@@ -42,8 +44,10 @@ struct GemmChip {
 struct GemmRequest {
   int m = 1, n = 1, k = 1, batch = 1;  ///< of A and B
   bool m_major_a = false, n_major_b = false;
-  bool tma_operands = true;   ///< A and B: 16-byte aligned, as are the distances between rows and matrices
+  bool tma_a = true;          ///< A is 16-byte aligned, as are the distances between its rows and matrices
+  bool tma_b = true;          ///< the same of B
   bool tma_output = true;     ///< C as well, and of the inputs' type or fp32
+  bool row_output = true;     ///< C is of such a type, and its rows have no gaps
   bool odd_operands = false;  ///< of A and B, one is aligned to 2 bytes only
   int out_bytes = 2;          ///< an element of C
   int side_bytes = 0;         ///< that the epilogue reads and writes besides, per element of C
@@ -53,29 +57,38 @@ struct GemmRequest {
   bool in_registers = true;      ///< what is done needs nothing but alpha or a bias: gemm_sm90_in_registers()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
 
+  bool tma_operands() const { return tma_a && tma_b; }
+
   bool operator==(const GemmRequest&) const = default;
 };
 
 namespace detail {
 
 constexpr double kNever = 1e300;
-constexpr double kMemset = 2;  // microseconds: the counters of a product that gemm_sm80 splits
-
 inline double whole(double x, double y) {
   return static_cast<double>((static_cast<int64_t>(x) + static_cast<int64_t>(y) - 1) / static_cast<int64_t>(y));
 }
 
-/// Two things that run side by side and get into each other's way; traffic also takes power from the products.
-inline double side_by_side(double a, double b, const GemmRates& rates) {
-  return std::max(a, b) + rates.contention * std::min(a, b);
+/// Two things that run side by side, and get into each other's way the more the closer they are.
+inline double side_by_side(double a, double b) { return std::cbrt(a * a * a + b * b * b); }
+
+/// What `microseconds` at the full clock become under the power limit. Power grows with the cube of the clock, because
+/// voltage follows it, so the clock falls with the cube root of what is asked for too much.
+inline double under_power(double microseconds, const GemmRequest& r, const GemmRates& rates) {
+  const double multiply_adds = static_cast<double>(r.batch) * r.m * r.n * r.k;
+  return microseconds * std::cbrt(std::max(1.0, multiply_adds / (microseconds * rates.power)));
 }
 
 inline bool halves_columns(const GemmRequest& q) { return q.activation == Activation::swiglu && !q.backward; }
 
-/// Bytes that a product must read and write once.
-inline double dram_bytes(const GemmRequest& r) {
+/// Microseconds of memory, for a C in `tiles_m` x `tiles_n` tiles or clusters: all is read and written once.
+inline double memory_time(const GemmRequest& r, const GemmRates& rates, double tiles_m, double tiles_n) {
   const double columns = r.activation != Activation::swiglu ? r.n : r.backward ? 2.0 * r.n : r.n / 2.0;
-  return r.batch * (2.0 * r.k * (static_cast<double>(r.m) + r.n) + r.m * columns * (r.out_bytes + r.side_bytes));
+  const double a = 2.0 * r.k * r.m * (tiles_n > 1 ? 1 + rates.crossing : 1);
+  const double b = 2.0 * r.k * r.n * (tiles_m > 1 ? 1 + rates.crossing : 1);
+  const double stored = r.out_bytes / rates.dram;
+  const double c = r.out_bytes == 8 ? std::max(stored, 4 / rates.reduce) : stored;  // 8: added to
+  return r.batch * ((a + b) / rates.dram + r.m * columns * (c + r.side_bytes / rates.dram));
 }
 
 /// Instructions per element of C that an activation takes, or its derivative, as nvcc compiles csrc/math.
@@ -97,13 +110,14 @@ inline double activation_instructions(const GemmRequest& q) {
   return 0;
 }
 
-/// How the sums leave gemm_sm90 (Finish in its gemm_sm90_tile.cuh): as they are, in registers, by rows of vectors, or
-/// element by element.
-enum class Sm90Finish { kPlain, kInRegisters, kVectors, kElements };
+/// How the sums leave gemm_sm90 (Finish in its gemm_sm90_tile.cuh): as they are, changed in registers, stored by the
+/// threads word by word, by rows of vectors, or element by element.
+enum class Sm90Finish { kPlain, kInRegisters, kWords, kVectors, kElements };
 
 inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
-  if (!r.tma_output || swap) return Sm90Finish::kElements;
-  if (!r.in_registers || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kVectors;
+  if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElements;
+  if (!r.in_registers) return r.tma_output ? Sm90Finish::kVectors : Sm90Finish::kElements;
+  if (!r.tma_output) return Sm90Finish::kWords;
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
 
@@ -116,12 +130,26 @@ inline double sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish
       return 1.2 + rows;
     case Sm90Finish::kInRegisters:
       return 4 + rows;
+    case Sm90Finish::kWords:
+      return 11 + rows / 2;
     case Sm90Finish::kVectors:
-      return 12.5 + (q.side_bytes ? 2 : 0) + (q.column_sums ? 7.5 : 0) + activation_instructions(q);
+      return 10.5 + (q.side_bytes ? 2 : 0) + (q.column_sums ? 7.5 : 0) + activation_instructions(q);
     case Sm90Finish::kElements:
       return 67 + (q.column_sums ? 7.5 : 0) + activation_instructions(q);
   }
   return 0;
+}
+
+/// Instructions per element that a warp could have issued meanwhile, but waited: for what the staged epilogue reads
+/// back from shared memory, and for its operands. Fits the same times.
+inline double sm90_epilogue_waits(const GemmRequest& q, Sm90Finish finish) {
+  return finish == Sm90Finish::kVectors ? (q.side_bytes ? 39 : 16) : 0;
+}
+
+/// Microseconds of gemm_repack: a copy of what gemm_sm90 cannot read.
+inline double repack_time(const GemmRequest& r, const GemmRates& rates) {
+  const double elements = r.batch * static_cast<double>(r.k) * ((r.tma_a ? 0 : r.m) + (r.tma_b ? 0.0 : r.n));
+  return r.tma_operands() ? 0 : rates.start / rates.clock + 4 * elements / rates.dram;
 }
 
 /// Microseconds of a product with one of the tiles of gemm_sm90; kNever if nothing speaks for it.
@@ -131,28 +159,31 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const bool halved = halves_columns(r);
   const double columns = halved ? n / 2 : n, tile_columns = halved ? t.n / 2 : t.n;
   const double cluster = t.cluster_m * t.cluster_n;
-  const double works = r.batch * whole(m, t.m * t.cluster_m) * whole(columns, tile_columns * t.cluster_n) * splits;
+  const double clusters_m = whole(m, t.m * t.cluster_m), clusters_n = whole(columns, tile_columns * t.cluster_n);
+  const double works = r.batch * clusters_m * clusters_n * splits;
   const double rounds = whole(works, std::max(1.0, std::floor(chip.sm_count / cluster)));
   if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles fill the chip
   const double steps = whole(whole(r.k, 64), splits);
 
-  // One group of warps cannot always have the next wgmma ready.
-  const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0) / (t.consumers == 1 ? 0.9 : 1);
-  const double loads = (t.m / t.cluster_n + t.n / t.cluster_m) * 128.0 / rate.l2;
-  const double product = steps * std::max(rate.step, side_by_side(wgmma, loads, rate));
-
-  const double elements = t.m * tile_columns;
   const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one on each scheduler
-  const double instructions = elements * sm90_epilogue_instructions(r, sm90_finish(r, t, swap), t) / 128;
-  double finish = rate.turn + instructions / std::min(0.9, groups * rate.issue);
-  if (splits > 1) {  // each part is written, and the last one reads them all, writes the sum and reads it again
-    finish += rate.turn + elements * 4 * (1 / rate.store + (splits + 2) / rate.l2);
-  }
-  const double stored = elements * (r.out_bytes + r.side_bytes) / rate.store;  // while the next tile is worked on
-  const double busy = t.pingpong ? std::max(product + rate.turn / 4, (product + finish) / 2) : product + finish;
-  const double cycles = rounds * std::max(busy, stored) + (t.pingpong ? finish : 0);
-  return (splits > 1 ? kMemset : 0) + rate.start / rate.clock +
-         side_by_side(cycles / rate.clock, dram_bytes(r) / rate.dram, rate);
+  const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
+  const double loads = (t.m + t.n) * 128 / rate.l2;  // what lies beside A and B is written as zeros, as slowly
+  const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
+
+  const Sm90Finish finish = sm90_finish(r, t, swap);
+  const double elements = finish >= Sm90Finish::kVectors  // only these stop at the end of C
+                              ? std::min<double>(t.m, m) * std::min(tile_columns, columns)
+                              : t.m * tile_columns;
+  const double slots = sm90_epilogue_instructions(r, finish, t) + sm90_epilogue_waits(r, finish);
+  const double epilogue = rate.turn + elements / 128 * slots / std::min(0.9, groups * rate.issue);
+  const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
+  double outside = rate.start;
+  // The parts of a sum are written and waited for; who comes last reads them.
+  if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
+  const double cycles = rounds * busy + (t.pingpong ? epilogue : 0);
+  return outside / rate.clock +
+         side_by_side(under_power(cycles / rate.clock, r, rate),
+                      memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
 }
 
 struct Sm80TileCost {
@@ -167,18 +198,20 @@ inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80Ti
   const double multiply_adds = chip.capability == 90 ? 1270 : chip.capability == 80 ? 1024 : 512;  // a cycle
   const bool halved = halves_columns(r);
   const double columns = halved ? r.n / 2 : r.n, tile_columns = halved ? t.n / 2 : t.n;
-  const double works = r.batch * whole(r.m, t.m) * whole(columns, tile_columns) * splits;
+  const double tiles_m = whole(r.m, t.m), tiles_n = whole(columns, tile_columns);
+  const double works = r.batch * tiles_m * tiles_n * splits;
   const double rounds = whole(works, static_cast<double>(chip.sm_count) * t.resident);
   const double together = std::min<double>(t.resident, whole(works, chip.sm_count));
   const double depth = whole(whole(r.k, 64), splits) * 64;
-  const double loads = (t.m + t.n) * 2.0 / kL2Bytes * (r.tma_operands ? 1 : r.odd_operands ? 2.5 : 1.5);
+  const double loads = (t.m + t.n) * 2.0 / kL2Bytes * (r.tma_operands() ? 1 : r.odd_operands ? 2.5 : 1.5);
   const double elements = t.m * tile_columns;
   double finish = std::max(elements * (r.out_bytes + r.side_bytes) / kStoreBytes,
                            elements * ((r.side_bytes ? 8 : 4) + activation_instructions(r)) / 128);
   if (splits > 1) finish += elements * 4 / kStoreBytes + splits * elements * 4 / kL2Bytes / 2;
   const double cycles = rounds * (kFill + together * (depth * std::max(t.m * t.n / multiply_adds, loads) + finish));
-  return (splits > 1 ? kMemset : 0) +
-         side_by_side(cycles / chip.rates.clock, dram_bytes(r) / chip.rates.dram, chip.rates);
+  const double outside = splits > 1 ? 2 * chip.rates.start : 0;
+  return outside / chip.rates.clock + side_by_side(under_power(cycles / chip.rates.clock, r, chip.rates),
+                                                   memory_time(r, chip.rates, tiles_m, tiles_n));
 }
 
 }  // namespace detail

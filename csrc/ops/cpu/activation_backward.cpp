@@ -1,110 +1,87 @@
 // activation_backward on the CPU: the gradient of the pre-activation z, grad * activation'(z), elementwise in fp32,
 // rounded once. Work: reads grad and z, writes as much as z. An expanded grad (that of a sum) is made contiguous first.
+//
+// For a caller in C++ the columns of the result are summed on the way, while it is in the cache: the gradient of a
+// bias.
 #include <algorithm>
 #include <string>
-#include <vector>
 
-#include "math/activation.h"
-#include "math/half.h"
 #include "ops/activation.h"
 #include "ops/check.h"
-#include "ops/cpu/simd.h"
+#include "ops/cpu/activation_call.h"
+#include "ops/cpu/activation_gradient.h"
+#include "ops/cpu/column_sums.h"
+#include "ops/cpu/gemm_isa.h"
 
 namespace ak {
 namespace {
 
-template <typename G, typename Z, Activation kActivation>
-AK_SIMD_CLONES void backward_span(const G* grad, const Z* z, Z* out, int64_t n) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i)
-    out[i] = round_to<Z>(activate_backward(kActivation, to_float(grad[i]), to_float(z[i])));
-}
+struct Backward {
+  ActivationGradient gradient;
+  const void* grad;
+  ScalarType grad_dtype;
+};
 
-// Rows of `columns` gradients, against rows of as many gates and then as many values in z and out.
-template <typename G, typename Z>
-AK_SIMD_CLONES void swiglu_backward_row(const G* grad, const Z* z, Z* out, int64_t columns) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < columns; ++i) {
-    const GatedGradient d = swiglu_backward(to_float(grad[i]), to_float(z[i]), to_float(z[columns + i]));
-    out[i] = round_to<Z>(d.gate);
-    out[columns + i] = round_to<Z>(d.up);
+// Elements [begin, end) of grad, all of one row.
+AK_SIMD_INLINE void backward_span(const Backward& b, int64_t row, int64_t begin, int64_t end) {
+  const int64_t columns = b.gradient.columns;
+  float buffer[kTile];
+  for (int64_t c = begin; c < end; c += kTile) {
+    const int64_t n = std::min(kTile, end - c);
+    const float* grad = load_span(b.grad, b.grad_dtype, row * columns + c, n, buffer);
+    b.gradient.span(grad, row, c, n, [](const float*, int64_t, int64_t) {});
   }
 }
 
-template <typename G, typename Z>
-void swiglu_backward(const Tensor& grad, const Tensor& z, const Tensor& out) {
-  const G* g = static_cast<const G*>(grad.const_data_ptr());
-  const Z* from = static_cast<const Z*>(z.const_data_ptr());
-  Z* to = static_cast<Z*>(out.mutable_data_ptr());
-  const int64_t columns = z.size(z.dim() - 1) / 2, rows = columns == 0 ? 0 : z.numel() / (2 * columns);
-  const int64_t grain = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, columns));
-  torch::stable::parallel_for(0, rows, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      swiglu_backward_row<G, Z>(g + r * columns, from + 2 * r * columns, to + 2 * r * columns, columns);
-  });
+// Where nothing is gated, rows are no more than a stretch of memory.
+AK_SIMD_CLONES void backward_rows(const Backward& b, int64_t begin, int64_t end) {
+  const int64_t columns = b.gradient.columns;
+  if (!is_gated(b.gradient.activation)) return backward_span(b, 0, begin * columns, end * columns);
+  for (int64_t row = begin; row < end; ++row) backward_span(b, row, 0, columns);
 }
 
-template <typename G, typename Z, Activation kActivation>
-void backward(const Tensor& grad, const Tensor& z, const Tensor& out) {
-  const G* g = static_cast<const G*>(grad.const_data_ptr());
-  const Z* from = static_cast<const Z*>(z.const_data_ptr());
-  Z* to = static_cast<Z*>(out.mutable_data_ptr());
-  torch::stable::parallel_for(0, z.numel(), 32768, [=](int64_t begin, int64_t end) {
-    backward_span<G, Z, kActivation>(g + begin, from + begin, to + begin, end - begin);
-  });
+Backward backward_of(Activation activation, int64_t width, const void* grad, ScalarType grad_dtype, const void* preact,
+                     void* dz, ScalarType dtype) {
+  return {{activation, is_gated(activation) ? width / 2 : width, width, preact, dtype, dz, dtype}, grad, grad_dtype};
 }
 
-template <typename G, typename Z>
-void backward(Activation activation, const Tensor& grad, const Tensor& z, const Tensor& out) {
-  switch (activation) {
-    case Activation::none:
-      return backward<G, Z, Activation::none>(grad, z, out);
-    case Activation::relu:
-      return backward<G, Z, Activation::relu>(grad, z, out);
-    case Activation::gelu:
-      return backward<G, Z, Activation::gelu>(grad, z, out);
-    case Activation::gelu_tanh:
-      return backward<G, Z, Activation::gelu_tanh>(grad, z, out);
-    case Activation::silu:
-      return backward<G, Z, Activation::silu>(grad, z, out);
-    case Activation::swiglu:
-      return swiglu_backward<G, Z>(grad, z, out);
-  }
-}
-
-template <typename Z>
-void backward(Activation activation, const Tensor& grad, const Tensor& z, const Tensor& out) {
-  if (grad.scalar_type() == ScalarType::Float) return backward<float, Z>(activation, grad, z, out);
-  return backward<Z, Z>(activation, grad, z, out);
-}
+constexpr int64_t kElementsPerThread = 32768;
 
 Tensor activation_backward(const Tensor& grad, const Tensor& preact, std::string name) {
   constexpr const char* op = "activation_backward";
-  check_dtype(op, {"preact"}, preact, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-  check_dtype(op, {"grad"}, grad, {preact.scalar_type(), ScalarType::Float});
-  AK_CHECK(grad.is_cpu() && preact.is_cpu(), op, ": grad and preact must be on the CPU");
   const Activation activation = activation_named(op, name);
-  std::vector<int64_t> sizes(preact.sizes().begin(), preact.sizes().end());
-  if (is_gated(activation)) {
-    AK_CHECK(!sizes.empty() && sizes.back() % 2 == 0, op, ": preact must have an even number of columns with '", name,
-             "'; got ", Ints{preact.sizes()});
-    sizes.back() /= 2;
-  }
-  AK_CHECK(grad.sizes().size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), grad.sizes().begin()), op,
-           ": grad must have the shape of ", name, "(preact), ", Ints{sizes}, "; got ", Ints{grad.sizes()});
+  check_activation_gradient(op, activation, grad, preact);
+  AK_CHECK(grad.is_cpu() && preact.is_cpu(), op, ": grad and preact must be on the CPU");
   const Tensor g = torch::stable::contiguous(grad), z = torch::stable::contiguous(preact);
   const Tensor out = torch::stable::new_empty(z, z.sizes());
-  if (z.scalar_type() == ScalarType::Half) {
-    backward<fp16>(activation, g, z, out);
-  } else if (z.scalar_type() == ScalarType::BFloat16) {
-    backward<bf16>(activation, g, z, out);
-  } else {
-    backward<float>(activation, g, z, out);
-  }
+  const int64_t width = is_gated(activation) ? z.size(z.dim() - 1) : 1;
+  const Backward b = backward_of(activation, width, g.const_data_ptr(), g.scalar_type(), z.const_data_ptr(),
+                                 out.mutable_data_ptr(), z.scalar_type());
+  torch::stable::parallel_for(0, width == 0 ? 0 : z.numel() / width,
+                              std::max<int64_t>(1, kElementsPerThread / std::max<int64_t>(1, width)),
+                              [&](int64_t begin, int64_t end) { backward_rows(b, begin, end); });
   return out;
 }
 
 }  // namespace
+
+bool activation_backward_call(const ActivationBackwardCall& call) {
+  if (current_isa() == Isa::portable) return false;
+  const int64_t width = call.width;
+  const Backward b = backward_of(call.activation, width, call.grad, call.type, call.preact, call.dz, call.type);
+  const int64_t together =
+      std::max<int64_t>(4, 4 * kTile / std::max<int64_t>(1, width));  // rows that the L1 cache keeps
+  sum_columns(call.rows, width, call.sums, [&](int64_t begin, int64_t end, float* sums) {
+    for (int64_t row = begin; row < end; row += together) {
+      const int64_t last = std::min(end, row + together);
+      backward_rows(b, row, last);
+      add_rows(static_cast<const char*>(call.dz) + row * width * bytes_of(call.type), call.type, last - row, width,
+               sums);
+    }
+  });
+  return true;
+}
+
 }  // namespace ak
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("activation_backward", TORCH_BOX(&ak::activation_backward)); }

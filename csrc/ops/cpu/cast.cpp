@@ -3,6 +3,7 @@
 
 #include "ops/cast_arguments.h"
 #include "ops/cpu/arguments.h"
+#include "ops/cpu/cast_call.h"
 #include "ops/cpu/chunks.h"
 #include "ops/cpu/stochastic.h"
 
@@ -11,44 +12,66 @@ namespace {
 
 constexpr const char* kOp = "cast_";
 
-void cast_tile(const Tensor& destination, const Tensor& source, int64_t at, int64_t n, const RandomKey* key) {
-  alignas(64) float buffer[kTile];
-  const ScalarType to = destination.scalar_type(), from = source.scalar_type();
-  void* const data = destination.mutable_data_ptr();
-  if (to == ScalarType::Float) {  // widened right where it belongs
-    float* const wide = static_cast<float*>(data) + at;
-    const float* const values = load_tile(source.const_data_ptr(), from, at, n, wide);
-    if (values != wide) std::memcpy(wide, values, static_cast<size_t>(n) * sizeof(float));
-    return;
-  }
-  const float* const values = load_tile(source.const_data_ptr(), from, at, n, buffer);
-  if (key) {
-    store_stochastic(values, data, to, at, n, *key);
+// Calls work(i, begin, end) for stretches of the elements of casts[i], on several threads.
+template <typename Work>
+void for_each_stretch(const std::vector<Cast>& casts, const Work& work) {
+  const auto chunks =
+      make_chunks(static_cast<int64_t>(casts.size()), [&](int64_t i) { return casts[static_cast<size_t>(i)].numel; });
+  for_each_chunk(chunks, [&](int64_t, const Chunk& c) { work(static_cast<size_t>(c.tensor), c.begin, c.end); });
+}
+
+void cast_stretch(const Cast& cast, int64_t begin, int64_t end) {
+  char* const to = static_cast<char*>(cast.to) + begin * bytes_of(cast.to_type);
+  const int64_t n = end - begin;
+  if (cast.to_type == cast.from_type) {
+    std::memcpy(to, static_cast<const char*>(cast.from) + begin * bytes_of(cast.to_type),
+                static_cast<size_t>(n * bytes_of(cast.to_type)));
+  } else if (cast.to_type == ScalarType::Float) {
+    load_tile(cast.from, cast.from_type, begin, n, static_cast<float*>(cast.to) + begin);
+  } else if (cast.from_type == ScalarType::Float) {
+    store_tile(static_cast<const float*>(cast.from) + begin, cast.to, cast.to_type, begin, n);
   } else {
-    store_tile(values, data, to, at, n);
+    alignas(64) float buffer[kTile];
+    for (int64_t at = begin; at < end; at += kTile) {
+      const int64_t count = std::min(kTile, end - at);
+      store_tile(load_tile(cast.from, cast.from_type, at, count, buffer), cast.to, cast.to_type, at, count);
+    }
+  }
+}
+
+void round_stretch(const Cast& cast, int64_t begin, int64_t end, const RandomKey& key) {
+  if (cast.to_type == ScalarType::Float) return cast_stretch(cast, begin, end);
+  alignas(64) float buffer[kTile];
+  for (int64_t at = begin; at < end; at += kTile) {
+    const int64_t count = std::min(kTile, end - at);
+    store_stochastic(load_tile(cast.from, cast.from_type, at, count, buffer), cast.to, cast.to_type, at, count, key);
   }
 }
 
 void cast_(const TensorList destinations, const TensorList sources, const std::optional<int64_t> seed,
            const std::optional<Tensor> step) {
   check_casts(kOp, destinations, sources);
+  std::vector<Cast> casts;
   for (size_t i = 0; i < destinations.size(); ++i) {
-    check_cpu(kOp, {"destinations", static_cast<int64_t>(i)}, destinations[i]);
-    check_cpu(kOp, {"sources", static_cast<int64_t>(i)}, sources[i]);
+    const Tensor &destination = destinations[i], &source = sources[i];
+    check_cpu(kOp, {"destinations", static_cast<int64_t>(i)}, destination);
+    check_cpu(kOp, {"sources", static_cast<int64_t>(i)}, source);
+    casts.push_back({destination.mutable_data_ptr(), source.const_data_ptr(), source.numel(), destination.scalar_type(),
+                     source.scalar_type()});
   }
   const auto count = static_cast<uint32_t>(step ? read_scalar<float>(kOp, {"step"}, *step) : 0.0f);
-
-  const std::vector<Chunk> chunks = make_chunks(static_cast<int64_t>(sources.size()),
-                                                [&](int64_t i) { return sources[static_cast<size_t>(i)].numel(); });
-  for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) {
-    const size_t i = static_cast<size_t>(chunk.tensor);
-    const RandomKey key{static_cast<uint64_t>(seed.value_or(0)), count, static_cast<uint32_t>(i)};
-    for (int64_t at = chunk.begin; at < chunk.end; at += kTile)
-      cast_tile(destinations[i], sources[i], at, std::min(kTile, chunk.end - at), seed ? &key : nullptr);
+  if (!seed) return cast_call(casts);
+  for_each_stretch(casts, [&](size_t i, int64_t begin, int64_t end) {
+    round_stretch(casts[i], begin, end, {static_cast<uint64_t>(*seed), count, static_cast<uint32_t>(i)});
   });
 }
 
 }  // namespace
+
+void cast_call(const std::vector<Cast>& casts) {
+  for_each_stretch(casts, [&](size_t i, int64_t begin, int64_t end) { cast_stretch(casts[i], begin, end); });
+}
+
 }  // namespace ak
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("cast_", TORCH_BOX(&ak::cast_)); }

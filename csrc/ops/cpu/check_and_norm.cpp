@@ -96,9 +96,6 @@ Partial chunk_partial(const Grad& grad, const Chunk& chunk, float inv_scale, Nor
   }
 }
 
-constexpr std::initializer_list<ScalarType> kAccepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float,
-                                                         ScalarType::Double};
-
 std::tuple<Tensor, Tensor> run(const std::vector<Grad>& grads, const std::optional<Tensor>& grad_scale, Norm norm,
                                bool per_tensor) {
   const float inv_scale = grad_scale ? inverse_scale(read_scalar<float>(kOp, {"grad_scale"}, *grad_scale)) : 1.0f;
@@ -131,14 +128,9 @@ std::tuple<Tensor, Tensor> check_and_norm(const TensorList& list, const std::opt
                                           double norm_type, bool per_tensor) {
   AK_CHECK(!list.empty(), kOp, ": grads must not be empty");
   const Norm norm = norm_of(kOp, norm_type);
+  check_list(kOp, "grads", list);
   std::vector<Grad> grads;
-  for (const Tensor& grad : list) {
-    const ArgName name{"grads", static_cast<int64_t>(grads.size())};
-    check_dtype(kOp, name, grad, kAccepted);
-    check_cpu(kOp, name, grad);
-    check_dense(kOp, name, grad);
-    grads.push_back({grad.const_data_ptr(), grad.numel(), grad.scalar_type()});
-  }
+  for (const Tensor& grad : list) grads.push_back({grad.const_data_ptr(), grad.numel(), grad.scalar_type()});
   return run(grads, grad_scale, norm, per_tensor);
 }
 
@@ -147,7 +139,7 @@ std::tuple<Tensor, Tensor> check_and_norm_table(const Tensor&, const Tensor& tab
   std::vector<Grad> grads;
   for (const TableRow& row : table_rows(kOp, {"table"}, table)) {
     const ArgName name{"grads", static_cast<int64_t>(grads.size())};
-    const ScalarType dtype = table_dtype(kOp, name, row.grad_dtype, kAccepted);
+    const ScalarType dtype = table_dtype(kOp, name, row.grad_dtype, kListDtypes);
     grads.push_back({table_address(kOp, name, row.grad, row.numel, dtype), row.numel, dtype});
   }
   return run(grads, grad_scale, Norm::kSumOfSquares, per_tensor);

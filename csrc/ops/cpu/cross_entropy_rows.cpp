@@ -1,13 +1,12 @@
 // cross_entropy_rows_ on the CPU: losses of rows of logits and, on request, their gradients, which may take the place
-// of the logits. A thread works on a row at a time, widened to fp32 into memory of its own, which fits into the L2
-// cache: so the logits are read once and each exponential is computed once.
+// of the logits. A thread works on a row at a time, or on several short ones, widened to fp32 into memory of its own,
+// which fits into the L2 cache: so the logits are read once and each exponential is computed once.
 //
 // Sums go over kLanes lanes within a tile, then over tiles in order: the same bits for any number of threads and rows.
 #include <algorithm>
-#include <cmath>
-#include <memory>
 
 #include "ops/cpu/arguments.h"
+#include "ops/cpu/cross_entropy_call.h"
 #include "ops/cpu/exp_sums.h"
 #include "ops/cpu/tile.h"
 #include "ops/cross_entropy.h"
@@ -29,21 +28,25 @@ AK_SIMD_CLONES void weight_span(const float* __restrict w, float* __restrict c, 
   for (int64_t i = 0; i < n; ++i) c[i] *= w[i];
 }
 
-AK_SIMD_CLONES float sum_span(const float* __restrict x, int64_t n) {
-  return sum_of_lanes(n, [=](int64_t i) { return x[i]; });
-}
-AK_SIMD_CLONES float moved_span(const float* __restrict c, const float* __restrict x, float largest, int64_t n) {
-  return sum_of_lanes(n, [=](int64_t i) { return c[i] * (x[i] - largest); });
+AK_SIMD_CLONES float moved_span(const float* c, const float* x, float largest, int64_t n) {
+  return sum_of_lanes(
+      n,
+      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
+        Floats moved;
+        load_floats(c + i, t), load_floats(x + i, moved), t *= moved - largest;
+      },
+      [=](int64_t i) __attribute__((always_inline)) { return c[i] * (x[i] - largest); });
 }
 
 template <typename T>
 AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, T* __restrict grad, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) grad[i] = round_to<T>(slope * e[i]);
+  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) { grad[i] = round_to<T>(slope * e[i]); });
 }
 template <typename T>
 AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, const float* __restrict c, float factor,
                                   T* __restrict grad, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) grad[i] = round_to<T>(fma(slope, e[i], -factor * c[i]));
+  for_lanes(n,
+            [=](int64_t i) __attribute__((always_inline)) { grad[i] = round_to<T>(fma(slope, e[i], -factor * c[i])); });
 }
 
 struct Problem {
@@ -58,24 +61,70 @@ struct Problem {
   float* loss;
 };
 
-// One row. `e`: memory for all of its classes; fp32 logits are read where they are.
+// What one read of the rows of a block finds (math/cross_entropy.h).
+struct BlockSums {
+  PerRow largest = {}, sum_exp = {}, total = {}, moved = {}, row = {};
+};
+
+// The rows of a block that count: where their logits are, and how many they are.
+struct BlockRows {
+  const float* x[kRowsTogether];
+  float* e[kRowsTogether];  // memory for the exponentials of a row, which may be where its logits are
+  int64_t index[kRowsTogether];
+  int64_t count = 0, classes;
+};
+
+AK_SIMD_CLONES void largest_of_rows(const BlockRows& rows, float* largest) {
+  for (int64_t k = 0; k < rows.count; ++k) largest[k] = largest_of_row(rows.x[k], rows.classes);
+}
+template <bool kKeeps>
+AK_SIMD_CLONES void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
+  for (int64_t k = 0; k < rows.count; ++k) {
+    float sum = 0.0f;
+    for (int64_t at = 0; at < rows.classes; at += kTile)
+      sum += exp_row<kKeeps>(rows.x[k] + at, largest[k], rows.e[k] + at, std::min(kTile, rows.classes - at));
+    sum_exp[k] = sum;
+  }
+}
+AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums& sums, float* loss, float* slope) {
+  const CrossEntropyTerms of = terms;
+  for (int64_t k = 0; k < kRowsTogether; ++k) {
+    const CrossEntropyRow row =
+        cross_entropy_row(of, {sums.largest[k], sums.sum_exp[k], sums.total[k], sums.moved[k], sums.row[k]});
+    loss[k] = row.loss;
+    slope[k] = row.slope;
+  }
+}
+
+// At most kRowsTogether rows from `first` on. `e`: memory for all of their classes; fp32 logits are read where they
+// are.
 template <typename T>
-void row_of(const Problem& p, int64_t row, const T* logits, T* grad, float* e) {
+void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logits, T* grad, float* e) {
   const int64_t classes = p.shape.classes;
   const bool soft = p.shape.soft, spread = soft || p.terms.shared != 0.0f;  // whether more than one c_j is not zero
-  const int64_t target = soft ? 0 : static_cast<const int64_t*>(p.target)[row * p.shape.target_stride];
-  if (!soft && target == p.ignore_index) {  // whatever the row holds
-    p.loss[row] = 0.0f;
-    if (grad) std::fill_n(grad, classes, T{});
-    return;
+  const auto target_of = [&](int64_t row) {
+    return soft ? 0 : static_cast<const int64_t*>(p.target)[row * p.shape.target_stride];
+  };
+  BlockRows rows;
+  rows.classes = classes;
+  for (int64_t row = first; row < first + count; ++row) {
+    if (!soft && target_of(row) == p.ignore_index) {  // whatever the row holds
+      p.loss[row] = 0.0f;
+      if (grad) std::fill_n(grad + row * p.shape.grad_stride, classes, T{});
+      continue;
+    }
+    float* const own = e + rows.count * classes;
+    const void* const from = logits + row * p.shape.logits_stride;
+    rows.x[rows.count] = load_tile(from, p.logits_dtype, 0, classes, own);
+    rows.e[rows.count] = own;
+    rows.index[rows.count++] = row;
   }
-  const float* x = load_tile(static_cast<const void*>(logits), p.logits_dtype, 0, classes, e);
-  CrossEntropySums sums{};
-  sums.largest = largest_of_span(x, classes, -HUGE_VALF);
-  sums.row = soft || !p.weight ? 1.0f : p.weight[target];
-  const float own = soft ? 0.0f : p.terms.own * sums.row;
+  if (rows.count == 0) return;
+
+  BlockSums sums;
+  largest_of_rows(rows, sums.largest);
   alignas(64) float buffer[kTile], c[kTile];
-  const auto spread_tile = [&](int64_t at, int64_t n) {  // c_j without the target's own part
+  const auto spread_tile = [&](int64_t row, int64_t at, int64_t n) {  // c_j without the target's own part
     if (soft) {
       soft_span(load_tile(p.target, p.target_dtype, row * p.shape.target_stride + at, n, buffer), p.terms, c, n);
     } else {
@@ -83,50 +132,67 @@ void row_of(const Problem& p, int64_t row, const T* logits, T* grad, float* e) {
     }
     if (p.weight) weight_span(p.weight + at, c, n);
   };
-  if (!soft) {
-    sums.total = own;
-    sums.moved = own * (x[target] - sums.largest);
-  }
-  for (int64_t at = 0; at < classes; at += kTile) {
-    const int64_t n = std::min(kTile, classes - at);
-    if (spread) {
-      spread_tile(at, n);
-      sums.total += sum_span(c, n);
-      sums.moved += moved_span(c, x + at, sums.largest, n);
+  for (int64_t k = 0; k < rows.count; ++k) {
+    const float *const x = rows.x[k], largest = sums.largest[k];
+    sums.row[k] = 1.0f;
+    if (!soft) {
+      const int64_t target = target_of(rows.index[k]);
+      if (p.weight) sums.row[k] = p.weight[target];
+      sums.total[k] = p.terms.own * sums.row[k];
+      sums.moved[k] = sums.total[k] * (x[target] - largest);
     }
-    sums.sum_exp += exp_span(x + at, sums.largest, e + at, n);
+    for (int64_t at = 0; spread && at < classes; at += kTile) {
+      const int64_t n = std::min(kTile, classes - at);
+      spread_tile(rows.index[k], at, n);
+      sums.total[k] += sum_of_span(c, n);
+      sums.moved[k] += moved_span(c, x + at, largest, n);
+    }
   }
-  const CrossEntropyRow result = cross_entropy_row(p.terms, sums);
-  p.loss[row] = result.loss;
-  if (!grad) return;
-  const float factor = p.factor[row * p.factor_stride], slope = factor * result.slope;
-  for (int64_t at = 0; at < classes; at += kTile) {
-    const int64_t n = std::min(kTile, classes - at);
-    if (spread) spread_tile(at, n);
-    make_rounded(grad + at, buffer, n, [&](auto* out) {
-      if (spread) {
-        gradient_span(e + at, slope, c, factor, out, n);
-      } else {
-        gradient_span(e + at, slope, out, n);
-      }
-    });
+  if (grad) {
+    exp_rows<true>(rows, sums.largest, sums.sum_exp);
+  } else {
+    exp_rows<false>(rows, sums.largest, sums.sum_exp);
   }
-  if (!soft) {
+  PerRow loss, slopes;
+  finish_rows(p.terms, sums, loss, slopes);
+  for (int64_t k = 0; k < rows.count; ++k) p.loss[rows.index[k]] = loss[k];
+  for (int64_t k = 0; grad && k < rows.count; ++k) {
+    const int64_t row = rows.index[k];
+    T* const to = grad + row * p.shape.grad_stride;
+    const float* const exponentials = rows.e[k];
+    const float factor = p.factor[row * p.factor_stride], slope = factor * slopes[k];
+    for (int64_t at = 0; at < classes; at += kTile) {
+      const int64_t n = std::min(kTile, classes - at);
+      if (spread) spread_tile(row, at, n);
+      make_rounded(to + at, buffer, n, [&](auto* out) {
+        if (spread) {
+          gradient_span(exponentials + at, slope, c, factor, out, n);
+        } else {
+          gradient_span(exponentials + at, slope, out, n);
+        }
+      });
+    }
+    if (soft) continue;
+    const int64_t target = target_of(row);
+    const float own = p.terms.own * sums.row[k];
     const float others = spread ? p.terms.shared * (p.weight ? p.weight[target] : 1.0f) : 0.0f;
-    grad[target] = round_to<T>(fma(slope, e[target], -factor * (own + others)));
+    to[target] = round_to<T>(fma(slope, exponentials[target], -factor * (own + others)));
   }
 }
 
 template <typename T>
-void run(const Problem& p, const Tensor& logits, const std::optional<Tensor>& grad) {
-  const T* from = static_cast<const T*>(logits.const_data_ptr());
-  T* to = grad ? static_cast<T*>(grad->mutable_data_ptr()) : nullptr;
-  const int64_t grain = std::max<int64_t>(1, 32768 / p.shape.classes);
-  torch::stable::parallel_for(0, p.shape.rows, grain, [&](int64_t begin, int64_t end) {
-    const auto e = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(p.shape.classes));
-    for (int64_t row = begin; row < end; ++row)
-      row_of<T>(p, row, from + row * p.shape.logits_stride, to ? to + row * p.shape.grad_stride : nullptr, e.get());
+void run(const Problem& p, const void* logits, void* grad) {
+  const int64_t classes = p.shape.classes, block = rows_together(classes);
+  torch::stable::parallel_for(0, p.shape.rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
+    const Buffer e = make_buffer(block * classes);
+    for (int64_t row = begin; row < end; row += block)
+      block_of_rows<T>(p, row, std::min(block, end - row), static_cast<const T*>(logits), static_cast<T*>(grad),
+                       e.get());
   });
+}
+
+void run(const Problem& p, const void* logits, void* grad) {
+  with_dtype(p.logits_dtype, [&]<typename T>(T) { run<T>(p, logits, grad); });
 }
 
 void check_classes(const Tensor& target, int64_t classes, int64_t ignore_index) {
@@ -158,17 +224,26 @@ void cross_entropy_rows(const Tensor& logits, const Tensor& target, std::optiona
                         factor ? factor->stride(0) : 0,
                         ignore_index,
                         static_cast<float*>(loss.mutable_data_ptr())};
-  switch (logits.scalar_type()) {
-    case ScalarType::Half:
-      return run<fp16>(problem, logits, grad);
-    case ScalarType::BFloat16:
-      return run<bf16>(problem, logits, grad);
-    default:
-      return run<float>(problem, logits, grad);
-  }
+  run(problem, logits.const_data_ptr(), grad ? grad->mutable_data_ptr() : nullptr);
 }
 
 }  // namespace
+
+void cross_entropy_call(const CrossEntropyCall& call) {
+  const Problem problem{
+      {call.rows, call.classes, call.logits_stride, call.target_stride, /*grad_stride=*/call.classes, /*soft=*/false},
+      cross_entropy_terms(call.label_smoothing, call.z_loss, call.classes),
+      call.logits_type,
+      call.target,
+      ScalarType::Long,
+      /*weight=*/nullptr,
+      &call.factor,
+      /*factor_stride=*/0,
+      call.ignore_index,
+      call.loss};
+  run(problem, call.logits, call.grad);
+}
+
 }  // namespace ak
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("cross_entropy_rows_", TORCH_BOX(&ak::cross_entropy_rows)); }

@@ -72,12 +72,7 @@ Histogram chunk_histogram(const Tensor& tensor, const Chunk& chunk) {
 
 std::tuple<Tensor, Tensor> exponent_histogram(const TensorList& tensors) {
   AK_CHECK(!tensors.empty(), kOp, ": tensors must not be empty");
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const ArgName name{"tensors", static_cast<int64_t>(i)};
-    check_dtype(kOp, name, tensors[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
-    check_cpu(kOp, name, tensors[i]);
-    check_dense(kOp, name, tensors[i]);
-  }
+  check_list(kOp, "tensors", tensors);
   const int64_t n = static_cast<int64_t>(tensors.size());
   const std::vector<Chunk> chunks = make_chunks(n, [&](int64_t i) { return tensors[static_cast<size_t>(i)].numel(); });
   std::vector<Histogram> partials(chunks.size());

@@ -51,24 +51,37 @@ class Product {
         row_blocks_(divide_up(problem.m, kRowUnit)),
         in_place_(kernel.in_place && problem.a.matrix.k_stride == 1 && problem.k % kernel.group == 0),
         blocking_(in_place_ ? kRowsInPlace : kRowsPacked) {
-    // As many columns as the caches like, but a few tasks for each thread that is worth waking.
+    // As many columns as the caches like, but a few tasks for each thread that is worth waking; and where it can be as
+    // many blocks for each, so that none is packed twice.
     const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), flops() / kFlopsPerThread + 1);
-    const int64_t blocks = divide_up(2 * threads, p_.batches * row_blocks_);
-    const int64_t most = std::min(blocking_.columns / p_.halves, divide_up(columns_, blocks));
-    block_columns_ = round_up(divide_up(columns_, divide_up(columns_, most)), kernel.columns);
+    const int64_t least = divide_up(2 * threads, p_.batches * row_blocks_);
+    const int64_t blocks = std::max(least, divide_up(columns_, blocking_.columns / p_.halves));
+    const int64_t even = blocks < threads ? blocks : round_up(blocks, threads);
+    const int64_t lanes = threads > 1 ? int64_t{1} << kernel.lanes_log2 : kernel.columns;
+    block_columns_ = round_up(divide_up(columns_, even), lanes);
     column_blocks_ = divide_up(columns_, block_columns_);
+    block_room_ = round_up(block_columns_, kernel.columns);
   }
 
   void run() const {
-    const int64_t tasks = p_.batches * column_blocks_ * row_blocks_;
-    const int64_t grain = std::max<int64_t>(1, tasks * kFlopsPerThread / flops());
-    torch::stable::parallel_for(0, tasks, grain, [this](int64_t begin, int64_t end) { work(begin, end); });
+    // Cut by columns of units, not by tasks, of which those of the last block are smaller.
+    const int64_t columns = p_.batches * row_blocks_ * columns_;
+    const int64_t grain = std::max<int64_t>(1, columns * kFlopsPerThread / flops());
+    torch::stable::parallel_for(0, columns, grain,
+                                [this](int64_t begin, int64_t end) { work(first_task(begin), first_task(end)); });
   }
 
  private:
   int64_t flops() const { return 2 * p_.batches * p_.m * p_.n * std::max<int64_t>(1, p_.k); }
 
-  int64_t width() const { return p_.halves * block_columns_; }
+  int64_t width() const { return p_.halves * block_room_; }
+
+  // The first task that begins with this column or a later one, where the columns of all tasks are counted.
+  int64_t first_task(int64_t column) const {
+    const int64_t batch = column / (row_blocks_ * columns_), rest = column % (row_blocks_ * columns_);
+    const int64_t block = batch * column_blocks_ + rest / (row_blocks_ * block_columns_);
+    return block * row_blocks_ + divide_up(rest % (row_blocks_ * block_columns_), columns_of(block));
+  }
 
   // A task is a unit of rows by a block of columns; those of one block of columns follow each other.
   void work(int64_t begin, int64_t end) const {
@@ -110,7 +123,7 @@ class Product {
     const Operand b = p_.b.of(block / column_blocks_);
     for (int64_t half = 0; half < p_.halves; ++half)
       kernel_.pack_panels(b.at(half * columns_ + first_column(block), step * kernel_.word_elements), columns_of(block),
-                          elements(step, steps), steps, kernel_.columns, panels + half * block_columns_ * steps);
+                          elements(step, steps), steps, kernel_.columns, panels + half * block_room_ * steps);
   }
 
   Rows pack_rows(const Operand& a, int64_t rows, int64_t k, int64_t steps, uint32_t* packed) const {
@@ -133,7 +146,7 @@ class Product {
     const Rows a = pack_rows(from, rows, elements(step, steps), steps, packed_rows);
     for (int64_t half = 0; half < p_.halves; ++half) {
       for (int64_t column = 0; column < columns; column += kernel_.columns) {
-        const int64_t at = half * block_columns_ + column;
+        const int64_t at = half * block_room_ + column;
         int64_t p = 0;
         do {
           const int64_t some = std::min(depth, steps - p);
@@ -151,7 +164,7 @@ class Product {
     const int64_t batch = block / column_blocks_;
     finish_({.sums = sums,
              .stride = width(),
-             .half = p_.halves == 2 ? block_columns_ : 0,
+             .half = p_.halves == 2 ? block_room_ : 0,
              .row = batch * p_.m + unit * kRowUnit,
              .rows = rows_of(unit),
              .column = first_column(block),
@@ -167,7 +180,8 @@ class Product {
   const int64_t row_blocks_;  // of one matrix
   const bool in_place_;       // rows of `a` are read where they lie
   const Blocking blocking_;
-  int64_t block_columns_, column_blocks_;  // of a half; whole panels
+  int64_t block_columns_, column_blocks_;  // of a half
+  int64_t block_room_;                     // its columns in whole panels
 };
 
 }  // namespace

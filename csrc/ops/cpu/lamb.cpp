@@ -40,12 +40,9 @@ AK_SIMD_CLONES double sum_squares(const float* x, int64_t n) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-void take_lamb_step(const UpdateArguments& arguments) {
-  const std::vector<UpdateParam> work = check_update<Lamb>(arguments);
-  const UpdateDecision step = decide(arguments);
-  if (step.skip) return;
-  auto shared = begin_step<Lamb>(work, arguments, step);
-
+// The first walk: the moments as they are after the step, and the squares of each tensor.
+std::vector<Squares> move_moments(const std::vector<UpdateParam>& work, const std::vector<SharedByParam<Lamb>>& shared,
+                                  float inv_scale) {
   std::vector<std::vector<Squares>> squares(work.size());
   for (size_t i = 0; i < work.size(); ++i)
     squares[i].resize(static_cast<size_t>((work[i].numel + kChunk - 1) / kChunk));
@@ -55,7 +52,7 @@ void take_lamb_step(const UpdateArguments& arguments) {
         const size_t i = static_cast<size_t>(index);
         const auto& s = shared[i];
         float direction[kTile];
-        moments_span(moments[0], moments[1], g, n, step.inv_scale, s.clip, s.scalars);
+        moments_span(moments[0], moments[1], g, n, inv_scale, s.clip, s.scalars);
         for (int k = 0; k < 2; ++k) {
           if (work[i].moments[k].dtype == ScalarType::BFloat16) as_stored<bf16>(moments[k], n);
         }
@@ -66,13 +63,40 @@ void take_lamb_step(const UpdateArguments& arguments) {
       },
       [](int64_t, const float*, int64_t, int64_t) {});
 
+  std::vector<Squares> totals(work.size());
   for (size_t i = 0; i < work.size(); ++i) {
-    Squares total;
     for (const Squares& part : squares[i]) {
-      total.weight += part.weight;
-      total.direction += part.direction;
+      totals[i].weight += part.weight;
+      totals[i].direction += part.direction;
     }
-    shared[i].scalars.rate = Lamb::rate_of(total.weight, total.direction, shared[i].scalars);
+  }
+  return totals;
+}
+
+void take_lamb_step(const UpdateArguments& arguments) {
+  const std::vector<UpdateParam> work = check_update<Lamb>(arguments);
+  const UpdateDecision step = decide(arguments);
+  if (step.skip) return;
+  auto shared = begin_step<Lamb>(work, arguments, step);
+
+  std::vector<Squares> totals(work.size());
+  if (arguments.squares && arguments.second) {
+    const double* known = static_cast<const double*>(arguments.squares->const_data_ptr());
+    for (size_t i = 0; i < work.size(); ++i) totals[i] = {known[2 * i], known[2 * i + 1]};
+  } else {
+    totals = move_moments(work, shared, step.inv_scale);
+  }
+  if (!arguments.second) {
+    double* sums = static_cast<double*>(arguments.squares->mutable_data_ptr());
+    for (size_t i = 0; i < work.size(); ++i) {
+      if (work[i].numel == 0) continue;
+      sums[2 * i] = totals[i].weight;
+      sums[2 * i + 1] = totals[i].direction;
+    }
+    return;
+  }
+  for (size_t i = 0; i < work.size(); ++i) {
+    shared[i].scalars.rate = Lamb::rate_of(totals[i].weight, totals[i].direction, shared[i].scalars);
   }
   for_each_tile(
       work,

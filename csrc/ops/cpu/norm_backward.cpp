@@ -1,15 +1,18 @@
 // norm_backward on the CPU: the gradient of the rows, and of weight and bias as sums over the rows.
 //
 // Work: reads grad and x once, writes as much as x. The rows are cut into strips that depend on their number alone; a
-// strip leaves its sums over rows in a slot of its own, and the slots are added in order: the same bits for any number
-// of threads. Trap: the sums over rows are fp32 whatever the dtypes, one slot per 1/64 of the rows keeps their error
-// that of a few additions.
+// strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of threads.
+// There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache. Trap: the
+// sums over rows are fp32 whatever the dtypes, one strip per 1/64 of the rows keeps their error that of a few
+// additions.
 #include <algorithm>
 #include <vector>
 
 #include "math/layer_norm.h"
 #include "ops/cpu/chunks.h"
+#include "ops/cpu/dropout_span.h"
 #include "ops/cpu/empty.h"
+#include "ops/cpu/norm_call.h"
 #include "ops/cpu/row_sums.h"
 #include "ops/cpu/tile.h"
 #include "ops/norm_arguments.h"
@@ -83,96 +86,122 @@ AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float
   }
 }
 
-struct Problem {
-  const Tensor &grad, &x;
-  const Tensor* grad_sum;
-  const float *weight, *mean, *rstd;
-  void* out;
-  int64_t parameters;
-};
+// The elements [at, at + n) of grad_x, as they were rounded, to the branch.
+void store_branch(const NormBackwardCall& p, int64_t at, int64_t n, float* buffer) {
+  const float* values = load_tile(static_cast<const void*>(p.grad_x), p.x_type, at, n, buffer);
+  float* const result = p.branch_type == ScalarType::Float ? static_cast<float*>(p.branch) + at : buffer;
+  if (p.mask.seed) {
+    drop_span(values, at, n, static_cast<uint64_t>(*p.mask.seed), p.mask.rate, nullptr, result);
+  } else if (result != values) {
+    std::copy_n(values, n, result);
+  }
+  store_tile(result, p.branch, p.branch_type, at, n);
+}
 
 template <int kParameters, typename X>
-void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
-  const int64_t columns = p.x.size(1);
+void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  const int64_t columns = p.columns;
   const float count = static_cast<float>(columns);
-  const auto size = static_cast<size_t>(columns);
-  std::vector<float> grad_buffer(size), x_buffer(size), added_buffer(p.grad_sum ? size : 0);
-  const auto row_of = [&](const Tensor& t, int64_t at, std::vector<float>& buffer) {
-    return load_tile(t.const_data_ptr(), t.scalar_type(), at, columns, buffer.data());
-  };
+  const Buffer grad_buffer = make_buffer(columns), x_buffer = make_buffer(columns), added_buffer = make_buffer(columns);
   for (int64_t r = begin; r < end; ++r) {
     const int64_t at = r * columns;
-    const float *grad = row_of(p.grad, at, grad_buffer), *x = row_of(p.x, at, x_buffer);
+    const float* grad = load_tile(p.grad, p.grad_type, at, columns, grad_buffer.get());
+    const float* x = load_tile(p.x, p.x_type, at, columns, x_buffer.get());
     const float mean = p.mean ? p.mean[r] : 0.0f, rstd = p.rstd[r];
-    const RowSums row = add_row<kParameters>(x, grad, p.weight, mean, rstd, sums, columns);
+    const RowSums row = add_row<kParameters>(x, grad, weight, mean, rstd, sums, columns);
     const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
-    const float* added = p.grad_sum ? row_of(*p.grad_sum, at, added_buffer) : nullptr;
-    make_rounded(static_cast<X*>(p.out) + at, x_buffer.data(), columns, [&](auto* out) {
+    const float* added = p.grad_sum ? load_tile(p.grad_sum, p.grad_sum_type, at, columns, added_buffer.get()) : nullptr;
+    make_rounded(static_cast<X*>(p.grad_x) + at, x_buffer.get(), columns, [&](auto* out) {
       if (added) {
-        gradient_span<true>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, added, out, columns);
+        gradient_span<true>(x, grad, weight, mean, rstd, mean_g, mean_gn, added, out, columns);
       } else {
-        gradient_span<false>(x, grad, p.weight, mean, rstd, mean_g, mean_gn, nullptr, out, columns);
+        gradient_span<false>(x, grad, weight, mean, rstd, mean_g, mean_gn, nullptr, out, columns);
       }
     });
+    if (p.branch) store_branch(p, at, columns, grad_buffer.get());
   }
 }
 
 template <typename X>
-void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
-  if (p.parameters == 0) return backward_rows<0, X>(p, begin, end, sums);
-  if (p.parameters == 1) return backward_rows<1, X>(p, begin, end, sums);
-  backward_rows<2, X>(p, begin, end, sums);
+void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  if (p.parameters == 0) return backward_rows<0, X>(p, weight, begin, end, sums);
+  if (p.parameters == 1) return backward_rows<1, X>(p, weight, begin, end, sums);
+  backward_rows<2, X>(p, weight, begin, end, sums);
 }
 
 // The rows [begin, end), whose sums are added to `sums`: those of the weight, then those of the bias.
-void backward_rows(const Problem& p, int64_t begin, int64_t end, float* sums) {
-  if (p.x.scalar_type() == ScalarType::Float) return backward_rows<float>(p, begin, end, sums);
-  if (p.x.scalar_type() == ScalarType::Half) return backward_rows<fp16>(p, begin, end, sums);
-  backward_rows<bf16>(p, begin, end, sums);
+void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  if (p.x_type == ScalarType::Float) return backward_rows<float>(p, weight, begin, end, sums);
+  if (p.x_type == ScalarType::Half) return backward_rows<fp16>(p, weight, begin, end, sums);
+  backward_rows<bf16>(p, weight, begin, end, sums);
 }
 
-std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in,
-                                         const std::optional<Tensor> mean_in, const std::optional<Tensor> weight,
-                                         const std::optional<Tensor> grad_sum_in, const int64_t parameters) {
-  check_norm_backward(grad_in, x_in, rstd_in, mean_in, weight, grad_sum_in, parameters);
-  for (const auto* t : {&mean_in, &weight, &grad_sum_in})
+std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in,
+                                                 const std::optional<Tensor> mean_in,
+                                                 const std::optional<Tensor> weight,
+                                                 const std::optional<Tensor> grad_sum_in,
+                                                 const std::optional<Tensor> seed, const int64_t parameters,
+                                                 const double dropout_p, const std::optional<ScalarType> branch_dtype) {
+  check_norm_backward(grad_in, x_in, rstd_in, mean_in, weight, grad_sum_in, seed, parameters, dropout_p, branch_dtype);
+  for (const auto* t : {&mean_in, &weight, &grad_sum_in, &seed})
     AK_CHECK(grad_in.is_cpu() && x_in.is_cpu() && rstd_in.is_cpu() && (!*t || (*t)->is_cpu()),
              "norm_backward: all tensors must be on the CPU");
   const Tensor grad = torch::stable::contiguous(grad_in), x = torch::stable::contiguous(x_in),
                rstd = torch::stable::contiguous(rstd_in), mean = mean_in ? torch::stable::contiguous(*mean_in) : rstd,
                grad_sum = grad_sum_in ? torch::stable::contiguous(*grad_sum_in) : grad;
-  const int64_t rows = x.size(0), columns = x.size(1), width = parameters * columns;
-  const Tensor out = empty_tensor({rows, columns}, x.scalar_type());
-  const Tensor totals = empty_tensor({parameters, columns}, ScalarType::Float);
-  std::vector<float> scale(static_cast<size_t>(columns), 1.0f);
+  const int64_t rows = x.size(0), columns = x.size(1);
   const Tensor dense_weight = weight ? torch::stable::contiguous(*weight) : rstd;
-  const Problem problem{
-      grad,
-      x,
-      grad_sum_in ? &grad_sum : nullptr,
-      weight ? load_tile(dense_weight.const_data_ptr(), dense_weight.scalar_type(), 0, columns, scale.data())
-             : scale.data(),
-      mean_in ? static_cast<const float*>(mean.const_data_ptr()) : nullptr,
-      static_cast<const float*>(rstd.const_data_ptr()),
-      out.mutable_data_ptr(),
-      parameters};
-
-  const int64_t strips = std::clamp<int64_t>((rows + kRowsPerStrip - 1) / kRowsPerStrip, 1, kStrips);
-  std::vector<float> sums(static_cast<size_t>(strips * width), 0.0f);
-  const int64_t grain = std::max<int64_t>(1, strips * kGrain / std::max<int64_t>(1, rows * columns));
-  torch::stable::parallel_for(0, strips, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s)
-      backward_rows(problem, rows * s / strips, rows * (s + 1) / strips, sums.data() + s * width);
-  });
-  float* to = static_cast<float*>(totals.mutable_data_ptr());
-  torch::stable::parallel_for(0, width, std::max<int64_t>(1, kGrain / strips), [&](int64_t begin, int64_t end) {
-    std::fill(to + begin, to + end, 0.0f);
-    for (int64_t s = 0; s < strips; ++s) add_span(sums.data() + s * width + begin, to + begin, end - begin);
-  });
-  return {out, totals};
+  const Tensor out = empty_tensor({rows, columns}, x.scalar_type());
+  const Tensor sums = empty_tensor({parameters, columns}, ScalarType::Float);
+  const Tensor branch =
+      branch_dtype ? empty_tensor({rows, columns}, *branch_dtype) : empty_tensor({0}, x.scalar_type());
+  norm_backward_call(
+      {.grad = grad.const_data_ptr(),
+       .grad_type = grad.scalar_type(),
+       .x = x.const_data_ptr(),
+       .x_type = x.scalar_type(),
+       .mean = mean_in ? static_cast<const float*>(mean.const_data_ptr()) : nullptr,
+       .rstd = static_cast<const float*>(rstd.const_data_ptr()),
+       .weight = weight ? NormParameter{dense_weight.const_data_ptr(), dense_weight.scalar_type()} : NormParameter{},
+       .grad_sum = grad_sum_in ? grad_sum.const_data_ptr() : nullptr,
+       .grad_sum_type = grad_sum.scalar_type(),
+       .rows = rows,
+       .columns = columns,
+       .grad_x = out.mutable_data_ptr(),
+       .parameters = parameters,
+       .sums = static_cast<float*>(sums.mutable_data_ptr()),
+       .branch = branch_dtype ? branch.mutable_data_ptr() : nullptr,
+       .branch_type = branch.scalar_type(),
+       .mask = {seed ? static_cast<const int64_t*>(seed->const_data_ptr()) : nullptr, dropout_rate(dropout_p)}});
+  return {out, sums, branch};
 }
 
 }  // namespace
+
+void norm_backward_call(const NormBackwardCall& p) {
+  const int64_t width = p.parameters * p.columns;
+  std::vector<float> scale_buffer;
+  const float* scale = values_or(p.weight.data, p.weight.type, 1.0f, p.columns, scale_buffer);
+  const int64_t strips = std::clamp<int64_t>((p.rows + kRowsPerStrip - 1) / kRowsPerStrip, 1, kStrips);
+  const int64_t slots = width == 0 ? strips : std::min<int64_t>(strips, torch::stable::get_num_threads());
+  const Buffer sums = make_buffer(slots * width);
+  std::fill_n(p.sums, width, 0.0f);
+  const int64_t grain = std::max<int64_t>(1, strips * kGrain / std::max<int64_t>(1, p.rows * p.columns));
+  for (int64_t first = 0; first < strips; first += slots) {
+    const int64_t count = std::min(slots, strips - first);
+    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        float* const slot = sums.get() + s * width;
+        std::fill_n(slot, width, 0.0f);
+        backward_rows(p, scale, p.rows * (first + s) / strips, p.rows * (first + s + 1) / strips, slot);
+      }
+    });
+    torch::stable::parallel_for(0, width, std::max<int64_t>(1, kGrain / count), [&](int64_t begin, int64_t end) {
+      for (int64_t s = 0; s < count; ++s) add_span(sums.get() + s * width + begin, p.sums + begin, end - begin);
+    });
+  }
+}
+
 }  // namespace ak
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("norm_backward", TORCH_BOX(&ak::norm_backward)); }

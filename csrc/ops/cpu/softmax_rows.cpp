@@ -1,61 +1,96 @@
 // softmax_rows and softmax_rows_backward on the CPU. A row is widened into a buffer that stays in the cache, where the
 // passes for the largest value, the sum and the result find it. Rows are independent: the bits are the same for any
 // number of threads.
-#include <cmath>
-#include <memory>
+#include <algorithm>
 
 #include "math/softmax.h"
 #include "ops/cpu/arguments.h"
 #include "ops/cpu/chunks.h"
+#include "ops/cpu/empty.h"
 #include "ops/cpu/exp_sums.h"
+#include "ops/cpu/softmax_call.h"
 #include "ops/cpu/tile.h"
 #include "ops/softmax_arguments.h"
 
 namespace ak {
 namespace {
 
-using Buffer = std::unique_ptr<float[]>;
+// `to` may be x.
+AK_SIMD_CLONES void mask_span(const bool* counts, float instead, const float* x, float* to, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) to[i] = counts[i] ? x[i] : instead;
+}
 
-Buffer make_buffer(int64_t n) { return std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n)); }
-
-AK_SIMD_CLONES void mask_span(const bool* __restrict counts, float instead, float* __restrict x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = counts[i] ? x[i] : instead;
+// At most kRowsTogether rows from their values, which `e` may take the place of; y may be where e is. Of log-softmax
+// writes base and inverse of each row.
+template <bool kLog, typename T>
+AK_SIMD_CLONES void softmax_of_rows(const float* x, float* e, T* y, int64_t rows, int64_t n, bool safe, float* bases,
+                                    float* inverses) {
+  PerRow largest = {}, sums = {}, base, inverse, log_sum;
+  for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of_row(x + r * n, n);
+  for (int64_t r = 0; r < rows; ++r) sums[r] = exp_row<!kLog>(x + r * n, softmax_base(largest[r]), e + r * n, n);
+  for (int64_t r = 0; r < kRowsTogether; ++r) {
+    const SoftmaxRow row = softmax_row(largest[r], sums[r], safe);
+    base[r] = row.base;
+    inverse[r] = row.inverse;
+    log_sum[r] = row.log_sum;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const SoftmaxRow row{base[r], inverse[r], log_sum[r]};
+    const float* from = (kLog ? x : e) + r * n;
+    T* to = y + r * n;
+    for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
+      to[i] = round_to<T>(kLog ? log_softmax_of(row, from[i]) : softmax_of(row, from[i]));
+    });
+  }
+  if (kLog) {
+    std::copy_n(base, rows, bases);
+    std::copy_n(inverse, rows, inverses);
+  }
 }
 
 template <typename T>
-AK_SIMD_CLONES void softmax_span(const float* __restrict e, const SoftmaxRow row, T* __restrict y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = round_to<T>(softmax_of(row, e[i]));
-}
-template <typename T>
-AK_SIMD_CLONES void log_softmax_span(const float* __restrict x, const SoftmaxRow row, T* __restrict y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = round_to<T>(log_softmax_of(row, x[i]));
+AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
+  round_span(from, to, n);
 }
 
-AK_SIMD_CLONES float sum_of_products(const float* __restrict x, const float* __restrict y, int64_t n) {
-  return sum_of_lanes(n, [=](int64_t i) { return x[i] * y[i]; });
+// The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
+template <typename T, typename Out>
+AK_SIMD_CLONES void softmax_gradient_rows(const T* y, const T* g, Out* out, int64_t rows, int64_t n) {
+  PerRow sums;
+  for (int64_t r = 0; r < rows; ++r) {
+    const T *const of = y + r * n, *const grad = g + r * n;
+    sums[r] = sum_of_lanes(
+        n,
+        [=](int64_t i, Floats& t) __attribute__((always_inline)) {
+          Floats other;
+          load_floats(grad + i, t), load_floats(of + i, other), t *= other;
+        },
+        [=](int64_t i) __attribute__((always_inline)) { return to_float(grad[i]) * to_float(of[i]); });
+  }
+  for (int64_t r = 0; r < rows; ++r, y += n, g += n, out += n) {
+    for_lanes(n, [=, sum = sums[r]](int64_t i) __attribute__((always_inline)) {
+      out[i] = round_to<Out>(softmax_gradient(to_float(y[i]), to_float(g[i]), sum));
+    });
+  }
 }
-AK_SIMD_CLONES float sum_of_span(const float* __restrict x, int64_t n) {
-  return sum_of_lanes(n, [=](int64_t i) { return x[i]; });
-}
-AK_SIMD_CLONES void softmax_gradient_span(const float* __restrict y, float sum, float* __restrict g, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) g[i] = softmax_gradient(y[i], g[i], sum);
-}
-AK_SIMD_CLONES void log_softmax_gradient_span(const float* __restrict e, float inverse, float sum, float* __restrict g,
-                                              int64_t n) {
-  for (int64_t i = 0; i < n; ++i) g[i] = log_softmax_gradient(e[i] * inverse, g[i], sum);
+template <typename T, typename Out>
+AK_SIMD_CLONES void log_softmax_gradient_rows(const T* x, const T* g, const float* bases, const float* inverses,
+                                              Out* out, int64_t rows, int64_t n) {
+  PerRow sums;
+  for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_row(g + r * n, n);
+  for (int64_t r = 0; r < rows; ++r, x += n, g += n, out += n) {
+    for_lanes(n, [=, base = bases[r], inverse = inverses[r], sum = sums[r]](int64_t i) __attribute__((always_inline)) {
+      const float y = exp_of_logit(to_float(x[i]) - base) * inverse;
+      out[i] = round_to<Out>(log_softmax_gradient(y, to_float(g[i]), sum));
+    });
+  }
 }
 
-const bool* mask_row(const Tensor& mask, int64_t row) {
-  const int64_t last = row % mask.size(2), rest = row / mask.size(2);
-  return static_cast<const bool*>(mask.const_data_ptr()) + rest / mask.size(1) * mask.stride(0) +
-         rest % mask.size(1) * mask.stride(1) + last * mask.stride(2);
-}
-
-// The elements of a row as floats of their own, which may be changed.
-float* take_row(const Tensor& t, int64_t row, int64_t n, float* buffer) {
-  const float* values = load_tile(t.const_data_ptr(), t.scalar_type(), row * n, n, buffer);
-  if (values != buffer) std::copy_n(values, n, buffer);
-  return buffer;
+SoftmaxMask mask_of(const std::optional<Tensor>& t) {
+  if (!t) return {};
+  return {
+      static_cast<const bool*>(t->const_data_ptr()), t->size(1), t->size(2), t->stride(0), t->stride(1), t->stride(2)};
 }
 
 std::tuple<Tensor, Tensor> softmax_rows(const Tensor& x, const std::optional<Tensor> mask, bool log, bool safe,
@@ -66,34 +101,18 @@ std::tuple<Tensor, Tensor> softmax_rows(const Tensor& x, const std::optional<Ten
   check_dtype(op, {"out_dtype"}, out_dtype, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
   check_cpu(op, {"x"}, x);
   if (mask) check_cpu(op, {"mask"}, *mask);
-  const int64_t rows = x.size(0), n = x.size(1);
-  const Tensor y = torch::stable::empty({rows, n}, out_dtype);
-  const Tensor statistics = torch::stable::empty({2, log ? rows : 0}, ScalarType::Float);
-  float* const kept = static_cast<float*>(statistics.mutable_data_ptr());
-  void* const out = y.mutable_data_ptr();
-  torch::stable::parallel_for(0, rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
-    const Buffer values = make_buffer(n), exponentials = make_buffer(n);
-    for (int64_t r = begin; r < end; ++r) {
-      const float* row = mask ? take_row(x, r, n, values.get())
-                              : load_tile(x.const_data_ptr(), x.scalar_type(), r * n, n, values.get());
-      if (mask) mask_span(mask_row(*mask, r), kMasked, values.get(), n);
-      const float largest = largest_of_span(row, n, kMasked);
-      const float sum = exp_span(row, softmax_base(largest), exponentials.get(), n);
-      const SoftmaxRow result = softmax_row(largest, sum, safe);
-      with_dtype(out_dtype, [&]<typename T>(T) {
-        T* to = static_cast<T*>(out) + r * n;
-        if (log) {
-          log_softmax_span(row, result, to, n);
-        } else {
-          softmax_span(exponentials.get(), result, to, n);
-        }
-      });
-      if (log) {
-        kept[r] = result.base;
-        kept[rows + r] = result.inverse;
-      }
-    }
-  });
+  const int64_t rows = x.size(0), columns = x.size(1);
+  const Tensor y = empty_tensor({rows, columns}, out_dtype);
+  const Tensor statistics = empty_tensor({2, log ? rows : 0}, ScalarType::Float);
+  softmax_call({.x = x.const_data_ptr(),
+                .x_type = x.scalar_type(),
+                .mask = mask_of(mask),
+                .safe = safe,
+                .rows = rows,
+                .columns = columns,
+                .y = y.mutable_data_ptr(),
+                .y_type = out_dtype,
+                .statistics = log ? static_cast<float*>(statistics.mutable_data_ptr()) : nullptr});
   return {y, statistics};
 }
 
@@ -105,31 +124,87 @@ Tensor softmax_rows_backward(const Tensor& grad, const Tensor& of, const std::op
   for (const auto& [name, t] : {std::pair{"grad", &grad}, {"of", &of}}) check_cpu(op, {name}, *t);
   if (statistics) check_cpu(op, {"statistics"}, *statistics);
   if (mask) check_cpu(op, {"mask"}, *mask);
-  const int64_t rows = grad.size(0), n = grad.size(1);
-  const Tensor out = torch::stable::empty({rows, n}, out_dtype);
-  const float* const kept = statistics ? static_cast<const float*>(statistics->const_data_ptr()) : nullptr;
-  void* const to = out.mutable_data_ptr();
-  torch::stable::parallel_for(0, rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
-    const Buffer values = make_buffer(n), gradients = make_buffer(n);
-    float* const g = gradients.get();
-    for (int64_t r = begin; r < end; ++r) {
-      take_row(grad, r, n, g);
-      const float* y = load_tile(of.const_data_ptr(), of.scalar_type(), r * n, n, values.get());
-      if (kept) {
-        const float sum = sum_of_span(g, n);
-        exp_span(y, kept[r], values.get(), n);
-        log_softmax_gradient_span(values.get(), kept[rows + r], sum, g, n);
-        if (mask) mask_span(mask_row(*mask, r), 0.0f, g, n);
-      } else {
-        softmax_gradient_span(y, sum_of_products(g, y, n), g, n);
-      }
-      with_dtype(out_dtype, [&]<typename T>(T) { round_span(g, static_cast<T*>(to) + r * n, n); });
-    }
-  });
+  const int64_t rows = grad.size(0), columns = grad.size(1);
+  const Tensor out = empty_tensor({rows, columns}, out_dtype);
+  softmax_backward_call({.grad = grad.const_data_ptr(),
+                         .grad_type = grad.scalar_type(),
+                         .of = of.const_data_ptr(),
+                         .of_type = of.scalar_type(),
+                         .statistics = statistics ? static_cast<const float*>(statistics->const_data_ptr()) : nullptr,
+                         .mask = mask_of(mask),
+                         .rows = rows,
+                         .columns = columns,
+                         .grad_x = out.mutable_data_ptr(),
+                         .grad_x_type = out_dtype});
   return out;
 }
 
 }  // namespace
+
+void softmax_call(const SoftmaxCall& call) {
+  const int64_t n = call.columns, block = rows_together(n);
+  torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
+    const Buffer values = make_buffer(block * n), exponentials = make_buffer(block * n);
+    for (int64_t first = begin; first < end; first += block) {
+      const int64_t rows = std::min(block, end - first), numel = rows * n;
+      const float* x = load_tile(call.x, call.x_type, first * n, numel, values.get());
+      if (call.mask.data) {
+        for (int64_t r = 0; r < rows; ++r)
+          mask_span(call.mask.row(first + r), kMasked, x + r * n, values.get() + r * n, n);
+        x = values.get();
+      }
+      with_dtype(call.y_type, [&]<typename T>(T) {
+        make_rounded(static_cast<T*>(call.y) + first * n, exponentials.get(), numel, [&](auto* at) {
+          if (call.statistics) {
+            float *const bases = call.statistics + first, *const inverses = bases + call.rows;
+            softmax_of_rows<true>(x, exponentials.get(), at, rows, n, call.safe, bases, inverses);
+          } else {
+            softmax_of_rows<false>(x, exponentials.get(), at, rows, n, call.safe, nullptr, nullptr);
+          }
+        });
+      });
+    }
+  });
+}
+
+void softmax_backward_call(const SoftmaxBackwardCall& call) {
+  const int64_t n = call.columns, block = rows_together(n);
+  const bool direct = call.grad_type == ScalarType::BFloat16 && call.of_type == call.grad_type;  // read as they are
+  torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
+    const Buffer values = make_buffer(block * n), gradients = make_buffer(block * n);
+    const auto rows_of = [&](const auto* y, const auto* g, int64_t first, int64_t rows) {
+      const auto make = [&](auto* at) {
+        if (call.statistics) {
+          const float *const bases = call.statistics + first, *const inverses = bases + call.rows;
+          log_softmax_gradient_rows(y, g, bases, inverses, at, rows, n);
+        } else {
+          softmax_gradient_rows(y, g, at, rows, n);
+        }
+      };
+      with_dtype(call.grad_x_type, [&]<typename T>(T) {
+        T* const at = static_cast<T*>(call.grad_x) + first * n;
+        if (call.statistics && call.mask.data) {
+          float* const made = values.get();
+          make(made);
+          for (int64_t r = 0; r < rows; ++r) mask_span(call.mask.row(first + r), 0.0f, made + r * n, made + r * n, n);
+          copy_span(made, at, rows * n);
+        } else {
+          make_rounded(at, values.get(), rows * n, make);
+        }
+      });
+    };
+    for (int64_t first = begin; first < end; first += block) {
+      const int64_t rows = std::min(block, end - first), at = first * n;
+      if (direct) {
+        rows_of(static_cast<const bf16*>(call.of) + at, static_cast<const bf16*>(call.grad) + at, first, rows);
+      } else {
+        rows_of(load_tile(call.of, call.of_type, at, rows * n, values.get()),
+                load_tile(call.grad, call.grad_type, at, rows * n, gradients.get()), first, rows);
+      }
+    }
+  });
+}
+
 }  // namespace ak
 
 STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {

@@ -5,7 +5,9 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "math/half.h"
 #include "math/split_master.h"
@@ -17,6 +19,11 @@ namespace ak {
 using torch::headeronly::ScalarType;
 
 inline constexpr int64_t kTile = 1024;
+
+using Buffer = std::unique_ptr<float[]>;
+inline Buffer make_buffer(int64_t n) { return std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n)); }
+
+inline int64_t bytes_of(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
 
 // Calls f with a value of the type that a 16-bit or fp32 dtype names.
 template <typename F>
@@ -105,6 +112,13 @@ AK_SIMD_CLONES inline const float* load_tile(const void* data, ScalarType dtype,
 // The same for elements that will be changed.
 inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
   return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
+}
+
+// `n` values as floats; without data, `absent` for each.
+inline const float* values_or(const void* data, ScalarType dtype, float absent, int64_t n, std::vector<float>& buffer) {
+  if (data && dtype == ScalarType::Float) return static_cast<const float*>(data);
+  buffer.assign(static_cast<size_t>(n), absent);
+  return data ? load_tile(data, dtype, 0, n, buffer.data()) : buffer.data();
 }
 
 AK_SIMD_CLONES inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {

@@ -53,12 +53,7 @@ bool unscale_chunk(const Tensor& grad, const Chunk& chunk, float inv_scale) {
 }
 
 void unscale_(const TensorList grads, const Tensor found_inf, const Tensor inv_scale) {
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const ArgName name{"grads", static_cast<int64_t>(i)};
-    check_dtype(kOp, name, grads[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
-    check_cpu(kOp, name, grads[i]);
-    check_dense(kOp, name, grads[i]);
-  }
+  check_list(kOp, "grads", grads);
   const float factor = read_scalar<float>(kOp, {"inv_scale"}, inv_scale);
   float* flag = scalar_data<float>(kOp, {"found_inf"}, found_inf);
 

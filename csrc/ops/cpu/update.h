@@ -93,6 +93,9 @@ std::vector<SharedByParam<Rule>> begin_step(const std::vector<UpdateParam>& work
   for (size_t group = 0; group < a.flags.size(); ++group) {
     options.push_back(a.options_of<Rule>(group));
     if (!a.lrs.empty()) options.back().lr = *static_cast<const float*>(a.lrs[group].const_data_ptr());
+    if (!a.weight_decays.empty()) {
+      options.back().weight_decay = *static_cast<const double*>(a.weight_decays[group].const_data_ptr());
+    }
   }
   std::vector<SharedByParam<Rule>> shared;
   shared.reserve(work.size());

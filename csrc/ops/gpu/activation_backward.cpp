@@ -3,7 +3,6 @@
 #include "kernels/activation_backward.h"
 
 #include <string>
-#include <vector>
 
 #include "ops/activation.h"
 #include "ops/gpu/call.h"
@@ -14,17 +13,8 @@ namespace {
 Tensor run_activation_backward(const Tensor& grad, const Tensor& preact, std::string name) {
   constexpr const char* op = "activation_backward";
   GpuCall call(op, {"preact"}, preact);
-  check_dtype(op, {"preact"}, preact, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-  check_dtype(op, {"grad"}, grad, {preact.scalar_type(), ScalarType::Float});
   const Activation activation = activation_named(op, name);
-  std::vector<int64_t> sizes(preact.sizes().begin(), preact.sizes().end());
-  if (is_gated(activation)) {
-    AK_CHECK(!sizes.empty() && sizes.back() % 2 == 0, op, ": preact must have an even number of columns with '", name,
-             "'; got ", Ints{preact.sizes()});
-    sizes.back() /= 2;
-  }
-  AK_CHECK(grad.sizes().size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), grad.sizes().begin()), op,
-           ": grad must have the shape of ", name, "(preact), ", Ints{sizes}, "; got ", Ints{grad.sizes()});
+  check_activation_gradient(op, activation, grad, preact);
   const Tensor g = torch::stable::contiguous(grad), z = torch::stable::contiguous(preact);
   const Tensor out = call.empty({"out"}, z.sizes(), z.scalar_type());
   const int64_t columns = z.dim() == 0 ? 1 : z.size(z.dim() - 1);

@@ -70,6 +70,10 @@ class GpuCall {
     check_one_element(op_, name, t, kScalarType<T>);
     return static_cast<T*>(write(name, t));
   }
+  template <typename T>
+  T* mutable_scalar(ArgName name, const std::optional<Tensor>& t) {
+    return t ? mutable_scalar<T>(name, *t) : nullptr;
+  }
 
   // A list of dense tensors, for the kernels that look at each element once.
   template <typename Void>
@@ -131,6 +135,8 @@ class GpuCall {
     counters_ = scratch(count * 4, count * 4);
     return static_cast<uint32_t*>(counters_->mutable_data_ptr());
   }
+  // Whether those took a memset: where a graph is captured, or for more counters than a stream has.
+  bool counters_took_memset() const { return counters_.has_value(); }
   // Sets the first `bytes` of a tensor to 0, in the stream's order. Nothing for none: memset need not take the null of
   // an empty tensor.
   void zero(const Tensor& t, size_t bytes) {

@@ -25,8 +25,9 @@ std::tuple<Tensor, Tensor> run(GpuCall& call, const std::vector<GradRef>& refs, 
     const Tensor scratch = call.scratch(check_and_norm_per_tensor_scratch_bytes(refs));
     call.launch(check_and_norm_per_tensor, refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at);
   } else {
-    const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs), kNormScratchZeroed);
-    call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at);
+    const Tensor scratch = call.scratch(check_and_norm_scratch_bytes(refs));
+    uint32_t* blocks_done = call.counters(1);
+    call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), blocks_done, norms_at, found_at);
   }
   return {norms, found_inf};
 }

@@ -1,8 +1,8 @@
 // gemm, gemm_dact and gemm_accumulate_ on a GPU: checks, how the operands lie, outputs and scratch from
 // torch's allocator, and the launch that csrc/tuning/gemm.h chooses.
 //
-// An operand whose rows or columns are contiguous is taken as it lies, whatever its alignment; any other is copied
-// once.
+// An operand whose rows or columns are contiguous is taken as it lies; any other is copied once. On Hopper so are the
+// operands that TMA cannot read, where the planner finds that faster than the kernel that can.
 #include "kernels/gemm.h"
 
 #include <array>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/gemm_column_sums.h"
+#include "kernels/gemm_repack_sm90.h"
 #include "math/activation.h"
 #include "ops/activation.h"
 #include "ops/gemm_operand.h"
@@ -60,9 +61,7 @@ struct Operand {
   }
 
   // Whether its lines and matrices begin at multiples of 16 bytes.
-  bool aligned() const {
-    return (reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(ld * 2 | batch_stride * 2)) % 16 == 0;
-  }
+  bool aligned() const { return gemm_sm90_reads(data, ld, batch_stride); }
 
  private:
   bool describe(int64_t k_dim) {
@@ -174,28 +173,36 @@ struct Call {
     problem.k = 8;
   }
 
+  std::optional<Tensor> partials;
+
+  // For the parts of a split product; lives as long as the call.
+  GemmScratch scratch(const GemmScratchSize& size) {
+    if (size.partials == 0) return {};
+    partials = gpu.scratch(size.partials * 4);
+    GemmScratch parts{static_cast<float*>(partials->mutable_data_ptr()), gpu.counters(size.counters)};
+    parts.memset = gpu.counters_took_memset();
+    return parts;
+  }
+
   template <class T>
   void launch([[maybe_unused]] const GemmPlan& plan, [[maybe_unused]] GemmOutput output) {
 #ifdef AK_HAS_SM90a
     if (plan.kernel == GemmKernel::kSm90) {
       const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
-      const GemmScratchSize size = gemm_sm90_scratch(problem, config);
-      std::optional<Tensor> partials;
-      GemmScratch parts;
-      if (size.partials > 0) {
-        partials = gpu.scratch(size.partials * 4);
-        parts = {static_cast<float*>(partials->mutable_data_ptr()), gpu.counters(size.counters)};
+      GemmProblem q = problem;
+      std::optional<Tensor> copies;
+      if (const size_t bytes = gemm_repack_bytes(problem)) {
+        copies = gpu.scratch(bytes);
+        q = gemm_repacked(problem, copies->mutable_data_ptr());
+        gpu.launch(gemm_repack, problem, q);
       }
-      return gpu.launch(gemm_sm90<T>, problem, config, output, parts);
+      return gpu.launch(gemm_sm90<T>, q, config, output, scratch(gemm_sm90_scratch(q, config)));
     }
 #endif
 #ifdef AK_HAS_GEMM_SM80
     if (plan.kernel == GemmKernel::kSm80) {
       const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
-      std::optional<Tensor> parts;
-      if (const size_t bytes = gemm_sm80_scratch_bytes(problem, config))
-        parts = gpu.scratch(bytes, gemm_sm80_zeroed_bytes(problem, config));
-      return gpu.launch(gemm_sm80<T>, problem, config, parts ? parts->mutable_data_ptr() : nullptr);
+      return gpu.launch(gemm_sm80<T>, problem, config, scratch(gemm_sm80_scratch(problem, config)));
     }
 #endif
     fail(op,

@@ -10,11 +10,13 @@ namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> run_norm_forward(const Tensor& x_in, const std::optional<Tensor> weight_in,
                                                             const std::optional<Tensor> bias_in,
-                                                            const std::optional<Tensor> residual_in, const double eps,
-                                                            const bool centred, const ScalarType out_dtype) {
+                                                            const std::optional<Tensor> residual_in,
+                                                            const std::optional<Tensor> seed, const double eps,
+                                                            const bool centred, const ScalarType out_dtype,
+                                                            const double dropout_p) {
   constexpr const char* op = "norm_forward";
   GpuCall call(op, {"x"}, x_in);
-  check_norm_forward(x_in, weight_in, bias_in, residual_in, out_dtype);
+  check_norm_forward(x_in, weight_in, bias_in, residual_in, seed, dropout_p, out_dtype);
   AK_CHECK(x_in.size(1) <= kMaxColumns, op, ": x must have at most ", kMaxColumns, " columns; got ", x_in.size(1));
   const Tensor x = torch::stable::contiguous(x_in);
   const auto weight = without_gaps(weight_in), bias = without_gaps(bias_in), residual = without_gaps(residual_in);
@@ -25,22 +27,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_norm_forward(const Tensor& x_in, 
   const Tensor mean = call.empty({"mean"}, {centred ? rows : 0}, ScalarType::Float);
   const Tensor rstd = call.empty({"rstd"}, {rows}, ScalarType::Float);
   const auto type = [](const std::optional<Tensor>& t) { return t ? dtype_of(t->scalar_type()) : DType::kFloat32; };
-  const NormForward problem{call.read({"x"}, x),
-                            residual ? call.read({"residual"}, *residual) : nullptr,
-                            weight ? call.read({"weight"}, *weight) : nullptr,
-                            bias ? call.read({"bias"}, *bias) : nullptr,
-                            residual ? sum.mutable_data_ptr() : nullptr,
-                            y.mutable_data_ptr(),
-                            centred ? static_cast<float*>(mean.mutable_data_ptr()) : nullptr,
-                            static_cast<float*>(rstd.mutable_data_ptr()),
-                            dtype_of(x.scalar_type()),
-                            type(residual),
-                            type(weight),
-                            type(bias),
-                            dtype_of(out_dtype),
-                            rows,
-                            static_cast<int>(columns),
-                            static_cast<float>(eps)};
+  const NormForward problem{
+      call.read({"x"}, x),
+      residual ? call.read({"residual"}, *residual) : nullptr,
+      weight ? call.read({"weight"}, *weight) : nullptr,
+      bias ? call.read({"bias"}, *bias) : nullptr,
+      residual ? sum.mutable_data_ptr() : nullptr,
+      y.mutable_data_ptr(),
+      centred ? static_cast<float*>(mean.mutable_data_ptr()) : nullptr,
+      static_cast<float*>(rstd.mutable_data_ptr()),
+      dtype_of(x.scalar_type()),
+      type(residual),
+      type(weight),
+      type(bias),
+      dtype_of(out_dtype),
+      rows,
+      static_cast<int>(columns),
+      static_cast<float>(eps),
+      {seed ? static_cast<const int64_t*>(call.read({"seed"}, *seed)) : nullptr, dropout_rate(dropout_p)}};
   call.launch(norm_forward, problem);
   return {y, sum, mean, rstd};
 }

@@ -1,10 +1,11 @@
 // The emulator behind ops/gpu/call.h: CPU tensors, of which kernels reach only those that the glue has named.
 //
-// AMP_KERNELS_EMULATE_SEED chooses the schedule of threads and copies (0), AMP_KERNELS_EMULATE_CAPABILITY the GPU that
-// launches are planned for ("9.0"). Both are read at each call.
+// AMP_KERNELS_EMULATE_SEED chooses the schedule of threads and copies (0), AMP_KERNELS_EMULATE_CAPABILITY and
+// AMP_KERNELS_EMULATE_SMS the GPU that launches are planned for ("9.0", 132). All are read at each call.
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -41,16 +42,25 @@ class Target {
   torch::stable::Device device() const { return {torch::headeronly::DeviceType::CPU}; }
   Stream stream() const { return nullptr; }
 
-  // Plans are those of an H200's number of SMs; how many the emulator has only sizes persistent grids.
+  // Plans are those of an H200 unless the environment says otherwise; how many SMs the emulator has only sizes
+  // persistent grids.
   GpuProperties properties() const {
-    const char* capability = std::getenv("AMP_KERNELS_EMULATE_CAPABILITY");
-    if (!capability) return {132, 90};
+    GpuProperties gpu{132, 90};
     char* end = nullptr;
-    const long major = std::strtol(capability, &end, 10);
-    const long minor = *end == '.' ? std::strtol(end + 1, &end, 10) : -1;
-    AK_CHECK(major > 0 && minor >= 0 && *end == 0, "AMP_KERNELS_EMULATE_CAPABILITY is '", capability,
-             "'; accepted: a compute capability such as 9.0");
-    return {132, static_cast<int>(10 * major + minor)};
+    if (const char* sms = std::getenv("AMP_KERNELS_EMULATE_SMS")) {
+      const long count = std::strtol(sms, &end, 10);
+      AK_CHECK(count > 0 && count <= INT_MAX && *end == 0, "AMP_KERNELS_EMULATE_SMS is '", sms,
+               "'; accepted: a number of multiprocessors, at least 1");
+      gpu.sm_count = static_cast<int>(count);
+    }
+    if (const char* capability = std::getenv("AMP_KERNELS_EMULATE_CAPABILITY")) {
+      const long major = std::strtol(capability, &end, 10);
+      const long minor = *end == '.' ? std::strtol(end + 1, &end, 10) : -1;
+      AK_CHECK(major > 0 && minor >= 0 && *end == 0, "AMP_KERNELS_EMULATE_CAPABILITY is '", capability,
+               "'; accepted: a compute capability such as 9.0");
+      gpu.capability = static_cast<int>(10 * major + minor);
+    }
+    return gpu;
   }
 
   void zero(void* data, size_t bytes) {

@@ -71,13 +71,21 @@ void take_step(const UpdateArguments& a) {
   std::vector<ParamGroup<typename Rule::Options>> groups;
   groups.reserve(a.flags.size());
   for (size_t g = 0; g < a.flags.size(); ++g) {
-    const float* lr = a.lrs.empty() ? nullptr : call.scalar({"lrs", static_cast<int64_t>(g)}, a.lrs[g]);
-    groups.push_back({a.options_of<Rule>(g), lr, (a.flags[g] & kMaximize) != 0, a.ema_decay[g]});
+    const int64_t i = static_cast<int64_t>(g);
+    const float* lr = a.lrs.empty() ? nullptr : call.scalar({"lrs", i}, a.lrs[g]);
+    const void* weight_decay = a.weight_decays.empty() ? nullptr : call.read({"weight_decays", i}, a.weight_decays[g]);
+    groups.push_back({a.options_of<Rule>(g), lr, static_cast<const double*>(weight_decay),
+                      (a.flags[g] & kMaximize) != 0, a.ema_decay[g]});
   }
   const StepDecisions decisions{call.scalar({"grad_scale"}, a.grad_scale), call.scalar({"found_inf"}, a.found_inf),
                                 call.scalar({"sum_sq"}, a.sum_sq), static_cast<float>(a.max_norm)};
+  StepHalf half{.second = a.second};
+  if (a.squares) {
+    call.write({"squares"}, *a.squares);
+    half.squares = static_cast<double*>(a.squares->mutable_data_ptr());
+  }
   const Tensor scratch = call.scratch(update_scratch_bytes<Rule>(states));
-  call.launch(update<Rule>, states, groups, decisions, static_cast<uint64_t>(a.seed), scratch.mutable_data_ptr());
+  call.launch(update<Rule>, states, groups, decisions, static_cast<uint64_t>(a.seed), scratch.mutable_data_ptr(), half);
 }
 
 }  // namespace ak

@@ -1,0 +1,341 @@
+#pragma once
+// Rows of any length, at any address, on their way through shared memory: a block takes every n-th row. cp.async brings
+// the 16-byte words that lie in it, and a thread each the elements before and behind them, so that a row lies in shared
+// memory as far from a 16-byte boundary as in global memory. From there thread t takes the columns t, t + kThreads,
+// ...: which columns a thread adds up, and in which order, does not depend on the address. A row that fits is brought
+// once; a longer one in pieces, twice. The next pieces are meanwhile on their way.
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "device/async_copy.cuh"
+#include "device/block.cuh"
+#include "device/launch.cuh"
+#include "kernels/norm_row.cuh"
+
+namespace ak {
+
+inline constexpr int kPieceThreads = 1024;  ///< of an SM: 64 registers a thread
+/// Bytes of a block in front of the slots: those of reduce().
+template <int kThreads>
+inline constexpr int kPieceSumBytes = 2 * (kThreads / kWarpThreads) * 4;
+
+/// How rows are cut: columns of a piece, slots of shared memory for pieces, bytes of the slots, blocks that share an
+/// SM.
+struct PieceShape {
+  int columns, slots, bytes, blocks;
+};
+
+/// What a piece takes of shared memory in a matrix with elements of `bytes`, none where that is 0.
+AK_HD int64_t piece_bytes(int columns, int bytes) {
+  return bytes == 0 ? 0 : (static_cast<int64_t>(columns) * bytes + 2 * (kWord - 1)) & -kWord;
+}
+
+/// And in all of them.
+template <int kMatrices>
+AK_HD int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
+  int64_t sum = 0;
+  AK_UNROLL
+  for (int m = 0; m < kMatrices; m++) sum += piece_bytes(columns, bytes[m]);
+  return sum;
+}
+
+inline constexpr int kBatch = 8;  ///< columns that a thread takes at a time
+/// Those from `column` on, one after every kThreads; kFull: none of them lies behind the piece.
+template <bool kFull>
+struct Batch {
+  int column;
+};
+
+template <int kThreads, int kMatrices, class RowOf>
+class RowPieces {
+ public:
+  static constexpr int kWarps = kThreads / kWarpThreads;
+  static constexpr int kSumBytes = kPieceSumBytes<kThreads>;
+
+  /// Rows of matrices with elements of `bytes` (0: there is none); row_of(m, row) is where one begins. Starts the first
+  /// copies.
+  AK_DEVICE RowPieces(const int (&bytes)[kMatrices], int64_t rows, int columns, const PieceShape& shape, RowOf row_of)
+      : row_of_(row_of), rows_(rows), columns_(columns), piece_(shape.columns), slots_(shape.slots) {
+    AK_UNROLL
+    for (int m = 0; m < kMatrices; m++) bytes_[m] = bytes[m];
+    slot_bytes_ = static_cast<int>(piece_bytes(piece_, bytes));
+    AK_NO_UNROLL
+    for (int slot = 0; slot + 1 < slots_; slot++) copy(slot);
+    slot_ = slots_ - 1;
+    load_edges();
+  }
+
+  /// Calls f(first column) for the pieces of a row; with the first call of a second walk over it, if it has not stayed.
+  template <class F>
+  AK_DEVICE void for_each_piece(bool again, F f) {
+    AK_NO_UNROLL
+    for (int begin = 0; begin < columns_; begin += piece_) {
+      if (!again || piece_ < columns_) wait();
+      f(begin);
+    }
+  }
+
+  /// Calls f(batch) for the columns of this thread, kBatch at a time.
+  template <class F>
+  AK_DEVICE void for_each_batch(F f) const {
+    int column = thread_index();
+    AK_NO_UNROLL
+    for (; column + (kBatch - 1) * kThreads < left_; column += kBatch * kThreads) f(Batch<true>{column});
+    if (column < left_) f(Batch<false>{column});
+  }
+  /// Values of a batch; `outside` for columns behind the piece.
+  template <bool kFull>
+  AK_DEVICE void read(float (&values)[kBatch], int m, DType dtype, Batch<kFull> batch, float outside = 0.0f) const {
+    with_row_dtype(dtype, [&]<class T>(T) {
+      const auto row = shared_at<T>(at_[m]) + batch.column;
+      AK_UNROLL
+      for (int j = 0; j < kBatch; j++)
+        values[j] = has(batch, j) ? to_float(static_cast<T>(row[j * kThreads])) : outside;
+    });
+  }
+  /// Calls f(j) for the columns of a batch whose byte in matrix m is 0, if there is such a matrix.
+  template <bool kFull, class F>
+  AK_DEVICE void for_each_left_out(int m, Batch<kFull> batch, F f) const {
+    if (bytes_[m] == 0) return;
+    const auto row = shared_at<uint8_t>(at_[m]) + batch.column;
+    AK_UNROLL
+    for (int j = 0; j < kBatch; j++) {
+      if (has(batch, j) && row[j * kThreads] == 0) f(j);
+    }
+  }
+
+  /// Where results for the row from `data` on can be kept until flush(): in the place of matrix m, which has elements
+  /// of the same size as far from a boundary. 0 if not.
+  AK_DEVICE uint32_t place(const void* data, DType dtype, int m) const {
+    return bytes_of(dtype) == bytes_[m] && phase(data) == at_[m] % kWord ? at_[m] : 0;
+  }
+  /// Rounds a batch of results for the row from `data` on: to their place, or where there is none to the row.
+  template <bool kFull>
+  AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, DType dtype,
+                       Batch<kFull> batch) const {
+    with_row_dtype(dtype, [&]<class T>(T) {
+      T* to = static_cast<T*>(data) + batch.column;
+      const auto kept = shared_at<T>(place) + batch.column;
+      if (place != 0) {
+        AK_UNROLL
+        for (int j = 0; j < kBatch; j++) {
+          if (has(batch, j)) kept[j * kThreads] = round_to<T>(values[j]);
+        }
+      } else {
+        AK_UNROLL
+        for (int j = 0; j < kBatch; j++) {
+          if (has(batch, j)) store(to + j * kThreads, round_to<T>(values[j]));
+        }
+      }
+    });
+  }
+  /// Stores the results that were kept, elements of `size` bytes.
+  AK_DEVICE void flush(uint32_t place, void* data, int size) const {
+    if (place == 0) return;
+    block_sync();
+    auto* to = static_cast<uint8_t*>(data);
+    const Run run(to, left_ * size);
+    AK_NO_UNROLL
+    for (int word = thread_index(); word < run.words; word += kThreads) {
+      const int at = run.head + word * kWord;
+      store_vec(reinterpret_cast<uint32_t*>(to + at), load_shared_16(place + at));
+    }
+    const int edge = run.edge(size);
+    if (edge < 0) return;
+    if (size == 2) {
+      store(reinterpret_cast<uint16_t*>(to + edge), static_cast<uint16_t>(shared_at<uint16_t>(place + edge)[0]));
+    } else {
+      store(reinterpret_cast<uint32_t*>(to + edge), static_cast<uint32_t>(shared_at<uint32_t>(place + edge)[0]));
+    }
+  }
+
+  /// `op` over the values of the block, in an order that never changes.
+  template <class Op>
+  AK_DEVICE float reduce(float value, Op op) {
+    value = warp_reduce(value, op);
+    // Two places in turn: whoever writes the first again has seen all come to the call in between.
+    const auto of_warp = shared_at<float>(dynamic_shared() + turn_ * (kSumBytes / 2));
+    turn_ ^= 1;
+    if (lane_index() == 0) of_warp[warp_index()] = value;
+    block_sync();
+    value = of_warp[0];
+    AK_UNROLL
+    for (int w = 1; w < kWarps; w++) value = op(value, static_cast<float>(of_warp[w]));
+    return value;
+  }
+
+  /// No row is left.
+  AK_DEVICE void finish() const { copy_wait<0>(); }
+
+ private:
+  AK_DEVICE static uint32_t phase(const void* at) {
+    return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) % kWord;
+  }
+
+  template <bool kFull>
+  AK_DEVICE bool has(Batch<kFull> batch, int j) const {
+    return kFull || batch.column + j * kThreads < left_;
+  }
+
+  /// The bytes of a piece: `head` in front of the first 16-byte boundary, words, and what is behind them.
+  struct Run {
+    int bytes, head, words;
+
+    AK_DEVICE Run(const void* from, int count) : bytes(count) {
+      const int to_boundary = static_cast<int>(-phase(from) % kWord);
+      head = to_boundary < bytes ? to_boundary : bytes;
+      words = (bytes - head) / kWord;
+    }
+    /// Where the element outside of the words lies that is this thread's, each of `size` bytes; -1: it has none.
+    AK_DEVICE int edge(int size) const {
+      const int tail = head + words * kWord;
+      const int at = thread_index() < kWord ? thread_index() * size : tail + (thread_index() - kWord) * size;
+      return at < (thread_index() < kWord ? head : bytes) ? at : -1;
+    }
+  };
+
+  /// A piece in the order in which they are taken.
+  struct Place {
+    int64_t row = block_index();
+    int begin = 0;
+    bool again = false;
+  };
+  AK_DEVICE void go_on(Place& place) const {
+    place.begin += piece_;
+    if (place.begin < columns_) return;
+    place.begin = 0;
+    place.again = !place.again && piece_ < columns_;
+    if (!place.again) place.row += grid_blocks();
+  }
+  AK_DEVICE const uint8_t* from(const Place& place, int m) const {
+    return row_of_(m, place.row) + static_cast<int64_t>(place.begin) * bytes_[m];
+  }
+  AK_DEVICE int columns_at(const Place& place) const {
+    return columns_ - place.begin < piece_ ? columns_ - place.begin : piece_;
+  }
+  AK_DEVICE uint32_t slot_at(int slot) const { return dynamic_shared() + kSumBytes + slot * slot_bytes_; }
+
+  /// Starts the copies of the words of a piece, if one is left.
+  AK_DEVICE void copy(int slot) {
+    if (to_copy_.row < rows_) {
+      uint32_t to = slot_at(slot);
+      AK_UNROLL
+      for (int m = 0; m < kMatrices; m++) {
+        if (bytes_[m] == 0) continue;
+        const uint8_t* begin = from(to_copy_, m);
+        const Run run(begin, columns_at(to_copy_) * bytes_[m]);
+        const uint32_t at = to + phase(begin) + run.head;
+        AK_NO_UNROLL
+        for (int word = thread_index(); word < run.words; word += kThreads)
+          copy_async<kWord>(at + word * kWord, begin + run.head + word * kWord);
+        to += static_cast<uint32_t>(piece_bytes(piece_, bytes_[m]));
+      }
+      go_on(to_copy_);
+    }
+    copy_commit();
+  }
+
+  /// Loads the elements beside the words of the next piece, which wait() puts there.
+  AK_DEVICE void load_edges() {
+    if (next_.row >= rows_) return;
+    AK_UNROLL
+    for (int m = 0; m < kMatrices; m++) {
+      if (bytes_[m] == 0) continue;
+      const uint8_t* begin = from(next_, m);
+      const int at = Run(begin, columns_at(next_) * bytes_[m]).edge(bytes_[m]);
+      if (at < 0) continue;
+      if (bytes_[m] == 1) edges_[m] = load(begin + at);
+      if (bytes_[m] == 2) edges_[m] = load(reinterpret_cast<const uint16_t*>(begin + at));
+      if (bytes_[m] == 4) edges_[m] = load(reinterpret_cast<const uint32_t*>(begin + at));
+    }
+  }
+
+  /// The bytes beside the words of a piece, bit by bit from the lanes that loaded them: whole words, as nobody stores
+  /// single bytes.
+  AK_DEVICE void put_edge_bytes(uint32_t at, const Run& run, uint32_t bits) const {
+    const int lane = lane_index(), tail = run.head + run.words * kWord;
+    const bool front = lane < 4;
+    if (lane >= 8 || (front ? run.head == 0 : tail == run.bytes)) return;
+    const uint32_t ones = front ? (bits & 0xffffu) << at % kWord : bits >> 16, four = ones >> lane % 4 * 4 & 15u;
+    store_shared_4((front ? at - at % kWord : at + tail) + lane % 4 * 4, four * 0x204081u & 0x01010101u);
+  }
+
+  /// Waits for the next piece, and starts the copies of another one in the place of the last.
+  AK_DEVICE void wait() {
+    const int last = slot_;
+    slot_ = slot_ + 1 == slots_ ? 0 : slot_ + 1;
+    left_ = columns_at(next_);
+    uint32_t at = slot_at(slot_);
+    AK_UNROLL
+    for (int m = 0; m < kMatrices; m++) {
+      if (bytes_[m] == 0) continue;
+      const uint8_t* begin = from(next_, m);
+      at_[m] = at + phase(begin);
+      at += static_cast<uint32_t>(piece_bytes(piece_, bytes_[m]));
+      const Run run(begin, left_ * bytes_[m]);
+      const int edge = run.edge(bytes_[m]);
+      if (bytes_[m] == 1 && warp_index() == 0) put_edge_bytes(at_[m], run, ballot(edge >= 0 && edges_[m] != 0));
+      if (edge < 0) continue;
+      if (bytes_[m] == 2) shared_at<uint16_t>(at_[m] + edge)[0] = static_cast<uint16_t>(edges_[m]);
+      if (bytes_[m] == 4) shared_at<uint32_t>(at_[m] + edge)[0] = edges_[m];
+    }
+    go_on(next_);
+    load_edges();
+    if (slots_ == 2) {
+      copy_wait<0>();
+    } else if (slots_ == 3) {
+      copy_wait<1>();
+    } else {
+      copy_wait<2>();
+    }
+    block_sync();
+    copy(last);
+  }
+
+  RowOf row_of_;
+  int64_t rows_;
+  int columns_, piece_, slots_, slot_bytes_, slot_ = 0, left_ = 0, turn_ = 0;
+  int bytes_[kMatrices];
+  uint32_t at_[kMatrices], edges_[kMatrices] = {};
+  Place to_copy_, next_;
+};
+
+/// The shape for rows of matrices with elements of `bytes`, with blocks of kThreads.
+template <int kThreads, int kMatrices>
+PieceShape piece_shape(const int (&bytes)[kMatrices], int columns) {
+  constexpr int kSlots = 4;  // at most
+  constexpr int kSums = kPieceSumBytes<kThreads>;
+  const auto slots_of = [&](int piece, int blocks) {
+    return static_cast<int>(std::min<int64_t>(kSlots, (shared_share(blocks) - kSums) / piece_bytes(piece, bytes)));
+  };
+  PieceShape shape{columns, 0, 0, kPieceThreads / kThreads};
+  while (shape.blocks > 1 && slots_of(columns, shape.blocks) < 2) shape.blocks /= 2;
+  for (int pieces = 2; shape.columns > kWord && slots_of(shape.columns, shape.blocks) < 2; pieces++)
+    shape.columns = ((columns + pieces - 1) / pieces + kWord - 1) & -kWord;
+  shape.slots = slots_of(shape.columns, shape.blocks);
+  shape.bytes = kSums + shape.slots * static_cast<int>(piece_bytes(shape.columns, bytes));
+  return shape;
+}
+
+/// Launches kernel_of(threads of a block, as a constant), which takes (p, shape).
+template <int kMatrices, class KernelOf, class Problem>
+Status launch_pieces(const char* name, const int (&bytes)[kMatrices], int columns, const Problem& p, Stream stream,
+                     KernelOf kernel_of) {
+  const auto with = [&]<int kThreads>(std::integral_constant<int, kThreads> threads) {
+    const PieceShape shape = piece_shape<kThreads>(bytes, columns);
+    const int64_t resident = static_cast<int64_t>(device_sm_count()) * shape.blocks;
+    const LaunchConfig config{.name = name,
+                              .grid = static_cast<int>(std::min<int64_t>(p.rows, resident)),
+                              .block = kThreads,
+                              .shared_bytes = static_cast<std::size_t>(shape.bytes),
+                              .stream = stream};
+    return launch(kernel_of(threads), config, p, shape);
+  };
+  if (columns <= 1792) return with(std::integral_constant<int, 64>{});
+  if (columns <= 4096) return with(std::integral_constant<int, 256>{});
+  if (columns <= 16384) return with(std::integral_constant<int, 512>{});
+  return with(std::integral_constant<int, 1024>{});
+}
+
+}  // namespace ak
