@@ -3,17 +3,19 @@
 Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
 """
 
-from . import amp, checkpoint, nn, numerics, ops, optim
+from . import amp, checkpoint, distributed, nn, numerics, ops, optim
 from ._dispatch import load, nodes
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
 from ._dispatch.switch import is_enabled, read_environment, set_enabled
 from ._version import __version__
-from .amp import GradScaler, clip_grad_norm_, get_total_norm, recommended_dtype
+from .amp import GradScaler, clip_grad_norm_, get_total_norm, graph_step, recommended_dtype
 from .nn import convert, override_matmul, revert
+from .ops.activation import gelu, silu, swiglu
 from .ops.baddbmm import addmm, baddbmm
 from .ops.cast import cast_
 from .ops.cross_entropy import cross_entropy
+from .ops.dropout_add import dropout_add
 from .ops.embedding import embedding
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
@@ -41,9 +43,13 @@ __all__ = [
     "clip_grad_norm_",
     "convert",
     "cross_entropy",
+    "distributed",
+    "dropout_add",
     "embedding",
     "fp32_state_dict",
+    "gelu",
     "get_total_norm",
+    "graph_step",
     "is_enabled",
     "layer_norm",
     "linear",
@@ -61,5 +67,7 @@ __all__ = [
     "revert",
     "rms_norm",
     "set_enabled",
+    "silu",
     "softmax",
+    "swiglu",
 ]

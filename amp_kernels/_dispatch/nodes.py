@@ -1,4 +1,5 @@
-"""``linear`` and ``matmul`` in C++ for the plain case, autograd node included (csrc/bind/nodes.cpp).
+"""The module ``_nodes``: ``linear``, ``matmul``, norms, softmax and cross-entropy in C++ for the plain case, autograd node
+included (csrc/bind/nodes.cpp), ``cast_``, and the walk over the parameters of a cached step (csrc/bind/gradient_table.cpp).
 
 The module ``_nodes`` is compiled against torch's C++ interface, which holds no promise between versions, so it is loaded
 only by the torch that it was built for. Without it the Python functions, which specify it, serve every call.
@@ -9,26 +10,32 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from . import batch_invariant, load
 
-#: Python backwards of the nodes, by the name of the function: ``(grads, saved, needs_input_grad, input_dtypes, a_shape,
-#: compute_dtype, activation)`` to a gradient or ``None`` for each input. ``grads`` are those of the result, of the
-#: pre-activation and of the 16-bit copies of a and b; ``saved`` are these copies, the pre-activation and the weight.
+#: Python backwards of the nodes, by the name of the function: ``(grads, saved, needs_input_grad, *options)`` to a
+#: gradient or ``None`` for each input. Of a product the options are ``input_dtypes, a_shape, compute_dtype, activation``,
+#: ``grads`` those of the result, of the pre-activation and of the 16-bit copies of a and b; ``saved`` are these copies,
+#: the pre-activation and the weight. What the others save and have as options is theirs to say, in amp_kernels/ops.
 FORMULAS: dict[str, Callable[..., tuple[torch.Tensor | None, ...]]] = {}
 
 _module = None
 # The functions of the module; they return None where a call is not plain, and did nothing then.
 linear: Callable[..., torch.Tensor | None]
 matmul: Callable[..., torch.Tensor | None]
+norm: Callable[..., torch.Tensor | None]
+softmax: Callable[..., torch.Tensor | None]
+cross_entropy: Callable[..., torch.Tensor | None]
+cast_lists: Callable[..., bool | None]
 
 
 def load_module() -> None:
     """Load the module if it was built for the torch that runs; else leave the reason with the other libraries'."""
-    global _module, linear, matmul
+    global _module, linear, matmul, norm, softmax, cross_entropy, cast_lists
     reason = _why_not(load.build_info(), torch.__version__)
     if reason is None:
         try:
@@ -38,8 +45,16 @@ def load_module() -> None:
     if _module is None:
         load.absent()["nodes"] = reason
         return
-    _module.bind(FORMULAS["linear"], FORMULAS["matmul"])
+    for name, formula in FORMULAS.items():
+        _module.bind(name, formula)
     linear, matmul = _module.linear, _module.matmul
+    norm, softmax, cross_entropy = _module.norm, _module.softmax, _module.cross_entropy
+    cast_lists = _module.cast_lists
+
+
+def step_walk() -> Any:
+    """The module, for the loops of a step over all its tensors (csrc/bind/gradient_table.h); ``None`` if there is none."""
+    return _module
 
 
 def _why_not(info: dict, version: str) -> str | None:
@@ -60,6 +75,12 @@ def may_serve() -> bool:
         and not batch_invariant.is_batch_invariant()
         and forward_ad._current_level < 0
     )
+
+
+def serve_gpu(index: int) -> None:
+    """Products of this CUDA device may be plain: the policy gives them to the CUDA kernels."""
+    if _module is not None:
+        _module.serve_gpu(index)
 
 
 @contextlib.contextmanager

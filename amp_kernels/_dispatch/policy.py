@@ -222,6 +222,8 @@ def select(op: Op, tensor: torch.Tensor) -> str:
 def _select(op: Op, device_type: str, index: int | None, requested: str | None) -> str:
     choice = choose(op.name, device_type, capability_of(device_type, index), op.built, requested)
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
+    if op.name == "gemm" and choice.backend == "cuda" and requested is None:
+        nodes.serve_gpu(index)
     if choice.slow:
         logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)
     return choice.backend

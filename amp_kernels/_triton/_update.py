@@ -17,6 +17,8 @@ any other: results have the bits of the CPU and CUDA kernels.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +35,7 @@ from ._tables import chunk_ends, find_chunk
 ROW = tl.constexpr(16)  # words a parameter that prepare_kernel writes:
 EMA_TAKE, STEP, INDEX, SCALARS = map(tl.constexpr, (2, 3, 4, 5))  # behind inverse scale and clip factor
 FIRST_OPERAND = tl.constexpr(3)  # column; before: chunks up to and including this parameter, numel, place in `rows`
-FIRST_OPTION = tl.constexpr(2)  # column of a group: the learning rate
+FIRST_OPTION = tl.constexpr(3)  # column of a group: the learning rate
 FLAG_MAXIMIZE = tl.constexpr(MAXIMIZE)
 PREPARE_BLOCK = 128
 BLOCK = 1024
@@ -76,6 +78,13 @@ def learning_rate(group, LRS: tl.constexpr):
 
 
 @triton.jit
+def weight_decay(group, GROUP_COLUMNS: tl.constexpr, DECAYS: tl.constexpr):
+    """Of the group whose row is ``group``."""
+    address = tl.load(group + 1).to(tl.pointer_type(tl.float64))
+    return tl.load(address) if DECAYS else real(group + (GROUP_COLUMNS - 2))
+
+
+@triton.jit
 def pointer(address, begin, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
     if ELEMENT is None:
         return address
@@ -98,10 +107,11 @@ def prepare_kernel(
     DERIVE: tl.constexpr,
     GROUP_COLUMNS: tl.constexpr,
     LRS: tl.constexpr,
+    DECAYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``counters``: address of the step count, group, index. ``groups``: address of the learning rate, flags, the options of
-    the rule's declaration, and last the decay of the average. ``DERIVE(options, flags, step)`` gives the scalars."""
+    """``counters``: address of the step count, group, index. ``groups``: addresses of learning rate and weight decay, flags, the
+    options of the rule's declaration, and last the decay of the average. ``DERIVE(options, flags, step)`` gives the scalars."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if found_inf is not None:
         n = tl.where(tl.load(found_inf) > 0.0, 0, n)
@@ -109,10 +119,11 @@ def prepare_kernel(
     row = tl.where(mask, place, 0)  # lanes beside the list do as the first one does, but store nothing
     counter = tl.load(counters + row * 3).to(tl.pointer_type(tl.float32))
     group = groups + tl.load(counters + row * 3 + 1) * GROUP_COLUMNS
-    flags = tl.load(group + 1)
+    flags = tl.load(group + 2)
     options = (learning_rate(group, LRS),)
-    for i in tl.static_range(FIRST_OPTION + 1, GROUP_COLUMNS - 1):
+    for i in tl.static_range(FIRST_OPTION + 1, GROUP_COLUMNS - 2):
         options += (real(group + i),)
+    options += (weight_decay(group, GROUP_COLUMNS, DECAYS),)
     step = tl.load(counter) + 1.0
 
     scale = 1.0 if grad_scale is None else tl.load(grad_scale)
@@ -265,7 +276,7 @@ class Rule:
     order of the declaration; ``apply(weight, moments, grad, scalars)`` is the step of an element, weight and moments.
     ``scalars``: how many ``apply`` is given.
 
-    ``first_pass(classes, tables, rows, found_inf)``, for an optimizer of two passes over memory, updates the moments and
+    ``first_pass(classes, tables, rows, found_inf, squares, second)``, for an optimizer of two passes over memory, updates the moments and
     may add scalars to rows; ``grad`` is ``None`` then, and ``apply`` returns the weight alone.
     """
 
@@ -285,6 +296,7 @@ class Rule:
         emas: Sequence[torch.Tensor],
         layout: torch.Tensor,
         lrs: Sequence[torch.Tensor],
+        weight_decays: Sequence[torch.Tensor],
         grad_scale: torch.Tensor | None,
         found_inf: torch.Tensor | None,
         sum_sq: torch.Tensor | None,
@@ -293,15 +305,19 @@ class Rule:
         flags: Sequence[int],
         max_norm: float,
         seed: int,
+        squares: torch.Tensor | None = None,
+        second: bool = True,
     ) -> None:
-        """One step; the op's signature (:class:`amp_kernels.ops._update.UpdateOp`)."""
+        """One step; the op's signature (:class:`amp_kernels.ops._update.UpdateOp`). With ``squares`` half a step."""
         device, state = params[0].device, (moments, steps, masters, shadows, emas, layout.tolist(), flags)
         counters, classes = classes_of(params, grads, *state)
-        tables = Tables.of(counters, options, ema_decay, flags, lrs, device)
+        tables = Tables.of(counters, options, ema_decay, flags, lrs, weight_decays, device)
         with _tables.on(device):
             rows = prepare(self, tables, grad_scale, found_inf, sum_sq, max_norm)
             if self.first_pass is not None:
-                self.first_pass(classes, tables, rows, found_inf)
+                self.first_pass(classes, tables, rows, found_inf, squares, second)
+                if not second:
+                    return
                 _, classes = classes_of(params, None, *state)
             update(self, classes, rows, found_inf, seed)
 
@@ -315,6 +331,7 @@ class Tables:
     groups: torch.Tensor
     group_columns: int
     lrs: bool
+    weight_decays: bool
 
     @classmethod
     def of(
@@ -324,15 +341,20 @@ class Tables:
         ema_decay: Sequence[float],
         flags: Sequence[int],
         lrs: Sequence[torch.Tensor],
+        weight_decays: Sequence[torch.Tensor],
         device: torch.device,
     ) -> Tables:
         count = len(options) // len(flags)
         groups = tuple(
-            (lrs[i].data_ptr() if lrs else 0, flag, *map(_tables.bits, (*options[i * count :][:count], ema_decay[i])))
+            (
+                *(scalars[i].data_ptr() if scalars else 0 for scalars in (lrs, weight_decays)),
+                flag,
+                *map(_tables.bits, (*options[i * count :][:count], ema_decay[i])),
+            )
             for i, flag in enumerate(flags)
         )
         counted, grouped = (_tables.upload(rows, device) for rows in (counters, groups))
-        return cls(counted, len(counters), grouped, len(groups[0]), bool(lrs))
+        return cls(counted, len(counters), grouped, len(groups[0]), bool(lrs), bool(weight_decays))
 
 
 def prepare(
@@ -357,6 +379,7 @@ def prepare(
         DERIVE=rule.derive,
         GROUP_COLUMNS=tables.group_columns,
         LRS=tables.lrs,
+        DECAYS=tables.weight_decays,
         BLOCK=PREPARE_BLOCK,
         num_warps=4,
         enable_fp_fusion=False,
@@ -417,7 +440,7 @@ def classes_of(
     # Blocks are few and parameters many: what a block says is looked up once.
     buffers = [
         [
-            (b.data_ptr(), b.element_size(), ELEMENTS[b.dtype]) if b.numel() else None
+            (b.data_ptr(), b.element_size(), b.dtype) if b.numel() else None
             for b in (masters[block], shadows[block], emas[block], *moments[block :: len(steps)])
         ]
         for block in range(len(steps))
@@ -430,18 +453,22 @@ def classes_of(
         numel = param.numel()
         if numel == 0:
             continue
-        own = param.data_ptr(), ELEMENTS[param.dtype]
+        own = param.data_ptr(), param.dtype
         master, shadow, ema, *state = (b and (b[0] + offset * b[1], b[2]) for b in buffers[block])
-        if master and master[1] == tl.float32:
+        if master and master[1] is torch.float32:
             main, second = master, own
         else:
             main, second = own, master or shadow
         kept = filter(None, (*state, ema))
-        gradient = (grad.data_ptr(), ELEMENTS[grad.dtype]) if grads else (0, None)
+        gradient = (grad.data_ptr(), grad.dtype) if grads else (0, None)
         operands = [gradient, main, second or (0, None), *kept]
-        stochastic = bool(flags[group] & STOCHASTIC) and not master and own[1] != tl.float32
-        addresses, elements = zip(*operands, strict=True)
-        aligned = all(address % 16 == 0 for address in addresses)
-        key = elements, aligned, ema is not None, stochastic
+        stochastic = bool(flags[group] & STOCHASTIC) and not master and own[1] is not torch.float32
+        addresses, dtypes = zip(*operands, strict=True)
+        aligned = functools.reduce(operator.or_, addresses) % 16 == 0
+        key = dtypes, aligned, ema is not None, stochastic
         classes.setdefault(key, []).append((numel, place, *addresses))
-    return tuple(counters), classes
+    # Triton's dtypes last: to hash one takes a microsecond.
+    return tuple(counters), {
+        (tuple(dtype and ELEMENTS[dtype] for dtype in dtypes), *rest): tensors
+        for (dtypes, *rest), tensors in classes.items()
+    }

@@ -13,9 +13,9 @@ import triton.language as tl
 
 from ..ops._gemm import GATED
 from ..ops.activation_backward import check
+from . import _tiles
 from ._activations import activate_backward, swiglu_backward
-
-_BLOCK = 2048  # elements a program: one load of 16 bytes a thread and input
+from ._tiles import tile
 
 
 @triton.jit
@@ -47,17 +47,13 @@ def activation_backward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    blocks = tl.cdiv(columns, BLOCK_COLUMNS)
-    first_row = (tl.program_id(0) // blocks).to(tl.int64) * BLOCK_ROWS
-    first_column = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_COLUMNS
-    row = first_row + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = first_column + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    row, column, whole = tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
     grad += row * grad_row + column * grad_column
     preact += row * preact_row + column * preact_column
     out += row * out_row + column
     preact_half = preact_column * tl.cast(columns, tl.int64)
     # Inner tiles go without a mask: one of unknown divisibility would make every access scalar.
-    if (first_row + BLOCK_ROWS <= rows) & (first_column + BLOCK_COLUMNS <= columns):
+    if whole:
         _tile(grad, preact, out, preact_half, columns, None, ACTIVATION)
     else:
         _tile(grad, preact, out, preact_half, columns, (row < rows) & (column < columns), ACTIVATION)
@@ -78,28 +74,4 @@ def _run(out: torch.Tensor, grad: torch.Tensor, preact: torch.Tensor, activation
     one_row = halves == 1 and grad.is_contiguous() and preact.is_contiguous()
     columns = out.numel() if out.ndim == 0 or one_row else grad.shape[-1]
     grad, preact, out = grad.reshape(-1, columns), preact.reshape(-1, halves * columns), out.view(-1, halves * columns)
-    rows = grad.shape[0]
-    block_columns = min(_BLOCK, triton.next_power_of_2(columns))
-    block_rows = min(_BLOCK // block_columns, triton.next_power_of_2(rows))
-    grid = triton.cdiv(rows, block_rows) * triton.cdiv(columns, block_columns)
-    with torch.cuda.device(out.device if out.is_cuda else -1):
-        activation_backward_kernel[(grid,)](
-            grad,
-            preact,
-            out,
-            rows,
-            columns,
-            *_strides(grad),
-            *_strides(preact),
-            _strides(out)[0],
-            ACTIVATION=activation,
-            BLOCK_ROWS=block_rows,
-            BLOCK_COLUMNS=block_columns,
-            num_warps=8,
-            enable_fp_fusion=False,
-        )
-
-
-def _strides(t: torch.Tensor) -> tuple[int, int]:
-    """The strides of a matrix. A single row has stride 0: unlike its length, that is known to be aligned."""
-    return (t.stride(0) if t.shape[0] > 1 else 0, t.stride(1))
+    _tiles.launch(activation_backward_kernel, [grad, preact], out, columns, activation)

@@ -1,7 +1,7 @@
 """check_and_norm in Triton: one read of a list of gradients of any dtypes, then a small kernel that joins partial results.
 
-Programs walk over the chunks of the whole list (``_tables.py``). A lane keeps the sum of its squares and its largest
-magnitude, by whose bits infinity and NaN are told as well. Sums are kept in fp32 within a chunk and in fp64 above, and
+Programs walk over the chunks of the whole list (``_tables.py``). A lane keeps the sum of its squares and its peak
+(``csrc/math/norm.h``), the largest magnitude and the check in one. Sums are kept in fp32 within a chunk and in fp64 above, and
 nothing is added by atomics, so a call gives the same bits each time. For results per tensor each chunk leaves a partial
 result in a slot of its own, else each program does.
 
@@ -27,7 +27,8 @@ from ._tables import chunk_ends, find_chunk
 TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this tensor, numel, address, dtype code, place in the list
 DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 BLOCK = 1024
-PROGRAMS_PER_SM = 3  # of 128 threads: what the registers of the widest dtype leave room for
+PROGRAMS_PER_SM = 4  # of 128 threads: what the registers of the widest dtype leave room for
+NOT_FINITE = tl.constexpr(0x80000000)  # in a peak
 SMALL_SUM = tl.constexpr(2.0**-120)
 LIFT = tl.constexpr(2.0**32)
 UNLIFT = tl.constexpr(2.0**-64)
@@ -43,15 +44,26 @@ def _magnitude(x):
 
 
 @triton.jit
+def _peak(largest):
+    """A magnitude in fp32, and in the sign bit whether it is not finite; a double that fp32 does not hold is infinity without it."""
+    if largest.dtype == tl.int64:
+        rounded = _magnitude(largest.to(tl.float64, bitcast=True).to(tl.float32)).to(tl.uint32, bitcast=True)
+        finite = largest < 0x7FF0000000000000
+    else:
+        rounded = largest.to(tl.uint32, bitcast=True)
+        finite = largest < 0x7F800000
+    return tl.where(finite, rounded, rounded | NOT_FINITE)
+
+
+@triton.jit
 def _add(x, factor, total, largest):
     unscaled = (x if x.dtype == tl.float64 else x.to(tl.float32)) * factor.to(total.dtype)
     return total + unscaled * unscaled, tl.maximum(largest, _magnitude(unscaled))
 
 
 @triton.jit
-def _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds ``count`` elements, lane by lane: their squares to ``sums``, their magnitudes' fp32 bits to ``peaks``; sets
-    ``bad`` in lanes of non-finite ones."""
+def _add_chunk(address, begin, count, inv_scale, sums, peaks, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds ``count`` elements, lane by lane: their squares to ``sums``, their magnitudes to ``peaks``."""
     offsets = tl.arange(0, BLOCK)
     size: tl.constexpr = ELEMENT.primitive_bitwidth // 8
     wide: tl.constexpr = tl.float64 == ELEMENT
@@ -78,30 +90,25 @@ def _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, ELEMENT: tl.c
             x = tl.load(aligned + blocks * BLOCK + offsets, mask=offsets < rest, other=0.0)
             total, largest = _add(x, factor, total, largest)
         if reading == 0:
+            peaks = tl.maximum(peaks, _peak(largest))
             if wide:
                 sums += total
-                bad |= largest >= 0x7FF0000000000000
-                peaks = tl.maximum(peaks, _magnitude(largest.to(tl.float64, bitcast=True).to(tl.float32)))
             else:
                 small = (total < SMALL_SUM) & (largest > 0)
                 sums += tl.where(small, 0.0, total).to(tl.float64)
-                bad |= largest >= 0x7F800000
-                peaks = tl.maximum(peaks, largest)
                 readings += tl.max(small.to(tl.int32), 0)
         else:
             sums += tl.where(small, total, 0.0).to(tl.float64) * UNLIFT
         factor = factor * LIFT
         reading += 1
-    return sums, peaks, bad
+    return sums, peaks
 
 
 @triton.jit
-def _store(slots, slot, sums, peaks, bad, places):
-    """Leaves a partial result: the sum as fp64, and behind all sums the peak and the flag as 32-bit integers."""
+def _store(slots, slot, sums, peaks, places):
+    """Leaves a partial result: the sum as fp64, and behind all sums the peak."""
     tl.store(slots + slot, tl.sum(sums, 0))
-    bits = (slots + places).to(tl.pointer_type(tl.int32)) + 2 * slot
-    tl.store(bits, tl.max(peaks, 0))
-    tl.store(bits + 1, tl.max(bad.to(tl.int32), 0))
+    tl.store((slots + places).to(tl.pointer_type(tl.uint32)) + slot, tl.max(peaks, 0))
 
 
 @triton.jit
@@ -121,27 +128,25 @@ def check_and_norm_kernel(
     inv_scale = (1.0 / tl.cast(scale, tl.float64)).to(tl.float32)
     ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     sums = tl.zeros((BLOCK,), tl.float64)
-    peaks = tl.zeros((BLOCK,), tl.int32)
-    bad = tl.zeros((BLOCK,), tl.int1)
+    peaks = tl.zeros((BLOCK,), tl.uint32)
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
         address, dtype = tl.load(row + 2), tl.load(row + 3)
         if PER_TENSOR:
             sums = tl.zeros((BLOCK,), tl.float64)
-            peaks = tl.zeros((BLOCK,), tl.int32)
-            bad = tl.zeros((BLOCK,), tl.int1)
+            peaks = tl.zeros((BLOCK,), tl.uint32)
         if dtype == 0:
-            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.float16, BLOCK)
+            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.float16, BLOCK)
         elif dtype == 1:
-            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.bfloat16, BLOCK)
+            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.bfloat16, BLOCK)
         elif dtype == 2:
-            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.float32, BLOCK)
+            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.float32, BLOCK)
         else:
-            sums, peaks, bad = _add_chunk(address, begin, count, inv_scale, sums, peaks, bad, tl.float64, BLOCK)
+            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.float64, BLOCK)
         if PER_TENSOR:
-            _store(slots, first_slot + chunk, sums, peaks, bad, places)
+            _store(slots, first_slot + chunk, sums, peaks, places)
     if not PER_TENSOR:
-        _store(slots, first_slot + tl.program_id(0), sums, peaks, bad, places)
+        _store(slots, first_slot + tl.program_id(0), sums, peaks, places)
 
 
 @triton.jit
@@ -168,19 +173,18 @@ def finish_kernel(
         position = tl.load(row + 4)
     offsets = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float64)
-    peaks = tl.zeros((BLOCK,), tl.int32)
-    bad = tl.zeros((BLOCK,), tl.int32)
-    bits = (slots + places).to(tl.pointer_type(tl.int32))
+    peaks = tl.zeros((BLOCK,), tl.uint32)
+    bits = (slots + places).to(tl.pointer_type(tl.uint32))
     for start in range(begin, end, BLOCK):
         at = start + offsets
         sums += tl.load(slots + at, mask=at < end, other=0.0)
-        peaks = tl.maximum(peaks, tl.load(bits + 2 * at, mask=at < end, other=0))
-        bad |= tl.load(bits + 2 * at + 1, mask=at < end, other=0)
+        peaks = tl.maximum(peaks, tl.load(bits + at, mask=at < end, other=0))
+    peak = tl.max(peaks, 0)
     if LARGEST:
-        tl.store(norms + position, tl.max(peaks, 0).to(tl.float32, bitcast=True))
+        tl.store(norms + position, (peak & 0x7FFFFFFF).to(tl.float32, bitcast=True))
     else:
         tl.store(norms + position, tl.sum(sums, 0).to(tl.float32))
-    tl.store(found_infs + position, tl.max(bad, 0).to(tl.float32))
+    tl.store(found_infs + position, (peak >= NOT_FINITE).to(tl.float32))
 
 
 def check_and_norm(
@@ -201,7 +205,7 @@ def check_and_norm(
     programs = _tables.programs(device, PROGRAMS_PER_SM)
     sizes = [table.chunks if per_tensor else programs for table in tables]
     places = sum(sizes)
-    slots = torch.empty(2 * places, dtype=torch.float64, device=device)
+    slots = torch.empty(places + triton.cdiv(places, 2), dtype=torch.float64, device=device)
     with _tables.on(device):
         for i, table in enumerate(tables):
             check_and_norm_kernel[(programs,)](
@@ -215,6 +219,7 @@ def check_and_norm(
                 TENSORS=table.capacity,
                 BLOCK=BLOCK,
                 num_warps=4,
+                maxnreg=128,
             )
         for i, table in enumerate(tables if per_tensor else tables[:1]):
             finish_kernel[(table.tensors if per_tensor else 1,)](

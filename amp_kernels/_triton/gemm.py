@@ -304,6 +304,7 @@ def _fits_tma(t: torch.Tensor, column_major: bool) -> bool:
         and outer_stride % vec == 0
         and batch_stride % vec == 0
         and outer_stride >= inner > 0
+        and outer > 0
         and (batch == 1 or batch_stride > 0)
         and max(batch, outer, inner) < _INT32 - 256
         and max(batch_stride, outer_stride) * t.element_size() < 2**40

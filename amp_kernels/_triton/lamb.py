@@ -129,26 +129,38 @@ def rates_kernel(
     found_inf,
     counters,
     groups,
+    squares,
     COLUMNS: tl.constexpr,
     GROUP_COLUMNS: tl.constexpr,
     LRS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """The length of the step of each tensor of a table, one program a tensor."""
+    """The length of the step of each tensor of a table, one program a tensor.
+
+    Of a piece of a tensor the first half of a step leaves the sums in ``squares``, and the second, which has no slots, finds
+    there those of the whole tensor.
+    """
     tensor = tl.program_id(0)
     row = table + tensor * COLUMNS
     begin = tl.load(row - COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
     end = tl.load(row).to(tl.int32)
     if found_inf is not None:  # slots that nobody wrote
         end = tl.where(tl.load(found_inf) > 0.0, begin, end)
-    weight_sq = tl.zeros((SLOTS,), tl.float64)
-    direction_sq = tl.zeros((SLOTS,), tl.float64)
-    for first in range(begin, end, SLOTS):
-        at = first + tl.arange(0, SLOTS)
-        weight_sq += tl.load(slots + 2 * at, mask=at < end, other=0.0)
-        direction_sq += tl.load(slots + 2 * at + 1, mask=at < end, other=0.0)
-    weight_sq, direction_sq = tl.sum(weight_sq, 0), tl.sum(direction_sq, 0)
     place = tl.load(row + 2)
+    if slots is not None:
+        weight_parts = tl.zeros((SLOTS,), tl.float64)
+        direction_parts = tl.zeros((SLOTS,), tl.float64)
+        for first in range(begin, end, SLOTS):
+            at = first + tl.arange(0, SLOTS)
+            weight_parts += tl.load(slots + 2 * at, mask=at < end, other=0.0)
+            direction_parts += tl.load(slots + 2 * at + 1, mask=at < end, other=0.0)
+        weight_sq, direction_sq = tl.sum(weight_parts, 0), tl.sum(direction_parts, 0)
+        if squares is not None:
+            tl.store(squares + 2 * place, weight_sq, mask=begin < end)
+            tl.store(squares + 2 * place + 1, direction_sq, mask=begin < end)
+            return
+    else:
+        weight_sq, direction_sq = tl.load(squares + 2 * place), tl.load(squares + 2 * place + 1)
     group = groups + tl.load(counters + place * 3 + 1) * GROUP_COLUMNS
     lr = learning_rate(group, LRS)
     shared = rows + place * ROW
@@ -162,11 +174,13 @@ def _first_pass(
     of_rows: _update.Tables,
     rows: torch.Tensor,
     found_inf: torch.Tensor | None,
+    squares: torch.Tensor | None,
+    second: bool,
 ) -> None:
-    """Moves the moments, and puts the lengths of the steps into the rows."""
+    """Moves the moments, and puts the lengths of the steps into the rows; one of both with ``squares``."""
     for (elements, aligned, _, _), tensors in classes.items():
         for table in _tables.tensor_tables(tensors, rows.device):
-            _rates(table, elements, aligned, of_rows, rows, found_inf)
+            _rates(table, elements, aligned, of_rows, rows, found_inf, squares, second)
 
 
 def _rates(
@@ -176,22 +190,26 @@ def _rates(
     of_rows: _update.Tables,
     rows: torch.Tensor,
     found_inf: torch.Tensor | None,
+    squares: torch.Tensor | None,
+    second: bool,
 ) -> None:
     """The first pass over one table, and the lengths of its steps."""
-    slots = torch.empty(2 * table.chunks, dtype=torch.float64, device=rows.device)
-    moments_kernel[(min(_tables.programs(rows.device, PROGRAMS_PER_SM), table.chunks),)](
-        table.rows,
-        table.tensors,
-        rows,
-        slots,
-        found_inf,
-        ELEMENTS=elements,
-        ALIGNED=aligned,
-        TENSORS=table.capacity,
-        BLOCK=_update.BLOCK,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    slots = None
+    if squares is None or not second:
+        slots = torch.empty(2 * table.chunks, dtype=torch.float64, device=rows.device)
+        moments_kernel[(min(_tables.programs(rows.device, PROGRAMS_PER_SM), table.chunks),)](
+            table.rows,
+            table.tensors,
+            rows,
+            slots,
+            found_inf,
+            ELEMENTS=elements,
+            ALIGNED=aligned,
+            TENSORS=table.capacity,
+            BLOCK=_update.BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
     rates_kernel[(table.tensors,)](
         table.rows,
         slots,
@@ -199,6 +217,7 @@ def _rates(
         found_inf,
         of_rows.counters,
         of_rows.groups,
+        squares,
         COLUMNS=FIRST_OPERAND.value + len(elements),
         GROUP_COLUMNS=of_rows.group_columns,
         LRS=of_rows.lrs,
@@ -208,4 +227,4 @@ def _rates(
     )
 
 
-lamb_ = _update.Rule(_derive, _apply, scalars=9, first_pass=_first_pass).launch
+lamb_ = lamb_half_ = _update.Rule(_derive, _apply, scalars=9, first_pass=_first_pass).launch

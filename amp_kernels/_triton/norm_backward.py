@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from ..ops._norm import check_backward
-from ._norm import block_of, load_row, warps_of
+from ..ops.dropout import GROUP, rate
+from ._norm import block_of, drop_columns, load_row, warps_of
 from ._tables import on, programs
 
 LIMIT = 8192
@@ -31,11 +32,36 @@ def _piece(grad, x, weight, row, column, inside, mean, rstd):
 
 
 @triton.jit
-def _finish(out, grad_sum, row, column, inside, n, g, rstd, mean_g, mean_gn):
+def _finish(
+    out,
+    branch,
+    grad_sum,
+    seed,
+    threshold,
+    scale,
+    row,
+    begin,
+    columns,
+    n,
+    g,
+    rstd,
+    mean_g,
+    mean_gn,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    column = begin + tl.arange(0, BLOCK)
+    inside = column < columns
     dx = (g - mean_g - n * mean_gn) * rstd
     if grad_sum is not None:
         dx += load_row(grad_sum, row + column, inside)
-    tl.store(out + row + column, dx.to(out.dtype.element_ty), mask=inside)
+    dx = dx.to(out.dtype.element_ty)
+    tl.store(out + row + column, dx, mask=inside)
+    if branch is not None:
+        dx = dx.to(tl.float32)
+        if seed is not None:
+            dx = drop_columns(dx, seed, row, begin, threshold, scale, BLOCK, GROUPS)
+        tl.store(branch + row + column, dx.to(branch.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -52,14 +78,19 @@ def norm_backward_kernel(
     means,
     weight,
     grad_sum,
+    seed,
     out,
+    branch,
     slots,  # [programs, PARAMETERS, columns]
     rows,
     columns,
     strip,  # rows of a program
+    threshold,
+    scale,
     PARAMETERS: tl.constexpr,
     WHOLE: tl.constexpr,  # a row is one block
     BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,  # a row is whole groups of the dropout's generator
 ):
     program = tl.program_id(0)
     count = tl.cast(columns, tl.float32)
@@ -84,7 +115,10 @@ def norm_backward_kernel(
             mean_gn = tl.div_rn(tl.sum(g * n, 0), count)
             if means is not None:
                 mean_g = tl.div_rn(tl.sum(g, 0), count)
-            _finish(out, grad_sum, row, column, inside, n, g, rstd, mean_g, mean_gn)
+            _finish(
+                out, branch, grad_sum, seed, threshold, scale, row, 0, columns,
+                n, g, rstd, mean_g, mean_gn, BLOCK, GROUPS,
+            )  # fmt: skip
         else:
             sum_g = tl.zeros([BLOCK], tl.float32)
             sum_gn = tl.zeros([BLOCK], tl.float32)
@@ -105,7 +139,10 @@ def norm_backward_kernel(
                 column = begin + tl.arange(0, BLOCK)
                 inside = column < columns
                 dy, n, g = _piece(grad, x, weight, row, column, inside, mean, rstd)
-                _finish(out, grad_sum, row, column, inside, n, g, rstd, mean_g, mean_gn)
+                _finish(
+                    out, branch, grad_sum, seed, threshold, scale, row, begin, columns,
+                    n, g, rstd, mean_g, mean_gn, BLOCK, GROUPS,
+                )  # fmt: skip
             tl.debug_barrier()  # the next row may find its slot written by other threads
     if WHOLE:
         column = tl.arange(0, BLOCK)
@@ -122,22 +159,30 @@ def norm_backward(
     mean: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     grad_sum: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
     *,
     parameters: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    dropout_p: float = 0.0,
+    branch_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/norm_backward.py``."""
-    check_backward(grad, x, rstd, mean, weight, grad_sum, parameters)
+    check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
     tensors = (grad, x, rstd, mean, weight, grad_sum)
     grad, x, rstd, mean, weight, grad_sum = (t if t is None else t.contiguous() for t in tensors)
-    return _run(grad, x, rstd, mean, weight, grad_sum, parameters, programs(x.device, PROGRAMS_PER_SM))
+    strips = programs(x.device, PROGRAMS_PER_SM)
+    return _run(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype, strips)
 
 
-def _run(grad, x, rstd, mean, weight, grad_sum, parameters: int, strips: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(
+    grad, x, rstd, mean, weight, grad_sum, seed, parameters: int, dropout_p: float, branch_dtype, strips: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The rows in at most ``strips`` strips."""
     rows, columns = x.shape
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    branch = None if branch_dtype is None else torch.empty_like(out, dtype=branch_dtype)
+    of_branch = x.new_empty(0) if branch is None else branch
     if rows == 0:
-        return out, rstd.new_zeros(parameters, columns)
+        return out, rstd.new_zeros(parameters, columns), of_branch
     strip = triton.cdiv(rows, strips)
     strips = triton.cdiv(rows, strip)
     slots = torch.empty((strips, parameters, columns), dtype=torch.float32, device=x.device)
@@ -150,15 +195,19 @@ def _run(grad, x, rstd, mean, weight, grad_sum, parameters: int, strips: int) ->
             mean,
             weight,
             grad_sum,
+            seed,
             out,
+            branch,
             slots,
             rows,
             columns,
             strip,
+            *rate(dropout_p),
             PARAMETERS=parameters,
             WHOLE=columns <= block,
             BLOCK=block,
-            num_warps=warps_of(block),
+            GROUPS=columns % GROUP == 0,
+            num_warps=warps_of(block if seed is None else 2 * block),  # the generator's words are in registers, too
             enable_fp_fusion=False,
         )
-    return out, slots.sum(0)
+    return out, slots.sum(0), of_branch

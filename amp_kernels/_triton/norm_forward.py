@@ -11,18 +11,23 @@ import triton
 import triton.language as tl
 
 from ..ops._norm import check_forward
-from ._norm import INFINITY, SMALLER, block_of, deviation, load_row, warps_of
+from ..ops.dropout import GROUP, rate
+from ._norm import INFINITY, SMALLER, block_of, deviation, drop_columns, load_row, warps_of
 from ._tables import on
 
 LIMIT = 16384
 
 
 @triton.jit
-def _piece(x, residual, total, row, column, inside):
+def _piece(x, residual, total, seed, threshold, scale, row, begin, columns, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
     """Columns of the row that is normalised; writes those of the sum."""
+    column = begin + tl.arange(0, BLOCK)
+    inside = column < columns
     at = row + column
     v = load_row(x, at, inside)
     if residual is not None:
+        if seed is not None:
+            v = drop_columns(v, seed, row, begin, threshold, scale, BLOCK, GROUPS)
         v = (v + load_row(residual, at, inside)).to(residual.dtype.element_ty)
         tl.store(total + at, v, mask=inside)
         v = v.to(tl.float32)
@@ -76,15 +81,19 @@ def norm_forward_kernel(
     weight,
     bias,
     residual,
+    seed,
     y,
     total,
     means,
     rstds,
     columns,
     eps,
+    threshold,
+    scale,
     CENTRED: tl.constexpr,
     WHOLE: tl.constexpr,  # the row is one block
     BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,  # a row is whole groups of the dropout's generator
 ):
     index = tl.program_id(0)
     row = index.to(tl.int64) * columns
@@ -93,7 +102,7 @@ def norm_forward_kernel(
     if WHOLE:
         column = tl.arange(0, BLOCK)
         inside = column < columns
-        v = _piece(x, residual, total, row, column, inside)
+        v = _piece(x, residual, total, seed, threshold, scale, row, 0, columns, BLOCK, GROUPS)
         mean, rstd, square = _statistics(v, inside, count, eps, 1.0, CENTRED)
         if (square != square) | (square == INFINITY):
             mean, rstd, square = _statistics(v, inside, count, eps, SMALLER, CENTRED)
@@ -102,8 +111,7 @@ def norm_forward_kernel(
         source = x
         if residual is not None:
             for begin in range(0, columns, BLOCK):
-                column = begin + tl.arange(0, BLOCK)
-                _piece(x, residual, total, row, column, column < columns)
+                _piece(x, residual, total, seed, threshold, scale, row, begin, columns, BLOCK, GROUPS)
             tl.debug_barrier()  # other threads may read what one has written
             source = total
         mean, rstd, square = _statistics_of_pieces(source, row, columns, count, eps, 1.0, CENTRED, BLOCK)
@@ -123,13 +131,15 @@ def norm_forward(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
     *,
     eps: float,
     centred: bool,
     out_dtype: torch.dtype,
+    dropout_p: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The op for tensors that Triton can reach; see ``amp_kernels/ops/norm_forward.py``."""
-    check_forward(x, weight, bias, residual, out_dtype)
+    check_forward(x, weight, bias, residual, seed, dropout_p, out_dtype)
     x, weight, bias, residual = (t if t is None else t.contiguous() for t in (x, weight, bias, residual))
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
@@ -144,15 +154,18 @@ def norm_forward(
                 weight,
                 bias,
                 residual,
+                seed,
                 y,
                 total,
                 mean,
                 rstd,
                 columns,
                 eps,
+                *rate(dropout_p),
                 CENTRED=centred,
                 WHOLE=columns <= block,
                 BLOCK=block,
+                GROUPS=columns % GROUP == 0,
                 num_warps=warps_of(block),
                 enable_fp_fusion=False,
             )

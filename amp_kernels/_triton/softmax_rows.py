@@ -93,7 +93,7 @@ def softmax_rows_kernel(
             sums = sums * _exp(largest - _base(top)) + _exp(v - _base(top))
             largest = top
         base = _base(tl.reduce(largest, 0, _larger))
-        total = tl.sum(sums * _exp(_base(largest) - base), 0)
+        total = tl.sum(sums * _exp(largest - base), 0)
     nothing = 0.0 if SAFE else float("nan")
     inverse = tl.where(total == 0.0, nothing, 1.0 / total)
     log_sum = tl.where(total == 0.0, nothing, tl.log2(total) * _LN2)

@@ -1,4 +1,4 @@
-"""update_scale_ in Triton: one program looks at every check's found_inf and moves the loss scale.
+"""update_scale_ in Triton: one program looks at every check's found_inf, moves the loss scale and counts skips.
 
 The rule is csrc/math/loss_scale.h, its products formed in fp64 as there. Kernel arguments are fp32 in Triton, so the
 factors and bounds travel as the bits of fp64 numbers in front of the flags' addresses. Flags are tested one by one and
@@ -19,7 +19,9 @@ BLOCK = 64
 
 
 @triton.jit
-def update_scale_kernel(table, flags, scale, growth_tracker, hysteresis_tracker, BLOCK: tl.constexpr):
+def update_scale_kernel(
+    table, flags, scale, growth_tracker, hysteresis_tracker, skipped_steps, consecutive_skips, BLOCK: tl.constexpr
+):
     places = tl.arange(0, BLOCK)
     overflows = tl.zeros((BLOCK,), tl.int1)
     for first in range(0, flags, BLOCK):
@@ -44,6 +46,10 @@ def update_scale_kernel(table, flags, scale, growth_tracker, hysteresis_tracker,
     tl.store(growth_tracker, tl.where(overflow | due, 0, streak))
     refilled = tl.where(grows | (tl.load(table + 6) != 0), tl.load(table + 5).to(tl.int32), tolerated)
     tl.store(hysteresis_tracker, tl.where(overflow, tolerated - 1, refilled))
+    if skipped_steps is not None:
+        tl.store(skipped_steps, tl.load(skipped_steps) + overflow.to(tl.int64))
+    if consecutive_skips is not None:
+        tl.store(consecutive_skips, tl.where(overflow, tl.load(consecutive_skips) + 1, 0))
 
 
 def update_scale_(
@@ -58,6 +64,8 @@ def update_scale_(
     max_scale: float,
     hysteresis: int,
     consecutive: bool = False,
+    skipped_steps: torch.Tensor | None = None,
+    consecutive_skips: torch.Tensor | None = None,
 ) -> None:
     """``amp_kernels::update_scale_`` for tensors that Triton can reach; see ``amp_kernels/ops/update_scale.py``."""
     bits = _tables.bits
@@ -70,6 +78,8 @@ def update_scale_(
             scale,
             growth_tracker,
             hysteresis_tracker,
+            skipped_steps,
+            consecutive_skips,
             BLOCK=BLOCK,
             num_warps=1,
         )

@@ -18,6 +18,7 @@ Examples:
 from .clip import clip_grad_norm_, get_total_norm
 from .dtype import Advice, advise, decide, recommended_dtype
 from .grad_scaler import GradScaler
+from .graph_step import graph_step
 from .scheduler import SkipAwareScheduler
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "clip_grad_norm_",
     "decide",
     "get_total_norm",
+    "graph_step",
     "recommended_dtype",
 ]

@@ -40,6 +40,11 @@ class AbandonedIterations(_GradScaler):
         Raises:
             ValueError: an output is neither.
         """
+        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would end the program
+            if not self._enabled:
+                return outputs
+            if self._scale is not None and not self._per_optimizer_states:
+                return outputs * self._scale.to(outputs.device, non_blocking=True)
         scaled = super().scale(outputs)
         records = self._per_optimizer_states.values() if self._enabled else ()
         unfinished = [r for r in records if r["stage"] is OptState.UNSCALED]

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..distributed._agreement import Agreement
 from ..distributed._local import is_dtensor, local
 from ..optim._base import FusedOptimizer
-from ..optim._cached_step import identical
 from ..optim._devices import largest_flag
+from ..optim._walks import identical
 
 
 class TogetherWithRanks:

@@ -20,23 +20,40 @@ class AsyncReader:
     def __init__(self) -> None:
         self._pending: collections.deque[tuple[Tensor | list[float], torch.cuda.Event | None, Any]]
         self._pending = collections.deque()
+        self._spare: list[tuple[Tensor, torch.cuda.Event]] = []  # pinned memory that was read, with its event
 
     def push(self, value: Tensor, note: Any = None) -> None:
         """Read ``value``, a 1-D tensor, as it is now in its stream's order. ``note`` comes back with it."""
         if not value.is_cuda:
             self._pending.append((value.tolist(), None, note))
             return
-        host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-        host.copy_(value.detach(), non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(value.device))
+        host, event = self._slot(value)
+        host.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
+        event.record(torch.cuda.current_stream(value.get_device()))  # an index is looked up faster than a device
         self._pending.append((host, event, note))
+
+    def _slot(self, value: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """Pinned memory for ``value`` and an event of its device: those of a value that was read, as a rule, because new ones
+        are several calls of the driver each time."""
+        while self._spare:
+            host, event = self._spare.pop()
+            if (host.shape, host.dtype, event.device) == (value.shape, value.dtype, value.device):
+                return host, event
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True), torch.cuda.Event()
+
+    def _read(self, host: Tensor | list[float], event: torch.cuda.Event | None) -> list[float]:
+        """What has arrived."""
+        if isinstance(host, list):
+            return host
+        values = host.tolist()
+        self._spare.append((host, event))
+        return values
 
     def arrived(self) -> Iterator[tuple[list[float], Any]]:
         """Take what has arrived, oldest first, with its note; stops at the first that is still on its way."""
         while self._pending and (self._pending[0][1] is None or self._pending[0][1].query()):
-            host, _, note = self._pending.popleft()
-            yield host if isinstance(host, list) else host.tolist(), note
+            host, event, note = self._pending.popleft()
+            yield self._read(host, event), note
 
     def all_but_last(self) -> Iterator[tuple[list[float], Any]]:
         """Take what was pushed before the last value, and wait for it: the same on every rank. The last one is taken too if
@@ -45,7 +62,7 @@ class AsyncReader:
             host, event, note = self._pending.popleft()
             if event is not None:
                 event.synchronize()
-            yield host if isinstance(host, list) else host.tolist(), note
+            yield self._read(host, event), note
 
     def wait(self) -> None:
         """Wait for the device, so that everything pushed so far has arrived."""

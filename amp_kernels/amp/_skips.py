@@ -14,16 +14,16 @@ from torch.optim import Optimizer
 from ..distributed._agreement import Agreement
 from ..distributed._local import local
 from ..ops import _lists
+from ..ops._capture import is_capturing
 from ..ops.check_and_norm import check_and_norm
+from ..optim._compiled import OneOpEach, Traced
 from ..optim._devices import largest_flag
 from ._readback import AsyncReader
-
-_NAMED = 10  # tensors that a message lists by name
 
 Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
 
 
-class SkipTracking:
+class SkipTracking(OneOpEach):
     """Mixin of :class:`amp_kernels.GradScaler`. Everything here is asynchronous, except for raising the error."""
 
     def _init_skips(self, max_consecutive_skips: int | None) -> None:
@@ -34,10 +34,12 @@ class SkipTracking:
         self._start_tracking()
 
     def _start_tracking(self) -> None:
-        self._skips: Tensor | None = None  # float64 [2]: skipped iterations in all, and the last ones in a row
+        self._skip_counters: tuple[Tensor, ...] = ()
+        self._skips: Tensor | None = None  # int64 [2]: skipped iterations in all, and the last ones in a row
         self._taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
         self._agreements: weakref.WeakKeyDictionary[Optimizer, tuple[list[Tensor], Agreement]]
         self._agreements = weakref.WeakKeyDictionary()  # with the parameters that they were made for
+        self._traced = Traced(self)
         self._forget()
 
     def _forget(self) -> None:
@@ -48,19 +50,29 @@ class SkipTracking:
         self._too_many: tuple[int, Flags] | None = None
 
     def _create_skip_counters(self, device: torch.device) -> None:
-        # Floats take the flags as they are; exact up to 2^53. Filled by kernels: a copy from the host would wait.
-        self._skips = torch.empty(2, dtype=torch.float64, device=device)
+        self._skips = torch.empty(2, dtype=torch.int64, device=device)
+        self._skip_counters = self._skips.unbind()
         self._fill_skip_counters()
 
     def _fill_skip_counters(self) -> None:
-        for counter, value in zip(self._skips, self._init_skip_counts, strict=True):
-            counter.fill_(value)
+        for counter, value in zip(self._skip_counters, self._init_skip_counts, strict=True):
+            counter.fill_(value)  # by a kernel: a copy from the host would wait
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         if self.is_enabled():
             state["_init_skip_counts"] = self._skip_counts()
-        for key in ("_skips", "_taken", "_reader", "_nonfinite", "_last_skipped", "_too_many", "_agreements"):
+        for key in (
+            "_skips",
+            "_skip_counters",
+            "_taken",
+            "_reader",
+            "_nonfinite",
+            "_last_skipped",
+            "_too_many",
+            "_agreements",
+            "_traced",
+        ):
             del state[key]
         return state
 
@@ -68,16 +80,22 @@ class SkipTracking:
         super().__setstate__(state)
         self._start_tracking()
 
+    def _written(self) -> list[Tensor]:
+        tensors = self._scale, self._growth_tracker, self._hysteresis_tracker, self._skips
+        return [tensor for tensor in tensors if tensor is not None]
+
     # ---- what users see ----
 
     @property
+    @torch._disable_dynamo  # a program would read it before it ran the step
     def last_step_skipped(self) -> bool | None:
         """Whether any optimizer's step was skipped in the latest iteration of which the host has heard.
 
         It never waits for the device. On the CPU that is the iteration which the last ``update`` ended. On a GPU it
         is an earlier one as long as the host runs ahead: at the time of an ``update``, that of the one before or still
         earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
-        first answer. An ``update`` that a CUDA graph captures is not reported.
+        first answer. An ``update`` in a CUDA graph is only reported by
+        :func:`amp_kernels.graph_step`.
         """
         self._poll()
         return self._last_skipped
@@ -95,7 +113,7 @@ class SkipTracking:
     def _skip_counter(self, which: int) -> Tensor:
         if self._skips is None:
             return torch.tensor(self._init_skip_counts[which], device="cpu")
-        return self._skips[which].to(torch.int64)
+        return self._skip_counters[which].clone()
 
     def _skip_counts(self) -> tuple[int, int]:
         return self._init_skip_counts if self._skips is None else tuple(int(n) for n in self._skips.tolist())
@@ -107,21 +125,26 @@ class SkipTracking:
         device, ``None`` until its first iteration has ended."""
         return self._taken.setdefault(optimizer, None)
 
-    def _count_skips(self, flag: Tensor, stepped: dict[int, Tensor]) -> None:
-        """End an iteration. ``flag``: above 0 if a step was skipped; ``stepped``: the same for each optimizer's id."""
-        skipped = flag.sign()  # flags that somebody added up over ranks may be above 1
-        total, consecutive = self._skips.unbind()
-        total.add_(skipped)
-        consecutive.add_(1).mul_(skipped)
+    def _end_iteration(self, flags: list[Tensor], stepped: dict[int, Tensor], counted: bool) -> None:
+        """Take notice of an iteration. ``flags``: one is above 0 if a step was skipped; ``stepped``: the same for each
+        optimizer's id; ``counted``: ``update_scale_`` has written the counters."""
+        if not counted:
+            skipped = largest_flag(flags, self._skips.device) > 0
+            total, consecutive = self._skip_counters
+            total.add_(skipped)
+            consecutive.add_(1).mul_(skipped)
         for optimizer, counter in self._taken.items() if self._taken else ():
             if id(optimizer) in stepped:
                 if counter is None:
-                    counter = torch.zeros(1, dtype=torch.float64, device=flag.device)
+                    counter = torch.zeros(1, dtype=torch.float64, device=self._skips.device)
                     self._taken[optimizer] = counter
                 counter.add_(stepped[id(optimizer)] <= 0)
         nonfinite, self._nonfinite = self._nonfinite, []
-        if flag.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # a replay would not run this
+        if not is_capturing(self._skips):  # a replay would not run this
+            self._report(nonfinite)
+
+    def _report(self, nonfinite: Flags) -> None:
+        """Send the counters to the host, and raise if they say so. ``nonfinite``: whose gradients it was, in this iteration."""
         self._reader.push(self._skips, nonfinite)
         # Ranks must raise in the same iteration: all of them wait for the answer before the last one, and for no later one.
         self._poll(wait=self._together is not None and self._max_consecutive_skips is not None)
@@ -181,8 +204,7 @@ def _describe(nonfinite: Flags, together: Agreement | None) -> str:
         number = str(len(names))
     if not names:
         return "No gradient here was infinite or NaN in the last of them: the flag came from elsewhere."
-    more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"In the last of them {number} gradients were infinite or NaN: " + "; ".join(names[:_NAMED]) + more
+    return f"In the last of them {number} gradients were infinite or NaN: " + _lists.some(names, "; ")
 
 
 def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:

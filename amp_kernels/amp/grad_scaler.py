@@ -25,6 +25,7 @@ from ..ops.check_and_norm import check_and_norm
 from ..ops.unscale import unscale_
 from ..ops.update_scale import update_scale_
 from ..optim._base import FusedOptimizer
+from ..optim._compiled import one_op
 from ..optim._devices import by_device, largest_flag
 from ._abandoned import AbandonedIterations
 from ._ranks import TogetherWithRanks, has_foreign, local_grads
@@ -40,7 +41,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     Everything torch documents holds, checkpoints included. What differs, on purpose:
 
     - an optimizer of this package or a fused one of torch is stepped without a host sync and without rewriting
-      gradients; with one of this package ``.grad`` is still scaled after the step;
+      gradients; with one of this package ``.grad`` is still scaled after the step (see its ``unscale_grads``);
     - finiteness is tested on the *unscaled* value (torch tests the scaled one and lets ``1e30 / 2**-30`` through);
     - flags of devices and optimizers are combined by maximum (torch adds them up, and its fused optimizers take 2.0 for
       "no overflow");
@@ -122,8 +123,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         check("GradScaler", "max_scale", max_scale, min_scale)
         check("GradScaler", "hysteresis", hysteresis, 1)
         self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
-        self._init_hysteresis_tracker = hysteresis
-        self._consecutive_hysteresis = bool(consecutive_hysteresis)
+        self._init_hysteresis_tracker, self._consecutive_hysteresis = hysteresis, bool(consecutive_hysteresis)
         self._hysteresis_tracker: Tensor | None = None
         self._init_skips(max_consecutive_skips)
         self._shard_group = shard_group
@@ -133,10 +133,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     # ---- what happened, without a sync ----
 
     @property
+    @torch._disable_dynamo  # a program would read it before it ran the step
     def last_grad_norm(self) -> Tensor | None:
-        """L2 norm of the unscaled gradients before clipping, as the last :meth:`step` measured it.
-
-        float32, 0-dim, on the device.
+        """L2 norm of the unscaled gradients before clipping, as the last :meth:`step` measured it: float32, 0-dim, on the device.
 
         ``None`` if that step measured none: always so without ``max_norm`` unless the optimizer is one of this package
         and the gradients had not been unscaled before. Infinite or NaN after an overflow.
@@ -150,6 +149,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         self._hysteresis_tracker = torch.full((), self._init_hysteresis_tracker, dtype=torch.int32, device=dev)
         self._create_skip_counters(dev)
 
+    @one_op()
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale in place and check them: one launch per device, no host sync.
 
@@ -188,6 +188,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         self._note_nonfinite(optimizer, None)
         return self._agreed(agreement, flags._per_device_tensors)
 
+    @one_op("max_norm")
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
         """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
 
@@ -236,8 +237,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def _step_ours(
         self, optimizer: Optimizer, inner: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict
     ) -> Any:
-        """``inner``, which is ``optimizer`` or what that steps, checks, measures, clips and updates; it writes what it found
-        into the request."""
+        """``inner``, which is ``optimizer`` or what that steps, does it all and writes what it found into the request."""
         if inner.shard_group is None and (inner is not optimizer or self._shard_group is not None):
             raise ValueError(
                 f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
@@ -246,14 +246,14 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         request = inner.default_request()
         request.max_norm = max_norm
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
+        if state is not None and inner.unscale_grads and state["stage"] is OptState.READY:
+            self.unscale_(optimizer)
         ready = state is not None and state["stage"] is OptState.READY
         if ready:
             request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
             request.check = True
             request.nonfinite = None if self._max_consecutive_skips is None else []
-        elif (
-            state is not None
-        ):  # unscaled explicitly; what was done to the gradients since then is the user's will: no new check
+        elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
             request.found_inf = self._combined(state)
         inner._request = request
         try:
@@ -311,6 +311,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """One flag out of those of all devices, on the scale's device: their maximum, so that it stays 0 or 1."""
         return largest_flag((state["found_inf_per_device"] or self._clean()).values(), self._scale.device)
 
+    @one_op("new_scale")
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """End the iteration: move the scale by what all checks found, on the device; or set it to ``new_scale``.
 
@@ -330,7 +331,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             for state in self._per_optimizer_states.values()
             for flag in state["found_inf_per_device"].values()
         ]
-        stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED)
+        stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED) if self._taken else {}
         if new_scale is not None:
             if not isinstance(new_scale, Tensor):
                 _lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
@@ -345,9 +346,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             if self._dynamic:
                 factors = self._growth_factor, self._backoff_factor, self._growth_interval
                 rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
-                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule)
+                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule, *self._skip_counters)
         if found_infs:
-            self._count_skips(largest_flag(found_infs, scale.device), stepped)
+            self._end_iteration(found_infs, stepped, counted=new_scale is None and self._dynamic)
 
     # ---- checkpoints ----
 

@@ -32,6 +32,8 @@ OURS = (
     Row(("linear", "matmul", "baddbmm", "addmm", "mlp"), "lower", "lower", "bias and activation in fp32, one rounding"),
     Row(("layer_norm", "rms_norm"), "fp32 inside", "fp32 inside", "reads an fp32 residual stream without a copy"),
     Row(("softmax", "log_softmax"), "fp32 inside", "fp32 inside", "with a mask, and no fp32 copy of the scores"),
+    Row(("gelu", "silu", "swiglu"), "as it comes", "as it comes", "computed in fp32, one rounding"),
+    Row(("dropout_add",), "as it comes", "as it comes", "of the residual, the sum in fp32"),
     Row(("embedding",), "as it comes", "as it comes", "the gradient is summed in fp32"),
     Row(("cross_entropy",), "fp32 result", "fp32 result", "nothing of the logits' size in fp32"),
     Row(("linear_cross_entropy",), "lower", "lower", "the loss is fp32"),

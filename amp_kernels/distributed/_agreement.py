@@ -45,10 +45,13 @@ class Agreement:
                 self.counts[i] = known[placed]
             whole = mesh.size() == dist.get_world_size()
             self.groups = [dist.group.WORLD] if whole else [mesh.get_group(dim) for dim in range(mesh.ndim)]
-        if shard_group is not None:
-            self.groups.append(shard_group)
-        self.groups = [group for group in self.groups if group.size() > 1]
-        self._undeclared = shard_group is None and any(map(_is_of_fsdp1, tensors)) and dist.get_world_size() > 1
+        of_fsdp1 = any(map(_is_of_fsdp1, tensors))
+        declared = [] if shard_group is None else [shard_group]
+        of_tensors = [*(self.groups if any(map(_is_sharded, tensors)) else []), *(declared if of_fsdp1 else [])]
+        self.groups = [group for group in (*self.groups, *declared) if group.size() > 1]
+        #: Those over which pieces of one tensor lie.
+        self.tensor_groups = [group for group in of_tensors if group.size() > 1]
+        self._undeclared = shard_group is None and of_fsdp1 and dist.get_world_size() > 1
 
     def __bool__(self) -> bool:
         """Whether there is any other rank to agree with."""
@@ -82,6 +85,15 @@ class Agreement:
             both = _reduced(both, group, dist.ReduceOp.SUM)
         sum_sq, flag = both.float().unbind()
         return sum_sq, flag.clamp(max=1.0)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """A row of float64 numbers for each tensor, summed over the ranks that hold pieces of it, copies included.
+
+        Every rank must call this, one without gradients with zeros. The host does not wait.
+        """
+        for group in self.tensor_groups:
+            sums = _reduced(sums, group, dist.ReduceOp.SUM)
+        return sums
 
     def gather(self, value: Any) -> list[tuple[int, Any]]:
         """Every rank's value, with its rank. For the end of a training run: it waits, and moves Python objects."""
@@ -136,6 +148,10 @@ def _counts(tensor: Tensor, first: int) -> bool:
     copies = zip(mesh.get_coordinate(), tensor.placements, strict=True)
     # A slice of a mesh has siblings with other ranks, which hold copies: of these the one with the first rank counts.
     return bool((mesh.mesh == first).any()) and all(at == 0 for at, placed in copies if placed.is_replicate())
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return is_dtensor(tensor) and any(placement.is_shard() for placement in tensor.placements)
 
 
 def _is_of_fsdp1(tensor: Tensor) -> bool:

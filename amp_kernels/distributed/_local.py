@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import operator
-import sys
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from .._dispatch.dtensor import is_dtensor
+
 #: Attributes of a DTensor, read at the speed of C.
 local_tensor, spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")
-
-
-def is_dtensor(tensor: Any) -> bool:
-    """Without importing what defines DTensor, which takes a second: where it was not imported there are none."""
-    if type(tensor) is Tensor or type(tensor) is torch.nn.Parameter:
-        return False
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

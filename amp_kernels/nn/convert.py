@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from .._dispatch.dtensor import is_dtensor
 from . import activation, conv1d, copied_norm, fused
 from ._check import check_module
 from ._derived import base_of, derived
@@ -48,8 +49,9 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     container changes; each call fuses what has no hooks and was not replaced, parametrised or pruned by then.
 
     Left alone: subclasses (they may override forward), norms of another formula (Gemma's adds one to its weight), modules
-    whose forward was replaced on the instance, and modules whose weight is not a plain parameter (parametrised, pruned,
-    quantised, sharded). The logger ``amp_kernels`` tells in one INFO line what was replaced and what was left, by class,
+    whose forward was replaced on the instance, and modules whose weight is not a plain parameter or a DTensor (parametrised,
+    pruned, quantised); and an activation that follows no linear layer, as torch's kernels, too, read and write its 4 bytes an
+    element in 16 bits and compute in fp32. The logger ``amp_kernels`` tells in one INFO line what was replaced and what was left, by class,
     and in DEBUG lines by module. Calling it again changes nothing.
 
     Args:
@@ -220,7 +222,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
             continue
         if parameter is module:
             return f"its {name} is not a parameter of its own (parametrised or pruned)"
-        if parameter is not None and type(parameter) is not torch.nn.Parameter:
+        if parameter is not None and type(parameter) is not torch.nn.Parameter and not is_dtensor(parameter):
             return f"its {name} is a {type(parameter).__name__}"
         if parameter is not None and not parameter.is_floating_point():
             return f"its {name} has dtype {parameter.dtype}"

@@ -13,13 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops import activation as _activation
 from ..ops import softmax as _softmax
+from ..ops.activation import gelu
 from ..ops.cross_entropy import cross_entropy
 from ..ops.embedding import embedding
 from ..ops.linear import linear
 from ..ops.norm import layer_norm, rms_norm
 
-__all__ = ["cross_entropy", "embedding", "layer_norm", "linear", "log_softmax", "rms_norm", "softmax"]
+__all__ = ["cross_entropy", "embedding", "gelu", "layer_norm", "linear", "log_softmax", "rms_norm", "silu", "softmax"]
 
 
 def _dimension(input: Tensor, dim: int | None) -> int:
@@ -37,3 +39,8 @@ def log_softmax(
 ) -> Tensor:
     """torch.nn.functional.log_softmax by :func:`amp_kernels.log_softmax`."""
     return _softmax.log_softmax(input, _dimension(input, dim), dtype=dtype)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """torch.nn.functional.silu by :func:`amp_kernels.silu`; in place it is torch's own."""
+    return torch.nn.functional.silu(input, inplace=True) if inplace else _activation.silu(input)

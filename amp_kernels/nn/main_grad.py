@@ -60,7 +60,10 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     - A tensor hook on a weight (``weight.register_hook``) expects each increment, so a weight with one is accumulated by
       autograd, in fp32 too. So are second derivatives, torch.autograd.grad, transposed uses and compiled code.
     - With 16-bit parameters the optimizer gets fp32 gradients. Those of this package take them; of torch's, most do not.
-      DistributedDataParallel refuses them; with fp32 parameters under autocast it has nothing to refuse.
+      DistributedDataParallel refuses them: :class:`amp_kernels.distributed.GradReducer` takes its place. With fp32
+      parameters under autocast it has nothing to refuse.
+    - ``fully_shard`` needs none of this: with ``MixedPrecisionPolicy(reduce_dtype=torch.float32)`` it adds up micro-batches
+      and reduces them in fp32.
     - An exception inside a backward may leave a part of its gradients in ``.grad``; call ``zero_grad`` after it.
     - Copies of the model (copy.deepcopy) and parameters that were replaced (by fully_shard, say) have no ``main_grad``.
 
@@ -116,8 +119,8 @@ def _is_fused(module: torch.nn.Module) -> bool:
 def _check(name: str, weight: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(weight):
         raise TypeError(
-            f"accumulate_fp32: {name} is a {type(weight).__name__}; accepted: plain parameters (call it before the "
-            "model is sharded, and gradients stay ordinary where sharding replaces parameters)"
+            f"accumulate_fp32: {name} is a {type(weight).__name__}; accepted: plain parameters (fully_shard adds "
+            "micro-batches up and reduces them in fp32 by itself with MixedPrecisionPolicy(reduce_dtype=torch.float32))"
         )
     if getattr(weight, "main_grad", None) is not None:
         raise ValueError(f"accumulate_fp32: {name} has a main_grad already; accepted: one handle at a time")

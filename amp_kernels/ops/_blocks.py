@@ -42,9 +42,35 @@ PARAMS = (torch.float16, torch.bfloat16, torch.float32)
 GRADS = (torch.float16, torch.bfloat16, torch.float32)
 
 
+ALIGN = 16  # elements: a parameter's piece starts 16-byte aligned in a buffer of any dtype, 64-byte aligned in float32
+
+
+def state_layout(numels: Sequence[int]) -> tuple[list[int], int]:
+    """Offsets of consecutive pieces in a flat buffer, multiples of :data:`ALIGN`, and the number of elements it
+    needs."""
+    offsets, total = [], 0
+    for numel in numels:
+        offsets.append(total)
+        total += -(-numel // ALIGN) * ALIGN
+    return offsets, total
+
+
+def view_like(buffer: Tensor, param: Tensor, offset: int) -> Tensor:
+    """The piece of a flat buffer that belongs to ``param``, with its shape and strides: both walk memory in the same
+    order."""
+    return buffer.as_strided(param.shape, param.stride(), offset)
+
+
 def fma(a: Tensor | float, b: Tensor, c: Tensor) -> Tensor:
     """float32 ``a * b + c`` with one rounding, as the compiled kernels compute it (the product is exact in double)."""
     return (b.double() * a + c.double()).float()
+
+
+def decayed(g: Tensor, weight_decay: float | Tensor, p: Tensor) -> Tensor:
+    """float32 ``g + weight_decay * p``; ``g`` where there is no decay, which an infinite weight must not reach."""
+    if not isinstance(weight_decay, Tensor):
+        return g if weight_decay == 0 else fma(rounded(weight_decay), p, g)
+    return torch.where(weight_decay == 0, g, fma(rounded(weight_decay), p, g))
 
 
 def sqrt(x: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ class Declaration:
     """Of an update op: its name, what it keeps of an element between steps, numbers and flags of a parameter group.
 
     ``moments`` stand in the order in which an op takes them, those of ``optional`` last, which a block may be without;
-    ``options`` as they are packed, ``lr`` first, with the values that samples and tests take.
+    ``options`` as they are packed, ``lr`` first and ``weight_decay`` last, with the values that
+    samples and tests take. ``norms``: whether a step needs norms of whole tensors.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Declaration:
     options: dict[str, float]
     flags: int
     optional: tuple[str, ...] = ()
+    norms: bool = False
 
 
 def check(
@@ -48,6 +50,7 @@ def check(
     emas: Sequence[Tensor],
     layout: Tensor,
     lrs: Sequence[Tensor],
+    weight_decays: Sequence[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     sum_sq: Tensor | None,
@@ -86,10 +89,12 @@ def check(
     for name, scalar in (("grad_scale", grad_scale), ("found_inf", found_inf), ("sum_sq", sum_sq)):
         if scalar is not None:
             _lists.check_scalar(op, name, scalar, device)
-    if lrs and len(lrs) != len(flags):
-        raise ValueError(f"{op}: lrs has {len(lrs)} entries; accepted: none, or one per param group ({len(flags)})")
-    for i, lr in enumerate(lrs):
-        _lists.check_scalar(op, f"lrs[{i}]", lr, device)
+    for name, scalars, dtype in (("lrs", lrs, torch.float32), ("weight_decays", weight_decays, torch.float64)):
+        if scalars and len(scalars) != len(flags):
+            accepted = f"none, or one per param group ({len(flags)})"
+            raise ValueError(f"{op}: {name} has {len(scalars)} entries; accepted: {accepted}")
+        for i, scalar in enumerate(scalars):
+            _lists.check_scalar(op, f"{name}[{i}]", scalar, device, dtype)
     if sum_sq is not None:
         _lists.check_number(op, "max_norm", max_norm, 0.0)
     _lists.check_number(op, "seed", seed, 0, MAX_SEED)

@@ -100,7 +100,8 @@ def registered(weight: Tensor) -> MainGrad | None:
 
 
 def into(ctx: torch.autograd.function.FunctionCtx, position: int, add_to: AddTo) -> Tensor | None:
-    """A gradient into the ``main_grad`` of the weight that is input number ``position`` of the node ``ctx``.
+    """A gradient into the ``main_grad`` of the weight that is number ``position`` among the inputs of the node ``ctx`` that are
+    tensors: one that is ``None`` does not count.
 
     Called within the node's backward. Returns what autograd still has to add; ``None`` if nothing was done, because the
     weight has no ``main_grad`` or this backward cannot use it.
@@ -156,8 +157,8 @@ def refuse_data_parallel(*weights: Tensor) -> None:
         if weight.dtype != torch.float32 and registered(weight) is not None:
             raise RuntimeError(
                 f"a {weight.dtype} weight of shape {list(weight.shape)} has an fp32 main_grad, which "
-                "DistributedDataParallel cannot reduce; accepted under it: fp32 parameters and torch.autocast, or no "
-                "accumulate_fp32"
+                "DistributedDataParallel cannot reduce; accepted under it: fp32 parameters and torch.autocast; in its "
+                "place: amp_kernels.distributed.GradReducer"
             )
 
 

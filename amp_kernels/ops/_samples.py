@@ -104,6 +104,7 @@ class Blocks:
         self,
         *,
         lrs: Sequence[float] = (),
+        weight_decays: Sequence[float] = (),
         grad_scale: float | None = None,
         found_inf: float | None = None,
         sum_sq: float | None = None,
@@ -135,6 +136,7 @@ class Blocks:
             *map(there, (self.steps, self.masters, self.shadows, self.emas)),
             self.layout,
             there([torch.tensor(lr) for lr in lrs]),
+            there([torch.tensor(decay, dtype=torch.float64) for decay in weight_decays]),
             *scalars,
             [value for of_group in of_groups for value in of_group],
             each(ema_decay),
@@ -158,6 +160,7 @@ def sample(
     optional: bool = True,
     flags: int = 0,
     lrs: bool = False,
+    decays: bool = False,
     scale: float | None = None,
     found: float | None = None,
     max_norm: float | None = None,
@@ -187,6 +190,7 @@ def sample(
     lr = options.pop("lr", declared.options["lr"])
     return blocks.arguments(
         lrs=[0.01 * i for i in groups] if lrs else (),
+        weight_decays=[0.1 * (i - 1) for i in groups] if decays else (),
         grad_scale=scale,
         found_inf=found,
         sum_sq=None if max_norm is None else 400.0,

@@ -23,8 +23,8 @@ def _product(constant: int, x: Word) -> tuple[Word, Word]:
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
 
-def philox4x32_10(counter: tuple[Word, Word, Word, Word], key: int) -> tuple[Word, Word, Word, Word]:
-    """Four random words for a counter of four words and a 64-bit key; counters may be tensors."""
+def philox4x32_10(counter: tuple[Word, Word, Word, Word], key: Word) -> tuple[Word, Word, Word, Word]:
+    """Four random words for a counter of four words and a 64-bit key, any of which may be tensors."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _WORD, (key >> 32) & _WORD
     for _ in range(10):

@@ -28,8 +28,8 @@ RULES: dict[str, UpdateOp] = {}
 
 _STATE = "Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor(d!)[] masters, Tensor(e!)[] shadows, Tensor(f!)[] emas"
 _NUMBERS = (
-    "Tensor[] lrs, Tensor? grad_scale, Tensor? found_inf, Tensor? sum_sq, float[] options, float[] ema_decay, "
-    "int[] flags, float max_norm, int seed"
+    "Tensor[] lrs, Tensor[] weight_decays, Tensor? grad_scale, Tensor? found_inf, Tensor? sum_sq, float[] options, "
+    "float[] ema_decay, int[] flags, float max_norm, int seed"
 )
 
 #: ``rule(weight, moments, grad, o)``: weight and moments after the step of one parameter. All are float32, in memory
@@ -58,6 +58,7 @@ class UpdateOp:
         emas: per block float32 exponential moving averages of the float32 weights, or 0 elements; updated.
         layout: int64 ``[n, 5]`` on the CPU, row ``(block, offset, slot, group, index)`` for each param.
         lrs: empty, or one float32 scalar per group that replaces ``lr`` and is read on the device.
+        weight_decays: empty, or one float64 scalar per group that replaces ``weight_decay`` and is read on the device.
         grad_scale: loss scale the grads still carry, float32 scalar; ``None`` means 1.
         found_inf: float32 scalar; if it is above 0 nothing changes, step counters included. ``None`` never skips.
         sum_sq: squared norm of the unscaled grads (:func:`~amp_kernels.ops.check_and_norm.check_and_norm`); ``None`` does
@@ -76,13 +77,26 @@ class UpdateOp:
 
     def __init__(self, declared: Declaration, rule: Rule, samples: Callable[[str], Iterable[Sample]]):
         self.declared, self.rule = declared, rule
-        name = declared.name
+        name, family = declared.name, rule.__module__.rpartition(".")[2]
         self.op = define(
             f"{name}(Tensor(a!)[] params, Tensor[] grads, {_STATE}, Tensor layout, {_NUMBERS}) -> ()",
             self.reference,
             samples=samples,
-            family=rule.__module__.rpartition(".")[2],
+            family=family,
         )
+        #: The same in two halves, for a rule that needs norms of tensors: see :meth:`half`.
+        self.half_op = self.half_of_table = None
+        if declared.norms:
+            self.half_op = define(
+                f"{name}half_(Tensor(a!)[] params, Tensor[] grads, {_STATE}, Tensor layout, {_NUMBERS}, "
+                "Tensor(g!) squares, bool second) -> ()",
+                self.half,
+                samples=lambda device: _halves(samples(device)),
+                family=family,
+            )
+            self.half_of_table = KernelOp(
+                f"_{name}half_table_(Tensor table, {_STATE}, {_NUMBERS}, Tensor(g!) squares, bool second) -> ()"
+            )
         #: The same step of the addresses in a table, which stands in the place of ``params``, ``grads`` and ``layout``.
         self.of_table = KernelOp(f"_{name}table_(Tensor table, {_STATE}, {_NUMBERS}) -> ()")
         self._signature = inspect.signature(self.reference)
@@ -107,6 +121,7 @@ class UpdateOp:
         emas: Sequence[Tensor],
         layout: Tensor,
         lrs: Sequence[Tensor],
+        weight_decays: Sequence[Tensor],
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
         sum_sq: Tensor | None,
@@ -115,18 +130,24 @@ class UpdateOp:
         flags: Sequence[int],
         max_norm: float,
         seed: int,
+        *,
+        squares: Tensor | None = None,
+        second: bool = True,
     ) -> None:
         if layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
             return
         scalars = StepScalars.make(grad_scale, found_inf, sum_sq, max_norm)
-        for param, grad, row in zip(params, grads, layout.tolist(), strict=True):
+        for i, (param, grad, row) in enumerate(zip(params, grads, layout.tolist(), strict=True)):
             block, offset, slot, group, _ = row
             count = len(self.declared.options)
             of_group = options[group * count : (group + 1) * count]
             o = SimpleNamespace(**dict(zip(self.declared.options, of_group, strict=True)))
             if lrs:
                 o.lr = lrs[group].reshape(()).double()
+            if weight_decays:
+                o.weight_decay = weight_decays[group].reshape(())
             o.step, o.flags = steps[block][slot] + 1, flags[group]
+            o.squares, o.second = None if squares is None else squares[i], second
             stored = {
                 name: buffer[offset : offset + param.numel()]
                 for name, buffer in zip(self.declared.moments, moments[block :: len(steps)], strict=True)
@@ -136,10 +157,33 @@ class UpdateOp:
             weight = Weight.at(param, row, masters, shadows, emas, ema_decay, flags, seed, o.step)
             read = [moment.float() for moment in stored.values()]
             updated, *kept = self.rule(weight.load(), read, scalars.gradient(grad, flags[group]), o)
-            weight.store(scalars, updated)
+            if second:
+                weight.store(scalars, updated)
+            elif param.numel():
+                scalars.store(squares[i], updated)
             for moment, value in zip(stored.values(), kept, strict=True):
                 scalars.store(moment, value)
             scalars.store(steps[block][slot], o.step)
+
+    def half(self, *args) -> None:
+        """One half of a step whose tensors are pieces of larger ones, which must be added up in between.
+
+        ``args`` end with ``squares``, float64 ``[n, 2]``, and ``second``. The first half moves the moments and writes into
+        ``squares`` the sums of squares of each weight and its direction; rows of tensors without elements stay. The second
+        half moves the weights by what ``squares`` holds by then, and writes no moment. Either half counts the step, so
+        the first is given copies of the counters. A skipped half writes nothing.
+        """
+        *arguments, squares, second = args
+        self.reference(*arguments, squares=squares, second=second)
+
+
+def _halves(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Both halves of each step."""
+    for arguments, _ in samples:
+        params = arguments[0]
+        squares = torch.arange(2.0 * len(params), dtype=torch.float64, device=params[0].device).view(-1, 2)
+        yield (*arguments, squares, False), {}
+        yield (*arguments, squares.clone(), True), {}
 
 
 def usual_samples(call: Callable[..., Sample]) -> Iterator[Sample]:
@@ -149,7 +193,7 @@ def usual_samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(31, [f32, bf16, f16], scale=1024.0, found=0.0, max_norm=1.0)
     yield call(32, [f32], shadow=bf16, grad_dtype=f16)
     yield call(33, [bf16, f16], master=torch.int16, max_norm=100.0)
-    yield call(34, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True, weight_decay=0.0)
+    yield call(34, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True, decays=True)
     yield call(35, [bf16], master=torch.int16, moment_dtype=bf16)
     yield call(36, [f32, f16], found=1.0, scale=4.0, master=f32, shadow=f16)  # skipped
     yield call(37, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
@@ -165,6 +209,7 @@ def define_update(
     options: dict[str, float],
     flags: int,
     optional: tuple[str, ...] = (),
+    norms: bool = False,
     samples: Callable[[Callable[..., Sample]], Iterable[Sample]] = usual_samples,
 ) -> UpdateOp:
     """Define the op of an optimizer: see :class:`UpdateOp`.
@@ -173,13 +218,14 @@ def define_update(
         name: of the op, with its underscore.
         rule: the formula, for the reference; see :data:`Rule`.
         moments: names of what is kept of an element between steps, at least one, the optional ones last.
-        options: names of a group's numbers, ``lr`` first, with the values that samples and tests take.
+        options: names of a group's numbers, ``lr`` first and ``weight_decay`` last, with the values that samples and tests take.
         flags: the bits a group may have.
         optional: names of the moments that a block may be without; it has all of them or none.
+        norms: whether a step needs norms of whole tensors, so that one of pieces has two halves (:meth:`UpdateOp.half`).
         samples: ``samples(call)`` yields calls made by ``call(seed, dtypes, **options)``
             (:func:`._samples.sample`).
     """
-    declared = Declaration(name, moments, options, flags, optional)
+    declared = Declaration(name, moments, options, flags, optional, norms)
 
     def of_device(device: str) -> Iterable[Sample]:
         return samples(functools.partial(sample, declared, device))

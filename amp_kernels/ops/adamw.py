@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from ._blocks import COUPLED_DECAY, MAXIMIZE, STOCHASTIC, fma, rounded, sqrt
+from ._blocks import COUPLED_DECAY, MAXIMIZE, STOCHASTIC, decayed, fma, rounded, sqrt
 from ._update import define_update
 
 
@@ -29,8 +29,8 @@ def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tu
     correction1, correction2 = (1 - beta ** o.step.double() for beta in (o.beta1, o.beta2))
     if not o.flags & COUPLED_DECAY:
         p = p * rounded(1 - o.lr * o.weight_decay)
-    elif o.weight_decay != 0:
-        g = fma(rounded(o.weight_decay), p, g)
+    else:
+        g = decayed(g, o.weight_decay, p)
     m = fma(rounded(1 - o.beta1), g - m, m)
     v = fma(g * rounded(1 - o.beta2), g, v * rounded(o.beta2))
     largest = [torch.maximum(v_max, v) for v_max in largest]  # one, or none
@@ -48,7 +48,7 @@ def _samples(amsgrad: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(14, [f16, bf16], master=torch.int16, max_norm=100.0)
     yield call(15, [bf16], master=torch.int16, moment_dtype=bf16)
     yield call(16, [f32], flags=MAXIMIZE, weight_decay=0.0, lrs=True)
-    yield call(17, [f32, f16], flags=COUPLED_DECAY, master=f32, lrs=True)
+    yield call(17, [f32, f16], flags=COUPLED_DECAY, master=f32, lrs=True, decays=True)
     yield call(18, [f32, bf16, f16], found=2.0, scale=4.0, master=torch.int16, shadow=f16)  # skipped
     yield amsgrad(19, [f32, f16], ema=True, master=f32)
     yield amsgrad(190, [bf16, f16, f32], moment_dtype=bf16, flags=STOCHASTIC, ema=True)

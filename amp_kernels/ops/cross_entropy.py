@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._dispatch import autocast
+from .._dispatch import autocast, nodes
+from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
 from . import cross_entropy_rows
 from ._gemm import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
@@ -108,11 +109,30 @@ class _CrossEntropy(torch.autograd.Function):
         once("cross_entropy")
         if ctx.now:
             return scaled(ctx.saved_tensors[0], grad_loss), None, None, None, None, None
-        logits, target, weight, divisor = ctx.saved_tensors
-        factor = row_factors(logits.shape[0], ctx.reduction, divisor, grad_loss, logits.device)
-        grad = logits if ctx.inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
-        cross_entropy_rows.op(logits, target, weight, factor, torch.empty_like(factor), grad, **ctx.options._asdict())
+        grad = _made_in_backward(*ctx.saved_tensors, grad_loss, ctx.reduction, ctx.options, ctx.inplace)
         return grad, None, None, None, None, None
+
+
+def _made_in_backward(logits, target, weight, divisor, grad_loss, reduction, options, inplace) -> Tensor:
+    factor = row_factors(logits.shape[0], reduction, divisor, grad_loss, logits.device)
+    grad = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
+    cross_entropy_rows.op(logits, target, weight, factor, torch.empty_like(factor), grad, **options._asdict())
+    return grad
+
+
+def _backward_of_node(grads, saved, needs_input_grad, ignore_index, is_mean, label_smoothing, z_loss):
+    """The backward of :class:`_CrossEntropy` for a node in C++, whose target holds classes: ``saved`` are the gradient
+    made in the forward, or logits and target."""
+    once("cross_entropy")
+    of, target = saved
+    if target is None:
+        return (scaled(of, grads[0]),)
+    options = Options(ignore_index, label_smoothing, z_loss)
+    divisor = denominator(target, None, options) if is_mean else None
+    return (_made_in_backward(of, target, None, divisor, grads[0], "mean" if is_mean else "sum", options, False),)
+
+
+nodes.FORMULAS["cross_entropy"] = _backward_of_node
 
 
 def composed(logits: Tensor, target: Tensor, weight: Tensor | None, reduction: str, options: Options) -> Tensor:
@@ -300,7 +320,9 @@ def cross_entropy(
         nothing is NaN, as in torch, with gradients of zero.
 
     Not differentiable twice, but in float64. A class that is out of range is an error on the CPU; on a GPU, where that
-    would cost a synchronisation, the row's loss and gradient are NaN.
+    would cost a synchronisation, the row's loss and gradient are NaN. Reruns give the same bits. So do equal rows at
+    different places, but for the CUDA kernel's last bits of rows that begin at different addresses modulo 16 bytes, as
+    those of 50,257 classes in 16 bits do: they order its sums.
 
     Raises:
         TypeError: a dtype or layout is not accepted.
@@ -318,6 +340,10 @@ def cross_entropy(
         tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
                 [ 0.1250,  0.1250,  0.1250, -0.3750]], dtype=torch.bfloat16)
     """
+    if weight is None and not inplace and nodes.may_serve():
+        loss = nodes.cross_entropy(logits, target, ignore_index, reduction, label_smoothing, z_loss)
+        if loss is not None:
+            return loss
     options = {
         "ignore_index": ignore_index,
         "reduction": reduction,
@@ -328,4 +354,9 @@ def cross_entropy(
     if autocast.eager(logits, target):
         on = autocast.dtype_on(logits.device.type) is not None
         return _cross_entropy(logits, target, weight, out_dtype=torch.float32 if on else None, **options)
+    if is_dtensor(logits):
+        raise TypeError(
+            f"cross_entropy: logits is a DTensor with the placements {logits.placements}; accepted: each rank's rows, "
+            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes lie on several ranks"
+        )
     return op(logits, target, weight, **options)

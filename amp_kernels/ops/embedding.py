@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._dispatch import autocast
+from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, define
 from . import _main_grad, embedding_accumulate
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
@@ -130,6 +131,11 @@ def embedding(
         raise ValueError(f"embedding: padding_idx is {padding_idx}; accepted: None, {-rows} to {rows - 1}")
     if sparse or not is_dense(weight) or not is_dense(input):
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if is_dtensor(input):
+        cut = is_dtensor(weight) and not all(placed.is_replicate() for placed in weight.placements)
+        if cut or max_norm is not None or scale_grad_by_freq:  # the table lies on several ranks, or all rows matter
+            return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+        return by_rows("embedding", lambda x, w: embedding(x, w, padding_idx), [], [input], [weight])
     padding = -1 if padding_idx is None else padding_idx % rows
     if max_norm is not None:
         with torch.no_grad():

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from ._blocks import ADAPT_ALL, MAXIMIZE, NO_BIAS_CORRECTION, STOCHASTIC, fma, rounded, sqrt
+from ._blocks import ADAPT_ALL, MAXIMIZE, NO_BIAS_CORRECTION, STOCHASTIC, decayed, fma, rounded, sqrt
 from ._update import define_update
 
 
@@ -30,17 +30,24 @@ def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tu
     step = o.step.double()
     corrected = not o.flags & NO_BIAS_CORRECTION
     correction1, correction2 = (1 - beta**step if corrected else torch.ones_like(step) for beta in (o.beta1, o.beta2))
-    m = fma(rounded(1 - o.beta1), g - m, m).to(o.dtypes["exp_avg"]).float()  # as it is stored, from here on
-    v = fma(g * rounded(1 - o.beta2), g, v * rounded(o.beta2)).to(o.dtypes["exp_avg_sq"]).float()
+    whole = o.squares is None
+    if whole or not o.second:
+        m = fma(rounded(1 - o.beta1), g - m, m).to(o.dtypes["exp_avg"]).float()  # as it is stored, from here on
+        v = fma(g * rounded(1 - o.beta2), g, v * rounded(o.beta2)).to(o.dtypes["exp_avg_sq"]).float()
     denom = sqrt(v) / rounded(correction2.sqrt()) + rounded(o.eps)
     direction = m / denom * rounded(1 / correction1)
     rate = torch.as_tensor(o.lr, dtype=torch.float64, device=p.device)
-    if o.weight_decay != 0:
-        direction = fma(rounded(o.weight_decay), p, direction)
-    if o.weight_decay != 0 or o.flags & ADAPT_ALL:
-        weight_norm, length = p.double().square().sum().sqrt(), direction.double().square().sum().sqrt()
-        ratio = torch.where((weight_norm == 0) | (length == 0), torch.ones_like(length), weight_norm / length)
-        rate = rate * ratio
+    direction = decayed(direction, o.weight_decay, p)
+    squares = o.squares
+    if whole or not o.second:
+        squares = torch.stack([x.double().square().sum() for x in (p, direction)])
+        if not whole:
+            return squares, m, v
+    weight_norm, length = squares.sqrt().unbind()
+    fixed = (weight_norm == 0) | (length == 0)
+    if not o.flags & ADAPT_ALL:
+        fixed |= o.weight_decay == 0
+    rate = torch.where(fixed, rate, rate * (weight_norm / length))
     return fma(rounded(-rate), direction, p), m, v
 
 
@@ -55,7 +62,7 @@ def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(56, [f32], flags=MAXIMIZE, lrs=True)
     yield call(57, [f32, bf16, f16], found=2.0, scale=4.0, master=torch.int16, shadow=f16)  # skipped
     yield call(58, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
-    yield call(59, [f32, bf16], master=f32, shadow=bf16, ema=True, lrs=True)
+    yield call(59, [f32, bf16], master=f32, shadow=bf16, ema=True, lrs=True, decays=True)
 
 
 lamb_ = define_update(
@@ -64,5 +71,6 @@ lamb_ = define_update(
     moments=("exp_avg", "exp_avg_sq"),
     options={"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01},
     flags=MAXIMIZE | STOCHASTIC | NO_BIAS_CORRECTION | ADAPT_ALL,
+    norms=True,
     samples=_samples,
 )

@@ -21,8 +21,10 @@ import torch.nn.functional as F
 
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.dtensor import is_dtensor, of_weight
 from .._dispatch.library import Sample, define
 from . import _main_grad, activation_backward
+from ._column_sums import column_sums
 from ._gemm import (
     ACTIVATIONS,
     GATED,
@@ -107,7 +109,7 @@ class _Linear(torch.autograd.Function):
             if needs_weight:
                 grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype)
             if needs_bias:
-                grad_bias = cast(dz.sum(0, dtype=torch.float32), bias_dtype)
+                grad_bias = cast(column_sums(dz), bias_dtype)
         if grad_x16 is not None:
             grad_x = add_gradient(grad_x, grad_x16, x_dtype)
         if grad_weight16 is not None:
@@ -291,9 +293,12 @@ def linear(
     ``weight`` in 16 bits, and with an activation the 16-bit pre-activation. A nested or sparse ``x`` runs torch's own
     linear.
 
+    DTensors: each rank multiplies what it holds, placed as torch's linear places it; the ``weight`` stays where it lies. An
+    activation is fused unless it needs what other ranks have (a sum of summands, the other half of ``"swiglu"``).
+
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
-        ValueError: shapes, devices or ``activation`` do not fit.
+        ValueError: shapes, devices, meshes or ``activation`` do not fit.
 
     Examples:
         >>> x, weight = torch.ones(2, 4), torch.full((3, 4), 0.5, requires_grad=True)
@@ -307,11 +312,13 @@ def linear(
         torch.float32
     """
     if nodes.may_serve() and not _main_grad.in_use():
-        shadow = fresh_shadow(weight, autocast.dtype_on("cpu")) if shadows_exist() else None
+        shadow = fresh_shadow(weight, autocast.dtype_on(weight.device.type)) if shadows_exist() else None
         out = nodes.linear(x, weight, bias, shadow, "none" if activation is None else activation)
         if out is not None:
             return out
     activation = check_activation("linear", activation)
+    if is_dtensor(x) or is_dtensor(weight):
+        return _of_dtensors(x, weight, bias, activation)
     if not is_dense(x):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
     invariant = is_batch_invariant()
@@ -320,3 +327,17 @@ def linear(
         shadow = fresh_shadow(weight, dtype)
         return _linear(x, weight, bias, shadow, activation=activation, compute_dtype=dtype, batch_invariant=invariant)
     return op(x, weight, bias, activation=activation, batch_invariant=invariant)
+
+
+def _of_dtensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """``linear`` of each rank's piece in 16 bits; torch's own in others."""
+    if (autocast.dtype_on(x.device.type) or x.dtype) not in OPERAND_DTYPES or x.dtype == torch.float64:
+        return ACTIVATIONS[activation](F.linear(x, weight, bias))
+    own = "none" if _needs_others(weight, activation) else activation
+    out = of_weight("linear", lambda *pieces: linear(*pieces, activation=own), x, weight, bias)
+    return out if own == activation else ACTIVATIONS[activation](out)
+
+
+def _needs_others(weight: torch.Tensor, activation: str) -> bool:
+    """Whether a rank with a piece of a DTensor has not all that the activation of one of its elements is made of."""
+    return any(placed.is_shard(1) or (placed.is_shard(0) and activation in GATED) for placed in weight.placements)

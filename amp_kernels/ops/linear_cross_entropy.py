@@ -21,8 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._dispatch import autocast
+from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
 from . import _main_grad, cross_entropy_rows
+from ._column_sums import column_sums
 from ._gemm import OPERAND_DTYPES, check_bias, check_same_device
 from ._lists import FLOATS
 from ._products import cast, gemm_options, under_transform, working_dtype
@@ -131,7 +133,7 @@ def _gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Te
         if needs_weight:
             head.add_weight_gradient(dw, dz, rows)
         if needs_bias:
-            db += dz.sum(0, dtype=torch.float32)
+            db += column_sums(dz)
         del logits, dz  # before the next chunk's logits are made
     return dx, dw, db
 
@@ -284,7 +286,7 @@ def linear_cross_entropy(
     but in float64.
 
     Raises:
-        TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
+        TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.
         ValueError: a shape, device or option is not accepted.
         RuntimeError: a class is out of range (CPU).
 
@@ -307,4 +309,10 @@ def linear_cross_entropy(
         dtype = autocast.dtype_on(input.device.type)
         shadow = fresh_shadow(linear_weight, dtype)
         return _linear_cross_entropy(*args, shadow, compute_dtype=dtype, **options)
+    for name, tensor in (("input", input), ("linear_weight", linear_weight)):
+        if is_dtensor(tensor):
+            raise TypeError(
+                f"linear_cross_entropy: {name} is a DTensor with the placements {tensor.placements}; accepted: plain tensors, "
+                "or amp_kernels.linear, and amp_kernels.distributed.vocab_parallel_cross_entropy of its logits"
+            )
     return op(*args, **options)

@@ -17,6 +17,7 @@ import torch
 
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
 from ._lists import FLOATS
@@ -98,7 +99,8 @@ def matmul(
 
     dtypes: both operands fp16, or both bf16: this package's GEMM. Both fp32 or both fp64: torch's own matmul. Inside
     torch.autocast fp16, bf16 and fp32 operands are computed in autocast's dtype, and each gets its gradient in its own
-    dtype, rounded once. The gradient that arrives is cast to the compute dtype, also where ``out_dtype`` is wider.
+    dtype, rounded once. The gradient that arrives is cast to the compute dtype, also where ``out_dtype`` is wider. DTensors take
+    torch's own matmul.
 
     Raises:
         TypeError: a dtype or layout is not accepted; operands of different dtypes are not mixed.
@@ -116,6 +118,8 @@ def matmul(
             return result
     invariant = is_batch_invariant()
     if out is None:
+        if out_dtype is None and (is_dtensor(a) or is_dtensor(b)):
+            return torch.matmul(a, b)
         if autocast.eager(a, b):
             dtype = autocast.dtype_on(a.device.type)
             return _matmul(a, b, compute_dtype=dtype, out_dtype=out_dtype, batch_invariant=invariant)

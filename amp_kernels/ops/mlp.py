@@ -18,8 +18,10 @@ import torch.nn.functional as F
 
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
 from . import _main_grad, activation_backward
+from ._column_sums import column_sums
 from ._gemm import (
     ACTIVATIONS,
     GATED,
@@ -44,7 +46,7 @@ from ._products import (
 )
 from ._shadows import fresh_shadow
 from .gemm import gemm_dact_op, gemm_op
-from .linear import check_shadow, gradient_dtype, weight_gradient
+from .linear import check_shadow, gradient_dtype, linear, weight_gradient
 
 
 class _Mlp(torch.autograd.Function):
@@ -101,9 +103,10 @@ class _Mlp(torch.autograd.Function):
         if grad is not None:
             dy = flat(grad)
             if needs_w2:
-                grad_w2 = weight_gradient(ctx, 3, dy, h, w2_dtype)
+                position = 2 if b1_dtype is None else 3
+                grad_w2 = weight_gradient(ctx, position, dy, h, w2_dtype)
             if needs_b2:
-                grad_b2 = cast(dy.sum(0, dtype=torch.float32), b2_dtype)
+                grad_b2 = cast(column_sums(dy), b2_dtype)
         if z is not None:
             dz, sums = _hidden_gradient(grad, grad_h, grad_z, z, w2_16, activation, needs_b1, batch_invariant, recorded)
         if dz is not None:
@@ -246,7 +249,7 @@ def mlp(
         ``[..., out_features]`` in the working dtype.
 
     dtypes, autocast and gradients are those of :func:`amp_kernels.linear`. Saved for backward, in 16 bits: ``x``, the
-    pre-activation, its activation, and the weights.
+    pre-activation, its activation, and the weights. DTensors go through :func:`amp_kernels.linear` twice.
 
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
@@ -260,6 +263,8 @@ def mlp(
         (torch.Size([8, 16]), torch.bfloat16)
     """
     activation = check_activation("mlp", activation)
+    if is_dtensor(x) or is_dtensor(weight1):
+        return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
     invariant = is_batch_invariant()
     if autocast.eager(x, weight1, weight2):
         dtype = autocast.dtype_on(x.device.type)

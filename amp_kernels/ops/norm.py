@@ -18,13 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._dispatch import autocast
+from .._dispatch import autocast, nodes
+from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, define
-from . import norm_backward, norm_forward
+from . import dropout, norm_backward, norm_forward
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
-from ._norm import check_like
+from ._norm import check_like, check_rate
 from ._products import cast, is_dense, under_transform
+from .dropout_add import Dropout
 from .linear import gradient_dtype
 
 
@@ -32,67 +34,91 @@ class _Norm(torch.autograd.Function):
     """What autograd follows of a norm: ``(y, sum)``, the sum ``None`` without a residual."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, columns, eps, centred, out_dtype):
+    def forward(ctx, x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p):
         ctx.set_materialize_grads(False)
-        y, total, mean, rstd = _forward(x, weight, bias, residual, columns, eps, centred, out_dtype)
-        ctx.options = columns, eps, centred
+        y, total, mean, rstd = _forward(x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p)
+        ctx.options, ctx.dropout_p = (columns, eps, centred), dropout_p
         ctx.dtypes = [None if t is None else gradient_dtype(t) for t in (x, weight, bias, residual)]
-        ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd)
+        ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd, seed)
         return y, total
 
     @staticmethod
     def backward(ctx, grad, grad_sum):
-        x, weight, bias, mean, rstd = ctx.saved_tensors
+        x, weight, bias, mean, rstd, seed = ctx.saved_tensors
         needs = ctx.needs_input_grad[:4]
         if grad is None:
-            found = grad_sum, None, None
+            found = grad_sum, None, None, None
         elif torch.is_grad_enabled():
-            found = _differentiable_backward(ctx.options, x, weight, bias, grad, grad_sum, needs)
+            found = *_differentiable_backward(ctx.options, x, weight, bias, grad, grad_sum, needs), None
         else:
-            found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, needs)
-        of_x, of_weight, of_bias = found
-        results = of_x, of_weight, of_bias, of_x
+            branch = seed, ctx.dropout_p, ctx.dtypes[0] if needs[0] else None
+            found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, needs, *branch)
+        of_x, of_weight, of_bias, of_branch = found
+        if of_branch is None:
+            of_branch = of_x
+            if seed is not None and needs[0] and of_x is not None:
+                of_branch = Dropout.apply(of_x, None, seed, ctx.dropout_p, ctx.dtypes[0])
+        results = of_branch, of_weight, of_bias, of_x
         return (
             *(
                 cast(result, dtype) if needed and result is not None else None
                 for result, dtype, needed in zip(results, ctx.dtypes, needs, strict=True)
             ),
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 6,
         )
 
 
-def _forward(x, weight, bias, residual, columns, eps, centred, out_dtype) -> tuple[Tensor | None, ...]:
+def _forward(x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p) -> tuple[Tensor | None, ...]:
     y, total, mean, rstd = norm_forward.op(
         x.reshape(-1, columns),
         *(t if t is None else t.reshape(columns) for t in (weight, bias)),
         None if residual is None else residual.reshape(-1, columns),
+        seed,
         eps=eps,
         centred=centred,
         out_dtype=out_dtype,
+        dropout_p=dropout_p,
     )
     return y.view(x.shape), None if residual is None else total.view(x.shape), mean, rstd
 
 
-def _backward(columns, x, weight, mean, rstd, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
+def _backward(
+    columns, x, weight, mean, rstd, grad, grad_sum, needs, seed=None, dropout_p=0.0, branch_dtype=None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the sum, of weight and bias, and that of the branch where it is not the sum's."""
     _, needs_weight, needs_bias, _ = needs
-    grad_x, sums = norm_backward.op(
+    if branch_dtype not in OUTPUT_DTYPES or (seed is None and branch_dtype == x.dtype):
+        seed, dropout_p, branch_dtype = None, 0.0, None
+    grad_x, sums, of_branch = norm_backward.op(
         grad.reshape(-1, columns),
         x.reshape(-1, columns),
         rstd,
         mean,
         weight if weight is None else weight.reshape(columns),
         grad_sum if grad_sum is None else grad_sum.reshape(-1, columns),
+        seed,
         parameters=2 if needs_bias else 1 if needs_weight else 0,
+        dropout_p=dropout_p,
+        branch_dtype=branch_dtype,
     )
     shape = None if weight is None else weight.shape
     return (
         grad_x.view(x.shape),
         sums[0].view(shape) if needs_weight else None,
         sums[1].view(sums.shape[1] if shape is None else shape) if needs_bias else None,
+        None if branch_dtype is None else of_branch.view(x.shape),
     )
+
+
+def _backward_of_node(grads, saved, needs_input_grad, *options):
+    """The backward of :class:`_Norm` for a node in C++: of a norm without a residual."""
+    x, weight, bias, mean, rstd = saved
+    if torch.is_grad_enabled():
+        return _differentiable_backward(options, x, weight, bias, grads[0], None, needs_input_grad)
+    return _backward(options[0], x, weight, mean, rstd, grads[0], None, (*needs_input_grad, False))[:3]
+
+
+nodes.FORMULAS["norm"] = _backward_of_node
 
 
 def _differentiable_backward(options, x, weight, bias, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
@@ -100,7 +126,7 @@ def _differentiable_backward(options, x, weight, bias, grad, grad_sum, needs) ->
     _, eps, centred = options
     inputs = [t if t is None or t.requires_grad else t.detach().requires_grad_() for t in (x, weight, bias)]
     shape = x.shape[-_dimensions(x, options[0]) :]
-    y = _composed(inputs[0], shape, *inputs[1:], None, eps, centred, grad.dtype)[0]
+    y = _composed(inputs[0], shape, *inputs[1:], None, None, eps, centred, grad.dtype, 0.0)[0]
     wanted = [t for t in inputs if t is not None]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
     grads = [None if t is None else next(found) for t in inputs]
@@ -118,11 +144,14 @@ def _dimensions(x: Tensor, columns: int) -> int:
     return count
 
 
-def _composed(x, shape, weight, bias, residual, eps, centred, out_dtype) -> list[Tensor]:
+def _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p) -> list[Tensor]:
     """The op in torch's own operations."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch._C._DisableAutocast():
-        total = x if residual is None else (x.to(wide) + residual.to(wide)).to(residual.dtype)
+        if seed is not None:
+            total = dropout.composed(x, seed, residual, dropout_p, residual.dtype)
+        else:
+            total = x if residual is None else (x.to(wide) + residual.to(wide)).to(residual.dtype)
         weight, bias = (t if t is None else t.to(wide) for t in (weight, bias))
         if centred:
             y = F.layer_norm(total.to(wide), shape, weight, bias, eps)
@@ -138,9 +167,11 @@ def _norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    seed: Tensor | None = None,
     *,
     eps: float,
     centred: bool,
+    dropout_p: float = 0.0,
     compute_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     shape = tuple(normalized_shape)
@@ -148,9 +179,9 @@ def _norm(
     own_dtype = x.dtype if residual is None else residual.dtype
     out_dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else own_dtype
     if x.dtype == torch.float64 or x.numel() == 0 or under_transform():
-        return _composed(x, shape, weight, bias, residual, eps, centred, out_dtype)
+        return _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p)
     columns = math.prod(shape)
-    arguments = x, weight, bias, residual, columns, eps, centred, out_dtype
+    arguments = x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
     y, total = autocast.apply(_Norm, *arguments) if recorded else _forward(*arguments)[:2]
     return [y] if total is None else [y, total]
@@ -188,11 +219,13 @@ def samples(device: str) -> Iterator[Sample]:
         )
         yield (x, [8], weight), {"eps": 1e-5, "centred": False}
         yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
+    seed = torch.tensor([1234567890123456789], device=device)
+    yield (x, [8], weight, None, residual, seed), {"eps": 1e-5, "centred": False, "dropout_p": 0.5}
 
 
 op = define(
-    "norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, *, "
-    "float eps, bool centred, ScalarType? compute_dtype=None) -> Tensor[]",
+    "norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, "
+    "Tensor? seed=None, *, float eps, bool centred, float dropout_p=0.0, ScalarType? compute_dtype=None) -> Tensor[]",
     _norm,
     samples=samples,
     composite=True,
@@ -200,15 +233,34 @@ op = define(
 autocast.lower_precision(op)
 
 
-def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool):
+def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool, dropout_p: float):
+    if residual is None and dropout_p == 0.0 and nodes.may_serve():
+        y = nodes.norm(x, normalized_shape, weight, bias, eps, centred)
+        if y is not None:
+            return y
+    name = "layer_norm" if centred else "rms_norm"
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if residual is None and not is_dense(x):
         return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
+    options = {"eps": eps, "centred": centred}
+    seed = None
+    if dropout_p != 0.0:
+        check_rate(name, "dropout_p", dropout_p)
+        if residual is None:
+            raise ValueError(f"{name}: dropout_p is {dropout_p}; accepted without a residual: 0.0")
+        seed = dropout.draw_seed(name, x)
+        options["dropout_p"] = dropout_p
     if autocast.eager(*(t for t in (x, weight, bias, residual) if t is not None)):
         dtype = autocast.dtype_on(x.device.type)
-        results = _norm(x, shape, weight, bias, residual, eps=eps, centred=centred, compute_dtype=dtype)
+        results = _norm(x, shape, weight, bias, residual, seed, compute_dtype=dtype, **options)
+    elif is_dtensor(x):
+
+        def norm(x, residual, weight, bias):
+            return _call(x, shape, weight, bias, residual, eps, centred, dropout_p)
+
+        return by_rows(name, norm, range(-len(shape), 0), (x, residual), (weight, bias))
     else:
-        results = op(x, shape, weight, bias, residual, eps=eps, centred=centred)
+        results = op(x, shape, weight, bias, residual, seed, **options)
     return results[0] if residual is None else (results[0], results[1])
 
 
@@ -231,6 +283,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor,
+    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 def layer_norm(
     x: Tensor,
@@ -240,6 +293,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """torch.nn.functional.layer_norm, computed in fp32 whatever the dtypes are, with an addition in front.
 
@@ -252,6 +306,7 @@ def layer_norm(
         weight, bias: of shape ``normalized_shape``, or ``None``.
         eps: added to the variance.
         residual: a tensor of the shape of ``x``, never written to. The sum is rounded to its dtype and normalised.
+        dropout_p: with a residual, ``s = dropout(x) + residual``, as :func:`dropout_add` makes it; 0 outside training.
 
     Returns:
         ``y``, or with ``residual`` the pair ``(y, s)``: ``s`` in the dtype of ``residual``. ``y`` has the dtype of
@@ -259,11 +314,11 @@ def layer_norm(
 
     The dtypes of ``x``, ``weight``, ``bias`` and ``residual`` are fp16, bf16 and fp32 in any mix, each gets its
     gradient in its own; float64 runs torch's own norm. Gradients of weight and bias are fp32 sums in a fixed order.
-    Saved for backward: ``s``, and two fp32 numbers a row. A nested ``x`` without a residual runs torch's own norm.
+    Saved for backward: ``s``, two fp32 numbers a row, and the seed of the dropout. A nested ``x`` without a residual runs torch's own norm.
 
     Raises:
         TypeError: a dtype or layout is not accepted.
-        ValueError: shapes or devices do not fit.
+        ValueError: shapes or devices do not fit, or ``dropout_p`` is out of range or without a residual.
 
     Examples:
         >>> ak.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0.0)
@@ -273,7 +328,7 @@ def layer_norm(
         >>> torch.equal(total, x + residual)
         True
     """
-    return _call(x, normalized_shape, weight, bias, residual, eps, True)
+    return _call(x, normalized_shape, weight, bias, residual, eps, True, dropout_p)
 
 
 @overload
@@ -293,6 +348,7 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor,
+    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
     x: Tensor,
@@ -301,6 +357,7 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """torch.nn.functional.rms_norm, computed in fp32 whatever the dtypes are, with an addition in front.
 
@@ -320,4 +377,4 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
-    return _call(x, normalized_shape, weight, None, residual, eps, False)
+    return _call(x, normalized_shape, weight, None, residual, eps, False, dropout_p)

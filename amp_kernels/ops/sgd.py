@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from ._blocks import MAXIMIZE, NESTEROV, STOCHASTIC, fma, rounded
+from ._blocks import MAXIMIZE, NESTEROV, STOCHASTIC, decayed, fma, rounded
 from ._update import define_update
 
 
 def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tuple[Tensor, ...]:
-    if o.weight_decay != 0:
-        g = fma(rounded(o.weight_decay), p, g)
+    g = decayed(g, o.weight_decay, p)
     keep = rounded(o.momentum)
     for buffer in moments:  # one, or none
         history = fma(keep, buffer, g * rounded(1 - o.dampening))
@@ -41,7 +40,7 @@ def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(21, [f32, bf16, f16], **plain, scale=256.0, found=0.0, max_norm=1.0)
     yield call(22, [f32], dampening=0.1, shadow=bf16, grad_dtype=f16)
     yield call(23, [bf16, f16], master=torch.int16, flags=NESTEROV, max_norm=100.0)
-    yield call(24, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True)
+    yield call(24, [bf16, f32], master=f32, flags=MAXIMIZE, lrs=True, decays=True)
     yield call(25, [f16], master=torch.int16, moment_dtype=bf16)
     yield call(26, [f32, f16], found=1.0, scale=4.0, master=f32, shadow=f16)  # skipped
     yield call(27, [bf16, f16, f32], flags=STOCHASTIC, ema=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._dispatch import autocast
+from .._dispatch import autocast, nodes
+from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, define
 from . import softmax_rows
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
@@ -56,6 +57,18 @@ def _differentiable_backward(grad, of, mask, log: bool, safe: bool) -> Tensor:
         return y * (g - (g * y).sum(-1, keepdim=True))
     result = g - _composed(of, mask, False, safe, torch.float32) * g.sum(-1, keepdim=True)
     return result if mask is None else torch.where(mask, result, 0.0)
+
+
+def _backward_of_node(grads, saved, needs_input_grad, log):
+    """The backward of :class:`_Softmax` for a node in C++, without a mask; in fp32, which autograd rounds."""
+    (grad,), (of, statistics) = grads, saved
+    if torch.is_grad_enabled():
+        return (_differentiable_backward(grad, of, None, log, False),)
+    rows, of_rows = (t.reshape(-1, of.shape[-1]).contiguous() for t in (grad, of))
+    return (softmax_rows.backward_op(rows, of_rows, statistics, None, out_dtype=torch.float32).view(of.shape),)
+
+
+nodes.FORMULAS["softmax"] = _backward_of_node
 
 
 def _rows_of(mask: Tensor | None, x: Tensor) -> Tensor | None:
@@ -147,6 +160,10 @@ autocast.lower_precision(op)
 
 
 def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch.dtype | None, log: bool) -> Tensor:
+    if mask is None and dtype is None and not safe and nodes.may_serve():
+        y = nodes.softmax(input, dim, log)
+        if y is not None:
+            return y
     name = "log_softmax" if log else "softmax"
     if not is_dense(input) or not input.is_floating_point():
         if mask is not None or safe:
@@ -160,6 +177,10 @@ def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch
     if autocast.eager(input):
         on = dtype or autocast.dtype_on(input.device.type)
         return _softmax(input, dim, mask, compute_dtype=on, **options)
+    if is_dtensor(input):
+        if mask is not None:
+            raise ValueError(f"{name}: input is a DTensor and there is a mask; accepted: DTensors without one")
+        return by_rows(name, lambda x: _call(x, dim, None, safe, dtype, log), [dim], [input])
     return op(input, dim, mask, compute_dtype=dtype, **options)
 
 

@@ -24,6 +24,8 @@ def _reference(
     max_scale: float,
     hysteresis: int,
     consecutive: bool = False,
+    skipped_steps: Tensor | None = None,
+    consecutive_skips: Tensor | None = None,
 ) -> None:
     found = torch.stack([f.reshape(()) > 0 for f in found_infs]).any()
     tolerated = hysteresis_tracker - 1  # overflows left before the scale yields, once this one is counted
@@ -40,6 +42,10 @@ def _reference(
     refills = torch.full_like(due, True) if consecutive else due & grown.isfinite()
     refilled = torch.where(refills, torch.full_like(tolerated, hysteresis), hysteresis_tracker)
     hysteresis_tracker.copy_(torch.where(found, tolerated, refilled))
+    if skipped_steps is not None:
+        skipped_steps.add_(found)
+    if consecutive_skips is not None:
+        consecutive_skips.add_(1).mul_(found)
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -71,12 +77,15 @@ def samples(device: str) -> Iterator[Sample]:
     yield call(1024.0, 1, 3, [1.0], hysteresis=3)  # tolerated
     yield call(1024.0, 1, 1, [1.0], hysteresis=3)  # the last straw
     yield call(1024.0, 0, 1, [0.0], hysteresis=3, consecutive=True)  # refilled without growth
+    for found in (0.0, 1.0):
+        counters = (torch.tensor(n, device=device) for n in (7, 2))
+        yield call(1024.0, 0, 1, [found], **dict(zip(("skipped_steps", "consecutive_skips"), counters, strict=True)))
 
 
 op = define(
     "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor(c!) hysteresis_tracker, Tensor[] found_infs, "
     "float growth_factor, float backoff_factor, int growth_interval, float min_scale, float max_scale, "
-    "int hysteresis, bool consecutive=False) -> ()",
+    "int hysteresis, bool consecutive=False, Tensor(d!)? skipped_steps=None, Tensor(e!)? consecutive_skips=None) -> ()",
     _reference,
     samples=samples,
 )
@@ -94,6 +103,8 @@ def update_scale_(
     max_scale: float = math.inf,
     hysteresis: int = 1,
     consecutive: bool = False,
+    skipped_steps: Tensor | None = None,
+    consecutive_skips: Tensor | None = None,
 ) -> None:
     """Advance a dynamic loss scale by one iteration, in place and without a host sync.
 
@@ -116,6 +127,8 @@ def update_scale_(
         max_scale: upper bound of a growth, at least ``min_scale``.
         hysteresis: overflows that make the scale yield, at least 1.
         consecutive: every iteration without overflow refills the hysteresis tracker, not only one in which the scale grows.
+        skipped_steps: int64, one element: counts the iterations with an overflow.
+        consecutive_skips: int64, one element: counts the last ones in a row; 0 after one without.
 
     Raises:
         TypeError: a tensor is not one element of its dtype.
@@ -127,6 +140,9 @@ def update_scale_(
     _lists.check_scalar("update_scale_", "scale", scale, scale.device)
     _lists.check_scalar("update_scale_", "growth_tracker", growth_tracker, scale.device, torch.int32)
     _lists.check_scalar("update_scale_", "hysteresis_tracker", hysteresis_tracker, scale.device, torch.int32)
+    for name, counter in (("skipped_steps", skipped_steps), ("consecutive_skips", consecutive_skips)):
+        if counter is not None:
+            _lists.check_scalar("update_scale_", name, counter, scale.device, torch.int64)
     for i, found_inf in enumerate(found_infs):
         _lists.check_scalar("update_scale_", f"found_infs[{i}]", found_inf, scale.device)
     _lists.check_number("update_scale_", "growth_factor", growth_factor, 1.0)
@@ -147,4 +163,6 @@ def update_scale_(
         max_scale,
         hysteresis,
         consecutive,
+        skipped_steps,
+        consecutive_skips,
     )

@@ -22,24 +22,42 @@ from .._dispatch import policy
 from ..distributed._agreement import shard_number
 from ..distributed._local import is_dtensor, local, placed_as
 from ..ops import _lists
-from ..ops._blocks import GRADS, MAXIMIZE, PARAMS, STOCHASTIC
+from ..ops._blocks import GRADS, PARAMS
+from ..ops._capture import is_capturing
 from ..ops._shadows import ShadowList
 from ..ops.check_and_norm import op as check_and_norm
 from ._cached_step import CachedStep, Launch, addressable
+from ._compiled import Traced, one_op
 from ._devices import at, largest_flag
+from ._hooks import hooked_if_watched
 from ._hyper_parameters import HyperParameters
-from ._measure import MeasuredStep, StepRequest
+from ._measure import StepRequest
+from ._packed_numbers import PackedNumbers
 from ._state import DeviceBatch, Place, WrittenParams, signature
 
 logger = logging.getLogger("amp_kernels")
 
+#: Of one device: parameters and gradients, then the update op's arguments from the moments to ``emas``, then those from ``lrs``.
+Update = tuple[Launch, tuple[list[Tensor], ...], tuple]
 
-class FusedOptimizer(MeasuredStep):
+
+class FusedOptimizer(PackedNumbers):
     """Base of the optimizers here; see the module's docstring. Subclasses name their op."""
 
-    # torch.amp.GradScaler then hands over grad_scale and found_inf without a sync. On the class, to survive pickling.
-    _step_supports_amp_scaling = True
     _request: StepRequest | None = None
+    _in_closure = False
+    profile_hook_step = staticmethod(hooked_if_watched)  # torch's constructor wraps `step` in it
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch.amp.GradScaler hands over grad_scale and found_inf, without a sync, or unscales and skips itself.
+        Not in a closure, whose gradients carry no scale, as no scaler takes one: Lightning, which looks here, may clip them.
+        """
+        return not (self.unscale_grads or self._in_closure)
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """torch's constructors set it; what holds follows from the options."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, and refuses what the kernels cannot update.
@@ -62,6 +80,7 @@ class FusedOptimizer(MeasuredStep):
             self.param_groups.pop()
             raise
         group["fused"] = True
+        self._traced = Traced(self, self.param_groups)
 
     def _check_param(self, label: str, param: Tensor) -> None:
         """Raise unless the kernels can update it."""
@@ -133,7 +152,7 @@ class FusedOptimizer(MeasuredStep):
                 active.append((index, param, place))
                 pieces.append(id(piece))
         if missing:
-            if any(param.is_cuda for _, param, _ in missing) and torch.cuda.is_current_stream_capturing():
+            if any(is_capturing(param) for _, param, _ in missing):
                 raise RuntimeError(
                     f"{self._name}: state would be created during CUDA graph capture, and each replay would reset it; "
                     "take one step with all gradients present before the capture"
@@ -150,12 +169,12 @@ class FusedOptimizer(MeasuredStep):
         found = [[grad_of[id(param)] for param in batch.params] for batch in batches]
         if batches and own and not new and choice is not False and all(map(addressable, batches, found)):
             self._cached_step = CachedStep(
-                self.param_groups, self.state, batches, found, choice, self._compiled(batches)
+                self.param_groups, self.state, batches, found, choice, self._takes_tables(batches)
             )
         return [Launch(batch, grads, None) for batch, grads in zip(batches, found, strict=True)]
 
-    def _compiled(self, batches: list[DeviceBatch]) -> bool:
-        """Whether C++ is what the ops run on."""
+    def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
+        """Whether C++ is what the ops run on: it takes addresses instead of tensors."""
         chosen = {policy.select(op, batch.nothing) for op in (self._op.op, check_and_norm) for batch in batches}
         return chosen <= {"cpu", "cuda", "emulate"}
 
@@ -222,6 +241,7 @@ class FusedOptimizer(MeasuredStep):
                     pieces=[place.piece for place in places],
                     counted=sum(counts[number[id(place.param)]] for place in places),
                     sharded=[place.param for place in places if is_dtensor(place.param)],
+                    numbers=[number[id(place.param)] for place in places],
                     blocks=list(groups),
                     groups=list(groups.values()),
                     # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
@@ -237,14 +257,15 @@ class FusedOptimizer(MeasuredStep):
 
     # ---- the step ----
 
-    @torch._disable_dynamo  # one op over all parameters: nothing for a compiler to fuse
+    @one_op()
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient, in one pass per device and without a host sync.
 
-        Gradients are read, never written: after a step under a :class:`amp_kernels.GradScaler` they still carry the
-        loss scale; only ``zero_grads=True`` sets them to 0 at the end, also when the step was skipped. With
-        ``max_grad_norm`` they count as clipped. A step alone is never skipped, unless ``skip_nonfinite=True``.
+        Gradients are read, not written: after a step under a :class:`amp_kernels.GradScaler` they still carry the loss
+        scale. ``unscale_grads=True`` and ``zero_grads=True``, which sets them to 0 at the end, also do so when the step
+        is skipped. With ``max_grad_norm`` they count as clipped. A step alone is never skipped, unless
+        ``skip_nonfinite=True``.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -259,25 +280,25 @@ class FusedOptimizer(MeasuredStep):
         """
         loss = None
         if closure is not None:
-            # No scaler takes a closure, so the gradients in it carry no scale: Lightning, which looks here, may clip them.
-            takes_scale, self._step_supports_amp_scaling = self._step_supports_amp_scaling, False
+            self._in_closure = True
             try:
                 with torch.enable_grad():
                     loss = closure()
             finally:
-                self._step_supports_amp_scaling = takes_scale
+                self._in_closure = False
         request = self._request or self.default_request()
         hyper = self._current_hyper_parameters()
         options = self._packed_options(hyper)
         launches = self._collect()
         max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
         self._measure(request, launches, max_norm)
-        for batch, grads, table in launches:
+        updates = []
+        for launch in launches:
+            batch = launch.batch
             batch.shadows.renew()
             batch.written.adopt()
-            state = self._state_of(batch, hyper)
             numbers = (
-                self._tensor_lrs(batch.device),
+                *self._numbers_on(batch.device),
                 at(request.grad_scale, batch.device),
                 largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
                 None if max_norm is None else at(request.sum_sq, batch.device),
@@ -287,17 +308,25 @@ class FusedOptimizer(MeasuredStep):
                 0.0 if max_norm is None else float(max_norm),
                 self.seed,
             )
+            updates.append((launch, self._state_of(batch, hyper), numbers))
+        self._update(updates)
+        for batch, _, table in launches:
+            batch.shadows.stamp()
+            batch.written.stamp()
+            if self.zero_grads:
+                grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
+                torch._foreach_zero_(grads)
+        return loss
+
+    def _update(self, updates: list[Update]) -> None:
+        """The second pass of a step, device after device."""
+        for (batch, grads, table), state, numbers in updates:
             if table is None:
                 self._op.op(batch.pieces, grads, *state, batch.layout, *numbers)
                 torch.autograd.graph.increment_version(batch.sharded)
             else:
                 self._op.of_table(table.tensor, *state, *numbers)
                 table.bump_versions()
-            batch.shadows.stamp()
-            batch.written.stamp()
-            if self.zero_grads:
-                torch._foreach_zero_(grads if table is not None else [local(param.grad) for param in batch.params])
-        return loss
 
     def default_request(self) -> StepRequest:
         """Without a scaler of this package: what torch's scaler left in attributes, and the optimizer's own options."""
@@ -305,52 +334,6 @@ class FusedOptimizer(MeasuredStep):
         if not isinstance(found_inf, Tensor):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
         return StepRequest(getattr(self, "grad_scale", None), found_inf, self.skip_nonfinite)
-
-    def _tensor_lrs(self, device: torch.device) -> list[Tensor]:
-        """One device scalar per group if any group's learning rate is a tensor, else nothing."""
-        rates = [group["lr"] for group in self.param_groups]
-        if not any(isinstance(rate, Tensor) for rate in rates):
-            return []
-        return [
-            rate.to(device, torch.float32, non_blocking=True).reshape(())
-            if isinstance(rate, Tensor)
-            else torch.full((), rate, dtype=torch.float32, device=device)
-            for rate in rates
-        ]
-
-    def _packed_options(self, hyper: HyperParameters) -> list[float]:
-        """The numbers of the groups as the op takes them, with the learning rates of now."""
-        rates = [group["lr"] for group in self.param_groups]
-        rates = [0.0 if isinstance(rate, Tensor) else rate for rate in rates]
-        if not all(type(rate) is float and rate == rate for rate in rates):
-            self._check_numbers()
-        hyper.options[:: len(self._op.declared.options)] = map(float, rates)
-        return hyper.options
-
-    def _option(self, group: dict[str, Any], name: str) -> float:
-        """What the op's declaration calls ``name``."""
-        if name == "lr":
-            return 0.0  # of each step anew
-        return float(group["betas"][int(name[4:]) - 1] if name in ("beta1", "beta2") else group[name])
-
-    def _flags(self, group: dict[str, Any]) -> int:
-        """The op's flags for a group."""
-        return (STOCHASTIC if self.master_weights == "none" else 0) | (MAXIMIZE if group["maximize"] else 0)
-
-    def _current_hyper_parameters(self) -> HyperParameters:
-        """The numbers of the groups, checked."""
-        hyper = self._hyper_parameters
-        if hyper is None or not hyper.unchanged(self.param_groups, self.master_weights):
-            self._check_numbers()
-            hyper = HyperParameters(self.param_groups, self.master_weights)
-            names = self._op.declared.options
-            hyper.options = [self._option(group, name) for group in self.param_groups for name in names]
-            hyper.flags = list(map(self._flags, self.param_groups))
-            hyper.decays = [float(group.get("ema_decay") or 0.0) for group in self.param_groups]
-            hyper.used = [self._moment_names(group, {}) for group in self.param_groups]
-            hyper.averaged = [group.get("ema_decay") is not None for group in self.param_groups]
-            self._hyper_parameters = hyper
-        return hyper
 
     def _state_of(self, batch: DeviceBatch, hyper: HyperParameters) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the group does not use

@@ -10,6 +10,7 @@ No gradient is kept alive, and no address outlives the call that it was read for
 from __future__ import annotations
 
 import operator
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby, repeat
@@ -18,16 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._dispatch import nodes
 from ..distributed._local import is_dtensor, local_tensor, spec
 from ..ops._blocks import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ._state import DeviceBatch
+from ._walks import bump_versions, identical
 
 _grad = operator.attrgetter("grad")
-
-
-def identical(objects: Sequence, others: Sequence) -> bool:
-    """Whether two sequences hold the same objects. Not ``==``, which tensors define otherwise."""
-    return len(objects) == len(others) and all(map(operator.is_, objects, others))
+_TORCHS_OWN = (torch.nn.Parameter, Tensor)
 
 
 def _described(tensors: Iterable[Tensor]) -> list[tuple]:
@@ -70,15 +69,33 @@ class _Chunk:
         """The gradients as the kernels see them."""
         return list(map(_grad, self.params))
 
-    def refresh(self, words: array) -> list[Tensor] | None:
-        """Write the gradients' addresses into the table, and return the gradients; ``None`` if a guard fails."""
+    def refresh(self, words: array) -> bool:
+        """Write the gradients' addresses into the table; ``False`` if a guard fails."""
         grads = self.found()
         if grads is None or not (self.grads_guard(grads) and self.params_guard(self.pieces)):
-            return None
+            return False
         if list(map(Tensor.data_ptr, self.pieces)) != self.addresses:
-            return None
+            return False
         words[self.words] = array("q", list(map(Tensor.data_ptr, grads)))
-        return grads
+        return True
+
+
+class _PlainChunk:
+    """The same in C++, of parameters of torch's own classes."""
+
+    SIZE = sys.maxsize
+
+    def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
+        walk = nodes.step_walk()
+        self._refresh = walk.refresh_addresses
+        self._params, self._known = params, walk.remember_tensors(pieces, grads)
+        self._begin = first * TABLE_COLUMNS + TABLE_GRAD
+
+    def found(self) -> list[Tensor]:
+        return list(map(_grad, self._params))
+
+    def refresh(self, words: array) -> bool:
+        return self._refresh(self._known, self._params, words, self._begin, TABLE_COLUMNS)
 
 
 class _ShardedChunk(_Chunk):
@@ -99,6 +116,12 @@ class _ShardedChunk(_Chunk):
         return list(map(local_tensor, grads))
 
 
+def _kind(param: Tensor) -> type[_Chunk] | type[_PlainChunk]:
+    if is_dtensor(param):
+        return _ShardedChunk
+    return _PlainChunk if type(param) in _TORCHS_OWN and nodes.step_walk() else _Chunk
+
+
 class TensorTable:
     """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels.ops._blocks`."""
 
@@ -113,37 +136,35 @@ class TensorTable:
             *zip(*batch.layout.tolist(), strict=True),
         ]
         self._words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
-        self._chunks: list[_Chunk] = []
-        kinds = [_ShardedChunk if is_dtensor(param) else _Chunk for param in batch.params]
+        self._chunks: list[_Chunk | _PlainChunk] = []
+        kinds = list(map(_kind, batch.params))
         for kind, run in groupby(range(len(pieces)), key=kinds.__getitem__):
             numbers = list(run)
-            for begin in range(0, len(numbers), _Chunk.SIZE):
-                first, last = numbers[begin], numbers[begin : begin + _Chunk.SIZE][-1] + 1
+            for begin in range(0, len(numbers), kind.SIZE):
+                first, last = numbers[begin], numbers[begin : begin + kind.SIZE][-1] + 1
                 self._chunks.append(kind(first, batch.params[first:last], pieces[first:last], grads[first:last]))
         self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(pieces), TABLE_COLUMNS)
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
         self._written = [tensor for tensor in chain(pieces, batch.sharded, buffers) if not tensor.is_inference()]
 
-    def refresh(self) -> list[Tensor] | None:
-        """The gradients as they are now, with their addresses in the table; ``None`` if anything else has changed."""
-        grads: list[Tensor] = []
-        for chunk in self._chunks:
-            found = chunk.refresh(self._words)
-            if found is None:
-                return None
-            grads += found
-        return grads
+    def refresh(self) -> bool:
+        """Write the addresses of the gradients of now into the table; ``False`` if anything else has changed."""
+        return all(chunk.refresh(self._words) for chunk in self._chunks)
+
+    def grads(self) -> list[Tensor]:
+        """The gradients, after a refresh that went well."""
+        return list(chain.from_iterable(chunk.found() for chunk in self._chunks))
 
     def bump_versions(self) -> None:
         """Tell autograd that an op has written parameters and state: it cannot see that from addresses."""
-        torch.autograd.graph.increment_version(self._written)
+        bump_versions(self._written)
 
 
 class Launch(NamedTuple):
     """The arguments of one launch of the update op that are tensors of the user."""
 
     batch: DeviceBatch
-    grads: list[Tensor]
+    grads: list[Tensor]  # if there is no table
     table: TensorTable | None  # of both, on a hit
 
 
@@ -152,7 +173,7 @@ class CachedStep:
 
     Args:
         choice: what decides the backend.
-        compiled: whether that is C++, which takes tables. Others get the lists.
+        tables: whether the launches are to have tables. Others get the lists.
     """
 
     def __init__(
@@ -162,9 +183,9 @@ class CachedStep:
         batches: list[DeviceBatch],
         grads: list[list[Tensor]],
         choice: Any,
-        compiled: bool,
+        tables: bool,
     ):
-        self.choice, self.compiled = choice, compiled
+        self.choice, self.with_tables = choice, tables
         self.sizes = [len(group["params"]) for group in groups]
         self.params = _params(groups)
         self.owners, self.shown = list(state), list(state.values())
@@ -178,16 +199,15 @@ class CachedStep:
             return None
         if not identical(_params(groups), self.params):
             return None
-        if not identical(state.values(), self.shown) or not all(map(operator.is_, state, self.owners)):
+        if not identical(list(state.values()), self.shown) or not identical(list(state), self.owners):
             return None
         if not all(map(operator.is_, map(_grad, self.idle), repeat(None))):
             return None
         launches = []
         for batch, table in self.tables:
-            grads = table.refresh()
-            if grads is None:
+            if not table.refresh():
                 return None
-            launches.append(Launch(batch, grads, table if self.compiled else None))
+            launches.append(Launch(batch, [], table) if self.with_tables else Launch(batch, table.grads(), None))
         return launches
 
 

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from ..distributed._local import like, local, local_value
 from ..ops import _lists
+from ..ops._blocks import state_layout, view_like
 from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
 from ..ops._update import UpdateOp
 from ._cached_step import CachedStep
+from ._compiled import Traced
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
-from ._state import Block, Place, ShownState, signature, state_layout, view_like
+from ._state import Block, Place, ShownState, signature
 
 
 class Uncast:
@@ -274,6 +276,11 @@ class BlockedState(CheckedGroups):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.shard_group is not None:
+            raise TypeError(
+                f"{self._name}: an optimizer with a shard_group cannot be pickled or copied, because a process group cannot; "
+                "accepted: state_dict, and load_state_dict of an optimizer that is made with a group"
+            )
         self._adopt_writes()
         state: dict[Any, Any] = defaultdict(dict)
         for param, values in self.state.items():
@@ -319,6 +326,7 @@ class BlockedState(CheckedGroups):
             super().__setstate__({**state, "state": rest})
             self._forget_places()
             self._commit(*packed, rest)
+        self._traced = Traced(self, self.param_groups)
         self.max_grad_norm, self.seed = max_grad_norm, seed
         for group in groups:
             group["fused"], group["foreach"] = True, None

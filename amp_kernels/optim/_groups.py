@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._compiled import OneOpEach
 from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
@@ -21,7 +22,7 @@ _NOT_NEGATIVE = {
 NUMBERS = (*_NOT_NEGATIVE, "betas", "dampening")
 
 
-class CheckedGroups(torch.optim.Optimizer):
+class CheckedGroups(OneOpEach, torch.optim.Optimizer):
     """The part of :class:`~amp_kernels.optim._base.FusedOptimizer` that knows options and groups."""
 
     @property
@@ -47,6 +48,7 @@ class CheckedGroups(torch.optim.Optimizer):
         self.max_grad_norm = options["max_grad_norm"]
         self.skip_nonfinite = bool(options["skip_nonfinite"])
         self.ema_decay = options["ema_decay"]
+        self.unscale_grads = bool(options["unscale_grads"])
         self.zero_grads = bool(options["zero_grads"])
         self.shard_group = options["shard_group"]
         self.seed = options["seed"]

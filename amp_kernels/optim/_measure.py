@@ -11,9 +11,10 @@ from ..distributed._agreement import Agreement
 from ..distributed._local import local
 from ..ops.check_and_norm import of_table as check_and_norm_of_table
 from ..ops.check_and_norm import op as check_and_norm
-from ._cached_step import Launch, identical
+from ._cached_step import Launch
 from ._checkpoint import BlockedState
 from ._devices import at, largest_flag
+from ._walks import identical
 
 
 @dataclass
@@ -70,7 +71,7 @@ class MeasuredStep(BlockedState):
         batch, grads, table = launch
         scale, per_tensor = at(request.grad_scale, batch.device), request.check and request.nonfinite is not None
         sums, flags = [], []
-        counted, end = batch.counted, len(grads)
+        counted, end = batch.counted, len(batch.params)
         for first, last in ((0, counted), (counted, end)) if 0 < counted < end else ((0, end),):
             if table is not None:
                 rows = table.tensor if last - first == end else table.tensor[first:last]

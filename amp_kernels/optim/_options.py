@@ -35,6 +35,9 @@ class MixedPrecision(TypedDict, total=False):
             step that is not skipped. It starts at the weight when the state is made and is ``state[param]["ema"]``;
             :func:`amp_kernels.fp32_state_dict` exports it. A number in [0, 1), which groups may override and schedulers
             may change; ``None`` keeps none.
+        unscale_grads: leave the gradients unscaled, and not clipped, behind a step under a scaler, for what reads them
+            then, such as a logger. The pass that checks them writes them too, also in a step that is skipped; so float16
+            gradients, which that could flush to 0, are refused.
         zero_grads: set the gradients to 0, in place, after each step, also a skipped one.
         shard_group: the ranks over which the optimizers hold different parameters of one model, which no DTensor shows:
             the process group of FSDP1 or ZeroRedundancyOptimizer, or that of a pipeline's stages. They skip and clip
@@ -65,6 +68,7 @@ class MixedPrecision(TypedDict, total=False):
     max_grad_norm: float | None
     skip_nonfinite: bool
     ema_decay: float | None
+    unscale_grads: bool
     zero_grads: bool
     shard_group: ProcessGroup | None
     seed: int
@@ -77,6 +81,7 @@ DEFAULTS: MixedPrecision = {
     "max_grad_norm": None,
     "skip_nonfinite": False,
     "ema_decay": None,
+    "unscale_grads": False,
     "zero_grads": False,
     "shard_group": None,
     "seed": 0,

@@ -5,8 +5,8 @@ A block's layout and what the update ops read of it: :mod:`amp_kernels.ops._bloc
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+import functools
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,28 +14,11 @@ import torch
 from torch import Tensor
 
 from ..distributed._local import is_dtensor, local
+from ..ops._blocks import view_like
 from ..ops._shadows import ShadowList, refresh_shadow
 from ._hyper_parameters import HyperParameters
-
-ALIGN = (
-    16  # elements: every parameter's piece starts 16-byte aligned in a buffer of any dtype, 64-byte aligned in float32
-)
-
-
-def state_layout(numels: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets of consecutive pieces in a flat buffer, multiples of :data:`ALIGN`, and the number of elements it
-    needs."""
-    offsets, total = [], 0
-    for numel in numels:
-        offsets.append(total)
-        total += -(-numel // ALIGN) * ALIGN
-    return offsets, total
-
-
-def view_like(buffer: Tensor, param: Tensor, offset: int) -> Tensor:
-    """The piece of a flat buffer that belongs to ``param``, with its shape and strides: both walk memory in the same
-    order."""
-    return buffer.as_strided(param.shape, param.stride(), offset)
+from ._walks import note_versions, same_versions
+from ._walks import versions as versions_of
 
 
 @dataclass(eq=False)
@@ -128,7 +111,7 @@ class Place:
     state: dict[str, Tensor] | None  # what ``optimizer.state[param]`` is, if anything is shown there
     signature: tuple
     address: int = 0
-    versions: list[int] = field(default_factory=list)  # those of `watched` begin at `index`
+    versions: array = field(default_factory=lambda: array("q"))  # those of `watched` begin at `index`
     index: int = 0
 
     def __post_init__(self) -> None:
@@ -161,14 +144,14 @@ class Place:
         """Take the parameter as it is for what the last step, or a load, has left."""
         self.address = self.piece.data_ptr()
         if self.tells_writes:
-            versions = list(map(_version, self.watched))
+            versions = versions_of(self.watched)
             self.versions[self.index : self.index + len(versions)] = versions
 
     def adopt_write(self) -> None:
         """If the parameter was written since, bring its master in line. Elements that still are their master, rounded,
         keep the bits that they lack."""
         if self.tells_writes:
-            versions = list(map(_version, self.watched))
+            versions = versions_of(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
             if known != versions or self.address != self.piece.data_ptr():
                 piece, master = self.piece.detach(), self.view(self.block.master)
@@ -179,32 +162,28 @@ class Place:
         self.look()
 
 
-_version = operator.attrgetter("_version")
-
-
 class WrittenParams:
-    """Parameters with masters that are stepped together. Usually nobody but the step has written them, which is found out
-    at the speed of C."""
+    """Parameters with masters that are stepped together. Usually nobody but the step has written them."""
 
     def __init__(self, places: list[Place]):
         self.places = [place for place in places if place.tells_writes]
         self.watched: list[Tensor] = []
-        self.versions: list[int] = []
+        self.versions = array("q")
         for place in self.places:
-            known = place.versions[place.index : place.index + len(place.watched)]
-            place.versions, place.index = self.versions, len(self.versions)
+            known, index = place.versions[place.index : place.index + len(place.watched)], len(self.versions)
             self.watched += place.watched
             self.versions += known
+            place.versions, place.index = self.versions, index  # last: an interrupt leaves it with what it had
 
     def adopt(self) -> None:
         """Before a step: what others wrote since the last one goes into the masters."""
-        if list(map(_version, self.watched)) != self.versions:
+        if not same_versions(self.watched, self.versions):
             for place in self.places:
                 place.adopt_write()
 
     def stamp(self) -> None:
         """After a step, which has written parameters and masters."""
-        self.versions[:] = map(_version, self.watched)
+        note_versions(self.watched, self.versions)
 
 
 @dataclass
@@ -215,6 +194,7 @@ class DeviceBatch:
     params: list[Tensor]
     pieces: list[Tensor]  # of the params, what the kernels see: themselves, or what this rank holds
     counted: int  # so many of them, the first, count here in norms; the rest on other ranks
+    numbers: list[int]  # of the params in the optimizer
     blocks: list[Block]
     groups: list[int]  # of each block
     layout: Tensor
@@ -224,3 +204,8 @@ class DeviceBatch:
     sharded: list[Tensor]  # those that are DTensors
     hyper: HyperParameters | None = None  # what `state` was made for
     state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """``numbers`` on the device."""
+        return torch.tensor(self.numbers, device=self.device)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..distributed._local import is_dtensor
 from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from ..ops.lamb import lamb_
+from ._base import Update
+from ._cached_step import Launch
 from ._options import MixedPrecision, takes_options
 from ._standalone import StandaloneOptimizer
 
@@ -83,11 +85,43 @@ class LAMB(StandaloneOptimizer):
 
     def _check_param(self, label: str, param: Tensor) -> None:
         super()._check_param(label, param)
-        if is_dtensor(param) and not all(placement.is_replicate() for placement in param.placements):
+        if hasattr(param, "_param_infos"):
             raise TypeError(
-                f"{label} is a DTensor with the placements {param.placements}; accepted: plain tensors and replicated ones "
-                "(the ratio is one of norms of whole tensors)"
+                f"{label} is a {type(param).__name__}, which holds several tensors; accepted: "
+                "FullyShardedDataParallel(use_orig_params=True), or fully_shard (the ratio is one of norms of a tensor)"
             )
+
+    def _update(self, updates: list[Update]) -> None:
+        """In two halves where ranks hold pieces of a tensor, with one sum over the ranks in between. Copies of a piece count as
+        often as there are, which is as often for each piece of a tensor and cancels in its ratio."""
+        ranks = self._agreement()
+        ranks.check(self._name)
+        if not ranks.tensor_groups:
+            super()._update(updates)
+            return
+        device = updates[0][0].batch.device if updates else self._device(ranks)
+        sums = torch.zeros(len(self._params()), 2, dtype=torch.float64, device=device)
+        for launch, (moments, steps, *kept), numbers in updates:
+            batch = launch.batch
+            squares = torch.zeros(len(batch.params), 2, dtype=torch.float64, device=batch.device)
+            counters = [buffer.clone() for buffer in steps]  # the second half counts
+            self._half(launch, (moments, counters, *kept), numbers, squares, False)
+            sums.index_copy_(0, batch.rows.to(device), squares.to(device))
+        sums = ranks.total(sums)
+        for launch, state, numbers in updates:
+            batch, _, table = launch
+            self._half(launch, state, numbers, sums.to(batch.device)[batch.rows], True)
+            if table is None:
+                torch.autograd.graph.increment_version(batch.sharded)
+            else:
+                table.bump_versions()
+
+    def _half(self, launch: Launch, state: tuple, numbers: tuple, squares: Tensor, second: bool) -> None:
+        batch, grads, table = launch
+        if table is None:
+            self._op.half_op(batch.pieces, grads, *state, batch.layout, *numbers, squares, second)
+        else:
+            self._op.half_of_table(table.tensor, *state, *numbers, squares, second)
 
     def _flags(self, group: dict[str, Any]) -> int:
         own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)

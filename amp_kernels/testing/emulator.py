@@ -10,13 +10,14 @@ from .._dispatch import load
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, as the launcher started it; sizes in blocks, threads, blocks and bytes."""
+    """One kernel, as the launcher started it; sizes in blocks, threads, blocks, bytes and bytes."""
 
     name: str
     grid: int
     block: int
     cluster: int
     shared: int
+    arguments: int
 
 
 def launches() -> list[Launch]:
@@ -24,4 +25,4 @@ def launches() -> list[Launch]:
     library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
     library.ak_emulator_launches.restype = ctypes.c_char_p
     lines = library.ak_emulator_launches().decode().splitlines()
-    return [Launch(name, *map(int, sizes[1::2])) for name, *sizes in (line.rsplit(" ", 8) for line in lines)]
+    return [Launch(name, *map(int, sizes[1::2])) for name, *sizes in (line.rsplit(" ", 10) for line in lines)]

@@ -7,10 +7,12 @@ a case ends after its timeout, and so does every collective in it.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import importlib
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,10 +48,31 @@ class Failure:
     text: str
 
 
-class Ranks:
-    """Worlds of ranks. Each is forked for its first case, and anew after one that failed."""
+#: Runs a program as root of a user namespace of its own, in a network with nothing but a switch.
+_SWITCHED = (
+    *("unshare", "--user", "--map-root-user", "--net", "sh", "-ec"),
+    'ip link add switch type bridge; ip link set switch up; exec "$@"',
+    "sh",
+)
 
-    def __init__(self):
+
+def hosts_allowed() -> bool:
+    """Whether this machine lets a process make networks of its own: Linux with user namespaces, bridges and iproute2."""
+    try:
+        return subprocess.run([*_SWITCHED, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+class Ranks:
+    """Worlds of ranks. Each is forked for its first case, and anew after one that failed.
+
+    Args:
+        hosts: each rank is a host: a network namespace whose only cable, ``eth0``, leads to a switch.
+    """
+
+    def __init__(self, hosts: bool = False):
+        self._hosts = hosts
         self._folder = tempfile.TemporaryDirectory(prefix="ranks")
         self._process: subprocess.Popen | None = None
         self._forks = 0
@@ -89,7 +112,8 @@ class Ranks:
         self._forks += 1
         path = os.path.join(self._folder.name, f"socket{self._forks}")
         if self._process is None:
-            command = [sys.executable, "-c", f"from {__name__} import _main; _main()"]
+            command = [sys.executable, "-c", f"from {__name__} import _main; _main({self._hosts})"]
+            command = [*_SWITCHED, *command] if self._hosts else command
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         with Listener(path) as listener:
             listener._listener._socket.settimeout(120)  # ranks that cannot start must not hang the test
@@ -149,7 +173,24 @@ def _be_a_rank(rank: int, world: int, path: str) -> None:
             connection.send_bytes(result)
 
 
-def _main() -> None:
+def _be_a_host() -> None:
+    """Move this process into a network namespace with a cable to its parent's switch."""
+    pid, parent = os.getpid(), os.getppid()
+    if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), "unshare")
+    address = f"10.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}"
+    for command in (
+        f"ip link add eth0 type veth peer name host{pid} netns {parent}",
+        f"nsenter --net=/proc/{parent}/ns/net ip link set host{pid} master switch up",
+        f"ip address add {address}/8 dev eth0",
+        "ip link set eth0 up",
+        "ip link set lo up",
+    ):
+        subprocess.run(shlex.split(command), check=True)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+
+
+def _main(hosts: bool) -> None:
     for name in _PRELOADED:  # once for all ranks
         with suppress(ImportError):
             importlib.import_module(name)
@@ -158,6 +199,8 @@ def _main() -> None:
         world, path = request.split(" ", 1)
         for rank in range(int(world)):
             if os.fork() == 0:
+                if hosts:
+                    _be_a_host()
                 _be_a_rank(rank, int(world), path.strip())
                 os._exit(0)  # without the threads that gloo may have left
     with suppress(ChildProcessError):

@@ -1,0 +1,363 @@
+"""A whole training step as one CUDA graph. Without a GPU the same step runs eagerly, prepared and watched in the same way."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..ops import _lists
+from ..ops._capture import capture, rehearsal
+from ..optim._base import FusedOptimizer
+from ..optim._walks import identical
+from .grad_scaler import GradScaler
+
+
+def graph_step(
+    step_fn: Callable[..., Any],
+    warmup: int = 3,
+    *,
+    model: torch.nn.Module,
+    optimizer: FusedOptimizer,
+    scaler: GradScaler | None = None,
+) -> GraphedStep:
+    """Make a training step one launch: forward, backward, clipping, update and loss scaling as a CUDA graph.
+
+    ``step_fn(*inputs)`` zeroes the gradients, computes the loss, goes backward, steps and updates the scaler. What comes back
+    is called in its place, with batches of one shape. The first call takes ``warmup`` steps, which make the optimizer's state and
+    everything that kernels need, undoes them bit for bit (parameters, buffers, gradients, state, scaler, random numbers),
+    and captures the step; that call and all later ones copy the batch to where the graph reads it and replay. Whatever
+    ``step_fn`` returns is written to the same tensors by every call: copy what is to be kept.
+
+    The last warm-up step is watched for what a graph cannot repeat. Without CUDA the step is prepared and watched alike and then runs
+    eagerly, with the same inputs and results, so that a test on a CPU shows what a GPU would refuse.
+
+    Learning rates become tensors on the device, in the groups. Schedulers of torch write into them; a learning rate or weight decay
+    that is put in a group as a number is written through to where the graph reads it. Call ``scheduler.step()`` after the step and
+    not in it. When another number of a group changes (betas, eps), the optimizer's state or what a parameter is, also by
+    ``load_state_dict``, the graph is dropped and the next call makes a new one.
+
+    Args:
+        step_fn: the step. It must read the model, optimizer and scaler that are given here, and only tensors as inputs (also in
+            lists and dicts).
+        warmup: steps before the capture, at least 2. DistributedDataParallel needs 11.
+        model: whose parameters and buffers the step changes.
+        optimizer: one of this package.
+        scaler: the gradient scaler that the step uses, if it does.
+
+    Returns:
+        A function of the inputs, with a method ``release()`` that frees the graph: call it before
+        ``torch.distributed.destroy_process_group()``. It is also called when the interpreter exits.
+
+    Raises:
+        TypeError: the optimizer or the scaler is not of this package; when called, an input is not a tensor.
+        ValueError: ``warmup`` is below 2; when called, an input has another shape, dtype or device than in the first call, or a parameter
+            that requires a gradient has none in the step: no replay would ever update it.
+        RuntimeError: when called, the step reads a value on the host (``.item()``, ``if tensor``, a mask as an index), or
+            writes a number of the optimizer's groups, as a scheduler does: a replay would do neither. Nothing has been
+            changed when any of these is raised.
+
+    Examples:
+        >>> model = ak.nn.Linear(4, 2)
+        >>> optimizer, scaler = ak.optim.AdamW(model.parameters(), lr=1e-2), ak.GradScaler("cpu")
+        >>> def train(x):
+        ...     optimizer.zero_grad()
+        ...     loss = model(x).square().mean()
+        ...     scaler.scale(loss).backward()
+        ...     scaler.step(optimizer, max_norm=1.0)
+        ...     scaler.update()
+        ...     return loss
+        >>> step = ak.graph_step(train, model=model, optimizer=optimizer, scaler=scaler)
+        >>> losses = [step(torch.ones(3, 4)).item() for _ in range(3)]
+        >>> losses[0] > losses[1] > losses[2]
+        True
+        >>> optimizer.state[model.weight]["step"]  # the warm-up does not count
+        tensor(3.)
+    """
+    return GraphedStep(step_fn, warmup, model, optimizer, scaler)
+
+
+class GraphedStep:
+    """What :func:`graph_step` returns."""
+
+    def __init__(
+        self,
+        step_fn: Callable[..., Any],
+        warmup: int,
+        model: torch.nn.Module,
+        optimizer: FusedOptimizer,
+        scaler: GradScaler | None,
+    ):
+        if not isinstance(optimizer, FusedOptimizer):
+            raise TypeError(
+                f"graph_step: optimizer is a {type(optimizer).__name__}; accepted: an optimizer of amp_kernels"
+            )
+        if scaler is not None and not isinstance(scaler, GradScaler):
+            raise TypeError(f"graph_step: scaler is a {type(scaler).__name__}; accepted: None, amp_kernels.GradScaler")
+        _lists.check_number("graph_step", "warmup", warmup, 2)
+        self._step_fn, self._warmup = step_fn, warmup
+        self._model, self._optimizer, self._scaler = model, optimizer, scaler
+        self._rates: list[Tensor] = []
+        self._decays: list[Tensor] = []
+        self._written_decays: list[float] = []
+        self._inputs: Any = None
+        self._outputs: Any = None
+        self._key: list[Any] | None = None  # what the step was prepared for
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._free = weakref.finalize(self, lambda: None)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Take the step on a batch; the results are the same tensors every time."""
+        self._write_numbers()
+        self._take_inputs(inputs)
+        if not _same(self._key, self._conditions()):
+            self._drop()
+            self._prepare()
+        self._run_eagerly() if self._graph is None else self._replay_graph(self._graph)
+        return self._outputs
+
+    def release(self) -> None:
+        """Free the graph and its memory. The next call captures again, and may bring inputs of other shapes."""
+        self._drop()
+        self._inputs = None
+
+    def _drop(self) -> None:
+        self._free()
+        self._graph = self._key = self._outputs = None
+
+    # ---- what a replay reads ----
+
+    def _write_numbers(self) -> None:
+        """Learning rates and weight decays are where a replay reads them, whatever was put into the groups."""
+        groups = self._optimizer.param_groups
+        self._optimizer._current_hyper_parameters()  # no text, no NaN
+        decays = [group["weight_decay"] for group in groups]
+        if len(groups) != len(self._rates):
+            self._rates = [torch.zeros((), dtype=torch.float32, device=self._device()) for _ in groups]
+            self._decays = [torch.zeros((), dtype=torch.float64, device=self._device()) for _ in groups]
+            self._written_decays = []
+        for group, rate in zip(groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"]) if not isinstance(group["lr"], Tensor) else rate.copy_(group["lr"])
+                group["lr"] = rate
+        if decays != self._written_decays:
+            for own, decay in zip(self._decays, decays, strict=True):
+                own.fill_(decay)
+            self._written_decays = decays
+
+    def _device(self) -> torch.device:
+        return self._optimizer.param_groups[0]["params"][0].device
+
+    def _take_inputs(self, inputs: tuple) -> None:
+        values, spec = pytree.tree_flatten(inputs)
+        for i, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"graph_step: inputs[{i}] is a {type(value).__name__}; accepted: tensors")
+        if self._inputs is None:
+            self._inputs = [torch.empty_like(value).copy_(value) for value in values], spec
+            return
+        own, known = self._inputs
+        if spec != known or any(_what(a) != _what(b) for a, b in zip(own, values, strict=True)):
+            found, wanted = (", ".join(map(_lists.describe, tensors)) or "nothing" for tensors in (values, own))
+            raise ValueError(f"graph_step: the inputs are {found}; accepted: those of the first call, {wanted}")
+        for static, value in zip(own, values, strict=True):
+            static.copy_(value, non_blocking=True)
+
+    def _conditions(self) -> list[Any]:
+        """Objects that a captured step depends on, and at the end numbers and addresses."""
+        optimizer, params = self._optimizer, self._optimizer._params()
+        hyper = optimizer._current_hyper_parameters()
+        last = len(optimizer._op.declared.options) - 1
+        options = [value for i, value in enumerate(hyper.options) if i % (last + 1) != last]  # weight decays are last
+        numbers = [options, hyper.decays, hyper.flags, hyper.used, hyper.averaged]
+        places = [(param.data_ptr(), param.requires_grad) for param in params]
+        return [optimizer._batches, *optimizer.state.values(), *params, [*map(list, numbers), places]]
+
+    # ---- preparation ----
+
+    def _prepare(self) -> None:
+        on_gpu = self._device().type == "cuda"
+        before = Before(self._model, self._optimizer, self._scaler, self._rates)
+        hook = self._optimizer.register_step_pre_hook(lambda *_: self._before_a_step(before))
+        try:
+            with _beside(on_gpu), rehearsal():
+                for _ in range(self._warmup - 1):
+                    self._run()
+                numbers = self._numbers()
+                with NoHostReads():
+                    outputs = self._run()
+                if numbers != self._numbers():
+                    raise RuntimeError(
+                        "graph_step: the step writes numbers of the optimizer's groups, which a replay would not do; accepted: "
+                        "scheduler.step() after the step"
+                    )
+        finally:
+            hook.remove()
+            before.restore()
+        if on_gpu:
+            graph = torch.cuda.CUDAGraph()
+            with capture(graph):
+                self._outputs = self._run()
+            self._free = weakref.finalize(self, graph.reset)
+            self._graph = graph
+        else:
+            self._outputs = pytree.tree_map_only(Tensor, torch.empty_like, outputs)
+        self._key = self._conditions()
+
+    def _run(self) -> Any:
+        values, spec = self._inputs
+        with self._optimizer._decays_from(self._decays):
+            results = self._step_fn(*pytree.tree_unflatten(values, spec))
+        return pytree.tree_map_only(Tensor, Tensor.detach, results)
+
+    def _before_a_step(self, before: Before) -> None:
+        names = {id(param): name for name, param in self._model.named_parameters()}
+        params = [param for param in self._optimizer._params() if param.requires_grad and param.grad is None]
+        if params:
+            named = [names.get(id(param), f"one of shape {list(param.shape)}") for param in params]
+            raise ValueError(
+                f"graph_step: parameters have no gradient in the step: {_lists.some(named)}; accepted: a gradient "
+                "for each, or requires_grad=False"
+            )
+        before.keep_state()
+
+    def _numbers(self) -> list[Any]:
+        """The numbers of the groups, and how often the learning rates were written."""
+        groups = [{**group, "params": None, "lr": group["lr"]._version} for group in self._optimizer.param_groups]
+        return [
+            groups,
+            [group["lr"] is rate for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True)],
+        ]
+
+    # ---- a step ----
+
+    def _run_eagerly(self) -> None:
+        for own, value in zip(pytree.tree_leaves(self._outputs), pytree.tree_leaves(self._run()), strict=True):
+            if isinstance(own, Tensor):
+                own.copy_(value)
+
+    def _replay_graph(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Replays; around it the host's part of a step, which the graph does not hold."""
+        batches = self._optimizer._batches[1]
+        for batch in batches:
+            batch.shadows.renew()
+            batch.written.adopt()
+        graph.replay()
+        for batch in batches:
+            torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
+            batch.shadows.stamp()
+            batch.written.stamp()
+        if self._scaler is not None and self._scaler.is_enabled():
+            self._scaler._report([])
+
+
+class Before:
+    """Everything that a step changes, as it was."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: FusedOptimizer,
+        scaler: GradScaler | None,
+        rates: Iterable[Tensor],
+    ):
+        self._optimizer = optimizer
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        own = [*model.parameters(), *model.buffers(), *optimizer._params(), *rates]
+        if self._scaler is not None:
+            self._scaler.scale(torch.ones((), device=optimizer._params()[0].device))  # makes what it has on the device
+            own += [*self._scaler._written(), *(count for count in self._scaler._taken.values() if count is not None)]
+            self._unfinished = dict(self._scaler._per_optimizer_states)
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in {id(t): t for t in own}.values()]
+        grads = [(param, param.grad) for param in optimizer._params()]
+        self._grads = [(param, grad, None if grad is None else grad.clone()) for param, grad in grads]
+        self._blocks: dict[Any, list[Tensor]] = {}
+        devices = {param.device for param in optimizer._params() if param.is_cuda}
+        self._random = torch.get_rng_state(), [(device, torch.cuda.get_rng_state(device)) for device in devices]
+
+    def keep_state(self) -> None:
+        """Before the first update: the optimizer's state, which is made here if there is none."""
+        if not self._blocks:
+            with rehearsal(False):
+                self._optimizer._collect()
+            self._optimizer._adopt_writes()
+            self._blocks = {b: [tensor.clone() for tensor in b.tensors()] for b in self._optimizer._blocks}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for tensor, value in self._tensors:
+            tensor.copy_(value)
+        for param, grad, value in self._grads:
+            param.grad = grad
+            if grad is not None:
+                grad.copy_(value)
+        for block, values in self._blocks.items():
+            for tensor, value in zip(block.tensors(), values, strict=True):
+                tensor.copy_(value)
+            block.refresh_shadows()
+        self._optimizer._look_at_params()
+        if self._scaler is not None:
+            for count in self._scaler._taken.values() if self._scaler._taken else ():
+                if count is not None and all(count is not tensor for tensor, _ in self._tensors):
+                    count.zero_()  # made by the warm-up
+            self._scaler._per_optimizer_states.clear()
+            self._scaler._per_optimizer_states.update(self._unfinished)
+        torch.set_rng_state(self._random[0])
+        for device, state in self._random[1]:
+            torch.cuda.set_rng_state(state, device)
+
+
+class NoHostReads(TorchDispatchMode):
+    """Raises where the host would read what is on the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket in _INDEXING:
+            reads = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        else:
+            reads = not _READS.isdisjoint(func.tags)
+        if reads:
+            raise RuntimeError(_refusal(func))
+        result = func(*args, **kwargs)
+        from_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in args)
+        if from_gpu and isinstance(result, Tensor) and not result.is_cuda and not kwargs.get("non_blocking"):
+            raise RuntimeError(_refusal(func))
+        return result
+
+
+_INDEXING = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_, torch.ops.aten._index_put_impl_}
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def _refusal(func: Any) -> str:
+    return (
+        f"graph_step: the step waits for a value on the host ({func}: .item(), float(), if, print, a mask as an index, .cpu()), which "
+        "a replay would not do; accepted: what stays on the device, as torch.where and masked_fill"
+    )
+
+
+def _what(tensor: Tensor) -> tuple:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _same(one: list[Any] | None, other: list[Any]) -> bool:
+    return one is not None and identical(one[:-1], other[:-1]) and one[-1] == other[-1]
+
+
+@contextlib.contextmanager
+def _beside(on_gpu: bool) -> Iterator[None]:
+    """On a stream of its own, as torch wants the steps before a capture; what follows waits for it."""
+    if not on_gpu:
+        yield
+        return
+    stream, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(main)
+    with torch.cuda.stream(stream):
+        yield
+    main.wait_stream(stream)
