@@ -31,13 +31,22 @@ class Shape:
             text += f" {self.result}" if self.result.startswith("fp32") else f" bias+{self.result}"
         return text + f" offset {self.offset}" * bool(self.offset) + f" ld +{self.pitch}" * bool(self.pitch)
 
+    def _access(self, row: int) -> int:
+        places = (row + self.pitch, self.offset)
+        return next(size for size in (16, 8, 4, 2) if all(2 * place % size == 0 for place in places))
+
+    @property
+    def a_bytes(self) -> int:
+        """The widest access, at most 16 bytes, that every row of a can be read with."""
+        return self._access(self.m if self.layout[0] == "T" else self.k)
+
+    @property
+    def b_bytes(self) -> int:
+        return self._access(self.k if self.layout[1] == "T" else self.n)
+
     @property
     def operand_bytes(self) -> int:
-        """The widest access, at most 16 bytes, that every row of a and b can be read with."""
-        a_row = self.m if self.layout[0] == "T" else self.k
-        b_row = self.k if self.layout[1] == "T" else self.n
-        places = (a_row + self.pitch, b_row + self.pitch, self.offset)
-        return next(size for size in (16, 8, 4, 2) if all(2 * place % size == 0 for place in places))
+        return min(self.a_bytes, self.b_bytes)
 
     @property
     def aligned(self) -> bool:

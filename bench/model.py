@@ -67,8 +67,11 @@ class Block(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.attention_out = nn.Linear(config.width, config.width)
         self.norm_mlp = nn.LayerNorm(config.width)
-        self.mlp_in = nn.Linear(config.width, 4 * config.width)
-        self.mlp_out = nn.Linear(4 * config.width, config.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * config.width, config.width),
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,9 +79,6 @@ class Block(nn.Module):
         q, k, v = self.qkv(x).view(batch, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.attention_out(y.transpose(1, 2).reshape(batch, context, width))
-
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.attention(self.norm_attention(x)))
@@ -96,10 +96,11 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        self.loss = nn.CrossEntropyLoss()
         self.apply(_initialize)
         # GPT-2: weights that write into the residual stream shrink with depth, so that its variance does not grow.
         for block in self.blocks:
-            for linear in (block.attention_out, block.mlp_out):
+            for linear in (block.attention_out, block.mlp[2]):
                 nn.init.normal_(linear.weight, std=0.02 / (2 * config.layers) ** 0.5)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -108,7 +109,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return self.loss(logits.float().flatten(0, 1), targets.flatten())
 
 
 def _initialize(module: nn.Module) -> None:

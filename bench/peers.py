@@ -120,3 +120,28 @@ def norms(kind: str, eps: float) -> dict[str, Callable[[torch.Tensor, torch.Tens
 
         found["quack"] = lambda x, weight: rmsnorm(x, weight, eps=eps)
     return found
+
+
+def softmax() -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:
+    """The installed peers that have softmax, as functions of rows and their dimension, which is the last."""
+    found = {}
+    if version("liger_kernel"):
+        from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+        found["liger"] = lambda x, dim: LigerSoftmaxFunction.apply(x)
+    if version("quack"):
+        from quack.softmax import softmax
+
+        found["quack"] = lambda x, dim: softmax(x)
+    return found
+
+
+def cross_entropy() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """The installed peers that have the mean loss, as functions of logits and classes. Not Liger's: it writes the gradient
+    over the logits, which the next call reads."""
+    found = {}
+    if version("quack"):
+        from quack.cross_entropy import cross_entropy
+
+        found["quack"] = cross_entropy
+    return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from .gemm_shapes import Shape
 from .measured import COPY_BYTES_PER_S, CUBLAS_FLOPS_PER_S
+from .tiles import Choice, tile_name
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def request(shape: Shape, bias: bool = False) -> dict[str, Any]:
         "batch": shape.batch,
         "m_major_a": shape.layout[0] == "T",
         "n_major_b": shape.layout[1] == "N",
-        "tma_operands": shape.operand_bytes == 16,
+        "tma_a": shape.a_bytes == 16,
+        "tma_b": shape.b_bytes == 16,
         "tma_output": shape.n * (4 if wide else 2) % 16 == 0,
         "odd_operands": shape.operand_bytes == 2,
         "out_bytes": 8 if shape.result == "fp32+" else 4 if wide else 2,
@@ -57,6 +59,13 @@ def plan(shape: Shape, chip: Chip, bias: bool = False) -> dict[str, Any]:
     return _host.plan_gemm(shape.m, shape.n, shape.k, **request(shape, bias), **chip.request)
 
 
+def choice(plan: dict[str, Any]) -> Choice:
+    """A plan of gemm_sm90, by the names of the times of every tile."""
+    from amp_kernels import _host
+
+    return Choice(tile_name(_host.gemm_candidates()["sm90"][plan["tile"]]), plan["splits"], plan["swapped"])
+
+
 def describe(plan: dict[str, Any]) -> str:
     """A plan in words."""
     from amp_kernels import _host
@@ -67,6 +76,7 @@ def describe(plan: dict[str, Any]) -> str:
     text = f"{plan['kernel']} {tile['m']}x{tile['n']}"
     if "cluster_m" in tile:
         text += f" cluster {tile['cluster_m']}x{tile['cluster_n']}, {tile['consumers']} consumers"
+    text = "repack, " * plan["repacked"] + text
     text += ", pingpong" * tile.get("pingpong", False) + f", {plan['splits']} splits" * (plan["splits"] > 1)
     return text + ", swapped" * plan["swapped"]
 

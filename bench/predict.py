@@ -5,7 +5,8 @@ python -m bench.predict --chip A100 4096x4096x4096:NT 65536x3072x768:NT:gelu
 python -m bench.predict --model gpt2-124m                 # a training step, op by op
 python -m bench.predict --page > docs/predictions.md
 
-Every table says PREDICTION and its basis. Measured columns, where there are any, are of one H200 (`measured.py`).
+Every table says PREDICTION and its basis. Measured columns, where there are any, are of one H200: the rows in
+`bench/results/nvidia-h200`.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from . import lists
 from .gemm_shapes import CUDA, Shape
 from .layouts import LAYOUTS
-from .measured import H200, STEP_SHARES, STEPS
-from .plan import CHIPS, Chip, describe, floor_us, plan
+from .measured import LAUNCH_US, STEP_SHARES, STEPS, product, product_us, run, step_us, tiles
+from .plan import CHIPS, Chip, choice, describe, floor_us, plan
+from .rows import OURS, TRAINING
+from .tiles import Product
 
-CUBLAS = {timed.shape: timed for timed in H200}
-BASIS = "PREDICTION for {chip}, from the cost model of csrc/tuning/gemm_cost.h: nothing here was run."
+PLAIN = ("16", "fp32", "fp32+")  # results without an epilogue
+BASIS = "PREDICTION for {chip}, from the cost model of csrc/tuning/gemm_cost.h."
 STEP_BASIS = (
     "PREDICTION for {chip}: bytes over {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, "
 )
-STEP_BASIS += "the shares that a prototype reached on an H200, and {launch} us a launch: nothing here was run."
+STEP_BASIS += "the shares that a prototype reached on an H200, and {launches:.1f} us for four launches by the bytes of their arguments."
+
+# Bytes of arguments of a step's launches, for a list of up to 188 tensors.
+STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_272}
 
 MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens a sequence: the ops of one, traced without values and priced by "
-MODEL_BASIS += (
-    "the cost model (products) and by bytes (the rest), at rates that fit torch's measured steps: nothing here was run."
-)
+MODEL_BASIS += "the cost model (products) and by bytes (the rest), at rates that fit torch's measured steps."
 
 Table = list[tuple[str, ...]]
 
@@ -51,59 +56,97 @@ def parse(text: str) -> Shape:
 
 
 def aligned() -> list[Shape]:
-    """The plain products of the suite that TMA takes, and those that were timed beside them; each once."""
-    plain = [replace(s, control=False) for s in CUDA if s.aligned and s.result in ("16", "fp32", "fp32+")]
-    timed = [timed.shape for timed in H200 if timed.shape.aligned and timed.shape.result == "16"]
-    return list(dict.fromkeys([*plain, *timed]))
+    """The plain products of the suite that TMA takes, each once."""
+    return [s for s in plain() if s.aligned]
 
 
 def unaligned() -> list[Shape]:
-    plain = [replace(s, control=False) for s in CUDA if not s.aligned and s.result in ("16", "fp32+")]
-    return list(dict.fromkeys([*plain, *(timed.shape for timed in H200 if not timed.shape.aligned)]))
+    return [s for s in plain() if not s.aligned]
+
+
+def plain() -> list[Shape]:
+    """Without an epilogue, and without marks."""
+    return list(dict.fromkeys(replace(s, control=False) for s in CUDA if s.result in PLAIN))
 
 
 def products(shapes: Iterable[Shape], chip: Chip) -> Table:
-    """Microseconds: predicted, the roofline's, cuBLAS's where it was measured (on an H200)."""
-    table = [("product", "plan", "predicted us", "floor us", "floor / predicted", "cuBLAS, measured us")]
+    """Microseconds: predicted, the roofline's, ours and cuBLAS's where they were measured (on an H200)."""
+    head = ("product", "plan", "predicted us", "measured us", "measured / predicted", "floor us", "cuBLAS, measured us")
+    table = [head]
     for shape in shapes:
         bias = shape.result == "bias"
         shape = replace(shape, result="16") if bias else shape
         made, floor = plan(shape, chip, bias), floor_us(shape, chip)
         if made["kernel"] == "none":
             continue
-        measured = CUBLAS.get(shape) if chip.name == "H200" and not bias else None
-        cublas = f"{measured.cublas:,.0f}" + ", L2" * measured.in_l2 if measured else ""
-        row = f"{made['microseconds']:,.1f}", f"{floor:,.1f}", f"{floor / made['microseconds']:.2f}", cublas
+        timed = chip.name == "H200" and not bias
+        ours, cublas = (planned_us(shape, made), product_us(shape, "torch")) if timed else (None, None)
+        row = *beside(made["microseconds"], ours), f"{floor:,.1f}", f"{cublas:,.1f}" if cublas else ""
         table.append((shape.name + " bias" * bias, describe(made), *row))
     return table
 
 
+def beside(predicted: float, measured: float | None, digits: int = 1) -> tuple[str, str, str]:
+    """A prediction, what was measured, and their ratio; empty where nothing was."""
+    if measured is None:
+        return f"{predicted:,.{digits}f}", "", ""
+    return f"{predicted:,.{digits}f}", f"{measured:,.{digits}f}", f"{measured / predicted:.2f}"
+
+
+def planned_us(shape: Shape, made: dict[str, Any]) -> float | None:
+    """What this package took on an H200 with that plan: in the benchmark, or where every tile was timed."""
+    row = product(shape)
+    if row and row["plan"] == describe(made):
+        return row["p50_us"]
+    if made["kernel"] != "sm90" or made["repacked"]:
+        return None
+    alone = Product(shape) if shape.result in PLAIN else Product(replace(shape, result="16"), shape.result)
+    return tiles().get(alone, {}).get(choice(made))
+
+
+def ratios() -> dict[str, float]:
+    """Measured over predicted, by name, of each product of the suite without an epilogue."""
+    plans = {shape: plan(shape, CHIPS["H200"]) for shape in plain()}
+    timed = {shape: planned_us(shape, made) for shape, made in plans.items()}
+    return {s.name: us / plans[s]["microseconds"] for s, us in timed.items() if us is not None}
+
+
 def epilogues(chip: Chip) -> Table:
     """The plain products into 16 bits, then with a bias, then with a bias and GELU."""
-    table = [("product", "plain us", "+ bias", "+ bias + GELU", "plan with GELU")]
+    table = [("product", "plain us", "+ bias", "+ bias + GELU", "measured", "plan with GELU")]
     for shape in aligned():
         if shape.result != "16" or shape.batch > 1:
             continue
         made = [plan(shape, chip), plan(shape, chip, True), plan(replace(shape, result="gelu"), chip)]
         plain, bias, gelu = (m["microseconds"] for m in made)
-        row = f"{plain:,.1f}", f"{bias / plain:.2f} x", f"{gelu / plain:.2f} x"
+        timed = [planned_us(shape, made[0]), planned_us(replace(shape, result="gelu"), made[2])]
+        measured = f"{timed[1] / timed[0]:.2f} x" if all(timed) and chip.name == "H200" else ""
+        row = f"{plain:,.1f}", f"{bias / plain:.2f} x", f"{gelu / plain:.2f} x", measured
         table.append((shape.name, *row, describe(made[2])))
     return table
 
 
+def launches_us() -> float:
+    """What a step's launches cost, on the line through the two that were measured."""
+    (few, least), (many, most) = LAUNCH_US.items()
+    return sum(least + (most - least) * (size - few) / (many - few) for size in STEP_ARGUMENTS.values())
+
+
 def steps(chip: Chip) -> Table:
     """Whole optimizer steps on the device: check, norm and update."""
-    table = [("list", "layout", "bytes a parameter", "predicted ms", "floor ms")]
+    head = ("list", "layout", "bytes a parameter", "predicted ms", "measured ms", "measured / predicted", "floor ms")
+    table = [head]
     for name in ("llama-1b", "resnet-50"):
         shapes = lists.LISTS[name]()
         count = lists.numel(shapes)
         for layout in LAYOUTS:
             check = count * layout.param.itemsize / STEP_SHARES["check"]
             moved = check + count * layout.update_bytes / STEP_SHARES["update"]
-            seconds = moved / chip.copy + STEP_SHARES["launches"] * STEP_SHARES["launch_us"] / 1e6
+            seconds = moved / chip.copy + launches_us() / 1e6
             floor = count * layout.step_bytes / chip.copy
-            row = f"{layout.step_bytes}", f"{seconds * 1e3:.3f}", f"{floor * 1e3:.3f}"
-            table.append((name, layout.name, *row))
+            micros = step_us(name, layout.name) if chip.name == "H200" else None
+            times = beside(seconds * 1e3, None if micros is None else micros / 1e3, 3)
+            table.append((name, layout.name, f"{layout.step_bytes}", *times, f"{floor * 1e3:.3f}"))
     return table
 
 
@@ -119,12 +162,19 @@ def training(name: str, chip: Chip) -> Table:
         table.append((family, *(f"{step.seconds.get(family, 0) * 1e3:.1f}" for step in found.values())))
     table.append(("host, beside it", *(f"{step.host * 1e3:.0f}" if step.host else "" for step in found.values())))
     table.append(("step", *(f"{step.total * 1e3:.1f}" for step in found.values())))
-    measured = [STEPS.get((name, way)) if chip.name == "H200" else None for way in found]
+    measured = [trained(name, way) if chip.name == "H200" else None for way in found]
     table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in measured)))
     peaks = [f"{step.peak_bytes / 2**30:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
     table.append(("peak GiB", *peaks))
-    table.append(("peak GiB, measured", *(f"{m[1]}" if m else "" for m in measured)))
+    table.append(("peak GiB, measured", *(f"{m[1]:.1f}" if m else "" for m in measured)))
     return table
+
+
+def trained(name: str, way: str) -> tuple[float, float] | None:
+    """Seconds and peak GiB of a training step: of the latest run, else of the one that the rates fit."""
+    provider = {"torch eager": "torch", "converted": OURS}.get(way, way)
+    row = run().get((TRAINING, name, "bf16", provider))
+    return (row["ms"] / 1e3, row["peak_gib"]) if row else STEPS.get((name, way))
 
 
 def text(table: Table) -> Iterator[str]:
@@ -142,7 +192,7 @@ def markdown(table: Table) -> Iterator[str]:
 
 def step_basis(chip: Chip) -> str:
     return STEP_BASIS.format(
-        chip=chip.name, update=STEP_SHARES["update"], check=STEP_SHARES["check"], launch=STEP_SHARES["launch_us"]
+        chip=chip.name, update=STEP_SHARES["update"], check=STEP_SHARES["check"], launches=launches_us()
     )
 
 

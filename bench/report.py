@@ -1,11 +1,12 @@
 """What the rows of the harness say: tables for the terminal, for files and for the README.
 
-python -m bench.report bench/results/<gpu>                       # the Markdown that the README shows
-python -m bench.report bench/results/<gpu> --readme README.md    # puts it between the README's two marks
+python -m bench.report bench/results/<gpu>                                            # all tables, as Markdown
+python -m bench.report bench/results/<gpu> --page docs/gpu.md --readme README.md      # puts them, and a short form, between
+                                                                                      # two marks of these pages
+python -m bench.report bench/results/<gpu> --merge a/rows.jsonl b/rows.jsonl          # rows of several runs become one folder's
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -13,20 +14,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import goals as gpu_goals
+from . import summary
+from .rows import (
+    CASE,
+    OURS,
+    TRAINING,
+    TRITON,
+    Table,
+    cases,
+    copy_share,
+    load,
+    load_training,
+    read,
+    record,
+    triton_ratio,
+)
+
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-OURS, TRITON = "amp_kernels", "amp_kernels:triton"
-CASE = ("op", "shape", "dtype")
-Table = list[tuple[str, ...]]  # the first row is the head
 
 
 @dataclass
 class Section:
-    """A table, how many of its first columns are text, and whether a page shows it folded."""
+    """A table, and how many of its first columns are text."""
 
     title: str
     table: Table
     left: int
-    folded: bool = False
 
 
 def sections(rows: list[dict]) -> list[Section]:
@@ -34,24 +48,19 @@ def sections(rows: list[dict]) -> list[Section]:
     step = [row for row in rows if row["op"] == "step"]
     gemm = [row for row in rows if row["op"].startswith("gemm")]
     host = [row for row in rows if "host_us" in row and row["op"] != "step"]
-    others = [row for row in rows if not (row["op"].startswith("gemm") or row["op"] == "step" or "host_us" in row)]
+    training = [row for row in rows if row["op"] == TRAINING]
+    timed = [row for row in rows if row["op"] not in ("step", TRAINING) and "host_us" not in row]
+    others = [row for row in timed if not row["op"].startswith("gemm")]
     found = [
         Section("Goals", goals(rows), 4),
-        Section("Speed-ups", speedups([row for row in rows if row["op"] != "step" and "host_us" not in row]), 2),
+        Section("Speed-ups", speedups(timed), 2),
         Section("Whole optimizer step", steps(step), 4),
+        Section("Training step", trainings(training), 3),
         Section("Host time of a call", hosts(host), 3),
-        Section("Matrix products by shape", products(gemm), 2, folded=True),
-        Section("Other ops", ops(others), 3, folded=True),
+        Section("Matrix products by shape", products(gemm), 2),
+        Section("Other ops", ops(others), 3),
     ]
     return [section for section in found if len(section.table) > 1]
-
-
-def cases(rows: Iterable[dict]) -> dict[tuple[str, ...], dict[str, dict]]:
-    """Rows by case, then by provider."""
-    found: dict[tuple[str, ...], dict[str, dict]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[key] for key in CASE), {})[row["provider"]] = row
-    return found
 
 
 def speedups(rows: list[dict]) -> Table:
@@ -101,16 +110,6 @@ def goals(rows: list[dict]) -> Table:
     return table
 
 
-def triton_ratio(providers: dict[str, dict]) -> float | None:
-    """How many times as fast as our CUDA kernel the Triton kernel of the same op is, on the device where that was timed
-    alone; None unless both were timed."""
-    ours, triton = providers.get(OURS, {}), providers.get(TRITON, {})
-    for key in ("device_us", "p50_us"):
-        if key in ours and key in triton:
-            return ours[key] / triton[key]
-    return None
-
-
 def steps(rows: list[dict]) -> Table:
     """Every provider's whole step: its times, the bytes a parameter that the layout needs, the provider moves and holds.
 
@@ -124,7 +123,6 @@ def steps(rows: list[dict]) -> Table:
         if "p50_us" not in row:
             table.append((*name, row["status"], *[""] * 10))
             continue
-        share = row.get("device_share", row["roofline_share"]) * row["moved_bytes"] / row["bytes"]
         ratio = triton_ratio(found[tuple(row[key] for key in CASE)]) if row["provider"] == TRITON else None
         table.append(
             (
@@ -135,7 +133,7 @@ def steps(rows: list[dict]) -> Table:
                 *(f"{row[key] / row['params']:.3g}" for key in ("bytes", "moved_bytes", "state_bytes")),
                 format_bytes(row["state_bytes"]),
                 f"{row['floor_us']:,.0f}",
-                f"{100 * share:.0f} %",
+                f"{100 * copy_share(row):.0f} %",
             )
         )
     return table
@@ -172,24 +170,31 @@ def products(rows: list[dict]) -> Table:
 
 
 def ops(rows: list[dict]) -> Table:
-    """One line a case: ours against torch."""
-    head = ("op", "case", "dtype", "torch us", "ours us", "GB/s", "of roofline", "vs torch", "Triton vs ours")
-    table = [head]
+    """One line a case: ours against torch, and what share of a copy's bandwidth (or of the arithmetic) ours reached."""
+    table = [("op", "case", "dtype", "torch us", "ours us", "Triton us", "vs torch", "of copy", "Triton vs ours")]
     for (op, shape, dtype), providers in cases(rows).items():
-        torch, ours = providers.get("torch", {}), providers.get(OURS, {})
-        ratio = triton_ratio(providers)
+        ours, ratio = providers.get(OURS, {}), triton_ratio(providers)
         table.append(
             (
                 op,
                 shape,
                 dtype,
-                *(f"{row['p50_us']:,.1f}" if "p50_us" in row else row.get("status", "") for row in (torch, ours)),
-                f"{ours['gb_per_s']:,.3g}" if "gb_per_s" in ours else "",
-                f"{100 * ours['roofline_share']:.0f} %" if "roofline_share" in ours else "",
+                *(_micros(providers.get(name, {})) for name in ("torch", OURS, TRITON)),
                 f"{ours['speedup']:.2f}" if "speedup" in ours else "",
+                f"{100 * copy_share(ours):.0f} %" if "roofline_share" in ours else "",
                 f"{ratio:.2f}" if ratio else "",
             )
         )
+    return table
+
+
+def trainings(rows: list[dict]) -> Table:
+    """Whole training steps, which took turns."""
+    table = [("model", "dtype", "provider", "ms a step", "thousand tokens/s", "vs torch", "peak GiB")]
+    for row in rows:
+        peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row else ""
+        rates = f"{row['ms']:.1f}", f"{row['ktok_per_s']:.0f}", f"{row['speedup']:.2f}"
+        table.append((row["shape"], row["dtype"], row["provider"], *rates, peak))
     return table
 
 
@@ -216,6 +221,10 @@ def label(row: dict) -> str:
 def _mean(values: Iterable[float]) -> str:
     values = list(values)
     return f"{statistics.geometric_mean(values):.2f}" if values else ""
+
+
+def _micros(row: dict) -> str:
+    return f"{row['p50_us']:,.1f}" if "p50_us" in row else row.get("status", "")
 
 
 def _kernel(row: dict) -> str:
@@ -258,31 +267,30 @@ def write(folder: Path, rows: list[dict]) -> None:
 
 
 def markdown(folder: Path, page: Path) -> str:
-    """The tables of a results folder for a page that lies at `page`, with links that hold there.
+    """The tables of a results folder for a page that lies at `page`, with links that hold there."""
+    rows, training = published(folder)
+    where = Path(os.path.relpath(folder, page.parent)).as_posix()
+    parts = [f"{machine(rows)} Rows, table and plots: `{where}`."]
+    gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
+    on_cpu = any("isa" in row for row in rows)
+    tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])
+    parts += [f"## {section.title}\n\n{_markdown_table(section)}" for section in tables]
+    if bad := [row for row in rows if row["status"] != "ok"]:
+        listed = "; ".join(f"{' '.join(row[key] for key in CASE)}, {row['provider']}: {row['reason']}" for row in bad)
+        parts.append(f"Wrong or not run: {listed}.")
+    return "\n\n".join(parts)
+
+
+def published(folder: Path) -> tuple[list[dict], list[dict]]:
+    """The rows of a folder and those of its training steps.
 
     Raises ValueError if the folder has no rows, or only those of --quick, which are a look and not a record.
     """
     rows = load(folder)
-    quick = [row for row in rows if row.get("quick")]
-    rows = [row for row in rows if not row.get("quick")]
-    if not rows:
-        raise ValueError(f"{folder} has no rows" + " but those of --quick" * bool(quick))
-    bad = [row for row in rows if row["status"] != "ok"]
-    where = Path(os.path.relpath(folder, page.parent)).as_posix()
-    parts = [f"{machine(rows)} [Rows]({where}/rows.jsonl), [table]({where}/table.txt)."]
-    for section in sections(rows):
-        shown = _markdown_table(section)
-        if section.folded:
-            shown = f"<details><summary>{section.title}</summary>\n\n{shown}\n\n</details>"
-        else:
-            shown = f"**{section.title}**\n\n{shown}"
-        parts.append(shown)
-    if (folder / "gemm.png").exists():
-        parts.append(f"![TFLOP/s by shape and provider]({where}/gemm.png)")
-    if bad:
-        listed = "; ".join(f"{' '.join(row[key] for key in CASE)}, {row['provider']}: {row['reason']}" for row in bad)
-        parts.append(f"Wrong or not run: {listed}.")
-    return "\n\n".join(parts)
+    kept = [row for row in rows if not row.get("quick")]
+    if not kept:
+        raise ValueError(f"{folder} has no rows" + " but those of --quick" * bool(rows))
+    return kept, load_training(folder)
 
 
 def _markdown_table(section: Section) -> str:
@@ -299,11 +307,6 @@ def fill(page: Path, shown: str) -> None:
         raise ValueError(f"{page} needs one line {BEGIN} and, below it, one line {END}")
     head, rest = before.split(BEGIN)
     page.write_text(f"{head}{BEGIN}\n{shown}\n{END}{rest.split(END)[1]}")
-
-
-def load(folder: Path) -> list[dict]:
-    path = folder / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def align(rows: Table, left: int = 2) -> str:
@@ -325,18 +328,26 @@ def format_bytes(count: float) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of results, such as bench/results/<gpu>")
-    parser.add_argument("--readme", type=Path, help="a page to fill; without it the Markdown is printed")
+    parser.add_argument("folder", type=Path, help="a folder of results, such as bench/results/<gpu>")
+    parser.add_argument(
+        "--merge", nargs="+", default=[], type=Path, metavar="ROWS", help="files of rows that join it first"
+    )
+    parser.add_argument("--page", type=Path, help="a page that gets all tables; without it they are printed")
+    parser.add_argument("--readme", type=Path, help="a page that gets the short form")
     options = parser.parse_args(argv)
-    page = options.readme or Path("README.md")
     try:
-        for folder in options.folders:
-            if rows := load(folder):
-                write(folder, rows)
-        shown = "\n\n".join(markdown(folder, page) for folder in options.folders)
+        for path in options.merge:
+            if not path.exists():
+                raise ValueError(f"--merge: {path} does not exist")
+            record(options.folder / "rows.jsonl", read(path))
+        if rows := load(options.folder):
+            write(options.folder, rows)
+        shown = markdown(options.folder, options.page or Path("README.md"))
+        if options.page:
+            fill(options.page, shown)
         if options.readme:
-            fill(options.readme, shown)
-        else:
+            fill(options.readme, summary.text(*published(options.folder)))
+        if not options.page and not options.readme:
             print(shown)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,6 @@ python -m amp_kernels bench --suite cpu            # what a CPU is to reach agai
 import argparse
 import gc
 import importlib
-import json
 import os
 import sys
 import time
@@ -22,10 +21,10 @@ from . import cpu, environment, peers, report
 from .harness import Case, Scope, measure
 from .ops import modules
 from .roofline import Roofline
+from .rows import record
 from .timing import Effort
 from .watch import CEILINGS, PATIENCE, watched
 
-KEY = ("op", "shape", "dtype", "provider")
 CONTEXT_LOST = 3  # exit status: a kernel broke the GPU's context, so that nothing more can be measured
 
 
@@ -191,15 +190,6 @@ def _complete(row: dict, roofline: Roofline) -> None:
     row["floor_us"], row["roofline_share"] = floor * 1e6, floor / seconds
     if "device_us" in row:
         row["device_share"] = row["floor_us"] / row["device_us"]
-
-
-def record(path: Path, rows: list[dict]) -> list[dict]:
-    """Writes the rows as JSON lines. Rows of earlier runs stay, unless the same thing (KEY) was timed again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    merged = {tuple(row[key] for key in KEY): row for row in [*kept, *rows]}
-    path.write_text("".join(json.dumps(row) + "\n" for row in merged.values()))
-    return list(merged.values())
 
 
 if __name__ == "__main__":

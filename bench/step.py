@@ -107,7 +107,7 @@ def _scaler(scaler_class: type, params: list[torch.Tensor]) -> torch.amp.GradSca
 def _with_facts(adamw, step: Callable[[], None], pipeline: str) -> Call:
     def call():
         step()
-        return adamw.results()
+        return adamw.results
 
     def facts() -> dict:
         count = sum(param.numel() for param in adamw.params)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from amp_kernels.ops._capture import capture
+
 
 @dataclass
 class Effort:
@@ -26,19 +28,24 @@ class Effort:
         return cls(0.02, 0.0, 0.002, rounds=3) if quick else cls(0.5, 0.1, 0.03, rounds=15)
 
 
-def kernels_of(call: Callable[[], Any], device: torch.device) -> list[str]:
-    """Names of the kernels that a call launches, the longest running first; on the CPU those of torch's operators."""
-    activity = getattr(torch.profiler.ProfilerActivity, "CUDA" if device.type == "cuda" else "CPU")
+def kernel_times(call: Callable[[], Any], device: torch.device) -> list[tuple[str, int, float]]:
+    """Name, number and microseconds of the kernels that a call launches, the longest first; on the CPU torch's operators."""
+    cuda = device.type == "cuda"
+    activity = getattr(torch.profiler.ProfilerActivity, "CUDA" if cuda else "CPU")
     with torch.profiler.profile(activities=[activity], acc_events=True) as profile:
         call()
-        if device.type == "cuda":
+        if cuda:
             torch.cuda.synchronize(device)
-    cuda = device.type == "cuda"
-    times = {
-        event.key: event.self_device_time_total if cuda else event.self_cpu_time_total
+    found = [
+        (event.key, event.count, event.self_device_time_total if cuda else event.self_cpu_time_total)
         for event in profile.key_averages()
-    }
-    return [name[:240] for name in sorted((name for name in times if times[name]), key=times.get, reverse=True)]
+    ]
+    return sorted((entry for entry in found if entry[2]), key=lambda entry: entry[2], reverse=True)
+
+
+def kernels_of(call: Callable[[], Any], device: torch.device) -> list[str]:
+    """Names of the kernels that a call launches, the longest running first; on the CPU those of torch's operators."""
+    return [name[:240] for name, _, _ in kernel_times(call, device)]
 
 
 def quantiles(values: list[float]) -> tuple[float, float, float]:
@@ -77,10 +84,12 @@ class Timer:
             call()
 
     def apart(self, effort: Effort) -> dict[str, float]:
-        """Microseconds of a call that the host is busy, and, where it can be captured, those of the device alone."""
+        """Microseconds of a call that the host is busy, and, where it can be captured, those of the device alone. The host's
+        are of calls that follow others: what a wait for the device adds, to wake up with cold caches, is not the call's."""
         host = []
         for _ in range(effort.rounds):
             self._synchronize()
+            self._run_all()
             begin = time.perf_counter()
             self._run_all()
             host.append((time.perf_counter() - begin) / len(self.calls))
@@ -104,7 +113,7 @@ class Timer:
         torch.cuda.current_stream(self.device).wait_stream(side)
         replay, kind = self._run_all, "eager"
         with contextlib.suppress(RuntimeError):
-            with torch.cuda.graph(graph):
+            with capture(graph):
                 self._run_all()
             replay, kind = graph.replay, "graph"
         self._synchronize()
@@ -123,6 +132,8 @@ class Timer:
             return time.perf_counter() - begin
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._synchronize()
+        if self.kind == "eager":
+            self.replay()  # while the device is busy with it the host gets ahead: no start of the host's is timed
         begin.record()
         for _ in range(repeats):
             self.replay()

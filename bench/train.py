@@ -3,6 +3,7 @@
 python -m bench.train                    # every precision with both providers, then a table, a plot and a JSON record
 python -m bench.train --dtype fp16 --provider amp_kernels --steps 200
 python -m bench.train --dtype fp16 --no-scaler
+torchrun --nproc-per-node 8 -m bench.train --ddp    # or --fsdp, --hsdp 2, --tp 4: on many processes (ranks.py)
 python -m bench.train --resume           # after Ctrl-C, a crash or a kill: continues bit for bit
 """
 
@@ -88,10 +89,32 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--resume", action="store_true", help="continue the interrupted run of the --out folder, with its options"
     )
+    layout = parser.add_mutually_exclusive_group()
+    for name, help in (("ddp", "DistributedDataParallel"), ("fsdp", "fully_shard")):
+        layout.add_argument(
+            f"--{name}", dest="layout", action="store_const", const=(name, 1), help=f"under torchrun: {help}"
+        )
+    for name, metavar, help in (
+        ("hsdp", "R", "fully_shard in R replicas"),
+        ("tp", "T", "tensor parallel over T ranks"),
+    ):
+        layout.add_argument(
+            f"--{name}",
+            dest="layout",
+            metavar=metavar,
+            type=functools.partial(_layout, name),
+            help=f"under torchrun: {help}",
+        )
     options = parser.parse_args(argv)
     if options.save_every < 1:
         raise UsageError(f"argument --save-every: {options.save_every} is not a positive number")
     return options
+
+
+def _layout(name: str, number: str) -> tuple[str, int]:
+    if not number.isdigit() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{number!r} is not a positive number")
+    return name, int(number)
 
 
 def settings_from(options: argparse.Namespace, device: torch.device) -> Settings:
@@ -164,6 +187,12 @@ def main(argv: list[str] | None = None) -> int:
         options = parse(argv)
         text = load_text(options.text)
         device = environment.pick_device(options.device)
+        if options.layout:
+            from . import ranks  # imports what one process does without
+
+            return ranks.main(
+                *options.layout, options, text, device, functools.partial(settings_from, options), Interrupts
+            )
         out = options.out or environment.results_folder(device) / "train"
         if options.resume:
             settings, finished, running = resume(options, out / CHECKPOINTS, text)

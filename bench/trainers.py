@@ -20,10 +20,12 @@ class TorchTrainer:
 
     provider = "torch"
 
-    def __init__(self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int):
-        self.model = model
+    def __init__(
+        self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int, layout=None
+    ):
+        self.model = layout.place(model) if layout else model
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+            self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
         )
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled
@@ -58,6 +60,7 @@ class TorchTrainer:
         tensors += [
             value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
         ]
+        tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # of a DTensor what is here
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         return sum(storages.values())
 
@@ -71,8 +74,11 @@ class AmpKernelsTrainer(TorchTrainer):
 
     provider = "amp_kernels"
 
-    def __init__(self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int):
+    def __init__(
+        self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int, layout=None
+    ):
         self.model = ak.convert(model)
+        self.model = layout.place(self.model) if layout else self.model
         self.optimizer = ak.optim.AdamW(self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.scaler = ak.GradScaler(device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled)
 

@@ -17,6 +17,7 @@ import torch
 import amp_kernels as ak
 
 from .data import Text
+from .memory import cpu_peak
 from .model import GPT, MODELS
 from .progress import Progress
 from .trainers import TRAINERS
@@ -42,9 +43,12 @@ class Settings:
 
 
 class Trial:
-    """Trains `settings.model` with `provider` in `dtype` (a key of DTYPES); `checkpoint` is the file of a run to continue."""
+    """Trains `settings.model` with `provider` in `dtype` (a key of DTYPES); `checkpoint` is the file of a run to
+    continue; `layout` places the model on ranks (ranks.py)."""
 
-    def __init__(self, settings: Settings, text: Text, provider: str, dtype: str, checkpoint: Path | None = None):
+    def __init__(
+        self, settings: Settings, text: Text, provider: str, dtype: str, checkpoint: Path | None = None, layout=None
+    ):
         self.settings, self.text, self.provider, self.dtype = settings, text, provider, dtype
         self.config = MODELS[settings.model]
         self.device = torch.device(settings.device)
@@ -58,7 +62,12 @@ class Trial:
         torch.manual_seed(settings.seed)
         model = GPT(self.config).to(self.device)  # drawn on the CPU: the same weights on every device
         self.trainer = TRAINERS[provider](
-            model, self.device, self.config.lr, scaled=self.scaled, growth_interval=self.config.growth_interval
+            model,
+            self.device,
+            self.config.lr,
+            scaled=self.scaled,
+            growth_interval=self.config.growth_interval,
+            layout=layout,
         )
         self.losses = torch.full((settings.steps,), float("nan"), device=self.device)
         self.scales = torch.full((settings.steps,), float("nan"), device=self.device)
@@ -77,7 +86,7 @@ class Trial:
         """Runs until the end (True) or until `interrupted()` (False), which is asked after every step. Calls `save` at the
         first synchronization after `every` steps or more."""
         saved = self.step
-        progress = Progress(self.name, self.settings.steps, self.step)
+        progress = self._progress()
         try:
             while self.step < self.settings.steps:
                 stopped = self._segment(interrupted)
@@ -104,7 +113,7 @@ class Trial:
         while self.step < end and not stopped:
             # The second step of a process is the first that finds optimizer state: its memory is every later step's.
             second = self.step == min(self.first_step + 1, self.settings.steps - 1)
-            with self._count_cpu_memory() if second else contextlib.nullcontext():
+            with self._count() if second else contextlib.nullcontext():
                 self._train_step()
             stopped = interrupted()
         self._synchronize()
@@ -116,9 +125,7 @@ class Trial:
         return stopped
 
     def _train_step(self) -> None:
-        tokens, targets = self._to_device(
-            self.text.batch(self.settings.seed, self.step, self.config.batch, self.config.context)
-        )
+        tokens, targets = self._to_device(self._batch())
         self.trainer.set_lr(self.config.lr_at(self.step, self.settings.steps))
         with self._autocast():
             loss = self.trainer.model(tokens, targets)
@@ -126,6 +133,12 @@ class Trial:
         self.losses[self.step] = loss.detach()
         self.scales[self.step] = self.trainer.scale()
         self.step += 1
+
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.text.batch(self.settings.seed, self.step, self.config.batch, self.config.context)
+
+    def _progress(self) -> Progress:
+        return Progress(self.name, self.settings.steps, self.step)
 
     @torch.no_grad()
     def _validate(self) -> float:
@@ -140,7 +153,11 @@ class Trial:
 
     def save(self, path: Path, **extra: Any) -> None:
         """Writes a checkpoint, with `extra` beside what the run itself needs to continue bit for bit."""
-        running = {
+        ak.checkpoint.save(path, **self.trainer.parts(), extra={**extra, "running": self._running()}, keep=KEPT)
+
+    def _running(self) -> dict:
+        """What the loop keeps beside the trainer's parts."""
+        return {
             "provider": self.provider,
             "dtype": self.dtype,
             "step": self.step,
@@ -151,10 +168,11 @@ class Trial:
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
         }
-        ak.checkpoint.save(path, **self.trainer.parts(), extra={**extra, "running": running}, keep=KEPT)
 
     def _load(self, path: Path) -> None:
-        saved = ak.checkpoint.load(path, **self.trainer.parts())["running"]
+        self._go_on(ak.checkpoint.load(path, **self.trainer.parts())["running"])
+
+    def _go_on(self, saved: dict) -> None:
         self.step = saved["step"]
         self.losses.copy_(saved["losses"])
         self.scales.copy_(saved["scales"])
@@ -206,20 +224,12 @@ class Trial:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     @contextlib.contextmanager
-    def _count_cpu_memory(self):
-        """On the CPU, the peak of one step: what is held anyway plus the most that torch's allocator held on top of it.
-
-        The process's resident size would mostly show the interpreter, libtorch and scratch space of the BLAS.
-        """
+    def _count(self):
+        """What a step takes. On the CPU, its peak: what is held anyway plus the most that torch's allocator held on top of it."""
         if self.device.type == "cuda":
             yield
             return
         held = self.trainer.held_bytes()
-        with torch.autograd.profiler.profile(profile_memory=True, acc_events=True) as profile:
+        with cpu_peak() as peak:
             yield
-        events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-        current = highest = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            current += event.nbytes()
-            highest = max(highest, current)
-        self.peak_bytes = max(self.peak_bytes, held + highest)
+        self.peak_bytes = max(self.peak_bytes, held + peak[0])

@@ -39,7 +39,7 @@ def _torch(adamw: layouts.TorchAdamW) -> Call:
     def call():
         adamw.optimizer.step()
         adamw.cast()
-        return adamw.results()
+        return adamw.results
 
     return call
 
@@ -47,6 +47,6 @@ def _torch(adamw: layouts.TorchAdamW) -> Call:
 def _step(adamw: layouts.OurAdamW) -> Call:
     def call():
         adamw.optimizer.step()
-        return adamw.results()
+        return adamw.results
 
     return call

@@ -1,4 +1,4 @@
-"""cross_entropy: loss and gradient of a language model's logits, against torch's own under autocast."""
+"""cross_entropy: loss and gradient of a language model's logits, against torch eager and compiled under autocast, and QuACK."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from amp_kernels.ops.cross_entropy import cross_entropy
 
-from .. import ours
+from .. import ours, peers
 from ..harness import Case, Scope
 from ..roofline import DTYPES
 
@@ -39,6 +39,11 @@ def _case(rows: int, classes: int, dtype: str, device: torch.device) -> Case:
         return call
 
     size = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    found = {"torch": F.cross_entropy}
+    if device.type == "cuda":
+        found |= peers.cross_entropy()
+        if dtype == "bf16" and (rows, classes) == CUDA[0]:  # compiling takes seconds
+            found["torch.compile"] = torch.compile(F.cross_entropy)
     return Case(
         op="cross_entropy",
         shape=f"{rows}x{classes} forward + backward",
@@ -47,7 +52,7 @@ def _case(rows: int, classes: int, dtype: str, device: torch.device) -> Case:
         flops=20 * rows * classes,
         inputs=inputs,
         providers={
-            "torch": lambda x: both(F.cross_entropy, *x),
+            **{name: lambda x, function=function: both(function, *x) for name, function in found.items()},
             **ours.providers("cross_entropy_rows_", device, lambda x: both(cross_entropy, *x)),
         },
         reference=lambda x: {

@@ -1,4 +1,4 @@
-"""softmax: attention scores and a vocabulary's, forward and backward, against torch's own under autocast."""
+"""softmax: attention scores and a vocabulary's, forward and backward, against torch eager and compiled under autocast, Liger and QuACK."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import torch
 
 import amp_kernels as ak
 
-from .. import ours
+from .. import ours, peers
 from ..harness import Case, Scope
 from ..roofline import DTYPES
 
@@ -37,6 +37,11 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
 
         return call
 
+    found = {"torch": torch.softmax}
+    if device.type == "cuda":
+        found |= peers.softmax()
+        if dtype == "bf16" and (rows, columns) == CUDA[0]:  # compiling takes seconds
+            found["torch.compile"] = torch.compile(torch.softmax)
     return Case(
         op="softmax",
         shape=f"{rows}x{columns} forward + backward",
@@ -45,7 +50,7 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
         flops=8 * rows * columns,
         inputs=inputs,
         providers={
-            "torch": lambda x: both(torch.softmax, *x),
+            **{name: lambda x, function=function: both(function, *x) for name, function in found.items()},
             **ours.providers("softmax_rows", device, lambda x: both(ak.softmax, *x)),
         },
         reference=lambda x: {

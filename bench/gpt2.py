@@ -1,0 +1,172 @@
+"""A training step of GPT-2, as users write it with torch.amp and as it is with amp_kernels: time, tokens a second, memory.
+
+python -m bench.gpt2                                      # 124 M parameters, 32 x 1,024 tokens, bf16 and fp16, on CUDA
+python -m bench.gpt2 --model gpt2-1.5b --dtype bf16 --provider torch,amp_kernels --profile
+python -m bench.gpt2 --device cpu --layers 1 --batch 1 --steps 1     # that it runs
+
+All providers are built and warmed up first, one after the other, which gives each one's peak memory; then they take turns (A B A B),
+so that a hot GPU's clock hits all alike. The step is forward, backward, clipping to norm 1 and AdamW, with loss scaling in fp16.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import amp_kernels as ak
+
+from . import environment
+from .rows import OURS
+from .step_models import CONTEXT, GPT2, MODELS, WORDS, Config
+from .timing import kernel_times
+from .trainers import TRAINERS
+from .trial import DTYPES
+
+LR = 1e-4
+GROWTH_INTERVAL = 2000  # torch's default
+Step = Callable[[], torch.Tensor]
+
+
+def build(
+    provider: str, model: GPT2, data: tuple, dtype: torch.dtype, compiled: bool = False, graph: bool = False
+) -> Step:
+    """The step of this trainer, its forward pass compiled, or all of it as one CUDA graph."""
+    device = data[0].device
+    trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL)
+    trainer.model.fused_loss = provider == OURS  # the loss that never holds the logits
+    forward = torch.compile(trainer.model) if compiled else trainer.model
+
+    def step(*data):
+        with torch.autocast(device.type, dtype=dtype):
+            loss = forward(*data)
+        trainer.update(loss)
+        return loss.detach()
+
+    run = (
+        ak.graph_step(step, model=trainer.model, optimizer=trainer.optimizer, scaler=trainer.scaler) if graph else step
+    )
+    return lambda: run(*data)
+
+
+PROVIDERS = {
+    "torch": {"provider": "torch"},
+    "torch.compile": {"provider": "torch", "compiled": True},
+    "amp_kernels": {"provider": OURS},
+    "amp_kernels graph": {"provider": OURS, "graph": True},
+}
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpt2", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="gpt2-124m")
+    parser.add_argument("--dtype", default="bf16,fp16", help="comma-separated (default: bf16,fp16)")
+    parser.add_argument("--provider", default=",".join(PROVIDERS), help="comma-separated (default: all)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
+    parser.add_argument("--batch", type=int, help=f"sequences of {CONTEXT} tokens a step (default: the model's)")
+    parser.add_argument("--layers", type=int, help="default: the model's")
+    parser.add_argument("--steps", type=int, default=10, help="of each provider in a turn (default: 10)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns (default: 5)")
+    parser.add_argument("--profile", action="store_true", help="also list the kernels that take longest")
+    parser.add_argument("--out", type=Path, help="folder that gets gpt2.jsonl")
+    options = parser.parse_args(argv)
+    for name in ("batch", "layers", "steps", "rounds"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"argument --{name}: {value}; accepted: 1 or more")
+    for name, accepted in (("dtype", ["bf16", "fp16"]), ("provider", PROVIDERS)):
+        values = [part.strip() for part in getattr(options, name).split(",")]
+        if unknown := [part for part in values if part not in accepted]:
+            parser.error(f"argument --{name}: {', '.join(unknown)} is unknown; accepted: {', '.join(accepted)}")
+        setattr(options, name, values)
+    options.device = environment.pick_device(options.device)
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    config = MODELS[options.model]
+    config = replace(config, batch=options.batch or config.batch, layers=options.layers or config.layers)
+    machine = environment.describe(options.device)
+    print(
+        f"{machine['device']}; {options.model}, {config.layers} layers, {config.batch} x {CONTEXT} tokens", flush=True
+    )
+    rows = []
+    for dtype in options.dtype:
+        rows += measure(options, config, dtype)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for row in rows:
+            row.update({key: machine[key] for key in ("device", "commit", "date", "versions") if key in machine})
+        (options.out / "gpt2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return 0
+
+
+def measure(options: argparse.Namespace, config: Config, dtype: str) -> list[dict]:
+    device, tokens = options.device, config.batch * CONTEXT
+    generator = torch.Generator().manual_seed(0)
+    data = tuple(torch.randint(WORDS, (config.batch, CONTEXT), generator=generator).to(device) for _ in range(2))
+    steps: dict[str, Step] = {}
+    rows = []
+    for name in options.provider:
+        torch.manual_seed(0)
+        before = start_peak(device)
+        with device:
+            steps[name] = build(model=GPT2(config, config.layers), data=data, dtype=DTYPES[dtype], **PROVIDERS[name])
+        row = {"model": options.model, "layers": config.layers, "batch": config.batch, "dtype": dtype, "provider": name}
+        row["losses"] = [steps[name]().item() for _ in range(4)]
+        if device.type == "cuda":
+            row["peak_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+        rows.append(row)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(options.rounds):
+        for name, step in steps.items():
+            times[name].append(seconds(step, options.steps, device))
+    first = options.provider[0]
+    for row in rows:
+        name = row["provider"]
+        row["ms"] = statistics.median(times[name]) * 1e3
+        row["ktok_per_s"] = tokens / row["ms"]
+        row["speedup"] = statistics.median(a / b for a, b in zip(times[first], times[name], strict=True))
+        memory = f", peak {row['peak_gib']:.2f} GiB" if "peak_gib" in row else ""
+        print(
+            f"{dtype} {name:18} {row['ms']:8.1f} ms a step, {row['ktok_per_s']:7.1f} thousand tokens/s, "
+            f"{row['speedup']:.2f} of {first}{memory}, loss {row['losses'][0]:.4f} .. {row['losses'][-1]:.4f}",
+            flush=True,
+        )
+    for name, step in steps.items() if options.profile else ():
+        print(f"\n{dtype} {name}: microseconds of a step")
+        for kernel, count, micros in kernel_times(step, device)[:30]:
+            print(f"{micros:10.0f} {count:5d} x {kernel[:130]}")
+    sys.stdout.flush()
+    return rows
+
+
+def start_peak(device: torch.device) -> int:
+    """Bytes that are held now; the peak is counted from here on."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def seconds(step: Step, steps: int, device: torch.device) -> float:
+    """Wall seconds of a step, over `steps` of them."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return (time.perf_counter() - begin) / steps
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A run in a few lines, for the README: against torch, also where torch is faster."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from .rows import OURS, cases
+
+FAMILIES = ("aligned", "skinny", "fp32 accumulated", "epilogue", "unaligned")
+LISTS = ("llama-1b", "resnet-50")
+PROVIDERS = ("torch", "torch.compile", OURS)
+WIDTH = 118
+
+
+def text(rows: list[dict], training: list[dict]) -> str:
+    first = rows[0]
+    dates = ", ".join(dict.fromkeys(row["date"][:10] for row in rows))
+    head = f"{first['device']}, torch {first['versions']['torch']}, {dates}. Torch's time over ours: below 1 torch is faster."
+    points = [*products(rows), *steps(rows), *trainings(training)]
+    if bad := [row for row in rows if row["provider"] == OURS and row["status"] != "ok"]:
+        points.append(f"wrong or not run: {len(bad)}")
+    wrapped = [textwrap.fill(f"- {point}", WIDTH, subsequent_indent="  ") for point in points]
+    return "\n".join([textwrap.fill(head, WIDTH), "", *wrapped])
+
+
+def products(rows: list[dict]) -> Iterator[str]:
+    """The products' families: geometric mean and least of their ratios."""
+    found = []
+    for family in FAMILIES:
+        ratios = [row["speedup"] for row in timed(rows) if family in row.get("families", ())]
+        if ratios:
+            found.append(f"{family} {statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})")
+    if found:
+        yield f"products, against cuBLAS, mean (least): {', '.join(found)}"
+
+
+def steps(rows: list[dict]) -> Iterator[str]:
+    """The whole step over a list: ratios of the wall's, the device's and the host's times, from the least to the most of
+    its layouts."""
+    for name in LISTS:
+        of_list = [p for (op, shape, _), p in cases(rows).items() if (op, shape) == ("step", name)]
+        both = [
+            (p["torch"], p[OURS]) for p in of_list if "speedup" in p.get(OURS, {}) and "p50_us" in p.get("torch", {})
+        ]
+        if not both:
+            continue
+        parts = [
+            f"{part} {between(torch[key] / ours[key] for torch, ours in both)}"
+            for part, key in (("device", "device_us"), ("host", "host_us"))
+            if all(key in row for pair in both for row in pair)
+        ]
+        yield f"whole optimizer step, {name}: {between(ours['speedup'] for _, ours in both)}" + (
+            f" ({', '.join(parts)})" if parts else ""
+        )
+
+
+def trainings(rows: list[dict]) -> Iterator[str]:
+    """Milliseconds and peak memory of a training step in bf16."""
+    for (_, shape, dtype), providers in cases(rows).items():
+        if dtype != "bf16":
+            continue
+        said = [
+            f"{name} {row['ms']:.1f} ms" + f", {row['peak_gib']:.1f} GiB" * ("peak_gib" in row)
+            for name, row in providers.items()
+            if name in PROVIDERS
+        ]
+        yield f"training step, {shape}: {'; '.join(said)}"
+
+
+def timed(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["provider"] == OURS and "speedup" in row]
+
+
+def between(values: Iterable[float]) -> str:
+    ordered = sorted(values)
+    low, high = f"{ordered[0]:.2f}", f"{ordered[-1]:.2f}"
+    return low if low == high else f"{low}-{high}"

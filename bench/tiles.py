@@ -1,0 +1,166 @@
+"""Times of every tile of gemm_sm90: how `gemm_tiles.csv` is made on a GPU, and read.
+
+python -m bench.tiles --out bench/results/nvidia-h200    # compute capability 9.0, nvcc: minutes to compile, minutes to run
+python -m bench.tiles --list                             # the products, without a GPU
+
+The planner's model (csrc/tuning/gemm_cost.h) is held against the times. `tiles.cpp` is the program that takes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .gemm_shapes import CUDA, Shape
+
+HERE = Path(__file__).parent
+FILE = "gemm_tiles.csv"
+COLUMNS = ("m", "n", "k", "layout", "result", "epilogue", "batch", "tile", "splits", "swapped", "us")
+
+# What happens to the sums, as GemmRequest has it (see plan.request). "_z" stores the pre-activation, "_nb" has no bias,
+# "d" is a backward with the pre-activation, "_s" with column sums; the bias is free where something else is done.
+EPILOGUES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "bias": {"plain": False},
+    "res": {"side_bytes": 2},
+    "biasres": {"side_bytes": 2},
+    "relu": {"activation": "relu"},
+    "relu_nb": {"activation": "relu"},
+    "gelu": {"activation": "gelu"},
+    "gelu_z": {"activation": "gelu", "side_bytes": 2},
+    "silu": {"activation": "silu"},
+    "swiglu": {"activation": "swiglu"},
+    "dgelu": {"activation": "gelu", "backward": True, "side_bytes": 2},
+    "dgelu_s": {"activation": "gelu", "backward": True, "side_bytes": 2, "column_sums": True},
+}
+
+
+class Product(NamedTuple):
+    shape: Shape
+    epilogue: str = "none"
+
+
+class Choice(NamedTuple):
+    """Of the planner: "128x128 1x2 pingpong" is a tile's rows and columns, then its cluster."""
+
+    tile: str
+    splits: int
+    swapped: bool
+
+
+def tile_name(tile: dict[str, Any]) -> str:
+    """Of one of `_host.gemm_candidates()["sm90"]`."""
+    size = f"{tile['m']}x{tile['n']} {tile['cluster_m']}x{tile['cluster_n']}"
+    return size + " pingpong" * tile["pingpong"]
+
+
+# Besides the suite's plain products: layers of GPT-2 with what is done to their sums, and corners of the planner.
+_GPT2 = Shape(65536, 3072, 768, "NT")
+MORE = [
+    *(Product(_GPT2, e) for e in ("bias", "relu", "relu_nb", "gelu", "gelu_z", "silu", "res", "biasres")),
+    *(Product(Shape(65536, 3072, 768, "NN"), e) for e in ("none", "dgelu", "dgelu_s")),
+    Product(Shape(65536, 6144, 768, "NT"), "swiglu"),
+    *(Product(Shape(65536, 768, 3072, "NT"), e) for e in ("none", "bias")),
+    *(Product(Shape(32768, n, k, "NT"), "bias") for n, k in ((768, 768), (2304, 768), (768, 3072))),
+    *(Product(Shape(16448, 4096, 1024, "NT"), e) for e in ("bias", "gelu")),
+    *(Product(Shape(8192, 4096, 4096, "NT"), e) for e in ("none", "gelu", "gelu_z")),
+    *(Product(Shape(262144, 64, 64, "NT"), e) for e in ("relu", "gelu")),
+    *(Product(Shape(m, n, 32768, "TN", "fp32")) for m, n in ((2304, 768), (768, 768), (3072, 768), (768, 3072))),
+    Product(Shape(768, 768, 32768, "TN", "fp32+")),
+    Product(Shape(32768, 768, 2304, "NN")),
+    Product(Shape(768, 3072, 8192, "NN")),
+    Product(Shape(32768, 3072, 2048, "NT")),
+    Product(Shape(64, 4096, 4096, "NT")),
+    Product(Shape(4096, 64, 4096, "NT")),
+    Product(Shape(256, 256, 65536, "TN")),
+]
+
+
+def products() -> list[Product]:
+    """What is timed: the plain products of `gemm_shapes` that TMA takes as they are, and MORE."""
+    suite = [s for s in CUDA if s.aligned and not s.pitch and s.result in ("16", "fp32", "fp32+")]
+    return list(dict.fromkeys([*(Product(replace(s, control=False)) for s in suite), *MORE]))
+
+
+def line(product: Product) -> str:
+    """Of a product, as `tiles.cpp` reads it."""
+    s = product.shape
+    return f"{s.m} {s.n} {s.k} {s.layout} {s.result} {product.epilogue} {s.batch}"
+
+
+def read(path: Path) -> dict[Product, dict[Choice, float]]:
+    """Microseconds of each choice that was timed."""
+    with path.open(newline="") as lines:
+        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    times: dict[Product, dict[Choice, float]] = {}
+    for row in rows:
+        m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
+        product = Product(Shape(m, n, k, row["layout"], row["result"], batch), row["epilogue"])
+        choice = Choice(row["tile"], int(row["splits"]), row["swapped"] == "1")
+        times.setdefault(product, {})[choice] = float(row["us"])
+    return times
+
+
+def write(path: Path, lines: Iterable[str], told: str) -> int:
+    """Keeps rows as `tiles.cpp` prints them, each choice once, with its least time, below what is told of the run."""
+    least: dict[str, float] = {}
+    for row in lines:
+        choice, _, us = row.strip().rpartition(",")
+        least[choice] = min(float(us), least.get(choice, float("inf")))
+    head = f"# {told}: microseconds of a launch, bf16. bench/tiles.py says how, and what the epilogues are.\n"
+    rows = "".join(f"{choice},{us:.2f}\n" for choice, us in least.items())
+    path.write_text(head + ",".join(COLUMNS) + "\n" + rows)
+    return len(least)
+
+
+def build(program: Path) -> None:
+    """Compiles `tiles.cpp` with the kernel, for Hopper."""
+    csrc = HERE.parent / "csrc"
+    options = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
+    sources = [HERE / "tiles.cpp", csrc / "kernels" / "gemm_bf16_sm90.cu"]
+    subprocess.run(["nvcc", *options, "-I", csrc, "-o", program, *sources], check=True)
+
+
+def sweep(program: Path, timed: Iterable[Product], seconds: float, sample_ms: float) -> list[str]:
+    """Rows of `gemm_tiles.csv`, as the program takes the times."""
+    lines = "".join(line(product) + "\n" for product in timed)
+    command = [program, str(seconds), str(sample_ms)]
+    run = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True)
+    return run.stdout.splitlines()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.tiles", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"where {FILE} goes")
+    parser.add_argument("--seconds", type=float, default=300, help="of the GPU's time, at most")
+    parser.add_argument("--sample-ms", type=float, default=6, help="of a sample")
+    parser.add_argument("--list", action="store_true", help="print the products and end")
+    parser.add_argument("--program", type=Path, help="compiled before; nvcc is not needed then")
+    options = parser.parse_args(argv)
+    if options.list:
+        print(*map(line, products()), sep="\n")
+        return 0
+    if options.out is None:
+        parser.error("--out is needed, or --list")
+    with tempfile.TemporaryDirectory() as folder:
+        program = options.program or Path(folder) / "tiles"
+        if options.program is None:
+            build(program)
+        rows = sweep(program, products(), options.seconds, options.sample_ms)
+    options.out.mkdir(parents=True, exist_ok=True)
+    today = datetime.date.today().isoformat()
+    count = write(options.out / FILE, rows, f"Every tile of gemm_sm90 that takes a product, {today}")
+    print(f"{count} times in {options.out / FILE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
