@@ -41,7 +41,10 @@ void print_all() {
   print("float_bias", float_bias);
   GemmProblem odd = plain;
   odd.c.row_stride = kN + 1;
-  print("unaligned", odd);
+  print("odd_rows", odd);
+  GemmProblem apart = plain;
+  apart.c.column_stride = 2;
+  print("elements", apart);
   GemmProblem residual = bias;
   residual.epilogue.residual = at(4, kOut, kN);
   print("bias_residual", residual);

@@ -14,26 +14,42 @@ from dataclasses import dataclass, field
 class Budget:
     registers: int  # a thread, at most
     shared: int  # static bytes a block, at most, without the 1,024 that the system takes on sm_90 and later
-    wide_loads: int = 0  # 16-byte loads from global memory, at least
-    in_flight: int = 0  # longest run of them without any other instruction, at least: they all wait for memory together
-    opcodes: Mapping[str, int] = field(default_factory=dict)  # how often at least, by the beginning of their names
+    threads: int = 256  # a block
+    blocks: int = 0  # that share a multiprocessor, or as many as it holds, where bandwidth counts on it
+    wide_loads: int = 0  # 16-byte loads from global memory, at least, in all instances
+    in_flight: int = 0  # bytes on their way to a thread when it waits, at least
+    whole_sectors: bool = False  # no store writes half a sector and another one the rest
+    ways: int = 1  # in so many places of the code, at least: the loop of each dtype, of each way to keep a weight
+    opcodes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # how often at least from sm_80 on, by the beginning of their names
     why: str = ""
 
+
+# Of the teams of row_ring.cuh: the columns of a thread, and the cp.async of 16 bytes that bring them in fp32.
+TEAM_COLUMNS = 8 + 16 + 24 + 32 + 16 + 24 + 32 + 16  # the last has 32 in some kernels
+RING_COPIES = TEAM_COLUMNS // 4
+
+ELEMENTWISE = "; a thread has one vector in flight, and many threads share an SM"
 
 BUDGETS = {
     "check_and_norm_kernel": Budget(
         registers=64,
         shared=128,
-        wide_loads=4 * (4 + 1),
-        in_flight=4,
-        why="4 dtypes, each with an unrolled loop of 4 loads and a loop for the rest; 64 registers let 4 blocks of 256 "
+        blocks=4,
+        wide_loads=4 * (8 + 4 + 1),
+        in_flight=112,
+        ways=4,
+        why="4 dtypes, each with rounds of 8 loads, of 4, and a loop for the rest; 64 registers let 4 blocks of 256 "
         "share an SM",
     ),
     "per_tensor_norm_kernel": Budget(
         registers=64,
         shared=128,
-        wide_loads=4 * (4 + 1),
-        in_flight=4,
+        blocks=4,
+        wide_loads=4 * (8 + 4 + 1),
+        in_flight=112,
+        ways=4,
         why="the walk of check_and_norm_kernel",
     ),
     "per_tensor_finish_kernel": Budget(registers=64, shared=0, why="one warp a tensor, nothing to gain"),
@@ -41,33 +57,51 @@ BUDGETS = {
         registers=64,
         shared=128,
         wide_loads=2 * (4 + 1),
-        in_flight=4,
+        in_flight=64,
+        ways=1,
         opcodes={"MUFU.EX2": 2 * 5 * 4},
-        why="two walks over a row of the kind of check_and_norm_kernel's; 64 registers let 1,024 threads share an SM; the "
+        why="two walks over a row of the kind of unscale_kernel's; 64 registers let 1,024 threads share an SM; the "
         "exponentials of four or eight logits a load are the special function unit's",
+    ),
+    "cross_entropy_rows_ring_kernel": Budget(
+        registers=168,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS": 2 * 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
+        why="up to 32 columns of the row, of the coefficients and of the weights; the rows' bytes are in flight to shared "
+        "memory; one exponential a logit",
     ),
     "exponent_histogram_kernel": Budget(
         registers=64,
         shared=1280,
+        blocks=4,
         wide_loads=4 * (4 + 1),
-        in_flight=4,
+        in_flight=48,
+        ways=4,
         opcodes={"ATOMS.POPC.INC": 1},
-        why="the walk of check_and_norm_kernel, and 280 counters; increments of a warp that meet are added up first",
+        why="4 dtypes, each with rounds of 4 loads and a loop for the rest, and 280 counters; increments of a warp that "
+        "meet are added up first",
     ),
     "unscale_kernel": Budget(
         registers=64,
         shared=0,
+        blocks=4,
         wide_loads=4 * (4 + 1),
-        in_flight=4,
-        why="the walk of check_and_norm_kernel",
+        in_flight=64,
+        ways=4,
+        why="4 dtypes, each with rounds of 4 loads and a loop for the rest; 64 registers let 4 blocks of 256 share an "
+        "SM",
     ),
     "cast_kernel": Budget(
         registers=64,
         shared=0,
-        wide_loads=2 * 3 * (1 + 1 + 2) * (4 + 1),
-        in_flight=4,
-        why="with and without stochastic rounding, 9 pairs of dtypes, each with an unrolled loop of 4 loads of eight "
-        "elements and a loop for the rest; 64 registers let 4 blocks of 256 share an SM",
+        blocks=4,
+        wide_loads=2 * 2 * (4 * 4 + 2 * 4 + 4),
+        in_flight=64,
+        ways=9,
+        whole_sectors=True,
+        why="with and without stochastic rounding, 9 pairs of dtypes, each with a loop and an end of 64 bytes of loads, 16 "
+        "or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM",
     ),
     "embedding_pieces_kernel": Budget(
         registers=80, shared=0, why="four rows of 8 columns on their way to a thread; 768 threads share an SM"
@@ -75,60 +109,100 @@ BUDGETS = {
     "embedding_joints_kernel": Budget(
         registers=80, shared=0, why="four partial sums of 8 columns on their way to a thread; 768 threads share an SM"
     ),
-    "softmax_rows_kernel": Budget(registers=128, shared=128, why="16 columns of the row; 512 threads share an SM"),
+    "softmax_rows_ring_kernel": Budget(
+        registers=128,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS": 2 * RING_COPIES, "MUFU.EX2": 2 * TEAM_COLUMNS},
+        why="up to 32 columns of the row and of its mask; 16 warps an SM; the rows' bytes are in flight to shared memory; "
+        "with and without a logarithm one exponential an element",
+    ),
+    "softmax_rows_backward_ring_kernel": Budget(
+        registers=128,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS": 2 * 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
+        why="up to 32 columns of two rows and of the mask; 16 warps an SM; the rows' bytes are in flight to shared memory",
+    ),
+    "softmax_rows_kernel": Budget(
+        registers=64,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS.E.BYPASS.128": 4 * 6, "STG.E.128": 4, "MUFU.EX2": 4 * 35},
+        why="4 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of a row and of its "
+        "mask, before the loop and in both walks, and words of results",
+    ),
     "softmax_rows_backward_kernel": Budget(
-        registers=128, shared=64, why="16 columns of two rows; 512 threads share an SM"
+        registers=64,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS.E.BYPASS.128": 4 * 9, "STG.E.128": 4, "MUFU.EX2": 4 * 16},
+        why="4 sizes of blocks, 1,024 threads an SM; words of two rows and of the mask",
     ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
     "update_kernel<AdamW, false>": Budget(
-        registers=112,
+        registers=80,
         shared=0,
+        blocks=3,
         wide_loads=7 * 7,
-        in_flight=6,
+        in_flight=112,
+        ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
-        "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs, and near it ptxas starts to spill",
+        "weight; 80 registers let 3 blocks of 256 share an SM, of which 2 run where elements are wide",
     ),
     "update_kernel<AdamW, true>": Budget(
         registers=128,
         shared=0,
+        blocks=2,
         wide_loads=9 * (9 + 11),
-        in_flight=8,
+        in_flight=176,
+        ways=9,
         why="with extras: 9 ways to keep a weight, each with and without a third moment, and two words of the average",
     ),
     "update_kernel<Sgd, false>": Budget(
         registers=80,
         shared=0,
+        blocks=3,
         wide_loads=7 * (5 + 3),
-        in_flight=5,
+        in_flight=80,
+        ways=7,
         why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM",
     ),
     "update_kernel<Sgd, true>": Budget(
         registers=80,
         shared=0,
+        blocks=3,
         wide_loads=9 * (7 + 5),
-        in_flight=4,
+        in_flight=112,
+        ways=9,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average",
     ),
     "update_kernel<Lion, false>": Budget(
         registers=80,
         shared=0,
+        blocks=3,
         wide_loads=7 * 5,
-        in_flight=5,
+        in_flight=80,
+        ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
         "weight; 80 registers let 3 blocks of 256 share an SM",
     ),
     "update_kernel<Lion, true>": Budget(
         registers=80,
         shared=0,
+        blocks=3,
         wide_loads=9 * 7,
-        in_flight=4,
+        in_flight=112,
+        ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average",
     ),
     "lamb_moments_kernel": Budget(
         registers=120,
         shared=64,
+        blocks=2,
         wide_loads=5 * 7,
-        in_flight=6,
+        in_flight=112,
+        ways=5,
         why="5 ways to read a weight, each loading two words of the gradient and of each moment and one or two of the "
         "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs",
     ),
@@ -136,16 +210,20 @@ BUDGETS = {
     "update_kernel<Lamb, false>": Budget(
         registers=80,
         shared=0,
+        blocks=3,
         wide_loads=7 * 5,
-        in_flight=5,
+        in_flight=80,
+        ways=7,
         why="7 ways to keep a weight, each loading two words of each moment and one or two of the weight; 80 registers "
         "let 3 blocks of 256 share an SM",
     ),
     "update_kernel<Lamb, true>": Budget(
         registers=80,
         shared=0,
+        blocks=3,
         wide_loads=9 * 7,
-        in_flight=4,
+        in_flight=112,
+        ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average",
     ),
     "update_prepare_kernel": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
@@ -153,6 +231,9 @@ BUDGETS = {
         registers=255,
         shared=0,
         why="2 warpgroups of 255, 3 of 168 or 4 of 128, where setmaxnreg starts, fill the file",
+    ),
+    "gemm_repack_kernel": Budget(
+        registers=32, shared=0, why="bandwidth, five loads of a thread in flight: 8 blocks of 256 share an SM"
     ),
     "gemm_sm80_kernel": Budget(
         registers=255,
@@ -166,10 +247,81 @@ BUDGETS = {
         "64 mma a warp, 16 in the small tile",
     ),
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),
-    "activation_backward_kernel": Budget(registers=64, shared=0, why="bandwidth: 4 blocks of 256 share an SM"),
-    "swiglu_backward_kernel": Budget(registers=64, shared=0, why="bandwidth: 4 blocks of 256 share an SM"),
+    "activation_forward_kernel": Budget(
+        registers=64, shared=0, blocks=8, wide_loads=3, in_flight=16, whole_sectors=True, why="3 types" + ELEMENTWISE
+    ),
+    "swiglu_forward_kernel": Budget(
+        registers=64,
+        shared=0,
+        blocks=4,
+        wide_loads=3 * 2,
+        in_flight=32,
+        whole_sectors=True,
+        why="3 types" + ELEMENTWISE,
+    ),
+    "activation_backward_kernel": Budget(
+        registers=64,
+        shared=0,
+        blocks=8,
+        wide_loads=3 * 2 + 2,
+        in_flight=24,
+        whole_sectors=True,
+        why="3 types, two also with gradients in fp32" + ELEMENTWISE,
+    ),
+    "swiglu_backward_kernel": Budget(
+        registers=64,
+        shared=0,
+        blocks=4,
+        wide_loads=3 * 3 + 2,
+        in_flight=32,
+        whole_sectors=True,
+        why="3 types, two also with gradients in fp32" + ELEMENTWISE,
+    ),
+    "dropout_kernel": Budget(
+        registers=64,
+        shared=0,
+        blocks=8,
+        wide_loads=2 * (2 + 1),
+        in_flight=16,
+        whole_sectors=True,
+        why="x and residual of 3 types" + ELEMENTWISE,
+    ),
+    "norm_forward_ring_kernel": Budget(
+        registers=168,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS": 2 * 2 * (RING_COPIES + 8)},
+        why="up to 32 columns of the row, of the weight and of the bias; the rows' bytes are in flight to shared memory: "
+        "copies of two matrices, before and in the loop",
+    ),
+    "norm_forward_resident_kernel": Budget(
+        registers=64,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS": 2 * 2 * 2},
+        why="two rows of 512 threads share an SM, with 8 columns of the row, of the weight and of the bias a thread; with and "
+        "without a residual, copies of two matrices, before and in the loop",
+    ),
     "norm_forward_kernel": Budget(
         registers=128, shared=64, why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"
+    ),
+    "norm_backward_ring_kernel": Budget(
+        registers=255,
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS": 2 * 3 * (RING_COPIES + 4)},
+        why="up to 32 columns each of n and g, of the weight and of the two sums over rows; 8 warps an SM are enough where "
+        "the bytes in flight are in shared memory",
+    ),
+    "norm_backward_sums_kernel": Budget(
+        registers=80,
+        shared=0,
+        blocks=3,
+        wide_loads=2 * 3 * 4,
+        in_flight=64,
+        ways=9,
+        why="x and the gradient of 3 types each, four rows of both on their way to a thread; 80 registers let 3 blocks of "
+        "256 share an SM",
     ),
     "norm_backward_kernel": Budget(
         registers=128,
@@ -177,3 +329,15 @@ BUDGETS = {
         why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM",
     ),
 }
+
+
+def table() -> str:
+    """Of the kernels whose speed is memory's, as it stands in docs/ptx.md."""
+    head = "| kernel | registers a thread | threads an SM | bytes in flight a thread | KB in flight an SM |\n|---|---|---|---|---|\n"
+    rows = (
+        f"| `{kernel}` | {min(b.registers, 65_536 // threads)} | {b.blocks} x {b.threads} | {b.in_flight} "
+        f"| {b.in_flight * threads / 1024:.0f} |\n"
+        for kernel, b in BUDGETS.items()
+        if (threads := b.threads * b.blocks)
+    )
+    return head + "".join(rows)

@@ -10,48 +10,10 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
-from dataclasses import dataclass
+
+from .listing import Instruction
 
 MASK = 0xFFFFFFFF
-OPERAND = re.compile(r",(?![^\[]*\])")  # a comma that is not inside brackets
-
-
-@dataclass(frozen=True)
-class Instruction:
-    address: int
-    guard: str  # "", or a predicate
-    name: str  # without its modifiers
-    modifiers: tuple[str, ...]
-    operands: tuple[str, ...]
-
-
-def parse(listing: str) -> dict[str, dict[int, Instruction]]:
-    """The functions in what `cuobjdump -sass` prints: by address."""
-    functions: dict[str, dict[int, Instruction]] = {}
-    current: dict[int, Instruction] = {}
-    for line in listing.splitlines():
-        if match := re.search(r"Function : (\S+)", line):
-            current = functions[match[1]] = {}
-        elif match := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?\s*(\S+)\s*(.*?)\s*;", line):
-            name, *modifiers = match[3].split(".")
-            operands = tuple(x.strip().replace(".reuse", "") for x in OPERAND.split(match[4])) if match[4] else ()
-            address = int(match[1], 16)
-            current[address] = Instruction(address, match[2] or "", name, tuple(modifiers), operands)
-    return functions
-
-
-def branch_tables(listing: str) -> dict[str, list[int]]:
-    """The words of each function's second constant bank in what `cuobjdump -elf` prints."""
-    tables: dict[str, list[int]] = {}
-    words: list[int] | None = None
-    for line in listing.splitlines():
-        if match := re.match(r"\.nv\.constant2\.(\S+)", line):
-            words = tables[match[1]] = []
-        elif words is not None and re.match(r"\s*0x[0-9a-f]{8}", line):
-            words += [int(word, 16) for word in line.split()]
-        elif words:
-            words = None
-    return tables
 
 
 def signed(x: int) -> int:

@@ -10,19 +10,23 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ..cuobjdump import cuobjdump
-from .kernel_budgets import BUDGETS
+from . import listing
+from .bytes_in_flight import halves, rounds
+from .kernel_budgets import BUDGETS, Budget, table
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "amp_kernels" / "libamp_kernels_cuda.so"
+THREADS = {"sm_75": 1024, "sm_80": 2048, "sm_90a": 2048, "sm_120": 1536}  # that a multiprocessor holds
 RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report what the kernel asked for
 WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
+WIDE_LOAD = re.compile(r"LDG\.[\w.]*128")
 SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes]
 
 
@@ -95,31 +99,39 @@ def functions(binaries) -> list[Function]:
     return found
 
 
-def disassembled(binaries: list[Path], symbols: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """(symbol, arch, opcodes) of the functions of these names."""
-    function: tuple[str, str, list[str]] | None = None
-    arch = ""
-    for line in "\n".join(cuobjdump("-sass", "-fun", ",".join(symbols), str(path)) for path in binaries).splitlines():
-        if match := re.match(r"\s*arch = (\w+)", line):
-            arch = match[1]
-        elif match := re.search(r"Function : (\S+)", line):
-            if function:
-                yield function
-            function = match[1], arch, []
-        elif match := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", line):
-            function[2].append(match[1])
-    if function:
-        yield function
+def disassembled(binaries: list[Path], symbols: list[str]) -> str:
+    return "\n".join(cuobjdump("-sass", "-fun", ",".join(symbols), str(path)) for path in binaries)
+
+
+@dataclass(frozen=True)
+class Code:
+    kernel: str
+    arch: str
+    instructions: list[re.Match]
+
+    @property
+    def opcodes(self) -> list[str]:
+        return [x["opcode"] for x in self.instructions]
 
 
 @pytest.fixture(scope="module")
-def sass(binaries, functions) -> dict[tuple[str, str], list[str]]:
-    """(kernel, arch) -> opcodes, of the kernels with rules about them."""
-    code: dict[tuple[str, str], list[str]] = {}
+def sass(binaries, functions) -> list[Code]:
+    """The code of the kernels with rules about it."""
     symbols = sorted({f.symbol for f in functions if f.kernel in SASS_KERNELS})
-    for symbol, arch, opcodes in disassembled(binaries, symbols):
-        code.setdefault((kernel_of(symbol), arch), []).extend(opcodes)
-    return code
+    listed = listing.listed(disassembled(binaries, symbols))
+    return [Code(kernel_of(symbol), arch, instructions) for symbol, arch, instructions in listed]
+
+
+def crowded(budget: Budget, registers: int, arch: str = "sm_90a") -> bool:
+    """Whether the blocks that share a multiprocessor need more registers than it has; it hands them out by eight a thread."""
+    blocks = min(budget.blocks, THREADS[arch] // budget.threads)
+    return -(-registers // 8) * 8 * budget.threads * blocks > 65_536
+
+
+def too_little_in_flight(budget: Budget, code: list[re.Match]) -> str:
+    found = sorted(rounds(map(listing.instruction, code)), reverse=True)[: budget.ways]
+    enough = len(found) == budget.ways and found[-1] >= budget.in_flight
+    return "" if enough else f"{found} bytes in flight, {budget.in_flight} are needed {budget.ways} times"
 
 
 def test_every_kernel_has_a_budget(functions):
@@ -145,26 +157,46 @@ def test_registers_and_shared_memory(functions):
     assert not over
 
 
+def test_the_blocks_of_a_multiprocessor_find_room(functions):
+    assert not [
+        f"{f.symbol} on {f.arch}: {f.registers}" for f in functions if crowded(BUDGETS[f.kernel], f.registers, f.arch)
+    ]
+
+
 @pytest.mark.parametrize("kernel", WIDE_KERNELS)
 def test_global_memory_is_read_16_bytes_at_a_time(sass, kernel):
     budget = BUDGETS[kernel]
-    archs = [arch for name, arch in sass if name == kernel]
-    assert len(archs) == len(default_archs())
-    for arch in archs:
-        wide = [bool(re.match(r"LDG\.[\w.]*128", opcode)) for opcode in sass[kernel, arch]]
-        assert sum(wide) >= budget.wide_loads, arch
-        runs = "".join("L" if load else " " for load in wide).split()
-        assert max(map(len, runs), default=0) >= budget.in_flight, arch
+    codes = [code for code in sass if code.kernel == kernel]
+    assert {code.arch for code in codes} == {code.arch for code in sass if code.kernel == "check_and_norm_kernel"}
+    wide = Counter(code.arch for code in codes for opcode in code.opcodes if WIDE_LOAD.match(opcode))
+    assert min(wide.values()) >= budget.wide_loads, wide
+    for code in codes:
+        if any(map(WIDE_LOAD.match, code.opcodes)):  # the others serve what is not aligned
+            assert not too_little_in_flight(budget, code.instructions), code.arch
+
+
+@pytest.mark.parametrize("kernel", [name for name, budget in BUDGETS.items() if budget.whole_sectors])
+def test_stores_fill_sectors(sass, kernel):
+    codes = [code for code in sass if code.kernel == kernel]
+    stored = Counter(code.arch for code in codes for opcode in code.opcodes if re.match(r"STG\.[\w.]*128", opcode))
+    assert stored.keys() == {code.arch for code in codes}
+    for code in codes:
+        assert not halves(map(listing.instruction, code.instructions)), code.arch
 
 
 @pytest.mark.parametrize("kernel", [name for name, budget in BUDGETS.items() if budget.opcodes])
 def test_instructions(sass, kernel):
-    archs = [arch for name, arch in sass if name == kernel]
+    archs = {code.arch for code in sass if code.kernel == kernel} - {"sm_75"}  # where increments are additions
     assert archs
     for arch in archs:
+        opcodes = [opcode for code in sass if (code.kernel, code.arch) == (kernel, arch) for opcode in code.opcodes]
         for prefix, least in BUDGETS[kernel].opcodes.items():
-            found = sum(opcode.startswith(prefix) for opcode in sass[kernel, arch])
+            found = sum(opcode.startswith(prefix) for opcode in opcodes)
             assert found >= least, f"{found} times {prefix} on {arch}"
+
+
+def test_the_table_in_the_docs():
+    assert table() in (ROOT / "docs" / "ptx.md").read_text(), "docs/ptx.md has other budgets"
 
 
 @pytest.mark.slow
@@ -173,8 +205,9 @@ def test_wgmma_is_never_serialised(binaries, functions):
     awaits each by itself. And no memory barrier stands among them."""
     symbols = sorted({f.symbol for f in functions if f.kernel == "gemm_sm90_kernel"})
     seen = 0
-    for symbol, _, opcodes in disassembled(binaries, symbols):
+    for symbol, _, code in listing.listed(disassembled(binaries, symbols)):
         seen += 1
+        opcodes = [x["opcode"] for x in code]
         products = [i for i, opcode in enumerate(opcodes) if opcode.startswith("HGMMA.")]
         starts = sum(opcode.startswith("WARPGROUP.ARRIVE") for opcode in opcodes)
         assert len(products) >= 8, symbol

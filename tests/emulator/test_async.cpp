@@ -305,6 +305,13 @@ std::string back_and_forth() {
   return global[256] == 1.0f ? "wrong value" : "";
 }
 
+/// Commits a group without a store in it, as who finds nothing to store.
+AK_KERNEL(32, 1) empty_group_kernel() {
+  if (thread_index() != 0) return;
+  bulk_commit();
+  bulk_wait_read<0>();
+}
+
 /// Block 0 multicasts one box to both blocks of the cluster.
 template <bool kBothExpect>
 AK_KERNEL(32, 1)
@@ -352,6 +359,8 @@ void boxes(Cases& cases) {
                     [] { return back_and_forth<false, false>(); });
   cases.check_fails("load of what threads have written", "no fence of the vocabulary",
                     [] { return back_and_forth<true, true>(); });
+  cases.check("a group of no stores",
+              [] { return message_of(launch(empty_group_kernel, {.name = "empty group", .grid = 1, .block = 32})); });
   cases.check("multicast", [] { return multicast<true>(); });
   cases.check_fails("a block that does not expect the multicast", "-1024 bytes are missing",
                     [] { return multicast<false>(); });

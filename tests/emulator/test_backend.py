@@ -24,7 +24,9 @@ def tensors(values):
 
 # Compared within bounds by tests/registration/test_opcheck.py: sums in another order (test_gemm_backend.py), the hardware's exp2.
 OTHER_BITS = [
-    op for op in OPS if op.name.startswith(("gemm", "norm_", "cross_entropy", "softmax", "embedding_accumulate"))
+    op
+    for op in OPS
+    if op.name.startswith(("gemm", "norm_", "cross_entropy", "softmax", "embedding_accumulate", "lamb_half"))
 ]
 
 
@@ -83,6 +85,9 @@ def test_environment_variable_selects_it(monkeypatch):
     assert (sum_sq.item(), found_inf.item()) == (900.0, 0.0)
     monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", "ninety")
     with pytest.raises(RuntimeError, match=r"'ninety'; accepted: a compute capability such as 9\.0"):
+        ak.ops.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_SMS", "0")
+    with pytest.raises(RuntimeError, match="'0'; accepted: a number of multiprocessors, at least 1"):
         ak.ops.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
 
 

@@ -1,5 +1,7 @@
 // check_and_norm on the emulator: lists of mixed dtypes, sizes, alignments and non-finite elements, bit for bit against
 // the same sum formed serially, under many schedules.
+#include <sstream>
+
 #include "kernels/check_and_norm.cu"
 #include "tensor_lists.h"
 
@@ -188,28 +190,27 @@ template <int kThreads, int kPlaces>
 std::string compare(const List& list, const float* scale_value, int blocks, Norm norm = Norm::kSumOfSquares) {
   using Args = GradListArgs<const void, kPlaces>;
   const int launches = norm_launches<Args>(list.grads);
-  const size_t scratch_bytes = kNormScratchZeroed + static_cast<size_t>(launches * blocks) * 12;
-  emu::Buffer<uint32_t> scratch("scratch", scratch_bytes / 4);
-  for (size_t i = 0; i < kNormScratchZeroed / 4; i++) scratch.set(i, 0);
+  emu::Buffer<double> scratch("scratch", (static_cast<size_t>(launches * blocks) * 12 + 7) / 8);
+  emu::Buffer<uint32_t> counter("blocks_done", 1);
+  counter.set(0, 0);
   emu::Buffer<float> scale("grad_scale", 1), result("result", 1), found_inf("found_inf", 1);
   if (scale_value) scale.set(0, *scale_value);
   const auto before = bytes_of_all(list);
 
-  const Status status =
-      detail::check_and_norm_on<kThreads, Args>(blocks, list.grads, scale_value ? scale.data() : nullptr, norm,
-                                                scratch.data(), result.data(), found_inf.data(), nullptr);
+  const Status status = detail::check_and_norm_on<kThreads, Args>(
+      blocks, list.grads, scale_value ? scale.data() : nullptr, norm, scratch.data(), counter.data(), result.data(),
+      found_inf.data(), nullptr);
   if (!status.ok()) return status.message;
   Serial serial(list.grads, scale_value ? inverse_scale(*scale_value) : 1.0f, kThreads, blocks, kPlaces);
   const std::string wrong = wrong_result("the norm", serial.run(), norm, result[0], found_inf[0]);
   if (!wrong.empty()) return wrong;
   // The last rounding hides in which order doubles were added; the slots show it.
   const std::vector<Expected> expected = serial.slots();
-  const auto* slots = reinterpret_cast<const double*>(scratch.data() + kNormScratchZeroed / sizeof(uint32_t));
   if (expected.size() != static_cast<size_t>(launches * blocks)) return "wrong number of launches";
   for (size_t i = 0; i < expected.size(); i++) {
-    if (!same_bits(slots[i], expected[i].sum)) return "slot " + std::to_string(i) + " differs";
+    if (!same_bits(scratch[i], expected[i].sum)) return "slot " + std::to_string(i) + " differs";
   }
-  if (scratch[0] != 0) return "the counter of finished blocks was left at " + std::to_string(scratch[0]);
+  if (counter[0] != 0) return "the counter of finished blocks was left at " + std::to_string(counter[0]);
   if (bytes_of_all(list) != before) return "a gradient was changed";
   for (const std::string& damage : {scratch.check_red_zones(), result.check_red_zones(), found_inf.check_red_zones()}) {
     if (!damage.empty()) return damage;
@@ -380,20 +381,42 @@ void non_finite(Cases& cases) {
   }
 }
 
+/// "" if the log holds this many launches of this grid, of few bytes of arguments or of many.
+std::string wrong_launches(int grid, int count, bool few) {
+  std::istringstream log(emu::launch_log());
+  std::string line;
+  int seen = 0;
+  for (; std::getline(log, line); seen++) {
+    const int bytes = std::stoi(line.substr(line.rfind(' ')));
+    if (line.find(" grid " + std::to_string(grid) + " ") == std::string::npos || (bytes <= kFewArgumentBytes) != few) {
+      return "not as planned: " + line;
+    }
+  }
+  return seen == count ? "" : std::to_string(seen) + " launches";
+}
+
 /// As the package calls it: the shipped instances and their own scratch sizes, from no element at all to several
 /// launches.
 void shipped_instance(Cases& cases) {
   const int blocks = device_sm_count() * kNormBlocksPerSm;
-  for (int tensors : {0, 1, 3, kGradListTensors, kGradListTensors + 2}) {
+  // A short list is that of a launch of few arguments; whether it is, the result does not show.
+  for (int tensors :
+       {0, 1, 3, kShortGradListTensors, kShortGradListTensors + 1, kGradListTensors, kGradListTensors + 2}) {
     List list = list_of<const void>(tensors);
     cases.check("shipped instance, " + std::to_string(tensors) + " tensors", [&]() -> std::string {
       emu::Buffer<char> scratch("scratch", check_and_norm_scratch_bytes(list.grads));
-      for (size_t i = 0; i < kNormScratchZeroed; i++) scratch.set(i, 0);
+      emu::Buffer<uint32_t> counter("blocks_done", 1);
+      counter.set(0, 0);
       emu::Buffer<float> result("result", 1), found_inf("found_inf", 1);
-      const Status status = check_and_norm(list.grads, nullptr, Norm::kSumOfSquares, scratch.data(), result.data(),
-                                           found_inf.data(), nullptr);
+      emu::launch_log().clear();
+      const Status status = check_and_norm(list.grads, nullptr, Norm::kSumOfSquares, scratch.data(), counter.data(),
+                                           result.data(), found_inf.data(), nullptr);
       if (!status.ok()) return status.message;
-      const Expected expected = Serial(list.grads, 1.0f, kNormThreads, blocks, kGradListTensors).run();
+      const bool is_short = tensors <= kShortGradListTensors;
+      const std::string wrong = wrong_launches(blocks, tensors <= kGradListTensors ? 1 : 2, is_short);
+      if (!wrong.empty()) return wrong;
+      const int places = is_short ? kShortGradListTensors : kGradListTensors;
+      const Expected expected = Serial(list.grads, 1.0f, kNormThreads, blocks, places).run();
       return wrong_result("the norm", expected, Norm::kSumOfSquares, result[0], found_inf[0]);
     });
   }

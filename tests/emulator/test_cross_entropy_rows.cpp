@@ -25,18 +25,21 @@ struct Options {
   int64_t target = -1;  // of all rows; -1: drawn
   float masked = 0;     // instead of the logits [0, masked_until)
   int masked_until = 0;
+  int target_offset = 0, weight_offset = 0;
+  int shared = 232448;  // bytes a block may have: room for so many teams, or for none
 };
 
 template <class T, class Target>
 std::string run(const Options& o) {
   constexpr bool kSoft = !std::is_same_v<Target, int64_t>;
   emu::options().sm_count = o.sms;
+  emu::options().shared_limit = o.shared;
   const size_t rows = o.rows, classes = o.classes, stride = classes + o.gap, n = rows * stride;
   emu::Random random{n};
   const auto draw = [&] { return (static_cast<float>(random.below(257)) - 128) / 16; };
   emu::Buffer<T> logits("logits", n, o.offset), out("grad", n, o.grad_offset);
-  emu::Buffer<Target> target("target", kSoft ? n : rows);
-  emu::Buffer<float> weight("weight", classes), factor("factor", rows), loss("loss", rows);
+  emu::Buffer<Target> target("target", kSoft ? n : rows, o.target_offset);
+  emu::Buffer<float> weight("weight", classes, o.weight_offset), factor("factor", rows), loss("loss", rows);
   std::vector<double> x(n), y(n);
   std::vector<int64_t> chosen(rows);
   for (size_t i = 0; i < n; i++) {
@@ -134,41 +137,109 @@ void check_type(Cases& cases, const std::string& name) {
                 [=] { return run<T, int64_t>({.classes = 60, .gap = 4, .grad_offset = offset}); });
   }
   cases.check(name + ", several rows a block", [] { return run<T, int64_t>({.rows = 40, .classes = 9}); });
-  cases.check(name + ", all options",
-              [] { return run<T, int64_t>({.classes = 200, .weighted = true, .smoothing = 0.125, .z_loss = 0.25}); });
-  cases.check(name + ", weights", [] { return run<T, int64_t>({.classes = 200, .weighted = true, .z_loss = 0.25}); });
-  cases.check(name + ", no gradient", [] { return run<T, int64_t>({.classes = 90, .gradient = false}); });
-  for (int classes : {67, 2060}) {
+  for (int classes : {200, 203}) {  // a team's rows, and a block's
+    cases.check(name + ", all options", [=] {
+      return run<T, int64_t>({.classes = classes, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
+    });
+    cases.check(name + ", weights",
+                [=] { return run<T, int64_t>({.classes = classes, .weighted = true, .z_loss = 0.25}); });
+    cases.check(name + ", smoothing", [=] { return run<T, int64_t>({.classes = classes, .smoothing = 0.125}); });
+    cases.check(name + ", no gradient", [=] { return run<T, int64_t>({.classes = classes, .gradient = false}); });
+  }
+  for (int classes : {67, 72, 2060, 2064}) {
     cases.check(name + ", in place", [=] {
       return run<T, int64_t>(
           {.rows = 20, .classes = classes, .in_place = true, .smoothing = classes > 100 ? 0.0 : 0.5});
     });
   }
-  cases.check(name + ", probabilities", [] {
-    return run<T, T>({.classes = 130, .gap = 1, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
-  });
-  cases.check(name + ", probabilities in fp32", [] { return run<T, float>({.classes = 33}); });
+  for (int classes : {130, 136}) {
+    cases.check(name + ", probabilities", [=] {
+      return run<T, T>({.classes = classes, .gap = classes % 16, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
+    });
+    cases.check(name + ", probabilities in fp32", [=] { return run<T, float>({.rows = 20, .classes = classes}); });
+  }
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
-  for (int64_t target : {-100, -3, 90, 1000}) {
-    for (float held : {infinity, nan}) {
-      cases.check(name + ", ignored or unknown", [=] {
-        return run<T, int64_t>(
-            {.classes = 90, .weighted = true, .smoothing = 0.5, .target = target, .masked = held, .masked_until = 80});
-      });
+  for (int classes : {88, 90}) {
+    for (int target : {-100, -3, classes, 1000}) {
+      for (float held : {infinity, nan}) {
+        cases.check(name + ", ignored or unknown", [=] {
+          return run<T, int64_t>({.classes = classes,
+                                  .weighted = true,
+                                  .smoothing = 0.5,
+                                  .target = target,
+                                  .masked = held,
+                                  .masked_until = 80});
+        });
+      }
     }
   }
-  cases.check(name + ", -inf in front", [=] {
-    return run<T, int64_t>({.classes = 900, .target = 899, .masked = -infinity, .masked_until = 890});
+  for (int classes : {900, 904}) {
+    cases.check(name + ", -inf in front", [=] {
+      return run<T, int64_t>({.classes = classes, .target = classes - 1, .masked = -infinity, .masked_until = 890});
+    });
+  }
+  for (int classes : {30, 32}) {
+    cases.check(name + ", only -inf", [=] {
+      return run<T, int64_t>(
+          {.classes = classes, .gradient = false, .target = 1, .masked = -infinity, .masked_until = classes});
+    });
+  }
+}
+
+template <class T>
+void check_teams(Cases& cases, const std::string& name) {
+  for (int classes : {128, 256, 264, 520, 776, 1032, 2056, 3080, 4104}) {
+    const std::string title = name + ", teams for " + std::to_string(classes);
+    cases.check(title, [=] { return run<T, int64_t>({.classes = classes, .gap = 8, .sms = 2}); });
+  }
+  cases.check(name + ", the largest row of a team", [] { return run<T, int64_t>({.rows = 1, .classes = 8192}); });
+  // One team, so that each slot is filled several times.
+  cases.check(name + ", a ring of 9", [] { return run<T, int64_t>({.rows = 21, .classes = 64, .shared = 2400}); });
+  cases.check(name + ", a ring of 3 with probabilities", [] {
+    return run<T, T>({.rows = 7, .classes = 600, .weighted = true, .smoothing = 0.25, .shared = 16000});
   });
-  cases.check(name + ", only -inf", [=] {
-    return run<T, int64_t>({.classes = 30, .gradient = false, .target = 1, .masked = -infinity, .masked_until = 30});
+  cases.check(name + ", a ring of 4 warps, all options", [] {
+    return run<T, int64_t>(
+        {.rows = 9, .classes = 1048, .weighted = true, .smoothing = 0.125, .z_loss = 0.25, .shared = 17100});
   });
+  cases.check(name + ", no room for a team",
+              [] { return run<T, int64_t>({.classes = 64, .smoothing = 0.25, .shared = 100}); });
+  cases.check(name + ", rows apart by no whole vector", [] { return run<T, int64_t>({.classes = 64, .gap = 2}); });
+  cases.check(name + ", probabilities that are not aligned",
+              [] { return run<T, T>({.classes = 64, .target_offset = 1}); });
+  cases.check(name + ", weights that are not aligned",
+              [] { return run<T, int64_t>({.classes = 64, .weighted = true, .smoothing = 0.25, .weight_offset = 1}); });
+  cases.check(name + ", a gradient that is not aligned",
+              [] { return run<T, int64_t>({.classes = 64, .grad_offset = 1}); });
+}
+
+// Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed as in softmax_rows.
+void bytes_in_flight(Cases& cases) {
+  emu::options().sm_count = 132;
+  emu::options().shared_limit = 232448;
+  for (const int classes : {128, 256, 512, 768, 1000, 2048, 3072, 4096, 8192}) {
+    cases.check("bytes in flight, " + std::to_string(classes), [=] {
+      int64_t bytes = 0;
+      (void)with_row_team<RowTeam<16, 16>>(classes, [&]<class Team>(Team) -> Status {
+        const RingMatrix logits[] = {{&bytes, DType::kBFloat16, classes}};
+        const int most = three_row_warps(Team::kColumns) / Team::kWarps;
+        bytes = int64_t{ring_teams<Team>(logits, 1 << 20, classes, most)} * (Team::kStages - 1) * classes * 2;
+        return {};
+      });
+      return bytes >= 16 * 1024 ? "" : emu::format("%d bytes", static_cast<int>(bytes));
+    });
+  }
 }
 
 void check_all(Cases& cases) {
+  bytes_in_flight(cases);
   check_type<bf16>(cases, "bf16");
   check_type<fp16>(cases, "fp16");
   check_type<float>(cases, "fp32");
+  check_teams<bf16>(cases, "bf16");
+  for (int classes : {264, 1032})
+    cases.check("fp32, teams for " + std::to_string(classes),
+                [=] { return run<float, int64_t>({.classes = classes}); });
   cases.check("no rows", [] {
     CrossEntropyRows p{};
     p.type = DType::kFloat32;

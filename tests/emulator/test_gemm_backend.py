@@ -14,6 +14,8 @@ from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.emulator import Launch, launches
 
+from ..gpu.gemm_cases import KINDS, small_edges
+
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 OPS = ["gemm", "gemm_dact", "gemm_accumulate_"]
@@ -62,19 +64,24 @@ PROBLEM = st.fixed_dictionaries(
         "how": st.tuples(HOW, HOW, HOW),
         "capability": st.sampled_from(["8.0", "9.0", "9.0"]),
         "seed": st.integers(0, 11),
+        "sm_count": st.sampled_from([1, 3, 132]),  # with few, small products take large tiles
     }
 )
 
 
 class Problem:
-    def __init__(self, m, n, k, batch, dtype, how, capability, seed):
+    def __init__(self, m, n, k, batch, dtype, how, capability, seed, sm_count=132):
         self.generator = torch.Generator().manual_seed(seed)
         self.shape = (m, n) if batch is None else (batch, m, n)
         self.dtype, self.how = dtype, how
         front = self.shape[:-2]
         self.a = laid(integers(self.generator, (*front, m, k), dtype), how[0])
         self.b = laid(integers(self.generator, (*front, k, n), dtype), how[1])
-        self.capability, self.seed = capability, seed
+        self.environment = {
+            "AMP_KERNELS_EMULATE_CAPABILITY": capability,
+            "AMP_KERNELS_EMULATE_SEED": str(seed),
+            "AMP_KERNELS_EMULATE_SMS": str(sm_count),
+        }
 
     def beside(self, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Eighths, of the result's rows."""
@@ -83,8 +90,8 @@ class Problem:
     def same_on_both(self, call):
         """`call()` on the emulator and on the CPU: bits must agree."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", self.capability)
-            patch.setenv("AMP_KERNELS_EMULATE_SEED", str(self.seed))
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
             with ak.backend("emulate"):
                 results = call()
         with ak.backend("cpu"):
@@ -156,22 +163,52 @@ def test_accumulation_of_any_problem(problem, alpha, beta):
     p.same_on_both(call)
 
 
+def calls(p: Problem) -> dict:
+    """For each kind of GemmCase what it computes."""
+    n = p.shape[-1]
+    bias = integers(p.generator, (n,), torch.float32)
+    start, z = p.beside(n, torch.float32), p.beside(n, p.dtype)
+    return {
+        "plain": lambda: [gemm(p.a, p.b)],
+        "fp32": lambda: [gemm(p.a, p.b, out_dtype=torch.float32)],
+        "accumulate": lambda: [gemm_accumulate_(start.clone(), p.a, p.b)],
+        "gelu": lambda: gemm(p.a, p.b, bias, activation="gelu", preact=True),
+        "swiglu": lambda: gemm(p.a, p.b, bias, activation="swiglu", preact=True),
+        "dact": lambda: gemm_dact(p.a, p.b, z, activation="relu", bias_grad=True),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_beyond_c(kind):
+    """Tiles, and parts of them, that lie wholly beside or below C."""
+    places = {"beside", "below"} | ({"part beside"} if kind in ("plain", "fp32", "accumulate") else set())
+    of_kind = {edge: problem for edge, problem in small_edges().items() if problem[0].kind == kind}
+    assert {edge[0] for edge in of_kind} == places
+    for seed, (case, sm_count, tile) in enumerate(of_kind.values()):
+        how = ("transposed" if case.m_major_a else "plain", "plain" if case.n_major_b else "transposed", "plain")
+        p = Problem(case.m, case.n, case.k, None, torch.bfloat16, how, "9.0", seed, sm_count)
+        p.same_on_both(calls(p)[kind])
+        (launch,) = (launch for launch in launches() if launch.name == "gemm_sm90")
+        assert (launch.block, launch.cluster) == (128 * (1 + tile["consumers"]), tile["cluster_m"] * tile["cluster_n"])
+
+
 def launch_of(a: torch.Tensor, b: torch.Tensor, **options) -> Launch:
     """The launch of the product, on the emulator."""
     with ak.backend("emulate"):
         gemm(a, b, **options)
-    (launch,) = launches()
+    *copies, launch = launches()
+    assert [copy.name for copy in copies] in ([], ["gemm_repack"])
     return launch
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (7, 256, 4096), (16, 16, 8192), (9, 9, 9), (300, 260, 72)])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (8, 512, 4096), (16, 16, 8192), (9, 9, 9), (300, 260, 72)])
 def test_what_the_planner_chose_is_launched(m, n, k, capability, monkeypatch):
     monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", f"{capability // 10}.{capability % 10}")
     launch = launch_of(torch.zeros(m, k).bfloat16(), torch.zeros(n, k).bfloat16().T)
     aligned = k % 8 == 0
     plan = _host.plan_gemm(
-        m, n, k, tma_operands=aligned, odd_operands=k % 2 == 1, tma_output=n % 8 == 0, capability=capability
+        m, n, k, tma_a=aligned, tma_b=aligned, odd_operands=k % 2 == 1, tma_output=n % 8 == 0, capability=capability
     )
     assert launch.name == f"gemm_{plan['kernel']}"
     rows, columns = (n, m) if plan["swapped"] else (m, n)
@@ -187,11 +224,12 @@ def test_what_the_planner_chose_is_launched(m, n, k, capability, monkeypatch):
 
 
 def test_small_problems_reach_both_kernels_and_a_split():
-    plans = [_host.plan_gemm(m, n, k) for m, n, k in ((64, 64, 64), (7, 256, 4096), (16, 16, 8192))]
+    plans = [_host.plan_gemm(m, n, k) for m, n, k in ((64, 64, 64), (8, 512, 4096), (16, 16, 8192))]
     assert [plan["kernel"] for plan in plans] == ["sm90"] * 3
     assert plans[1]["swapped"]
     assert plans[2]["splits"] > 1
-    assert _host.plan_gemm(9, 9, 9, tma_operands=False, odd_operands=True, tma_output=False)["kernel"] == "sm80"
+    unaligned = {"tma_a": False, "tma_b": False, "odd_operands": True, "tma_output": False}
+    assert _host.plan_gemm(9, 9, 9, **unaligned)["kernel"] == "sm80"
 
 
 def test_a_lone_row_takes_the_kernel_of_many():
@@ -201,6 +239,36 @@ def test_a_lone_row_takes_the_kernel_of_many():
         rows = [torch.zeros(m, 100).bfloat16() for m in (1, 5)]
         names = [launch_of(a, b, batch_invariant=batch_invariant).name for a in rows]
         assert names == kernels
+
+
+def test_a_lone_row_is_that_of_many_that_are_copied():
+    a, b = torch.randn(5, 260).bfloat16(), torch.randn(260, 1024).bfloat16()
+    got, copied = [], []
+    with ak.backend("emulate"):
+        for first, last in ((0, 5), (0, 1), (3, 4)):
+            got += gemm(a[first:last], b, batch_invariant=True).unsqueeze(0)
+            copied.append([launch.name for launch in launches()])
+    assert copied == [
+        ["gemm_repack", "gemm_sm90"],
+        ["gemm_sm90"],
+        ["gemm_repack", "gemm_sm90"],
+    ]  # one begins at 16 bytes
+    assert torch.equal(got[1][0], got[0][0])
+    assert torch.equal(got[2][0], got[0][3])
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize(
+    "how", [("plain", "plain"), ("transposed", "plain"), ("plain", "transposed"), ("odd", "plain")]
+)
+def test_unaligned_operands_are_copied(how, batch):
+    problem = Problem(41, 67, 1097, batch, torch.bfloat16, (*how, "plain"), "9.0", 3)
+    bias = integers(problem.generator, (67,), torch.float32)
+    start = problem.beside(67, torch.float32)
+    problem.same_on_both(lambda: [gemm(problem.a, problem.b, alpha=0.5)])
+    assert [launch.name for launch in launches()] == ["gemm_repack", "gemm_sm90"]
+    problem.same_on_both(lambda: [gemm(problem.a, problem.b, bias=bias, activation="relu", out_dtype=torch.float32)])
+    problem.same_on_both(lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)])
 
 
 def test_lines_that_overlap_are_copied():

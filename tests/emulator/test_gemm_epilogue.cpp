@@ -146,14 +146,14 @@ std::string run(const Options& o) {
                             : std::is_same_v<Out, float> ? GemmOutput::kFloat32
                                                          : GemmOutput::kInputType;
   constexpr bool kFloat = std::is_same_v<Out, float>;
-  const auto tiles = [](int x, int of_tile) { return static_cast<size_t>((x + of_tile - 1) / of_tile); };
-  const size_t parts = o.splits == 1 ? 1 : tiles(o.m, Tile::kBlockM) * tiles(o.n, Tile::kBlockN / 2) * o.batch;
+  const GemmProblem worked_on = o.swapped ? swapped(q) : q;
+  const size_t parts =
+      o.splits == 1 ? 1 : static_cast<size_t>(gemm_sm90_clusters(worked_on, Tile::kShape) * Tile::kCluster * o.batch);
   emu::Buffer<float> partials("partials", parts * o.splits * Tile::kBlockM * Tile::kBlockN);
   emu::Buffer<uint32_t> counters("counters", parts * Tile::kGroups);
   counters.fill(0);
   std::string error = message_of(gemm::launch_gemm<T, kMajorA, kMajorB, kFloat, Tile>(
-      o.swapped ? swapped(q) : q, output, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()},
-      nullptr));
+      worked_on, output, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()}, nullptr));
   if (!error.empty()) return error;
 
   const auto sum = [&](int i, int j) {
@@ -210,6 +210,9 @@ using Ragged = Tile<128, 144, 2, 1, 2>;  // rows instead of boxes
 using Three = Tile<192, 64, 2, 1, 3>;
 using Turns = gemm::Tile<128, 64, 3, 1, 2, true>;  // pingpong, two slices
 using Full = Tile<64, 192, 2, 1, 1>;               // staged in parts of 32 columns
+using Broad = Tile<64, 256, 2, 1, 1>;              // staged in parts of 128
+using RaggedPair = Tile<128, 144, 2, 2, 2>;
+using Pair = gemm::Tile<64, 128, 2, 2, 2, true, true>;  // side by side, pingpong
 
 /// What is done to a sum in its register.
 void in_registers(Cases& cases) {
@@ -391,6 +394,115 @@ void batches_and_swaps(Cases& cases) {
   });
 }
 
+/// Rows of C that begin anywhere, stored word by word.
+void odd_rows(Cases& cases) {
+  cases.check("an odd last column, bias", [] {
+    return run<bf16, bf16, bf16, K, K, Two>({.m = 133, .n = 205, .k = 64, .bias = Bias::kColumn, .c_lies = Lies::kOdd});
+  });
+  cases.check("an odd last column, bias in fp32, rows of 144, batch", [] {
+    return run<fp16, fp16, float, K, K, Ragged>(
+        {.m = 75, .n = 171, .k = 64, .bias = Bias::kColumn, .c_lies = Lies::kOdd, .batch = 2});
+  });
+  cases.check("even rows behind an odd element, alpha, two slices", [] {
+    return run<bf16, bf16, bf16, K, MN, Tall>({.m = 264, .n = 136, .k = 64, .alpha = 0.375f, .c_first = 1});
+  });
+  cases.check("a single column",
+              [] { return run<fp16, fp16, fp16, K, K, Small>({.m = 67, .n = 1, .k = 64, .c_lies = Lies::kOdd}); });
+  cases.check("16 columns and one",
+              [] { return run<bf16, bf16, bf16, K, K, Narrow>({.m = 70, .n = 17, .k = 64, .c_lies = Lies::kOdd}); });
+  cases.check("three consumers, split", [] {
+    return run<bf16, bf16, bf16, K, K, Three>({.m = 200, .n = 129, .k = 136, .c_lies = Lies::kOdd, .splits = 2});
+  });
+  cases.check("fp32, pingpong, bias", [] {
+    return run<bf16, float, bf16, K, K, Turns>(
+        {.m = 203, .n = 135, .k = 64, .bias = Bias::kColumn, .c_lies = Lies::kOdd});
+  });
+  cases.check("added to fp32, in a cluster", [] {
+    return run<fp16, float, fp16, K, K, Wide>({.m = 131, .n = 101, .k = 64, .accumulate = true, .c_lies = Lies::kOdd});
+  });
+}
+
+/// Every way out of a cluster of two where C ends with its first tile: the second has no columns, or no rows, of its
+/// own.
+template <class Tile>
+void half_a_cluster(Cases& cases, const char* where, int m, int n) {
+  const int odd = n - 7, k = 72, in_two = 136;
+  const auto rounded = [&](const char* what, const Options& o) {
+    cases.check(emu::format("%s: %s", where, what), [&] { return run<bf16, bf16, bf16, K, K, Tile>(o); });
+  };
+  const auto in_floats = [&](const char* what, const Options& o) {
+    cases.check(emu::format("%s: %s", where, what), [&] { return run<bf16, float, bf16, K, K, Tile>(o); });
+  };
+  rounded("alpha", {.m = m, .n = n, .k = k, .alpha = 0.5f});
+  rounded("bias", {.m = m, .n = n, .k = k, .bias = Bias::kColumn, .batch = 2});
+  rounded("odd", {.m = m, .n = odd, .k = k, .c_lies = Lies::kOdd});
+  rounded("odd, bias, split, batch",
+          {.m = m, .n = odd, .k = in_two, .bias = Bias::kColumn, .c_lies = Lies::kOdd, .splits = 2, .batch = 2});
+  rounded("gelu, z, residual, batch", {.m = m,
+                                       .n = n,
+                                       .k = k,
+                                       .activation = Activation::gelu,
+                                       .bias = Bias::kColumn,
+                                       .residual = true,
+                                       .z = true,
+                                       .batch = 2});
+  rounded(
+      "odd, gelu, z, split",
+      {.m = m, .n = odd, .k = in_two, .activation = Activation::gelu, .z = true, .c_lies = Lies::kOdd, .splits = 2});
+  rounded("swiglu, z",
+          {.m = m, .n = n, .k = k, .activation = Activation::swiglu, .bias = Bias::kColumn, .z = true, .batch = 2});
+  rounded(
+      "odd, swiglu, split",
+      {.m = m, .n = 2 * (n / 2 - 1), .k = in_two, .activation = Activation::swiglu, .c_lies = Lies::kOdd, .splits = 2});
+  for (const Activation activation : {Activation::relu, Activation::swiglu}) {
+    const Options backward{.m = m, .n = n, .k = in_two, .activation = activation, .backward = true, .sums = true};
+    rounded("backward", backward);
+    Options o = backward;
+    o.splits = 2, o.batch = 2;
+    rounded("backward, split, batch", o);
+    o = backward;
+    o.n = odd, o.c_lies = Lies::kOdd;
+    rounded("odd, backward", o);
+  }
+  in_floats("fp32", {.m = m, .n = n, .k = k, .bias = Bias::kColumn});
+  in_floats("odd, fp32", {.m = m, .n = odd, .k = k, .c_lies = Lies::kOdd});
+  in_floats("odd, fp32, relu", {.m = m, .n = odd, .k = k, .activation = Activation::relu, .c_lies = Lies::kOdd});
+  in_floats("added to fp32", {.m = m, .n = n, .k = k, .accumulate = true, .batch = 2});
+  in_floats("odd, added to fp32, split",
+            {.m = m, .n = odd, .k = in_two, .accumulate = true, .c_lies = Lies::kOdd, .splits = 2});
+}
+
+void beside_c(Cases& cases) {
+  half_a_cluster<Pair>(cases, "a tile beside C", 70, 40);
+  half_a_cluster<Pair>(cases, "the fourth tile beside C", 40, 296);
+  half_a_cluster<Wide>(cases, "a tile below C", 40, 136);
+  cases.check("swapped, a tile beside C", [] {
+    return run<bf16, bf16, bf16, K, K, Pair>(
+        {.m = 13, .n = 72, .k = 64, .activation = Activation::relu, .bias = Bias::kColumn, .swapped = true});
+  });
+  cases.check("rows of 144 below C",
+              [] { return run<bf16, bf16, bf16, K, K, RaggedPair>({.m = 70, .n = 152, .k = 64, .alpha = 0.5f}); });
+  cases.check("odd rows of 144 below C", [] {
+    return run<bf16, bf16, bf16, K, K, RaggedPair>({.m = 70, .n = 151, .k = 64, .c_lies = Lies::kOdd});
+  });
+  // Parts of a tile, as they are staged.
+  for (const int n : {33, 65, 129, 257}) {
+    cases.check(emu::format("%d columns in parts of 64", n), [&] {
+      return run<bf16, bf16, bf16, K, K, Full>(
+          {.m = 70, .n = n, .k = 64, .bias = Bias::kColumn, .c_lies = Lies::kOdd, .batch = 2});
+    });
+  }
+  cases.check("77 columns in parts of 128",
+              [] { return run<bf16, bf16, bf16, K, K, Broad>({.m = 70, .n = 77, .k = 64, .c_lies = Lies::kOdd}); });
+  cases.check("128 columns behind an odd element in parts of 128",
+              [] { return run<bf16, bf16, bf16, K, K, Broad>({.m = 70, .n = 128, .k = 64, .c_first = 1}); });
+  cases.check("40 columns in parts of 128, bias",
+              [] { return run<bf16, bf16, bf16, K, K, Broad>({.m = 70, .n = 40, .k = 64, .bias = Bias::kColumn}); });
+  cases.check("33 columns of fp32 in parts of 64", [] {
+    return run<bf16, float, bf16, K, K, Two>({.m = 70, .n = 33, .k = 64, .accumulate = true, .c_lies = Lies::kOdd});
+  });
+}
+
 void unaligned(Cases& cases) {
   cases.check("odd rows of C",
               [] { return run<bf16, bf16, bf16, K, K, Two>({.m = 130, .n = 77, .k = 72, .c_lies = Lies::kOdd}); });
@@ -492,6 +604,8 @@ int main(int argc, char** argv) {
   ak::test::forward(cases);
   ak::test::in_vectors(cases);
   ak::test::batches_and_swaps(cases);
+  ak::test::odd_rows(cases);
+  ak::test::beside_c(cases);
   ak::test::unaligned(cases);
   ak::test::accumulation(cases);
   ak::test::swiglu_cases(cases);

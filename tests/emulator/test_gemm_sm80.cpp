@@ -4,6 +4,7 @@
 // element may be read.
 #include <cmath>
 
+#include "gemm_scratch.h"
 #include "harness.h"
 #include "kernels/gemm_sm80.cu"
 #include "matrices.h"
@@ -78,13 +79,10 @@ std::string product(const Setup& s) {
   if (s.sums) q.epilogue.column_sums = sums.data();
 
   const GemmSm80Config config{s.tile, s.splits, s.accumulate};
-  emu::Buffer<uint32_t> scratch("scratch", gemm_sm80_scratch_bytes(q, config) / 4 + 1);
-  for (size_t i = 0; i < gemm_sm80_zeroed_bytes(q, config) / 4; i++) scratch.set(i, 0);
-  const std::string error = message_of(gemm_sm80<T>(q, config, scratch.data(), nullptr));
+  Scratch scratch(gemm_sm80_scratch(q, config));
+  std::string error = message_of(gemm_sm80<T>(q, config, scratch.get(), nullptr));
+  if (error.empty()) error = scratch.check();
   if (!error.empty()) return error;
-  for (size_t i = 0; i < gemm_sm80_zeroed_bytes(q, config) / 4; i++) {
-    if (scratch[i] != 0) return "a counter is not zero again";
-  }
 
   std::vector<float> product(static_cast<size_t>(s.batch) * s.m * s.n);
   for (int i = 0; i < s.batch; i++) {
@@ -265,9 +263,8 @@ void same_bits(Cases& cases) {
     q.c = {c.data(), DType::kFloat32, kN, 1, 0};
     q.m = kM, q.n = kN, q.k = kK, q.ld_a = kK, q.ld_b = kK;
     const GemmSm80Config config{kSmall, 5, false};
-    emu::Buffer<uint32_t> scratch("scratch", gemm_sm80_scratch_bytes(q, config) / 4);
-    for (size_t i = 0; i < gemm_sm80_zeroed_bytes(q, config) / 4; i++) scratch.set(i, 0);
-    const std::string error = message_of(gemm_sm80<fp16>(q, config, scratch.data(), nullptr));
+    Scratch scratch(gemm_sm80_scratch(q, config));
+    const std::string error = message_of(gemm_sm80<fp16>(q, config, scratch.get(), nullptr));
     if (!error.empty()) return error;
     if (first.empty()) first.assign(c.data(), c.data() + c.size());
     return std::memcmp(first.data(), c.data(), first.size() * 4) == 0 ? "" : "other bits than under the first schedule";

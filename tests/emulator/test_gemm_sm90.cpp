@@ -1,6 +1,7 @@
 // The main loop of gemm_sm90 on the emulator: every layout, kind of tile and cluster over tails of m, n and k, batches,
 // splits and exchanged operands, bit for bit. Epilogues are tested in test_gemm_epilogue.cpp.
 #include "gemm_problem.h"
+#include "gemm_scratch.h"
 #include "kernels/gemm_sm90.cuh"
 
 namespace ak::test {
@@ -8,24 +9,6 @@ namespace {
 
 constexpr Major K = Major::kK, MN = Major::kMN;
 constexpr GemmOutput kSame = GemmOutput::kInputType, kFloat = GemmOutput::kFloat32, kAdd = GemmOutput::kAccumulate;
-
-/// Scratch of a split product; afterwards the counters must be 0 again.
-class Scratch {
- public:
-  explicit Scratch(GemmScratchSize size)
-      : partials_("partials", size.partials), counters_("counters", std::vector<uint32_t>(size.counters, 0u)) {}
-  GemmScratch get() { return {partials_.data(), counters_.data()}; }
-  std::string check() const {
-    for (size_t i = 0; i < counters_.size(); i++) {
-      if (counters_[i] != 0) return emu::format("counter %zu is left at %u", i, counters_[i]);
-    }
-    return partials_.check_red_zones() + counters_.check_red_zones();
-  }
-
- private:
-  emu::Buffer<float> partials_;
-  emu::Buffer<uint32_t> counters_;
-};
 
 template <class T, class Problem, class Run>
 std::string compare(Problem& problem, GemmOutput output, Run run, Lies lies = Lies::kByRows) {
@@ -105,6 +88,11 @@ void clusters(Cases& cases) {
   check<bf16, K, K, kSame, 128, 64, 3, 2, 2, false, true>(cases, "cluster 2 that shares A", {136, 200, 328, 0, 1, 4});
   check<fp16, MN, MN, kSame, 128, 64, 3, 2, 2, false, true>(cases, "cluster 2, m-major A", {136, 250, 264});
   check<bf16, K, MN, kFloat, 256, 64, 2, 2, 2, false, true>(cases, "cluster 2, 256 rows", {256, 136, 136});
+  // The last tile of a cluster has no columns, or no rows, of C.
+  check<bf16, K, K, kSame, 128, 64, 3, 2, 2, false, true>(cases, "a tile beside C", {72, 40, 136, 0, 1, 4, 2});
+  check<fp16, MN, MN, kSame, 128, 64, 3, 2, 2, false, true>(cases, "a tile beside C, split", {72, 136, 264, 0, 2});
+  check<bf16, K, MN, kFloat, 256, 64, 2, 2, 2, false, true>(cases, "a tile beside C, 256 rows", {72, 40, 136});
+  check<fp16, K, K, kSame, 128, 64, 3, 2, 2>(cases, "a tile below C, split", {72, 72, 264, 0, 2, 4});
 }
 
 void pingpong(Cases& cases) {

@@ -63,6 +63,8 @@ def test_a_list_of_more_gradients_than_one_launch_takes(count, norm_type, per_te
     with ak.backend("emulate"):
         norm, found = check_and_norm(grads, scale, norm_type=norm_type, per_tensor=per_tensor)
         assert len(launches()) >= (2 if count > 1536 else 1)
+        if not per_tensor:  # few arguments for few gradients, that every driver takes
+            assert (launches()[0].arguments <= 4096) == (count <= 188)
         _, found_in_tail = check_and_norm([*grads[:-1], torch.tensor([1.0, torch.nan])], per_tensor=per_tensor)
     parts = [grad.double() / 3.0 for grad in grads]
     if not per_tensor:
@@ -76,6 +78,7 @@ def test_a_list_of_more_gradients_than_one_launch_takes(count, norm_type, per_te
 def test_unscale_reads_factor_and_flag_from_their_own_places():
     same_on_both(unscale_, grads_of(9), torch.tensor(0.0), torch.tensor(0.125))
     same_on_both(unscale_, [torch.full((5,), 3e38), torch.ones(3)], torch.tensor(0.0), torch.tensor(2.0))
+    assert launches()[-1].arguments <= 4096
 
 
 @pytest.mark.parametrize("found", [[0.0], [0.0, 1.0], [0.0] * 40 + [1.0]])
@@ -86,6 +89,13 @@ def test_update_scale_sees_every_flag_and_option(found):
         same_on_both(lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags)
         same_on_both(
             lambda s, t, h, flags: update_scale_(s, t, h, flags, hysteresis=2, consecutive=True), *state, flags
+        )
+        counters = torch.tensor(7), torch.tensor(2)
+        same_on_both(
+            lambda *args: update_scale_(*args[:4], skipped_steps=args[4], consecutive_skips=args[5]),
+            *state,
+            flags,
+            *counters,
         )
 
 

@@ -32,7 +32,7 @@ struct LambTest {
   static Status first_pass(int blocks, std::span<const ParamState> states, const StepDecisions& decisions,
                            LambRow* rows) {
     emu::Buffer<Squares> slots("slots", std::max<size_t>(1, most_chunks<LambArgs<kPlaces>>(states)));
-    return detail::lamb_rates<kThreads, kPlaces>(blocks, states, decisions, rows, slots.data(), nullptr);
+    return detail::lamb_rates<kThreads, kPlaces>(blocks, states, decisions, rows, slots.data(), {}, nullptr);
   }
 };
 

@@ -1,4 +1,4 @@
-// norm_forward and norm_backward on the emulator, against double: every shape of block, rows in pieces, types,
+// norm_forward and norm_backward on the emulator, against double: every team and shape of block, rows in pieces, types,
 // alignments and absent operands.
 #include <cmath>
 
@@ -37,7 +37,24 @@ struct Options {
   bool forced = false;  // rows in pieces, in the smallest block
   int parameters = 2;
   int sms = 1;
+  int shared = 232448;    // bytes a block may have: room for so many teams, or for none
+  bool branches = false;  // backward: the gradient of the branch is wanted
+  double p = -1;          // of dropout on x, or of the branch's gradient; none where it is negative
 };
+
+constexpr int64_t kSeed = 0x7edcba9876543210;
+
+/// What dropout leaves of element i.
+float dropped(float x, size_t i, double p) {
+  const uint32_t word = philox4x32_10({{static_cast<uint32_t>(i / 4), 0, 0, 0}}, kSeed).word[i % 4];
+  const float scale = p < 1 ? static_cast<float>(1 / (1 - p)) : 0.0f;
+  return (word >> 8) >= p * 0x1p24 ? x * scale : 0.0f;
+}
+
+DropoutMask mask_of(emu::Buffer<int64_t>& seed, const Options& o) {
+  if (o.p < 0) return {};
+  return {seed.data(), dropout_rate(o.p)};
+}
 
 // A launch that walks rows in pieces at a size that the emulator can bear.
 template <class Problem, class Kernel>
@@ -48,6 +65,7 @@ std::string in_pieces(Kernel kernel, const Problem& p, int grid) {
 template <class X, class R, class W, class Y>
 std::string forward(int rows, int columns, const Options& o = {}) {
   emu::options().sm_count = o.sms;
+  emu::options().shared_limit = o.shared;
   const size_t n = static_cast<size_t>(rows) * columns;
   emu::Random random{n + 7};
   const auto draw = [&] { return (static_cast<float>(random.below(257)) - 128) / 64; };
@@ -56,6 +74,8 @@ std::string forward(int rows, int columns, const Options& o = {}) {
   emu::Buffer<W> weight("weight", columns), bias("bias", columns);
   emu::Buffer<Y> y("y", n);
   emu::Buffer<float> mean("mean", rows), rstd("rstd", rows);
+  emu::Buffer<int64_t> seed("seed", 1, 0);
+  seed.set(0, kSeed);
   for (size_t i = 0; i < n; i++) {
     x.set(i, round_to<X>(static_cast<float>((draw() + o.mean) * o.scale)));
     residual.set(i, round_to<R>(draw()));
@@ -76,7 +96,8 @@ std::string forward(int rows, int columns, const Options& o = {}) {
                       kType<Y>,
                       rows,
                       columns,
-                      0x1p-10f};
+                      0x1p-10f,
+                      mask_of(seed, o)};
   const std::string error = !o.forced                           ? message_of(norm_forward(p, nullptr))
                             : columns % 8 == 0 && o.offset == 0 ? in_pieces(norm_forward_kernel<32, 8, false>, p, 2)
                                                                 : in_pieces(norm_forward_kernel<32, 1, false>, p, 2);
@@ -87,7 +108,7 @@ std::string forward(int rows, int columns, const Options& o = {}) {
     const size_t at = static_cast<size_t>(r) * columns;
     double total = 0, squares = 0;
     for (int c = 0; c < columns; c++) {
-      const float v = to_float(x[at + c]);
+      const float v = o.p < 0 ? to_float(x[at + c]) : dropped(to_float(x[at + c]), at + c, o.p);
       sums[at + c] = o.added ? to_float(round_to<R>(v + to_float(residual[at + c]))) : v;
       total += sums[at + c];
     }
@@ -112,10 +133,12 @@ std::string forward(int rows, int columns, const Options& o = {}) {
   return wrong;
 }
 
-// x, grad and weight are small integers, mean an integer and rstd a power of two, so that sums over rows are exact.
-template <class X, class G, class W>
+// Branch is the type of the branch's gradient. x, grad and weight are small integers, mean an integer and rstd a power
+// of two, so that sums over rows are exact.
+template <class X, class G, class W, class Branch = float>
 std::string backward(int rows, int columns, const Options& o = {}) {
   emu::options().sm_count = o.sms;
+  emu::options().shared_limit = o.shared;
   const size_t n = static_cast<size_t>(rows) * columns;
   emu::Random random{n + 3};
   const auto draw = [&] { return static_cast<float>(random.below(17)) - 8; };
@@ -123,9 +146,13 @@ std::string backward(int rows, int columns, const Options& o = {}) {
   emu::Buffer<G> grad("grad", n), added("grad_sum", n);
   emu::Buffer<W> weight("weight", columns);
   emu::Buffer<float> mean("mean", rows), rstd("rstd", rows);
+  emu::Buffer<Branch> branch("branch", n);
+  emu::Buffer<int64_t> seed("seed", 1, 0);
+  seed.set(0, kSeed);
   const int grid = 3;
+  const int64_t shares = std::min(rows, 3);
   const int64_t size =
-      o.forced ? int64_t{grid} * columns * o.parameters : norm_backward_slots_size(rows, columns, o.parameters);
+      o.forced ? shares * columns * o.parameters : norm_backward_slots_size(rows, columns, o.parameters);
   emu::Buffer<float> slots("slots", static_cast<size_t>(size)),
       sums("sums", static_cast<size_t>(o.parameters) * columns);
   for (size_t i = 0; i < n; i++) {
@@ -134,7 +161,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
     added.set(i, round_to<G>(draw()));
   }
   for (int c = 0; c < columns; c++) weight.set(c, round_to<W>(draw()));
-  for (int r = 0; r < rows; r++) mean.set(r, static_cast<float>(r % 3)), rstd.set(r, r % 2 ? 0.5f : 2.0f);
+  for (int r = 0; r < rows; r++) mean.set(r, static_cast<float>(r % 5)), rstd.set(r, r % 2 ? 0.5f : 2.0f);
   const NormBackward p{grad.data(),
                        x.data(),
                        o.affine ? weight.data() : nullptr,
@@ -142,23 +169,29 @@ std::string backward(int rows, int columns, const Options& o = {}) {
                        o.centred ? mean.data() : nullptr,
                        rstd.data(),
                        out.data(),
+                       o.branches ? branch.data() : nullptr,
                        slots.data(),
                        sums.data(),
                        kType<G>,
                        kType<X>,
                        kType<W>,
                        kType<G>,
+                       kType<Branch>,
                        rows,
                        columns,
-                       o.parameters};
+                       o.parameters,
+                       mask_of(seed, o)};
   std::string error;
   if (!o.forced) {
     error = message_of(norm_backward(p, nullptr));
   } else {
-    error = columns % 8 == 0 && o.offset == 0 ? in_pieces(norm_backward_kernel<32, 8, false>, p, grid)
-                                              : in_pieces(norm_backward_kernel<32, 1, false>, p, grid);
+    const bool aligned = columns % 8 == 0 && o.offset == 0;
+    error = aligned ? in_pieces(norm_backward_kernel<32, 8, false>, p, grid)
+                    : in_pieces(norm_backward_kernel<32, 1, false>, p, grid);
     if (error.empty() && o.parameters > 0)
-      error = message_of(column_sums(slots.data(), grid, o.parameters * columns, sums.data(), nullptr));
+      error = message_of(aligned ? strip_sums<kRingVec>(p, shares, nullptr) : strip_sums<1>(p, shares, nullptr));
+    if (error.empty() && o.parameters > 0)
+      error = message_of(column_sums(slots.data(), shares, o.parameters * columns, sums.data(), nullptr));
   }
   if (!error.empty()) return error;
 
@@ -183,7 +216,13 @@ std::string backward(int rows, int columns, const Options& o = {}) {
   }
   for (int i = 0; i < o.parameters * columns; i++)
     if (sums[i] != totals[i]) return emu::format("sums[%d] is %.9g, expected %.9g", i, sums[i], totals[i]);
-  return differs("out", out, outs, 1000);
+  if (const std::string wrong = differs("out", out, outs, 1000); !wrong.empty() || !o.branches) return wrong;
+  for (size_t i = 0; i < n; i++) {
+    const float value = o.p < 0 ? to_float(out[i]) : dropped(to_float(out[i]), i, o.p);
+    if (bits_of(to_float(branch[i])) != bits_of(to_float(round_to<Branch>(value))))
+      return emu::format("branch[%zu] is %.9g, out is %.9g", i, to_float(branch[i]), to_float(out[i]));
+  }
+  return branch.check_written();
 }
 
 void check_forward(Cases& cases) {
@@ -194,9 +233,50 @@ void check_forward(Cases& cases) {
     cases.check(title + ", alone",
                 [&] { return forward<float, float, float, float>(2, columns, {.affine = false, .added = false}); });
   }
-  cases.check("forward, 128 threads", [] { return forward<bf16, float, float, float>(2, 768); });
+  for (const int columns : {256, 264, 768, 1024, 1032, 2048, 2056, 3072, 3080, 4096, 4104}) {
+    const std::string title = "forward, teams for " + std::to_string(columns);
+    cases.check(title, [&] { return forward<bf16, float, float, bf16>(3, columns, {.sms = 2}); });
+  }
+  cases.check("forward, the largest row of a team", [] { return forward<float, bf16, fp16, float>(1, 8192); });
+  for (const int columns : {8200, 16384}) {
+    const std::string title = "forward, long rows, " + std::to_string(columns);
+    cases.check(title, [&] {
+      return forward<bf16, bf16, bf16, bf16>(columns < 9000 ? 2 : 1, columns,
+                                             {.centred = columns < 20000, .added = columns < 20000});
+    });
+  }
+  cases.check("forward, long rows without room",
+              [] { return forward<bf16, float, bf16, bf16>(1, 8200, {.shared = 1000}); });
+  cases.check("forward, long rows, squares overflow", [] {
+    return forward<float, float, float, float>(1, 8200, {.affine = false, .added = false, .scale = 1e30});
+  });
+  // More columns than registers hold: two teams, one, and no room for one.
+  cases.check("forward, resident rows", [] { return forward<bf16, float, float, fp16>(5, 16400, {.added = false}); });
+  cases.check("forward, resident rows, sum", [] { return forward<bf16, fp16, bf16, bf16>(3, 20488, {.sms = 2}); });
+  cases.check("forward, resident rows, fp32 sum",
+              [] { return forward<bf16, float, bf16, bf16>(1, 32768, {.centred = false, .affine = false}); });
+  cases.check("forward, resident rows, dropout", [] { return forward<bf16, float, bf16, bf16>(2, 16392, {.p = 0.3}); });
+  cases.check("forward, resident rows, longer ones",
+              [] { return forward<bf16, bf16, bf16, bf16>(1, 65544, {.affine = false, .added = false}); });
+  cases.check("forward, resident rows, squares overflow", [] {
+    return forward<float, float, float, float>(1, 24576, {.affine = false, .added = false, .scale = 1e30});
+  });
+  cases.check("forward, resident rows without room",
+              [] { return forward<float, float, bf16, bf16>(1, 32768, {.shared = 200000}); });
+  // One team, so that each slot is filled several times.
+  cases.check("forward, a ring of 9", [] { return forward<bf16, float, fp16, bf16>(21, 64, {.shared = 4000}); });
+  cases.check("forward, a ring of 4", [] {
+    return forward<float, fp16, bf16, float>(10, 264, {.centred = false, .added = false, .shared = 4500});
+  });
+  cases.check("forward, a ring of 3", [] { return forward<bf16, bf16, bf16, bf16>(7, 600, {.shared = 8000}); });
+  cases.check("forward, a ring of 4 warps",
+              [] { return forward<bf16, fp16, float, fp16>(9, 1048, {.shared = 18000}); });
+  for (const int columns : {64, 768, 2056}) {
+    cases.check("forward, no room for a team, " + std::to_string(columns),
+                [&] { return forward<bf16, float, float, bf16>(2, columns, {.shared = 100}); });
+  }
   cases.check("forward, 128 threads, odd", [] { return forward<float, bf16, float, bf16>(1, 1001); });
-  cases.check("forward, 512 threads", [] { return forward<fp16, fp16, bf16, float>(2, 2056); });
+  cases.check("forward, 512 threads, odd", [] { return forward<fp16, fp16, bf16, float>(2, 2057); });
   cases.check("forward, unaligned", [] { return forward<bf16, float, float, bf16>(3, 64, {.offset = 1}); });
   for (const int columns : {512, 1040, 1541}) {
     const std::string title = "forward in pieces, " + std::to_string(columns);
@@ -220,6 +300,20 @@ void check_forward(Cases& cases) {
                                                  {.affine = false, .added = false, .mean = 512, .forced = forced});
     });
   }
+  for (const double p : {0.0, 0.3, 0.9999, 1.0}) {
+    const std::string of = ", dropout of " + std::to_string(p);
+    cases.check("forward, teams" + of, [=] { return forward<bf16, float, float, bf16>(5, 264, {.sms = 2, .p = p}); });
+    cases.check("forward, long rows" + of, [=] { return forward<bf16, bf16, bf16, bf16>(2, 8200, {.p = p}); });
+    cases.check("forward, odd" + of, [=] { return forward<fp16, float, bf16, fp16>(3, 601, {.p = p}); });
+    cases.check("forward, unaligned" + of,
+                [=] { return forward<bf16, float, float, bf16>(3, 62, {.offset = 1, .p = p}); });
+  }
+  cases.check("forward, dropout without room",
+              [] { return forward<bf16, fp16, float, bf16>(3, 768, {.shared = 100, .p = 0.3}); });
+  for (const int columns : {1040, 1541}) {
+    cases.check("forward in pieces, dropout, " + std::to_string(columns),
+                [&] { return forward<bf16, float, fp16, float>(3, columns, {.forced = true, .p = 0.3}); });
+  }
   cases.check("forward, no rows", [] { return forward<float, float, float, float>(0, 8); });
 }
 
@@ -235,9 +329,26 @@ void check_backward(Cases& cases) {
     cases.check(title + ", several rows a block",
                 [&] { return backward<float, float, bf16>(41, columns, {.added = false}); });
   }
-  cases.check("backward, 128 threads", [] { return backward<bf16, float, float>(9, 768); });
+  for (const int columns : {256, 264, 768, 1024, 1032, 2048, 2056, 3072, 3080, 4096, 4104}) {
+    const std::string title = "backward, teams for " + std::to_string(columns);
+    // Column sums of more than 4,000 columns take more threads than the emulator has stacks.
+    const int parameters = columns < 2000 ? 2 : columns < 4000 ? 1 : 0;
+    cases.check(title, [&] { return backward<bf16, float, float>(5, columns, {.parameters = parameters, .sms = 2}); });
+  }
+  cases.check("backward, the largest row of a team",
+              [] { return backward<float, bf16, fp16>(1, 8192, {.parameters = 0}); });
+  cases.check("backward, a ring of 9", [] { return backward<bf16, float, fp16>(21, 64, {.shared = 6000}); });
+  cases.check("backward, a ring of 4",
+              [] { return backward<float, fp16, bf16>(10, 264, {.added = false, .parameters = 1, .shared = 7000}); });
+  cases.check("backward, a ring of 3",
+              [] { return backward<bf16, bf16, bf16>(7, 600, {.centred = false, .added = false, .shared = 8000}); });
+  cases.check("backward, a ring of 4 warps", [] { return backward<bf16, fp16, float>(9, 1048, {.shared = 27000}); });
+  for (const int columns : {64, 768, 2056}) {
+    cases.check("backward, no room for a team, " + std::to_string(columns),
+                [&] { return backward<bf16, float, float>(5, columns, {.parameters = 1, .shared = 100}); });
+  }
   cases.check("backward, 128 threads, odd", [] { return backward<float, bf16, float>(6, 601); });
-  cases.check("backward, 512 threads", [] { return backward<fp16, fp16, bf16>(3, 2056, {.parameters = 1}); });
+  cases.check("backward, 512 threads, odd", [] { return backward<fp16, fp16, bf16>(3, 2057, {.parameters = 1}); });
   cases.check("backward, unaligned", [] { return backward<bf16, float, float>(3, 64, {.offset = 1}); });
   for (const int columns : {512, 1040, 1541}) {
     const std::string title = "backward in pieces, " + std::to_string(columns);
@@ -248,6 +359,34 @@ void check_backward(Cases& cases) {
     });
     cases.check(title + ", rows alone", [&] {
       return backward<float, bf16, float>(4, columns, {.affine = false, .forced = true, .parameters = 0});
+    });
+  }
+  cases.check("backward, sums of many rows a share",
+              [] { return backward<bf16, float, fp16>(29, 1032, {.forced = true}); });
+  for (const int columns : {8200, 8201}) {
+    cases.check("backward, long rows, " + std::to_string(columns),
+                [&] { return backward<bf16, bf16, float>(2, columns, {.added = false, .parameters = 0}); });
+  }
+  cases.check("backward, the shares of long rows", [] {
+    emu::options().sm_count = 132;
+    const bool right = norm_backward_slots_size(2048, 32768, 2) == 12 * 2 * 32768 &&
+                       norm_backward_slots_size(5, 32768, 1) == 5 * 32768 &&
+                       norm_backward_slots_size(9, 1 << 20, 1) == 1 << 20 && norm_backward_slots_size(0, 32768, 2) == 0;
+    return right ? "" : "other sizes";
+  });
+  for (const double p : {-1.0, 0.0, 0.3, 1.0}) {
+    const std::string of = ", a branch with dropout of " + std::to_string(p);
+    cases.check("backward, teams" + of, [=] {
+      return backward<float, bf16, float, bf16>(5, 264, {.parameters = 1, .sms = 2, .branches = true, .p = p});
+    });
+    cases.check("backward, odd" + of,
+                [=] { return backward<fp16, float, bf16, float>(3, 601, {.branches = true, .p = p}); });
+    cases.check("backward, unaligned" + of,
+                [=] { return backward<bf16, float, float, fp16>(3, 62, {.offset = 1, .branches = true, .p = p}); });
+  }
+  for (const int columns : {1040, 1541}) {
+    cases.check("backward in pieces, a branch, " + std::to_string(columns), [&] {
+      return backward<float, bf16, fp16, bf16>(3, columns, {.forced = true, .branches = true, .p = 0.3});
     });
   }
   cases.check("backward, no rows", [] { return message_of(norm_backward(NormBackward{}, nullptr)); });

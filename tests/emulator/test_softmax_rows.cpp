@@ -1,5 +1,5 @@
 // softmax_rows and its backward on the emulator, against float64: over types, lengths, addresses and masks, and the
-// places where the kernels change their ways: rows a warp, a block or no block holds, vectors or single columns.
+// places where the kernels change their ways: rows that a team holds, that stay in shared memory, or come in pieces.
 #include <cmath>
 #include <limits>
 
@@ -19,8 +19,12 @@ struct Options {
   bool log = false, safe = false, masked = false;
   int64_t mask_sizes[2] = {1, 3};  // of the last two of three dimensions
   size_t offset = 0, mask_offset = 0;
-  double all = 0;  // instead of what is drawn, if not 0
+  size_t out_offset = 0;  // of the results, beside offset
+  int kept = 0;           // columns that the mask keeps, if not 0
+  double all = 0;         // instead of what is drawn, if not 0
   double last = 0;
+  int sms = 1;
+  int shared = 232448;  // bytes a block may have: room for so many teams, or for none
 };
 
 /// What the mask says of an element; a matrix of its own for every dimension it is not expanded along.
@@ -31,7 +35,7 @@ struct Mask {
   Mask(const Options& o, Rng& rng, int64_t own_rows, bool expanded)
       : bytes("mask", static_cast<size_t>(own_rows * o.columns), o.mask_offset), rows{} {
     for (int64_t i = 0; i < own_rows * o.columns; i++)
-      bytes.set(static_cast<size_t>(i), i % o.columns ? rng() % 4 > 0 : 1);
+      bytes.set(static_cast<size_t>(i), o.kept ? i % o.columns < o.kept : i % o.columns ? rng() % 4 > 0 : 1);
     rows = {bytes.data(),
             {o.mask_sizes[0], o.mask_sizes[1]},
             {expanded ? o.columns : o.mask_sizes[0] * o.mask_sizes[1] * o.columns,
@@ -44,11 +48,14 @@ bool differs(double got, double want, double bound) {
   return std::isnan(want) ? !std::isnan(got) : std::isinf(want) ? got != want : !(std::fabs(got - want) <= bound);
 }
 
-std::string run(const Options& o, bool expanded = false) {
+/// Empty, or what is wrong. `results`: those of both ops, if they are asked for.
+std::string run(const Options& o, bool expanded = false, std::vector<double>* results = nullptr) {
+  emu::options().sm_count = o.sms;
+  emu::options().shared_limit = o.shared;
   const auto n = static_cast<size_t>(o.rows * o.columns), columns = static_cast<size_t>(o.columns);
   Rng rng(n);
-  AnyBuffer x("x", o.x, n, o.offset), y("y", o.y, n, o.offset), grad("grad", o.y, n, o.offset);
-  AnyBuffer out("out", o.x, n, o.offset);
+  AnyBuffer x("x", o.x, n, o.offset), y("y", o.y, n, o.offset + o.out_offset), grad("grad", o.y, n, o.offset);
+  AnyBuffer out("out", o.x, n, o.offset + o.out_offset);
   emu::Buffer<float> statistics("statistics", 2 * static_cast<size_t>(o.rows));
   const int64_t inner = o.mask_sizes[0] * o.mask_sizes[1];
   Mask mask(o, rng, expanded ? o.rows / inner : o.rows, expanded);
@@ -123,6 +130,7 @@ std::string run(const Options& o, bool expanded = false) {
     }
   }
   for (const AnyBuffer* b : {&y, &out}) {
+    for (size_t i = 0; results != nullptr && i < n; i++) results->push_back(b->get(i));
     if (!b->check_red_zones().empty()) return b->check_red_zones();
   }
   return statistics.check_red_zones();
@@ -152,8 +160,126 @@ void shapes(Cases& cases) {
   }
 }
 
+void plain_and_masked(Cases& cases, const std::string& title, Options o, size_t mask_offset) {
+  cases.check(title, [&] { return run(o); });
+  o.masked = true;
+  o.mask_sizes[0] = 1;
+  o.mask_sizes[1] = o.rows;
+  o.mask_offset = mask_offset;
+  cases.check(title + ", masked", [&] { return run(o); });
+}
+
+void teams(Cases& cases) {
+  for (const bool log : {false, true}) {
+    const auto check = [&](const std::string& title, Options o) {
+      o.log = log;
+      plain_and_masked(cases, title, o, 0);
+    };
+    for (const int columns : {128, 256, 264, 520, 776, 1032, 2056, 3080, 4104})
+      check("teams for " + std::to_string(columns), {.columns = columns, .sms = 2});
+    check("the largest row of a team", {.rows = 1, .columns = 8192, .x = DType::kFloat32, .y = DType::kFloat32});
+    // One team backward, two forward, so that each slot is filled several times.
+    check("a ring of 9", {.rows = 21, .columns = 64, .shared = 2400});
+    check("a ring of 4", {.rows = 10, .columns = 264, .shared = 4300});
+    check("a ring of 3", {.rows = 14, .columns = 600, .shared = 7300});
+    check("a ring of 4 warps", {.rows = 18, .columns = 1048, .shared = 17000});
+    for (const int columns : {64, 768, 2056})
+      check("no room for a team, " + std::to_string(columns), {.columns = columns, .shared = 700});
+    cases.check("a mask of three dimensions, several rows a team", [&] {
+      return run({.rows = 24, .columns = 64, .log = log, .masked = true, .mask_sizes = {2, 3}, .shared = 2400});
+    });
+  }
+}
+
+void pieces(Cases& cases) {
+  for (const bool log : {false, true}) {
+    const auto check = [&](const std::string& title, Options o) {
+      o.log = log;
+      plain_and_masked(cases, title, o, 5);
+    };
+    for (const auto type : {DType::kBFloat16, DType::kFloat32}) {
+      const std::string name = type == DType::kFloat32 ? ", fp32" : "";
+      check("rows in turn" + name, {.rows = 9, .columns = 129, .x = type, .y = type});
+      check("pieces" + name, {.rows = 4, .columns = 803, .x = type, .y = type, .offset = 1, .shared = 3200});
+      check("pieces of one word" + name, {.rows = 2, .columns = 53, .x = type, .y = type, .shared = 500});
+    }
+    check("the last piece is a word", {.rows = 3, .columns = 800, .offset = 3, .shared = 3200});
+    check("three slots", {.rows = 7, .columns = 301, .sms = 2, .shared = 6400});
+    check("results elsewhere", {.columns = 301, .offset = 1, .out_offset = 3});
+    check("results elsewhere, x aligned", {.columns = 304, .out_offset = 3});
+    check("results of another width", {.columns = 301, .x = DType::kFloat32});
+    check("results of another width, wider", {.columns = 301, .y = DType::kFloat32});
+    for (const int shared : {232448, 3200}) {
+      for (const auto type : {DType::kFloat16, DType::kFloat32}) {
+        cases.check("the address changes no bit", [&] {
+          std::vector<double> first, other;
+          Options o{.columns = 803, .x = type, .y = type, .log = log, .shared = shared};
+          std::string error = run(o, false, &first);
+          for (size_t offset = 1; error.empty() && offset < 8; offset++) {
+            o.offset = offset;
+            other.clear();
+            error = run(o, false, &other);
+            if (error.empty() && other != first) error = emu::format("offset %zu has other bits", offset);
+          }
+          return error;
+        });
+      }
+    }
+    // A thread that sees only masked columns, while the largest logit is far below 0.
+    for (const int columns : {8201, 200}) {
+      cases.check("shares of nothing", [&] {
+        return run({.rows = 1,
+                    .columns = columns,
+                    .log = log,
+                    .masked = true,
+                    .mask_sizes = {1, 1},
+                    .mask_offset = 1,
+                    .kept = 5,
+                    .all = -200});
+      });
+    }
+  }
+}
+
+// Bytes of the next rows on their way to an SM of an H200 while its teams are at work: reads at half of 4.25 TB/s that
+// take 800 ns need 13 KB.
+void bytes_in_flight(Cases& cases) {
+  emu::options().sm_count = 132;
+  emu::options().shared_limit = 232448;
+  for (const int columns : {128, 256, 512, 768, 1024, 2048, 3072, 4096, 8192}) {
+    cases.check("bytes in flight, " + std::to_string(columns), [=] {
+      int64_t bytes = 0;
+      (void)with_row_team<RowTeam<8, 32>>(columns, [&]<class Team>(Team) -> Status {
+        const RingMatrix x[] = {{&bytes, DType::kBFloat16, columns}};
+        bytes = int64_t{ring_teams<Team>(x, 1 << 20, columns, kRingWarps / Team::kWarps)} * (Team::kStages - 1) *
+                columns * 2;
+        return {};
+      });
+      return bytes >= 32 * 1024 ? "" : emu::format("%d bytes", static_cast<int>(bytes));
+    });
+  }
+  const auto of_pieces = [&]<int kThreads>(const char* title, const auto& bytes, int columns) {
+    cases.check(std::string(title) + std::to_string(columns), [=] {
+      const PieceShape shape = piece_shape<kThreads>(bytes, columns);
+      int64_t ahead = 0;
+      for (const int b : bytes) ahead += int64_t{b} * shape.columns * (shape.slots - 1) * shape.blocks;
+      return shape.bytes <= 232448 && ahead >= 40 * 1024 ? "" : emu::format("%d bytes", static_cast<int>(ahead));
+    });
+  };
+  const int forward[] = {2, 0}, backward[] = {2, 2, 0};
+  of_pieces.operator()<64>("bytes in flight, unaligned ", forward, 513);
+  of_pieces.operator()<64>("bytes in flight, unaligned ", forward, 1792);
+  of_pieces.operator()<256>("bytes in flight, unaligned ", forward, 1793);
+  of_pieces.operator()<256>("bytes in flight, unaligned ", forward, 4095);
+  for (const int columns : {8200, 16383}) of_pieces.operator()<512>("bytes in flight, long ", forward, columns);
+  for (const int columns : {32768, 50257, 57000, 65536, 131072}) {
+    of_pieces.operator()<1024>("bytes in flight, long ", forward, columns);
+    of_pieces.operator()<1024>("bytes in flight, backward ", backward, columns);
+  }
+}
+
 void special_values(Cases& cases) {
-  for (const int columns : {40, 8200}) {
+  for (const int columns : {40, 41, 8200}) {
     for (const bool log : {false, true}) {
       for (const bool safe : {false, true}) {
         const auto with = [&](double all, double last) {
@@ -179,6 +305,9 @@ void special_values(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("softmax_rows", ak::test::Seeds(argc, argv, 1));
   ak::test::shapes(cases);
+  ak::test::teams(cases);
+  ak::test::pieces(cases);
+  ak::test::bytes_in_flight(cases);
   ak::test::special_values(cases);
   return cases.finish();
 }

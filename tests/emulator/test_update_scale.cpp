@@ -11,12 +11,16 @@ namespace {
 struct Machine {
   emu::Buffer<float> scale{"scale", 1};
   emu::Buffer<int32_t> growth{"growth_tracker", 1}, hysteresis{"hysteresis_tracker", 1};
+  emu::Buffer<int64_t> skipped{"skipped_steps", 1}, consecutive{"consecutive_skips", 1};
   LossScale expected;
+  int64_t skips = 1ll << 33, run_of_skips = 2;
 
   explicit Machine(const LossScale& start) : expected(start) {
     scale.set(0, start.scale);
     growth.set(0, start.growth_tracker);
     hysteresis.set(0, start.hysteresis_tracker);
+    skipped.set(0, skips);
+    consecutive.set(0, run_of_skips);
   }
 
   /// One update by run(where, found_infs, scratch), which is given `scratch_words` words; "" or what is wrong.
@@ -33,19 +37,28 @@ struct Machine {
     }
     emu::Buffer<uint32_t> scratch("scratch", scratch_words);
     expected = update_loss_scale(expected, overflow, options);
-    const LossScaleRef ref{scale.data(), growth.data(), hysteresis.data()};
+    const bool counts = flags.size() != 2;
+    if (counts) {
+      skips += overflow;
+      run_of_skips = overflow ? run_of_skips + 1 : 0;
+    }
+    const LossScaleRef ref{scale.data(), growth.data(), hysteresis.data(), counts ? skipped.data() : nullptr,
+                           counts ? consecutive.data() : nullptr};
     const Status status = run(ref, std::span<const float* const>(pointers), scratch.data());
     if (!status.ok()) return status.message;
     if (bits_of(scale[0]) != bits_of(expected.scale))
       return "the scale is " + std::to_string(scale[0]) + ", not " + std::to_string(expected.scale);
     if (growth[0] != expected.growth_tracker) return "growth_tracker is " + std::to_string(growth[0]);
     if (hysteresis[0] != expected.hysteresis_tracker) return "hysteresis_tracker is " + std::to_string(hysteresis[0]);
+    if (skipped[0] != skips) return "skipped_steps is " + std::to_string(skipped[0]);
+    if (consecutive[0] != run_of_skips) return "consecutive_skips is " + std::to_string(consecutive[0]);
     for (size_t i = 0; i < flags.size(); i++) {
       const bool same = (*buffers[i])[0] == flags[i] || std::isnan(flags[i]);
       if (!same) return "found_infs[" + std::to_string(i) + "] was changed";
     }
     for (const std::string& damage :
-         {scale.check_red_zones(), growth.check_red_zones(), hysteresis.check_red_zones(), scratch.check_red_zones()}) {
+         {scale.check_red_zones(), growth.check_red_zones(), hysteresis.check_red_zones(), scratch.check_red_zones(),
+          skipped.check_red_zones(), consecutive.check_red_zones()}) {
       if (!damage.empty()) return damage;
     }
     return "";

@@ -79,8 +79,10 @@ struct Model {
   uint64_t seed = 0;
   std::vector<std::unique_ptr<Param>> params;
   std::vector<ParamGroup<typename Optimizer::Rule::Options>> groups;
-  std::vector<float> group_lr;  // NaN: the host's value counts
+  std::vector<float> group_lr;      // NaN: the host's value counts
+  std::vector<double> group_decay;  // likewise
   std::vector<std::unique_ptr<emu::Buffer<float>>> lrs;
+  std::vector<std::unique_ptr<emu::Buffer<double>>> weight_decays;
   std::unique_ptr<emu::Buffer<float>> steps;
 
   std::vector<ParamState> states() {
@@ -204,12 +206,18 @@ Model<Optimizer> make_model(Rng& rng, const std::vector<Shape>& shapes, const st
   m.seed = rng();
   const double ema_decay[] = {0.999, 0.0, 0.5};
   for (int g = 0; g < 3; g++) {
-    m.groups.push_back({Optimizer::options(g), nullptr, g == 1, ema_decay[g]});
+    m.groups.push_back({Optimizer::options(g), nullptr, nullptr, g == 1, ema_decay[g]});
     m.group_lr.push_back(g == 2 ? 0.37f : NAN);
     m.lrs.push_back(std::make_unique<emu::Buffer<float>>("lr", 1));
     if (g == 2) {
       m.lrs.back()->set(0, 0.37f);
       m.groups.back().lr = m.lrs.back()->data();
+    }
+    m.group_decay.push_back(g == 1 ? 0.21 : NAN);
+    m.weight_decays.push_back(std::make_unique<emu::Buffer<double>>("weight_decay", 1));
+    if (g == 1) {
+      m.weight_decays.back()->set(0, 0.21);
+      m.groups.back().weight_decay = m.weight_decays.back()->data();
     }
   }
   for (const Shape& shape : shapes) {
@@ -267,6 +275,8 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
     steps.push_back(step);
     auto options = group.options;
     if (!is_nan(m.group_lr[static_cast<size_t>(p.group)])) options.lr = m.group_lr[static_cast<size_t>(p.group)];
+    const double decay = m.group_decay[static_cast<size_t>(p.group)];
+    if (!std::isnan(decay)) options.weight_decay = decay;
     using Rule = typename Optimizer::Rule;
     auto scalars = Rule::scalars(options, step);
     std::vector<float> weights, grads;

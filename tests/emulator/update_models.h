@@ -132,7 +132,7 @@ std::string step_as_shipped(Model<Optimizer> m) {
   return compare(m, d, [&](std::span<const ParamState> states, UpdateRow<Kernel<Optimizer>>*) {
     using Rule = typename Optimizer::Rule;
     emu::Buffer<Vec<float, 4>> scratch("scratch", (update_scratch_bytes<Rule>(states) + 15) / 16);
-    return update<Rule>(states, m.groups, d.on_device, m.seed, scratch.data(), nullptr);
+    return update<Rule>(states, m.groups, d.on_device, m.seed, scratch.data(), {}, nullptr);
   });
 }
 

@@ -45,6 +45,7 @@ all_chips_kernel(const float* f, const fp16* h, const double* d, float* f_out, f
   fence_gpu();
   if (opaque(static_cast<int>(values[2])) == 1 && opaque(counter) != nullptr && last_block_done(counter))
     store(counter + 1, atomic_add(counter, 1u));
+  atomic_max(counter, 1u);
   uint32_t r[4];
   ldmatrix_x4(r, dynamic_shared());
   ldmatrix_x4_trans(r, dynamic_shared());

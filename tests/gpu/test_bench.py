@@ -35,9 +35,16 @@ def rows_of(case: Case) -> dict[str, dict]:
 
 
 def test_short_kernels_are_replayed_from_a_graph_and_what_waits_stays_eager():
+    generator = torch.cuda.default_generators[0]
+    state = generator.get_state()
+    drawn = torch.rand(9, device="cuda", generator=generator)
     rows = rows_of(doubling(1 << 20))
     assert [row["status"] for row in rows.values()] == ["ok", "ok"]
     assert (rows["torch"]["timing"], rows["syncing"]["timing"]) == ("graph", "eager")
+    generator.set_state(state)
+    assert torch.equal(
+        torch.rand(9, device="cuda", generator=generator), drawn
+    )  # the capture that failed left no trace
 
 
 def test_host_and_device_time_come_apart():

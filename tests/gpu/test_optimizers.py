@@ -149,6 +149,39 @@ def test_a_captured_step_replays(name, backend):
     assert captured[2].get_scale() == eager[2].get_scale()
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw shadow", "adamw split bf16", "lion"])
+def test_a_graphed_step_is_that_of_the_plain_loop(name):
+    """``ak.graph_step`` from the first step on, with a schedule and an overflow."""
+    kind, dtype, options = OPTIMIZERS[name]
+    found = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128), torch.nn.Linear(128, 8)
+        model = ak.convert(torch.nn.Sequential(*layers)).to(DEVICE, dtype)
+        optimizer = kind(model.parameters(), **{**options, "lr": torch.tensor(1e-2, device=DEVICE)})
+        scaler = ak.GradScaler(DEVICE, init_scale=1024.0, growth_interval=2)
+
+        def train(x, model=model, optimizer=optimizer, scaler=scaler):
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE, dtype=BF16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer, max_norm=1.0)
+            scaler.update()
+            return loss
+
+        step = ak.graph_step(train, model=model, optimizer=optimizer, scaler=scaler) if graphed else train
+        losses = []
+        for number in range(5):
+            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(number)).to(DEVICE, dtype)
+            losses.append(step(x * (torch.inf if number == 2 else 1.0)).clone())
+            optimizer.param_groups[0]["lr"].mul_(0.5)
+        found.append([*losses, *model.state_dict().values(), *results(list(model.parameters()), optimizer).values()])
+        assert scaler.skipped_steps.item() == 1
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["adamw", "adamw split bf16", "sgd momentum", "lion", "lamb"])
 def test_ten_thousand_tensors(name):
     """Of 64 elements each: the same as one tensor of all (LAMB: one ratio each, so as each alone)."""

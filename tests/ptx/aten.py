@@ -1,9 +1,12 @@
 """torch's own CUDA ops, for a device whose memory is host memory: torch's CPU kernels work on the same bytes.
 
-torch's CUDA kernels are machine code, which nobody can run here. Views and allocations need no kernel and stay as they are.
+torch's CUDA kernels are machine code, which nobody can run here. Views and allocations need no kernel and stay as they are. In a stream
+that is being captured, what such an op has written is taken back, and written again at each replay.
 """
 
 import ctypes
+import functools
+import os
 import warnings
 
 import torch
@@ -35,11 +38,62 @@ def takes_number(function, args) -> bool:
     )
 
 
+_replayed: list = []  # what captured ops do, by number
+
+
+def cpu_generator(generator: torch.Generator) -> torch.Generator:
+    """What draws in place of a generator on the device, which counts its draws: other numbers, as reproducible."""
+    if generator.device.type == "cpu":
+        return generator
+    draws = generator.get_offset()
+    generator.set_offset(draws + 4)  # a multiple of 4 is asked for
+    return torch.Generator().manual_seed(generator.initial_seed() + (draws << 32))
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+def _replay(number: int) -> int:
+    _replayed[number]()
+    return 0
+
+
 def run_on_cpu(function, args, kwargs):
-    originals = []
+    """What the device's kernel for the op would do."""
+    if not torch.cuda.is_current_stream_capturing():
+        return _run_on_cpu(function, args, kwargs)[0]
+    if function is torch.ops.aten._local_scalar_dense.default:
+        torch.cuda.current_stream().synchronize()  # which no capture allows
+    before: list[tuple[torch.Tensor, torch.Tensor]] = []
+    tree_map(lambda t: before.append((on_cpu(t), on_cpu(t).clone())) if is_on_device(t) else None, (args, kwargs))
+    result, outputs = _run_on_cpu(function, args, kwargs)
+    for tensor, value in before:
+        tensor.copy_(value)
+
+    def again():
+        for output, value in zip(outputs, _run_on_cpu(function, args, kwargs)[1], strict=True):
+            on_cpu(output).copy_(on_cpu(value))
+
+    _replayed.append(again)
+    runtime().fake_record(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), _replay, len(_replayed) - 1)
+    return result
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["LD_PRELOAD"])
+
+
+def is_on_device(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+def _run_on_cpu(function, args, kwargs):
+    """The result, and which tensors were made for it."""
+    originals, made = [], []
 
     def lower(value):
-        if isinstance(value, torch.Tensor) and value.is_cuda:
+        if isinstance(value, torch.Generator):
+            return cpu_generator(value)
+        if is_on_device(value):
             originals.append((on_cpu(value), value))
             return originals[-1][0]
         return value
@@ -64,9 +118,10 @@ def run_on_cpu(function, args, kwargs):
             return value
         out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
         on_cpu(out).copy_(value)
+        made.append(out)
         return out
 
-    return tree_map(lift, result)
+    return tree_map(lift, result), made
 
 
 # Products with a wider result, which torch has on CUDA alone.

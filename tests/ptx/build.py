@@ -67,6 +67,7 @@ def compile_one(source: Path, flags: list[str], compiler: list[str]) -> Path:
     command = [*compiler, *COMMON, *flags, "-c", source]
     output = BUILD / made_of(source, command)
     if not output.exists():
+        output.parent.mkdir(parents=True, exist_ok=True)
         part = output.with_suffix(f".{os.getpid()}.part.o")
         run([*command, "-o", part])
         part.rename(output)

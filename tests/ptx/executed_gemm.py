@@ -9,7 +9,7 @@ from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import check_backend
 
-from .gemm_cases import cases, operands, run
+from .gemm_cases import cases, in_turns, operands, run
 from .preloaded import machine, set_chip
 
 machine()
@@ -18,13 +18,11 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 def chosen() -> list:
     """Each choice of the planner once, in another layout each; the others with --exhaustive."""
-    seen, marked = {}, []
+    groups: dict[tuple, list] = {}
     for case in cases():
-        key = (case.kernel, case.tile, case.splits, case.swapped)
-        number = seen[key] = seen.get(key, -1) + 1
-        sampled = number == len(seen) % 4
-        marked.append(pytest.param(case, id=str(case), marks=[] if sampled else pytest.mark.exhaustive))
-    return marked
+        groups.setdefault((case.kernel, case.tile, case.splits, case.swapped), []).append(case)
+    sampled = {group[i % len(group)] for i, group in enumerate(groups.values())}
+    return [pytest.param(c, id=str(c), marks=[] if c in sampled else pytest.mark.exhaustive) for c in cases()]
 
 
 @pytest.mark.parametrize("case", chosen())
@@ -42,12 +40,32 @@ def test_exact(case, seeds):
         torch.testing.assert_close(got, want, rtol=0, atol=0, msg=lambda text, seed=seed: f"seed {seed}: {text}")
 
 
+@pytest.mark.parametrize(("along", "shared"), [("cluster_m", "B"), ("cluster_n", "A")])
+def test_the_blocks_of_a_cluster_share_an_operand(along, shared, seeds):
+    """Each of two loads half of it for both. Where it is A, the consumers of a block take tiles in turn."""
+    tiles = _host.gemm_candidates()["sm90"]
+    clusters = (c for c in cases() if c.kernel == "sm90" and tiles[c.tile][along] == 2 and c.activation == "none")
+    case = in_turns() if shared == "A" else next(clusters)
+    for seed in seeds:
+        it = set_chip(90, case.sm_count)
+        it.seed = seed
+        a, b = operands(case, torch.float16, seed)
+        got = run(case, a.cuda(), b.cuda()).cpu()
+        launch = it.prepared[-1]
+        assert launch.cluster == (2, 1, 1)
+        opcodes = {instruction.op for instruction in launch.kernel.code}
+        assert any("multicast" in op for op in opcodes)
+        assert ("bar.arrive" in opcodes) == tiles[case.tile]["pingpong"] == (shared == "A")
+        with ak.backend("cpu"):
+            assert torch.equal(got, run(case, a, b))
+
+
 def test_the_planner_has_a_use_for_most_tiles():
     """Otherwise the problems above are too small to run what the package ships."""
     tiles = {case.tile for case in cases() if case.kernel == "sm90"}
     assert len(tiles) >= len(_host.gemm_candidates()["sm90"]) - 2, sorted(tiles)
     assert {case.kernel for case in cases()} == {"sm80", "sm90"}
-    assert any(case.splits for case in cases())
+    assert {case.kernel for case in cases() if case.splits} == {"sm80", "sm90"}
     assert any(case.swapped for case in cases())
 
 

@@ -83,13 +83,50 @@ def test_a_graph_replays_with_what_memory_holds_then():
     assert len(it.launched) == 3
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("AdamW", F32), ("SGD", F16)])
+def test_a_step_in_a_graph_launches_what_an_eager_one_does(name, dtype):
+    """And computes what the CPU does; the second batch of gradients overflows."""
+    it = set_chip(90, 2)
+    it.seed = 0
+    batches = [[(1.0 + i) * torch.ones(n) for n in (300, 70)] for i in range(3)]
+    batches[1][1][5] = torch.inf
+    found = []
+    for device in ("cpu", "cuda"):
+        params = torch.nn.ParameterList([torch.ones(n).to(device, dtype) for n in (300, 70)])
+        for param in params:
+            param.grad = torch.zeros_like(param)
+        optimizer = getattr(ak.optim, name)(params, lr=torch.tensor(2.0**-5).to(device))
+        scaler = ak.GradScaler(device, init_scale=2.0, growth_interval=2)
+
+        def update(*grads, params=params, optimizer=optimizer, scaler=scaler):
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+            scaler.step(optimizer, max_norm=0.5)
+            scaler.update()
+
+        scaler.scale(torch.ones(()).to(device))
+        step = ak.graph_step(update, model=params, optimizer=optimizer, scaler=scaler) if device == "cuda" else update
+        launched = []
+        for batch in batches:
+            it.launched.clear()
+            step(*(grad.to(device, dtype) for grad in batch))
+            launched.append(list(it.launched))
+        found.append([param.detach().cpu() for param in params])
+    for kind in ("check_and_norm", "update_kernel", "update_scale"):
+        assert any(kind in kernel for kernel in launched[1])
+    assert launched[1] == launched[2]
+    assert sorted(launched[0]) == sorted(launched[1] * 4)  # three steps to warm up, and the first replay
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_a_second_product_asks_the_runtime_for_nothing():
     """Device, shared memory and tensor maps are known by then; the counters of a split product are 0 as the first one left them."""
-    it = set_chip(90, 2)
+    it = set_chip(90, 4)
     it.seed = 0
     a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
     c = torch.zeros(8, 16).cuda()
-    assert _host.plan_gemm(8, 16, 4096, sm_count=2, out_bytes=8)["splits"] > 1
+    assert _host.plan_gemm(8, 16, 4096, sm_count=4, out_bytes=8)["splits"] > 1
     names = ("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cuTensorMapEncodeTiled", "cudaMemsetAsync")
     counts = []
     for i in range(1, 4):
@@ -102,7 +139,7 @@ def test_a_second_product_asks_the_runtime_for_nothing():
 
 def test_a_split_product_in_a_graph_has_counters_of_its_own():
     """A graph may run beside what its stream does later, so it zeroes them itself."""
-    it = set_chip(90, 2)
+    it = set_chip(90, 4)
     it.seed = 0
     a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
     c = torch.zeros(8, 16).cuda()

@@ -5,14 +5,16 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels.ops.unscale import unscale_
 
 from .preloaded import machine, set_chip
 
 machine()
 STEP = [op for _, op in sorted(REGISTRY.items()) if not op.composite and op.family != "gemm"]
-# Sums over a row, or over the uses of one: on the CPU in another order.
+# Sums over a row, over the uses of one, or over a tensor in double: on the CPU in another order.
 OWN_ORDER = {"norm_forward", "norm_backward", "cross_entropy_rows_", "embedding_accumulate_"}
-OWN_ORDER |= {"softmax_rows", "softmax_rows_backward"}
+OWN_ORDER |= {"softmax_rows", "softmax_rows_backward", "lamb_half_"}
 
 
 def tensors(values):
@@ -59,6 +61,112 @@ def test_same_bits(op, capability, seeds):
         for got, want in compare(op):
             same_bits(got, want, f"{op.name}, sm_{capability}, seed {seed}")
         assert len(it.launched) > before, "nothing was executed"
+
+
+@pytest.mark.parametrize("count", [188, 189])  # the most that a launch of few arguments takes, and one more
+def test_short_and_long_lists(count):
+    values = [torch.randn(1 + i % 3, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(count)]
+    it = set_chip(90, 2)
+    it.seed = 0
+    results = {}
+    for backend, device in (("cuda", "cuda"), ("emulate", "cpu")):
+        grads = [value.to(device) for value in values]
+        with ak.backend(backend):
+            norm, found = check_and_norm(grads)
+            unscale_(grads, torch.zeros((), device=device), torch.full((), 0.5, device=device))
+        results[backend] = [t.cpu() for t in (norm, found, *grads)]
+    for got, want in zip(*results.values(), strict=True):
+        same_bits(got, want, f"{count} gradients")
+
+
+@pytest.mark.parametrize(("rows", "classes", "soft"), [(70, 72, False), (20, 1000, False), (9, 1000, True)])
+def test_rows_of_a_loss_that_are_brought_ahead(rows, classes, soft, seeds):
+    """In vectors, which the samples of cross_entropy_rows_ are too narrow for, by a warp or by four."""
+    op = REGISTRY["cross_entropy_rows_"]
+    generator = torch.Generator().manual_seed(classes)
+    logits, factor = torch.randn(rows, classes, generator=generator).bfloat16(), torch.rand(rows, generator=generator)
+    target = torch.randint(classes, (rows,), generator=generator)
+    if soft:
+        target = torch.randn(rows, classes, generator=generator).softmax(1)
+    for seed in seeds:
+        it, results = set_chip(90, 2), {}
+        it.seed = seed
+        for backend, device in (("cuda", "cuda"), ("emulate", "cpu")):
+            outputs = torch.zeros(rows), torch.zeros_like(logits)
+            given = [t if t is None else t.to(device, copy=True) for t in (logits, target, None, factor, *outputs)]
+            with ak.backend(backend):
+                results[backend] = [t.cpu() for t in tensors(call(op, given, {"z_loss": 0.5}))]
+        assert "cross_entropy_rows_ring_kernel" in it.launched[-1]
+        for got, want in zip(*results.values(), strict=True):
+            same_bits(got, want, f"{rows} rows of {classes}, seed {seed}")
+
+
+def test_sums_over_long_rows():
+    """Of more than 8,192 columns, which a kernel of their own adds up; against float64."""
+    it, generator = set_chip(90, 2), torch.Generator().manual_seed(0)
+    it.seed = 0
+    x, grad = (torch.randn(6, 8200, generator=generator).bfloat16() for _ in range(2))
+    weight, bias = torch.randn(2, 8200, generator=generator)
+
+    def gradients(function, given, upstream):
+        given = [t.detach().requires_grad_() for t in given]
+        function(given[0], (8200,), *given[1:]).backward(upstream)
+        return [t.grad.double().cpu() for t in given]
+
+    with ak.backend("cuda"):
+        executed = gradients(ak.layer_norm, [x.cuda(), weight.cuda(), bias.cuda()], grad.cuda())
+    exact = gradients(torch.nn.functional.layer_norm, [x.double(), weight.double(), bias.double()], grad.double())
+    assert any("norm_backward_sums_kernel" in name for name in it.launched)
+    for got, want, rtol in zip(executed, exact, (2.0**-8, 1e-5, 1e-5), strict=True):
+        torch.testing.assert_close(got, want, rtol=rtol, atol=2e-5)
+
+
+@pytest.mark.parametrize(("columns", "kernel"), [(264, "ring_kernel"), (30, "kernel")])
+def test_a_norm_with_dropout_is_one_kernel(columns, kernel, seeds):
+    """Of the bits of dropout and norm one after the other on the CPU, or, behind the sum, on the emulator."""
+    generator = torch.Generator().manual_seed(columns)
+    x, grad = (torch.randn(5, columns, generator=generator).bfloat16() for _ in range(2))
+    residual, key = torch.randn(5, columns, generator=generator), torch.tensor([0x7EDCBA9876543210])
+    forward, backward, dropout = (REGISTRY[name] for name in ("norm_forward", "norm_backward", "dropout"))
+    options = {"eps": 1e-5, "centred": True, "out_dtype": torch.bfloat16}
+    with torch.no_grad(), ak.backend("cpu"):
+        want_sum = dropout(x, key, residual, p=0.4, out_dtype=torch.float32)
+    with torch.no_grad(), ak.backend("emulate"):
+        want_y, _, mean, rstd = forward(want_sum, **options)
+        want_dx = backward(grad, want_sum, rstd, mean, None, residual)[0]
+        want_branch = dropout(want_dx, key, p=0.4, out_dtype=torch.bfloat16)
+    for seed in seeds:
+        it = set_chip(90, 2)
+        it.seed = seed
+        before = len(it.launched)
+        with torch.no_grad(), ak.backend("cuda"):
+            given = [t.cuda() for t in (x, residual, key)]
+            y, total, mean, rstd = forward(given[0], None, None, *given[1:], dropout_p=0.4, **options)
+            rate = {"dropout_p": 0.4, "branch_dtype": torch.bfloat16}
+            dx, _, branch = backward(grad.cuda(), total, rstd, mean, None, *given[1:], **rate)
+        launched = it.launched[before:]
+        assert [
+            f"norm_{way}_{kernel}" in name for way, name in zip(("forward", "backward"), launched, strict=True)
+        ] == [True, True]
+        for got, want in zip((y, total, dx, branch), (want_y, want_sum, want_dx, want_branch), strict=True):
+            same_bits(got.cpu(), want, f"rows of {columns}, seed {seed}")
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_norm_of_rows_that_stay_in_shared_memory(adds):
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(2, 16392, generator=generator).bfloat16(), torch.randn(16392, generator=generator).half()
+    sum_and_seed = (torch.randn(2, 16392, generator=generator), torch.tensor([7])) if adds else (None, None)
+    options = {"eps": 1e-5, "centred": True, "out_dtype": torch.bfloat16, "dropout_p": 0.25}
+    it, results = set_chip(90, 1), {}
+    it.seed = 0
+    for backend, device in (("cuda", "cuda"), ("emulate", "cpu")):
+        given = [t if t is None else t.to(device) for t in (x, weight, None, *sum_and_seed)]
+        with ak.backend(backend):
+            results[backend] = [t.cpu() for t in tensors(call(REGISTRY["norm_forward"], given, options))]
+    assert "norm_forward_resident_kernel" in it.launched[-1]
+    for got, want in zip(*results.values(), strict=True):
+        same_bits(got, want, f"long rows, {adds=}")
 
 
 def test_every_op_of_the_package_is_here_or_a_product():

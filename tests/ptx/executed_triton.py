@@ -1,25 +1,17 @@
 """The Triton kernels as the PTX that Triton makes of them: every op on its samples, against the reference."""
 
 import pytest
+import torch
 
+import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.ops.unscale import unscale_
 from amp_kernels.testing.backends import check_backend
 
-from .preloaded import machine, set_chip
-from .triton_driver import install
+from .preloaded import set_chip
 
-install(machine())
 OPS = [name for name, op in sorted(REGISTRY.items()) if op.built.triton]
 EVERY_RUN = {(80, "unscale_"), (80, "lion_"), (90, "update_scale_"), (90, "norm_forward"), (90, "gemm_accumulate_")}
-
-
-@pytest.fixture(autouse=True)
-def _shared_memory_is_the_compilers():
-    """Triton 3.6 leaves out proxy fences after mbarrier.init and between cp.async and wgmma, and lets two warps store the same value.
-    What it does in shared memory is its business; memory that kernels share, and results under any schedule, are ours."""
-    machine().device.orders_shared = False
-    yield
-    machine().device.orders_shared = True
 
 
 @pytest.mark.parametrize(
@@ -36,3 +28,21 @@ def test_samples(capability, name, seeds):
         it.launched.clear()
         assert check_backend(REGISTRY[name], "triton", "cuda") > 0
         assert it.launched
+
+
+def test_a_captured_kernel_runs_at_each_replay():
+    """With the table of tensors that the graph has copied to the device in front of it."""
+    it = set_chip(80, 2)
+    it.seed = 0
+    grads = [torch.ones(300).cuda(), torch.ones(70).half().cuda()]
+    found, inverse = torch.zeros(()).cuda(), torch.tensor(0.5).cuda()
+    graph = torch.cuda.CUDAGraph()
+    it.launched.clear()
+    with ak.backend("triton"), torch.cuda.graph(graph):
+        unscale_(grads, found, inverse)
+    assert not it.launched, "a captured launch has run"
+    for _ in range(2):
+        graph.replay()
+    assert it.launched == ["unscale_kernel"] * 2
+    assert all(grad.cpu().eq(0.25).all() for grad in grads)
+    assert found.item() == 0

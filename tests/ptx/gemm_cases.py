@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,12 @@ import torch
 import amp_kernels as ak
 from amp_kernels import _host
 
+from ..gpu.gemm_cases import KINDS, GemmCase
+
 M = (8, 33, 96, 176, 256, 384)
 N = (32, 64, 96, 136, 160, 192, 200, 256, 512)
 K = (64, 128, 256, 1024)
+LONG = ((8, 32, 4096), (8, 64, 4096))  # so few tiles that a Hopper product is split
 SMS = (1, 2, 3, 8)
 
 
@@ -44,16 +48,46 @@ def cases() -> list[Case]:
     found: dict[tuple, Case] = {}
     layouts = itertools.product((False, True), (False, True))
     kinds = (("none", torch.float16), ("none", torch.float32), ("gelu", torch.bfloat16), ("swiglu", torch.bfloat16))
-    problems = sorted(itertools.product(M, N, K), key=lambda size: size[0] * size[1] * size[2])
+    problems = sorted([*itertools.product(M, N, K), *LONG], key=lambda size: size[0] * size[1] * size[2])
     for (m, n, k), layout, (activation, out), sms, capability in itertools.product(
         problems, list(layouts), kinds, SMS, (90, 80)
     ):
-        plan = _host.plan_gemm(m, n, k, m_major_a=layout[0], n_major_b=layout[1], activation=activation,
-                               out_bytes=out.itemsize, sm_count=sms, capability=capability)  # fmt: skip
+        plan = _host.plan_gemm(m, n, k, m_major_a=layout[0], n_major_b=layout[1], tma_a=m % 8 == 0 or not layout[0],
+                               activation=activation, out_bytes=out.itemsize, sm_count=sms, capability=capability)  # fmt: skip
         key = (plan["kernel"], plan["tile"], plan["splits"] > 1, plan["swapped"], layout, activation != "none")
-        if plan["kernel"] != "none" and key not in found:
+        if plan["kernel"] != "none" and not plan["repacked"] and key not in found:
             found[key] = Case(*key[:4], m, n, k, sms, *layout, activation, out)
     return sorted(found.values(), key=str)
+
+
+def in_turns() -> Case:
+    """The smallest problem of which a block has three tiles, and its two groups of consumers hand the tensor cores to each other."""
+    for m, n, k in sorted(itertools.product((128, 256, 384), (256, 512, 768, 1024), K), key=math.prod):
+        plan = _host.plan_gemm(m, n, k, sm_count=2)
+        tile = _host.gemm_candidates()["sm90"][plan["tile"]] if plan["kernel"] == "sm90" else {"pingpong": False}
+        if not tile["pingpong"] or plan["swapped"] or plan["splits"] > 1:
+            continue
+        rows, columns = tile["m"] * tile["cluster_m"], tile["n"] * tile["cluster_n"]
+        if -(-m // rows) * -(-n // columns) >= 3:  # for one cluster
+            return Case("sm90", plan["tile"], False, False, m, n, k, 2, False, False, "none", torch.float16)
+    raise LookupError("the planner takes no turns")
+
+
+@functools.cache
+def copied() -> list[tuple[GemmCase, int, int, tuple[int, ...]]]:
+    """Operands that TMA cannot read, one of them or both, because of odd lines or because they begin behind an odd element, where the
+    planner has them copied: the smallest problem of each kind, the number of SMs, the elements in front and the batch."""
+    found: dict[tuple, tuple] = {}
+    sizes = sorted(itertools.product((41, 72, 131), (40, 66, 136), (72, 73, 201, 521)), key=math.prod)
+    layouts = list(itertools.product((False, True), (False, True)))
+    for (m, n, k), kind, layout, offset, sms in itertools.product(sizes, KINDS, layouts, (0, 1), (1, 8)):
+        case = GemmCase(kind, m, n, k, *layout)
+        request = case.request | ({"tma_a": False, "tma_b": False, "odd_operands": True} if offset else {})
+        key = (kind, request["tma_a"], request["tma_b"], offset)
+        batch = (3,) if len(found) % 2 else ()
+        if key not in found and _host.plan_gemm(**request, batch=math.prod(batch), sm_count=sms)["repacked"]:
+            found[key] = (case, sms, offset, batch)
+    return list(found.values())
 
 
 def integers(generator, *shape) -> torch.Tensor:

@@ -41,6 +41,7 @@ class Prepared:
     shared_bytes: int
     shared_limit: int
     arguments: bytes
+    orders_shared: bool = True  # whether accesses to shared memory must be ordered
 
 
 class Machine:
@@ -56,8 +57,9 @@ class Machine:
         self.rewrite: Callable[[str, str], str] | None = None  # (kernel's name, text) -> text, for planted bugs
         self.error: Exception | None = None
         self.launched: list[str] = []
+        self.ever_launched: set[str] = set()  # which no test clears
         self._kernels: dict[tuple, Kernel] = {}
-        self._prepared: list[Prepared] = []
+        self.prepared: list[Prepared] = []
         self._changes = -1
         self.device = Device()
         self.set_chip(90, 2)
@@ -76,7 +78,7 @@ class Machine:
     def forget(self) -> None:
         """Drops kernels and what was made for them."""
         self._kernels.clear()
-        self._prepared.clear()
+        self.prepared.clear()
         self.device.pool.clear()
 
     def _guarded(self, function, failed: int):
@@ -111,22 +113,25 @@ class Machine:
         arguments = bytearray(kernel.parameter_bytes)
         for i, (at, size) in enumerate(kernel.parameters.values()):
             arguments[at : at + size] = ctypes.string_at(launch.arguments[i], size)
-        self._prepared.append(
+        return self.prepare(
             Prepared(kernel, tuple(launch.grid), tuple(launch.block), tuple(launch.cluster), launch.shared_bytes,
                      launch.shared_limit, bytes(arguments))
         )  # fmt: skip
-        return len(self._prepared) - 1
+
+    def prepare(self, launch: Prepared) -> int:
+        """The number that the runtime knows the launch by."""
+        self.prepared.append(launch)
+        return len(self.prepared) - 1
 
     def _run(self, number: int, overlap: int) -> int:
-        p = self._prepared[number]
-        self.launch(p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments,
-                    shared_limit=p.shared_limit, overlapping=bool(overlap))  # fmt: skip
-        return 0
-
-    def launch(self, kernel: Kernel, *configuration, **options) -> None:
+        p = self.prepared[number]
         self._refresh_memory()
-        self.launched.append(kernel.name)
-        Launch(self.device, kernel, *configuration, seed=self.seed, **options).run()
+        self.launched.append(p.kernel.name)
+        self.ever_launched.add(p.kernel.name)
+        self.device.orders_shared = p.orders_shared
+        Launch(self.device, p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments, seed=self.seed,
+               shared_limit=p.shared_limit, overlapping=bool(overlap)).run()  # fmt: skip
+        return 0
 
     def _refresh_memory(self) -> None:
         changes = self.runtime.fake_memory_changes()

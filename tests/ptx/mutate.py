@@ -12,6 +12,7 @@ is "N of M caught".
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ class Planted:
         self.mutant, self.kernel, self.places, self.texts = mutant, kernel, 0, {}
 
     def __call__(self, name: str, text: str) -> str:
-        if self.kernel not in name:
+        if not re.search(self.kernel, name):
             return text
         if name not in self.texts:
             changed, places = self.mutant.plant(text)
@@ -53,7 +54,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
     import amp_kernels as ak
 
-    from .gemm_cases import Case, cases, integers, operands, run
+    from .gemm_cases import Case, cases, in_turns, integers, operands, run
     from .preloaded import set_chip
 
     capability = int(kernel[2:])
@@ -132,32 +133,85 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
     small = [exact(group[i]) for group in picked.values() for i in range(0, len(group), 3) if group[i].m <= 96]
     # Stages that are filled more than once, with and without a cluster.
     long = [replace(c, k=1024) for c in cases() if c.kernel == "sm90" and c.tile in (0, 2) and not c.splits]
-    special = [accumulated(), batched(), chained(), *(exact(c) for c in long[::3] if c.kernel == kernel)]
+    special = [accumulated(), batched(), chained(), *(exact(c) for c in [*long[::3], in_turns()] if c.kernel == kernel)]
     if kernel == "sm80":
         special += [apart(8), apart(2), apart(1, n=55), apart(4), apart(1, shared=130 * 1024)]
     return special + runs + small[:8]
 
 
-def op_runs(names: list[str]) -> list[Callable[[], Iterator]]:
-    from amp_kernels._dispatch.library import REGISTRY
+def repacked_runs() -> list[Callable[[], Iterator]]:
+    """Products whose operands are copied first; what is wrong with one is an exception."""
+    import torch
 
-    from .executed_step import compare
-    from .preloaded import set_chip
+    import amp_kernels as ak
 
-    def go_for(name):
+    from .executed_gemm_edges import GemmCase, executed
+    from .gemm_cases import copied, integers
+    from .preloaded import machine, set_chip
+
+    def checked(case, sm_count, offset=0, batch=()):
         def go():
-            set_chip(80, 3)
-            yield from compare(REGISTRY[name])
+            executed(case, torch.float16, sm_count, machine().seed, offset, batch)
+            yield from ()
 
         return go
 
-    return [go_for(name) for name in names]
+    def chained():
+        generator = torch.Generator().manual_seed(6)
+        a, b = integers(generator, 72, 64).sign().half(), integers(generator, 64, 201).sign().half()
+        w = integers(generator, 201, 40).sign().half()
+        want = (a.float() @ b.float()) @ w.float()
+
+        def go():
+            set_chip(90, 1)
+            on_a, on_b, on_w = a.cuda(), b.cuda(), w.cuda()
+            first = ak.ops.gemm.gemm(on_a, on_b)  # nothing between it and the copy
+            yield ak.ops.gemm.gemm(first, on_w, out_dtype=torch.float32).cpu(), want
+
+        return go
+
+    # More chunks than threads, and every third of the others.
+    return [chained(), checked(GemmCase("plain", 131, 40, 521), 1), *(checked(*problem) for problem in copied()[::3])]
 
 
-def runs_of(cases: str) -> list[Callable[[], Iterator]]:
-    if cases in ("sm80", "sm90"):
-        return gemm_runs(cases)
-    return op_runs({"check_and_norm": ["check_and_norm"], "update": ["adamw_", "lion_", "sgd_", "lamb_"]}[cases])
+def op_runs(names: Sequence[str]) -> list[Callable[[], Iterator]]:
+    """The ops' samples, against what the emulator makes of them."""
+    import torch
+
+    import amp_kernels as ak
+    from amp_kernels._dispatch.library import REGISTRY
+
+    from .executed_step import call, tensors
+    from .preloaded import set_chip
+
+    def samples(op, device):
+        yield from op.samples(device)
+        if op.name == "unscale_":  # all blocks find something
+            bad = [torch.full((5000,), torch.inf, device=device) for _ in range(8)]
+            yield (bad, torch.zeros((), device=device), torch.ones((), device=device)), {}
+        if op.name == "exponent_histogram":  # the block that comes last has not the largest
+            yield ([torch.exp2(-torch.arange(40_000.0) / 1000).to(device)],), {}
+
+    def go_for(op):
+        with ak.backend("emulate"):
+            wanted = [[*tensors(call(op, args, kwargs))] for args, kwargs in samples(op, "cpu")]
+
+        def go():
+            set_chip(80, 2)  # the emulator's number of SMs
+            for (args, kwargs), want in zip(samples(op, "cuda"), wanted, strict=True):
+                with ak.backend("cuda"):
+                    yield from zip((t.cpu() for t in tensors(call(op, args, kwargs))), want, strict=True)
+
+        return go
+
+    return [go_for(REGISTRY[name]) for name in names]
+
+
+def runs_of(cases: str | Sequence[str]) -> list[Callable[[], Iterator]]:
+    """Of a list's cases: an architecture's products, those with copied operands, or the names of ops."""
+    if cases == "repacked":
+        return repacked_runs()
+    return gemm_runs(cases) if isinstance(cases, str) else op_runs(cases)
 
 
 def notice(runs, seeds=SEEDS) -> str | None:
@@ -175,7 +229,7 @@ def notice(runs, seeds=SEEDS) -> str | None:
                     if not torch.equal(got.nan_to_num(nan=1e30), want.nan_to_num(nan=1e30)):
                         return "another result"
             except Exception as error:
-                return str(it.error or error)
+                return str(it.error or error) or "another result"
     return None
 
 

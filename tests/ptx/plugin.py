@@ -1,5 +1,71 @@
-"""pytest -p tests.ptx.plugin: tests meet a GPU, which is the interpreter, from the first import of the package on."""
+"""pytest -p tests.ptx.plugin: tests meet a GPU, which is the interpreter, from the first import of the package on.
 
-from .preloaded import set_chip
+python -m tests.ptx.run -m gpu tests/gpu/test_optimizers.py
+"""
 
+import zlib
+from pathlib import Path
+
+import pytest
+
+from .preloaded import machine, set_chip
+from .triton_driver import install
+
+install(machine())
 set_chip(90, 2)
+
+# What the interpreter cannot do, or not in reasonable time: parts of the names of tests.
+LEFT_OUT = (
+    "more_than_two_to_the_31_elements",
+    "test_norm_of_large_lists",  # 33 million elements
+    "test_ten_thousand_tensors",
+    "tests/gpu/test_gemm.py::test_every_plan",  # sizes that fill an H200; executed_gemm*.py have the small ones
+    "tests/gpu/test_collectives.py",  # NCCL's kernels have no PTX here; tests/distributed has the same steps on gloo
+    "tests/gpu/test_bench.py",  # times, and the names of kernels that a profiler gives
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--each", type=int, metavar="N", help="run at most N cases of each test, apart from each other")
+    parser.addoption(
+        "--kernels-file", type=Path, metavar="PATH", help="write the names of the kernels that have run here"
+    )
+
+
+def spread(cases: list, count: int) -> list:
+    """At most so many of a test's cases; where the first stands depends on the test, so that no parameter is always its first value."""
+    first = zlib.crc32(cases[0].nodeid.partition("[")[0].encode())
+    return [cases[(first + i * len(cases) // count) % len(cases)] for i in range(min(count, len(cases)))]
+
+
+@pytest.hookimpl(trylast=True)  # -m and -k have their say first
+def pytest_collection_modifyitems(config, items):
+    kept = [item for item in items if not any(name in item.nodeid for name in LEFT_OUT)]
+    count = config.getoption("--each")
+    if count:
+        tests: dict[str, list] = {}
+        for item in kept:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        chosen = {item for cases in tests.values() for item in spread(cases, count)}
+        kept = [item for item in kept if item in chosen]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def launched_by(function) -> list[str]:
+    """In place of the profiler, which listens to a driver."""
+    before = len(machine().launched)
+    function()
+    return machine().launched[before:]
+
+
+def pytest_collection_finish(session):
+    from tests.gpu import launches
+
+    launches.kernels = launched_by
+
+
+def pytest_sessionfinish(session):
+    file = session.config.getoption("--kernels-file")
+    if file:
+        file.write_text("\n".join(machine().ever_launched))

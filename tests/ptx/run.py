@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
 
 def main() -> int:
     arguments = sys.argv[1:]
-    if not any(a.endswith(".py") or "::" in a for a in arguments):
+    if not any(a.endswith(".py") or "::" in a or a.startswith("tests") for a in arguments):
         arguments += map(str, sorted(FOLDER.glob("executed_*.py")))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.ptx.plugin", *arguments]
     return subprocess.run(command, env=environment(), cwd=FOLDER.parents[1]).returncode

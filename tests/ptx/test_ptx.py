@@ -4,14 +4,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
 
-from .build import CSRC, ROOT, build, compile_kernel
-from .interpreter.instructions import find
-from .interpreter.text import Module
-from .mutate import planted_lists
+from .build import ROOT, build
+from .forms import forms_of_words, opcodes
+from .mutate import NEEDED_SHARE, planted_lists
 from .sources import sources_in
 
 pytestmark = [
@@ -23,83 +23,69 @@ pytestmark = [
 ]
 
 
-def test_executed():
-    command = [sys.executable, "-m", "tests.ptx.run"]
+HINTS = {"prefetch.tensormap", "griddepcontrol.launch_dependents"}  # which nothing but time depends on
+
+
+def template(kernel: str) -> str:
+    """The kernel's name in the source."""
+    return re.match(r".*\d([a-z]\w*_kernel)[EI]", kernel)[1]
+
+
+def test_executed(tmp_path):
+    """All cases, and every kernel of the library among what they start."""
+    command = [sys.executable, "-m", "tests.ptx.run", "--kernels-file", tmp_path / "kernels"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
     assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout
+    started = {template(name) for name in (tmp_path / "kernels").read_text().split() if name.startswith("_Z")}
+    shipped = {template(name) for source in sources_in(build()[1]) for name in source.kernels}
+    assert len(shipped) > 25
+    assert started == shipped
 
 
-def test_every_text_that_a_planted_bug_changes_is_there():
-    """`make ptx` tries the bugs; a list that kernels have left behind is noticed at once."""
-    sources, left = sources_in(build()[1]), []
+def test_tests_that_want_a_gpu():
+    """Two of those that `make ptx` runs."""
+    command = [sys.executable, "-m", "tests.ptx.run", "-m", "gpu", "-k", "plain and sum and dtype0"]
+    command.append("tests/ops/test_cross_entropy.py::test_every_option")
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
+    assert "2 passed" in run.stdout, run.stdout
+
+
+def test_planted_bugs():
+    """`make ptx` tries them; a list that kernels have left behind is noticed at once, and a word that no list doubts."""
+    sources = sources_in(build()[1])
+    held = {text: set(opcodes([text])) for source in sources for text in source.kernels.values()}
+    doubted, left = Counter(), []
     for name, module in planted_lists():
-        texts = [s.kernels[k] for s in sources if s.fits(module.CAPABILITY) for k in s.kernels if module.KERNEL in k]
+        some, others, found = [], [], set()  # some kernels that hold all forms between them
+        for source in (s for s in sources if s.fits(module.CAPABILITY)):
+            for kernel, text in source.kernels.items():
+                if re.search(module.KERNEL, kernel):
+                    (others if held[text] <= found else some).append(text)
+                    found |= held[text]
         for number, mutant in enumerate(module.MUTANTS):
-            if not any(mutant.plant(text)[0] != text for text in texts):
+            changed = [text for text in some if mutant.plant(text)[0] != text]
+            changed = changed or [next((text for text in others if mutant.plant(text)[0] != text), "")]
+            if changed == [""]:
                 left.append(f"{name} {number}: {mutant.why}: {mutant.old}")
+            doubted.update(set().union(*(mutant.forms(text) for text in changed)))
     assert not left, "these texts are in no kernel: " + "\n".join(left)
-
-
-def forms(sources) -> dict[str, str]:
-    """Opcodes with modifiers, each with one instruction that has it."""
-    found = {}
-    for source in sources:
-        for name in source.kernels:
-            for instruction in Module(source.text(name)).kernel(name).code:
-                found.setdefault(instruction.op, instruction.text)
-    return found
-
-
-def missing(found: dict[str, str]) -> list[str]:
-    return [text for op, text in found.items() if find(op) is None]
-
-
-def test_every_form_of_the_vocabulary_has_a_meaning():
-    """Each word of csrc/device, for every architecture of the package."""
-    (ROOT / "build" / "ptx").mkdir(parents=True, exist_ok=True)
-    objects = compile_kernel(ROOT / "tests/emulator/vocabulary.cu", ["75", "80", "90a", "120"])
-    sources = sources_in(objects)
-    assert {source.target for source in sources} == {"75", "80", "90a", "120"}
-    found = forms(sources)
-    assert len(found) > 100
-    assert not missing(found)
-
-
-def test_every_form_of_the_kernels_has_a_meaning():
-    """Of all instances of all kernels that the cases can run. The opcodes are found by their shape: to parse all takes minutes."""
-    found = opcodes(sources_in(build()[1]))
-    assert len(found) > 200
-    assert {op.split(".")[0] for op in found} >= {
-        "wgmma",
-        "mma",
-        "ldmatrix",
-        "mbarrier",
-        "cp",
-        "atom",
-        "shfl",
-        "griddepcontrol",
+    words = {
+        form for form in forms_of_words() - HINTS if any(op.startswith(form) for ops in held.values() for op in ops)
     }
-    assert not missing(found)
+    counts = {form: sum(n for op, n in doubted.items() if op.startswith(form)) for form in sorted(words)}
+    assert len(counts) > 40
+    assert not {form: n for form, n in counts.items() if n < 2}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("arch", ["75", "80", "90a", "120"])
-def test_every_form_of_every_architecture_has_a_meaning(arch):
-    files = [
-        f for f in (CSRC / "kernels").glob("*.cu") if "_sm90" not in f.stem and (arch != "75" or "_sm80" not in f.stem)
-    ]
-    for file in files:
-        assert not missing(opcodes(sources_in(compile_kernel(file, [arch])))), file
-
-
-def opcodes(sources) -> dict[str, str]:
-    pattern = re.compile(r"^[ \t{]*(?:@!?%?\w+ )?([a-z][a-z0-9_]*(?:[.:][\w:.]+)?)[ \t;][^;\n]*", re.MULTILINE)
-    return {m[1]: m[0] for source in sources for body in source.kernels.values() for m in pattern.finditer(body)}
-
-
-def test_an_unknown_form_is_an_error_that_names_it():
-    assert find("add.s32") is not None
-    assert find("add.sat.s32") is None
-    assert missing({"tcgen05.mma.x": "tcgen05.mma.x a, b"}) == ["tcgen05.mma.x a, b"]
+def test_the_docs_count_planted_bugs():
+    lists = planted_lists()
+    section = (ROOT / "docs/ptx.md").read_text().partition("## Planted bugs")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| (\d+) \|$", section, re.MULTILINE)
+    counts = {name: (len(m.MUTANTS), sum(not mutant.missed for mutant in m.MUTANTS)) for name, m in lists}
+    assert {name: (int(planted), int(caught)) for name, planted, caught in rows} == counts
+    planted = sum(planted for planted, _ in counts.values())
+    assert f"{planted} in PTX (`make ptx`)" in (ROOT / "README.md").read_text()
+    assert sum(caught for _, caught in counts.values()) >= NEEDED_SHARE * planted

@@ -19,6 +19,9 @@ from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from ..ptx.forms import missing, opcodes
+
+INTERPRETED = (80, 90)  # whose PTX tests/ptx/executed_triton.py runs
 #: Shared memory that one block may use.
 SHARED_LIMIT = {80: 166_912, 90: 232_448, 100: 232_448, 120: 101_376}
 
@@ -41,7 +44,8 @@ class _Driver:
 
 @contextlib.contextmanager
 def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
-    """Compile instead of launching; yields the list that the kernels are appended to."""
+    """Compile instead of launching; yields the list that the kernels are appended to. What the PTX interpreter executes of Triton, it
+    must know in every form."""
     kernels: list[CompiledKernel] = []
     run, active = JITFunction.run, driver._active
 
@@ -55,6 +59,8 @@ def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
         yield kernels
     finally:
         JITFunction.run, driver._active = run, active
+    if arch in INTERPRETED:
+        assert not missing(opcodes(kernel.asm["ptx"] for kernel in kernels))
 
 
 @dataclass(frozen=True)

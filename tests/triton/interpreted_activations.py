@@ -8,7 +8,8 @@ import triton.language as tl
 
 from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._triton import _activations, activation_backward
+from amp_kernels._triton import _activations, activation_backward, activation_forward
+from amp_kernels.ops._gemm import ACTIVATIONS as ACTIVATIONS_OF_TORCH
 from amp_kernels.ops.activation_backward import DERIVATIVES
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.poison import assert_only_written
@@ -77,8 +78,29 @@ def compare(got, expected):
     assert difference[small].max(initial=0) <= 2.0**-122
 
 
-def test_samples_of_the_op():
-    assert check_backend(REGISTRY["activation_backward"], "triton", "cpu") > 0
+@pytest.mark.parametrize("name", ["activation_forward", "activation_backward"])
+def test_samples_of_the_op(name):
+    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2046,), (2050,), (2, 3, 40), (5, 2), (3, 4200)])
+@pytest.mark.parametrize("name", ["silu", "swiglu"])
+def test_forward_of_shapes_and_strides(shape, name):
+    z = 2 * torch.randn(shape or (2,), generator=torch.Generator().manual_seed(1))
+    z = z[0] if name == "silu" and not shape else z
+    for preact in (z, z.mT.contiguous().mT if z.ndim > 1 else z, torch.stack([z, z], -1)[..., 0]):
+        got = activation_forward.activation_forward(preact, activation=name)
+        torch.testing.assert_close(got, ACTIVATIONS_OF_TORCH[name](z), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 2047), (3, 2049), (130, 33)])
+def test_forward_writes_the_result_and_nothing_else(shape):
+    ones = torch.ones(shape)
+    buffer = torch.full((ones.numel() + 5000,), torch.nan)
+    out = buffer[2500:-2500].view(shape)
+    activation_forward._run(out, ones.mT.contiguous().mT, "none")
+    assert torch.equal(out, ones)
+    assert_only_written(buffer, out)
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (3, 2100), (2, 40, 33)])

@@ -55,7 +55,28 @@ def test_backward(pieces, columns, centred, monkeypatch):
     for args in ((grad, x.half(), rstd, mean, weight, grad_sum), (grad.bfloat16(), x, rstd, mean, None, None)):
         dx, dx_bound, sums, sums_bound = norm_backward_bound(*args)
         for parameters in (0, 1, 2):
-            got, got_sums = norm_backward.norm_backward(*args, parameters=parameters)
+            got, got_sums, _ = norm_backward.norm_backward(*args, parameters=parameters)
             assert got.dtype == args[1].dtype
             assert_within(got, dx, dx_bound, "grad_x")
             assert_within(got_sums, sums[:parameters], sums_bound[:parameters], "sums")
+
+
+@pytest.mark.parametrize("columns", [1028, 1030])  # whole groups of the generator in a row, and not
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_dropout_has_the_bits_of_the_cpu_kernel(pieces, columns, p, monkeypatch):
+    monkeypatch.setattr(norm_backward, "programs", lambda device, per_sm: 2)
+    generator = torch.Generator().manual_seed(columns)
+    x, residual, grad = (torch.randn(3, columns, generator=generator) for _ in range(3))
+    seed = torch.tensor([0x7EDCBA9876543210])
+    rate = {"p": p, "out_dtype": torch.float32}
+    options = {"eps": 1e-5, "centred": True, "out_dtype": torch.float16}
+    y, total, mean, rstd = norm_forward.norm_forward(x.bfloat16(), None, None, residual, seed, dropout_p=p, **options)
+    assert torch.equal(total, REGISTRY["dropout"].overload(x.bfloat16(), seed, residual, **rate))
+    assert torch.equal(y, norm_forward.norm_forward(total, **options)[0])
+    of_x, _, of_branch = norm_backward.norm_backward(
+        grad, total, rstd, mean, None, residual, seed, dropout_p=p, branch_dtype=torch.bfloat16
+    )
+    assert torch.equal(of_x, norm_backward.norm_backward(grad, total, rstd, mean, None, residual)[0])
+    assert torch.equal(of_branch, REGISTRY["dropout"].overload(of_x, seed, **rate | {"out_dtype": torch.bfloat16}))
+    of_branch = norm_backward.norm_backward(grad, total, rstd, mean, None, residual, branch_dtype=torch.float16)[2]
+    assert torch.equal(of_branch, of_x.half())

@@ -20,15 +20,17 @@ def test_samples_of_the_op(op):
 def test_rows_in_pieces_and_odd_rows(log, safe, monkeypatch):
     monkeypatch.setattr(module, "LIMIT", 64)
     generator = torch.Generator().manual_seed(0)
-    x = 4 * torch.randn(6, 201, generator=generator)
+    x = 4 * torch.randn(7, 201, generator=generator)
     x[0, :70] = -torch.inf
     x[1] = -torch.inf
     x[2, 3] = torch.nan
     x[3, 200] = torch.inf
     x[4, :] = -torch.inf
     x[4, 77] = torch.nan
-    mask = torch.rand(1, 1, 6, 201, generator=generator) < 0.8
-    grad = torch.randn(6, 201, generator=generator)
+    x[5] = -200.0
+    mask = torch.rand(1, 1, 7, 201, generator=generator) < 0.8
+    mask[..., 5, 3:] = False  # most lanes see nothing, and the base is far below 0
+    grad = torch.randn(7, 201, generator=generator)
     for m in (None, mask):
         options = {"log": log, "safe": safe, "out_dtype": torch.float32}
         want, statistics = FORWARD.reference(x, m, **options)

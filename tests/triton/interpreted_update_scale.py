@@ -28,11 +28,13 @@ def check(
     states = []
     for run in (torch.ops.amp_kernels.update_scale_, module.update_scale_):
         state = torch.tensor(scale), *(torch.tensor(x, dtype=torch.int32) for x in (streak, tolerated))
-        run(*state, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis, rule)
-        states.append(state)
-    for name, wanted, got in zip(("scale", "growth_tracker", "hysteresis_tracker"), *states, strict=True):
+        counters = torch.tensor(2**33), torch.tensor(5)
+        run(*state, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis, rule, *counters)
+        states.append((*state, *counters))
+    names = "scale", "growth_tracker", "hysteresis_tracker", "skipped_steps", "consecutive_skips"
+    for name, wanted, got in zip(names, *states, strict=True):
         assert_same_bits(got, wanted, f"{name} after {(scale, streak, tolerated, found[:4])}")
-    return tuple(x.item() for x in states[1])
+    return tuple(x.item() for x in states[1][:3])
 
 
 def test_samples_of_the_op():

@@ -190,8 +190,9 @@ def test_bias_corrections(op, step):
 
 
 @pytest.mark.parametrize("op", RULES)
-def test_lr_tensors_override_lr(op):
+def test_tensors_override_numbers(op):
     check(op, [Kind(F32)] * 2, lr=7.0, lrs=[0.25, 0.003])
+    check(op, [Kind(F32)] * 2, weight_decay=7.0, weight_decays=[0.0, 0.3])
 
 
 @pytest.mark.parametrize("op", RULES)

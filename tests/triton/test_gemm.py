@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from amp_kernels._triton import _autotune, activation_backward, gemm
+from amp_kernels._triton import _autotune, activation_backward, activation_forward, gemm
 from amp_kernels._triton._autotune import GemmConfig, gemm_config
 from amp_kernels.ops._gemm import ACTIVATIONS
 
@@ -184,6 +184,13 @@ def test_both_tiles_of_b_are_multiplied_and_pipelined(arch):
     assert aot.usage(kernel).shared >= config.shared_bytes // config.num_stages * stages
 
 
+@pytest.mark.parametrize("layouts", list(itertools.product(("row", "column"), repeat=2)), ids="-".join)
+def test_an_empty_sum_compiles(layouts):
+    """As the weight's gradient of an empty batch is one: no descriptor can describe nothing."""
+    config = next(config for config in _autotune.candidates((9, 0), 8) if config.tma)
+    assert "cp.async.bulk.tensor" not in compile_gemm(90, config, layouts=layouts, sizes=(64, 128, 0)).asm["ptx"]
+
+
 def test_sizes_do_not_multiply_kernels():
     """Another M, N or K of the same alignment runs the same kernel."""
     config = GemmConfig(64, 64, 32, 4, 3)
@@ -206,6 +213,21 @@ def test_activation_backward_is_memory_bound_code(arch, activation):
     assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == copies * (1 + gated)
     assert aot.usage(kernels[0]).stack == 0
     assert aot.usage(kernels[0]).registers <= 128, "two blocks of 256 threads must fit an SM"
+
+
+@pytest.mark.parametrize("arch", [*ARCHS, 120])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_activation_forward_is_memory_bound_code(arch, activation):
+    gated = activation == "swiglu"
+    z = torch.empty(255, 1056 if gated else 513, dtype=torch.bfloat16)
+    with aot.compiling_for(arch) as kernels:
+        activation_forward.activation_forward(z, activation=activation)
+    copies = 2 if gated else 1
+    assert aot.count(r"ld\.global\.v4\.b32", kernels[0]) == copies * (1 + gated)
+    assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == copies
+    assert aot.count(r"\.f64", kernels[0]) == 0
+    assert aot.usage(kernels[0]).stack == 0
+    assert aot.usage(kernels[0]).registers <= 128
 
 
 # ---- the choice of a configuration

@@ -46,8 +46,11 @@ def test_unscale(arch, tensors):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_update_scale(arch):
     trackers = (torch.zeros((), dtype=torch.int32) for _ in range(2))
+    counters = (torch.zeros((), dtype=torch.int64) for _ in range(2))
     with aot.compiling_for(arch) as kernels:
-        update_scale.update_scale_(torch.ones(()), *trackers, [torch.zeros(())], 2.0, 0.5, 2000, 0.0, 1e9, 1)
+        update_scale.update_scale_(
+            torch.ones(()), *trackers, [torch.zeros(())], 2.0, 0.5, 2000, 0.0, 1e9, 1, False, *counters
+        )
     check_fits(kernels[0], 1)
     check_rounding(kernels[0])
 
@@ -144,6 +147,19 @@ def test_lamb(arch, name, grad, moment):
     assert aot.count(r"cvt\.f64\.", moments) == 2 * 8 * 2
 
 
+@pytest.mark.parametrize(("second", "count"), [(False, 3), (True, 3)])
+def test_halves_of_a_lamb_step(second, count):
+    """Counts, moments, sums; counts, lengths, weights. Either half is without the walk of the other."""
+    update = Update("lamb_", [Kind(BF16, master=torch.int16)], ((8,),) * 3)
+    squares = torch.zeros(3, 2, dtype=torch.float64)
+    with aot.compiling_for(90) as kernels:
+        REGISTRY["lamb_half_"].triton(*update.arguments(found_inf=0.0), squares, second)
+    assert len(kernels) == count
+    for kernel in kernels:
+        check_fits(kernel, lamb.PROGRAMS_PER_SM)
+        check_rounding(kernel)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_second_pass_of_lamb_with_an_average_and_stochastic_rounding(arch):
     kernels = compile_update(arch, "lamb_", Kind(BF16, stochastic=True, ema=True), tensors=161)
@@ -186,8 +202,10 @@ def test_extras(arch, name):
 
 @pytest.mark.parametrize("op", RULES)
 def test_the_largest_table_and_other_arguments(op):
-    """Learning rates on the device; never skipped, scaled or clipped."""
-    for kernel in compile_update(90, op, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE, lrs=[0.1]):
+    """Learning rates and weight decays on the device; never skipped, scaled or clipped."""
+    for kernel in compile_update(
+        90, op, KINDS["master"][0], tensors=_tables.TENSORS_PER_TABLE, lrs=[0.1], weight_decays=[0.1]
+    ):
         check_fits(kernel, _update.PROGRAMS_PER_SM)
 
 

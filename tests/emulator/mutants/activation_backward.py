@@ -4,17 +4,18 @@ from . import Mutant
 
 TEST = "test_activation_backward"
 KERNEL = "kernels/activation_backward.cu"
+WALK = "kernels/elementwise.cuh"
 
 MUTANTS = [
-    Mutant(KERNEL, "rest = vectors * kVec + first;", "rest = vectors * kVec + first + 1;", "an element of the tail is left out"),
-    Mutant(KERNEL, "if (rest < count)", "if (rest <= count)", "an element beyond the last is touched"),
-    Mutant(KERNEL, "i < vectors; i += stride) { gradient_of", "i < vectors; i += 2 * stride) { gradient_of", "every second round is left out"),
+    Mutant(WALK, "rest = vectors * kVec +", "rest = vectors * kVec + 1 +", "an element of the tail is left out"),
+    Mutant(WALK, "if (rest < count)", "if (rest <= count)", "an element beyond the last is touched"),
+    Mutant(WALK, "i < count; i += stride", "i < count; i += 2 * stride", "every second round is left out"),
     Mutant(KERNEL, "at = row * columns + i * kVec", "at = i * kVec", "rows of z are taken to be as long as those of grad"),
     Mutant(KERNEL, "load_vec<kVec, Cache::kStreaming>(z + at + columns)", "load_vec<kVec, Cache::kStreaming>(z + at)", "the gate is read as the value"),
     Mutant(KERNEL, "gate_out[j] = round_to<Z>(d.gate);", "gate_out[j] = round_to<Z>(d.up);", "the gate gets the value's gradient"),
-    Mutant(KERNEL, "return aligned(p.grad) && aligned(p.z)", "return aligned(p.z)", "an unaligned grad is read in vectors"),
-    Mutant(KERNEL, "&& aligned(p.out) && rows_aligned", "&& rows_aligned", "an unaligned result is written in vectors"),
-    Mutant(KERNEL, "aligned(p.out) && rows_aligned", "aligned(p.out)", "rows that are no whole vectors are read in vectors"),
+    Mutant(KERNEL, "vector_aligned(p.grad) && vector_aligned(p.z)", "vector_aligned(p.z)", "an unaligned grad is read in vectors"),
+    Mutant(KERNEL, "&& vector_aligned(p.out) && rows_aligned", "&& rows_aligned", "an unaligned result is written in vectors"),
+    Mutant(KERNEL, "vector_aligned(p.out) && rows_aligned", "vector_aligned(p.out)", "rows that are no whole vectors are read in vectors"),
     Mutant(KERNEL, "if (p.rows * p.columns == 0) return {};", "", "an empty tensor is launched",
            missed="the kernel has nothing to do then; only a launch is saved"),
 ]  # fmt: skip

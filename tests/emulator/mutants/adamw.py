@@ -31,6 +31,12 @@ MUTANTS = [
         "",
         "the learning rate on the device is ignored",
     ),
+    Mutant(
+        STEP,
+        "if (args.weight_decay[i] != nullptr) options.weight_decay = load(args.weight_decay[i]);",
+        "",
+        "the weight decay on the device is ignored",
+    ),
     Mutant(STEP, "if (args.maximize[i]) row.clip = -row.clip;", "", "maximize is ignored"),
     Mutant(STEP, "inverse_scale(load(decisions.grad_scale))", "load(decisions.grad_scale)", "multiplies by the scale"),
     Mutant(STEP, "clip_factor(load(decisions.sum_sq), decisions.max_norm)", "1.0f", "does not clip"),
@@ -91,7 +97,10 @@ MUTANTS = [
         "the first moment is read twice",
     ),
     Mutant(
-        STEP, "aligned[place] && is_aligned(p.moments[m])", "aligned[place]", "a moment's alignment is not looked at"
+        STEP,
+        "aligned[place] && vector_aligned(p.moments[m])",
+        "aligned[place]",
+        "a moment's alignment is not looked at",
     ),
     # ---- which way a weight is kept
     Mutant(
@@ -171,7 +180,7 @@ MUTANTS = [
     ),
     Mutant(
         STEP,
-        "aligned[place] = aligned[place] && is_aligned(p.ema);",
+        "aligned[place] = aligned[place] && vector_aligned(p.ema);",
         "",
         "unaligned averages take the vector path",
     ),

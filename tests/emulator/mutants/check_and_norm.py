@@ -17,13 +17,15 @@ MUTANTS = [
     Mutant(WALK, "to_boundary < count ? to_boundary : count", "to_boundary", "a short chunk is read past its end"),
     Mutant(WALK, "/ sizeof(T) % kWide", "% kWide", "the alignment is counted in bytes"),
     Mutant(WALK, "data + head + thread * kWide;", "data + thread * kWide;", "vectors start before the boundary"),
-    Mutant(WALK, "left -= kInFlight * kThreads", "left -= kThreads", "more vectors than there are"),
+    Mutant(WALK, "left = vectors - thread;", "left = vectors - thread - 1;", "the last vector is left out"),
+    Mutant(WALK, "left -= kLoads * kThreads", "left -= kThreads", "more vectors than there are"),
     Mutant(
         WALK,
         "left > (kInFlight - 1) * kThreads",
         "left >= (kInFlight - 1) * kThreads",
-        "the unrolled loop takes a vector too many",
+        "the rounds of eight take a vector too many",
     ),
+    Mutant(WALK, "left > 3 * kThreads", "left > 2 * kThreads", "a round of four takes three vectors"),
     Mutant(
         WALK, "for (; left > 0; left -= kThreads", "for (; left > 1; left -= kThreads", "the last vector is left out"
     ),
@@ -33,7 +35,11 @@ MUTANTS = [
         "left -= kThreads, at += kWide",
         "threads run into each other's vectors",
     ),
-    Mutant(WALK, "f(at + k * kStride, v[k]);", "f(at, v[0]);", "the first of four vectors counts four times"),
+    Mutant(WALK, "at += kLoads * kStride", "at += kStride", "vectors of the next round that were had in this one"),
+    Mutant(
+        WALK, "load_vec<kWide, kCache>(at + k * kStride)", "load_vec<kWide, kCache>(at)", "one vector counts for all"
+    ),
+    Mutant(WALK, "f(at + k * kStride, v[k]);", "f(at, v[0]);", "the first of the vectors in flight counts for all"),
     Mutant(
         KERNEL, "Larger{}(largest, magnitude_bits(x))", "magnitude_bits(x)", "only the last element's magnitude is kept"
     ),
@@ -106,6 +112,34 @@ MUTANTS = [
     Mutant(KERNEL, "{block_sum<kThreads>(found.sum),", "{found.sum,", "a block's sum is that of its first thread"),
     Mutant(KERNEL, "total = block_total<kThreads>(total);", "", "the total is that of the first thread's slots"),
     Mutant(KERNEL, "results.kind == Norm::kLargest", "false", "the largest magnitude is never returned"),
+    Mutant(
+        LIST, "launch_count<Short>(grads) <= 1", "launch_count<Short>(grads) <= 2", "two short launches for one long"
+    ),
+    Mutant(LIST, "launch_count<Short>(grads) <= 1", "false", "few tensors cost the arguments of many"),
+    Mutant(
+        KERNEL,
+        "return slots * NormSlots::kBytes;",
+        "return slots * sizeof(double);",
+        "scratch without a place for the peaks",
+    ),
+    Mutant(
+        KERNEL,
+        "NormSlots::in(scratch, static_cast<size_t>(blocks) * launches)",
+        "NormSlots::in(scratch, static_cast<size_t>(blocks))",
+        "the peaks of one launch lie on the sums of the next",
+    ),
+    Mutant(
+        KERNEL,
+        "detail::check_and_norm_on<kNormThreads, Args>(device_sm_count() * kNormBlocksPerSm",
+        "detail::check_and_norm_on<kNormThreads, Args>(device_sm_count()",
+        "a quarter of the blocks, and of the bytes in flight",
+    ),
+    Mutant(
+        KERNEL,
+        "{i, launches, blocks_done}",
+        "{i, launches, static_cast<uint32_t*>(scratch)}",
+        "blocks are counted in memory that holds anything",
+    ),
     # ---- each tensor
     Mutant(
         KERNEL, "store_slot(slots, first, found)", "store_slot(slots, tensor, found)", "blocks share a tensor's slot"

@@ -62,8 +62,8 @@ MUTANTS = [
     Mutant(KERNEL, "f(work / tiles,", "f(work % tiles,", "tiles and pieces are mixed up"),
     Mutant(KERNEL, "row * p.columns + column;", "row * p.columns;", "all threads add to the first columns"),
     Mutant(KERNEL, "p.columns % kEmbeddingWide ||", "", "odd rows are read in vectors"),
-    Mutant(KERNEL, "!aligned(p.out) ||", "", "the table's address is not looked at"),
-    Mutant(KERNEL, "|| !aligned(p.grad))", ")", "the gradient's address is not looked at"),
+    Mutant(KERNEL, "!vector_aligned(p.out) ||", "", "the table's address is not looked at"),
+    Mutant(KERNEL, "|| !vector_aligned(p.grad))", ")", "the gradient's address is not looked at"),
     # ---- values
     Mutant(KERNEL, "to_float(v[j]) + mean", "mean", "the table is overwritten"),
     Mutant(KERNEL, "p.by_frequency ? div(sum[j]", "false ? div(sum[j]", "frequency is ignored"),

@@ -3,6 +3,7 @@
 from . import Mutant
 
 TEST = "test_gemm_epilogue"
+KERNEL = "kernels/gemm_sm90.cuh"
 TILE = "kernels/gemm_sm90_epilogue.cuh"
 STORE = "kernels/gemm_sm90_store.cuh"
 ARGS = "kernels/gemm_sm90_tile.cuh"
@@ -24,13 +25,37 @@ MUTANTS = [
     Mutant(STORE, "change.apply(d[3], pairs[j], 1)", "change.apply(d[3], pairs[j], 0)", "fp32: the lower row's second column takes the first one's bias"),
     Mutant(STORE, "fence_proxy_async();", "", "no proxy fence before the store of staged results"),
     Mutant(STORE, "if (thread == 0) bulk_wait_read<0>();", "", "the staging buffer is reused under a store"),
-    Mutant(STORE, "if (output == GemmOutput::kAccumulate) {", "if (false) {", "C is overwritten"),
+    Mutant(STORE, "if (add) {", "if (false) {", "C is overwritten"),
+    # ---- rows of C that begin anywhere
+    Mutant(ARGS, "if (!gemm_sm90_tma_writes(q, type)) return Finish::kWords;", "", "TMA writes rows that it cannot"),
+    Mutant(STORE, "if (x >= end) return 0.0f;", "", "words: the bias is read beyond the last column"),
+    Mutant(STORE, "return {{value(x), value(x + 1)}};", "return {{value(x), value(x)}};", "words: two columns share a bias"),
+    Mutant(STORE, "if (type == DType::kFloat32) return load(static_cast<const float*>(bias) + x);", "", "words: a bias in fp32 is read as one of 16 bits"),
+    Mutant(STORE, "return fma(alpha, sum, pair[i]);", "return sum + pair[i];", "words: alpha is forgotten"),
+    Mutant(STORE, "rows(args.m - row < 16 ? args.m - row : 16)", "rows(16)", "words: rows beyond the last are stored"),
+    Mutant(STORE, "columns(args.columns - x)", "columns(args.columns)", "words: columns beyond the last are stored"),
+    Mutant(STORE, "(in_first ^ (row % 8 << 4)) + row * 128", "in_first + row * 128", "words: the swizzle of the boxes is forgotten"),
+    Mutant(STORE, "word + 1 < kWords ? word + 1 : 0", "word", "words: a value is stored twice, its neighbour never"),
+    Mutant(STORE, "+ i * static_cast<uint32_t>(to.row_bytes)) & 2", ") & 2", "words: all rows begin as the first of four does"),
+    Mutant(STORE, ">> (8 * odd[i])", ">> odd[i]", "words: values are moved by bits, not bytes"),
+    Mutant(STORE, "reinterpret_cast<uint32_t*>(row + odd[i])", "reinterpret_cast<uint32_t*>(row)", "words: a row that begins within a word is stored one value too early"),
+    Mutant(STORE, "top + first + i < to.rows ?", "top + first < to.rows ?", "words: rows beyond the last of four are stored"),
+    Mutant(STORE, "end * kSize - 4 * lane - odd[i]", "end * kSize - 4 * lane", "words: a word is stored that ends behind the row"),
+    Mutant(STORE, "to.columns < kColumns ? to.columns : kColumns", "kColumns", "words: a tile's last columns are stored where there are none"),
+    Mutant(STORE, "if (end <= 0) return;", "", "words: the ends of rows are stored of a part that lies beside C"),
+    Mutant(STORE, "if (kFloat && add) {", "if (false) {", "words: C is overwritten"),
+    Mutant(STORE, "here[j] = staged.at(here[j], 8), next[j] = staged.at(next[j], 8);", "here[j] = staged.at(here[j], 8);", "words: the lower rows take the second half of their words from the upper ones"),
+    Mutant(STORE, "if (skipped) store_one(0);", "", "words: the first value of a row that begins within a word is left out"),
+    Mutant(STORE, "if ((end - skipped) % 2 != 0) store_one(end - 1);", "", "words: a lone last value is left out"),
+    Mutant(STORE, "if (kFloat || lane >= to.rows) return;", "if (kFloat) return;", "words: the ends of rows beyond the last are stored"),
+    Mutant(HOST, "return q.c.type == type && q.c.column_stride == 1;", "return q.c.type == type;", "words: columns that lie apart are stored as neighbours"),
     Mutant(HOST, "return e.alpha == 1.0f && in_pairs &&", "return in_pairs &&", "alpha is forgotten beside a bias"),
     Mutant(HOST, "reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0;", "true;", "a bias moves in pairs wherever it lies"),
     Mutant(HOST, "e.bias.row_stride == 0 && e.bias.column_stride == 1 &&", "e.bias.column_stride == 1 &&", "a bias per row is taken for one per column",
            missed="a bias per row has no distance between columns, so the other condition holds it off"),
     Mutant(HOST, "aligned(q.n) && q.c.row_stride >= 1", "q.c.row_stride >= 1", "TMA clips a store within 16 bytes"),
     Mutant(ARGS, "if (e.bias.data) return e.bias.type == half ? Finish::kBias : Finish::kFloatBias;", "if (e.bias.data) return Finish::kBias;", "a bias in fp32 is read as one of 16 bits"),
+    Mutant(KERNEL, "if (work.n >= args.columns) continue;", "", "a tile that lies beside C is finished"),
     # ---- operands
     Mutant(ARGS, "t.column_stride == 1 && reinterpret_cast", "reinterpret_cast", "columns that lie apart move together"),
     Mutant(ARGS, "reinterpret_cast<uintptr_t>(t.data) % bytes == 0 &&", "", "neighbours move together wherever they begin"),

@@ -15,9 +15,9 @@ MUTANTS = [
     # ---- check_and_norm, unscale_, update_scale_
     Mutant(
         NORM,
-        "call.scratch(check_and_norm_scratch_bytes(refs), kNormScratchZeroed)",
-        "call.scratch(check_and_norm_scratch_bytes(refs))",
-        "the counter is not zeroed",
+        "call.counters(1)",
+        "static_cast<uint32_t*>(scratch.mutable_data_ptr())",
+        "blocks are counted in memory that nobody zeroed",
     ),
     Mutant(
         NORM,
@@ -33,8 +33,8 @@ MUTANTS = [
     ),
     Mutant(
         NORM,
-        "call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), norms_at, found_at);",
-        "call.launch(check_and_norm, refs, scale, norm, scratch.mutable_data_ptr(), found_at, norms_at);",
+        "scratch.mutable_data_ptr(), blocks_done, norms_at, found_at);",
+        "scratch.mutable_data_ptr(), blocks_done, found_at, norms_at);",
         "norm and flag exchanged",
     ),
     Mutant(
@@ -200,12 +200,6 @@ MUTANTS = [
     ),
     Mutant(
         GEMM,
-        "parts = gpu.scratch(bytes, gemm_sm80_zeroed_bytes(problem, config));",
-        "parts = gpu.scratch(bytes);",
-        "counters of gemm_sm80 are not zeroed",
-    ),
-    Mutant(
-        GEMM,
         "const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};",
         "const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, false};",
         "c is overwritten, not added to",
@@ -232,6 +226,7 @@ MUTANTS = [
     Mutant(UPDATE, "s.group = static_cast<int>(p.group);", "s.group = 0;", "everything is in the first group"),
     Mutant(UPDATE, "s.index = p.index;", "s.index = 0;", "all parameters draw the same random bits"),
     Mutant(UPDATE, "a.lrs[g])", "a.lrs[0])", "every group takes the first learning rate"),
+    Mutant(UPDATE, "a.weight_decays[g])", "a.weight_decays[0])", "every group takes the first weight decay"),
     Mutant(UPDATE, "a.options_of<Rule>(g)", "a.options_of<Rule>(0)", "every group has the options of the first"),
     Mutant(UPDATE, 'call.scalar({"sum_sq"}, a.sum_sq)', "nullptr", "nothing is clipped"),
     Mutant(

@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks take one chunk"),
     Mutant(
         STEP,
-        "if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && is_aligned(p.grad);",
+        "if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && vector_aligned(p.grad);",
         "",
         "unaligned gradients take the vector path",
     ),

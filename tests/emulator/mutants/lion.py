@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(STEP, "rows + args.row[tensor]", "rows + tensor", "later launches read the rows of the first one"),
     Mutant(
         STEP,
-        "aligned[place] = aligned[place] && is_aligned(p.moments[m]);",
+        "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);",
         "",
         "unaligned moments take the vector path",
     ),

@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         STEP,
-        "aligned[place] = aligned[place] && is_aligned(p.moments[m]);",
+        "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);",
         "",
         "unaligned buffers take the vector path",
     ),

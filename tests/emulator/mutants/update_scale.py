@@ -70,4 +70,24 @@ MUTANTS = [
     Mutant(
         KERNEL, "store(at.hysteresis_tracker, after.hysteresis_tracker);", "", "the hysteresis tracker is not stored"
     ),
+    # ---- counting skips
+    Mutant(
+        KERNEL,
+        "count_skips(load(at.skipped_steps), overflow)",
+        "count_skips(load(at.skipped_steps), true)",
+        "every step counts",
+    ),
+    Mutant(
+        KERNEL,
+        "count_consecutive_skips(load(at.consecutive_skips), overflow)",
+        "count_skips(load(at.consecutive_skips), overflow)",
+        "a run of skips does not end",
+    ),
+    Mutant(KERNEL, "if (at.skipped_steps != nullptr) store", "store", "a counter that is not there"),
+    Mutant(
+        "math/loss_scale.h",
+        "AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? before + 1 : before; }",
+        "AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? static_cast<int32_t>(before) + 1 : before; }",
+        "a counter of 32 bits",
+    ),
 ]

@@ -48,6 +48,7 @@ cudaError_t fail(cudaError_t code, const std::string& why);
 
 struct Graph {
   std::vector<std::function<cudaError_t()>> work;
+  bool invalid = false;  ///< what no capture allows was asked for
 };
 struct Stream {
   Graph* capturing = nullptr;

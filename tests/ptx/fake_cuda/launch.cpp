@@ -19,6 +19,10 @@ std::unordered_map<const void*, Kernel>& kernels() {
   return all;
 }
 
+cudaError_t enqueue_launch(cudaStream_t stream, int number, int overlap) {
+  return enqueue(stream, true, [=] { return interpreter.run(number, overlap) ? cudaErrorLaunchFailure : cudaSuccess; });
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& c, const void* function, void** arguments) {
   const auto found = kernels().find(function);
   if (found == kernels().end()) return fail(cudaErrorInvalidDeviceFunction, "the kernel was never registered");
@@ -48,8 +52,7 @@ cudaError_t launch(const cudaLaunchConfig_t& c, const void* function, void** arg
   const int overlap = l.overlap && stream_of(c.stream).kernel_in_front;
   const int number = interpreter.prepare(&l);
   if (number < 0) return cudaErrorLaunchFailure;
-  return enqueue(c.stream, true,
-                 [=] { return interpreter.run(number, overlap) ? cudaErrorLaunchFailure : cudaSuccess; });
+  return enqueue_launch(c.stream, number, overlap);
 }
 
 }  // namespace
@@ -60,6 +63,9 @@ using namespace fake;
 FAKE_API void fake_set_interpreter(int (*prepare)(const Launch*), int (*run)(int, int)) {
   interpreter = {prepare, run};
 }
+
+/// A launch that the interpreter has prepared by itself: one of Triton's (triton_driver.py).
+FAKE_API cudaError_t fake_launch(cudaStream_t stream, int number) { return enqueue_launch(stream, number, 0); }
 
 FAKE_API void** __cudaRegisterFatBinary(void*) {
   static void* module = nullptr;  // kernels are found by their names

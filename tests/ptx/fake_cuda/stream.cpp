@@ -81,9 +81,10 @@ FAKE_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 FAKE_API cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (stream_of(stream).capturing)
-    return fail(cudaErrorStreamCaptureUnsupported, "a captured stream cannot be waited for");
-  return cudaSuccess;
+  Graph* captured = stream_of(stream).capturing;
+  if (!captured) return cudaSuccess;
+  captured->invalid = true;
+  return fail(cudaErrorStreamCaptureUnsupported, "a captured stream cannot be waited for");
 }
 FAKE_API cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) { return *priority = 0, cudaSuccess; }
 
@@ -117,6 +118,12 @@ FAKE_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
   return cudaSuccess;
 }
 
+/// Notes work(number) down in a stream that is being captured.
+FAKE_API void fake_record(cudaStream_t stream, int (*work)(int), int number) {
+  enqueue(stream, stream_of(stream).kernel_in_front,
+          [=] { return work(number) ? cudaErrorLaunchFailure : cudaSuccess; });
+}
+
 FAKE_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   Stream& s = stream_of(stream);
   if (!stream) return fail(cudaErrorStreamCaptureUnsupported, "the null stream cannot be captured");
@@ -131,7 +138,9 @@ FAKE_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* grap
   if (!s.capturing) return fail(cudaErrorIllegalState, "the stream is not being captured");
   *graph = static_cast<CUgraph_st*>(std::exchange(s.capturing, nullptr));
   captures--;
-  return cudaSuccess;
+  if (!(*graph)->invalid) return cudaSuccess;
+  delete std::exchange(*graph, nullptr);
+  return fail(cudaErrorStreamCaptureInvalidated, "the capture was invalidated");
 }
 FAKE_API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = stream_of(stream).capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;

@@ -1,4 +1,5 @@
-"""Registers that are read although no path has written them."""
+"""Registers that are read although no path has written them. The bytes between the members of a struct are such registers, where the
+compiler stores a struct as a whole: these may be put beside others (prmt) and stored in a vector, and nothing else."""
 
 from collections.abc import Iterator
 
@@ -65,9 +66,28 @@ def read(instruction: Instruction) -> list[str]:
     return guard + [name for operand in operands for name in names(operand)]
 
 
+def moved(instruction: Instruction) -> set[str]:
+    """The registers whose bytes an instruction puts beside others, in a register or in memory."""
+    if instruction.op.startswith("prmt"):
+        return set(read(instruction))
+    stored = instruction.operands[-1:] if instruction.op.startswith("st.") else []
+    return {name for operand in stored if isinstance(operand, Vector) for name in names(operand)}
+
+
+def padding(code: list[Instruction]) -> set[str]:
+    """Registers that no instruction writes, or prmt from nothing but such."""
+    found = {name for instruction in code for name in read(instruction)}
+    found -= {name for instruction in code if not instruction.op.startswith("prmt") for name in written(instruction)}
+    bytes_put_together = [i for i in code if i.op.startswith("prmt")]
+    for _ in bytes_put_together:  # as often as one can depend on another
+        found -= {name for i in bytes_put_together if not found.issuperset(read(i)) for name in written(i)}
+    return found
+
+
 def check(kernel: Kernel) -> None:
     """Forward data flow over basic blocks; what may have been written is a set of bits."""
     code, bit = kernel.code, {name: 1 << i for i, name in enumerate(kernel.registers)}
+    between = padding(code)
     starts = {0, *kernel.labels.values()}
     starts |= {
         i + 1 for i, instruction in enumerate(code[:-1]) if instruction.op.split(".")[0] in ("bra", "ret", "exit")
@@ -79,7 +99,7 @@ def check(kernel: Kernel) -> None:
         gained[start] = 0
         for instruction in code[start:end]:
             for name in written(instruction):
-                gained[start] |= bit[name]
+                gained[start] |= bit[name] if name not in between else 0
         last = code[end - 1]
         jump = last.op.split(".")[0]
         following[start] = [kernel.labels[last.operands[0].name]] if jump == "bra" else []
@@ -98,10 +118,11 @@ def check(kernel: Kernel) -> None:
     for start in seen:
         have = reached[start]
         for instruction in code[start : ends[start]]:
+            passed_on = between & moved(instruction)
             for name in read(instruction):
-                if not have & bit[name]:
+                if not have & bit[name] and name not in passed_on:
                     raise PtxError(
                         f"{kernel.name}: {name.split('#')[0]} is read, and nothing has written it: {instruction.text}"
                     )
             for name in written(instruction):
-                have |= bit[name]
+                have |= bit[name] if name not in between else 0

@@ -3,7 +3,7 @@
 from . import Mutant
 
 KERNEL = "check_and_norm_kernel"
-CASES = "check_and_norm"
+CASES = ("check_and_norm",)
 CAPABILITY = 80
 
 MUTANTS = [

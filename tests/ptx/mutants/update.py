@@ -3,7 +3,7 @@
 from . import Mutant
 
 KERNEL = "update_kernel"
-CASES = "update"
+CASES = ("adamw_", "lion_", "sgd_", "lamb_")
 CAPABILITY = 80
 
 MUTANTS = [

@@ -30,17 +30,23 @@ OPERATIONS = {
 }
 
 
+ORDERS = "relaxed", "acquire", "release", "acq_rel"
+
+
 @meaning(
-    r"(?P<name>atom|red)(\.(?P<order>relaxed|acquire|release|acq_rel))?(\.(?P<scope>cta|cluster|gpu|sys))?(\.(?P<space>global|shared)(::cta)?)?"
+    r"(?P<name>atom|red)(?P<modifiers>(\.(relaxed|acquire|release|acq_rel|cta|cluster|gpu|sys|global|shared(::cta)?))*)"
     r"\.(?P<operation>add|inc|dec|min|max|and|or|xor|exch|cas)\.(?P<kind>[bus](32|64)|f32|f64)"
 )
-def atom(block, instruction, pc, name, order, scope, space, operation, kind):
+def atom(block, instruction, pc, name, modifiers, operation, kind):
+    """The manual has order, scope and space in this order; ptxas, and so Triton, takes any."""
+    modifiers = modifiers.removesuffix("::cta").split(".")
+    order = next((m for m in ORDERS if m in modifiers), "relaxed")
+    space = next((m for m in ("global", "shared") if m in modifiers), None)
     operands = list(instruction.operands)
     write = block.writer(operands.pop(0), kind) if name == "atom" else None
     address, b = block.address(operands[0]), block.source(operands[1], kind)
     c = block.source(operands[2], kind) if operation == "cas" else None
     size, kind_of, text, old = BYTES[kind], numpy_type(kind), instruction.text, np.zeros(block.size, numpy_type(kind))
-    order = order or "relaxed"
 
     def run(mask):
         addresses, values = address(), block.per_thread(b)

@@ -1,0 +1,85 @@
+"""The rules about machine code see what they are for: slow code, planted in a copy of the sources. Needs nvcc, no GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..cuobjdump import cuobjdump
+from . import listing, main_loop
+from .gemm_instance import compile_instance
+from .kernel_budgets import BUDGETS
+from .test_kernel_budgets import crowded, too_little_in_flight
+
+ROOT = Path(__file__).parents[2]
+NORM, WALK, GEMM = "kernels/check_and_norm.cu", "kernels/vector_walk.cuh", "kernels/gemm_sm90.cuh"
+TILE = "kernels/gemm_sm90_tile.cuh"
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: nothing can be compiled")
+
+
+def planted(folder: Path, file: str, old: str, new: str) -> Path:
+    """A copy of csrc with the first `old` of a file replaced."""
+    shutil.copytree(ROOT / "csrc", folder / "csrc")
+    text = (ROOT / "csrc" / file).read_text()
+    assert old in text, f"{file} has no {old!r}"
+    (folder / "csrc" / file).write_text(text.replace(old, new, 1))
+    return folder / "csrc"
+
+
+def norm_faults(folder: Path, csrc: Path) -> set[str]:
+    """What the rules say of check_and_norm's kernel for sm_90."""
+    cubin = folder / "norm.cubin"
+    options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
+    command = ["nvcc", *options, "-I", csrc, "-cubin", "-o", cubin, csrc / NORM]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    budget, found = BUDGETS["check_and_norm_kernel"], set()
+    usage = re.findall(r"Function \S*check_and_norm_kernel.*\n\s*REG:(\d+) STACK:(\d+)", cuobjdump("-res-usage", cubin))
+    assert usage
+    for registers, stack in usage:
+        found |= {"spill"} if int(stack) else set()
+        found |= {"registers"} if crowded(budget, int(registers)) or int(registers) > budget.registers else set()
+    for symbol, _, code in listing.listed(cuobjdump("-sass", cubin)):
+        if "check_and_norm_kernel" in symbol and too_little_in_flight(budget, code):
+            found.add("in flight")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "seen"),
+    [
+        (NORM, "kNormLoads = 8", "kNormLoads = 4", {"in flight"}),
+        pytest.param(WALK, "AK_UNROLL", "AK_NO_UNROLL", {"in flight", "spill"}, marks=pytest.mark.exhaustive),
+        pytest.param(NORM, "kNormThreads = 256", "kNormThreads = 512", {"in flight"}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            NORM,
+            "kNormBlocksPerSm = 4;\nconstexpr int kNormLoads = 8",
+            "kNormBlocksPerSm = 2;\nconstexpr int kNormLoads = 16",
+            {"registers"},
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_step_kernels(file, old, new, seen, tmp_path):
+    assert norm_faults(tmp_path, planted(tmp_path, file, old, new)) == seen
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("file", "old", "new", "seen"),
+    [
+        (GEMM, "wgmma_fence();", "wgmma_fence();\n    fence_gpu();", "MEMBAR"),
+        (GEMM, "wgmma_wait<1>();", "wgmma_wait<0>();", "waits"),
+        (GEMM, "AK_UNROLL\n    for (int k16 = 0;", "AK_NO_UNROLL\n    for (int k16 = 0;", "products"),
+        (TILE, "kAccumulators > 160 ? 240 : 232;", "kAccumulators > 160 ? 240 : 136;", "STL"),
+    ],
+)
+def test_main_loop(file, old, new, seen, tmp_path):
+    csrc = planted(tmp_path, file, old, new)
+    ((_, code),) = listing.parse(cuobjdump("-sass", compile_instance(tmp_path, 0, csrc=csrc))).items()
+    found = main_loop.faults(list(code.values()), columns=256, slices=1)
+    assert any(seen in fault for fault in found), found
