@@ -7,23 +7,28 @@ BASE   ?= python3
 # Linux is a CUDA build, which runs without CUDA too; pip takes the smaller CPU build if it is pointed to PyTorch's CPU index
 # (PIP_EXTRA_INDEX_URL). TORCH names another one.
 CUDA   := $(shell command -v nvcc nvidia-smi 2>/dev/null | head -n 1)
-# Triton, which a CPU build does not bring, is for the tests: its interpreter and its compiler need no GPU.
-TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0 $(if $(filter Linux,$(shell uname)),triton==3.6.0))
+# Triton, which a CPU build does not bring, is for the tests: its interpreter and its compiler need no GPU. A CUDA build asks for this one.
+TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0 $(if $(filter Linux,$(shell uname)),triton==3.7.1))
 READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-# Another torch for `make abi`: one binary serves all of them from 2.10 on. It runs a third of the tests.
-ABI_TORCH ?= torch==2.13.0
+# The torch versions of `make abi`, the ends of what one binary serves. A fifth of the tests runs under each.
+ABI_TORCH ?= 2.10.0 2.14.1
 ABI := build/abi
 
 # Two processes or more: a file of tests goes to one of them.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test examples exhaustive ptx abi gpu bench docs lint format mutants build clean
+.PHONY: demo paper test examples exhaustive ptx abi gpu bench docs lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
+
+# The table of Micikevicius et al. in the small, failures included: docs/paper.md. A run that is killed goes on where it was.
+#   make paper ARGS="--task detector --column 'fp16 unscaled' --seed 0"      ARGS="--size large --device cuda" on a GPU
+paper: $(BUILT)
+	$(RUN) -m bench.paper --out runs/paper $(ARGS)
 
 test: $(BUILT)
 	$(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) $(ARGS)
@@ -39,21 +44,40 @@ exhaustive: $(BUILT)
 	$(RUN) -m pytest --exhaustive -m exhaustive
 	$(RUN) tests/emulator/mutate.py
 
-# The PTX of every kernel, executed on the CPU, under more schedules than `make test` takes (docs/ptx.md). Needs nvcc, no GPU.
-ptx: $(BUILT)
-	$(RUN) -m tests.ptx.run --exhaustive --ptx-seeds 12 $(ARGS)
-	$(RUN) -m pytest --exhaustive tests/ptx -k "not executed" $(ARGS)
+# The PTX of every kernel, executed on the CPU (docs/ptx.md, with times). Needs nvcc, no GPU. In parts, each of which may be run alone:
+# all cases of the package's kernels under several schedules; what is counted; Triton's kernels, whose schedules are Triton's concern;
+# a case of each test that wants a GPU; all planted bugs.    make ptx SCHEDULES=12
+SCHEDULES ?= 4
+PTX_PARTS := ptx-kernels ptx-counts ptx-triton ptx-tests ptx-mutants
+.PHONY: $(PTX_PARTS)
+ptx: $(PTX_PARTS)
+
+ptx-kernels: $(BUILT)
+	$(RUN) -m tests.ptx.run --exhaustive --ptx-seeds $(SCHEDULES) -k "not executed_triton" $(ARGS)
+ptx-counts: $(BUILT)
+	$(RUN) -m pytest --exhaustive tests/ptx -k "not executed and not want_a_gpu" $(ARGS)
+ptx-triton: $(BUILT)
+	$(RUN) -m tests.ptx.run --exhaustive tests/ptx/executed_triton.py $(ARGS)
+ptx-tests: $(BUILT)
+	$(RUN) -m tests.ptx.run -m gpu --each 1 tests/ops tests/gpu $(ARGS)
+ptx-mutants: $(BUILT)
 	$(RUN) -m tests.ptx.mutate
 
-# The wheel built here, tested under another torch.
-abi: $(BUILT)
-	rm -rf $(ABI)/wheel
-	$(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $(ABI)/wheel
-	test -x $(ABI)/venv/bin/python || $(BASE) -m venv $(ABI)/venv
-	$(ABI)/venv/bin/python -m pip install --quiet "$(ABI_TORCH)" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
-	$(ABI)/venv/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
-	cd $(ABI) && venv/bin/python -m amp_kernels info --check
-	cd $(ABI) && venv/bin/python -m pytest $(SIDE_BY_SIDE) --sample 3 ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
+# The wheel built here, tested under other versions of torch. Each brings 5 to 7 GB, which go when its tests have passed.
+abi: $(addprefix $(ABI)/,$(ABI_TORCH))
+
+$(ABI)/wheel: $(BUILT)
+	rm -rf $@
+	$(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $@
+
+.PHONY: $(addprefix $(ABI)/,$(ABI_TORCH))
+$(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
+	test -x $@/bin/python || $(BASE) -m venv $@
+	$@/bin/python -m pip install --quiet --no-cache-dir "torch==$*" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
+	$@/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
+	cd $(ABI) && $*/bin/python -m amp_kernels info --check
+	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample 5 ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
+	rm -rf $@
 
 # On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too; so it is looked for first.
 # What is not built yet is built for that GPU alone, unless TORCH_CUDA_ARCH_LIST says otherwise.

@@ -117,7 +117,7 @@ def test_no_host_read(make, max_norm, explicit, kind):
         assert len(ops.host_reads()) == (0 if skips_on_device else 1)
 
 
-def test_a_step_is_one_read_one_update_and_a_handful_of_scalars():
+def test_a_step_is_one_read_one_update_and_one_op_of_scalars():
     """What tests/gpu counts as kernels on a GPU."""
     views = {"reshape", "view", "select", "detach", "alias", "_to_copy", "unbind", "full_like", "ones", "mul"}
     optimizer, scaler = AdamW(params(*range(1, 162))), GradScaler("cpu", init_scale=8.0)
@@ -125,7 +125,7 @@ def test_a_step_is_one_read_one_update_and_a_handful_of_scalars():
         with Ops() as ops:
             iterate(scaler, optimizer, max_norm=1.0)
     names = [name for name in ops.names if name not in views and "record_function" not in name]
-    assert names == ["check_and_norm", "adamw_", "update_scale_", "sign", "add_", "add_", "mul_"]
+    assert names == ["check_and_norm", "adamw_", "update_scale_"]
 
 
 # ---- whole loops ----

@@ -180,3 +180,58 @@ def test_ranks_wait_for_the_answer_before_the_last_and_take_no_later_one(slow_de
     assert [note for _, note in reader.all_but_last()] == [0, 1]
     assert [note for _, note in reader.arrived()] == [2]
     assert [note for _, note in reader.all_but_last()] == []
+
+
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+def test_a_reader_keeps_its_pinned_memory_and_events(monkeypatch):
+    """And never hands out memory that a value is still on its way to, or that another dtype or device needs."""
+
+    class Event:
+        device, done = None, False
+
+        def record(self, stream):
+            self.device, self.done = stream, False
+            events.append(self)
+
+        def query(self):
+            return self.done
+
+    events, made, empty = [], [], torch.empty
+
+    def pinned(shape, dtype, device, pin_memory):
+        assert pin_memory
+        made.append(empty(shape, dtype=dtype))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream or torch.device("cpu"))
+    reader, stream, answers = AsyncReader(), None, []
+
+    def push(value, dtype=torch.int64):
+        reader.push(torch.tensor([value], dtype=dtype).as_subclass(OnGpu), f"of {value}")
+
+    push(1)
+    push(2)
+    assert len(made) == 2
+    events[0].done = True
+    answers += reader.arrived()
+    push(3)  # where 1 was
+    for event in events[1:]:
+        event.done = True
+    answers += reader.arrived()
+    assert answers == [([value], f"of {value}") for value in (1, 2, 3)]
+    assert len(made) == 2
+    push(0.5, torch.float32)
+    assert [m.dtype for m in made[2:]] == [torch.float32]
+    events[-1].done = True
+    stream = torch.device("cuda", 1)
+    assert list(reader.arrived()) == [([0.5], "of 0.5")]
+    push(0.25, torch.float32)
+    events[-1].done = True
+    assert list(reader.arrived()) == [([0.25], "of 0.25")]
+    push(0.75, torch.float32)
+    assert len(made) == 4  # an event belongs to its device

@@ -85,19 +85,33 @@ def test_the_plan_is_asked_for_with_what_the_op_will_pass(monkeypatch):
 
     def plan_gemm(m, n, k, **request):
         asked.append((m, n, k, request))
-        return {"kernel": "sm90", "tile": 1, "splits": 4, "swapped": True}
+        return {"kernel": "sm90", "tile": 1, "splits": 4, "swapped": True, "repacked": True}
 
     tiles = [{}, {"m": 128, "n": 192, "cluster_m": 2, "cluster_n": 1, "consumers": 2, "pingpong": True}]
     monkeypatch.setattr(_host, "plan_gemm", plan_gemm, raising=False)
     monkeypatch.setattr(_host, "gemm_candidates", lambda: {"sm90": tiles}, raising=False)
     shape = Shape(64, 147, 802816, "TN", "fp32+")
     text = ours.gemm_plan(shape, 132, (9, 0))
-    assert text == "sm90 128x192 cluster 2x1, 2 consumers, pingpong, 4 splits, swapped"
+    assert text == "repack, sm90 128x192 cluster 2x1, 2 consumers, pingpong, 4 splits, swapped"
     ours.gemm_plan(Shape(65536, 512, 13, "NT", "relu", batch=2), 108, (8, 0))
-    views = {"m_major_a": True, "n_major_b": True, "tma_operands": False, "tma_output": False, "odd_operands": True}
+    views = {
+        "m_major_a": True,
+        "n_major_b": True,
+        "tma_a": True,
+        "tma_b": False,
+        "tma_output": False,
+        "odd_operands": True,
+    }
     gpu = {"sm_count": 132, "capability": 90}
     assert asked[0] == (64, 147, 802816, {"batch": 1, "out_bytes": 8, "activation": "none", **views, **gpu})
-    views = {"m_major_a": False, "n_major_b": False, "tma_operands": False, "tma_output": True, "odd_operands": True}
+    views = {
+        "m_major_a": False,
+        "n_major_b": False,
+        "tma_a": False,
+        "tma_b": False,
+        "tma_output": True,
+        "odd_operands": True,
+    }
     gpu = {"sm_count": 108, "capability": 80}
     assert asked[1] == (65536, 512, 13, {"batch": 2, "out_bytes": 2, "activation": "relu", **views, **gpu})
 

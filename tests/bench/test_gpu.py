@@ -1,5 +1,8 @@
 """`make gpu` without a GPU: its time adds up, and a hang costs one case and is named. The benchmarks are played by a script."""
 
+import os
+import re
+import subprocess
 import sys
 
 import pytest
@@ -68,9 +71,10 @@ def test_no_time_left_is_a_failure(tmp_path):
     assert gpu.run("late", [sys.executable, "-c", ""], -1.0)[1] == "NOT RUN: no time left"
 
 
-def test_the_shares_add_up_to_eight_minutes_and_every_benchmark_has_one():
+def test_the_shares_add_up_to_nine_minutes_and_every_benchmark_has_one():
     parts = gpu.parts()
-    assert gpu.BUILD_SECONDS + gpu.TEST_SECONDS + sum(part.seconds for part in parts) <= gpu.TOTAL_SECONDS == 480
+    shares = [gpu.BUILD_SECONDS, gpu.TEST_SECONDS, *(part.seconds for part in parts), gpu.TRAINING_SECONDS]
+    assert sum(shares) <= gpu.TOTAL_SECONDS == 540
     run = [op for part in parts for op in part.ops]
     assert sorted([*run, "adamw"]) == sorted(gpu.modules())  # the step times adamw_ and more
 
@@ -100,20 +104,29 @@ def test_what_it_needs_is_named_if_it_is_not_there():
     ]
 
 
-def test_the_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypatch, capsys):
-    ran = []
+class Runs(list):
+    """In place of ``gpu.run``: what was to run, and an output of each."""
 
-    def run(name, command, seconds, log):
-        ran.append((name, [str(part) for part in command], seconds))
+    def __init__(self, monkeypatch, outcomes):
+        self.outcomes = outcomes
+        monkeypatch.setattr(gpu, "run", self.run)
+
+    def run(self, name, command, seconds, log):
+        self.append((name, [str(part) for part in command], seconds))
         log.write_text(f"output of {name}")
-        if "test_ops" in name:
-            (tmp_path / "test_ops").write_text("tests/gpu/test_ops.py::test_a[gemm-triton]")
-            return name, "HUNG for 60 s", 60.0
-        (tmp_path / "test_step").write_text("tests/gpu/test_step.py::test_the_last")
-        return name, "FAILED (exit 1)" if "test_step" in name else "passed", 1.0
+        return name, self.outcomes.get(name, "passed"), 1.0
 
-    monkeypatch.setattr(gpu, "run", run)
+
+def test_the_files_of_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "missing", lambda names: ["xdist"])
+    (tmp_path / "gpu-test_ops").write_text("tests/gpu/test_ops.py::test_a[gemm-triton]")
+    (tmp_path / "gpu-test_step").write_text("tests/gpu/test_step.py::test_the_last")
+    ends = {"ops": "HUNG for 60 s", "step": "FAILED (exit 1)", "threads": "FAILED (exit 5)"}
+    ran = Runs(monkeypatch, {f"tests/gpu/test_{name}.py": end for name, end in ends.items()})
     outcomes = {name: outcome for name, outcome, _ in gpu.tests(tmp_path)}
+    assert outcomes["tests/gpu/test_threads.py"] == "passed"  # pytest found no test in it that is marked gpu
+    assert {"tests/ops/test_gemm.py", "tests/triton/test_gemm.py"} <= set(outcomes)
+    assert len({command[command.index("--progress-file") + 1] for _, command, _ in ran[1:]}) == len(ran) - 1
     assert outcomes["info --check"] == "passed"
     assert outcomes["tests/gpu/test_ops.py"] == "HUNG for 60 s in tests/gpu/test_ops.py::test_a[gemm-triton]"
     assert outcomes["tests/gpu/test_step.py"] == "FAILED (exit 1)"  # the last test is not to blame
@@ -121,6 +134,75 @@ def test_the_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypatch, caps
     for _, command, seconds in ran:
         assert 0 < seconds <= gpu.TEST_SECONDS
         assert "info" in command or {"--require-gpu", "gpu"} <= set(command)
+
+
+def test_with_xdist_they_are_one_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "missing", lambda names: [])
+    ran = Runs(monkeypatch, {"gpu tests": "FAILED (exit 5)"})
+    assert [(name, outcome) for name, outcome, _ in gpu.tests(tmp_path)] == [
+        ("info --check", "passed"),
+        ("gpu tests", "FAILED (exit 5)"),  # no test at all
+    ]
+    command = ran[1][1]
+    assert command[-len(gpu.TESTS) :] == list(gpu.TESTS)
+    assert {"--require-gpu", "tests.gpu.fresh_context", "-n", "--timeout"} <= set(command)
+
+
+def test_every_folder_with_gpu_tests_is_run():
+    folders = [gpu.ROOT / folder for folder in gpu.TESTS]
+    marked = [path for path in (gpu.ROOT / "tests").rglob("*/*.py") if "pytest.mark." + "gpu" in path.read_text()]
+    assert {path.parent for path in marked} == set(folders)
+
+
+BROKEN = """
+import os, pytest, torch
+
+@pytest.mark.parametrize("i", range(6))
+def test_it(i):
+    assert not torch.cuda.broken, "the context was broken before"
+    if i == 2:
+        torch.cuda.broken = True
+    assert i not in (2, 4)
+"""
+FAKE_TORCH = """
+class cuda:
+    broken = False
+    is_initialized = staticmethod(lambda: True)
+    def synchronize():
+        if cuda.broken:
+            raise RuntimeError("illegal memory access")
+"""
+
+
+def test_a_broken_context_costs_one_test(tmp_path):
+    """In the only worker; a test that fails beside it costs no process."""
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    options = [
+        "-p",
+        "tests.gpu.fresh_context",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "1",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        tmp_path,
+    ]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, tmp_path / "test_broken.py"],
+        cwd=gpu.ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "3 failed, 4 passed" in run.stdout, run.stdout  # test 2 failed, and again as what its worker ended in
+    assert set(re.findall(r"worker '(\w+)' crashed", run.stdout)) == {
+        "gw0"
+    }  # once or twice, as the summary's lines are long
+    assert "test_it[2]" in run.stdout.partition("crashed while running")[2].splitlines()[0]
 
 
 def test_a_log_has_what_was_written_before_a_hang(tmp_path):

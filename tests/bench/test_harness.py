@@ -253,7 +253,7 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
         for _ in range(layouts.STEPS):
             adamw.optimizer.step()
             adamw.cast()
-        return adamw.results()
+        return adamw.results
 
     want = layouts.reference(layout, inputs(), None)
     worst_error(two_steps(), want)

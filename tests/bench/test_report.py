@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import goals, report, summary
+
+ROOT = Path(__file__).parents[2]
 
 MACHINE = {
     "device": "Some GPU",
@@ -20,7 +22,13 @@ MACHINE = {
 
 def row(op, shape, dtype, provider, us, baseline_us=None, **more):
     timed = {"p50_us": us, "p20_us": us, "p80_us": us, "error": 1e-3, "gb_per_s": 1e6 / us, "tflops": 5e5 / us}
-    timed |= {"roofline_share": 50 / us, "floor_us": 50.0, "speedup": (baseline_us or us) / us, "baseline": "torch"}
+    timed |= {
+        "bytes": 10**9,
+        "roofline_share": 50 / us,
+        "floor_us": 50.0,
+        "speedup": (baseline_us or us) / us,
+        "baseline": "torch",
+    }
     return {"op": op, "shape": shape, "dtype": dtype, "provider": provider, "status": "ok", **timed, **more, **MACHINE}
 
 
@@ -45,7 +53,9 @@ def step(provider, us, **more):
         "state_bytes": 8 * 10**9,
         "pipeline": "all",
     }
-    return row("step", "llama-1b", "bf16 + split", provider, us, 1000, **{**facts, "host_us": 7.0, **more})
+    return row(
+        "step", "llama-1b", more.pop("dtype", "bf16 + split"), provider, us, 1000, **{**facts, "host_us": 7.0, **more}
+    )
 
 
 def lines(table):
@@ -130,31 +140,137 @@ def results(tmp_path):
     return write
 
 
-def test_the_readme_is_filled_between_its_marks(results, tmp_path):
-    folder = results([*products(), step("torch", 1000), step("amp_kernels", 100)])
-    page = tmp_path / "README.md"
-    page.write_text(f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\n## Next\n")
+def test_pages_are_filled_between_their_marks(results, tmp_path):
+    rows = [*products(), step("torch", 1000, device_us=900.0), step("amp_kernels", 100, device_us=90.0, host_us=3.5)]
+    folder = results([*rows, step("amp_kernels", 80, device_us=60.0, host_us=7.0, dtype="fp32")])
+    full, short = tmp_path / "docs" / "gpu.md", tmp_path / "README.md"
+    full.parent.mkdir()
+    for page in (full, short):
+        page.write_text(f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\n## Next\n")
     for _ in range(2):  # as often as one likes
-        assert report.main([str(folder), "--readme", str(page)]) == 0
-    text = page.read_text()
+        assert report.main([str(folder), "--page", str(full), "--readme", str(short)]) == 0
+    text = full.read_text()
     assert text.startswith(
         f"# Title\n\n{report.BEGIN}\nSome GPU; torch 2.11.0, amp_kernels 0.1.0; commit abc, 2026-01-02."
     )
     assert text.endswith(f"{report.END}\n\n## Next\n")
     assert "old" not in text
     assert "Peers: apex absent, flashoptim 0.1.4. Measured in the same run: copy 4,250 GB/s" in text
+    assert "Rows, table and plots: `../bench/results/some-gpu`." in text
     assert "| aligned | bf16 | 2 | 2.00 | 0.50 | a | 0.80 | 0.40 |" in text
-    assert "![TFLOP/s by shape and provider](bench/results/some-gpu/gemm.png)" in text
     assert "nvjet_256x128\\|x" in text  # a bar in a cell would end it
     assert (folder / "gemm.png").read_bytes().startswith(b"\x89PNG")
     assert "Wrong or not run" not in text
+    assert short.read_text() == (
+        f"# Title\n\n{report.BEGIN}\n"
+        "Some GPU, torch 2.11.0, 2026-01-02. Torch's time over ours: below 1 torch is faster.\n\n"
+        "- products, against cuBLAS, mean (least): aligned 2.00 (0.50), skinny 8.00 (8.00), fp32 accumulated 3.00 (3.00)\n"
+        "- whole optimizer step, llama-1b: 10.00 (device 10.00, host 2.00)\n"
+        f"{report.END}\n\n## Next\n"
+    )
 
 
-def test_the_projects_own_readme_can_be_filled(results, tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text((Path(__file__).parents[2] / "README.md").read_text())
-    assert report.main([str(results(list(products()))), "--readme", str(page)]) == 0
-    assert "| aligned | bf16 |" in page.read_text()
+def test_the_short_form_spans_the_layouts_and_shows_a_slower_step_as_it_is():
+    layouts = [("a", 50, 250.0, 2.0), ("b", 2000, 1000.0, 14.0)]
+    rows = []
+    for dtype, us, device, host in layouts:
+        rows.append({**step("torch", 1000, device_us=500.0, host_us=7.0), "dtype": dtype})
+        rows.append({**step("amp_kernels", us, device_us=device, host_us=host), "dtype": dtype})
+    rows.append({**rows[1], "dtype": "c", "status": "wrong"})
+    del rows[-1]["speedup"]
+    said = summary.text(
+        rows, [training("torch", 50.0, 2.0), training("amp_kernels", 100.0, 1.5), training("x", 1.0, 1.0)]
+    )
+    assert said.splitlines()[2:] == [
+        "- whole optimizer step, llama-1b: 0.50-20.00 (device 0.50-2.00, host 0.50-3.50)",
+        "- training step, gpt2-124m, batch 32: torch 50.0 ms, 2.0 GiB; amp_kernels 100.0 ms, 1.5 GiB",
+        "- wrong or not run: 1",
+    ]
+
+
+def training(provider, ms, peak, dtype="bf16"):
+    name = {"op": "training step", "shape": "gpt2-124m, batch 32", "dtype": dtype, "provider": provider, "status": "ok"}
+    times = {"ms": ms, "p50_us": 1e3 * ms, "speedup": 50 / ms, "ktok_per_s": 32768 / ms, "peak_gib": peak}
+    return {**name, **times, "model": "gpt2-124m", "batch": 32, **MACHINE}
+
+
+def goals_of(rows):
+    return {line["goal"]: line for line in lines(goals.table(rows))}
+
+
+def test_goals_are_on_means_on_the_least_and_on_the_most():
+    rows = [*products(), step("torch", 1000), step("amp_kernels", 500, moved_bytes=9 * 10**9, bytes=9 * 10**9)]
+    rows += [training("torch", 50.0, 20.0), training("amp_kernels", 25.0, 11.0)]
+    found = goals_of(rows)
+    mean, least = found["products, aligned: torch's time over ours"], found["products, aligned: each"]
+    assert (mean["measured"], mean[""], mean["cases"]) == ("2.00", "met", "2")
+    assert (least["measured"], least[""], least["farthest off"]) == ("0.50", "missed", "a bf16")
+    memory = found["training step of GPT-2 124M, bf16: our peak memory over torch eager's"]
+    assert (memory["asked"], memory["measured"], memory[""]) == ("0.55", "0.55", "met")
+    assert found["training step of GPT-2 124M, bf16: torch eager's time over ours"]["measured"] == "2.00"
+    more = goals_of([*rows[:-1], training("amp_kernels", 25.0, 11.1)])
+    assert more["training step of GPT-2 124M, bf16: our peak memory over torch eager's"][""] == "missed"
+    assert not any(name.startswith("LayerNorm") for name in found)  # never timed
+
+
+def test_a_goal_with_a_wrong_case_is_not_met():
+    rows = list(products())
+    rows[4] = {**{key: rows[4][key] for key in (*report.CASE, "provider", "families")}, **MACHINE, "status": "wrong"}
+    rows[1] = {**rows[1], "speedup": 1.5}
+    line = goals_of(rows)["products, aligned: torch's time over ours"]
+    assert (line["measured"], line[""], line["cases"]) == ("1.50", "open", "1 of 2")
+
+
+def test_a_goal_of_a_layout_takes_the_steps_of_its_bytes():
+    sizes = {34: 400, 30: 490, 28: 450, 20: 300}
+    rows = []
+    for size, us in sizes.items():
+        more = {"bytes": size * 10**9, "moved_bytes": size * 10**9}
+        rows += [
+            {**step(provider, t, **more), "dtype": f"{size}"} for provider, t in (("torch", 1000), ("amp_kernels", us))
+        ]
+    found = goals_of(rows)
+    measured = {size: found[f"whole step, Llama-1B, {size} bytes a parameter"] for size in sizes}
+    assert {size: line["measured"] for size, line in measured.items()} == {
+        34: "2.50",
+        30: "2.04",
+        28: "2.22",
+        20: "3.33",
+    }
+    assert [line[""] for line in measured.values()] == ["met", "missed", "met", "met"]
+    assert "whole step, ResNet-50, each" not in found
+
+
+def test_rows_of_several_runs_become_one_folders(results, tmp_path):
+    folder = results(list(products()))
+    later = [
+        row("gemm", "a", "bf16", "amp_kernels", 800, 800, families=["aligned"]),
+        row("norm", "x", "bf16", "torch", 5),
+    ]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(r) + "\n" for r in later))
+    assert report.main([str(folder), "--merge", str(tmp_path / "more.jsonl")]) == 0
+    merged = report.load(folder)
+    assert len(merged) == len(list(products())) + 1
+    assert next(r for r in merged if r["shape"] == "a" and r["provider"] == "amp_kernels")["p50_us"] == 800
+    assert report.main([str(folder), "--merge", str(tmp_path / "absent.jsonl")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "page", "shown"),
+    [
+        ("nvidia-h200", "docs/gpu.md", "full"),
+        ("nvidia-h200", "README.md", "short"),
+        ("amd-epyc", "docs/cpu.md", "full"),
+    ],
+)
+def test_the_projects_pages_show_its_rows(machine, page, shown):
+    folder = ROOT / "bench" / "results" / machine
+    text = report.markdown(folder, ROOT / page) if shown == "full" else summary.text(*report.published(folder))
+    option = "--page" if shown == "full" else "--readme"
+    assert f"{report.BEGIN}\n{text}\n{report.END}" in (ROOT / page).read_text(), (
+        f"python -m bench.report bench/results/{machine} {option} {page}"
+    )
+    assert ("Goals of the kernels on a GPU" in text) == (page == "docs/gpu.md")
 
 
 def test_without_marks_the_page_stays_as_it_is(results, tmp_path, capsys):
@@ -174,7 +290,7 @@ def test_a_quick_look_is_not_published(results, tmp_path, capsys):
     folder = results([*({**r, "quick": True} for r in products()), row("unscale_", "tiny", "fp32", "torch", 10)])
     shown = report.markdown(folder, tmp_path / "README.md")
     assert "unscale_" in shown
-    assert "gemm" not in shown.replace("gemm.png", "")
+    assert "gemm" not in shown
 
 
 def test_wrong_results_and_mixed_runs_are_named_on_the_page(results, tmp_path):

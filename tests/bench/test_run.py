@@ -11,11 +11,23 @@ import torch
 from amp_kernels._dispatch import cpu_isa
 from bench import cpu, peers, run, timing, watch
 from bench.harness import Case, Scope
+from bench.rows import KEY
 
-OPS = {"activation_backward", "adamw_", "check_and_norm", "gemm", "gemm_accumulate_", "lamb_", "linear", "lion_"}
+OPS = {
+    "activation",
+    "activation_backward",
+    "adamw_",
+    "check_and_norm",
+    "gemm",
+    "gemm_accumulate_",
+    "lamb_",
+    "linear",
+    "lion_",
+}
 OPS |= {
     "cast_",
     "cross_entropy",
+    "dropout_add",
     "embedding",
     "exponent_histogram",
     "layer_norm",
@@ -134,7 +146,7 @@ def test_a_row_measured_again_replaces_the_old_one(tmp_path, capsys):
     before = read(tmp_path)
     assert run.main([*options, "--shape", "inf", "--provider", "amp_kernels"]) == 0
     after = read(tmp_path)
-    assert [[row[key] for key in run.KEY] for row in after] == [[row[key] for key in run.KEY] for row in before]
+    assert [[row[key] for key in KEY] for row in after] == [[row[key] for key in KEY] for row in before]
     said = capsys.readouterr()
     assert "\n1 cases, 0 s or more\n" in said.out
     assert "1/1 check_and_norm tiny inf" in said.err
@@ -209,7 +221,7 @@ def test_every_op_has_cases_of_both_sizes(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--op", "conv"], "--op: conv is unknown; accepted: activation_backward, adamw"),
+        (["--op", "conv"], "--op: conv is unknown; accepted: activation, activation_backward, adamw"),
         (["--provider", "liger"], "--provider: liger is unknown; accepted: torch, amp_kernels, apex"),
         (["--device", "tpu"], "--device tpu: not a device"),
     ],

@@ -134,7 +134,7 @@ def test_held_memory_is_the_weights_and_two_moments(text, provider):
 def test_peak_cpu_memory_is_what_is_held_and_the_most_on_top(text):
     trial = Trial(settings(), text, "torch", "fp32")
     before = trial.trainer.held_bytes()
-    with trial._count_cpu_memory():
+    with trial._count():
         first, second = torch.empty(10 << 20, dtype=torch.uint8), torch.empty(5 << 20, dtype=torch.uint8)
         del first
         third = torch.empty(3 << 20, dtype=torch.uint8)

@@ -22,6 +22,7 @@ OPTIONS = st.sampled_from(
         ("AdamW", torch.float32, {}),
         ("AdamW", torch.bfloat16, {"master_weights": "split", "ema_decay": 0.9}),
         ("SGD", torch.float32, {"momentum": 0.9}),
+        ("LAMB", torch.float32, {"use_nvlamb": True, "ema_decay": 0.9}),
         ("Lion", torch.bfloat16, {"state_dtype": torch.bfloat16}),
     ]
 )

@@ -42,12 +42,6 @@ def test_bits_are_those_of_one_process(ranks, world, layout):
             assert it["norm"] < 4e-7, (layout, case)
 
 
-def test_lamb_takes_replicated_parameters(ranks):
-    for it in ranks.run(compare, "replicated", "LAMB", BF16, {"master_weights": "split"}, 0.5, {1: (0, 0)}, world=2):
-        assert it["taken"] == it["expected"] == [True, False, True, True, True, True]
-        assert it["weights"] == 0.0
-
-
 def clipped(layout, case, max_norm):
     return compare(layout, *CASES[case], max_norm, BAD)
 

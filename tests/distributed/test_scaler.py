@@ -164,7 +164,7 @@ def gathered(model):
 
 
 def wrapped(kind):
-    model, everybody = make_model(), {"shard_group": dist.group.WORLD}
+    model, everybody = ak.convert(make_model()), {"shard_group": dist.group.WORLD}
     if kind == "ddp":
         model = DistributedDataParallel(model)
         return model, ak.optim.AdamW(model.parameters(), lr=1e-2), {}

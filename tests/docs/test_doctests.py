@@ -14,7 +14,7 @@ import torch
 import amp_kernels as ak
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-MODULES = (ak, ak.nn, ak.optim, ak.amp, ak.checkpoint, ak.numerics)
+MODULES = (ak, ak.nn, ak.optim, ak.amp, ak.checkpoint, ak.distributed, ak.numerics)
 # By its shortest path, each once.
 PUBLIC = {}
 for module in MODULES:

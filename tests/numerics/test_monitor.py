@@ -108,6 +108,27 @@ def test_writes_lines_and_shows(tmp_path):
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 3  # a resumed run goes on
 
 
+def test_tensorboard_reads_what_was_written(tmp_path):
+    """By TensorBoard's own reader: each figure a curve of its name over steps; what was not measured is left out."""
+    reason = "needs tensorboard, which `make test` installs"
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu", init_scale=8.0)
+    with StepMonitor(optimizer, scaler, every=2, tensorboard=tmp_path) as monitor:
+        train(monitor, optimizer, weight, scaler, [1.0, torch.inf, 0.5])
+    read = reader.EventAccumulator(str(tmp_path)).Reload()
+    curves = {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
+    assert curves.pop("tokens_per_second")[2][0] == 2
+    assert curves == {
+        "loss": [(0, 4.0), (1, math.inf), (2, 1.0)],
+        "scale": [(0, 8.0), (1, 8.0), (2, 4.0)],
+        "skipped": [(0, 0.0), (1, 1.0), (2, 0.0)],
+        "grad_norm": [(0, 2.0), (1, math.inf), (2, 1.0)],
+        "update_ratio": [(0, 0.5), (2, 0.5)],
+        "flushed_share": [(0, 0.0), (2, 0.0)],
+    }
+
+
 def test_no_host_sync():
     """Within a step nothing of the device is read: no ``.item()``."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,20 +1,23 @@
 """cast_: torch's copy_ bit for bit over mixed pairs of dtypes, and stochastic rounding whose mean is the value."""
 
+import contextlib
 import itertools
 
 import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._dispatch import load, nodes
 from amp_kernels.ops.cast import op
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 PAIRS = list(itertools.product(DTYPES, DTYPES))
 
 
-@pytest.fixture(params=["cpu", "emulate", "reference"])
+@pytest.fixture(params=[None, "cpu", "emulate", "reference"])
 def backend(request):
-    with ak.backend(request.param):
+    """``None``: no choice, and on the CPU the module ``_nodes`` where there is one."""
+    with contextlib.nullcontext() if request.param is None else ak.backend(request.param):
         yield request.param
 
 
@@ -91,6 +94,37 @@ def test_autograd_sees_the_write():
     ak.cast_([weight], [torch.zeros(3, dtype=torch.bfloat16)])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
+def test_plain_lists_are_cast_in_cpp_and_others_left_to_python():
+    memory = torch.zeros(16)  # whose halves touch
+    assert nodes.cast_lists([memory[:8], torch.empty(0)], (memory[8:], torch.empty(0, dtype=torch.float16)))
+    with torch.inference_mode():
+        written = torch.zeros(4, dtype=torch.float16)
+    assert nodes.cast_lists([written], [ONE])  # it has no version counter
+    assert (written == 1).all()
+
+    out = torch.zeros(4)
+    others = [
+        ([], []),
+        (out, ONE),
+        ([out], [ONE, ONE]),
+        ([out], [1.0]),
+        ([out], [ONE.double()]),
+        ([out], [torch.ones(5)]),
+        ([out], [torch.ones(2, 2)]),
+        ([out], [torch.ones(4, device="meta")]),
+        ([out], [torch.ones(4).to_sparse()]),
+        ([out[::2]], [ONE[::2]]),
+        ([out, memory[:4]], [ONE, memory[3:7]]),
+        ([out, out], [ONE, HALF]),
+    ]
+    for destinations, sources in others:
+        assert nodes.cast_lists(destinations, sources) is None
+    with ak.backend("cpu"):
+        assert nodes.cast_lists([out], [ONE]) is None
+    assert (out == 0).all()
 
 
 def test_compiled():

@@ -11,23 +11,14 @@ from hypothesis import strategies as st
 import amp_kernels as ak
 from amp_kernels.ops.cross_entropy import cross_entropy
 from amp_kernels.ops.cross_entropy_rows import op
-from amp_kernels.testing.backends import available_backends
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import poisoned_allocations
 
-BACKENDS = ["reference", *(name for name in available_backends(op, "cpu") if name != "triton")]
-TARGETS = [("cpu", name) for name in BACKENDS]
-if torch.cuda.is_available():
-    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(op, "cuda")]
+from .targets import backends_on_cpu, device_for
+
+device = device_for(op)
 DTYPES = [*HALF_DTYPES, torch.float32]
-
-
-@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
-def device(request):
-    device, backend = request.param
-    with ak.backend(backend):
-        yield device
 
 
 def problem(rows, classes, dtype, device="cpu", seed=0, spread=4.0, ignored=True):
@@ -114,7 +105,7 @@ def test_every_size(device, dtype, classes):
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(BACKENDS),
+    st.sampled_from(backends_on_cpu(op)),
     st.sampled_from(DTYPES),
     st.integers(1, 6),
     st.integers(1, 200),
@@ -131,6 +122,16 @@ def test_any_strides_and_addresses(backend, dtype, rows, classes, offset, gap, t
     view.copy_(logits.detach())
     with ak.backend(backend):
         check(view, target)
+
+
+def test_rows_further_apart_than_int32_counts():
+    """Offsets of rows are wrong elsewhere from 2^31 elements on (trl#7266, mamba#1015). Untouched memory takes none."""
+    memory = torch.empty(2**32 + 64, dtype=torch.bfloat16)
+    logits, target, _ = problem(2, 40, torch.bfloat16, "cpu", ignored=False)
+    want = cross_entropy(logits.detach(), target, reduction="none")
+    for apart in (2**31 + 8, 2**32 + 8):
+        view = memory.as_strided((2, 40), (apart, 1)).copy_(logits.detach())
+        assert torch.equal(cross_entropy(view, target, reduction="none"), want)
 
 
 def test_dimensions_after_the_classes(device):
@@ -205,7 +206,7 @@ def test_ignored_rows_count_for_nothing_whatever_they_hold(device):
 
 
 def test_any_ignore_index(device):
-    """A class may be ignored, and one outside of the classes is never used as an index (QuACK)."""
+    """A class may be ignored, and one outside of the classes is never used as an index, nor for weights (QuACK)."""
     logits, target, weight = problem(6, 5, torch.float32, device, ignored=False)
     for index in (2, -1, 10**12):
         target = torch.where(torch.arange(6, device=device) % 2 == 0, index, target)
@@ -257,7 +258,7 @@ def test_fp16_gradients_under_a_loss_scale(device):
 
 
 def test_rows_of_a_loss_have_gradients_of_their_own(device):
-    """Others scale all rows by the first one's (Liger-Kernel#968)."""
+    """Others scale all rows by the first one's (Liger-Kernel#968, #1298)."""
     logits, target, _ = problem(5, 11, torch.float32, device, ignored=False)
     upstream = torch.tensor([1.0, 0.0, -2.0, 3.0, 0.5], device=device)
     cross_entropy(logits, target, reduction="none").backward(upstream)
@@ -266,6 +267,7 @@ def test_rows_of_a_loss_have_gradients_of_their_own(device):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_backward_twice(device, reduction):
+    """With retain_graph, which fails elsewhere (quack#209)."""
     logits, target, _ = problem(4, 9, torch.bfloat16, device)
     loss = cross_entropy(logits, target, reduction=reduction).sum()
     first = torch.autograd.grad(loss, logits, torch.tensor(3.0, device=device).bfloat16(), retain_graph=True)[0].clone()
@@ -278,7 +280,7 @@ def test_backward_twice(device, reduction):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_in_place(device, dtype, reduction):
     """On request only, with a version bump: others write gradients over logits that somebody still reads
-    (Liger-Kernel#272)."""
+    (Liger-Kernel#272, #1251, unsloth#5002)."""
     leaf, target, weight = problem(6, 70, dtype, device)
     outcomes, addresses = [], []
     for inplace in (False, True):
@@ -310,6 +312,39 @@ def test_a_rerun_and_other_rows_change_no_bit(device):
         assert torch.equal(rows, cross_entropy(logits.float(), target, weight, reduction="none", **options))
         one = cross_entropy(logits[3:4].float(), target[3:4], weight, reduction="none", **options)
         assert torch.equal(one, rows[3:4])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "emulate"])
+@pytest.mark.parametrize("classes", [264, 1032])
+def test_other_rows_change_no_bit(backend, classes):
+    logits, target, weight = problem(9, classes, torch.bfloat16, ignored=False)
+    for options in ({}, {"label_smoothing": 0.1, "z_loss": 0.1}):
+        with ak.backend(backend):
+            alone, among = logits[3:4].detach().clone().requires_grad_(), logits.detach().clone().requires_grad_()
+            one = cross_entropy(alone, target[3:4], weight, reduction="none", **options)
+            rows = cross_entropy(among, target, weight, reduction="none", **options)
+            one.sum().backward()
+            rows.sum().backward()
+        assert torch.equal(one[0], rows[3])
+        assert torch.equal(alone.grad[0], among.grad[3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("classes", [10, 64, 100])
+def test_short_rows_worked_on_together_are_each_what_they_are_alone(classes, dtype):
+    """The CPU's kernel takes up to 16 of them at a time, and leaves out what is ignored."""
+    logits, target, weight = problem(37, classes, dtype)
+    for options in ({}, {"weight": weight}, {"weight": weight, "label_smoothing": 0.1, "z_loss": 0.1}):
+
+        def run(rows, options=options):
+            of = logits[rows].detach().clone().requires_grad_()
+            loss = cross_entropy(of, target[rows], reduction="none", **options)
+            loss.sum().backward()
+            return loss.detach(), of.grad
+
+        alone = [run(slice(row, row + 1)) for row in range(37)]
+        for together, each in zip(run(slice(None)), zip(*alone, strict=True), strict=True):
+            assert torch.equal(together, torch.cat(each))
 
 
 def test_without_a_gradient_nothing_of_the_size_of_the_logits_is_made():

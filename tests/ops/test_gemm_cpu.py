@@ -78,6 +78,19 @@ def test_gates_and_values_meet_in_every_block(every_cpu_isa, generator, dtype, w
     torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_exact_where_blocks_are_cut_for_several_threads(every_cpu_isa, generator, threads, count):
+    """Products large enough to wake them, whose blocks are no whole panels and whose last block is smaller."""
+    threads(count)
+    for m, n, layout in ((200, 400, "row"), (130, 514, "column"), (1000, 50, "row")):
+        a = integers(2, m, 160, limit=2, dtype=torch.bfloat16, generator=generator, layout=layout)
+        b = integers(2, 160, n, limit=2, dtype=torch.bfloat16, generator=generator, layout="column")
+        exact = a.double() @ b.double()
+        for activation in ("none", "swiglu"):
+            z = gemm(a, b, activation=activation, out_dtype=torch.float32, preact=True)[1]
+            assert torch.equal(z.double(), exact), (m, n, activation)
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_bits_depend_on_a_row_and_b_alone(every_cpu_isa, generator, threads, dtype):
     """Not on the number of threads, nor on the rows and batches beside; ATen's matmul, `portable`, promises neither."""

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+import amp_kernels as ak
 from amp_kernels.ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
 from amp_kernels.ops._samples import Kind
 from amp_kernels.ops.lamb import lamb_
-from amp_kernels.testing.updates import Update
+from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.testing.updates import KINDS, Update, flat
 
 from .update_rules import BF16, F32
 
@@ -117,3 +119,63 @@ def test_an_infinite_weight_does_not_reach_the_moments(op):
     update.step(op, weight_decay=0.0)  # no ratio
     assert update.weight(0).isinf().tolist() == [False, True, False]
     assert update.moment(0, 0).isfinite().all()
+
+
+def halves(update, between=lambda squares: None, backend="cpu", **call):
+    """Both halves of a step; ``between``: what the ranks do with the sums."""
+    squares = torch.zeros(len(update.params), 2, dtype=torch.float64)
+    with ak.backend(backend):
+        for second in (False, True):
+            params, grads, moments, steps, *others = update.arguments(**call)
+            lamb_.half_op(
+                params, grads, moments, steps if second else [s.clone() for s in steps], *others, squares, second
+            )
+            if not second:
+                between(squares)
+    return squares
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "emulate"])
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_two_halves_are_one_step(backend, found):
+    call = {"grad_scale": 3.0, "sum_sq": 50.0, "max_norm": 2.0, "found_inf": found, "weight_decay": 0.1}
+    whole, halved = (Update("lamb_", KINDS, ((7, 5), (0, 3), (), (1031,))) for _ in range(2))
+    before = [flat(t).clone() for t in halved.tensors]
+    squares = halves(halved, backend=backend, **call)
+    whole.step(**call)
+    for i, (got, wanted, old) in enumerate(zip(halved.tensors, whole.tensors, before, strict=True)):
+        assert_same_bits(flat(got), flat(wanted), f"tensor {i}")
+        assert found == 0.0 or old.isnan().any() or torch.equal(flat(got), old)
+    weights = [old[: p.numel()].double().square().sum() for old, p in zip(before, halved.params, strict=False)]
+    if found:
+        assert not squares.any()
+    else:
+        assert torch.allclose(squares[:3, 0], torch.stack(weights[:3]), rtol=1e-14)  # of fp32 parameters
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "emulate"])
+def test_pieces_step_as_their_tensor(backend):
+    """33 elements in pieces of 20, 0 and 13, whose sums are added up."""
+    call = {**DEFAULTS, "flags": ADAPT_ALL}
+    whole = Update("lamb_", [Kind(F32)], ((33,),))
+    pieces = Update("lamb_", [Kind(F32)], ((20,), (0,), (13,)))
+    for into, source in ((pieces.params, whole.params), (pieces.grads, whole.grads)):
+        into[0].copy_(source[0][:20]), into[2].copy_(source[0][20:])
+    for k in range(2):
+        moments = whole.moments[k][0][16:49]
+        pieces.moments[k][0][16:36], pieces.moments[k][0][48:61] = moments[:20], moments[20:]
+    pieces.steps[0].copy_(whole.steps[0].expand(3))
+    whole.step(**call)
+    halves(pieces, lambda squares: squares.copy_(squares.sum(0).expand(3, 2)), backend, **call)
+    assert torch.equal(torch.cat([pieces.weight(0), pieces.weight(2)]), whole.weight(0))
+
+
+def test_halves_refuse_sums_that_do_not_fit():
+    update = Update("lamb_", [Kind(F32)], ((3,), (5,)))
+    for wrong in (
+        torch.zeros(1, 2, dtype=torch.float64),
+        torch.zeros(2, 2),
+        torch.zeros(2, 4, dtype=torch.float64)[:, ::2],
+    ):
+        with pytest.raises(RuntimeError, match="lamb_half_: squares"):
+            lamb_.half_op.overload(*update.arguments(), wrong, False)

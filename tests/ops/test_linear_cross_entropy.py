@@ -72,7 +72,8 @@ def test_every_option_and_chunk(dtype, reduction, chunk_size, kind):
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_autocast_takes_any_mix_of_dtypes(dtype, x_dtype, reduction):
-    """torch's ignores autocast, and takes 16-bit x with an fp32 weight to a 16-bit loss."""
+    """torch's ignores autocast, and takes 16-bit x with an fp32 weight to a 16-bit loss. And no product goes past
+    autocast (Liger-Kernel#1283)."""
     x, weight, target, bias = problem()
     x = x.detach().to(x_dtype).requires_grad_()
     want, grads = reference(x, weight, target, bias, reduction=reduction)
@@ -87,6 +88,21 @@ def test_autocast_takes_any_mix_of_dtypes(dtype, x_dtype, reduction):
     for leaf, grad in zip((x, weight, bias), grads, strict=True):
         assert leaf.grad.dtype == leaf.dtype
         assert_close(leaf.grad, grad, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_probabilities_of_large_logits_add_up_to_one(dtype):
+    """Logits that are rounded where their sum is made and are not where they are used give probabilities that are 22 %
+    off (marin#8217)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 64, generator=generator).mul(10).to(dtype)
+    weight = torch.randn(50, 64, generator=generator).to(dtype)
+    bias = torch.zeros(50, dtype=dtype, requires_grad=True)
+    assert (x @ weight.t()).abs().max() > 80
+    for row in x.split(1):
+        loss = linear_cross_entropy(row, weight, torch.tensor([0]), linear_bias=bias)
+        grad = torch.autograd.grad(loss, bias)[0].double()
+        assert grad.sum().abs() <= 4 * UNIT_ROUNDOFF[dtype] * grad.abs().sum()
 
 
 def test_the_weights_gradient_does_not_get_worse_with_more_chunks():
@@ -218,6 +234,7 @@ def test_gradcheck_in_float64():
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_compile_fullgraph(reduction):
+    """Nothing is asked of the device on the way, where others call .item() twice (Liger-Kernel)."""
     x, weight, target, bias = problem()
 
     def call(x, weight, bias):

@@ -179,6 +179,8 @@ UPDATES = [
     ({"seed": 2**63}, ValueError, "seed is 9223372036854775808"),
     ({"lrs": [torch.ones(()), torch.ones(())]}, ValueError, "lrs has 2 entries"),
     ({"lrs": [torch.ones((), dtype=torch.float64)]}, TypeError, "lrs.0. is float64"),
+    ({"weight_decays": [torch.ones(()).double()] * 2}, ValueError, "weight_decays has 2 entries"),
+    ({"weight_decays": [torch.ones(())]}, TypeError, "weight_decays.0. is float32.*one element of float64"),
     ({"lr": NAN}, ValueError, "lr.0. is nan"),
     ({"lr": -1.0}, ValueError, "lr.0. is -1.0"),
     ({"weight_decay": NAN}, ValueError, "weight_decay.0. is nan"),

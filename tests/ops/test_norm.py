@@ -48,6 +48,7 @@ def stock(kind, x, shape, weight=None, bias=None, eps=1e-5):
 
 @pytest.mark.parametrize("columns", [1, 2, 15, 16, 17, 63, 64, 65, 768, 1001, 4200])
 def test_forward_within_bounds(backend, kind, columns):
+    """Elements beyond a row, and threads that a short row leaves idle, do not enter its variance (QuACK, twice)."""
     centred = CENTRED[kind]
     for i, dtype in enumerate(DTYPES):
         x = (3 * normal(5, columns, seed=i) + 2).to(dtype)
@@ -73,7 +74,7 @@ def test_the_sum_is_rounded_to_the_residuals_dtype_and_normalised(backend, kind)
         y, total, *_ = norm_forward(x, None, None, residual, **options)
         assert torch.equal(total, (x.float() + residual.float()).to(sum_dtype))
         assert torch.equal(y, norm_forward(total, **options)[0])
-        assert torch.equal(residual, before), "the residual was written to"
+        assert torch.equal(residual, before), "the residual was written to"  # as in nano-vllm#170
 
 
 @pytest.mark.parametrize("columns", [1, 15, 17, 64, 100, 768, 2100])
@@ -87,7 +88,7 @@ def test_backward_within_bounds(backend, kind, columns):
             dx, dx_bound, sums, sums_bound = norm_backward_bound(grad, x, rstd, mean, weight, added)
             # The emulator has threads for the sums of some 4,000 columns.
             for parameters in (0, 1) if columns > 2000 else (0, 1, 2):
-                got, got_sums = norm_backward(grad, x, rstd, mean, weight, added, parameters=parameters)
+                got, got_sums, _ = norm_backward(grad, x, rstd, mean, weight, added, parameters=parameters)
                 assert got.dtype == dtype
                 assert got_sums.shape == (parameters, columns)
                 assert_within(got, dx, dx_bound, "grad_x")
@@ -99,7 +100,7 @@ def test_backward_is_exact_where_it_can_be(backend):
     generator = torch.Generator().manual_seed(0)
     for rows, columns in ((1, 8), (7, 33), (300, 24)):
         x, grad = (torch.randint(-8, 9, (rows, columns), generator=generator).float() for _ in range(2))
-        _, sums = norm_backward(grad, x, torch.ones(rows), torch.zeros(rows), parameters=2)
+        _, sums, _ = norm_backward(grad, x, torch.ones(rows), torch.zeros(rows), parameters=2)
         assert torch.equal(sums, torch.stack([(grad * x).sum(0), grad.sum(0)]))
 
 
@@ -162,14 +163,28 @@ def test_shapes_at_the_edge(kind, shape):
 
 
 def test_many_rows_and_long_rows(kind):
+    """More than 2^16 rows (apex#411), rows longer than a block takes (Liger), in fp32 more than 128k (QuACK's backward)."""
     for shape in ((2**16 + 5, 3), (2, 2**17 + 3)):
-        x = normal(*shape)
+        x = normal(*shape).requires_grad_()
         y = call(kind, x, shape[-1], eps=1e-5)
         options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
-        assert_within(y, *norm_forward_bound(x, None, None, **options))
+        assert_within(y.detach(), *norm_forward_bound(x.detach(), None, None, **options))
+        grad = normal(*shape, seed=1)
+        theirs = x.detach().double().requires_grad_()
+        stock(kind, theirs, shape[-1:]).backward(grad.double())
+        mine = torch.autograd.grad(y, x, grad)[0]
+        torch.testing.assert_close(mine.double(), theirs.grad, rtol=1e-4, atol=1e-4 * theirs.grad.abs().max().item())
+
+
+def test_rows_without_number(kind):
+    """2^23 rows and more, of a length that no vector divides (pytorch#184826)."""
+    x = normal(5, 3, dtype=torch.bfloat16).repeat(2**21, 1)[: 2**23 + 1]
+    y = call(kind, x, 3)
+    assert torch.equal(y, call(kind, x[:5], 3).repeat(2**21, 1)[: len(x)])
 
 
 def test_a_row_does_not_depend_on_its_batch(backend, kind):
+    """Nor does a batch of one differ from others (Paddle#35480, pytorch#149301)."""
     x, grad = normal(37, 300, dtype=torch.bfloat16), normal(37, 300, dtype=torch.bfloat16, seed=1)
     weight = normal(300, seed=2)
 
@@ -198,6 +213,7 @@ def test_the_same_bits_again_and_for_any_number_of_threads(kind):
 
 
 def test_the_incoming_gradient_is_not_written_to(backend, kind):
+    """Others put theirs there (Liger-Kernel#1305)."""
     x, grad = normal(4, 16).requires_grad_(), normal(4, 16, seed=1)
     before = grad.clone()
     call(kind, x, 16).backward(grad)
@@ -265,6 +281,34 @@ def test_every_argument_gets_its_gradient_in_its_dtype(kind):
         y.sum().backward()
         assert (x.grad.dtype, weight.grad.dtype) == (x_dtype, weight_dtype)
         assert residual is None or residual.grad.dtype == residual_dtype
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_a_gradient_of_the_dtype_that_a_leaf_asks_for(with_residual):
+    x = torch.randn(4, 16).bfloat16().requires_grad_()
+    x.grad_dtype = torch.float64
+    y = ak.layer_norm(x, 16, residual=torch.randn(4, 16) if with_residual else None)
+    sum(t.float().sum() for t in (y if with_residual else [y])).backward()
+    assert x.grad.dtype == torch.float64
+
+
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_results_without_a_gradient_give_none(dropout_p):
+    x, residual = torch.randn(4, 16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
+    y, _ = ak.layer_norm(x, 16, residual=residual, dropout_p=dropout_p)
+    GivesNone.apply(y).sum().backward()
+    assert x.grad is None
+    assert residual.grad is None
 
 
 def test_second_derivatives(kind):

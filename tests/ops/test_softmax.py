@@ -9,23 +9,15 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 from amp_kernels.ops.softmax_rows import backward_op, forward_op
-from amp_kernels.testing.backends import available_backends
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.poison import poisoned_allocations
 
+from .targets import device_for
+
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-TARGETS = [("cpu", name) for name in ("reference", *available_backends(forward_op, "cpu")) if name != "triton"]
-if torch.cuda.is_available():
-    TARGETS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in available_backends(forward_op, "cuda")]
+device = device_for(forward_op)
 BOTH = pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 INF, NAN = math.inf, math.nan
-
-
-@pytest.fixture(params=TARGETS, ids=lambda target: "-".join(target))
-def device(request):
-    device, backend = request.param
-    with ak.backend(backend):
-        yield device
 
 
 def ours(log):
@@ -131,6 +123,41 @@ def test_a_fully_masked_row_has_no_gradient_when_safe(device):
         (grad,) = torch.autograd.grad(ours(log)(x, -1, mask=mask, safe=True)[::2].sum() * 3 + x.sum(), x)
         assert torch.equal(grad[1], torch.ones(8, device=device))
         assert not grad.isnan().any()
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["cpu", "emulate"])
+@pytest.mark.parametrize("columns", [264, 1032, 1041])
+def test_other_rows_change_no_bit(backend, columns, log):
+    x, grad = normal(9, columns, dtype=torch.bfloat16), normal(9, columns, dtype=torch.bfloat16, seed=1)
+    with ak.backend(backend):
+        alone, among = x[3:4].clone().requires_grad_(), x.clone().requires_grad_()
+        one, all_rows = ours(log)(alone, -1), ours(log)(among, -1)
+        one.backward(grad[3:4])
+        all_rows.backward(grad)
+    assert torch.equal(one[0], all_rows[3])
+    assert torch.equal(alone.grad[0], among.grad[3])
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [10, 64, 100])
+def test_short_rows_worked_on_together_are_each_what_they_are_alone(columns, dtype, log):
+    """The CPU's kernel takes up to 16 of them at a time; 37 are two blocks and a part of one."""
+    x, grad = normal(37, columns, dtype=dtype), normal(37, columns, dtype=dtype, seed=1)
+    mask = torch.rand(37, columns, generator=torch.Generator().manual_seed(2)) < 0.7
+
+    def run(rows, mask):
+        of = x[rows].clone().requires_grad_()
+        y = ours(log)(of, -1, mask=None if mask is None else mask[rows], safe=True)
+        y.backward(grad[rows])
+        return y.detach(), of.grad
+
+    for masked in (None, mask):
+        together = run(slice(None), masked)
+        alone = [run(slice(row, row + 1), masked) for row in range(37)]
+        for all_rows, each in zip(together, zip(*alone, strict=True), strict=True):
+            assert torch.equal(all_rows.view(torch.uint8), torch.cat(each).view(torch.uint8))
 
 
 @BOTH

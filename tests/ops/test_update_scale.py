@@ -88,6 +88,32 @@ def test_equals_torchs_op_along_a_sequence():
         assert (ours[0].item(), ours[1].item()) == (scale.item(), tracker.item())
 
 
+@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+def test_counts_skips(op):
+    """Each counter, alone or with the other: in all, and the last ones in a row."""
+    total, consecutive, other = torch.tensor(3), torch.tensor(9), torch.tensor(2**40)
+    seen = []
+    for found in ([1.0], [0.0, 2.0], [0.0], [-1.0], [float("nan")], [float("inf")]):
+        flags = [torch.tensor(f) for f in found]
+        op(*state(), flags, 2.0, 0.5, 2, 0.0, 1e9, 1, False, total, consecutive)
+        op(*state(), flags, 2.0, 0.5, 2, 0.0, 1e9, 1, False, other)
+        op(*state(), flags, 2.0, 0.5, 2, 0.0, 1e9, 1, consecutive_skips=(alone := consecutive.clone()))
+        assert alone.item() == (consecutive.item() + 1 if consecutive.item() else 0)
+        seen.append((total.item(), consecutive.item(), other.item() - 2**40))
+    assert seen == [(4, 10, 1), (5, 11, 2), (5, 0, 2), (5, 0, 2), (5, 0, 2), (6, 1, 3)]
+
+
+def test_bad_counters_change_nothing():
+    tensors = state()
+    for name, counter in (("skipped_steps", torch.tensor(1.0)), ("consecutive_skips", torch.tensor([1, 2]))):
+        with pytest.raises(RuntimeError, match=f"update_scale_: {name} must have"):
+            OP(*tensors, [torch.tensor(1.0)], 2.0, 0.5, 2, 0.0, 1e9, 1, **{name: counter})
+        with pytest.raises(TypeError, match=f"{name} is"):
+            module.update_scale_(*tensors, [torch.tensor(1.0)], **{name: counter})
+        assert counter.sum().item() in (1.0, 3)
+    assert [t.item() for t in tensors] == [1024.0, 0, 1]
+
+
 def test_shape_one_is_accepted():
     tensors = tuple(t.reshape(1) for t in state())
     assert run(tensors, [1.0])[0] == 512.0

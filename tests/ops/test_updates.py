@@ -66,12 +66,14 @@ def test_scale_and_clip_are_folded_in(rule, kind):
 
 @RULE
 def test_groups_have_their_own_options(rule):
-    """Two blocks in two groups against two calls with one option for both; learning rates also as tensors."""
+    """Two blocks in two groups against two calls with one option for both; learning rates and weight decays also as tensors."""
     kinds, options = [Kind(F32), Kind(F16, master=F32)], RULES[rule].declared.options
     each = {name: [value, value / 2 + 0.01] for name, value in options.items()}
     each |= {"lr": [0.25, 0.0625], "flags": [0, MAXIMIZE]}
     by_number, _ = stepped(rule, kinds, **each)
-    by_tensor, _ = stepped(rule, kinds, lrs=each["lr"], **{**each, "lr": 7.0})
+    by_tensor, _ = stepped(
+        rule, kinds, lrs=each["lr"], weight_decays=each["weight_decay"], **{**each, "lr": 7.0, "weight_decay": 7.0}
+    )
     assert_same(by_number, by_tensor)
     for block in range(2):
         alone, _ = stepped(rule, kinds, **{name: values[block] for name, values in each.items()})
@@ -314,6 +316,7 @@ def test_required_moments_must_be_there(rule):
         ("ema_decay", lambda x: [*x, 0.5], "ema_decay has 2 entries and flags 1; accepted: 1 per param group"),
         ("flags", lambda x: [*x, 0], r"options has \d entries and flags 2"),
         ("lrs", lambda x: [torch.ones(())] * 2, "lrs has 2 entries and flags 1"),
+        ("weight_decays", lambda x: [torch.ones(())], r"weight_decays\[0\] must have dtype float64; got float32"),
         ("found_inf", lambda x: torch.zeros(2), r"found_inf must have one element; got shape \(2\)"),
         ("sum_sq", lambda x: torch.tensor(1), "sum_sq must have dtype float32; got int64"),
     ],

@@ -10,10 +10,20 @@ import torch
 
 import amp_kernels as ak
 import amp_kernels.optim as akopt
+from amp_kernels._dispatch import nodes
 from amp_kernels.ops._shadows import fresh_shadow
 
 from .optimizers import STATEFUL, bf16, f16, f32, fill
 from .pairs import Pair, cached, make_params, set_grads, warmed
+
+
+@pytest.fixture(autouse=True, params=["Python", *(["C++"] if nodes.step_walk() else [])])
+def walk(request, monkeypatch):
+    """Who looks at the tensors."""
+    if request.param == "Python":
+        monkeypatch.setattr(nodes, "step_walk", lambda: None)
+    return request.param
+
 
 # ---- the same bits ----
 
@@ -124,6 +134,17 @@ def test_gradients_with_other_strides_are_copied_into_order(caplog):
     pair.step(7, hit=True)
 
 
+def test_a_gradient_of_another_size_is_refused():
+    """In the same memory with the same strides: the kernel, which goes by the parameter's size, would read past its end."""
+    params = [torch.nn.Parameter(torch.ones(5)) for _ in range(3)]
+    optimizer = warmed(params)
+    before = [p.detach().clone() for p in params]
+    params[1].grad.resize_(4)
+    with pytest.raises((ValueError, RuntimeError)):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
+
+
 def test_gradients_that_stay_in_place_and_move():
     def in_place(params, number):
         for p in params:
@@ -184,6 +205,17 @@ def test_memory_of_a_freed_gradient_is_never_read():
         rubbish = [torch.full((64,), torch.nan) for _ in range(6)]  # takes the freed memory
         assert all(torch.equal(p, torch.full((64,), -float(value * (value + 1) // 2))) for p in params)
         del rubbish
+
+
+def test_an_optimizer_that_its_parameter_reaches_is_freed():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = warmed([p])
+    assert cached(optimizer) is not None
+    p.owner = optimizer
+    gone = weakref.ref(optimizer), weakref.ref(p)
+    del p, optimizer
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_no_gradient_is_kept_alive():

@@ -45,7 +45,7 @@ def test_the_shared_options_are_in_every_signature(name):
         assert shown[key].annotation == typing.get_type_hints(kind.__init__)[key] == annotation
         assert getattr(kind(params()), key) == shown[key].default
     assert "master_weights: Literal['fp32', 'split', 'none', 'none_rne'] = 'fp32'" in pydoc.render_doc(kind)
-    assert all(f"\n        {key}: " in akopt.MixedPrecision.__doc__ for key in options)
+    assert all(f"\n    {key}: " in inspect.getdoc(akopt.MixedPrecision) for key in options)
 
     class Derived(kind):
         def __init__(self, params, extra=1, **kwargs):
@@ -155,6 +155,7 @@ def test_bad_options(name, key, value, error, text):
         ("state_dtype", bf16),
         ("shadow_dtype", f16),
         ("skip_nonfinite", True),
+        ("unscale_grads", True),
         ("zero_grads", True),
     ],
 )

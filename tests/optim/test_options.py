@@ -328,6 +328,55 @@ def test_momentum_switched_on_starts_its_buffer_anew():
     assert torch.equal(optimizer.state[p]["momentum_buffer"], torch.ones(8))
 
 
+# ---- unscaling gradients ----
+
+
+@EACH
+@pytest.mark.parametrize("value", [8.0, torch.inf])
+@pytest.mark.parametrize("scaler_class", [GradScaler, torch.amp.GradScaler])
+def test_unscaled_and_unclipped_gradients_are_left_behind(name, value, scaler_class):
+    """And the step is that of a twin without the option, with the same skip, norm and clip factor."""
+    found = {}
+    for unscale_grads in (False, True):
+        params = [*weights(), *weights(bf16)]
+        optimizer = make(name, params, unscale_grads=unscale_grads, max_grad_norm=0.5)
+        scaler = scaler_class("cpu", init_scale=4.0)
+        scaler.scale(torch.ones(()))
+        fill(params, 8.0)
+        params[1].grad[2, 3] = value
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (2.0 if value == torch.inf else 4.0)
+        assert params[0].grad.eq(2.0 if unscale_grads else 8.0).all()
+        assert params[-1].grad.eq(2.0 if unscale_grads else 8.0).all()
+        assert params[1].grad[2, 3] == (value if value == torch.inf else 2.0 if unscale_grads else 8.0)
+        found[unscale_grads] = copies(params)
+    assert distance(found[False], found[True]) == 0
+
+
+def test_unscaling_once():
+    """Not after ``unscale_``, not without a scale, not of float16; and the option is read by torch's scaler after a pickle too."""
+    params = weights()
+    optimizer, scaler = make("AdamW", params, unscale_grads=True), GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    fill(params, 8.0)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert params[0].grad.eq(2.0).all()
+    optimizer.step()
+    GradScaler("cpu", enabled=False).step(optimizer)
+    assert params[0].grad.eq(2.0).all()
+    assert not pickle.loads(pickle.dumps(optimizer))._step_supports_amp_scaling
+    optimizer = make("AdamW", halves := weights(f16), unscale_grads=True)
+    fill(halves, 8.0)
+    scaler.update()
+    before = copies(halves)
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
+        scaler.step(optimizer)
+    assert distance(halves, before) == 0
+    assert halves[0].grad.eq(8.0).all()
+
+
 # ---- zeroing gradients ----
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import sys
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import torch
 import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels.ops import _shadows
+from amp_kernels.ops._blocks import ALIGN, state_layout
 from amp_kernels.ops._shadows import fresh_shadow
-from amp_kernels.optim._state import ALIGN, state_layout
 
 from .optimizers import EACH, STATEFUL, bf16, copies, f16, f32, fill, make, reference
 
@@ -212,12 +213,10 @@ def test_step_between_forward_and_backward_is_noticed():
 
 
 @EACH
-def test_closure_hooks_and_profiler_name(name):
+def test_closure_and_profiler_name(name):
     p = param(3)
     optimizer = make(name, [p])
     calls = []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
 
     def closure():
         calls.append("closure")
@@ -230,9 +229,30 @@ def test_closure_hooks_and_profiler_name(name):
     with torch.profiler.profile() as profile:
         loss = optimizer.step(closure)
     assert loss.requires_grad
-    assert calls == ["pre", "closure", "post"]
+    assert calls == ["closure"]
     assert any(event.key == f"Optimizer.step#{name}.step" for event in profile.key_averages())
     assert optimizer.step() is None
+
+
+@pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize("of_all", [False, True], ids=["of one optimizer", "of all"])
+def test_each_kind_of_hook_alone(pre, of_all):
+    p = param(3)
+    optimizer = make("AdamW", [p])
+    calls = []
+    name = f"register_{'optimizer_' if of_all else ''}step_{'pre' if pre else 'post'}_hook"
+    handle = getattr(sys.modules["torch.optim.optimizer"] if of_all else optimizer, name)(
+        lambda *_: calls.append(p.detach().clone())
+    )
+    before = p.detach().clone()
+    try:
+        step(optimizer, [p])
+    finally:
+        handle.remove()
+    assert len(calls) == 1
+    assert torch.equal(calls[0], before) == pre
+    step(optimizer, [p])
+    assert len(calls) == 1
 
 
 def test_schedulers_drive_it():

@@ -8,6 +8,7 @@ import amp_kernels.optim as akopt
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops import _blocks, check_and_norm
 from amp_kernels.ops.adamw import adamw_
+from amp_kernels.ops.lamb import lamb_
 from amp_kernels.optim import _cached_step
 from amp_kernels.testing.emulator import launches
 
@@ -41,17 +42,17 @@ def test_a_call_below_autograd_bumps_versions():
     assert [t._version for t in (scale, tracker, left)] == [version + 1 for version in versions]
 
 
-def table_of(params):
-    optimizer = akopt.AdamW(params, lr=0.1)
+def table_of(params, kind=akopt.AdamW):
+    optimizer = kind(params, lr=0.1)
     for _ in range(3):
         for p in params:
             p.grad = torch.ones_like(p)
         optimizer.step()
-    ((batch, grads, table),) = optimizer._collect()
+    ((batch, _, table),) = optimizer._collect()
     hyper = optimizer._current_hyper_parameters()
     options = optimizer._packed_options(hyper)
-    tail = ([], None, None, None, options, hyper.decays, hyper.flags, 0.0, 0)
-    return grads, table.tensor.clone(), optimizer._state_of(batch, hyper), tail
+    tail = ([], [], None, None, None, options, hyper.decays, hyper.flags, 0.0, 0)
+    return [p.grad for p in params], table.tensor.clone(), optimizer._state_of(batch, hyper), tail
 
 
 @pytest.mark.parametrize(
@@ -109,3 +110,29 @@ def test_on_the_emulator_a_table_reaches_the_emulated_kernels():
         adamw_.of_table(table, *state, *tail)
         assert [launch.name for launch in launches()] == ["update_prepare", "adamw_"]
     assert all(not torch.equal(p, q) for p, q in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "emulate"])
+def test_halves_of_a_step_from_a_table(backend):
+    """LAMB over pieces of tensors: each half does what it does with lists."""
+    if not getattr(REGISTRY["lamb_half_"].built, backend):
+        pytest.skip(f"the {backend} library is not built")
+    found = []
+    with ak.backend(backend):
+        for from_table in (False, True):
+            params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
+            grads, table, state, tail = table_of(params, akopt.LAMB)
+            layout = table[:, _blocks.TABLE_COLUMNS - 5 :].contiguous()
+            squares = torch.zeros(2, 2, dtype=torch.float64)
+            for second in (False, True):
+                if from_table:
+                    lamb_.half_of_table(table, *state, *tail, squares, second)
+                else:
+                    lamb_.half_op([p.detach() for p in params], grads, *state, layout, *tail, squares, second)
+            found.append([squares, *(p.detach() for p in params), *(buffer.clone() for buffer in state[0])])
+        assert all(map(torch.equal, *found))
+        assert found[0][0].count_nonzero() == 4
+        with pytest.raises(
+            RuntimeError, match=r"lamb_: squares must be contiguous with shape \(2, 2\); got shape \(3, 2\)"
+        ):
+            lamb_.half_of_table(table, *state, *tail, torch.zeros(3, 2, dtype=torch.float64), False)

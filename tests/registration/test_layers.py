@@ -20,7 +20,7 @@ ROOMS = {
     "nn": {"_dispatch", "ops"},
     "numerics": {"amp", "distributed", "ops"},
     "optim": {"_dispatch", "distributed", "ops"},
-    "distributed": set(),
+    "distributed": {"_dispatch", "ops"},
     "ops": {"_dispatch"},
     "_triton": {"ops"},
     "_dispatch": set(),

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from bench.gemm_shapes import CUDA, Shape
-from bench.measured import H200
-from bench.plan import CHIPS, floor_us, plan, request
+from bench.measured import product, product_us, tiles
+from bench.plan import CHIPS, choice, floor_us, plan, request
+from bench.tiles import EPILOGUES, tile_name
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 TILES = _host.gemm_candidates()["sm90"]
 CHIP = CHIPS["H200"]
-TIMED = [timed for timed in H200 if timed.shape.aligned]
-SUITE = [*(s for s in CUDA if s.aligned), *(timed.shape for timed in TIMED)]
+SUITE = list(dict.fromkeys([*(s for s in CUDA if s.aligned), *(timed.shape for timed in tiles())]))
 # The linear layers of transformers: forward, input gradient, weight gradient.
 LINEAR = [
     shape
@@ -25,46 +25,91 @@ LINEAR = [
     for n, k in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
     for shape in (Shape(rows, n, k, "NT"), Shape(rows, k, n, "NN"), Shape(n, k, rows, "TN", "fp32"))
 ]
+NAMES = {tile_name(tile): tile for tile in TILES}
+# Of each product that was timed, what every compiled tile took in microseconds.
+GOLDEN = {timed: {c: us for c, us in found.items() if c.tile in NAMES} for timed, found in tiles().items()}
 
 
-def warm(timed) -> dict:
-    return {"dram": 1e12} if timed.in_l2 else {}
+def asked(timed, rates: dict) -> dict:
+    s = timed.shape
+    return {"m": s.m, "n": s.n, "k": s.k, **request(s), **EPILOGUES[timed.epilogue], **rates}
 
 
-# Rows, columns and blocks of a cluster that the prototype had, some of them with both.
-PROTOTYPE = [
-    {"m": m, "n": n, "cluster_m": cluster, "cluster_n": 1, "consumers": min(2, m // 64), "pingpong": False}
-    for m, n in [(128, n) for n in (64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)]
-    + [(256, 128), *((64, n) for n in (32, 48, 64, 96, 128, 256))]
-    for cluster in (1, 2)
-]
+def rms(errors) -> float:
+    squares = [e * e for e in errors]
+    return math.sqrt(sum(squares) / len(squares))
 
 
-def prototype_us(timed) -> float:
-    """The model's time with the best of the tiles, and splits, that the prototype had."""
-    shape, options = timed.shape, request(timed.shape) | warm(timed)
-    narrow = 64 if options["n_major_b"] else 8  # columns of a load
-    tiles = [t for t in PROTOTYPE if t["n"] // t["cluster_m"] % narrow == 0]
-    splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (shape.result == "16" and shape.k // 64 // s >= 4)]
-    return min(
-        _host.gemm_sm90_microseconds(t, s, False, shape.m, shape.n, shape.k, **options) for t in tiles for s in splits
-    )
+def tile_errors(rates: dict) -> list[float]:
+    """Logarithms of measured over predicted times of plain products, for tiles that a plan could mean: within half as much again of the
+    fastest."""
+    errors = []
+    for timed, found in GOLDEN.items():
+        if timed.epilogue == "none":
+            keywords, least = asked(timed, rates), min(found.values())
+            predicted = {c: _host.gemm_sm90_microseconds(NAMES[c.tile], c.splits, c.swapped, **keywords) for c in found}
+            errors += [math.log(us / predicted[c]) for c, us in found.items() if us < 1.5 * least]
+    return errors
 
 
-def test_times_are_those_measured():
-    errors = {t.shape.name: math.log(prototype_us(t) / t.prototype) for t in TIMED if t.prototype}
-    assert len(errors) >= 19
-    assert math.sqrt(sum(e * e for e in errors.values()) / len(errors)) <= 0.10
-    assert max(map(abs, errors.values())) <= 0.2, errors
+def plans(rates: dict) -> dict:
+    """Of each product: how much longer its plan took than the fastest tile, and its time over what the model says."""
+    found = {}
+    for timed, measured in GOLDEN.items():
+        made = _host.plan_gemm(**asked(timed, rates))
+        us = measured[choice(made)]  # all that can be planned was timed
+        found[timed] = us / min(measured.values()) - 1, us / made["microseconds"]
+    return found
+
+
+def plain_holds(rates: dict) -> bool:
+    """What the model promises of plain products, with some margin over what it reaches: 0.088 and 0.012."""
+    regrets = [regret for timed, (regret, _) in plans(rates).items() if timed.epilogue == "none"]
+    return rms(tile_errors(rates)) <= 0.092 and sum(regrets) / len(regrets) <= 0.015
+
+
+def epilogues_hold(rates: dict) -> bool:
+    """The same of products with an epilogue, of its times: 0.068 and 0.013. An epilogue that is written anew has to be timed anew."""
+    found = {timed: both for timed, both in plans(rates).items() if timed.epilogue != "none"}
+    regrets, ratios = zip(*found.values(), strict=True)
+    return rms(map(math.log, ratios)) <= 0.075 and sum(regrets) / len(regrets) <= 0.016
+
+
+def test_times_and_choices_are_those_measured():
+    assert len(GOLDEN) == 61
+    assert len(tile_errors({})) > 300
+    assert plain_holds({})
+    assert epilogues_hold({})
+
+
+def test_no_plan_of_the_benchmark_is_far_from_the_fastest_tile():
+    """But for one time: 128x256 on 65536x1024x1024 took 184 us in the sweep and 214 in the benchmark, where the plan's tile took 200."""
+    suite = {replace(shape, control=False) for shape in CUDA}
+    regrets = {timed: regret for timed, (regret, _) in plans({}).items() if timed.epilogue == "none"}
+    worst = {timed.shape.name: regret for timed, regret in regrets.items() if timed.shape in suite and regret > 0.08}
+    assert worst == {"65536x1024x1024 NT": pytest.approx(0.088, abs=0.001)}
+
+
+@pytest.mark.parametrize("rate", _host.gemm_rates())
+def test_every_rate_is_held_by_what_was_measured(rate):
+    value = _host.gemm_rates()[rate]
+    for changed in ({rate: value / 2}, {rate: value * 2}):
+        assert not (plain_holds(changed) and epilogues_hold(changed))
 
 
 def test_no_plan_is_far_from_the_roofline_where_cublas_is_not():
-    for timed in TIMED:
-        floor = floor_us(timed.shape, CHIP)
-        if timed.in_l2 or floor / timed.cublas < 0.9:
+    """By the floors of that run, from the rates that the GPU had in it."""
+    near, far = 0, set()
+    for shape in (s for s in CUDA if s.aligned and s.result in ("16", "fp32", "fp32+")):
+        cublas = product(shape, "torch")
+        if cublas["floor_us"] / cublas["p50_us"] < 0.9:
             continue
-        predicted = plan(timed.shape, CHIP)["microseconds"]
-        assert floor / predicted >= 0.9, (timed.shape.name, predicted, floor)
+        if cublas["floor_us"] / plan(shape, CHIP)["microseconds"] >= 0.9:
+            near += 1
+        else:
+            far.add(shape.name)
+    assert near >= 30
+    assert far == {"12544x256x2304 NT"}  # 28 us were measured, cuBLAS took 25
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
@@ -77,19 +122,14 @@ def test_nothing_is_faster_than_memory_and_tensor_cores(chip):
         assert plan(shape, chip, bias)["microseconds"] >= floor_us(shape, at_most), shape.name
 
 
-def test_small_errors_of_a_rate_lead_to_no_tile_that_nobody_timed():
-    flips = []
-    for shape, bias in itertools.product([*SUITE, *LINEAR], (False, True)):
-        if shape.result not in ("16", "fp32", "fp32+") or (bias and shape.result != "16"):
-            continue
-        options = {**request(shape, bias), **CHIP.request}
-        if not TILES[_host.plan_gemm(shape.m, shape.n, shape.k, **options)["tile"]]["timed"]:
-            continue
-        for (rate, value), factor in itertools.product(_host.gemm_rates().items(), (0.8, 1.2)):
-            changed = _host.plan_gemm(shape.m, shape.n, shape.k, **{**options, rate: value * factor})
-            if not TILES[changed["tile"]]["timed"]:
-                flips.append((shape.name, bias, rate, factor))
-    assert not flips
+def test_small_errors_of_a_rate_cost_little():
+    for (rate, value), factor in itertools.product(_host.gemm_rates().items(), (0.8, 1.2)):
+        regrets = [regret for regret, _ in plans({rate: value * factor}).values()]
+        assert sum(regrets) / len(regrets) <= 0.035, (rate, factor)
+
+
+def test_every_tile_that_is_compiled_was_timed():
+    assert {c.tile for found in tiles().values() for c in found} >= set(NAMES)
 
 
 def test_every_tile_that_is_compiled_is_the_choice_for_something():
@@ -117,13 +157,28 @@ def test_an_epilogue_costs_its_instructions_where_nothing_hides_it():
 
     def extra(tile: dict, k: int) -> float:
         times = [
-            _host.gemm_sm90_microseconds(tile, 1, False, *shape[:2], k, activation=a, plain=False, in_registers=False)
+            _host.gemm_sm90_microseconds(tile, 1, False, *shape[:2], k, activation=a, power=1e12)  # at a steady clock
             for a in ("relu", "gelu")
         ]
         return times[1] - times[0]
 
     assert extra(cooperative, 768) == pytest.approx(extra(cooperative, 4096), rel=0.02)
     assert extra(pingpong, 4096) < 0.1 * extra(cooperative, 4096)
+
+
+def test_unaligned_products_beat_cublas():
+    """Predictions, in microseconds: what TMA cannot read is copied first, what it cannot write is stored by threads."""
+    most = {Shape(4097, 4097, 4097, "NT"): 300, Shape(16384, 50257, 768, "NT"): 2100, Shape(1025, 1024, 1026, "NT"): 20}
+    for shape, us in most.items():
+        assert plan(shape, CHIP)["microseconds"] <= us <= product_us(shape, "torch"), shape.name
+
+
+def test_odd_rows_of_a_result_cost_little():
+    """GPT-2's unpadded head: predicted at 2.1 ms at most, where cuBLAS took 13.9."""
+    assert plan(Shape(16384, 50257, 768, "NT"), CHIP)["microseconds"] <= 2100
+    for odd, even in ((50257, 50264), (4097, 4104)):
+        times = [plan(Shape(16384, n, 768, "NT"), CHIP, bias=True)["microseconds"] for n in (odd, even)]
+        assert times[0] <= 1.25 * times[1]
 
 
 def test_a_rate_that_does_not_exist_is_refused():

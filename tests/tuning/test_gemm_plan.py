@@ -58,7 +58,8 @@ def requests():
                 "k": k,
                 "m_major_a": m_major_a,
                 "n_major_b": n_major_b,
-                "tma_operands": all(size % 8 == 0 for size in lines),
+                "tma_a": lines[0] % 8 == 0,
+                "tma_b": lines[1] % 8 == 0,
                 "odd_operands": any(size % 2 for size in lines),
                 "tma_output": n % 8 == 0,
             }
@@ -77,18 +78,19 @@ def assert_legal(plan: dict, request: dict) -> None:
     assert plan["splits"] >= 1
     assert plan["splits"] == 1 or -(-request["k"] // 64) // plan["splits"] >= 4, "a split with hardly any work"
     if plan["kernel"] == "sm80":
-        assert not request["tma_operands"]
+        assert not (request["tma_a"] and request["tma_b"])
+        assert not plan["repacked"]
         assert plan["tile"] < len(CANDIDATES["sm80"])
         assert not plan["swapped"]
         return
     assert plan["kernel"] == "sm90"
-    assert request["tma_operands"]
+    assert plan["repacked"] == (not (request["tma_a"] and request["tma_b"]))
     tile = CANDIDATES["sm90"][plan["tile"]]
     n_major_b = request["m_major_a"] if plan["swapped"] else request["n_major_b"]
     assert not n_major_b or tile["n"] // tile["cluster_m"] % 64 == 0, "boxes of 64 columns"
-    by_tma = request["tma_output"] and not plan["swapped"] and (request["out_bytes"] == 2 or tile["n"] % 64 == 0)
+    in_rows = not plan["swapped"] and (request["out_bytes"] == 2 or tile["n"] % 64 == 0)
     plain = request["activation"] == "none" and request["side_bytes"] == 0
-    assert tile["takes_epilogue"] or (plain and by_tma), "no registers for an epilogue"
+    assert tile["takes_epilogue"] or (plain and in_rows), "no registers for an epilogue"
     swiglu = request.get("activation") == "swiglu"
     if plan["swapped"]:
         assert not swiglu
@@ -154,9 +156,27 @@ def test_kernel_follows_the_chip_and_the_build(capability, built, kernel):
     assert _host.plan_gemm(512, 512, 512, capability=capability, **built)["kernel"] == kernel
 
 
-def test_unaligned_operands_go_to_mma_sync():
-    assert _host.plan_gemm(4097, 4097, 4097, tma_operands=False, odd_operands=True)["kernel"] == "sm80"
-    assert _host.plan_gemm(16384, 50257, 768, tma_output=False)["kernel"] == "sm90"  # C may lie anywhere
+def test_unaligned_operands_are_copied_where_that_pays():
+    odd = {"tma_a": False, "tma_b": False, "odd_operands": True, "tma_output": False}
+    large, small = _host.plan_gemm(4097, 4097, 4097, **odd), _host.plan_gemm(9, 9, 9, **odd)
+    assert (large["kernel"], large["repacked"]) == ("sm90", True)
+    assert (small["kernel"], small["repacked"]) == ("sm80", False)
+    assert _host.plan_gemm(4097, 4097, 4097, **odd, sm90=False)["kernel"] == "sm80"
+    lies_anywhere = _host.plan_gemm(16384, 50257, 768, tma_output=False)
+    assert (lies_anywhere["kernel"], lies_anywhere["repacked"]) == ("sm90", False)
+
+
+def test_a_copy_is_paid_for():
+    """Each operand that is copied is read and written once more, at the memory's rate."""
+    shape = (8192, 4096, 4096)
+    times = {
+        (a, b): _host.plan_gemm(*shape, tma_a=a, tma_b=b, odd_operands=not (a and b))["microseconds"]
+        for a, b in itertools.product((True, False), repeat=2)
+    }
+    launch = _host.gemm_rates()["start"] / _host.gemm_rates()["clock"]
+    for (a, b), time in times.items():
+        copied = 4 * 4096 * ((not a) * 8192 + (not b) * 4096) / _host.gemm_rates()["dram"]
+        assert time == pytest.approx(times[True, True] + copied + (not (a and b)) * launch)
 
 
 def test_an_unknown_activation_is_refused():
@@ -164,17 +184,33 @@ def test_an_unknown_activation_is_refused():
         _host.plan_gemm(8, 8, 8, activation="tanh")
 
 
+SIZES_OF_CASES = (8, 24, 72, 136, 264, 392, 776, 1544, 2568, 3080, 5128)
+LAYOUTS = list(itertools.product((False, True), repeat=2))
+
+
 def test_the_gpu_tests_take_every_plan():
     """Each tile, swapped or not, in splits or not, that some shape is given on an H200."""
-    sizes = (8, 24, 72, 136, 264, 392, 776, 1544, 2568, 3080, 5128)
-    layouts = list(itertools.product((False, True), repeat=2))
 
     def chosen(case):
         plan = _host.plan_gemm(**case.request)
         return plan["kernel"], plan["tile"], plan["swapped"], plan["splits"] > 1
 
     covered = {chosen(case) for case in gemm_cases.CASES}
-    for m, n, k in itertools.product(sizes, sizes, (72, 1096, 4104)):
-        for kind, layout in itertools.product(gemm_cases.KINDS, layouts):
+    for m, n, k in itertools.product(SIZES_OF_CASES, SIZES_OF_CASES, (72, 1096, 4104)):
+        for kind, layout in itertools.product(gemm_cases.KINDS, LAYOUTS):
             case = gemm_cases.GemmCase(kind, m, n, k, *layout)
             assert chosen(case) in covered, case
+
+
+def edges_of_c(case: gemm_cases.GemmCase) -> set[tuple]:
+    plan = _host.plan_gemm(**case.request)
+    return gemm_cases.edges_of_c(case, plan, CANDIDATES[plan["kernel"]][plan["tile"]])
+
+
+def test_the_gpu_tests_take_tiles_beside_c():
+    covered = set().union(*map(edges_of_c, gemm_cases.CASES))
+    odd = tuple(size + 1 for size in SIZES_OF_CASES)
+    for m, n, k in itertools.product(SIZES_OF_CASES, SIZES_OF_CASES + odd, (72, 1096, 4104)):
+        for kind, layout in itertools.product(gemm_cases.KINDS, LAYOUTS):
+            case = gemm_cases.GemmCase(kind, m, n - n % 2 if kind == "swiglu" else n, k, *layout)
+            assert edges_of_c(case) <= covered, case

@@ -1,0 +1,79 @@
+"""The training step of GPT-2: every provider takes the same one, and what is left says whose time and memory it is."""
+
+import json
+
+import pytest
+import torch
+
+from bench import gpt2, step_models
+
+PROVIDERS = ["torch", "amp_kernels", "amp_kernels graph"]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for module in (gpt2, step_models):
+        monkeypatch.setattr(module, "WORDS", 64)
+        monkeypatch.setattr(module, "CONTEXT", 16)
+    monkeypatch.setitem(step_models.MODELS, "gpt2-124m", step_models.Config(width=32, heads=2, layers=3, batch=2))
+
+
+def run(tmp_path, *options):
+    common = ["--device", "cpu", "--steps", "1", "--rounds", "3", "--out", str(tmp_path / "new")]
+    assert gpt2.main([*common, *options]) == 0
+    return [json.loads(line) for line in (tmp_path / "new" / "gpt2.jsonl").read_text().splitlines()]
+
+
+def test_all_take_the_same_step(small, tmp_path, capsys):
+    rows = run(tmp_path, "--provider", ",".join(PROVIDERS), "--layers", "2", "--profile")
+    assert [(row["dtype"], row["provider"]) for row in rows] == [(d, p) for d in ("bf16", "fp16") for p in PROVIDERS]
+    for row in rows:
+        losses = row["losses"]
+        assert (row["model"], row["layers"], row["batch"], len(losses)) == ("gpt2-124m", 2, 2, 4)
+        assert {"device", "commit", "date", "versions"} <= set(row)
+        assert "peak_gib" not in row  # which torch counts on CUDA alone
+        first = rows[0 if row["dtype"] == "bf16" else len(PROVIDERS)]["losses"]
+        assert losses == pytest.approx(first, rel=5e-3)
+        assert max(losses) - min(losses) > 5e-3 * first[0]  # so that a step left out would show
+    printed = capsys.readouterr().out
+    assert "2 layers, 2 x 16 tokens" in printed
+    assert "bf16 amp_kernels graph: microseconds of a step" in printed
+
+
+def test_rates_are_of_medians_and_ratios_of_turns(small, tmp_path, monkeypatch):
+    taken = iter([1.0, 0.5, 3.0, 1.0, 2.0, 0.1])  # seconds of a step: torch and ours in turn
+    monkeypatch.setattr(gpt2, "seconds", lambda step, steps, device: next(taken))
+    torchs, ours = run(tmp_path, "--provider", "torch, amp_kernels", "--dtype", "bf16", "--batch", "5")
+    assert (torchs["ms"], ours["ms"]) == (2000, 500)
+    assert (torchs["speedup"], ours["speedup"]) == (1, 3)  # of 2, 3 and 20
+    assert (torchs["ktok_per_s"], ours["ktok_per_s"]) == (5 * 16 / 2000, 5 * 16 / 500)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--provider", "torch,apex"], "--provider: apex is unknown; accepted: torch, torch.compile, amp_kernels, amp"),
+        (["--dtype", "fp32"], "--dtype: fp32 is unknown; accepted: bf16, fp16"),
+        (["--model", "gpt3"], "invalid choice: 'gpt3'"),
+        (["--steps", "0"], "--steps: 0; accepted: 1 or more"),
+        (["--rounds", "0"], "--rounds: 0; accepted: 1 or more"),
+        (["--layers", "0"], "--layers: 0; accepted: 1 or more"),
+        (["--batch", "-1"], "--batch: -1; accepted: 1 or more"),
+    ],
+)
+def test_bad_options_are_refused(options, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpt2.parse(["--device", "cpu", *options])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_fp16_is_scaled_and_bf16_is_not(small, monkeypatch):
+    data = (torch.zeros(1, 16, dtype=torch.long),) * 2
+    for dtype, factor in ((torch.float16, 65536.0), (torch.bfloat16, 1.0)):
+        for provider in ("torch", "amp_kernels"):
+            model = step_models.GPT2(step_models.MODELS["gpt2-124m"], 1)
+            seen = []
+            model.norm.bias.register_hook(lambda grad, seen=seen: seen.append(grad.abs().sum().item()))
+            gpt2.build(provider, model, data, dtype)()
+            assert (seen[0] > 100) == (factor > 1), (provider, dtype, seen)

@@ -1,0 +1,241 @@
+"""The paper's table: what a column switches on, what is resumed, and what is called a failure."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bench import paper, paper_report
+from bench.paper_tasks import SIZES, Task
+
+STEPS = 4
+
+
+class Slope(Task):
+    """One weight, 1 at first, whose gradient is ``slope`` in every batch, by plain SGD: what it must become is known."""
+
+    name, small_steps, batch, optimizer = "slope", STEPS, 1, "SGD"
+    lr, slope = 0.25, 0.5
+
+    def model(self):
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        return model
+
+    def loss(self, model, draw):
+        return (model(torch.ones(1, 1, dtype=model.weight.dtype)).float() * self.slope).sum()
+
+    def metric(self, model):
+        return model.weight.item()
+
+
+@pytest.fixture
+def slope(monkeypatch):
+    """``slope(column, steps, **changes)``: the row of its run."""
+    monkeypatch.setitem(paper.TASKS, "slope", Slope)
+
+    def trained(column, steps=STEPS, **changes):
+        for name, value in changes.items():
+            monkeypatch.setattr(Slope, name, value)
+        return paper.train(paper.Cell("slope", column, 0, "small", steps, "cpu"))
+
+    return trained
+
+
+def row(task, column, seed, metric, **changes):
+    cell = {
+        "task": task,
+        "column": column,
+        "seed": seed,
+        "size": "small",
+        "steps": 1,
+        "device": "cpu",
+        "metric": metric,
+    }
+    cost = {"skipped": 1, "state_bytes": 1 << 20, "peak_bytes": 3 << 20, "seconds": 60.0, "cpu_seconds": 30.0}
+    return {**cell, "zero_share": 0.0, **cost, **changes}
+
+
+def table(values, factor=5.0):
+    """Of one task; ``values``: the metric by column and seed."""
+    rows = [row("t", column, seed, metric) for column, of in values.items() for seed, metric in enumerate(of)]
+    return paper_report.Table(rows, {"t": "loss"}, list(values), factor)
+
+
+@pytest.mark.parametrize("column", paper.COLUMNS)
+def test_every_column_steps_by_learning_rate_and_gradient(slope, column):
+    assert slope(column)["metric"] == 1 - STEPS * 0.25 * 0.5
+
+
+@pytest.mark.parametrize("column", paper.COLUMNS)
+def test_batches_of_a_step_are_averaged(slope, column):
+    assert slope(column, accumulate=8)["metric"] == 1 - STEPS * 0.25 * 0.5
+
+
+def test_gradients_below_fp16_are_lost_without_scaling_and_in_no_other_column(slope):
+    found = {name: slope(name, slope=2.0**-26, lr=2.0**24) for name in paper.COLUMNS}
+    assert {name: found[name]["metric"] for name in found} == {
+        name: 1.0 if name == "fp16 unscaled" else 1 - STEPS / 4 for name in paper.COLUMNS
+    }
+    assert {name for name in found if found[name]["zero_share"] == 1} == {"fp16 unscaled"}
+
+
+@pytest.mark.parametrize(("dtype", "quarter_unit"), [("fp16", 2.0**-13), ("bf16", 2.0**-10)])
+def test_updates_of_a_quarter_of_a_unit_are_lost_without_masters(slope, dtype, quarter_unit):
+    """A unit in the last place of a weight just below 1."""
+    found = {name: slope(name, 64, slope=1.0, lr=quarter_unit)["metric"] for name in paper.COLUMNS if dtype in name}
+    assert found.pop(f"{dtype} no master") == 1
+    if dtype == "bf16":
+        assert 1 - 128 * quarter_unit < found.pop("bf16 stochastic") < 1 - 16 * quarter_unit
+    assert set(found.values()) == {1 - 64 * quarter_unit}
+
+
+def test_a_row_tells_what_a_run_cost(slope):
+    found = slope("fp16", slope=2.0**-20)
+    assert found["state_bytes"] >= slope("fp16 no master")["state_bytes"] + 4  # the master
+    assert found["skipped"] == 0
+    assert found["seconds"] > 0
+    assert slope("fp16", slope=2.0)["skipped"] == 2  # 2^17 and 2^16 are above FP16's largest number
+
+
+def test_a_metric_that_is_not_finite_is_null_in_json(slope, monkeypatch):
+    monkeypatch.setattr(Slope, "metric", lambda self, model: math.nan)
+    assert '"metric": null' in json.dumps(slope("fp32"))
+
+
+# ---- the real tasks
+
+
+# Each task once and each column once, some steps of each: a diagonal of the table.
+CELLS = [*zip(paper.TASKS, [*paper.COLUMNS, "fp16"], strict=True)]
+
+
+@pytest.mark.parametrize(("task", "column"), CELLS)
+def test_a_cell_trains(task, column):
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's; `make test` installs it")
+    before = paper.train(paper.Cell(task, column, 0, "small", 0, "cpu"))["metric"]
+    few = {"classifier": 50, "cnn": 30, "detector": 10, "transformer": 1, "lstm": 1}.get(task, 60)
+    found = paper.train(paper.Cell(task, column, 0, "small", few, "cpu"))
+    assert found["metric"] < before
+    assert 0 <= found["zero_share"] < 1
+    assert found["peak_bytes"] > found["state_bytes"] > 0
+
+
+@pytest.mark.parametrize("task", ["gan", "regression"])
+def test_the_large_size_is_larger_and_trains(task, tmp_path, capsys):
+    name = [
+        "--task",
+        task,
+        "--column",
+        "fp32",
+        "--seed",
+        "0",
+        "--steps",
+        "1",
+        "--processes",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    assert paper.main(name) == paper.main([*name, "--size", "large"]) == 0
+    small, large = (json.loads((tmp_path / f"{file}.jsonl").read_text()) for file in ("paper", "paper-large"))
+    assert large["state_bytes"] > 8 * small["state_bytes"]
+    assert large["size"] == "large"
+    assert paper.TASKS[task](SIZES["large"]).steps > paper.TASKS[task]().steps
+
+
+# ---- resuming
+
+
+def arguments(folder, *more):
+    return ["--task", "slope", "--processes", "1", "--out", str(folder), *more]
+
+
+def test_a_killed_run_goes_on_and_nothing_is_trained_twice(slope, monkeypatch, tmp_path, capsys):
+    one = arguments(tmp_path, "--column", "fp16", "--seed", "1")
+    assert paper.main(one) == 0
+    results = tmp_path / "paper.jsonl"
+    first = results.read_text()
+    results.write_text(first + '{"task": "slope", "column": "fp32", "se')  # the kill came while a line was written
+
+    trained = []
+    monkeypatch.setattr(paper, "train", lambda cell, train=paper.train: trained.append(cell) or train(cell))
+    assert paper.main(arguments(tmp_path)) == 0
+    everything = {(column, seed) for column in paper.COLUMNS for seed in (0, 1, 2)}
+    assert len(trained) == 20
+    assert {(c.column, c.seed) for c in trained} == everything - {("fp16", 1)}
+    assert paper.main(arguments(tmp_path)) == 0
+    assert len(trained) == 20
+    assert len(paper.read(results)) == 21
+    assert results.read_text().startswith(first)
+    assert "21 runs" in capsys.readouterr().out
+
+
+def test_a_run_of_other_steps_or_another_size_is_another_cell(slope, tmp_path, capsys):
+    for more in (["--steps", "2"], [], ["--size", "large"]):
+        paper.main(arguments(tmp_path, "--column", "fp32", "--seed", "0", *more))
+    assert [row["steps"] for row in paper.read(tmp_path / "paper.jsonl")] == [2, STEPS]
+    assert [row["steps"] for row in paper.read(tmp_path / "paper-large.jsonl")] == [4 * STEPS]
+    assert "1 runs" in capsys.readouterr().out.split("paper.jsonl")[1]  # the table is of the cells that were asked for
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--steps", "0"), ("--processes", "0"), ("--task", "chess"), ("--device", "cuda:99")]
+)
+def test_bad_options_are_refused_with_their_name(option, value, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        paper.main(["--out", str(tmp_path), option, value])
+    assert option in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_report_of_nothing_is_an_error(tmp_path, capsys):
+    assert paper.main(["--out", str(tmp_path), "--report"]) == 1
+    assert "no results" in capsys.readouterr().err
+
+
+# ---- the verdict
+
+
+def test_a_failure_exceeds_the_stated_number_of_standard_errors():
+    """Variance 0.01 and three seeds: a standard error of sqrt(2 * 0.01 / 3) = 0.082; the difference is 0.5."""
+    values = {"fp32": [0.9, 1.0, 1.1], "fp16": [1.4, 1.5, 1.6], "bf16": [0.4, 0.5, 0.6]}
+    assert table(values, factor=6.0).failed("t", "fp16")
+    assert not table(values, factor=6.2).failed("t", "fp16")
+    assert not table(values, factor=1.0).failed("t", "bf16")  # better is no failure
+
+
+def test_one_seed_is_no_failure_and_no_spread():
+    single = table({"fp32": [1.0], "fp16": [9.0]})
+    assert not single.failed("t", "fp16")
+    assert single.metric("t", "fp16") == "9"
+
+
+def test_a_run_that_diverged_is_a_failure():
+    diverged = table({"fp32": [1.0, 1.1], "fp16": [1.0, None]})
+    assert diverged.failed("t", "fp16")
+    assert diverged.metric("t", "fp16") == "diverged ✗"
+
+
+def test_vanished_gradients_are_counted_among_those_that_fp32_has():
+    rows = [row("t", "fp32", 0, 1.0, zero_share=0.2), row("t", "fp16", 0, 1.0, zero_share=0.6)]
+    found = paper_report.Table(rows, {"t": "loss"}, ["fp32", "fp16"], 5.0)
+    assert found.vanished("t", "fp16") == pytest.approx(0.5)
+    assert found.vanished_share("t", "fp16") == "50%"
+    assert found.vanished_share("t", "fp32") == "0"
+
+
+def test_the_page_has_every_table_and_the_time_of_all_runs():
+    machine = {"device": "A processor", "versions": {"torch": "2.11.0"}, "date": "2026-01-02T03:04:05"}
+    page = table({"fp32": [1.0, 1.02, 1.01], "fp16": [2.0, 2.02, 2.01]}).page(machine)
+    assert "A processor, torch 2.11.0, 2026-01-02: 6 runs, 3.0 minutes" in page
+    assert "| t, loss | 1.01 ± 0.01 | **2.01 ± 0.01** ✗ |" in page
+    assert "| t | 3 | 3 |" in page
+    assert "| t | 1,024 / 3,072 |" in page
+
+
+def test_the_figure_shows_a_run_that_diverged(tmp_path):
+    assert paper_report.plot(tmp_path / "p.png", table({"fp32": [1.0, 1.1], "fp16": [None, None]}), "title")
+    assert (tmp_path / "p.png").stat().st_size > 5_000

@@ -1,0 +1,267 @@
+"""FP32 sums of 16-bit gradients averaged over ranks, against one process that has all micro-batches."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import amp_kernels as ak
+from amp_kernels.distributed.grad_reducer import GradReducer
+
+from .worlds import everyone
+
+BF16, MICRO_BATCHES = torch.bfloat16, 3
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(ak.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.LayerNorm(16), ak.nn.Linear(16, 3)).to(
+        BF16
+    )
+
+
+def inputs(rank, step):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return [torch.randn(4, 8, generator=generator).to(BF16) for _ in range(MICRO_BATCHES)]
+
+
+def loss(model, x):
+    return model(x).float().square().sum()
+
+
+def accumulate(model, reducer, step):
+    *first, last = inputs(dist.get_rank(), step)
+    with reducer.no_sync():
+        for x in first:
+            loss(model, x).backward()
+    loss(model, last).backward()
+
+
+def error(model, step):
+    """Against the average over ranks of the sums, in float64 from the gradients of each rank's backwards."""
+    reference = copy.deepcopy(make_model())
+    reference.load_state_dict(model.state_dict())
+    sums = [torch.zeros_like(p, dtype=torch.float64) for p in reference.parameters()]
+    with ak.nn.accumulate_fp32(reference):
+        for rank in range(dist.get_world_size()):
+            for x in inputs(rank, step):
+                reference.zero_grad()
+                loss(reference, x).backward()
+                for total, p in zip(sums, reference.parameters(), strict=True):
+                    total += p.grad.double() / dist.get_world_size()
+    pairs = zip(model.parameters(), sums, strict=True)
+    return max(((p.grad.double() - total).norm() / total.norm()).item() for p, total in pairs)
+
+
+def steps(bucket_mb, set_to_none):
+    """Largest error of some steps; the ranks start with different weights."""
+    model = make_model()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(dist.get_rank())
+    handle = ak.nn.accumulate_fp32(model)
+    reducer = GradReducer(model, bucket_mb=bucket_mb)
+    optimizer = ak.optim.AdamW(model.parameters(), lr=1e-2)
+    errors = []
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        accumulate(model, reducer, step)
+        errors.append(error(model, step))
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+        assert all(p.grad.data_ptr() == p.main_grad.data_ptr() for p in (model[0].weight, model[3].weight))
+        optimizer.step()
+    weights = [p.detach().float() for p in model.parameters()]
+    reducer.remove()
+    handle.remove()
+    loss(model, inputs(0, 0)[0]).backward()  # ordinary again
+    return max(errors), weights, len(reducer._buckets)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("bucket_mb", "set_to_none", "buckets"), [(25, True, 1), (1e-4, True, 6), (1e-4, False, 6)])
+def test_sums_are_averaged_in_fp32(ranks, world, bucket_mb, set_to_none, buckets):
+    """Each of the sums over 3 micro-batches and ``world`` ranks rounds once to 2^-24."""
+    found = ranks.run(steps, bucket_mb, set_to_none, world=world)
+    for worst, weights, count in found:
+        assert worst <= (MICRO_BATCHES + world) * 2.0**-24
+        assert count == buckets
+        assert all(map(torch.equal, weights, found[0][1]))
+
+
+def order():
+    """Which gradients are there when a bucket is sent: what is sent early is sent while the backward still runs."""
+    model = make_model()
+    ak.nn.accumulate_fp32(model)
+    reducer = GradReducer(model, bucket_mb=1e-4)
+    seen = []
+
+    def hook(state, bucket):
+        seen.append((bucket.index(), sum(p.grad is not None for p in model.parameters())))
+        assert bucket.is_last() == (bucket.index() == len(reducer._buckets) - 1)
+        return default_hooks.allreduce_hook(state, bucket)
+
+    reducer.register_comm_hook(None, hook)
+    with reducer.no_sync():
+        loss(model, inputs(0, 0)[0]).backward()
+    assert seen == []
+    model.zero_grad()
+    loss(model, inputs(0, 0)[0]).backward()
+    return seen
+
+
+def test_buckets_are_sent_while_the_backward_runs(ranks):
+    for seen in ranks.run(order, world=2):
+        assert [index for index, _ in seen] == list(range(6))
+        assert seen[0][1] < 3
+        assert seen[-1][1] == 6
+
+
+def elsewhere(state, bucket):
+    """Leaves the bucket as it is: the average is another tensor."""
+    averaged = bucket.buffer() / dist.get_world_size()
+    return dist.all_reduce(averaged, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+HOOKS = {
+    "another tensor": (lambda: (None, elsewhere), 2.0**-23),
+    "fp16": (lambda: (None, default_hooks.fp16_compress_hook), 2.0**-11),
+    "bf16": (lambda: (None, default_hooks.bf16_compress_hook), 2.0**-8),
+    "PowerSGD": (
+        lambda: (PowerSGDState(None, matrix_approximation_rank=16, start_powerSGD_iter=2), powerSGD_hook),
+        1e-5,
+    ),
+}
+
+
+def hooked(name):
+    model = make_model()
+    ak.nn.accumulate_fp32(model)
+    reducer = GradReducer(model)
+    reducer.register_comm_hook(*HOOKS[name][0]())
+    worst = 0.0
+    for step in range(4):
+        model.zero_grad()
+        accumulate(model, reducer, step)
+        worst = max(worst, error(model, step))
+    return worst, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_communication_hooks_of_torch(ranks, name):
+    """Compression rounds each gradient once, before the sum, and the sum once; rank 16 approximates these matrices exactly."""
+    found = ranks.run(hooked, name, world=2)
+    for worst, grads in found:
+        assert worst <= 2 * HOOKS[name][1]
+        assert all(map(torch.equal, grads, found[0][1]))
+    if "16" in name:
+        assert found[0][0] > 2.0**-20  # it did compress
+
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branches = torch.nn.ModuleList(ak.nn.Linear(4, 4, bias=False, dtype=BF16) for _ in range(3))
+
+    def forward(self, x, used):
+        return sum(self.branches[i](x).sum() for i in used)
+
+
+def unused():
+    """Rank 0 uses one branch, rank 1 another, nobody the third; then all use the third alone."""
+    model = Branches()
+    ak.nn.accumulate_fp32(model)
+    GradReducer(model, bucket_mb=1e-6)
+    found = []
+    for used in (dist.get_rank(), 2):
+        model.zero_grad()
+        model(torch.ones(1, 4, dtype=BF16), [used]).backward()
+        found += [branch.weight.grad[0, 0].item() for branch in model.branches]
+    return found
+
+
+def test_what_a_rank_does_not_use_counts_as_zeros(ranks):
+    assert ranks.run(unused, world=2) == [[0.5, 0.5, 0.0, 0.0, 0.0, 1.0]] * 2
+
+
+def refusals():
+    model = torch.nn.Linear(2, 2)
+    placed = torch.nn.ParameterList([distribute_tensor(torch.ones(4), everyone(), [Shard(0)])])
+    for arguments, exception, message in (
+        ((torch.nn.Tanh(),), ValueError, "no parameter of model requires a gradient"),
+        ((placed,), TypeError, r"0 is a DTensor; accepted: plain parameters \(fully_shard"),
+        (
+            (torch.nn.ModuleList([model, torch.nn.Linear(1, 1, device="meta")]),),
+            ValueError,
+            "cpu, meta; accepted: one device",
+        ),
+    ):
+        with pytest.raises(exception, match=message):
+            GradReducer(*arguments)
+    with pytest.raises(ValueError, match=r"bucket_mb is 0; accepted: a number above 0"):
+        GradReducer(model, bucket_mb=0)
+    reducer = GradReducer(model)
+    with pytest.raises(TypeError, match="hook is a str"):
+        reducer.register_comm_hook(None, "fp16")
+    with pytest.raises(
+        TypeError, match=r"weight is a DTensor; accepted: plain parameters.*reduce_dtype=torch\.float32"
+    ):
+        ak.nn.accumulate_fp32(fully_shard(ak.nn.Linear(4, 4)))
+
+    late = ak.nn.Linear(2, 2, dtype=BF16)
+    reducer = GradReducer(late)
+    ak.nn.accumulate_fp32(late)
+    with pytest.raises(
+        TypeError, match=r"is torch\.float32, and was torch\.bfloat16.*accepted: accumulate_fp32 before"
+    ):
+        late(torch.ones(1, 2, dtype=BF16)).sum().backward()
+
+
+def failed_backward():
+    """An exception in one backward: the next one says so, the one after it is right."""
+    model = Branches()
+    ak.nn.accumulate_fp32(model)
+    GradReducer(model)
+    x = torch.ones(1, 4, dtype=BF16)
+
+    def fail(grad):
+        raise ArithmeticError
+
+    hidden = model.branches[0](x)
+    hidden.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        (model.branches[1](hidden).sum()).backward()
+    model.zero_grad()
+    with pytest.raises(
+        RuntimeError, match=r"branches\.1\.weight comes again.*an earlier backward ended in an exception"
+    ):
+        model(x, [0, 1]).backward()
+    model.zero_grad()
+    model(x, [0, 1, 2]).backward()
+    return [branch.weight.grad[0, 0].item() for branch in model.branches]
+
+
+def test_what_is_refused_and_what_a_failed_backward_leaves(ranks):
+    ranks.run(refusals, world=2)
+    assert ranks.run(failed_backward, world=2) == [[1.0, 1.0, 1.0]] * 2
+
+
+def sharded_sums():
+    """300 micro-batches whose gradients are 1: bfloat16 sums would end at 256."""
+    model = torch.nn.Linear(4, 2, bias=False)
+    policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)
+    fully_shard(model, mesh=everyone(), mp_policy=policy)
+    for i in range(300):
+        model.set_requires_gradient_sync(i == 299)
+        model(torch.ones(1, 4)).sum().backward()
+    return model.weight.grad.full_tensor()
+
+
+def test_fully_shard_adds_micro_batches_up_in_fp32(ranks):
+    """What accumulate_fp32 sends its users to."""
+    for grad in ranks.run(sharded_sums, world=2):
+        assert torch.equal(grad, torch.full((2, 4), 300.0))

@@ -1,0 +1,162 @@
+"""gelu, silu and swiglu: every 16-bit input and its gradient against float64, and what autograd and torch.compile make of them."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amp_kernels as ak
+from amp_kernels.ops._gemm import ACTIVATIONS
+from amp_kernels.ops.activation_forward import op as forward_op
+from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from amp_kernels.testing.generators import HALF_DTYPES
+from amp_kernels.testing.poison import embed, poisoned_allocations
+
+from .targets import device_for
+
+device = device_for(forward_op, without=("reference",))
+FUNCTIONS = {
+    "gelu": ak.gelu,
+    "gelu_tanh": lambda x: ak.gelu(x, approximate="tanh"),
+    "silu": ak.silu,
+    "swiglu": ak.swiglu,
+}
+ALL = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def codes(dtype, device, name):
+    """Every finite number of a 16-bit dtype; of swiglu each as a gate and as a value, beside one of ordinary size."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    x = x[x.abs() < (1e12 if name == "gelu_tanh" else 1e37)]  # beyond, torch's own cubes and products overflow
+    if name == "swiglu":
+        others = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x = torch.stack([torch.cat([x, others]), torch.cat([others, x])])
+    return x.to(device)
+
+
+@ALL
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_every_number(device, dtype, name):
+    x = codes(dtype, device, name).requires_grad_()
+    with poisoned_allocations():
+        y = FUNCTIONS[name](x)
+        y.backward(torch.ones_like(y))
+    x64 = x.detach().double().requires_grad_()
+    want = ACTIVATIONS[name](x64)
+    want.sum().backward()
+    # csrc/math/activation.h: 4 u |x|, and in the tail where the result is far below that, 2^-10 of it or 2^-33.
+    size = x.detach().double().abs() if name != "swiglu" else x.detach().double().chunk(2, -1)[1].abs()
+    slack = 4 * 2.0**-24 * size + 2.0**-10 * want.abs() * (want.abs() < 2.0**-10) + 2.0**-33
+    slack = slack + (2.0**-22 * want.abs() if name == "swiglu" else 0.0)
+    assert_within(y.detach(), want.detach(), slack.detach() + UNIT_ROUNDOFF[dtype] * want.detach().abs() + TINY[dtype])
+    scale = x64.grad.abs() + (x.detach().double().abs().flip(0) + 1 if name == "swiglu" else 1)
+    bound = UNIT_ROUNDOFF[dtype] * x64.grad.abs() + 2.0**-20 * scale + TINY[dtype]
+    assert x.grad.dtype == y.dtype == dtype
+    assert_within(x.grad, x64.grad, bound)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+def test_what_is_no_number_and_the_limits(device, name):
+    x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0], device=device).requires_grad_()
+    y = FUNCTIONS[name](x)
+    assert y[:2].tolist() == [math.inf, 0.0]
+    assert y[2].isnan()
+    assert y[3:].tolist() == [0.0, 0.0]
+    y.backward(torch.ones_like(y))
+    assert x.grad[:2].tolist() == [1.0, 0.0]
+    assert x.grad[2].isnan()
+    assert x.grad[3:].tolist() == [0.5, 0.5]
+
+
+@ALL
+@pytest.mark.parametrize("shape", [(1, 2), (3, 34), (2, 5, 18), (0, 4), (3, 0)])
+def test_strides_shapes_and_nothing(device, name, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    plain = x.clone().requires_grad_()
+    strided = embed(x, step=2, offset=1)[0].requires_grad_()
+    results = [FUNCTIONS[name](t) for t in (plain, strided)]
+    for y in results:
+        y.backward(torch.ones((), device=device, dtype=y.dtype).expand(y.shape))
+    assert torch.equal(*results)
+    assert torch.equal(plain.grad, strided.grad)
+    assert results[1].is_contiguous()
+    assert results[0].shape == (shape if name != "swiglu" else (*shape[:-1], shape[-1] // 2))
+
+
+@ALL
+def test_as_it_comes_under_autocast(name):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            assert FUNCTIONS[name](torch.ones(2, dtype=dtype)).dtype == dtype
+
+
+@ALL
+def test_derivatives_of_every_kind(name):
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    assert torch.autograd.gradgradcheck(FUNCTIONS[name], x.double().requires_grad_())
+    second = []
+    for t in (x.clone().requires_grad_(), x.double().requires_grad_()):
+        (first,) = torch.autograd.grad(FUNCTIONS[name](t).square().sum(), t, create_graph=True)
+        second.append(torch.autograd.grad(first.square().sum(), t)[0].double())
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)
+    half = x.bfloat16()
+    torch.testing.assert_close(torch.vmap(FUNCTIONS[name])(half), FUNCTIONS[name](half))
+    _, tangent = torch.func.jvp(FUNCTIONS[name], (x,), (torch.ones_like(x),))
+    _, wanted = torch.func.jvp(ACTIVATIONS[name], (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, wanted)
+
+
+@ALL
+def test_compile_fullgraph_saves_nothing_but_the_input(name):
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch._dynamo.reset()
+    compiled = torch.compile(FUNCTIONS[name], backend="aot_eager", fullgraph=True)
+    one, two = (x.clone().requires_grad_() for _ in range(2))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = FUNCTIONS[name](one)
+    assert [t.data_ptr() for t in kept] == [one.data_ptr()]
+    z = compiled(two)
+    assert torch.equal(y, z)
+    y.sum().backward()
+    z.sum().backward()
+    assert torch.equal(one.grad, two.grad)
+
+
+def test_names_of_functional():
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(ak.nn.functional.gelu(x, approximate="tanh"), F.gelu(x, approximate="tanh"))
+    torch.testing.assert_close(ak.nn.functional.silu(x), F.silu(x))
+    y = x.clone()
+    assert ak.nn.functional.silu(y, inplace=True) is y
+    assert torch.equal(y, F.silu(x))
+    assert ak.gelu(torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)).is_nested
+    assert ak.silu(torch.tensor(0.5)).item() == F.silu(torch.tensor(0.5)).item()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: ak.gelu(torch.ones(2), approximate="erf"), ValueError, "gelu: approximate is 'erf'; accepted: 'none', 'tanh'"),
+        (lambda: ak.silu(torch.ones(2).int()), TypeError, "silu: input has dtype int32"),
+        (lambda: ak.swiglu(torch.ones(3)), ValueError, r"swiglu: input has shape \[3\]"),
+        (lambda: ak.swiglu(torch.tensor(1.0)), ValueError, "swiglu: input has no dimension"),
+        (lambda: ak.swiglu(torch.ones(2, 2).to_sparse()), TypeError, "swiglu: input has layout"),
+        (lambda: ak.swiglu(torch.ones(3).double()), ValueError, r"swiglu: input has shape \[3\]"),
+    ],
+)  # fmt: skip
+def test_bad_calls(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_the_raw_op_guards_memory():
+    for namespace in ("overload", "emulated"):
+        raw = getattr(forward_op, namespace)
+        with pytest.raises(RuntimeError, match="activation_forward: preact must have an even number of columns"):
+            raw(torch.ones(2, 3), activation="swiglu")
+        with pytest.raises(RuntimeError, match="activation_forward: activation is 'mish'"):
+            raw(torch.ones(2, 3), activation="mish")
+        with pytest.raises(RuntimeError, match="activation_forward: preact"):
+            raw(torch.ones(2, 3).double(), activation="gelu")

@@ -1,0 +1,129 @@
+"""The gradient of a bias on the CPU: fp32 sums of columns within the bound of any order of summation, the same bits for any number of
+threads, on every set of instructions but ``portable``, which leaves them to torch, and in one pass with a derivative."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._dispatch import cpu_isa
+from amp_kernels.ops._column_sums import column_sums
+from amp_kernels.ops.activation_backward import activation_backward
+from amp_kernels.testing.backends import use
+from amp_kernels.testing.bounds import assert_within
+from amp_kernels.testing.poison import embed, poisoned_allocations
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+#: Around the four rows that are added at a time, strips of 4, 5 and 16 rows, vectors of 16 and tiles of 1024 columns.
+ROWS = (1, 3, 4, 5, 66, 259, 1023)
+COLUMNS = (1, 15, 17, 33, 70, 1041)
+
+
+def matrix(rows, columns, generator, dtype):
+    """Numbers of many sizes, so that a sum depends on its order."""
+    x = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(-8, 8, (rows, 1), generator=generator)
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32])
+def test_sums_are_within_the_bound(every_cpu_isa, generator, dtype):
+    for (rows, columns), transposed in zip(
+        itertools.product(ROWS, COLUMNS), itertools.cycle([False, True]), strict=False
+    ):
+        x = matrix(rows, columns, generator, dtype)
+        with poisoned_allocations():
+            sums = column_sums(embed(x, offset=3, transposed=transposed, pad=1)[0])
+        assert sums.dtype == FP32
+        assert_within(sums, x.double().sum(0), rows * 2.0**-24 * x.double().abs().sum(0), f"{rows} x {columns}")
+    assert torch.equal(column_sums(x[:0]), torch.zeros(columns))
+    assert column_sums(x[:, :0]).shape == (0,)
+
+
+def test_what_is_not_finite_stays_in_its_column(every_cpu_isa, generator):
+    x = matrix(70, 40, generator, BF16)
+    x[3, 1], x[69, 2], x[5, 3], x[6, 3] = torch.nan, torch.inf, torch.inf, -torch.inf
+    sums = column_sums(x)
+    assert sums[1].isnan()
+    assert sums[2] == torch.inf
+    assert sums[3].isnan()
+    assert sums[[0, *range(4, 40)]].isfinite().all()
+
+
+def test_bits_do_not_depend_on_the_threads_or_the_instructions(generator, threads):
+    x = matrix(1000, 300, generator, FP32)
+    results = []
+    for isa, count in itertools.product(set(cpu_isa.available()) - {"portable"}, (1, 2, 5)):
+        threads(count)
+        with cpu_isa.cpu_isa(isa):
+            results.append(column_sums(x))
+    assert all(torch.equal(sums, results[0]) for sums in results)
+
+
+def test_portable_and_other_backends_have_the_bits_of_torch(generator, threads):
+    threads(1)
+    x = matrix(1000, 300, generator, BF16)
+    expected = x.sum(0, dtype=FP32)
+    with cpu_isa.cpu_isa("portable"):
+        assert torch.equal(column_sums(x), expected)
+    with use("reference"):
+        assert torch.equal(column_sums(x), expected)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "swiglu"])
+def test_one_pass_gives_the_bits_of_two(every_cpu_isa, generator, threads, implementation, activation):
+    """The gradients of a bias that autograd gives, of long rows and of many, and of an expanded gradient; and those of
+    weight and input, which the same pass makes."""
+    threads(2)
+    for rows, features, dtype in ((1000, 700, FP16), (130, 24, BF16), (70, 2100, BF16)):
+        x = matrix(rows, 8, generator, dtype).requires_grad_()
+        weight = torch.randn(features, 8, generator=generator).to(dtype).requires_grad_()
+        bias = torch.randn(features, generator=generator).requires_grad_()
+        for grad in (torch.randn(rows, features, generator=generator).to(dtype), torch.ones((), dtype=dtype)):
+            out = ak.linear(x, weight, bias, activation=activation)
+            grad = grad[:, : out.shape[1]] if grad.ndim else grad.expand(out.shape)
+            ours = torch.autograd.grad(out, [x, weight, bias], grad)
+            with torch.no_grad():
+                z = ak.ops.gemm.gemm(x, weight.t(), bias)
+                dz = grad if activation == "none" else activation_backward(grad, z, activation=activation)
+                expected = dz @ weight, dz.t() @ x, column_sums(dz)
+            assert torch.equal(ours[2], expected[2])
+            for one, other in zip(ours[:2], expected[:2], strict=True):
+                torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * other.abs().max().item())
+
+
+def test_a_compiled_backward_has_the_bits_of_eager(generator):
+    x = matrix(600, 8, generator, BF16)
+    weight = torch.randn(40, 8, generator=generator).bfloat16().requires_grad_()
+    bias = torch.randn(40, generator=generator).requires_grad_()
+
+    def call(bias):
+        return ak.linear(x, weight, bias, activation="silu")
+
+    grad = torch.randn(600, 40, generator=generator).bfloat16()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(*(torch.autograd.grad(f(bias), bias, grad)[0] for f in (call, compiled)))
+
+
+WITHOUT_LIBRARIES = """
+import torch
+
+def refuse(path):
+    raise OSError(path)
+
+torch.ops.load_library = refuse
+import amp_kernels as ak
+
+assert "cpu" in ak._dispatch.load.absent()
+x, weight = torch.randn(6, 8).bfloat16(), torch.randn(4, 8).bfloat16()
+bias = torch.zeros(4, dtype=torch.bfloat16, requires_grad=True)
+ak.linear(x, weight, bias).sum().backward()
+assert bias.grad.tolist() == [6.0] * 4
+"""
+
+
+def test_an_install_without_the_library_sums_by_torch():
+    subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES], check=True, timeout=120)

@@ -1,0 +1,141 @@
+"""Norms, softmax and cross-entropy in C++ (csrc/bind/nodes_rows.h): bit by bit what the Python functions give, taken where a
+call is plain and only there."""
+
+import contextlib
+
+import pytest
+import torch
+from torch._dynamo import compiled_autograd
+
+import amp_kernels as ak
+from amp_kernels._dispatch import load, nodes
+
+from .tensors import normal
+from .test_nodes import autocast, python_calls
+
+pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CLASSES = torch.tensor([3, 49, -100, 0])
+
+FUNCTIONS = {
+    "layer_norm": lambda x, weight, bias: ak.layer_norm(x, 50, weight, bias),
+    "layer_norm of a part": lambda x, weight, bias: ak.layer_norm(x.view(4, 5, 10)[:, 1:], [4, 10]),
+    "rms_norm": lambda x, weight, bias: ak.rms_norm(x, (50,), weight),
+    "softmax": lambda x, *_: ak.softmax(x.view(2, 2, 50), -1),
+    "softmax of columns": lambda x, *_: ak.softmax(x.t(), 1),
+    "log_softmax": lambda x, *_: ak.log_softmax(x, 1),
+    "cross_entropy": lambda x, *_: ak.cross_entropy(x, CLASSES),
+    "a smoothed sum": lambda x, *_: ak.cross_entropy(x, CLASSES, reduction="sum", label_smoothing=0.1, z_loss=0.01),
+}
+ONCE = ("cross_entropy", "a smoothed sum")  # not differentiable twice
+
+
+def in_cpp(out):
+    """Whether the node of ``out``, or before a cast of the result, is not one of a Python function."""
+    node = out.grad_fn
+    before = [node, *(following for following, _ in node.next_functions)] if "Copy" in node.name() else [node]
+    return not any(isinstance(n, torch.autograd.function.BackwardCFunction) for n in before)
+
+
+def results(name, arguments, under_autocast):
+    """Output and gradients, of a first and a kept graph, and where there are any, gradients of gradients."""
+    arguments = [t.detach().clone().requires_grad_(t.requires_grad) for t in arguments]
+    with autocast() if under_autocast else contextlib.nullcontext():
+        out = FUNCTIONS[name](*arguments)
+    found, wanted = [out.detach()], [t for t in arguments if t.requires_grad]
+    if out.requires_grad:
+        weights = torch.linspace(-1, 3, out.numel()).view(out.shape)
+        options = {"allow_unused": True}
+        if name not in ONCE:
+            grads = torch.autograd.grad((out.float() ** 2 * weights).sum(), wanted, create_graph=True, **options)
+            total = sum(g.float().square().sum() for g in grads if g is not None)
+            found += [*grads, *torch.autograd.grad(total, wanted, retain_graph=True, **options)]
+        for again in (True, False):
+            found += torch.autograd.grad((out.float() * weights).sum(), wanted, retain_graph=again, **options)
+    return found, out
+
+
+@pytest.mark.parametrize("requires", [(True, True, True), (False, True, False), (True, False, False), (False,) * 3])
+@pytest.mark.parametrize("under_autocast", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_bits_of_python(name, under_autocast, requires):
+    for dtype, parameters in ((BF16, FP32), (FP16, FP16), (FP32, FP32), (FP32, BF16)):
+        arguments = [
+            normal(*shape, dtype=t, seed=i, grad=grad)
+            for i, (shape, t, grad) in enumerate(
+                zip([(4, 50), (50,), (50,)], (dtype, parameters, parameters), requires, strict=True)
+            )
+        ]
+        ours, out = results(name, arguments, under_autocast)
+        assert not out.requires_grad or in_cpp(out)
+        with nodes.refused():
+            theirs, python = results(name, arguments, under_autocast)
+        assert not out.requires_grad or not in_cpp(python)
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "surroundings", [lambda: ak.backend("reference"), lambda: torch.overrides.BaseTorchFunctionMode(), nodes.refused]
+)
+def test_other_surroundings_take_python_in_the_forward_and_in_the_backward(name, surroundings):
+    x, weight, bias = normal(4, 50, dtype=BF16, grad=True), normal(50, dtype=BF16), normal(50, dtype=BF16)
+    with surroundings():
+        assert not in_cpp(FUNCTIONS[name](x, weight, bias))
+    out = FUNCTIONS[name](x, weight, bias)
+    assert in_cpp(out)
+    (expected,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    with surroundings():
+        (grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.allclose(grad, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "log_softmax", "cross_entropy"])
+def test_compiled_autograd_traces_the_node(name):
+    x, weight, bias = normal(4, 50, dtype=FP32, grad=True), normal(50, dtype=FP32, grad=True), normal(50, dtype=FP32)
+    grads = []
+    for compiler in (lambda graph: graph, None):
+        x.grad = None
+        out = FUNCTIONS[name](x, weight, bias)
+        assert in_cpp(out)
+        with compiled_autograd._enable(compiler) if compiler else contextlib.nullcontext():
+            (out * 3).sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_what_is_wrong_is_said_by_python():
+    x = normal(4, 50, dtype=FP32, grad=True)
+    with pytest.raises(ValueError, match="weight"):
+        ak.layer_norm(x, 50, torch.ones(49))
+    with pytest.raises(IndexError, match="dim is 2"):
+        ak.softmax(x, 2)
+    with pytest.raises(RuntimeError, match=r"target\[1\] is 50"):
+        ak.cross_entropy(x, torch.tensor([0, 50, 0, 0]))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_graph_is_used_once_and_what_it_saved_may_not_change(name):
+    x, weight, bias = normal(4, 50, dtype=FP32, grad=True), normal(50, dtype=FP32, grad=True), normal(50, dtype=FP32)
+    out = FUNCTIONS[name](x * 1, weight, bias)
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    if name.startswith("layer_norm") or name in ("rms_norm", "log_softmax"):
+        changed = x * 1
+        out = FUNCTIONS[name](changed, weight, bias)
+        with torch.no_grad():
+            changed.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "cross_entropy"])
+def test_python_is_called_a_few_times(name):
+    x, weight, bias = normal(4, 50, dtype=FP32, grad=True), normal(50, dtype=FP32), normal(50, dtype=FP32)
+    assert python_calls(lambda: FUNCTIONS[name](x, weight, bias)) <= 12
+    with nodes.refused():
+        assert python_calls(lambda: FUNCTIONS[name](x, weight, bias)) > 20
