@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .instructions import build
+from .instructions import build, wgmma
 from .memory import shared_region
 from .order import SEEN, Knowledge
 from .text import Immediate, Instruction, Kernel, Register, Sink, Special, Symbol
@@ -50,10 +50,7 @@ class Block:
             self.special[f"ntid.{axis}"][:] = value
         self.special["laneid"][:] = self.lane
         self.special["warpid"][:] = self.warp_of
-        self.wgmma_registers: dict[
-            str, None
-        ] = {}  # accumulators, and which instructions besides wgmma use them: see wgmma.py
-        self.watched: dict[int, list[str]] = {}
+        self.watched = wgmma.uses_of_accumulators(kernel.code)
 
     def reset(self, launch, index: int, rank: int) -> None:
         """Becomes block `index` of a launch, which is number `rank` of its cluster."""

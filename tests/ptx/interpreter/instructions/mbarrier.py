@@ -46,17 +46,17 @@ class Barrier:
         return f"phase {self.phase}, {self.pending} of {self.expected} arrivals and {self.bytes} bytes pending"
 
 
-def barrier_at(block, address: int, text: str, *, user=None, warp: int | None = None) -> Barrier:
-    """The mbarrier at an address of `block`. If another block or the async proxy uses it, its initialisation must have been made
-    visible to the cluster."""
+def barrier_at(block, address: int, text: str, *, user=None, warps=None) -> Barrier:
+    """The mbarrier at an address of `block`, whose initialisation the warps of its user must know of; a user of another block must have
+    seen it made visible to the cluster."""
     found = block.state.get("mbarriers", {}).get(address)
     if found is None:
         raise PtxError(f"there is no mbarrier at {address:#x} of block {block.index}: {text}")
     user = user or block
-    if warp is not None:
+    if warps is not None:
         view = INITIALISED if user is not block else SEEN
-        known = user.knowledge.known[view, warp, found.made_by - block.launch.base]
-        if known < found.made_at:
+        known = user.knowledge.known[view, warps, found.made_by - block.launch.base]
+        if (known < found.made_at).any():
             raise PtxError(
                 f"no fence and barrier orders the initialisation of the mbarrier at {address:#x} before: {text}"
             )
@@ -124,7 +124,7 @@ def arrive(block, instruction, pc, tx, order, where):
         for thread, place in thread_values(block, at()):
             owner, local = peer(block, place, text) if where == "cluster" else (block, place)
             warp = int(block.warp_of[thread])
-            barrier = barrier_at(owner, local, text, user=block, warp=warp)
+            barrier = barrier_at(owner, local, text, user=block, warps=warp)
             if owner is not block:
                 owner.touched_by(block, warp, text)
             none = np.zeros_like(barrier.known)
@@ -160,7 +160,7 @@ def wait(block, instruction, pc, mode, order):
                 raise PtxError(f"a phase parity of {phase}: {text}")
             mine = chosen & (addresses == place) & (wanted == phase)
             warps = np.unique(block.warp_of[mine])
-            barrier = barrier_at(block, place, text, warp=int(warps[0]))
+            barrier = barrier_at(block, place, text, warps=warps)
             over = lambda barrier=barrier, phase=phase: barrier.phase & 1 != phase  # noqa: E731
 
             def go_on(barrier=barrier, warps=warps, mine=mine):

@@ -113,7 +113,6 @@ def mma_async(block, instruction, pc, n, kind, kind_b):
         raise PtxError(f"scales other than 1 have no meaning here: {text}")
     of_a, of_b, keeps = block.source(a, "u64"), block.source(b, "u64"), block.source(scale_d, "pred")
     value = from_f16 if kind == "f16" else from_bf16
-    watch(block, names)
 
     def run(mask):
         if not block.gather(instruction, pc, WARPGROUP):
@@ -191,21 +190,14 @@ def wait(block, instruction, pc):
 
 
 # ---- §9.7.15.7.1: accumulators may not be used while a product is in flight, nor between a fence and the product
-def watch(block, names: list[str]) -> None:
-    """Wraps every instruction that uses one of the registers."""
-    new = [name for name in names if name not in block.wgmma_registers]
-    if not new:
-        return
-    block.wgmma_registers |= dict.fromkeys(new)
-    for pc, instruction in enumerate(block.kernel.code):
-        used = (
-            []
-            if instruction.op.startswith("wgmma.")
-            else sorted(block.wgmma_registers.keys() & set(mentioned(instruction.operands)))
-        )
-        if used:
-            block.watched[pc] = used
-            block.closures[pc] = None  # made again, with the watch
+def uses_of_accumulators(code: list) -> dict[int, list[str]]:
+    """The instructions besides wgmma that use registers in which some product is accumulated, by their place in the code."""
+    products = (i for i in code if i.op.startswith("wgmma.mma_async"))
+    accumulators = {name for product in products for name in mentioned(product.operands[:1])}
+    if not accumulators:
+        return {}
+    others = {pc: set(mentioned(i.operands)) for pc, i in enumerate(code) if not i.op.startswith("wgmma.")}
+    return {pc: sorted(accumulators & names) for pc, names in others.items() if not accumulators.isdisjoint(names)}
 
 
 def mentioned(operands):
