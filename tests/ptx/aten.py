@@ -10,21 +10,27 @@ import os
 import warnings
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 COMPOSITE = {"aten::copy_"}  # one kernel for all devices, which starts machine code
 NATIVE = {"empty", "empty_strided", "record_stream", "detach", "set_", "resize_", "is_pinned", "_pin_memory"}
 _library = torch.library.Library("aten", "IMPL")
 
 
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the tensor's storage as a CPU tensor."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    data = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements in memory as a CPU tensor."""
-    storage = tensor.untyped_storage()
-    size = storage.nbytes()
-    if size == 0:
+    flat = memory_of(tensor)
+    if flat.numel() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    data = (ctypes.c_uint8 * size).from_address(storage.data_ptr())
-    flat = torch.frombuffer(data, dtype=torch.uint8)
     same = torch.empty(0, dtype=tensor.dtype)
     return same.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
@@ -62,11 +68,11 @@ def run_on_cpu(function, args, kwargs):
         return _run_on_cpu(function, args, kwargs)[0]
     if function is torch.ops.aten._local_scalar_dense.default:
         torch.cuda.current_stream().synchronize()  # which no capture allows
-    before: list[tuple[torch.Tensor, torch.Tensor]] = []
-    tree_map(lambda t: before.append((on_cpu(t), on_cpu(t).clone())) if is_on_device(t) else None, (args, kwargs))
+    given = [memory_of(t) for t in tree_leaves((args, kwargs)) if is_on_device(t)]
+    before = [memory.clone() for memory in given]
     result, outputs = _run_on_cpu(function, args, kwargs)
-    for tensor, value in before:
-        tensor.copy_(value)
+    for memory, value in zip(given, before, strict=True):
+        memory.copy_(value)
 
     def again():
         for output, value in zip(outputs, _run_on_cpu(function, args, kwargs)[1], strict=True):

@@ -1,6 +1,7 @@
 """The interpreter behind the fake CUDA runtime: launches of nvcc's host code run here."""
 
 import ctypes
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Machine:
         self._kernels: dict[tuple, Kernel] = {}
         self.prepared: list[Prepared] = []
         self._changes = -1
+        self._one_at_a_time = threading.Lock()  # launches of several host threads
         self.device = Device()
         self.set_chip(90, 2)
         self._callbacks = PREPARE(self._guarded(self._prepare, -1)), RUN(self._guarded(self._run, 1))
@@ -84,7 +86,8 @@ class Machine:
     def _guarded(self, function, failed: int):
         def call(*arguments):
             try:
-                return function(*arguments)
+                with self._one_at_a_time:
+                    return function(*arguments)
             except Exception as error:
                 self.error = error
                 kind = "" if isinstance(error, PtxError) else traceback.format_exc()
