@@ -87,7 +87,10 @@ struct Epilogue {
   int64_t m, n;                // of a matrix of sums
   Span residual, preact, out;  // contiguous
 
-  bool in_steps() const { return is_gated(activation) || row_bias || residual.data || out.dtype == ScalarType::Float; }
+  bool in_steps() const {
+    return activation == Activation::none || is_gated(activation) || row_bias || residual.data ||
+           out.dtype == ScalarType::Float;
+  }
 
   // Columns [c, c + width) of row r, all of whose sums it overwrites: z, and for gated activations the values `up`.
   AK_SIMD_INLINE void row(float* z, float* up, int64_t r, int64_t c, int64_t width) const {
@@ -118,7 +121,7 @@ struct Epilogue {
   }
 };
 
-// Bias, activation and rounding of a block in one pass over its rows, where nothing else is asked for.
+// Bias, activation and rounding of a block in one pass over its rows, where an activation is all that is asked for.
 template <Activation kActivation, typename T>
 AK_SIMD_INLINE void finish_at_once(const Epilogue& e, const SumsBlock& block) {
   float none[kTile];

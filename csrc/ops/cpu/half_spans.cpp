@@ -15,10 +15,14 @@ void widen_plain(const fp16* from, float* to, int64_t n) {
 void round_plain(const float* from, fp16* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = round_to<fp16>(from[i]);
 }
+AK_SIMD_CLONES void round_bf16_plain(const float* __restrict from, bf16* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = round_to<bf16>(from[i]);
+}
 
 #if AK_X86
 
 #define AK_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
+#define AK_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define AK_F16C __attribute__((target("avx2,f16c")))
 
 AK_AVX512 void widen_avx512(const fp16* from, float* to, int64_t n) {
@@ -36,6 +40,31 @@ AK_AVX512 void round_avx512(const float* from, fp16* to, int64_t n) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     _mm256_mask_storeu_epi16(to + i, some, _mm256_mask_blend_epi16(nan, y, _mm256_set1_epi16(0x7fff)));
   }
+}
+
+// The instruction takes subnormal numbers for zero and keeps a NaN's payload, so numbers of either kind are rounded by
+// the formula, with the others of their two vectors.
+AK_AVX512_BF16 void round_avx512_bf16(const float* from, bf16* to, int64_t n) {
+  constexpr int kQuietNan = 0x01, kSubnormal = 0x20, kSignallingNan = 0x80,
+                kSpecial = kQuietNan | kSubnormal | kSignallingNan;
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const __m512 low = _mm512_loadu_ps(from + i), high = _mm512_loadu_ps(from + i + 16);
+    if (_mm512_fpclass_ps_mask(low, kSpecial) | _mm512_fpclass_ps_mask(high, kSpecial)) [[unlikely]] {
+      round_bf16_plain(from + i, to + i, 32);
+    } else {
+      _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+  for (; i + 16 <= n; i += 16) {
+    const __m512 x = _mm512_loadu_ps(from + i);
+    if (_mm512_fpclass_ps_mask(x, kSpecial)) [[unlikely]] {
+      round_bf16_plain(from + i, to + i, 16);
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(x));
+    }
+  }
+  if (i < n) round_bf16_plain(from + i, to + i, n - i);
 }
 
 AK_F16C void widen_f16c(const fp16* from, float* to, int64_t n) {
@@ -61,16 +90,18 @@ AK_F16C void round_f16c(const float* from, fp16* to, int64_t n) {
 struct Spans {
   void (*widen)(const fp16*, float*, int64_t);
   void (*round)(const float*, fp16*, int64_t);
+  void (*round_bf16)(const float*, bf16*, int64_t);
 };
 
 Spans spans() {
 #if AK_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    return {widen_avx512, round_avx512};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return {widen_f16c, round_f16c};
+    return {widen_avx512, round_avx512, __builtin_cpu_supports("avx512bf16") ? round_avx512_bf16 : round_bf16_plain};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    return {widen_f16c, round_f16c, round_bf16_plain};
 #endif
-  return {widen_plain, round_plain};
+  return {widen_plain, round_plain, round_bf16_plain};
 }
 
 const Spans kSpans = spans();
@@ -79,5 +110,6 @@ const Spans kSpans = spans();
 
 void widen_half(const fp16* from, float* to, int64_t n) { kSpans.widen(from, to, n); }
 void round_half(const float* from, fp16* to, int64_t n) { kSpans.round(from, to, n); }
+void round_bf16(const float* from, bf16* to, int64_t n) { kSpans.round_bf16(from, to, n); }
 
 }  // namespace ak

@@ -48,6 +48,7 @@ AK_SIMD_INLINE void round_span(const float* __restrict from, T* __restrict to, i
   for (int64_t i = 0; i < n; ++i) to[i] = round_to<T>(from[i]);
 }
 AK_SIMD_INLINE void round_span(const float* from, fp16* to, int64_t n) { round_half(from, to, n); }
+AK_SIMD_INLINE void round_span(const float* from, bf16* to, int64_t n) { round_bf16(from, to, n); }
 
 // `make(out)` writes n numbers of type T or, where they are rounded faster afterwards, floats into `tile` in their
 // place.
