@@ -195,6 +195,100 @@ def test_reads_end_where_the_operands_end():
     assert run.stdout.split() == cpu_isa.available(), run.stderr
 
 
+# ---- the tiles
+
+
+def amx_and_emulated(a, b):
+    results = []
+    for isa in ("amx", "amx_emulated"):
+        with cpu_isa.cpu_isa(isa):
+            results.append(gemm(a, b, out_dtype=torch.float32))
+    return results
+
+
+def random_codes(*shape, generator):
+    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=generator).view(torch.bfloat16)
+
+
+def scaled(low, high):
+    """Numbers whose exponents are spread from ``low`` to ``high``."""
+
+    def make(*shape, generator):
+        exponents = torch.randint(low, high + 1, shape, generator=generator)
+        return (torch.randn(shape, generator=generator) * torch.exp2(exponents.float())).bfloat16()
+
+    return make
+
+
+@pytest.mark.skipif("amx" not in cpu_isa.available(), reason="needs AMX")
+@pytest.mark.parametrize(
+    ("make_a", "make_b"),
+    [
+        pytest.param(random_codes, random_codes, id="every code"),
+        pytest.param(scaled(0, 3), scaled(0, 3), id="normal"),
+        pytest.param(scaled(-80, -55), scaled(-80, -55), id="products around the least normal number"),
+        pytest.param(scaled(-135, -125), scaled(-4, 4), id="subnormal operands"),
+        pytest.param(scaled(58, 66), scaled(58, 66), id="sums around the largest number"),
+    ],
+)
+def test_emulated_tiles_have_the_bits_of_the_machine(generator, make_a, make_b):
+    """So that what the tests find of ``amx_emulated`` holds for ``amx``, infinities, NaN and flushed numbers included."""
+    for m, n, k in ((17, 17, 2), (32, 32, 32), (33, 65, 31), (64, 97, 512), (130, 40, 1101)):
+        real, emulated = amx_and_emulated(make_a(m, k, generator=generator), make_b(k, n, generator=generator))
+        assert torch.equal(real.view(torch.int32), emulated.view(torch.int32)), (m, n, k)
+
+
+@pytest.mark.skipif("amx" not in cpu_isa.available(), reason="needs AMX")
+@pytest.mark.parametrize(("factor", "kept"), [(0.5, 1), (0.75, 0), (1.0, 0), (1.25, 0), (-1.0, 1)])
+def test_what_rounds_up_to_the_least_normal_number_is_flushed(factor, kept):
+    """2^-126 - factor 2^-150: whether a number is tiny is decided before its last bits become those of a subnormal one."""
+    a, b = torch.zeros(32, 32), torch.zeros(32, 32)
+    a[:, 0], b[0] = 2.0**-63, 2.0**-63
+    a[:, 2], b[2] = -factor * 2.0**-75, 2.0**-75
+    for result in amx_and_emulated(a.bfloat16(), b.bfloat16()):
+        assert (result == kept * 2.0**-126).all()
+
+
+IN_WORKERS = """
+import os
+import torch
+from torch.utils.data import DataLoader, Dataset
+from amp_kernels.ops.gemm import gemm
+
+def right():
+    a = torch.arange(40 * 64).remainder(5).view(40, 64).bfloat16()
+    return torch.equal(gemm(a, a.t(), out_dtype=torch.float32), a.float() @ a.float().t())
+
+class Products(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return right()
+
+def in_workers():
+    return torch.cat(list(DataLoader(Products(), num_workers=2, multiprocessing_context="fork"))).tolist()
+
+print(in_workers(), right(), in_workers())
+if (child := os.fork()) == 0:
+    os._exit(0 if right() else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("isa", [isa for isa in cpu_isa.available() if isa != "amx_emulated"][-2:])
+def test_processes_forked_before_and_after_a_product(isa):
+    """Linux grants the tiles to a process once, and its children inherit them."""
+    run = subprocess.run(
+        [sys.executable, "-c", IN_WORKERS],
+        env={**os.environ, "AMP_KERNELS_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == f"{[True] * 4} True {[True] * 4}\n0\n", run.stderr
+
+
 # ---- the choice
 
 NAMED = os.environ.get("AMP_KERNELS_CPU_ISA")

@@ -13,6 +13,7 @@
 #include "ops/cpu/simd.h"
 
 #if AK_X86
+#include <cmath>
 #include <cstring>
 
 #include "math/half.h"
@@ -81,6 +82,12 @@ struct EmulatedTiles {
   }
 
   static float flush(float x) { return abs(x) < 0x1p-126f ? x * 0.0f : x; }
+  // A sum is tiny if its 24 bits are, with an exponent of any size: one of 2^-126 - 2^-150 is flushed, though as a
+  // subnormal number it rounds up to 2^-126. A double holds every sum in question exactly.
+  static float multiply_add(float a, float b, float c) {
+    const double exact = double{a} * double{b} + double{c};
+    return std::abs(exact) < 0x1p-126 - 0x1p-151 ? static_cast<float>(exact * 0.0) : fma(a, b, c);
+  }
   static float element(uint32_t word, int odd) {
     return flush(to_float(bf16{static_cast<uint16_t>(odd ? word >> 16 : word)}));
   }
@@ -92,7 +99,8 @@ struct EmulatedTiles {
         float sums[2] = {0, 0};
         for (int64_t p = 0; p < config.row_bytes[kA] / 4; ++p) {
           for (int odd : {0, 1})
-            sums[odd] = flush(fma(element(state.tiles[kA][i][p], odd), element(state.tiles[kB][p][j], odd), sums[odd]));
+            sums[odd] =
+                multiply_add(element(state.tiles[kA][i][p], odd), element(state.tiles[kB][p][j], odd), sums[odd]);
         }
         uint32_t& sum = state.tiles[kSums][i][j];
         sum = bits_of(flush(flush(float_of(sum)) + flush(sums[0] + sums[1])));
@@ -141,9 +149,11 @@ struct Amx {
       if constexpr (kTwoRows) T::template zero<2>();
       if constexpr (kTwoRows && kTwoColumns) T::template zero<3>();
     }
-    for (int64_t p = 0; p < steps; p += kTileWords, b += kTileWords * 2 * kTileWords) {
-      const char* rows = a.data + p * a.step_bytes;
-      T::template load<4>(rows, a.lane_bytes);
+    const char* rows = a.data;
+    const int64_t row_bytes = a.lane_bytes;
+    for (int64_t p = 0; p < steps;
+         p += kTileWords, b += kTileWords * 2 * kTileWords, rows += kTileWords * a.step_bytes) {
+      T::template load<4>(rows, row_bytes);
       T::template load<6>(b, panel_bytes);
       T::template multiply_add<0, 4, 6>();
       if constexpr (kTwoColumns) {
@@ -151,7 +161,7 @@ struct Amx {
         T::template multiply_add<1, 4, 7>();
       }
       if constexpr (kTwoRows) {
-        T::template load<5>(rows + kTileRows * a.lane_bytes, a.lane_bytes);
+        T::template load<5>(rows + kTileRows * row_bytes, row_bytes);
         T::template multiply_add<2, 5, 6>();
       }
       if constexpr (kTwoRows && kTwoColumns) T::template multiply_add<3, 5, 7>();
@@ -187,7 +197,8 @@ struct Amx {
                                      .lanes_log2 = 4,
                                      .group = 2 * kTileWords,
                                      .word_elements = 2,
-                                     .depth = 512,
+                                     .depth = 256,
+                                     .most_columns = 768,
                                      .in_place = true,
                                      .packs_rows = true,
                                      .pack_panels = pack_panels<PairWords>,

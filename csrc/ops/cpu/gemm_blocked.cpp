@@ -3,8 +3,8 @@
 //
 // Work: 2 M N K flops at the rate of the multiply-adds. A thread takes a block of columns of b, packs it once into
 // panels, and goes down the rows, kRowUnit at a time, read where they lie if the kernel can.
-// These rows by one panel are summed depth after depth of K, so that a depth of the panel stays in the L1 cache, into
-// scratch that `finish` then finds there.
+// These rows by one panel are summed depth after depth of K, so that a depth of the panel stays in the L1 cache. A few
+// panels on, `finish` gets their sums, which are still there, too.
 //
 // An element is summed over K in one fixed order, which neither the other sizes nor the number of threads change.
 #include "ops/cpu/gemm_blocked.h"
@@ -16,13 +16,17 @@
 namespace ak {
 namespace {
 
-// How many columns, and steps of K, of b are packed at a time: 1.5 MB, which streams from the L2 or L3 cache.
+// How many columns, and steps of K, of b are packed at a time: up to 1.5 MB, which streams from the L2 or L3 cache.
 struct Blocking {
   int64_t columns, steps;
 };
 constexpr Blocking kRowsInPlace{192, 2048};
 // Rows that must be packed are packed for each block of columns, so these are wide.
 constexpr Blocking kRowsPacked{768, 512};
+// More columns than kRowsInPlace has, where the kernel asks for them, are as many as the L2 cache holds: 1 MB.
+constexpr int64_t kWordsInPlace = 256 << 10;
+// Columns of a unit of rows that are finished together: 48 KB of sums, from the L1 or L2 cache.
+constexpr int64_t kPieceColumns = 192;
 // Where K is longer, this many units of rows are summed side by side, and b is packed again for the next ones.
 constexpr int64_t kUnitsTogether = 16;
 // What a thread should have to do before a second one is woken: some 10 us.
@@ -50,17 +54,22 @@ class Product {
         columns_(problem.n / problem.halves),
         row_blocks_(divide_up(problem.m, kRowUnit)),
         in_place_(kernel.in_place && problem.a.matrix.k_stride == 1 && problem.k % kernel.group == 0),
-        blocking_(in_place_ ? kRowsInPlace : kRowsPacked) {
+        blocking_(in_place_ ? in_place_blocking() : kRowsPacked) {
     // As many columns as the caches like, but a few tasks for each thread that is worth waking; and where it can be as
     // many blocks for each, so that none is packed twice.
     const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), flops() / kFlopsPerThread + 1);
     const int64_t least = divide_up(2 * threads, p_.batches * row_blocks_);
-    const int64_t blocks = std::max(least, divide_up(columns_, blocking_.columns / p_.halves));
+    const int64_t blocks = std::max({least, divide_up(columns_, blocking_.columns / p_.halves),
+                                     std::min(threads, divide_up(columns_, kRowsInPlace.columns / p_.halves))});
     const int64_t even = blocks < threads ? blocks : round_up(blocks, threads);
     const int64_t lanes = threads > 1 ? int64_t{1} << kernel.lanes_log2 : kernel.columns;
     block_columns_ = round_up(divide_up(columns_, even), lanes);
     column_blocks_ = divide_up(columns_, block_columns_);
     block_room_ = round_up(block_columns_, kernel.columns);
+    // Sums of several chunks of K wait for the last one, all of them.
+    piece_columns_ = steps_ > blocking_.steps
+                         ? block_room_
+                         : kernel.columns * std::max<int64_t>(1, kPieceColumns / p_.halves / kernel.columns);
   }
 
   void run() const {
@@ -72,9 +81,14 @@ class Product {
   }
 
  private:
+  Blocking in_place_blocking() const {
+    const int64_t fit = kWordsInPlace / std::max<int64_t>(1, steps_);
+    return {std::clamp(fit, kRowsInPlace.columns, kernel_.most_columns), kRowsInPlace.steps};
+  }
+
   int64_t flops() const { return 2 * p_.batches * p_.m * p_.n * std::max<int64_t>(1, p_.k); }
 
-  int64_t width() const { return p_.halves * block_room_; }
+  int64_t width() const { return p_.halves * piece_columns_; }
 
   // The first task that begins with this column or a later one, where the columns of all tasks are counted.
   int64_t first_task(int64_t column) const {
@@ -83,28 +97,40 @@ class Product {
     return block * row_blocks_ + divide_up(rest % (row_blocks_ * block_columns_), columns_of(block));
   }
 
+  // Some columns of a unit of rows, and where their sums are.
+  struct Piece {
+    int64_t block, unit, column, columns;
+    float* sums;
+  };
+
   // A task is a unit of rows by a block of columns; those of one block of columns follow each other.
   void work(int64_t begin, int64_t end) const {
     thread_local Scratch panels_scratch, rows_scratch, sums_scratch;
     const int64_t chunk = std::min(steps_, blocking_.steps), together = steps_ > chunk ? kUnitsTogether : 1;
-    uint32_t* panels = panels_scratch.of<uint32_t>(width() * chunk);
+    uint32_t* panels = panels_scratch.of<uint32_t>(p_.halves * block_room_ * chunk);
     uint32_t* packed_rows = in_place_ ? nullptr : rows_scratch.of<uint32_t>(kRowUnit * chunk);
     float* sums = sums_scratch.of<float>(std::min(together, end - begin) * kRowUnit * width());
     int64_t packed_block = -1;
     if (kernel_.begin) kernel_.begin();
     for (int64_t task = begin; task < end;) {
       const int64_t block = task / row_blocks_, unit = task % row_blocks_;
-      const int64_t units = std::min({together, end - task, row_blocks_ - unit});
+      const int64_t units = std::min({together, end - task, row_blocks_ - unit}), columns = columns_of(block);
       int64_t step = 0;
       do {
         const int64_t steps = std::min(chunk, steps_ - step);
         if (block != packed_block || steps < steps_) pack_columns(block, step, steps, panels);
         packed_block = block;
-        for (int64_t i = 0; i < units; ++i)
-          multiply_unit(block, unit + i, step, steps, panels, packed_rows, sums + i * kRowUnit * width());
+        for (int64_t i = 0; i < units; ++i) {
+          const Rows rows = pack_rows(block, unit + i, step, steps, packed_rows);
+          for (int64_t column = 0; column < columns; column += piece_columns_) {
+            const Piece piece{block, unit + i, column, std::min(piece_columns_, columns - column),
+                              sums + i * kRowUnit * width()};
+            multiply(piece, rows, step, steps, panels);
+            if (step + steps == steps_) finish(piece);
+          }
+        }
         step += steps;
       } while (step < steps_);  // once for K = 0, whose sums are 0
-      for (int64_t i = 0; i < units; ++i) finish_unit(block, unit + i, sums + i * kRowUnit * width());
       task += units;
     }
     if (kernel_.end) kernel_.end();
@@ -126,33 +152,32 @@ class Product {
                           elements(step, steps), steps, kernel_.columns, panels + half * block_room_ * steps);
   }
 
-  Rows pack_rows(const Operand& a, int64_t rows, int64_t k, int64_t steps, uint32_t* packed) const {
+  Rows pack_rows(int64_t block, int64_t unit, int64_t step, int64_t steps, uint32_t* packed) const {
+    const Operand a = p_.a.of(block / column_blocks_).at(unit * kRowUnit, step * kernel_.word_elements);
     if (in_place_) return {{reinterpret_cast<const char*>(a.data), 2 * a.lane_stride, 4}, kRowUnitLog2, 0};
     const char* data = reinterpret_cast<const char*>(packed);
     if (kernel_.packs_rows || a.k_stride == 1) {
-      kernel_.pack_rows(a, rows, k, steps, packed);
+      kernel_.pack_rows(a, rows_of(unit), elements(step, steps), steps, packed);
       return {{data, 4 * steps, 4}, kRowUnitLog2, 0};
     }
     const int64_t lanes = 1 << kernel_.lanes_log2;
-    kernel_.pack_panels(a, rows, k, steps, lanes, packed);
+    kernel_.pack_panels(a, rows_of(unit), elements(step, steps), steps, lanes, packed);
     return {{data, 4, 4 * lanes}, kernel_.lanes_log2, 4 * lanes * steps};
   }
 
-  // sums (+)= `steps` of a unit of rows by a block of columns. A depth of a panel stays in the L1 cache.
-  void multiply_unit(int64_t block, int64_t unit, int64_t step, int64_t steps, const uint32_t* panels,
-                     uint32_t* packed_rows, float* sums) const {
-    const Operand from = p_.a.of(block / column_blocks_).at(unit * kRowUnit, step * kernel_.word_elements);
-    const int64_t rows = rows_of(unit), columns = columns_of(block), depth = kernel_.depth / kernel_.word_elements;
-    const Rows a = pack_rows(from, rows, elements(step, steps), steps, packed_rows);
+  // The sums of a piece (+)= `steps` of a and b. A depth of a panel stays in the L1 cache.
+  void multiply(const Piece& piece, const Rows& a, int64_t step, int64_t steps, const uint32_t* panels) const {
+    const int64_t rows = rows_of(piece.unit), depth = kernel_.depth / kernel_.word_elements;
     for (int64_t half = 0; half < p_.halves; ++half) {
-      for (int64_t column = 0; column < columns; column += kernel_.columns) {
-        const int64_t at = half * block_room_ + column;
+      for (int64_t column = 0; column < piece.columns; column += kernel_.columns) {
+        const uint32_t* panel = panels + (half * block_room_ + piece.column + column) * steps;
+        float* sums = piece.sums + half * piece_columns_ + column;
         int64_t p = 0;
         do {
           const int64_t some = std::min(depth, steps - p);
           for (int64_t row = 0; row < rows; row += kernel_.rows)
-            kernel_.multiply(some, a.from(row, p), panels + at * steps + p * kernel_.columns, sums + row * width() + at,
-                             width(), std::min(kernel_.rows, rows - row), std::min(kernel_.columns, columns - column),
+            kernel_.multiply(some, a.from(row, p), panel + p * kernel_.columns, sums + row * width(), width(),
+                             std::min(kernel_.rows, rows - row), std::min(kernel_.columns, piece.columns - column),
                              step + p > 0);
           p += some;
         } while (p < steps);
@@ -160,16 +185,16 @@ class Product {
     }
   }
 
-  void finish_unit(int64_t block, int64_t unit, float* sums) const {
-    const int64_t batch = block / column_blocks_;
-    finish_({.sums = sums,
+  void finish(const Piece& piece) const {
+    const int64_t batch = piece.block / column_blocks_;
+    finish_({.sums = piece.sums,
              .stride = width(),
-             .half = p_.halves == 2 ? block_room_ : 0,
-             .row = batch * p_.m + unit * kRowUnit,
-             .rows = rows_of(unit),
-             .column = first_column(block),
-             .columns = columns_of(block),
-             .unit = batch * row_blocks_ + unit});
+             .half = p_.halves == 2 ? piece_columns_ : 0,
+             .row = batch * p_.m + piece.unit * kRowUnit,
+             .rows = rows_of(piece.unit),
+             .column = first_column(piece.block) + piece.column,
+             .columns = piece.columns,
+             .unit = batch * row_blocks_ + piece.unit});
   }
 
   const Kernel& kernel_;
@@ -182,6 +207,7 @@ class Product {
   const Blocking blocking_;
   int64_t block_columns_, column_blocks_;  // of a half
   int64_t block_room_;                     // its columns in whole panels
+  int64_t piece_columns_;                  // of a half, whose sums are finished together
 };
 
 }  // namespace

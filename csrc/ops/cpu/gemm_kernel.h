@@ -35,6 +35,7 @@ struct Kernel {
   int64_t group;          // elements of K are packed by this many, a multiple of those in a word
   int64_t word_elements;  // of a word: 1 or 2
   int64_t depth;          // elements of K to be summed before the next panel, which then fits the L1 cache
+  int64_t most_columns;   // of b to pack at a time where `a` is read in place, once for each of these blocks
   bool in_place;          // a word of `a` is the memory of `a` itself, where K is its contiguous dimension
   bool packs_rows;        // `a` is wanted with the words of a lane side by side, whatever its strides
 

@@ -10,6 +10,7 @@
 //   load_lanes     the word of one step of kLanes lanes that follow each other in memory; the same beyond the elements
 //                  of K and beyond the lanes
 //   transpose      kLanes vectors as a square
+//   load_transposed  a transposed square of steps, where V has a better way than load_steps and transpose
 //   store_words    a vector, or its first lanes
 //   load_words, broadcast, load_sums, store_sums, zero, multiply_add
 //   total          of a vector of sums
@@ -46,11 +47,12 @@ AK_VECTOR void load_square(const uint16_t* from, int64_t lane_stride, int64_t la
                            typename V::Words (&square)[V::kLanes]) {
   if (lanes >= V::kLanes && elements >= V::kLanes * V::kPair) {
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < V::kLanes; ++i) {
-      const uint16_t* row = from + i * lane_stride;
-      __builtin_prefetch(row + V::kLanes * lane_stride);  // of the next lanes
-      square[i] = V::load_steps(row);
-    }
+    for (int64_t i = 0; i < V::kLanes; ++i)
+      __builtin_prefetch(from + (V::kLanes + i) * lane_stride);  // of the next lanes
+    if constexpr (requires { V::load_transposed(from, lane_stride, square); })
+      return V::load_transposed(from, lane_stride, square);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < V::kLanes; ++i) square[i] = V::load_steps(from + i * lane_stride);
   } else {
 #pragma GCC unroll 16
     for (int64_t i = 0; i < V::kLanes; ++i) square[i] = V::load_steps(from + i * lane_stride, i < lanes ? elements : 0);
@@ -254,6 +256,7 @@ constexpr Kernel tile_kernel(int64_t depth) {
           .group = V::kPair,
           .word_elements = V::kPair,
           .depth = depth,
+          .most_columns = 192,
           .in_place = V::kPair == 2,
           .packs_rows = false,
           .pack_panels = pack_panels<V>,

@@ -31,8 +31,8 @@ struct Lanes512 {
   static AK_VECTOR Sums zero() { return _mm512_setzero_ps(); }
   static AK_VECTOR float total(Sums v) { return _mm512_reduce_add_ps(v); }
 
-  // 16 x 16, in place, so that 20 registers are enough.
-  static AK_VECTOR void transpose(Words (&r)[16]) {
+  // The 4 x 4 words of each quarter of r[i] to r[i + 3], i a multiple of 4.
+  static AK_VECTOR void transpose_quarters(Words (&r)[16]) {
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
       const Words even = r[i];
@@ -40,7 +40,7 @@ struct Lanes512 {
       r[i + 1] = _mm512_unpackhi_epi32(even, r[i + 1]);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {  // then r[i + j] holds column 4 q + j of rows i to i + 3 in its quarter q
+    for (int i = 0; i < 16; i += 4) {
       const Words a = r[i], b = r[i + 1];
       r[i] = _mm512_unpacklo_epi64(a, r[i + 2]);
       r[i + 1] = _mm512_unpackhi_epi64(a, r[i + 2]);
@@ -48,6 +48,11 @@ struct Lanes512 {
       r[i + 2] = _mm512_unpacklo_epi64(b, d);
       r[i + 3] = _mm512_unpackhi_epi64(b, d);
     }
+  }
+
+  // 16 x 16, in place, so that 20 registers are enough.
+  static AK_VECTOR void transpose(Words (&r)[16]) {
+    transpose_quarters(r);  // then r[i + j] holds column 4 q + j of rows i to i + 3 in its quarter q
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const Words even = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88), odd = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
@@ -68,6 +73,20 @@ struct PairWords : Lanes512 {
   static AK_VECTOR Words load_steps(const uint16_t* from) { return _mm512_loadu_si512(from); }
   static AK_VECTOR Words load_steps(const uint16_t* from, int64_t elements) {
     return _mm512_maskz_loadu_epi16(first32(elements), from);
+  }
+  // A transposed square: loads put the quarters of four rows side by side, which leaves half of the shuffles.
+  static AK_VECTOR void load_transposed(const uint16_t* from, int64_t lane_stride, Words (&square)[16]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      const auto quarter = [from, lane_stride, i](int row) AK_VECTOR_LAMBDA {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + (row + i % 4) * lane_stride + i / 4 * 8));
+      };
+      Words words = _mm512_castsi128_si512(quarter(0));
+      words = _mm512_mask_broadcast_i32x4(words, 0x00f0, quarter(4));
+      words = _mm512_mask_broadcast_i32x4(words, 0x0f00, quarter(8));
+      square[i] = _mm512_mask_broadcast_i32x4(words, 0xf000, quarter(12));
+    }
+    transpose_quarters(square);
   }
   static AK_VECTOR Words load_lanes(const uint16_t* from, int64_t k_stride, int64_t elements, int64_t lanes) {
     const __mmask16 mask = first16(lanes);
