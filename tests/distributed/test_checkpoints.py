@@ -102,9 +102,9 @@ def load(path, layout):
 
 
 JOURNEYS = [
-    ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain"), (4, "fsdp x tp")]),
+    ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain"), (4, "fsdp x tp"), (2, "tp")]),
     ((4, "hsdp"), [(2, "fsdp"), (1, "plain")]),
-    ((1, "plain"), [(4, "fsdp"), (2, "columns")]),
+    ((1, "plain"), [(4, "fsdp"), (2, "columns"), (4, "tp")]),
     ((4, "fsdp x tp"), [(2, "fsdp")]),
 ]
 
