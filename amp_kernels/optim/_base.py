@@ -74,8 +74,9 @@ class FusedOptimizer(PackedNumbers):
             self._common("seed", self.param_groups)
             if len(set(map(id, group["params"]))) != len(group["params"]):
                 raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
+            names = group.get("param_names")  # where it was built from named_parameters()
             for i, param in enumerate(group["params"]):
-                self._check_param(f"{self._name}: params[{i}]", param)
+                self._check_param(f"{self._name}: {names[i] if names else f'params[{i}]'}", param)
         except Exception:
             self.param_groups.pop()
             raise

@@ -263,6 +263,8 @@ def test_parameters_with_gaps_are_refused(name, gaps):
         optimizer.add_param_group({"params": [bad]})
     assert len(optimizer.param_groups) == 1
     make(name, [LEAF, bad.detach()])  # frozen, it is never read
+    with pytest.raises(ValueError, match=r"head\.weight is float32\[4, .\] with strides"):
+        make(name, [("body.weight", LEAF), ("head.weight", bad)])
 
 
 @EACH
