@@ -63,18 +63,21 @@ ptx-tests: $(BUILT)
 ptx-mutants: $(BUILT)
 	$(RUN) -m tests.ptx.mutate
 
-# The wheel built here, tested under other versions of torch. Each brings 5 to 7 GB, which go when its tests have passed.
+# The wheel built here, tested under other versions of torch. Each brings 5 to 7 GB, which go when its tests have passed. The wheel's
+# _nodes is for the torch that it was built with; against the others its sources are compiled, into nothing.
 abi: $(addprefix $(ABI)/,$(ABI_TORCH))
 
 $(ABI)/wheel: $(BUILT)
 	rm -rf $@
-	$(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $@
+	AMP_KERNELS_EMULATOR=1 $(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $@
 
 .PHONY: $(addprefix $(ABI)/,$(ABI_TORCH))
 $(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
 	test -x $@/bin/python || $(BASE) -m venv $@
 	$@/bin/python -m pip install --quiet --no-cache-dir "torch==$*" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
 	$@/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
+	$(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; at = torch.__path__[0] + '/include'; \
+	  print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])") csrc/bind/nodes*.cpp
 	cd $(ABI) && $*/bin/python -m amp_kernels info --check
 	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample 5 ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 	rm -rf $@

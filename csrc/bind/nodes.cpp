@@ -83,7 +83,7 @@ struct ProductNode : torch::autograd::Node {
         transposed, static_cast<int64_t>(activation), static_cast<int64_t>(compute_type), types, a_shape, needs()};
     variable_list values;
     for (SavedVariable* variable : each) {
-      const Tensor value = variable->unpack(shared_from_this());
+      const Tensor value = variable->unpack(getptr());
       are_defined.push_back(value.defined());
       if (value.defined()) values.push_back(value);
     }
@@ -110,7 +110,7 @@ struct ProductNode : torch::autograd::Node {
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const std::shared_ptr<Node> self = shared_from_this();
+    const auto self = getptr();
     const Tensor a16 = a16_.unpack(self), b16 = b16_.unpack(self), preact = preact_.unpack(self);
     const Tensor weight = weight_.unpack(self);
     const bool only_result = !grads[1].defined() && !grads[2].defined() && !grads[3].defined();
@@ -227,7 +227,7 @@ Tensor run(const Product& p) {
   }
   if (!recorded || !out.defined()) return out;
 
-  const std::shared_ptr<ProductNode> node(new ProductNode, torch::autograd::deleteNode);
+  const auto node = hold(new ProductNode);
   node->set_next_edges(p.bias ? torch::autograd::collect_next_edges(p.a, p.b, *p.bias)
                               : torch::autograd::collect_next_edges(p.a, p.b));
   node->function = p.function;

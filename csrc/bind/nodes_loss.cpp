@@ -101,10 +101,8 @@ Tensor run(const Tensor& logits, const Tensor& target, const Loss& loss) {
     if (!autocast) result = result.to(own);
   }
   if (!recorded) return result;
-  const std::shared_ptr<LossNode> node(
-      new LossNode(cross_entropy_function, torch::autograd::collect_next_edges(logits),
-                   {loss.ignore_index, loss.is_mean, loss.label_smoothing, loss.z_loss}),
-      torch::autograd::deleteNode);
+  const auto node = hold(new LossNode(cross_entropy_function, torch::autograd::collect_next_edges(logits),
+                                      {loss.ignore_index, loss.is_mean, loss.label_smoothing, loss.z_loss}));
   node->loss = loss;
   node->save(now ? grad : logits);
   node->save(now ? Tensor() : target);

@@ -92,9 +92,8 @@ Tensor run(const Tensor& x, at::IntArrayRef shape, const Tensor& weight, const T
                        .rstd = floats(rstd)});
   }
   if (!recorded) return y;
-  const std::shared_ptr<NormNode> node(
-      new NormNode(norm_function, torch::autograd::collect_next_edges(x, weight, bias), {columns, eps, centred}),
-      torch::autograd::deleteNode);
+  const auto node =
+      hold(new NormNode(norm_function, torch::autograd::collect_next_edges(x, weight, bias), {columns, eps, centred}));
   for (const Tensor& saved : {x, weight, bias, mean, rstd}) node->save(saved);
   torch::autograd::set_history(y, node);
   return y;

@@ -73,7 +73,7 @@ std::vector<bool> RowsNode::needs() const {
 variable_list RowsNode::apply(variable_list&& grads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   variable_list saved;
-  for (const Saved& each : saved_) saved.push_back(each.variable.unpack(shared_from_this()));
+  for (const Saved& each : saved_) saved.push_back(each.variable.unpack(getptr()));
   if (!grads[0].defined()) return variable_list(num_outputs());
   if (!torch::autograd::GradMode::is_enabled() && nothing_between() && is_narrow_on_cpu(grads[0])) {
     try {
@@ -99,7 +99,7 @@ variable_list RowsNode::apply_with_saved(const variable_list& grads,
   c10::List<bool> defined;
   variable_list values;
   for (const Saved& saved : saved_) {
-    const Tensor value = saved.variable.unpack(shared_from_this());
+    const Tensor value = saved.variable.unpack(getptr());
     defined.push_back(value.defined());
     if (value.defined()) values.push_back(value);
   }

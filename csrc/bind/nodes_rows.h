@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "bind/nodes_plain.h"
@@ -12,6 +14,15 @@
 namespace ak {
 
 using torch::autograd::variable_list;
+
+// The owner of a new node: a std::shared_ptr up to torch 2.12, an intrusive pointer from 2.13 on, as an edge has it.
+template <typename T>
+auto hold(T* node) {
+  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>)
+    return std::shared_ptr<T>(node, [](T* last) { deleteNode(last); });  // torch's, which does not recurse
+  else
+    return c10::intrusive_ptr<T>::unsafe_steal_from_new(node);
+}
 
 // In the graph that compiled autograd traces a call of `formula(grads, args)`, in place of a node's backward.
 variable_list call_in_graph(const torch::autograd::Node& node, torch::dynamo::autograd::functional_apply_t formula,

@@ -58,8 +58,7 @@ Tensor run(const Tensor& x, int64_t dim, bool log) {
                   .statistics = log ? statistics.mutable_data_ptr<float>() : nullptr});
   }
   if (!recorded) return y;
-  const std::shared_ptr<SoftmaxNode> node(
-      new SoftmaxNode(softmax_function, torch::autograd::collect_next_edges(x), {log}), torch::autograd::deleteNode);
+  const auto node = hold(new SoftmaxNode(softmax_function, torch::autograd::collect_next_edges(x), {log}));
   node->input_type = x.scalar_type();
   torch::autograd::set_history(y, node);
   node->save(log ? x : y, /*is_output=*/!log);

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._dispatch import cpu_isa
+from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.cli import doctor
 
@@ -28,6 +28,13 @@ def test_the_compiled_kernels_are_there(name):
     """An op without CUDA kernels, or whose glue knows CUDA alone, is not finished; and tests run over what was built."""
     assert REGISTRY[name].built.cpu
     assert REGISTRY[name].built.emulate
+
+
+def test_the_optional_module_is_there():
+    """Nothing fails where torch's C++ interface has changed and it does not compile: it is missed by the host's time alone."""
+    if load.build_info().get("torch") != torch.__version__:
+        pytest.skip("built for another torch; make abi compiles it against this one")
+    assert "nodes" not in load.absent(), load.absent()["nodes"]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference", "emulate"])
