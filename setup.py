@@ -102,6 +102,8 @@ class CMakeBuild(build_ext):
                 self.note(library, str(error))
         else:
             self.require_cuda()  # before minutes are spent on the rest
+            if not self.wants_emulator():
+                self.note("emulated", "a tool for tests, left out of an install; AMP_KERNELS_EMULATOR=1 builds it")
             for library in TARGETS:
                 if library not in self.info["libraries"]:
                     self.build_target(library)
@@ -110,6 +112,11 @@ class CMakeBuild(build_ext):
         (self.package_dir() / "_build_info.json").write_text(json.dumps(self.info, indent=2) + "\n")
         for library, entry in self.info["libraries"].items():
             print(f"amp_kernels: {library}: {'built' if entry['built'] else 'NOT built: ' + entry['reason']}")
+
+    def wants_emulator(self) -> bool:
+        """It takes longer than all CPU kernels: a working copy has it, an install if it is asked for."""
+        default = "1" if self.inplace or self.editable_mode else "0"
+        return os.environ.get("AMP_KERNELS_EMULATOR", default) not in ("", "0")
 
     def configure(self) -> None:
         # The environment's own tools first: pip does not put the folder of the interpreter on PATH.

@@ -128,7 +128,8 @@ _FIX = {
     "cuda": "To build it: TORCH_CUDA_ARCH_LIST=<your GPU, such as 9.0a> pip install --no-build-isolation -v . "
     "(needs a CUDA build of torch and nvcc); python -m amp_kernels info shows what was built.",
     "triton": "Triton kernels need a CUDA tensor, or TRITON_INTERPRET=1 set before Python starts.",
-    "emulate": "The emulator runs CPU tensors through CUDA kernels for debugging; it is built by pip install --no-build-isolation -v .",
+    "emulate": "The emulator runs CPU tensors through CUDA kernels for debugging; a working copy has it, an install if "
+    "AMP_KERNELS_EMULATOR=1 was set for it.",
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+EMULATOR = "amp_kernels/libamp_kernels_emulated.so"
 
 
 def run(*command, cwd=ROOT, check=True, **environment):
@@ -74,7 +75,14 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"amp_kernels"}
     for needed in ("amp_kernels/libamp_kernels_cpu.so", "amp_kernels/bench/run.py", "amp_kernels/py.typed"):
         assert needed in names
+    assert EMULATOR not in names
+    assert "AMP_KERNELS_EMULATOR=1 builds it" in info_of(wheel)["libraries"]["emulated"]["reason"]
     assert any(name.startswith("amp_kernels/_host.") and name.endswith(".so") for name in names)
+
+
+def test_the_emulator_is_in_the_wheel_if_it_is_asked_for(tmp_path):
+    wheel, _ = build_wheel(tmp_path, "--no-build-isolation", AMP_KERNELS_EMULATOR="1")
+    assert EMULATOR in zipfile.ZipFile(wheel).namelist()
 
 
 def test_wheel_works_in_a_clean_environment(wheel, environment):
