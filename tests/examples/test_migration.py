@@ -1,0 +1,132 @@
+"""The recipes of docs/migration for the frameworks of others, run as they stand by a model that learns."""
+
+import importlib
+import math
+import os
+import re
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import amp_kernels as ak
+
+PAGES = Path(__file__).parents[2] / "docs" / "migration"
+#: What is said of a GPU there, said of a CPU.
+HERE = {'"16-mixed", "cuda", scaler=ak.GradScaler()': '"16-mixed", "cpu", scaler=ak.GradScaler("cpu")'}
+
+
+def needed(name):
+    if os.environ.get("EXAMPLES") == "all":
+        return importlib.import_module(name)
+    return pytest.importorskip(name, reason=f"needs {name}; `make examples` installs it and runs this test")
+
+
+def blocks(page):
+    text = (PAGES / f"{page}.md").read_text()
+    for there, here in HERE.items():
+        text = text.replace(there, here)
+    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+
+
+def run(code, names):
+    exec(compile(code, "<recipe>", "exec"), names)
+    return names
+
+
+def rows(count=2048):
+    """Points, and whether the sum of their coordinates is positive."""
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.TensorDataset(points, (points.sum(1) > 0).long())
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 2))
+
+
+def loss_of(model):
+    points, label = rows().tensors
+    return nn.functional.cross_entropy(model(points).float(), label).item()
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed with clipping", "16-mixed by the plugin"])
+def test_lightning(precision, tmp_path, monkeypatch):
+    """Clipping by the Trainer in BF16; in FP16 our scaler in its plugin and the optimizer's own clipping."""
+    lightning = needed("lightning")
+    monkeypatch.chdir(tmp_path)
+    bf16, fp16 = blocks("lightning")
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    norms = []
+
+    class Trainer(lightning.Trainer):
+        def __init__(self, **options):
+            super().__init__(**options, accelerator="cpu", max_epochs=4, **quiet)
+
+    class LightningModule(lightning.LightningModule):
+        def training_step(self, batch):
+            points, label = batch
+            return 10 * nn.functional.cross_entropy(self.model(points), label)
+
+        def configure_gradient_clipping(self, *args, **options):
+            before = ak.get_total_norm([p.grad for p in self.parameters()])
+            super().configure_gradient_clipping(*args, **options)
+            norms.append((before, ak.get_total_norm([p.grad for p in self.parameters()])))
+
+    there = types.SimpleNamespace(Trainer=Trainer, LightningModule=LightningModule)
+    data = torch.utils.data.DataLoader(rows(), batch_size=16)
+    definition, _, fit = bf16.rpartition("\n\n")
+    names = run(definition, {"lightning": there, "ak": ak, "build": build, "data": data})
+    module = names["Module"]()
+    names["Module"] = lambda: module
+    by_trainer = precision.startswith("bf16")
+    run(fit if by_trainer else fp16, names)
+    assert loss_of(module.model) < 0.5 * loss_of(build())
+    assert len(norms) == 512
+    assert max(before for before, _ in norms) > 2
+    assert (max(after for _, after in norms) < 1.001) == by_trainer
+
+
+def test_accelerate():
+    """Also what it says of steps that are skipped."""
+    accelerate = needed("accelerate")
+    (recipe,) = blocks("accelerate")
+    data = torch.utils.data.DataLoader(rows(), batch_size=16)
+    names = {"Accelerator": lambda **options: accelerate.Accelerator(cpu=True, **options), "ak": ak, "model": build()}
+    names |= {"data": data, "criterion": nn.CrossEntropyLoss()}
+    run(recipe, names)
+    assert loss_of(names["model"]) < 0.7 * loss_of(build())
+
+
+def test_hf_trainer(tmp_path):
+    """With the Trainer's own BF16 and clipping."""
+    transformers = needed("transformers")
+    needed("accelerate")
+    (recipe,) = blocks("hf-trainer")
+    sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    tokens = [torch.arange(i, i + 8) % 16 for i in range(16)] * 32
+    made = []
+
+    def trainer(*args, **options):
+        made.append(transformers.Trainer(*args, **options))
+        return made[-1]
+
+    def arguments(folder, **options):
+        quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "learning_rate": 3e-3}
+        return transformers.TrainingArguments(str(tmp_path / folder), **options, **quiet)
+
+    names = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "TrainingArguments": arguments}
+    names |= {"Trainer": trainer, "ak": ak, "config": config}
+    names["train_dataset"] = names["data"] = [{"input_ids": t, "labels": t} for t in tokens]
+    torch.manual_seed(0)
+    run(recipe, names)
+    (done,) = made
+    names["model"].eval()
+    batch = torch.stack(tokens[:16])
+    with torch.no_grad():
+        after = names["model"](input_ids=batch, labels=batch).loss.item()
+    assert done.state.global_step == 192
+    assert after < 0.75 * math.log(16)  # of one who knows nothing
