@@ -173,6 +173,19 @@ def test_revert():
     model(torch.arange(3)).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_what_looks_for_torchs_exact_classes_finds_them_after_revert():
+    """Dynamic quantization passes over a converted model without a word."""
+    from torch.ao.quantization import quantize_dynamic
+
+    def quantized(model):
+        return [type(m).__module__.startswith("torch.ao") for m in quantize_dynamic(model, {torch.nn.Linear})]
+
+    model = convert(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)))
+    assert quantized(model) == [False, False, False]
+    assert quantized(revert(model)) == [True, False, True]
+
+
 def test_revert_leaves_what_torch_cannot_do():
     model = torch.nn.Sequential(Linear(2, 2, activation="relu"), ak.nn.CrossEntropyLoss(z_loss=0.1), Linear(2, 2))
     revert(model)

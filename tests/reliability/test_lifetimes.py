@@ -4,6 +4,8 @@ import gc
 import importlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -62,6 +64,37 @@ def test_a_fork_trains_as_its_parent_does():
     trained(*BF16, steps=3)
     expected = trained(*BF16)
     assert in_a_fork(lambda: assert_same(trained(*BF16), expected)) == 0
+
+
+EXIT = """
+import sys, threading
+import torch
+import amp_kernels as ak
+
+torch.kept = model = ak.convert(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).to(torch.bfloat16))
+optimizer, scaler = ak.optim.AdamW(model.parameters(), master_weights="split"), ak.GradScaler("cpu")
+
+def step():
+    scaler.scale(model(torch.ones(4, 8, dtype=torch.bfloat16)).float().sum()).backward()
+    scaler.step(optimizer, max_norm=1.0)
+    scaler.update()
+    optimizer.zero_grad()
+
+step()
+"""
+EXITS = {
+    "in the step": ("optimizer.register_step_post_hook(lambda *_: sys.exit(3)); step()", 3),
+    "in the backward": ("model[0].weight.register_hook(lambda _: sys.exit(3)); step()", 3),
+    "while a thread trains": ("threading.Thread(target=lambda: [step() for _ in range(200)]).start()", 0),
+}
+
+
+@pytest.mark.parametrize("where", EXITS)
+def test_the_interpreter_exits(where):
+    """With the status that was asked for and nothing on stderr, whatever outlives the modules of the package."""
+    last, status = EXITS[where]
+    run = subprocess.run([sys.executable, "-c", EXIT + last], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (status, "")
 
 
 class Rows(torch.utils.data.Dataset):
