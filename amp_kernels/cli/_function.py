@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 CONTRACT = (
     "module:function, or path.py:function. The function takes an amp_kernels.numerics.Run and returns the metric that counts. "
@@ -15,23 +17,36 @@ CONTRACT = (
 
 
 def load(name: str) -> Callable:
-    """The function that ``name`` stands for. Its module is looked for in the current folder, too.
+    """The function that ``name`` stands for. A module is looked for in the current folder, too; a file may lie anywhere.
 
     Raises:
-        argparse.ArgumentTypeError: there is no such module or function; what its import raises, otherwise.
+        argparse.ArgumentTypeError: there is no such module, file or function; what the import raises, otherwise.
     """
-    module_name, colon, function_name = name.partition(":")
+    source, colon, function_name = name.rpartition(":")
     if not colon or not function_name:
         raise argparse.ArgumentTypeError(f"{name!r} is not of the form module:function")
-    module_name = module_name.removesuffix(".py").replace("/", ".").lstrip(".")
-    sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # of something that the module imports
-        raise argparse.ArgumentTypeError(f"there is no module {module_name!r} here or on the path") from None
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise argparse.ArgumentTypeError(f"module {module_name!r} has no function {function_name!r}")
+        raise argparse.ArgumentTypeError(f"module {source!r} has no function {function_name!r}")
     return function
+
+
+def _from_path(name: str) -> ModuleType:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # of something that the module imports
+        raise argparse.ArgumentTypeError(f"there is no module {name!r} here or on the path") from None
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {str(path)!r}")
+    sys.path.insert(0, str(path.parent.absolute()))  # as for a program: it may import what lies beside it
+    spec = importlib.util.spec_from_file_location("training_function", path)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -58,6 +58,17 @@ def test_parity_is_the_exit_code(module, capsys):
     assert "DIFFERS" in capsys.readouterr().out
 
 
+def test_a_file_anywhere_and_what_lies_beside_it(tmp_path, capsys):
+    """Its name need not be one of Python's."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside_it.py").write_text("def metric(run):\n    return run.seed + 1.0\n")
+    path = tmp_path / "elsewhere" / "my-run.py"
+    path.write_text("from beside_it import metric\n")
+    for name in (path, path.relative_to(tmp_path)):
+        assert main(["parity", f"{name}:metric", "--precisions", "bf16", "--seeds", "2"]) == 0
+    assert capsys.readouterr().out.count("parity\n") == 2
+
+
 def test_numerics_prints_and_draws(module, capsys, tmp_path):
     assert main(["numerics", f"{module}:small", "--out", "figure.html"]) == 0
     out = capsys.readouterr().out
@@ -75,6 +86,7 @@ def test_a_function_that_shows_no_model(module, capsys):
     ("name", "message"),
     [
         ("nothing_here:train", "there is no module 'nothing_here'"),
+        ("../nothing-here.py:train", "there is no file '../nothing-here.py'"),
         ("{}:nobody", "has no function 'nobody'"),
         ("{}:not_a_function", "has no function 'not_a_function'"),
         ("{}", "is not of the form module:function"),
