@@ -161,6 +161,20 @@ def test_short_rows_worked_on_together_are_each_what_they_are_alone(columns, dty
 
 
 @BOTH
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", [0, 1, 2])
+def test_rows_of_several_tiles(tile, dtype, log):
+    """The CPU's kernel takes 1,024 columns at a time. The largest logits, without which the others' exponentials
+    overflow, are in one tile; the masks of the tiles differ."""
+    x = normal(3, 2500, dtype=dtype)
+    x[:, 1024 * tile : 1024 * tile + 300] += 200
+    mask = torch.rand(3, 2500, generator=torch.Generator().manual_seed(2)) < 0.7
+    for masked in (None, mask):
+        with ak.backend("cpu"):
+            check(x, -1, log, masked)
+
+
+@BOTH
 def test_shift_invariance_and_extremes(device, log):
     x = torch.tensor([[0.0, 1.0, 2.0]], device=device)
     assert torch.equal(ours(log)(x + 2.0**20, -1), ours(log)(x, -1))

@@ -38,15 +38,12 @@ AK_SIMD_CLONES float moved_span(const float* c, const float* x, float largest, i
       [=](int64_t i) __attribute__((always_inline)) { return c[i] * (x[i] - largest); });
 }
 
-template <typename T>
-AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, T* __restrict grad, int64_t n) {
-  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) { grad[i] = round_to<T>(slope * e[i]); });
+AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, float* __restrict grad, int64_t n) {
+  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) { grad[i] = slope * e[i]; });
 }
-template <typename T>
 AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, const float* __restrict c, float factor,
-                                  T* __restrict grad, int64_t n) {
-  for_lanes(n,
-            [=](int64_t i) __attribute__((always_inline)) { grad[i] = round_to<T>(fma(slope, e[i], -factor * c[i])); });
+                                  float* __restrict grad, int64_t n) {
+  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) { grad[i] = fma(slope, e[i], -factor * c[i]); });
 }
 
 struct Problem {
@@ -164,7 +161,7 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
     for (int64_t at = 0; at < classes; at += kTile) {
       const int64_t n = std::min(kTile, classes - at);
       if (spread) spread_tile(row, at, n);
-      make_rounded(to + at, buffer, n, [&](auto* out) {
+      make_rounded(to + at, buffer, n, [&](float* out) {
         if (spread) {
           gradient_span(exponentials + at, slope, c, factor, out, n);
         } else {

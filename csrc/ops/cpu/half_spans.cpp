@@ -26,22 +26,24 @@ AK_SIMD_CLONES void round_bf16_plain(const float* __restrict from, bf16* __restr
 #define AK_F16C __attribute__((target("avx2,f16c")))
 
 AK_AVX512 void widen_avx512(const fp16* from, float* to, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) {
-    const auto some = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu);
-    _mm512_mask_storeu_ps(to + i, some, _mm512_maskz_cvtph_ps(some, _mm256_maskz_loadu_epi16(some, from + i)));
-  }
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+  const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
+  _mm512_mask_storeu_ps(to + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, from + i)));
 }
 // The instruction keeps the sign and payload of a NaN; here every NaN is 0x7fff.
-AK_AVX512 void round_avx512(const float* from, fp16* to, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) {
-    const auto some = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu);
-    const __m512 x = _mm512_maskz_loadu_ps(some, from + i);
-    const __m256i y = _mm512_maskz_cvtps_ph(some, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    _mm256_mask_storeu_epi16(to + i, some, _mm256_mask_blend_epi16(nan, y, _mm256_set1_epi16(0x7fff)));
-  }
+AK_AVX512 inline __attribute__((always_inline)) __m256i rounded(__m512 x) {
+  const __m256i y = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm256_mask_blend_epi16(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), y, _mm256_set1_epi16(0x7fff));
 }
-
+AK_AVX512 void round_avx512(const float* from, fp16* to, int64_t n) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), rounded(_mm512_loadu_ps(from + i)));
+  const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
+  _mm256_mask_storeu_epi16(to + i, rest, rounded(_mm512_maskz_loadu_ps(rest, from + i)));
+}
 // The instruction takes subnormal numbers for zero and keeps a NaN's payload, so numbers of either kind are rounded by
 // the formula, with the others of their two vectors.
 AK_AVX512_BF16 void round_avx512_bf16(const float* from, bf16* to, int64_t n) {

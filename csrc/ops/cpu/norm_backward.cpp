@@ -76,13 +76,13 @@ AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sum
   for (int64_t i = 0; i < count; ++i) sums[i] += from[i];
 }
 
-template <bool kAdds, typename X>
+template <bool kAdds>
 AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
-                                  float mean_g, float mean_gn, const float* grad_sum, X* out, int64_t n) {
+                                  float mean_g, float mean_gn, const float* grad_sum, float* out, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const float dx = norm_gradient(grad[i] * weight[i], normalized(x[i], mean, rstd), rstd, mean_g, mean_gn);
-    out[i] = round_to<X>(kAdds ? dx + grad_sum[i] : dx);
+    out[i] = kAdds ? dx + grad_sum[i] : dx;
   }
 }
 
@@ -111,7 +111,7 @@ void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin
     const RowSums row = add_row<kParameters>(x, grad, weight, mean, rstd, sums, columns);
     const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
     const float* added = p.grad_sum ? load_tile(p.grad_sum, p.grad_sum_type, at, columns, added_buffer.get()) : nullptr;
-    make_rounded(static_cast<X*>(p.grad_x) + at, x_buffer.get(), columns, [&](auto* out) {
+    make_rounded(static_cast<X*>(p.grad_x) + at, x_buffer.get(), columns, [&](float* out) {
       if (added) {
         gradient_span<true>(x, grad, weight, mean, rstd, mean_g, mean_gn, added, out, columns);
       } else {

@@ -38,25 +38,18 @@ Statistics statistics_of(const float* row, int64_t n, float eps, bool centred) {
   }
 }
 
-template <typename Y>
-AK_SIMD_CLONES void normalize_span(const float* x, Statistics s, const float* weight, const float* bias, Y* out,
+AK_SIMD_CLONES void normalize_span(const float* x, Statistics s, const float* weight, const float* bias, float* out,
                                    int64_t n) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i)
-    out[i] = round_to<Y>(scaled_and_shifted(normalized(x[i], s.mean, s.rstd), weight[i], bias[i]));
+  for (int64_t i = 0; i < n; ++i) out[i] = scaled_and_shifted(normalized(x[i], s.mean, s.rstd), weight[i], bias[i]);
 }
 
 // `buffer` may be where x is.
 void normalize_row(const float* x, Statistics s, const float* weight, const float* bias, void* out, ScalarType dtype,
                    int64_t at, int64_t n, float* buffer) {
-  const auto make = [=](auto* to) { normalize_span(x, s, weight, bias, to, n); };
-  if (dtype == ScalarType::Float) {
-    make(static_cast<float*>(out) + at);
-  } else if (dtype == ScalarType::Half) {
-    make_rounded(static_cast<fp16*>(out) + at, buffer, n, make);
-  } else {
-    make(static_cast<bf16*>(out) + at);
-  }
+  with_dtype(dtype, [&]<typename T>(T) {
+    make_rounded(static_cast<T*>(out) + at, buffer, n, [=](float* to) { normalize_span(x, s, weight, bias, to, n); });
+  });
 }
 
 NormParameter parameter_of(const std::optional<Tensor>& t) {

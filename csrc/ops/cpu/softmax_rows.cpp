@@ -1,6 +1,7 @@
-// softmax_rows and softmax_rows_backward on the CPU. A row is widened into a buffer that stays in the cache, where the
-// passes for the largest value, the sum and the result find it. Rows are independent: the bits are the same for any
-// number of threads.
+// softmax_rows and softmax_rows_backward on the CPU. Short rows are widened into a buffer, some together, where the
+// passes for the largest value, the sum and the result find them. A row longer than a tile goes through the L1 cache
+// tile by tile, once for each pass: its 16-bit numbers, widened again, are half the bytes of a widened copy. Rows are
+// independent: the bits are the same for any number of threads.
 #include <algorithm>
 
 #include "math/softmax.h"
@@ -23,9 +24,9 @@ AK_SIMD_CLONES void mask_span(const bool* counts, float instead, const float* x,
 
 // At most kRowsTogether rows from their values, which `e` may take the place of; y may be where e is. Of log-softmax
 // writes base and inverse of each row.
-template <bool kLog, typename T>
-AK_SIMD_CLONES void softmax_of_rows(const float* x, float* e, T* y, int64_t rows, int64_t n, bool safe, float* bases,
-                                    float* inverses) {
+template <bool kLog>
+AK_SIMD_CLONES void softmax_of_rows(const float* x, float* e, float* y, int64_t rows, int64_t n, bool safe,
+                                    float* bases, float* inverses) {
   PerRow largest = {}, sums = {}, base, inverse, log_sum;
   for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of_row(x + r * n, n);
   for (int64_t r = 0; r < rows; ++r) sums[r] = exp_row<!kLog>(x + r * n, softmax_base(largest[r]), e + r * n, n);
@@ -38,9 +39,9 @@ AK_SIMD_CLONES void softmax_of_rows(const float* x, float* e, T* y, int64_t rows
   for (int64_t r = 0; r < rows; ++r) {
     const SoftmaxRow row{base[r], inverse[r], log_sum[r]};
     const float* from = (kLog ? x : e) + r * n;
-    T* to = y + r * n;
+    float* to = y + r * n;
     for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
-      to[i] = round_to<T>(kLog ? log_softmax_of(row, from[i]) : softmax_of(row, from[i]));
+      to[i] = kLog ? log_softmax_of(row, from[i]) : softmax_of(row, from[i]);
     });
   }
   if (kLog) {
@@ -54,37 +55,146 @@ AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
   round_span(from, to, n);
 }
 
+template <typename T>
+AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n) {
+  return sum_of_lanes(
+      n,
+      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
+        Floats other;
+        load_floats(g + i, t), load_floats(y + i, other), t *= other;
+      },
+      [=](int64_t i) __attribute__((always_inline)) { return to_float(g[i]) * to_float(y[i]); });
+}
+
 // The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
-template <typename T, typename Out>
-AK_SIMD_CLONES void softmax_gradient_rows(const T* y, const T* g, Out* out, int64_t rows, int64_t n) {
+template <typename T>
+AK_SIMD_CLONES void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
   PerRow sums;
-  for (int64_t r = 0; r < rows; ++r) {
-    const T *const of = y + r * n, *const grad = g + r * n;
-    sums[r] = sum_of_lanes(
-        n,
-        [=](int64_t i, Floats& t) __attribute__((always_inline)) {
-          Floats other;
-          load_floats(grad + i, t), load_floats(of + i, other), t *= other;
-        },
-        [=](int64_t i) __attribute__((always_inline)) { return to_float(grad[i]) * to_float(of[i]); });
-  }
+  for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_products(y + r * n, g + r * n, n);
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, out += n) {
     for_lanes(n, [=, sum = sums[r]](int64_t i) __attribute__((always_inline)) {
-      out[i] = round_to<Out>(softmax_gradient(to_float(y[i]), to_float(g[i]), sum));
+      out[i] = softmax_gradient(to_float(y[i]), to_float(g[i]), sum);
     });
   }
 }
-template <typename T, typename Out>
+template <typename T>
 AK_SIMD_CLONES void log_softmax_gradient_rows(const T* x, const T* g, const float* bases, const float* inverses,
-                                              Out* out, int64_t rows, int64_t n) {
+                                              float* out, int64_t rows, int64_t n) {
   PerRow sums;
   for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_row(g + r * n, n);
   for (int64_t r = 0; r < rows; ++r, x += n, g += n, out += n) {
     for_lanes(n, [=, base = bases[r], inverse = inverses[r], sum = sums[r]](int64_t i) __attribute__((always_inline)) {
       const float y = exp_of_logit(to_float(x[i]) - base) * inverse;
-      out[i] = round_to<Out>(log_softmax_gradient(y, to_float(g[i]), sum));
+      out[i] = log_softmax_gradient(y, to_float(g[i]), sum);
     });
   }
+}
+
+// ---- rows longer than a tile
+
+AK_SIMD_CLONES float largest_of_span(const float* x, int64_t n) { return largest_of_row(x, n); }
+template <bool kKeeps>
+AK_SIMD_CLONES float exp_span(const float* x, float base, float* e, int64_t n) {
+  return exp_row<kKeeps>(x, base, e, n);
+}
+template <bool kLog>
+AK_SIMD_CLONES void softmax_span(const float* from, SoftmaxRow row, float* to, int64_t n) {
+  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
+    to[i] = kLog ? log_softmax_of(row, from[i]) : softmax_of(row, from[i]);
+  });
+}
+template <typename T>
+AK_SIMD_CLONES float products_span(const T* y, const T* g, int64_t n) {
+  return sum_of_products(y, g, n);
+}
+template <typename T>
+AK_SIMD_CLONES void gradient_span(const T* y, const T* g, float sum, float* to, int64_t n) {
+  for_lanes(n, [=](int64_t i)
+                   __attribute__((always_inline)) { to[i] = softmax_gradient(to_float(y[i]), to_float(g[i]), sum); });
+}
+template <typename T>
+AK_SIMD_CLONES void log_gradient_span(const T* x, const T* g, float base, float inverse, float sum, float* to,
+                                      int64_t n) {
+  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
+    to[i] = log_softmax_gradient(exp_of_logit(to_float(x[i]) - base) * inverse, to_float(g[i]), sum);
+  });
+}
+
+// Calls each(first, count) for the tiles of a row.
+template <typename Each>
+void for_tiles(int64_t n, const Each& each) {
+  for (int64_t c = 0; c < n; c += kTile) each(c, std::min(kTile, n - c));
+}
+
+// The next tile of a row comes while this one is worked on; a hint that may point behind the last.
+void prefetch_next_tile(const void* data, ScalarType dtype, int64_t at) {
+  const int64_t bytes = bytes_of(dtype);
+  const char* const next = static_cast<const char*>(data) + (at + kTile) * bytes;
+  for (int64_t i = 0; i < kTile * bytes; i += 64) __builtin_prefetch(next + i);
+}
+
+// make(to, c, count) for the tiles of a row of the result at `out`, `row` its first element.
+template <typename Make>
+void make_tiles(void* out, ScalarType dtype, int64_t row, int64_t n, float* tile, const Make& make) {
+  for_tiles(n, [&](int64_t c, int64_t count) {
+    const bool wide = dtype == ScalarType::Float;
+    float* const to = wide ? static_cast<float*>(out) + row + c : tile;
+    make(to, c, count);
+    if (!wide) store_tile(to, out, dtype, row + c, count);
+  });
+}
+
+// `exponentials`: memory for those of a row, unless it is of log-softmax.
+void softmax_of_long_row(const SoftmaxCall& call, int64_t r, float* exponentials) {
+  const int64_t n = call.columns, row = r * n;
+  alignas(64) float tile[kTile];
+  const bool* const counts = call.mask.data ? call.mask.row(r) : nullptr;
+  const auto load = [&](int64_t c, int64_t count) -> const float* {
+    prefetch_next_tile(call.x, call.x_type, row + c);
+    const float* x = load_tile(call.x, call.x_type, row + c, count, tile);
+    if (!counts) return x;
+    mask_span(counts + c, kMasked, x, tile, count);
+    return tile;
+  };
+  float largest = kMasked, sum = 0.0f;
+  for_tiles(n, [&](int64_t c, int64_t count) { largest = std::max(largest, largest_of_span(load(c, count), count)); });
+  const float base = softmax_base(largest);
+  for_tiles(n, [&](int64_t c, int64_t count) {
+    const float* x = load(c, count);
+    sum +=
+        call.statistics ? exp_span<false>(x, base, nullptr, count) : exp_span<true>(x, base, exponentials + c, count);
+  });
+  const SoftmaxRow of = softmax_row(largest, sum, call.safe);
+  make_tiles(call.y, call.y_type, row, n, tile, [&](float* to, int64_t c, int64_t count) {
+    if (call.statistics) return softmax_span<true>(load(c, count), of, to, count);
+    softmax_span<false>(exponentials + c, of, to, count);
+  });
+  if (call.statistics) call.statistics[r] = of.base, call.statistics[call.rows + r] = of.inverse;
+}
+
+// T: bf16 where both operands are that, which is read as it is; float, what others are widened to.
+template <typename T>
+void softmax_gradient_of_long_row(const SoftmaxBackwardCall& call, int64_t r) {
+  const int64_t n = call.columns, row = r * n;
+  alignas(64) float of_tile[kTile], grad_tile[kTile];
+  const auto load = [&](const void* data, ScalarType dtype, int64_t c, int64_t count, float* tile) -> const T* {
+    prefetch_next_tile(data, dtype, row + c);
+    if constexpr (std::is_same_v<T, float>) return load_tile(data, dtype, row + c, count, tile);
+    return static_cast<const T*>(data) + row + c;
+  };
+  const auto load_of = [&](int64_t c, int64_t count) { return load(call.of, call.of_type, c, count, of_tile); };
+  const auto load_grad = [&](int64_t c, int64_t count) { return load(call.grad, call.grad_type, c, count, grad_tile); };
+  float sum = 0.0f;
+  for_tiles(n, [&](int64_t c, int64_t count) {
+    const T* g = load_grad(c, count);
+    sum += call.statistics ? sum_of_span(g, count) : products_span(load_of(c, count), g, count);
+  });
+  make_tiles(call.grad_x, call.grad_x_type, row, n, of_tile, [&](float* to, int64_t c, int64_t count) {
+    const T *const of = load_of(c, count), *const g = load_grad(c, count);
+    if (!call.statistics) return gradient_span(of, g, sum, to, count);
+    log_gradient_span(of, g, call.statistics[r], call.statistics[call.rows + r], sum, to, count);
+    if (call.mask.data) mask_span(call.mask.row(r) + c, 0.0f, to, to, count);
+  });
 }
 
 SoftmaxMask mask_of(const std::optional<Tensor>& t) {
@@ -144,6 +254,11 @@ Tensor softmax_rows_backward(const Tensor& grad, const Tensor& of, const std::op
 void softmax_call(const SoftmaxCall& call) {
   const int64_t n = call.columns, block = rows_together(n);
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
+    if (n > kTile) {
+      const Buffer exponentials = make_buffer(call.statistics ? 0 : n);
+      for (int64_t r = begin; r < end; ++r) softmax_of_long_row(call, r, exponentials.get());
+      return;
+    }
     const Buffer values = make_buffer(block * n), exponentials = make_buffer(block * n);
     for (int64_t first = begin; first < end; first += block) {
       const int64_t rows = std::min(block, end - first), numel = rows * n;
@@ -154,7 +269,7 @@ void softmax_call(const SoftmaxCall& call) {
         x = values.get();
       }
       with_dtype(call.y_type, [&]<typename T>(T) {
-        make_rounded(static_cast<T*>(call.y) + first * n, exponentials.get(), numel, [&](auto* at) {
+        make_rounded(static_cast<T*>(call.y) + first * n, exponentials.get(), numel, [&](float* at) {
           if (call.statistics) {
             float *const bases = call.statistics + first, *const inverses = bases + call.rows;
             softmax_of_rows<true>(x, exponentials.get(), at, rows, n, call.safe, bases, inverses);
@@ -171,9 +286,14 @@ void softmax_backward_call(const SoftmaxBackwardCall& call) {
   const int64_t n = call.columns, block = rows_together(n);
   const bool direct = call.grad_type == ScalarType::BFloat16 && call.of_type == call.grad_type;  // read as they are
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
+    if (n > kTile) {
+      const auto long_row = direct ? softmax_gradient_of_long_row<bf16> : softmax_gradient_of_long_row<float>;
+      for (int64_t r = begin; r < end; ++r) long_row(call, r);
+      return;
+    }
     const Buffer values = make_buffer(block * n), gradients = make_buffer(block * n);
     const auto rows_of = [&](const auto* y, const auto* g, int64_t first, int64_t rows) {
-      const auto make = [&](auto* at) {
+      const auto make = [&](float* at) {
         if (call.statistics) {
           const float *const bases = call.statistics + first, *const inverses = bases + call.rows;
           log_softmax_gradient_rows(y, g, bases, inverses, at, rows, n);

@@ -50,15 +50,14 @@ AK_SIMD_INLINE void round_span(const float* __restrict from, T* __restrict to, i
 AK_SIMD_INLINE void round_span(const float* from, fp16* to, int64_t n) { round_half(from, to, n); }
 AK_SIMD_INLINE void round_span(const float* from, bf16* to, int64_t n) { round_bf16(from, to, n); }
 
-// `make(out)` writes n numbers of type T or, where they are rounded faster afterwards, floats into `tile` in their
-// place.
+// `make(out)` writes n floats; 16-bit numbers are made as floats in `tile` and rounded by the machine's instructions.
 template <typename T, typename Make>
 void make_rounded(T* out, float* tile, int64_t n, const Make& make) {
-  if constexpr (std::is_same_v<T, fp16>) {
-    make(tile);
-    round_half(tile, out, n);
-  } else {
+  if constexpr (std::is_same_v<T, float>) {
     make(out);
+  } else {
+    make(tile);
+    round_span(tile, out, n);
   }
 }
 
