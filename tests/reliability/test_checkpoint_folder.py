@@ -2,8 +2,11 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 
@@ -39,6 +42,34 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch,
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["c.pt"] * there
     assert not there or value(tmp_path / "c.pt") == 1
+
+
+#: Runs a program where the folder is a file system of 1.5 MB.
+SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec")
+SMALL_DISK += ('mount -t tmpfs -o size=1500k none "$1"; shift; exec "$@"', "sh")
+TWO_SAVES = """
+import os, sys, torch, amp_kernels as ak
+folder, model = sys.argv[1], torch.nn.Linear(512, 512)
+ak.checkpoint.save(f"{folder}/1.pt", model=model, extra={"step": 1})
+for options in ({}, {"background": True}):
+    try:
+        ak.checkpoint.save(f"{folder}/2.pt", model=model, extra={"step": 2}, **options)
+        ak.checkpoint.wait()
+    except OSError as error:
+        print(error.strerror, os.listdir(folder))
+print(ak.checkpoint.load(ak.checkpoint.latest(folder), model=model))
+"""
+
+
+def test_a_disk_that_is_full(tmp_path):
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*SMALL_DISK, tmp_path, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("nobody may mount a small file system here")
+    command = [*SMALL_DISK, tmp_path, sys.executable, "-c", TWO_SAVES, tmp_path]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines() == ["No space left on device ['1.pt']"] * 2 + ["{'step': 1}"], run.stderr
 
 
 def test_the_bytes_are_on_the_disk_before_the_name_is_and_the_old_files_go_last(tmp_path, monkeypatch):
