@@ -20,8 +20,11 @@ LEFT_OUT = (
     "test_norm_of_large_lists",  # 33 million elements
     "tests/gpu/test_step.py::test_results_per_tensor",  # a billion
     "test_ten_thousand_tensors",
-    "test_threads_that_start_one_kernel",  # 600 products of 512 x 260 x 516; executed_runtime.py has a few small ones
+    "test_threads_that_start_one_kernel",  # 600 products of 512 x 260 x 516; executed_launches.py has eight small ones
     "tests/gpu/test_gemm.py::test_every_plan",  # sizes that fill an H200; executed_gemm*.py have the small ones
+    "tests/gpu/test_gemm.py::test_sums_over_micro_batches",  # 128 products
+    "tests/gpu/test_gemm.py::test_fifty_reruns",  # 51, so that races show if they happen: here schedules are drawn, and order is checked
+    "tests/gpu/test_gemm.py::test_a_row_does_not_depend",  # 42, of 4,096 rows
     "tests/gpu/test_collectives.py",  # NCCL's kernels have no PTX here; tests/distributed has the same steps on gloo
     "tests/gpu/test_bench.py",  # times, and the names of kernels that a profiler gives
 )
