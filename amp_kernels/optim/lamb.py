@@ -83,6 +83,11 @@ class LAMB(StandaloneOptimizer):
         switches = {"bias_correction": bool(bias_correction), "use_nvlamb": bool(use_nvlamb), "maximize": maximize}
         super().__init__(params, **numbers, **switches, capturable=capturable)
 
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if not group.get("grad_averaging", True):  # of Apex: the first moment then sums gradients
+            raise ValueError(f"{self._name}: grad_averaging is False; accepted: True")
+
     def _check_param(self, label: str, param: Tensor) -> None:
         super()._check_param(label, param)
         if hasattr(param, "_param_infos"):

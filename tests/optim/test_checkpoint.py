@@ -101,6 +101,17 @@ def test_adam_from_apex(name):
         other.load_state_dict(saved)
 
 
+def test_lamb_from_apex_with_sums_of_gradients_is_refused():
+    ours = make("LAMB", weights())
+    run(ours, 1)
+    saved = copy.deepcopy(ours.state_dict())
+    saved["param_groups"][0]["grad_averaging"] = True
+    ours.load_state_dict(saved)
+    saved["param_groups"][0]["grad_averaging"] = False
+    with pytest.raises(ValueError, match="grad_averaging is False; accepted: True"):
+        ours.load_state_dict(saved)
+
+
 ALL = [("AdamW", {}), ("AdamW", {"amsgrad": True}), ("Adam", {"weight_decay": 0.1}), ("SGD", {"momentum": 0.9})]
 ALL += [("SGD", {}), ("SGD", {"momentum": 0.9, "dampening": 0.5}), ("Lion", {"weight_decay": 0.1})]
 ALL += [("LAMB", {"use_nvlamb": True, "bias_correction": False})]
