@@ -320,9 +320,8 @@ def cross_entropy(
         nothing is NaN, as in torch, with gradients of zero.
 
     Not differentiable twice, but in float64. A class that is out of range is an error on the CPU; on a GPU, where that
-    would cost a synchronisation, the row's loss and gradient are NaN. Reruns give the same bits. So do equal rows at
-    different places, but for the CUDA kernel's last bits of rows that begin at different addresses modulo 16 bytes, as
-    those of 50,257 classes in 16 bits do: they order its sums.
+    would cost a synchronisation, the row's loss and gradient are NaN. Reruns give the same bits, and so do equal rows
+    of one call, wherever they begin.
 
     Raises:
         TypeError: a dtype or layout is not accepted.

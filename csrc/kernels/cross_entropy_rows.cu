@@ -2,38 +2,32 @@
 //
 // Work: memory bandwidth. The least is one read and one write of the logits; an element needs two exponentials, which
 // the special function unit computes at 16 a cycle and SM: 4 bytes an element and 3 TB/s leave it a third idle, while
-// the polynomial of csrc/math would be the limit. Plan: a block takes a row; every thread keeps the largest logit of
-// its share and the sum of exponentials relative to it, rescaled when a larger one comes (Milakov and Gimelshein,
-// arXiv:1805.02867); the block joins them, and a second walk writes the gradient. What it reads is then in L2: two
-// blocks an SM have 27 MB of rows of 50,257 bf16 in work. Smoothing and probabilities need a walk more, in between.
-// Aligned rows of up to 8,192 classes take another kernel, as norm_forward's: a row is in the registers of a team, a
-// warp or 4 or 16, and read once; an element needs one exponential. cp.async brings the next rows: 16 to 64 KB an SM
-// are on their way of 16-bit rows of 128 classes and more, where 4.25 TB/s of reads and writes need some 13 KB of
-// reads.
+// the polynomial of csrc/math would be the limit. Plan: softmax's. Aligned rows of up to 8,192 classes are in the
+// registers of a team, a warp or 4 or 16, and read once; an element needs one exponential. cp.async brings the next
+// rows: 16 to 64 KB an SM are on their way of 16-bit rows of 128 classes and more, where 4.25 TB/s of reads and writes
+// need some 13 KB of reads.
+// All other rows, as those of 50,257 classes, of which one in eight begins at a 16-byte boundary, go by way of shared
+// memory: row_pieces.cuh, words of 16 bytes and one order of sums wherever a row begins, and the gradient leaves in the
+// place of the logits. In the first walk every thread keeps the largest logit of its share and the sum of exponentials
+// relative to it, rescaled when a larger one comes (Milakov and Gimelshein, arXiv:1805.02867), and of smoothing and
+// probabilities what they weigh, moved likewise; the second writes the gradient. Rows of 16 bits and up to 58,000
+// classes are read once, longer ones again from L2. In bf16 some 23 instructions an element, where an SM can issue 25
+// at that rate: a prediction of no more than nine tenths of a copy, not measured.
 //
-// Traps: rows of odd length begin at any address, so the ends are peeled off, and the order of sums depends on it. A
-// thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in torch. What an
-// ignored row holds must not count; the first kernel does not read it.
+// Traps: a thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in
+// torch. What an ignored row holds must not count; the second kernel reads no word of it.
 #include "kernels/cross_entropy_rows.h"
 
-#include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "device/block.cuh"
 #include "device/launch.cuh"
 #include "kernels/exp_sum.cuh"
+#include "kernels/row_pieces.cuh"
 #include "kernels/row_ring.cuh"
-#include "kernels/vector_walk.cuh"
-#include "math/half.h"
 
 namespace ak {
 namespace {
-
-constexpr int kCrossEntropyThreads = 512;
-constexpr int kShortRowThreads = 64;  // for rows that would leave most of a large block idle
-constexpr int kShortRow = 2048;
-constexpr int kResidentThreads = 1024;  // of an SM
 
 /// Whether a row with this class has a loss. Where not, loss and gradient are 0, or NaN for a class that is none.
 AK_DEVICE bool counts(const CrossEntropyRows& p, int64_t target) {
@@ -43,104 +37,130 @@ AK_DEVICE float fill_of(const CrossEntropyRows& p, int64_t target) {
   return target == p.ignore_index ? 0.0f : float_of(0x7fc00000u);
 }
 
-/// What a target gives each class. T is int64_t for a class, otherwise the type of probabilities.
-template <class T>
-struct Coefficients {
-  const T* target;  // the row's
-  const float* weight;
-  CrossEntropyTerms terms;
+AK_DEVICE int64_t target_of(const CrossEntropyRows& p, int64_t row) {
+  return load(static_cast<const int64_t*>(p.target) + row * p.target_stride);
+}
 
-  AK_DEVICE float of(int column) const {
-    float c = terms.shared;
-    if constexpr (!std::is_same_v<T, int64_t>) c = fma(terms.own, to_float(load(target + column)), c);
-    return weight ? c * load(weight + column) : c;
+/// The logits and, of soft targets, the probabilities. An ignored row is not read.
+struct LogitPieces {
+  const CrossEntropyRows& p;
+  AK_DEVICE const uint8_t* at(int m, int64_t row) const {
+    return m == 0 ? element(p.logits, p.type, row * p.logits_stride)
+                  : element(p.target, p.target_type, row * p.target_stride);
+  }
+  AK_DEVICE bool reads(int64_t row) const { return p.soft || counts(p, target_of(p, row)); }
+};
+
+/// Of a thread's share of the coefficients c: their sum, and that of c (x - base), where the base changes with the
+/// largest logit so far. All terms are of one sign, so that the changes cancel nothing.
+struct RunningMean {
+  float total = 0.0f, moved = 0.0f;
+
+  AK_DEVICE void move(float from, float to) { moved = fma(total, from - to, moved); }
+  AK_DEVICE void add(float c, float above) {
+    total += c;
+    moved = fma(c, above, moved);
   }
 };
 
-template <int kThreads, class T, class Target>
-AK_DEVICE void run_row(const CrossEntropyRows& p, int64_t row) {
-  constexpr bool kSoft = !std::is_same_v<Target, int64_t>;
-  const T* logits = static_cast<const T*>(p.logits) + row * p.logits_stride;
-  T* grad = p.grad ? static_cast<T*>(p.grad) + row * p.grad_stride : nullptr;
-  const Coefficients<Target> coefficients{static_cast<const Target*>(p.target) + row * p.target_stride, p.weight,
-                                          p.terms};
-  const bool spread = kSoft || p.terms.shared != 0.0f;  // whether more than one class has a coefficient
-  const bool first = thread_index() == 0;
+template <int kThreads>
+AK_KERNEL(kThreads, kPieceThreads / kThreads)
+cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) shape) {
+  const bool spread = p.soft || p.terms.shared != 0.0f;  // whether more than one class has a coefficient
+  RowPieces<kThreads, 2, LogitPieces> pieces({bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.rows,
+                                             p.classes, shape, {p}, p.grad != nullptr);
+  AK_NO_UNROLL
+  for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
+    const int64_t target = p.soft ? 0 : target_of(p, row);
+    const int column = p.soft || !counts(p, target) ? -1 : static_cast<int>(target);
+    const bool counted = p.soft || column >= 0;
+    CrossEntropyRow result{fill_of(p, target), 0.0f};
+    CrossEntropySums sums{};
+    sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
 
-  int column = 0;  // of the target
-  float target_logit = 0.0f, own = 0.0f;
-  CrossEntropySums sums{};
-  sums.row = 1.0f;
-  if constexpr (!kSoft) {
-    const int64_t target = load(coefficients.target);
-    if (!counts(p, target)) {
-      const float fill = fill_of(p, target);
-      if (first) store(p.loss + row, fill);
-      for (int i = thread_index(); grad && i < p.classes; i += kThreads) store(grad + i, round_to<T>(fill));
-      return;
-    }
-    column = static_cast<int>(target);
-    target_logit = to_float(load(logits + column));
-    if (p.weight) sums.row = load(p.weight + column);
-    own = p.terms.own * sums.row;
-  }
-
-  RunningSum running;
-  for_each_vector<kThreads, Cache::kDefault>(logits, p.classes, [&]<int N>(const T*, const Vec<T, N>& v) {
-    running.add<N>([&](int j) { return to_float(v[j]); });
-  });
-  sums.largest = block_reduce<kThreads>(running.largest, max_number);
-  sums.sum_exp = block_sum<kThreads>(running.relative_to(sums.largest));
-
-  if (spread) {
-    float total = 0.0f, moved = 0.0f;
-    for (int i = thread_index(); i < p.classes; i += kThreads) {
-      const float c = coefficients.of(i);
-      total += c;
-      moved = fma(c, to_float(load(logits + i)) - sums.largest, moved);
-    }
-    sums.total = block_sum<kThreads>(total);
-    sums.moved = block_sum<kThreads>(moved);
-  }
-  if constexpr (!kSoft) {
-    sums.total += own;
-    sums.moved = fma(own, target_logit - sums.largest, sums.moved);
-  }
-  const CrossEntropyRow result = cross_entropy_row(p.terms, sums);
-  if (first) store(p.loss + row, result.loss);
-  if (!grad) return;
-
-  const float factor = load(p.factor + row * p.factor_stride), slope = factor * result.slope;
-  const auto phase = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16; };
-  const bool alike = phase(grad) == phase(logits);
-  for_each_vector<kThreads>(logits, p.classes, [&]<int N>(const T* at, const Vec<T, N>& v) {
-    const int begin = static_cast<int>(at - logits);
-    Vec<T, N> g;
-    AK_UNROLL
-    for (int j = 0; j < N; j++) {
-      const float e = slope * exp_above(to_float(v[j]), sums.largest);
-      g[j] = round_to<T>(spread ? fma(-factor, coefficients.of(begin + j), e) : e);
-    }
-    if (alike) {
-      store_vec<Cache::kStreaming>(grad + begin, g);
-    } else {
+    float v[kBatch], c[kBatch];  // c: the coefficients, without what the target's class has of its own
+    const auto read_coefficients = [&](auto batch, int begin) {
       AK_UNROLL
-      for (int j = 0; j < N; j++) store<Cache::kStreaming>(grad + begin + j, g[j]);
-    }
-  });
-  if constexpr (!kSoft) {
-    block_sync();  // the walk has written the target's element, too
-    if (first) {
-      const float c = own + (spread ? coefficients.of(column) : 0.0f);
-      store(grad + column, round_to<T>(fma(-factor, c, slope * exp_above(target_logit, sums.largest))));
-    }
-  }
-}
+      for (int j = 0; j < kBatch; j++) c[j] = 0.0f;
+      if (p.soft) pieces.read(c, 1, p.target_type, batch);
+      AK_UNROLL
+      for (int j = 0; j < kBatch; j++) c[j] = fma(p.terms.own, c[j], p.terms.shared);
+      if (p.weight == nullptr) return;
+      const float* weight = p.weight + begin + batch.column;
+      AK_UNROLL
+      for (int j = 0; j < kBatch; j++) {
+        if (pieces.has(batch, j)) c[j] *= load(weight + j * kThreads);
+      }
+    };
 
-template <int kThreads, class T, class Target>
-AK_KERNEL(kThreads, kResidentThreads / kThreads)
-cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p) {
-  for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) run_row<kThreads, T, Target>(p, row);
+    RunningSum running;
+    RunningMean mean;
+    float target_logit = 0.0f;
+    pieces.for_each_piece(false, [&](int begin) {
+      if (!counted) return;
+      if (pieces.has(column - begin)) target_logit = pieces.value(column - begin, 0, p.type);
+      pieces.for_each_batch([&](auto batch) {
+        pieces.read(v, 0, p.type, batch, kMasked);
+        const float before = softmax_base(running.largest);
+        running.add<kBatch>([&](int j) { return v[j]; });
+        if (!spread) return;
+        read_coefficients(batch, begin);
+        const float base = softmax_base(running.largest);
+        mean.move(before, base);
+        AK_UNROLL
+        for (int j = 0; j < kBatch; j++) {
+          if (pieces.has(batch, j)) mean.add(c[j], v[j] - base);
+        }
+      });
+    });
+    const float factor = p.grad != nullptr ? load(p.factor + row * p.factor_stride) : 0.0f;
+    const float own = p.terms.own * sums.row;  // of the target's class
+    if (counted) {
+      sums.largest = pieces.reduce(running.largest, max_number);
+      sums.sum_exp = pieces.sum(running.relative_to(sums.largest));
+      if (spread) {
+        mean.move(softmax_base(running.largest), sums.largest);
+        sums.total = pieces.sum(mean.total);
+        sums.moved = pieces.sum(mean.moved);
+      }
+      if (column >= 0) {
+        sums.total += own;
+        sums.moved = fma(own, target_logit - sums.largest, sums.moved);
+      }
+      result = cross_entropy_row(p.terms, sums);
+    }
+    if (thread_index() == 0) store(p.loss + row, result.loss);
+    if (p.grad == nullptr) continue;
+
+    const float slope = factor * result.slope;
+    float at_target = slope * exp_above(target_logit, sums.largest);
+    at_target = fma(-factor, own, fma(-factor, p.terms.shared * sums.row, at_target));
+    pieces.for_each_piece(true, [&](int begin) {
+      uint8_t* grad = element(p.grad, p.type, row * p.grad_stride + begin);
+      const uint32_t place = pieces.place(grad, p.type, 0);
+      if (counted) {
+        pieces.for_each_batch([&](auto batch) {
+          pieces.read(v, 0, p.type, batch, kMasked);
+          AK_UNROLL
+          for (int j = 0; j < kBatch; j++) v[j] = slope * exp_above(v[j], sums.largest);
+          if (spread) {
+            read_coefficients(batch, begin);
+            AK_UNROLL
+            for (int j = 0; j < kBatch; j++) v[j] = fma(-factor, c[j], v[j]);
+          }
+          pieces.write(v, place, grad, p.type, batch);
+        });
+        if (pieces.has(column - begin) && (column - begin) % kThreads == thread_index())
+          pieces.write_again(at_target, place, grad, p.type, column - begin);
+      } else {
+        AK_UNROLL
+        for (int j = 0; j < kBatch; j++) v[j] = result.loss;
+        pieces.for_each_batch([&](auto batch) { pieces.write(v, place, grad, p.type, batch); });
+      }
+      pieces.flush(place, grad, bytes_of(p.type));
+    });
+  }
+  pieces.finish();
 }
 
 AK_HD RingMatrix logits_of(const CrossEntropyRows& p) { return {p.logits, p.type, p.logits_stride}; }
@@ -159,7 +179,7 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
   float next_factor = 0.0f;  // of the next row: loaded a row ahead
   const auto load_ahead = [&](int64_t row) {
     if (row >= p.rows) return;
-    if (!p.soft) next_target = load(static_cast<const int64_t*>(p.target) + row * p.target_stride);
+    if (!p.soft) next_target = target_of(p, row);
     if (p.grad != nullptr) next_factor = load(p.factor + row * p.factor_stride);
   };
   load_ahead(ring.first());
@@ -256,28 +276,6 @@ bool ring_takes(const CrossEntropyRows& p) {
          vector_aligned(p.weight) && (!p.soft || aligned(p.target, p.target_stride));
 }
 
-template <int kThreads, class T, class Target>
-Status run(const CrossEntropyRows& p, Stream stream) {
-  const int64_t resident = static_cast<int64_t>(device_sm_count()) * (kResidentThreads / kThreads);
-  const LaunchConfig config{.name = "cross_entropy_rows",
-                            .grid = static_cast<int>(std::min(p.rows, resident)),
-                            .block = kThreads,
-                            .stream = stream};
-  return launch(cross_entropy_rows_kernel<kThreads, T, Target>, config, p);
-}
-
-template <class T>
-Status run(const CrossEntropyRows& p, Stream stream) {
-  const auto sized = [&]<class Target>(Target) {
-    return p.classes <= kShortRow ? run<kShortRowThreads, T, Target>(p, stream)
-                                  : run<kCrossEntropyThreads, T, Target>(p, stream);
-  };
-  if (!p.soft) return sized(int64_t{});
-  if (p.target_type == DType::kFloat16) return sized(fp16{});
-  if (p.target_type == DType::kBFloat16) return sized(bf16{});
-  return sized(float{});
-}
-
 }  // namespace
 
 Status cross_entropy_rows(const CrossEntropyRows& p, Stream stream) {
@@ -291,9 +289,8 @@ Status cross_entropy_rows(const CrossEntropyRows& p, Stream stream) {
     });
     if (blocks > 0) return status;
   }
-  if (p.type == DType::kFloat16) return run<fp16>(p, stream);
-  if (p.type == DType::kBFloat16) return run<bf16>(p, stream);
-  return run<float>(p, stream);
+  return launch_pieces("cross_entropy_rows", {bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.classes, p,
+                       stream, [](auto threads) { return cross_entropy_rows_kernel<threads()>; });
 }
 
 }  // namespace ak

@@ -18,8 +18,8 @@ struct RunningSum {
   AK_DEVICE void add(F value) {
     float top = largest;
     AK_UNROLL
-    for (int j = 0; j < N; j++) top = value(j) > top ? value(j) : top;  // a NaN is not larger
-    const float base = softmax_base(top);                               // only -inf so far: their exponentials are 0
+    for (int j = 0; j < N; j++) top = max_number(value(j), top);
+    const float base = softmax_base(top);  // only -inf so far: their exponentials are 0
     float added = 0.0f;
     AK_UNROLL
     for (int j = 0; j < N; j++) added += exp_above(value(j), base);

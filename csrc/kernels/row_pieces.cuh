@@ -3,7 +3,7 @@
 // the 16-byte words that lie in it, and a thread each the elements before and behind them, so that a row lies in shared
 // memory as far from a 16-byte boundary as in global memory. From there thread t takes the columns t, t + kThreads,
 // ...: which columns a thread adds up, and in which order, does not depend on the address. A row that fits is brought
-// once; a longer one in pieces, twice. The next pieces are meanwhile on their way.
+// once; a longer one in pieces, and once more for a second walk. The next pieces are meanwhile on their way.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -20,11 +20,19 @@ inline constexpr int kPieceThreads = 1024;  ///< of an SM: 64 registers a thread
 template <int kThreads>
 inline constexpr int kPieceSumBytes = 2 * (kThreads / kWarpThreads) * 4;
 
-/// How rows are cut: columns of a piece, slots of shared memory for pieces, bytes of the slots, blocks that share an
-/// SM.
+/// How rows are cut: columns of a piece, slots of shared memory for pieces, bytes of a slot and of all shared memory,
+/// blocks that share an SM.
 struct PieceShape {
-  int columns, slots, bytes, blocks;
+  int columns, slots, slot_bytes, bytes, blocks;
 };
+
+/// Where an element of a matrix lies.
+AK_DEVICE const uint8_t* element(const void* data, DType dtype, int64_t index) {
+  return static_cast<const uint8_t*>(data) + index * bytes_of(dtype);
+}
+AK_DEVICE uint8_t* element(void* data, DType dtype, int64_t index) {
+  return static_cast<uint8_t*>(data) + index * bytes_of(dtype);
+}
 
 /// What a piece takes of shared memory in a matrix with elements of `bytes`, none where that is 0.
 AK_HD int64_t piece_bytes(int columns, int bytes) {
@@ -33,9 +41,8 @@ AK_HD int64_t piece_bytes(int columns, int bytes) {
 
 /// And in all of them.
 template <int kMatrices>
-AK_HD int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
+int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
   int64_t sum = 0;
-  AK_UNROLL
   for (int m = 0; m < kMatrices; m++) sum += piece_bytes(columns, bytes[m]);
   return sum;
 }
@@ -47,22 +54,24 @@ struct Batch {
   int column;
 };
 
-template <int kThreads, int kMatrices, class RowOf>
+/// Rows: at(m, row) is where a row begins in matrix m, reads(row) whether anybody reads it; what is not read is not
+/// brought.
+template <int kThreads, int kMatrices, class Rows>
 class RowPieces {
  public:
   static constexpr int kWarps = kThreads / kWarpThreads;
   static constexpr int kSumBytes = kPieceSumBytes<kThreads>;
 
-  /// Rows of matrices with elements of `bytes` (0: there is none); row_of(m, row) is where one begins. Starts the first
-  /// copies.
-  AK_DEVICE RowPieces(const int (&bytes)[kMatrices], int64_t rows, int columns, const PieceShape& shape, RowOf row_of)
-      : row_of_(row_of), rows_(rows), columns_(columns), piece_(shape.columns), slots_(shape.slots) {
+  /// Rows of matrices with elements of `bytes` (0: there is none), walked over once or twice. Starts the first copies.
+  AK_DEVICE RowPieces(const int (&bytes)[kMatrices], int64_t rows, int columns, const PieceShape& shape,
+                      const Rows& rows_of, bool twice = true)
+      : of_(rows_of), shape_(shape), rows_(rows), columns_(columns), comes_again_(twice && shape.columns < columns) {
     AK_UNROLL
     for (int m = 0; m < kMatrices; m++) bytes_[m] = bytes[m];
-    slot_bytes_ = static_cast<int>(piece_bytes(piece_, bytes));
+    look_ahead();
     AK_NO_UNROLL
-    for (int slot = 0; slot + 1 < slots_; slot++) copy(slot);
-    slot_ = slots_ - 1;
+    for (int slot = 0; slot + 1 < shape_.slots; slot++) copy(slot);
+    slot_ = shape_.slots - 1;
     load_edges();
   }
 
@@ -70,8 +79,8 @@ class RowPieces {
   template <class F>
   AK_DEVICE void for_each_piece(bool again, F f) {
     AK_NO_UNROLL
-    for (int begin = 0; begin < columns_; begin += piece_) {
-      if (!again || piece_ < columns_) wait();
+    for (int begin = 0; begin < columns_; begin += shape_.columns) {
+      if (!again || shape_.columns < columns_) wait();
       f(begin);
     }
   }
@@ -93,6 +102,18 @@ class RowPieces {
       for (int j = 0; j < kBatch; j++)
         values[j] = has(batch, j) ? to_float(static_cast<T>(row[j * kThreads])) : outside;
     });
+  }
+  /// Whether column j of a batch lies in the piece.
+  template <bool kFull>
+  AK_DEVICE bool has(Batch<kFull> batch, int j) const {
+    return kFull || batch.column + j * kThreads < left_;
+  }
+  /// Whether the piece has a column, and its value.
+  AK_DEVICE bool has(int column) const { return column >= 0 && column < left_; }
+  AK_DEVICE float value(int column, int m, DType dtype) const {
+    float result = 0.0f;
+    with_row_dtype(dtype, [&]<class T>(T) { result = to_float(static_cast<T>(shared_at<T>(at_[m])[column])); });
+    return result;
   }
   /// Calls f(j) for the columns of a batch whose byte in matrix m is 0, if there is such a matrix.
   template <bool kFull, class F>
@@ -130,17 +151,25 @@ class RowPieces {
       }
     });
   }
+  /// Another result for a column of the piece that is one of this thread's, in place of the one that it has written.
+  AK_DEVICE void write_again(float value, uint32_t place, void* data, DType dtype, int column) const {
+    with_row_dtype(dtype, [&]<class T>(T) {
+      if (place != 0) {
+        shared_at<T>(place)[column] = round_to<T>(value);
+      } else {
+        store(static_cast<T*>(data) + column, round_to<T>(value));
+      }
+    });
+  }
   /// Stores the results that were kept, elements of `size` bytes.
   AK_DEVICE void flush(uint32_t place, void* data, int size) const {
     if (place == 0) return;
     block_sync();
     auto* to = static_cast<uint8_t*>(data);
-    const Run run(to, left_ * size);
+    const Run run(phase(to), left_ * size);
     AK_NO_UNROLL
-    for (int word = thread_index(); word < run.words; word += kThreads) {
-      const int at = run.head + word * kWord;
-      store_vec(reinterpret_cast<uint32_t*>(to + at), load_shared_16(place + at));
-    }
+    for (int byte = run.head + thread_index() * kWord; byte < run.tail(); byte += kThreads * kWord)
+      store_vec(reinterpret_cast<uint32_t*>(to + byte), load_shared_16(place + byte));
     const int edge = run.edge(size);
     if (edge < 0) return;
     if (size == 2) {
@@ -150,19 +179,24 @@ class RowPieces {
     }
   }
 
-  /// `op` over the values of the block, in an order that never changes.
+  /// What block_reduce is, in an order that never changes: where more than 48 KB are dynamic there is no static shared
+  /// memory. A warp joins the values of all warps, so that no thread keeps them.
   template <class Op>
   AK_DEVICE float reduce(float value, Op op) {
     value = warp_reduce(value, op);
-    // Two places in turn: whoever writes the first again has seen all come to the call in between.
+    // Two places in turn, one barrier: whoever writes the first again has seen all come to the call in between.
     const auto of_warp = shared_at<float>(dynamic_shared() + turn_ * (kSumBytes / 2));
     turn_ ^= 1;
     if (lane_index() == 0) of_warp[warp_index()] = value;
     block_sync();
-    value = of_warp[0];
+    value = of_warp[lane_index() % kWarps];
     AK_UNROLL
-    for (int w = 1; w < kWarps; w++) value = op(value, static_cast<float>(of_warp[w]));
+    for (int mask = kWarps / 2; mask > 0; mask /= 2) value = op(value, shuffle_xor(value, mask));
     return value;
+  }
+
+  AK_DEVICE float sum(float value) {
+    return reduce(value, [](float a, float b) { return a + b; });
   }
 
   /// No row is left.
@@ -173,24 +207,20 @@ class RowPieces {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) % kWord;
   }
 
-  template <bool kFull>
-  AK_DEVICE bool has(Batch<kFull> batch, int j) const {
-    return kFull || batch.column + j * kThreads < left_;
-  }
-
   /// The bytes of a piece: `head` in front of the first 16-byte boundary, words, and what is behind them.
   struct Run {
     int bytes, head, words;
 
-    AK_DEVICE Run(const void* from, int count) : bytes(count) {
-      const int to_boundary = static_cast<int>(-phase(from) % kWord);
+    AK_DEVICE Run(uint32_t phase, int count) : bytes(count) {
+      const int to_boundary = static_cast<int>(-phase % kWord);
       head = to_boundary < bytes ? to_boundary : bytes;
       words = (bytes - head) / kWord;
     }
+    /// The first byte behind the words.
+    AK_DEVICE int tail() const { return head + words * kWord; }
     /// Where the element outside of the words lies that is this thread's, each of `size` bytes; -1: it has none.
     AK_DEVICE int edge(int size) const {
-      const int tail = head + words * kWord;
-      const int at = thread_index() < kWord ? thread_index() * size : tail + (thread_index() - kWord) * size;
+      const int at = thread_index() < kWord ? thread_index() * size : tail() + (thread_index() - kWord) * size;
       return at < (thread_index() < kWord ? head : bytes) ? at : -1;
     }
   };
@@ -201,49 +231,54 @@ class RowPieces {
     int begin = 0;
     bool again = false;
   };
-  AK_DEVICE void go_on(Place& place) const {
-    place.begin += piece_;
-    if (place.begin < columns_) return;
+  /// Whether the next piece is one of another row.
+  AK_DEVICE bool go_on(Place& place) const {
+    place.begin += shape_.columns;
+    if (place.begin < columns_) return false;
     place.begin = 0;
-    place.again = !place.again && piece_ < columns_;
+    place.again = !place.again && comes_again_;
     if (!place.again) place.row += grid_blocks();
+    return !place.again;
   }
   AK_DEVICE const uint8_t* from(const Place& place, int m) const {
-    return row_of_(m, place.row) + static_cast<int64_t>(place.begin) * bytes_[m];
+    return of_.at(m, place.row) + static_cast<int64_t>(place.begin) * bytes_[m];
   }
   AK_DEVICE int columns_at(const Place& place) const {
-    return columns_ - place.begin < piece_ ? columns_ - place.begin : piece_;
+    return columns_ - place.begin < shape_.columns ? columns_ - place.begin : shape_.columns;
   }
-  AK_DEVICE uint32_t slot_at(int slot) const { return dynamic_shared() + kSumBytes + slot * slot_bytes_; }
+  AK_DEVICE uint32_t slot_at(int slot) const { return dynamic_shared() + kSumBytes + slot * shape_.slot_bytes; }
 
-  /// Starts the copies of the words of a piece, if one is left.
+  /// Starts the copies of the words of a piece, if one is left that is read.
   AK_DEVICE void copy(int slot) {
-    if (to_copy_.row < rows_) {
+    if (reads_) {
       uint32_t to = slot_at(slot);
       AK_UNROLL
       for (int m = 0; m < kMatrices; m++) {
         if (bytes_[m] == 0) continue;
         const uint8_t* begin = from(to_copy_, m);
-        const Run run(begin, columns_at(to_copy_) * bytes_[m]);
-        const uint32_t at = to + phase(begin) + run.head;
+        const Run run(phase(begin), columns_at(to_copy_) * bytes_[m]);
+        const uint32_t at = to + phase(begin);
         AK_NO_UNROLL
-        for (int word = thread_index(); word < run.words; word += kThreads)
-          copy_async<kWord>(at + word * kWord, begin + run.head + word * kWord);
-        to += static_cast<uint32_t>(piece_bytes(piece_, bytes_[m]));
+        for (int byte = run.head + thread_index() * kWord; byte < run.tail(); byte += kThreads * kWord)
+          copy_async<kWord>(at + byte, begin + byte);
+        to += static_cast<uint32_t>(piece_bytes(shape_.columns, bytes_[m]));
       }
-      go_on(to_copy_);
     }
+    if (to_copy_.row < rows_ && go_on(to_copy_)) look_ahead();
     copy_commit();
   }
+  AK_DEVICE void look_ahead() { reads_ = to_copy_.row < rows_ && of_.reads(to_copy_.row); }
 
   /// Loads the elements beside the words of the next piece, which wait() puts there.
   AK_DEVICE void load_edges() {
+    phases_ = 0;
     if (next_.row >= rows_) return;
     AK_UNROLL
     for (int m = 0; m < kMatrices; m++) {
       if (bytes_[m] == 0) continue;
       const uint8_t* begin = from(next_, m);
-      const int at = Run(begin, columns_at(next_) * bytes_[m]).edge(bytes_[m]);
+      phases_ |= phase(begin) << m * 4;
+      const int at = Run(phase(begin), columns_at(next_) * bytes_[m]).edge(bytes_[m]);
       if (at < 0) continue;
       if (bytes_[m] == 1) edges_[m] = load(begin + at);
       if (bytes_[m] == 2) edges_[m] = load(reinterpret_cast<const uint16_t*>(begin + at));
@@ -254,7 +289,7 @@ class RowPieces {
   /// The bytes beside the words of a piece, bit by bit from the lanes that loaded them: whole words, as nobody stores
   /// single bytes.
   AK_DEVICE void put_edge_bytes(uint32_t at, const Run& run, uint32_t bits) const {
-    const int lane = lane_index(), tail = run.head + run.words * kWord;
+    const int lane = lane_index(), tail = run.tail();
     const bool front = lane < 4;
     if (lane >= 8 || (front ? run.head == 0 : tail == run.bytes)) return;
     const uint32_t ones = front ? (bits & 0xffffu) << at % kWord : bits >> 16, four = ones >> lane % 4 * 4 & 15u;
@@ -264,16 +299,16 @@ class RowPieces {
   /// Waits for the next piece, and starts the copies of another one in the place of the last.
   AK_DEVICE void wait() {
     const int last = slot_;
-    slot_ = slot_ + 1 == slots_ ? 0 : slot_ + 1;
+    slot_ = slot_ + 1 == shape_.slots ? 0 : slot_ + 1;
     left_ = columns_at(next_);
     uint32_t at = slot_at(slot_);
     AK_UNROLL
     for (int m = 0; m < kMatrices; m++) {
       if (bytes_[m] == 0) continue;
-      const uint8_t* begin = from(next_, m);
-      at_[m] = at + phase(begin);
-      at += static_cast<uint32_t>(piece_bytes(piece_, bytes_[m]));
-      const Run run(begin, left_ * bytes_[m]);
+      const uint32_t phase = phases_ >> m * 4 & (kWord - 1);
+      at_[m] = at + phase;
+      at += static_cast<uint32_t>(piece_bytes(shape_.columns, bytes_[m]));
+      const Run run(phase, left_ * bytes_[m]);
       const int edge = run.edge(bytes_[m]);
       if (bytes_[m] == 1 && warp_index() == 0) put_edge_bytes(at_[m], run, ballot(edge >= 0 && edges_[m] != 0));
       if (edge < 0) continue;
@@ -282,9 +317,9 @@ class RowPieces {
     }
     go_on(next_);
     load_edges();
-    if (slots_ == 2) {
+    if (shape_.slots == 2) {
       copy_wait<0>();
-    } else if (slots_ == 3) {
+    } else if (shape_.slots == 3) {
       copy_wait<1>();
     } else {
       copy_wait<2>();
@@ -293,11 +328,15 @@ class RowPieces {
     copy(last);
   }
 
-  RowOf row_of_;
-  int64_t rows_;
-  int columns_, piece_, slots_, slot_bytes_, slot_ = 0, left_ = 0, turn_ = 0;
+  const Rows of_;
+  const PieceShape& shape_;
+  const int64_t rows_;
+  int columns_, slot_ = 0, left_ = 0, turn_ = 0;
   int bytes_[kMatrices];
   uint32_t at_[kMatrices], edges_[kMatrices] = {};
+  uint32_t phases_ = 0;     // of the next piece, 4 bits of each matrix
+  const bool comes_again_;  // a row that is walked over twice, but does not stay
+  bool reads_;              // whether the row is read that is copied next
   Place to_copy_, next_;
 };
 
@@ -309,12 +348,13 @@ PieceShape piece_shape(const int (&bytes)[kMatrices], int columns) {
   const auto slots_of = [&](int piece, int blocks) {
     return static_cast<int>(std::min<int64_t>(kSlots, (shared_share(blocks) - kSums) / piece_bytes(piece, bytes)));
   };
-  PieceShape shape{columns, 0, 0, kPieceThreads / kThreads};
+  PieceShape shape{columns, 0, 0, 0, kPieceThreads / kThreads};
   while (shape.blocks > 1 && slots_of(columns, shape.blocks) < 2) shape.blocks /= 2;
   for (int pieces = 2; shape.columns > kWord && slots_of(shape.columns, shape.blocks) < 2; pieces++)
     shape.columns = ((columns + pieces - 1) / pieces + kWord - 1) & -kWord;
   shape.slots = slots_of(shape.columns, shape.blocks);
-  shape.bytes = kSums + shape.slots * static_cast<int>(piece_bytes(shape.columns, bytes));
+  shape.slot_bytes = static_cast<int>(piece_bytes(shape.columns, bytes));
+  shape.bytes = kSums + shape.slots * shape.slot_bytes;
   return shape;
 }
 

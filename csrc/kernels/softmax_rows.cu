@@ -30,24 +30,20 @@
 namespace ak {
 namespace {
 
-/// Where an element of a matrix lies.
-AK_DEVICE const uint8_t* element(const void* data, DType dtype, int64_t index) {
-  return static_cast<const uint8_t*>(data) + index * bytes_of(dtype);
-}
-AK_DEVICE uint8_t* element(void* data, DType dtype, int64_t index) {
-  return static_cast<uint8_t*>(data) + index * bytes_of(dtype);
-}
-
-AK_DEVICE float add(float a, float b) { return a + b; }
+/// x and the mask.
+struct SoftmaxPieces {
+  const SoftmaxRows& p;
+  AK_DEVICE const uint8_t* at(int m, int64_t row) const {
+    return m == 0 ? element(p.x, p.x_type, row * p.columns) : p.mask.row(row);
+  }
+  AK_DEVICE bool reads(int64_t) const { return true; }
+};
 
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
-softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, PieceShape shape) {
-  const auto row_of = [&](int m, int64_t row) {
-    return m == 0 ? element(p.x, p.x_type, row * p.columns) : p.mask.row(row);
-  };
-  RowPieces<kThreads, 2, decltype(row_of)> pieces({bytes_of(p.x_type), p.mask.data != nullptr}, p.rows, p.columns,
-                                                  shape, row_of);
+softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, AK_PARAM(PieceShape) shape) {
+  RowPieces<kThreads, 2, SoftmaxPieces> pieces({bytes_of(p.x_type), p.mask.data != nullptr}, p.rows, p.columns, shape,
+                                               {p});
   AK_NO_UNROLL
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     float v[kBatch];
@@ -63,7 +59,7 @@ softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, PieceShape shape) {
       });
     });
     const float largest = pieces.reduce(running.largest, max_number), base = softmax_base(largest);
-    const SoftmaxRow result = softmax_row(largest, pieces.reduce(running.relative_to(base), add), p.safe);
+    const SoftmaxRow result = softmax_row(largest, pieces.sum(running.relative_to(base)), p.safe);
     pieces.for_each_piece(true, [&](int begin) {
       uint8_t* y = element(p.y, p.y_type, row * p.columns + begin);
       const uint32_t place = pieces.place(y, p.y_type, 0);
@@ -88,16 +84,22 @@ softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, PieceShape shape) {
   pieces.finish();
 }
 
-template <int kThreads>
-AK_KERNEL(kThreads, kPieceThreads / kThreads)
-softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, PieceShape shape) {
-  const bool log = p.statistics != nullptr;
-  const auto row_of = [&](int m, int64_t row) {
+/// The result or x, its gradient, and the mask.
+struct SoftmaxGradientPieces {
+  const SoftmaxGradient& p;
+  AK_DEVICE const uint8_t* at(int m, int64_t row) const {
     if (m == 2) return p.mask.row(row);
     return m == 0 ? element(p.of, p.of_type, row * p.columns) : element(p.grad, p.grad_type, row * p.columns);
-  };
-  RowPieces<kThreads, 3, decltype(row_of)> pieces({bytes_of(p.of_type), bytes_of(p.grad_type), p.mask.data != nullptr},
-                                                  p.rows, p.columns, shape, row_of);
+  }
+  AK_DEVICE bool reads(int64_t) const { return true; }
+};
+
+template <int kThreads>
+AK_KERNEL(kThreads, kPieceThreads / kThreads)
+softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) shape) {
+  const bool log = p.statistics != nullptr;
+  RowPieces<kThreads, 3, SoftmaxGradientPieces> pieces(
+      {bytes_of(p.of_type), bytes_of(p.grad_type), p.mask.data != nullptr}, p.rows, p.columns, shape, {p});
   AK_NO_UNROLL
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     const float base = log ? load(p.statistics + row) : 0.0f;
@@ -115,7 +117,7 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, PieceShape shape) {
         for (int j = 0; j < kBatch; j++) sum = log ? sum + g[j] : fma(g[j], y[j], sum);
       });
     });
-    sum = pieces.reduce(sum, add);
+    sum = pieces.sum(sum);
     pieces.for_each_piece(true, [&](int begin) {
       uint8_t* out = element(p.out, p.out_type, row * p.columns + begin);
       uint32_t place = pieces.place(out, p.out_type, 1);

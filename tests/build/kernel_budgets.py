@@ -55,13 +55,11 @@ BUDGETS = {
     "per_tensor_finish_kernel": Budget(registers=64, shared=0, why="one warp a tensor, nothing to gain"),
     "cross_entropy_rows_kernel": Budget(
         registers=64,
-        shared=128,
-        wide_loads=2 * (4 + 1),
-        in_flight=64,
-        ways=1,
-        opcodes={"MUFU.EX2": 2 * 5 * 4},
-        why="two walks over a row of the kind of unscale_kernel's; 64 registers let 1,024 threads share an SM; the "
-        "exponentials of four or eight logits a load are the special function unit's",
+        shared=0,
+        whole_sectors=True,
+        opcodes={"LDGSTS.E.BYPASS.128": 4 * 6, "STG.E.128": 4, "MUFU.EX2": 4 * 34},
+        why="softmax_rows_kernel's: 4 sizes of blocks, 1,024 threads an SM; words of the logits and of probabilities, before "
+        "the loop and in both walks, and words of gradients; two walks of one exponential a logit, eight at a time",
     ),
     "cross_entropy_rows_ring_kernel": Budget(
         registers=168,

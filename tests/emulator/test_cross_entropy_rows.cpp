@@ -27,10 +27,12 @@ struct Options {
   int masked_until = 0;
   int target_offset = 0, weight_offset = 0;
   int shared = 232448;  // bytes a block may have: room for so many teams, or for none
+  bool holes = false;   // only the ends of a row have been written: of ignored ones, in one piece
 };
 
+/// Empty, or what is wrong. `results`: losses and gradients, if they are asked for.
 template <class T, class Target>
-std::string run(const Options& o) {
+std::string run(const Options& o, std::vector<double>* results = nullptr) {
   constexpr bool kSoft = !std::is_same_v<Target, int64_t>;
   emu::options().sm_count = o.sms;
   emu::options().shared_limit = o.shared;
@@ -45,7 +47,7 @@ std::string run(const Options& o) {
   for (size_t i = 0; i < n; i++) {
     const bool masked = o.masked_until > 0 && i % stride < static_cast<size_t>(o.masked_until);
     const T value = round_to<T>(masked ? o.masked : draw());
-    logits.set(i, value);
+    if (!o.holes || i % stride < 8 || i % stride + 8 >= classes) logits.set(i, value);
     x[i] = to_float(value);
   }
   for (size_t i = 0; i < classes; i++) weight.set(i, static_cast<float>(1 + random.below(8)) / 4);
@@ -111,6 +113,7 @@ std::string run(const Options& o) {
     const double want = ignored ? 0 : unknown ? std::nan("") : value;
     if (differs(loss[r], want, ignored ? 0 : tolerance))
       return emu::format("loss[%zu] is %.9g, expected %.9g", r, loss[r], want);
+    if (results != nullptr) results->push_back(loss[r]);
     for (size_t i = 0; o.gradient && i < classes; i++) {
       const double f = factor[r], full = f * (slope * std::exp(row[i] - lse) - c(i));
       const double wanted = ignored ? 0 : unknown ? std::nan("") : full;
@@ -118,6 +121,7 @@ std::string run(const Options& o) {
       if (differs(got, wanted,
                   ignored ? 0 : 1.01 * kRoundoff<T> * std::fabs(wanted) + f * (size * 0x1p-20) / 64 + 0x1p-24))
         return emu::format("grad[%zu, %zu] is %.9g, expected %.9g", r, i, got, wanted);
+      if (results != nullptr) results->push_back(got);
     }
   }
   const std::string loss_written = loss.check_written();
@@ -161,7 +165,7 @@ void check_type(Cases& cases, const std::string& name) {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   for (int classes : {88, 90}) {
     for (int target : {-100, -3, classes, 1000}) {
-      for (float held : {infinity, nan}) {
+      for (float held : {infinity, nan, 0.5f}) {
         cases.check(name + ", ignored or unknown", [=] {
           return run<T, int64_t>({.classes = classes,
                                   .weighted = true,
@@ -203,7 +207,7 @@ void check_teams(Cases& cases, const std::string& name) {
         {.rows = 9, .classes = 1048, .weighted = true, .smoothing = 0.125, .z_loss = 0.25, .shared = 17100});
   });
   cases.check(name + ", no room for a team",
-              [] { return run<T, int64_t>({.classes = 64, .smoothing = 0.25, .shared = 100}); });
+              [] { return run<T, int64_t>({.classes = 64, .smoothing = 0.25, .shared = 700}); });
   cases.check(name + ", rows apart by no whole vector", [] { return run<T, int64_t>({.classes = 64, .gap = 2}); });
   cases.check(name + ", probabilities that are not aligned",
               [] { return run<T, T>({.classes = 64, .target_offset = 1}); });
@@ -211,6 +215,53 @@ void check_teams(Cases& cases, const std::string& name) {
               [] { return run<T, int64_t>({.classes = 64, .weighted = true, .smoothing = 0.25, .weight_offset = 1}); });
   cases.check(name + ", a gradient that is not aligned",
               [] { return run<T, int64_t>({.classes = 64, .grad_offset = 1}); });
+}
+
+// Rows by way of shared memory: whole ones, and in pieces where it is small.
+template <class T>
+void check_pieces(Cases& cases, const std::string& name) {
+  for (const int shared : {232448, 3200}) {
+    const std::string title = name + (shared > 3200 ? ", whole rows" : ", pieces");
+    const Options plain{.rows = 5, .classes = 803, .offset = 1, .shared = shared};
+    const auto check = [&](const std::string& what, auto change, auto target) {
+      Options o = plain;
+      change(o);
+      cases.check(title + what, [=] { return run<T, decltype(target)>(o); });
+    };
+    const auto all = [](Options& o) { o.weighted = true, o.smoothing = 0.125, o.z_loss = 0.25; };
+    check("", [](Options&) {}, int64_t{});
+    check(", all options", all, int64_t{});
+    check(", probabilities", all, T{});
+    check(", probabilities in fp32", [](Options& o) { o.target_offset = 3; }, float{});
+    check(", no gradient", [](Options& o) { o.gradient = false; }, int64_t{});
+    check(", in place", [](Options& o) { o.in_place = true, o.gap = 3, o.smoothing = 0.25; }, int64_t{});
+    check(", gradients elsewhere", [](Options& o) { o.grad_offset = 2; }, int64_t{});
+    check(", ignored", [](Options& o) { o.grad_offset = 1, o.target = -100; }, int64_t{});
+    for (const int target : {0, 7, 801, 802})
+      check(", the target " + std::to_string(target), [=](Options& o) { o.target = target; }, int64_t{});
+    check(
+        ", only -inf in front", [](Options& o) { o.masked = -INFINITY, o.masked_until = 700, o.target = 802; },
+        int64_t{});
+    const auto same_bits = [=]<class Target>(Target, Options o) {
+      std::vector<double> first, other;
+      std::string error = run<T, Target>(o, &first);
+      for (o.offset = 1; error.empty() && o.offset < 8; o.offset++) {
+        o.grad_offset = o.offset / 2 * 3 % 8;  // also apart from the logits
+        other.clear();
+        error = run<T, Target>(o, &other);
+        if (error.empty() && other != first) error = emu::format("offset %d has other bits", o.offset);
+      }
+      return error;
+    };
+    Options o = plain;
+    o.offset = 0;
+    cases.check(title + ", the address changes no bit", [=] { return same_bits(int64_t{}, o); });
+    o.smoothing = 0.125;
+    cases.check(title + ", the address changes no bit of smoothing", [=] { return same_bits(int64_t{}, o); });
+    cases.check(title + ", the address changes no bit of probabilities", [=] { return same_bits(T{}, o); });
+  }
+  cases.check(name + ", ignored rows are not read",
+              [] { return run<T, int64_t>({.classes = 901, .offset = 1, .target = -100, .holes = true}); });
 }
 
 // Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed as in softmax_rows.
@@ -237,6 +288,9 @@ void check_all(Cases& cases) {
   check_type<fp16>(cases, "fp16");
   check_type<float>(cases, "fp32");
   check_teams<bf16>(cases, "bf16");
+  check_pieces<bf16>(cases, "bf16");
+  check_pieces<float>(cases, "fp32");
+  cases.check("GPT-2's classes", [] { return run<bf16, int64_t>({.rows = 2, .classes = 50257, .in_place = true}); });
   for (int classes : {264, 1032})
     cases.check("fp32, teams for " + std::to_string(classes),
                 [=] { return run<float, int64_t>({.classes = classes}); });

@@ -79,9 +79,12 @@ def test_short_and_long_lists(count):
         same_bits(got, want, f"{count} gradients")
 
 
-@pytest.mark.parametrize(("rows", "classes", "soft"), [(70, 72, False), (20, 1000, False), (9, 1000, True)])
+@pytest.mark.parametrize(
+    ("rows", "classes", "soft"),
+    [(70, 72, False), (20, 1000, False), (9, 1000, True), (5, 803, False), (4, 801, True), (3, 2051, False)],
+)
 def test_rows_of_a_loss_that_are_brought_ahead(rows, classes, soft, seeds):
-    """In vectors, which the samples of cross_entropy_rows_ are too narrow for, by a warp or by four."""
+    """Longer ones than the samples of cross_entropy_rows_: in vectors, by a warp or by four, and at any address by a block."""
     op = REGISTRY["cross_entropy_rows_"]
     generator = torch.Generator().manual_seed(classes)
     logits, factor = torch.randn(rows, classes, generator=generator).bfloat16(), torch.rand(rows, generator=generator)
@@ -96,7 +99,8 @@ def test_rows_of_a_loss_that_are_brought_ahead(rows, classes, soft, seeds):
             given = [t if t is None else t.to(device, copy=True) for t in (logits, target, None, factor, *outputs)]
             with ak.backend(backend):
                 results[backend] = [t.cpu() for t in tensors(call(op, given, {"z_loss": 0.5}))]
-        assert "cross_entropy_rows_ring_kernel" in it.launched[-1]
+        kernel = "cross_entropy_rows_kernel" if classes % 8 else "cross_entropy_rows_ring_kernel"
+        assert kernel in it.launched[-1]
         for got, want in zip(*results.values(), strict=True):
             same_bits(got, want, f"{rows} rows of {classes}, seed {seed}")
 

@@ -1,13 +1,13 @@
 // cross_entropy_rows_ on a GPU: checks, launch of kernels/cross_entropy_rows.cu.
 #include "kernels/cross_entropy_rows.h"
 
-#include <limits>
-
 #include "ops/cross_entropy.h"
 #include "ops/gpu/call.h"
 
 namespace ak {
 namespace {
+
+constexpr int64_t kMaxClasses = int64_t{1} << 30;
 
 void run_cross_entropy_rows(const Tensor& logits, const Tensor& target, std::optional<Tensor> weight,
                             std::optional<Tensor> factor, Tensor loss, std::optional<Tensor> grad, int64_t ignore_index,
@@ -15,7 +15,7 @@ void run_cross_entropy_rows(const Tensor& logits, const Tensor& target, std::opt
   constexpr const char* op = "cross_entropy_rows_";
   GpuCall call(op, {"logits"}, logits);
   const CrossEntropyShape shape = check_cross_entropy(op, logits, target, weight, factor, loss, grad);
-  AK_CHECK(shape.classes <= std::numeric_limits<int>::max(), op, ": logits must have less than 2^31 classes; got ",
+  AK_CHECK(shape.classes <= kMaxClasses, op, ": logits must have at most ", kMaxClasses, " classes; got ",
            Ints{logits.sizes()});
   CrossEntropyRows p{};
   p.logits = call.read({"logits"}, logits);

@@ -12,7 +12,7 @@ FORMULA = "math/softmax.h"
 MUTANTS = [
     # ---- rows by way of shared memory, forward
     Mutant(EXP_SUM, "const float base = softmax_base(top);", "const float base = top;", "-inf - (-inf) in a share"),
-    Mutant(EXP_SUM, "value(j) > top ? value(j) : top;", "value(j) > top ? top : value(j);", "the smallest of a batch"),
+    Mutant(EXP_SUM, "max_number(value(j), top);", "value(j) > top ? top : value(j);", "the smallest of a batch"),
     Mutant(EXP_SUM, "sum = fma(sum, exp_above(largest, base), added);", "sum += added;", "batches do not agree"),
     Mutant(EXP_SUM, "    largest = top;", "", "the largest value is forgotten"),
     Mutant(EXP_SUM, "return sum * exp_above(largest, base);", "return sum;", "threads do not agree"),
@@ -29,10 +29,8 @@ MUTANTS = [
         "0 beyond the row",
     ),
     Mutant(KERNEL, "pieces.for_each_left_out(1, batch, [&](int j) { v[j] = kMasked; });", "", "no look at the mask"),
-    Mutant(KERNEL, "pieces.reduce(running.relative_to(base), add), p.safe", "running.sum, p.safe", "a thread's sum"),
-    Mutant(
-        KERNEL, "running.relative_to(base), add), p.safe", "running.relative_to(base), add), false", "safe forgotten"
-    ),
+    Mutant(KERNEL, "pieces.sum(running.relative_to(base)), p.safe", "running.sum, p.safe", "a thread's sum"),
+    Mutant(KERNEL, "running.relative_to(base)), p.safe", "running.relative_to(base)), false", "safe forgotten"),
     Mutant(KERNEL, "if (p.statistics) {", "if (false) {", "there is no logarithm"),
     Mutant(
         KERNEL,
@@ -45,7 +43,7 @@ MUTANTS = [
     # ---- backward
     Mutant(KERNEL, "sum = log ? sum + g[j] : fma(g[j], y[j], sum);", "sum += g[j];", "the sum is that of log-softmax"),
     Mutant(KERNEL, "sum = log ? sum + g[j] :", "sum =", "the sum is that of softmax"),
-    Mutant(KERNEL, "sum = pieces.reduce(sum, add);", "", "the sum is that of a thread"),
+    Mutant(KERNEL, "sum = pieces.sum(sum);", "", "the sum is that of a thread"),
     Mutant(KERNEL, "exp_above(y[j], base) * inverse", "exp_above(y[j], base)", "probabilities are not normalised"),
     Mutant(KERNEL, "pieces.for_each_left_out(2, batch, [&](int j) { g[j] = 0.0f; });", "", "what is left out counts"),
     Mutant(KERNEL, "load(p.statistics + p.rows + row)", "load(p.statistics + row)", "the wrong statistic"),
@@ -60,10 +58,15 @@ MUTANTS = [
     ),
     # ---- pieces
     Mutant(PIECES, "* bytes + 2 * (kWord - 1))", "* bytes + (kWord - 1))", "a slot is too short"),
-    Mutant(PIECES, "slot + 1 < slots_; slot++", "slot < slots_; slot++", "the copies run a slot ahead"),
-    Mutant(PIECES, "if (!again || piece_ < columns_) wait();", "wait();", "a row that has stayed is waited for"),
+    Mutant(PIECES, "slot + 1 < shape_.slots; slot++", "slot < shape_.slots; slot++", "the copies run a slot ahead"),
     Mutant(
-        PIECES, "if (!again || piece_ < columns_) wait();", "if (!again) wait();", "the last piece is taken for all"
+        PIECES, "if (!again || shape_.columns < columns_) wait();", "wait();", "a row that has stayed is waited for"
+    ),
+    Mutant(
+        PIECES,
+        "if (!again || shape_.columns < columns_) wait();",
+        "if (!again) wait();",
+        "the last piece is taken for all",
     ),
     Mutant(PIECES, "column + (kBatch - 1) * kThreads < left_;", "column < left_;", "a batch ends behind the piece"),
     Mutant(PIECES, "if (column < left_) f(Batch<false>{column});", "", "the rest of a piece is left out"),
@@ -78,31 +81,32 @@ MUTANTS = [
     ),
     Mutant(
         PIECES,
-        "store_vec(reinterpret_cast<uint32_t*>(to + at)",
+        "store_vec(reinterpret_cast<uint32_t*>(to + byte)",
         "store_vec(reinterpret_cast<uint32_t*>(to + run.head)",
         "one word of results",
     ),
     Mutant(PIECES, "if (edge < 0) return;", "return;", "results beside the words stay behind"),
     Mutant(PIECES, "turn_ ^= 1;", "", "a reduction over the one before"),
-    Mutant(
-        PIECES, "value = op(value, static_cast<float>(of_warp[w]));", "value = of_warp[0];", "the first warp's value"
-    ),
+    Mutant(PIECES, "for (int mask = kWarps / 2;", "for (int mask = kWarps / 4;", "half of the warps are not joined"),
+    Mutant(PIECES, "phase(begin) << m * 4;", "phase(begin);", "matrices lie as far from a boundary as each other"),
+    Mutant(PIECES, "phases_ = 0;\n    if", "if", "a row lies as far from a boundary as the ones before"),
+    Mutant(PIECES, "value = of_warp[lane_index() % kWarps];", "value = of_warp[0];", "the first warp's value"),
     Mutant(PIECES, "to_boundary < bytes ? to_boundary : bytes;", "to_boundary;", "a row shorter than its head"),
-    Mutant(PIECES, "tail + (thread_index() - kWord) * size;", "tail;", "one element behind the words"),
+    Mutant(PIECES, "tail() + (thread_index() - kWord) * size;", "tail();", "one element behind the words"),
     Mutant(PIECES, "(thread_index() < kWord ? head : bytes) ?", "bytes ?", "elements beside the words over the words"),
-    Mutant(PIECES, "place.again = !place.again && piece_ < columns_;", "place.again = false;", "pieces come once"),
+    Mutant(PIECES, "place.again = !place.again && comes_again_;", "place.again = false;", "pieces come once"),
     Mutant(PIECES, "static_cast<int64_t>(place.begin) * bytes_[m];", "0;", "the first piece again and again"),
-    Mutant(PIECES, "columns_ - place.begin < piece_ ?", "false ?", "the last piece is as long as the others"),
+    Mutant(PIECES, "columns_ - place.begin < shape_.columns ?", "false ?", "the last piece is as long as the others"),
     Mutant(
         PIECES,
-        "const uint32_t at = to + phase(begin) + run.head;",
-        "const uint32_t at = to + run.head;",
+        "const uint32_t at = to + phase(begin);",
+        "const uint32_t at = to;",
         "words between boundaries of shared memory",
     ),
     Mutant(
         PIECES,
-        "word < run.words; word += kThreads)\n          copy_async",
-        "word < 1; word += kThreads)\n          copy_async",
+        "byte < run.tail(); byte += kThreads * kWord)\n          copy_async",
+        "byte < run.head + kWord; byte += kThreads * kWord)\n          copy_async",
         "one word is brought",
     ),
     Mutant(PIECES, "bits & 0xffffu) << at % kWord", "bits & 0xffffu)", "the mask in front of the words lies elsewhere"),
@@ -111,14 +115,14 @@ MUTANTS = [
     Mutant(PIECES, "run.head == 0 : tail == run.bytes", "false : tail == run.bytes", "a word of the mask is lost"),
     Mutant(
         PIECES,
-        "if (slots_ == 2) {\n      copy_wait<0>();",
-        "if (slots_ == 2) {\n      copy_wait<1>();",
+        "if (shape_.slots == 2) {\n      copy_wait<0>();",
+        "if (shape_.slots == 2) {\n      copy_wait<1>();",
         "no wait for the piece",
     ),
     Mutant(
         PIECES,
-        "} else if (slots_ == 3) {\n      copy_wait<1>();",
-        "} else if (slots_ == 3) {\n      copy_wait<2>();",
+        "} else if (shape_.slots == 3) {\n      copy_wait<1>();",
+        "} else if (shape_.slots == 3) {\n      copy_wait<2>();",
         "no wait for the piece in three slots",
     ),
     Mutant(PIECES, "copy_wait<2>();", "copy_wait<3>();", "no wait for the piece in four slots"),

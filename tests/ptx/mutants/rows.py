@@ -20,7 +20,7 @@ MUTANTS = [
     Mutant("sums of warps from 4 bytes further", r"(ld\.shared\.v[24]\.f32 \{[^}]*\}, \[[^]+]*)\]", r"\1+4]"),
     Mutant("targets cut to 32 bits", r"ld\.global\.u64", "ld.global.u32"),
     Mutant("halves of a stored vector exchanged", r"(st\.global(?:\.cs)?\.v4\.u32 \[[^]]*\], \{)(%r\d+), ?(%r\d+)", r"\1\3, \2"),
-    Mutant("a streamed vector stored 16 bytes further", r"(st\.global\.cs\.v4\.u32 \[%rd\d+)\]", r"\1+16]"),
+    Mutant("a vector stored 16 bytes further", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]"),
     Mutant("a quotient upside down", r"div\.rn\.f32 (%f\d+), (%f\d+), (%f\d+);", r"div.rn.f32 \1, \3, \2;"),
     Mutant("the block's number is another register", r"%ctaid\.x", "%ctaid.y"),
 ]  # fmt: skip
