@@ -21,7 +21,7 @@ namespace {
 constexpr int kEmbeddingWide = 8;  // columns of a thread where all rows are aligned; else 1
 constexpr int kEmbeddingThreads = 128;
 constexpr int kNarrowThreads = 32;
-constexpr int kResidentThreads = 768;  // of an SM
+constexpr int kResidentThreads = 640;  // of an SM: more would have to spill
 
 /// Calls f(piece, first column) for the pieces and columns of this thread: a persistent grid over pieces and tiles.
 template <int kThreads, int V, class F>

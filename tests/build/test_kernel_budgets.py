@@ -145,7 +145,12 @@ def test_every_architecture_was_compiled(functions):
 
 
 def test_no_register_is_spilled(functions):
-    assert not [f"{f.symbol} on {f.arch}: {f.stack} bytes" for f in functions if f.stack]
+    """But for the few bytes that a row allows."""
+    assert not [
+        f"{f.symbol} on {f.arch}: {f.stack} bytes"
+        for f in functions
+        if f.stack > (BUDGETS[f.kernel].spilled if f.kernel else 0)
+    ]
 
 
 def test_registers_and_shared_memory(functions):
