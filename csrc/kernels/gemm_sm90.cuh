@@ -31,6 +31,7 @@
 #include "device/wgmma.cuh"
 #include "kernels/gemm_sm90.h"
 #include "kernels/gemm_sm90_epilogue.cuh"
+#include "kernels/gemm_sm90_prefetch.cuh"
 #include "kernels/gemm_sm90_store.cuh"
 #include "kernels/gemm_sm90_tile.cuh"
 
@@ -115,7 +116,8 @@ struct Pipeline {
   }
 };
 
-// ---- producer: one thread asks the TMA unit for the slices of A and B, as far ahead as there are stages.
+// ---- producer: one thread asks the TMA unit for the slices of A and B, as far ahead as there are stages. Beside an
+// operand of the epilogue its warp asks for that operand's lines (gemm_sm90_prefetch.cuh).
 
 /// Loads kRows rows of an operand (columns, of B) from `first` on, 64 deep in k; with kMulticast into both blocks of
 /// the cluster.
@@ -141,10 +143,10 @@ AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int f
   }
 }
 
-/// The producer's one thread: fills stages as they become empty.
-template <Major kMajorA, Major kMajorB, class Pipeline, class Tile>
-AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap* map_a, const TensorMap* map_b,
-                       const Args& args, int rank) {
+/// Fills a stage, when it is empty, with a step of a tile.
+template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
+AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args, int rank,
+                          const Work& work, int step) {
   constexpr bool kShareA = Tile::kClusterN > 1, kShareB = Tile::kClusterM > 1;
   constexpr int kRowsA = Tile::kBlockM / Tile::kClusterN,
                 kRowsB = Tile::kBlockN / Tile::kClusterM;  // that this block loads
@@ -152,27 +154,42 @@ AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap*
   static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "the swizzle pattern repeats every 8 rows");
   const bool halves = args.schedule.tile_columns < Tile::kBlockN;  // swiglu: a tile's columns lie in two places of B
   const int my_row_a = kShareA ? rank * kRowsA : 0, my_row_b = kShareB ? rank * kRowsB : 0;
+  const int batch_a = work.batch * args.schedule.batch_a, batch_b = work.batch * args.schedule.batch_b;
+  const int k = step * kBlockK;
+  mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // a fresh barrier passes: all stages start empty
+  const uint32_t full = p.full + 8 * p.stage;
+  mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
+  const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
+  const uint32_t b = p.b + p.stage * Tile::kBytesB + my_row_b * kRowBytes;
+  load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
+  if constexpr (kShareB) {
+    load_rows<kMajorB, kRowsB, true>(b, map_b, full, work.n + rank * args.second_half, k, batch_b);
+  } else if (!halves) {
+    load_rows<kMajorB, kRowsB, false>(b, map_b, full, work.n, k, batch_b);
+  } else if constexpr (kMajorB == Major::kK || kRowsB % 128 == 0) {
+    load_rows<kMajorB, kRowsB / 2, false>(b, map_b, full, work.n, k, batch_b);
+    load_rows<kMajorB, kRowsB / 2, false>(b + Tile::kBytesB / 2, map_b, full, work.n + args.second_half, k, batch_b);
+  }
+}
+
+/// Whether the producer has work for all lanes of its warp.
+template <class Tile>
+AK_DEVICE bool prefetches(const Args& args) {
+  return Tile::kPrefetches && args.beside.data != nullptr;
+}
+
+/// The producer: its first lane fills the stages; all prefetch, if the epilogue has an operand for that.
+template <Major kMajorA, Major kMajorB, class Pipeline, class Tile>
+AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap* map_a, const TensorMap* map_b,
+                       const Args& args, int rank) {
+  const bool whole_warp = prefetches<Tile>(args);
   Work work;
   while (scheduler.next(work)) {
-    const int batch_a = work.batch * args.schedule.batch_a, batch_b = work.batch * args.schedule.batch_b;
-    for (int step = work.first_step; step < work.last_step; step++) {
-      const int k = step * kBlockK;
-      mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // a fresh barrier passes: all stages start empty
-      const uint32_t full = p.full + 8 * p.stage;
-      mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
-      const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
-      const uint32_t b = p.b + p.stage * Tile::kBytesB + my_row_b * kRowBytes;
-      load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
-      if constexpr (kShareB) {
-        load_rows<kMajorB, kRowsB, true>(b, map_b, full, work.n + rank * args.second_half, k, batch_b);
-      } else if (!halves) {
-        load_rows<kMajorB, kRowsB, false>(b, map_b, full, work.n, k, batch_b);
-      } else if constexpr (kMajorB == Major::kK || kRowsB % 128 == 0) {
-        load_rows<kMajorB, kRowsB / 2, false>(b, map_b, full, work.n, k, batch_b);
-        load_rows<kMajorB, kRowsB / 2, false>(b + Tile::kBytesB / 2, map_b, full, work.n + args.second_half, k,
-                                              batch_b);
-      }
-      p.advance();
+    for (int step = work.first_step; step < work.last_step; step++, p.advance()) {
+      if (lane_index() == 0) fill_stage<kMajorA, kMajorB, Tile>(p, map_a, map_b, args, rank, work, step);
+      if (!whole_warp) continue;
+      warp_sync();  // no lane is ahead of the stages
+      if constexpr (Tile::kPrefetches) prefetch_beside<Tile>(args, work, step - work.first_step);
     }
   }
 }
@@ -325,7 +342,8 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
   // The producer needs few registers, the consumers as many as they can get.
   if (warpgroup == 0) {
     if constexpr (Tile::kConsumers > 1) registers_decrease<Tile::kProducerRegisters>();
-    if (thread == 0) produce<kMajorA, kMajorB>(p, scheduler, &map_a, &map_b, args, rank);
+    if (thread < (prefetches<Tile>(args) ? kWarpThreads : 1))
+      produce<kMajorA, kMajorB>(p, scheduler, &map_a, &map_b, args, rank);
   } else {
     if constexpr (Tile::kConsumers > 1) registers_increase<Tile::kConsumerRegisters>();
     const int consumer = warpgroup - 1, group = Tile::kPingpong ? 0 : consumer;
@@ -456,6 +474,7 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
   }
   const int clusters = std::max(device_sm_count() / Tile::kCluster, 1);
   args.schedule = make_schedule<Tile>(q, args, splits, scratch, clusters);
+  if (Tile::kPrefetches) args.beside = beside_c(args, Tile::kBlockM);
   // No more blocks than the same number of rounds needs: the others would only draw power.
   const int rounds = divide_up(args.schedule.work_count, clusters);
   const LaunchConfig config{.name = "gemm_sm90",

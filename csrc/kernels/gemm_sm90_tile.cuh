@@ -34,6 +34,8 @@ struct Tile {
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators > 160 ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
+  /// Whether the producer asks for what the epilogue reads; beside three consumers it has no registers for that.
+  static constexpr bool kPrefetches = kTakesEpilogue && kConsumers < 3;
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   static constexpr bool kBoxes = kBlockN % 64 == 0;  // 16-bit output goes through TMA boxes of 64 columns
   static constexpr int kStageColumns = kBlockN % 128 == 0 ? 128 : 64;  // of 16-bit output, staged at a time
@@ -119,8 +121,18 @@ struct Epilogue {
   float* column_sums;
 };
 
+/// The operand of C's size that the epilogue reads, residual or pre-activation: the producer asks it into L2.
+struct Beside {
+  const char* data;  ///< null where there is none, or where neighbours in a row of it lie apart
+  int64_t row_bytes, batch_bytes;
+  int element_bytes, value_bytes;  ///< value_bytes: from a gate to its value, which a tile reads as well; or 0
+  uint32_t in_row;                 ///< lines of 128 bytes that a row of a tile may lie in
+  int in_step;                     ///< of them a lane of a warp takes with each step of k
+};
+
 struct Args {
   Epilogue epilogue;
+  Beside beside;
   Finish finish;
   GemmOutput output;
   int m, n, k;       // of A and B
@@ -195,6 +207,26 @@ Args arguments(const GemmProblem& q, GemmOutput output) {
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
   args.second_half = halved ? q.n / 2 : Tile::kBlockN / 2;
   return args;
+}
+
+/// For tiles of `rows` rows, whose lines are asked for in the steps of a part of k.
+inline Beside beside_c(const Args& args, int rows) {
+  const Epilogue& e = args.epilogue;
+  const Operand& t = e.preact.data ? e.preact : e.residual;
+  const int element = bytes_of(t.type), width = args.tile_columns * element;
+  if (!t.data || t.column_bytes != element) return {};
+  const int value = e.preact.data && e.activation == Activation::swiglu ? args.n * element : 0;
+  const auto in_lines = [](int64_t bytes) { return bytes % 128 == 0; };
+  const bool aligned = reinterpret_cast<uintptr_t>(t.data) % 128 == 0 && in_lines(t.row_bytes) &&
+                       in_lines(t.batch_bytes) && in_lines(value) && in_lines(width);
+  const int in_row = divide_up(width, 128) + (aligned ? 0 : 1);
+  return {t.data,
+          t.row_bytes,
+          t.batch_bytes,
+          element,
+          value,
+          static_cast<uint32_t>(in_row),
+          divide_up(rows / 32 * in_row, args.schedule.k_steps_per_split)};
 }
 
 }  // namespace gemm

@@ -8,6 +8,7 @@
 #include "device/launch.cuh"
 #include "device/mbarrier.cuh"
 #include "device/mma.cuh"
+#include "device/prefetch.cuh"
 #include "device/registers.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -57,6 +58,7 @@ all_chips_kernel(const float* f, const fp16* h, const double* d, float* f_out, f
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 AK_KERNEL(128, 1) ampere_kernel(const float* from, float* out) {
+  prefetch_line(from);
   const uint32_t at = dynamic_shared();
   copy_async<4>(at, from);
   copy_async<8>(at + 8, from, 4);

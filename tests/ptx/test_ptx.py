@@ -23,7 +23,11 @@ pytestmark = [
 ]
 
 
-HINTS = {"prefetch.tensormap", "griddepcontrol.launch_dependents"}  # which nothing but time depends on
+HINTS = {
+    "prefetch.tensormap",
+    "prefetch.global.L2",
+    "griddepcontrol.launch_dependents",
+}  # which nothing but time depends on
 
 
 def template(kernel: str) -> str:

@@ -6,6 +6,7 @@ TEST = "test_gemm_epilogue"
 KERNEL = "kernels/gemm_sm90.cuh"
 TILE = "kernels/gemm_sm90_epilogue.cuh"
 STORE = "kernels/gemm_sm90_store.cuh"
+AHEAD = "kernels/gemm_sm90_prefetch.cuh"
 ARGS = "kernels/gemm_sm90_tile.cuh"
 HOST = "kernels/gemm_sm90.h"
 SUMS = "kernels/gemm_column_sums.cu"
@@ -77,6 +78,23 @@ MUTANTS = [
     Mutant(TILE, "if (kForward && e.residual.data && r < last)", "if (kForward && e.residual.data)", "a row of the residual too far is fetched"),
     Mutant(TILE, "fetch_residual(next);", "", "the first residual serves all rows"),
     Mutant(TILE, "fetch_preact(next);", "", "the first pre-activation serves all rows"),
+    # ---- operands asked into L2
+    Mutant(AHEAD, "(byte < last ? byte : last)", "byte", "a line beyond the operand's last byte is asked for"),
+    Mutant(AHEAD, "args.m - m < Tile::kBlockM ? args.m - m : Tile::kBlockM", "Tile::kBlockM", "lines below C are asked for"),
+    Mutant(AHEAD, "columns <= 0 || work.split != 0", "work.split != 0", "lines in front of a tile beside C are asked for",
+           missed="its one line is that of the column in front, which belongs to the operand"),
+    Mutant(AHEAD, "work.batch * t.batch_bytes +", "", "lines of the first product of a batch are asked for"),
+    Mutant(AHEAD, "+ n * t.element_bytes", "", "lines of the first columns are asked for"),
+    Mutant(AHEAD, "* kWarpThreads + lane_index())", "* kWarpThreads)", "the lanes ask for one line"),
+    Mutant(AHEAD, "step * t.in_step + i", "i", "the first lines are asked for with each step"),
+    Mutant(AHEAD, "if (t.value_bytes != 0) prefetch_line(p + t.value_bytes);", "", "the values' lines are left out"),
+    Mutant(ARGS, "if (!t.data || t.column_bytes != element) return {};", "if (!t.data) return {};", "columns that lie apart are asked for as neighbours"),
+    Mutant(ARGS, "(aligned ? 0 : 1)", "0", "the last line of rows that begin within one is left out"),
+    Mutant(ARGS, "in_lines(t.row_bytes) && in_lines(t.batch_bytes)", "in_lines(t.batch_bytes)", "only the first row need begin with a line"),
+    Mutant(ARGS, "divide_up(rows / 32 * in_row, args.schedule.k_steps_per_split)", "rows / 32 * in_row / args.schedule.k_steps_per_split", "a tile's last lines find no step"),
+    Mutant(KERNEL, "if (lane_index() == 0) fill_stage", "fill_stage", "all lanes fill the stages"),
+    Mutant(KERNEL, "thread < (prefetches<Tile>(args) ? kWarpThreads : 1)", "thread < 1", "one lane asks for lines"),
+    Mutant(KERNEL, "warp_sync();  // no lane is ahead of the stages", "", "lanes ask ahead of the stages", missed="only time"),
     # ---- staged rows
     Mutant(TILE, "return moved ^ ((moved >> 3) & 16);", "return plain;", "the staged rows are not turned",
            missed="only banks meet: the result is right"),
