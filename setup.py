@@ -116,7 +116,7 @@ class CMakeBuild(build_ext):
     def wants_emulator(self) -> bool:
         """It takes longer than all CPU kernels: a working copy has it, an install if it is asked for."""
         default = "1" if self.inplace or self.editable_mode else "0"
-        return os.environ.get("AMP_KERNELS_EMULATOR", default) not in ("", "0")
+        return (os.environ.get("AMP_KERNELS_EMULATOR") or default) != "0"
 
     def configure(self) -> None:
         # The environment's own tools first: pip does not put the folder of the interpreter on PATH.

@@ -46,7 +46,12 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {str(path)!r}")
     sys.path.insert(0, str(path.parent.absolute()))  # as for a program: it may import what lies beside it
-    spec = importlib.util.spec_from_file_location("training_function", path)
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(
+        path.stem, path
+    )  # the name by which processes that it starts import it
+    module = importlib.util.module_from_spec(spec)
+    known = sys.modules.get(path.stem)
+    if known is None or getattr(known, "__file__", None) == module.__file__:  # another module keeps its name
+        sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module

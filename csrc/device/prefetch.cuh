@@ -8,7 +8,8 @@
 
 namespace ak {
 
-/// Asks for the line of 128 bytes around `p` to be in L2 soon. Nobody waits for it.
+/// Asks for the line around `p` to be in L2 soon. Nobody waits for it. Lines are of 128 bytes; whether a chip then
+/// fetches all of one is not measured.
 AK_DEVICE void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 }  // namespace ak

@@ -41,7 +41,8 @@ AK_DEVICE int64_t target_of(const CrossEntropyRows& p, int64_t row) {
   return load(static_cast<const int64_t*>(p.target) + row * p.target_stride);
 }
 
-/// The logits and, of soft targets, the probabilities. An ignored row is not read.
+/// The logits and, of soft targets, the probabilities. Of an ignored row only the few elements beside its whole words
+/// are read.
 struct LogitPieces {
   const CrossEntropyRows& p;
   AK_DEVICE const uint8_t* at(int m, int64_t row) const {

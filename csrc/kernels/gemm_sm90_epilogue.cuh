@@ -3,7 +3,7 @@
 // Work: one pass over a consumer's sums in fp32, and over the operands beside them. Plan: the sums leave the registers
 // as fp32, 16 rows and up to 64 columns of a warp at a time, through the warp's share of the staging buffer, and come
 // back row by row: a thread then has neighbours of 16 bytes of C, a warp whole lines of C and of every operand, and one
-// copy of the code serves all tiles. What is read comes an item ahead, from L2. Where C or an operand cannot move in 16
+// copy of the code serves all tiles. What is read is fetched one item ahead. Where C or an operand cannot move in 16
 // bytes, the same code takes single elements. Columns beyond C's are not worked on. Traps: the sums are read where an
 // unrolled loop stores them, behind a branch that all threads take together: picked into other registers by number,
 // they cost a select for each. Warps are on their own, so warp_sync() orders who writes the buffer and who reads it.

@@ -125,9 +125,10 @@ struct Epilogue {
 struct Beside {
   const char* data;  ///< null where there is none, or where neighbours in a row of it lie apart
   int64_t row_bytes, batch_bytes;
-  int element_bytes, value_bytes;  ///< value_bytes: from a gate to its value, which a tile reads as well; or 0
-  uint32_t in_row;                 ///< lines of 128 bytes that a row of a tile may lie in
-  int in_step;                     ///< of them a lane of a warp takes with each step of k
+  int64_t value_bytes;  ///< from a gate to its value, which a tile reads as well; or 0
+  int element_bytes;
+  uint32_t in_row;  ///< lines of 128 bytes that a row of a tile may lie in
+  int in_step;      ///< of them a lane of a warp takes with each step of k
 };
 
 struct Args {
@@ -215,7 +216,7 @@ inline Beside beside_c(const Args& args, int rows) {
   const Operand& t = e.preact.data ? e.preact : e.residual;
   const int element = bytes_of(t.type), width = args.tile_columns * element;
   if (!t.data || t.column_bytes != element) return {};
-  const int value = e.preact.data && e.activation == Activation::swiglu ? args.n * element : 0;
+  const int64_t value = e.preact.data && e.activation == Activation::swiglu ? int64_t{args.n} * element : 0;
   const auto in_lines = [](int64_t bytes) { return bytes % 128 == 0; };
   const bool aligned = reinterpret_cast<uintptr_t>(t.data) % 128 == 0 && in_lines(t.row_bytes) &&
                        in_lines(t.batch_bytes) && in_lines(value) && in_lines(width);
@@ -223,8 +224,8 @@ inline Beside beside_c(const Args& args, int rows) {
   return {t.data,
           t.row_bytes,
           t.batch_bytes,
-          element,
           value,
+          element,
           static_cast<uint32_t>(in_row),
           divide_up(rows / 32 * in_row, args.schedule.k_steps_per_split)};
 }

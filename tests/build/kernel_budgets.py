@@ -15,7 +15,7 @@ class Budget:
     registers: int  # a thread, at most
     shared: int  # static bytes a block, at most, without the 1,024 that the system takes on sm_90 and later; ptxas may round
     # them up to 1,024 where another kernel of the file has dynamic ones, which begin at such a multiple
-    spilled: int = 0  # bytes a thread, at most
+    spilled: tuple[str, str, int] = ("", "", 0)  # on this architecture, in instances with this in their symbol: bytes, at most
     threads: int = 256  # a block
     blocks: int = 0  # that share a multiprocessor, or as many as it holds, where bandwidth counts on it
     wide_loads: int = 0  # 16-byte loads from global memory, at least, in all instances
@@ -230,7 +230,7 @@ BUDGETS = {
     "gemm_sm90_kernel": Budget(
         registers=255,
         shared=0,
-        spilled=8,
+        spilled=("sm_90a", "TileILi192E", 8),
         why="2 warpgroups of 255, 3 of 168 or 4 of 128, where setmaxnreg starts, fill the file; of four warpgroups, two words "
         "that no product waits for",
     ),
@@ -240,7 +240,7 @@ BUDGETS = {
     "gemm_sm80_kernel": Budget(
         registers=255,
         shared=0,
-        spilled=16,
+        spilled=("sm_120", "TileILi64ELi64E", 16),
         opcodes={
             "HMMA.16816.F32": 2 * (64 + 64 + 16),
             "LDSM.16": 2 * 2 * (21 + 21 + 11),

@@ -25,7 +25,7 @@ def run(*command, cwd=ROOT, check=True, **environment):
         cwd=cwd,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": "", "AMP_KERNELS_BACKEND": "", **environment},
+        env={**os.environ, "PYTHONPATH": "", "AMP_KERNELS_BACKEND": "", "AMP_KERNELS_EMULATOR": "", **environment},
     )
     if check:
         assert result.returncode == 0, result.stdout + result.stderr

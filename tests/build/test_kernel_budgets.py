@@ -146,11 +146,12 @@ def test_every_architecture_was_compiled(functions):
 
 def test_no_register_is_spilled(functions):
     """But for the few bytes that a row allows."""
-    assert not [
-        f"{f.symbol} on {f.arch}: {f.stack} bytes"
-        for f in functions
-        if f.stack > (BUDGETS[f.kernel].spilled if f.kernel else 0)
-    ]
+
+    def allowed(f):
+        arch, part, most = BUDGETS[f.kernel].spilled
+        return most if (f.arch, part in f.symbol) == (arch, True) else 0
+
+    assert not [f"{f.symbol} on {f.arch}: {f.stack} bytes" for f in functions if f.stack > allowed(f)]
 
 
 def test_registers_and_shared_memory(functions):

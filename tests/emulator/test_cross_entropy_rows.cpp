@@ -23,6 +23,7 @@ struct Options {
   bool weighted = false, gradient = true, in_place = false;
   double smoothing = 0, z_loss = 0;
   int64_t target = -1;  // of all rows; -1: drawn
+  int ignored = 0;      // one in so many rows is
   float masked = 0;     // instead of the logits [0, masked_until)
   int masked_until = 0;
   int target_offset = 0, weight_offset = 0;
@@ -54,6 +55,7 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
   for (size_t r = 0; r < rows; r++) {
     factor.set(r, static_cast<float>(1 + random.below(8)) / 4);
     chosen[r] = o.target >= 0 || o.target < -1 ? o.target : static_cast<int64_t>(random.below(o.classes));
+    if (o.ignored > 0 && r % o.ignored == 1) chosen[r] = -100;
     if constexpr (!kSoft) target.set(r, chosen[r]);
   }
   if constexpr (kSoft) {
@@ -236,6 +238,9 @@ void check_pieces(Cases& cases, const std::string& name) {
     check(", no gradient", [](Options& o) { o.gradient = false; }, int64_t{});
     check(", in place", [](Options& o) { o.in_place = true, o.gap = 3, o.smoothing = 0.25; }, int64_t{});
     check(", gradients elsewhere", [](Options& o) { o.grad_offset = 2; }, int64_t{});
+    const auto many = [](Options& o) { o.rows = 100, o.classes = 131, o.ignored = 3; };
+    check(", many rows a block, some ignored", many, int64_t{});
+    check(", the same in place", [=](Options& o) { many(o), o.in_place = true, o.gap = 3; }, int64_t{});
     check(", ignored", [](Options& o) { o.grad_offset = 1, o.target = -100; }, int64_t{});
     for (const int target : {0, 7, 801, 802})
       check(", the target " + std::to_string(target), [=](Options& o) { o.target = target; }, int64_t{});

@@ -1,5 +1,7 @@
 """``python -m amp_kernels parity`` and ``numerics`` on a file of the user's."""
 
+import sys
+
 import pytest
 
 from amp_kernels.__main__ import main
@@ -58,12 +60,32 @@ def test_parity_is_the_exit_code(module, capsys):
     assert "DIFFERS" in capsys.readouterr().out
 
 
-def test_a_file_anywhere_and_what_lies_beside_it(tmp_path, capsys):
-    """Its name need not be one of Python's."""
+IN_A_PROCESS = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from beside_it import one
+
+
+def added(seed):
+    return seed + one
+
+
+def metric(run):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(added, run.seed).result(timeout=60)
+"""
+
+
+def test_a_file_anywhere_and_what_lies_beside_it(tmp_path, monkeypatch, capsys):
+    """Its name need not be one of Python's, and processes that it starts find it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("my-run", "beside_it"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "beside_it.py").write_text("def metric(run):\n    return run.seed + 1.0\n")
+    (tmp_path / "elsewhere" / "beside_it.py").write_text("one = 1.0\n")
     path = tmp_path / "elsewhere" / "my-run.py"
-    path.write_text("from beside_it import metric\n")
+    path.write_text(IN_A_PROCESS)
     for name in (path, path.relative_to(tmp_path)):
         assert main(["parity", f"{name}:metric", "--precisions", "bf16", "--seeds", "2"]) == 0
     assert capsys.readouterr().out.count("parity\n") == 2

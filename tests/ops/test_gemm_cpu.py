@@ -285,6 +285,7 @@ def test_processes_forked_before_and_after_a_product(isa):
         capture_output=True,
         text=True,
         check=False,
+        timeout=240,
     )
     assert run.stdout == f"{[True] * 4} True {[True] * 4}\n0\n", run.stderr
 

@@ -82,11 +82,6 @@ def test_the_driver_refuses(changed):
     assert encode(**changed) == 1
 
 
-def a_product_of_a_cluster():
-    case = next(c for c in cases() if c.kernel == "sm90" and c.tile == 0 and c.activation == "none" and not c.splits)
-    return case, *operands(case, torch.float16, 0)
-
-
 WRONG = {
     "no cluster": (lambda launch: {"cluster": (1, 1, 1)}, "multicast mask 0x3 in a cluster of 1"),
     "a warpgroup more": (lambda launch: {"block": (launch.block[0] + 128, 1, 1)}, "512 threads; at most 384"),

@@ -64,7 +64,7 @@ print(ak.checkpoint.load(ak.checkpoint.latest(folder), model=model))
 def test_a_disk_that_is_full(tmp_path):
     if (
         shutil.which("unshare") is None
-        or subprocess.run([*SMALL_DISK, tmp_path, "true"], capture_output=True).returncode
+        or subprocess.run([*SMALL_DISK, tmp_path, "true"], capture_output=True, timeout=60).returncode
     ):
         pytest.skip("nobody may mount a small file system here")
     command = [*SMALL_DISK, tmp_path, sys.executable, "-c", TWO_SAVES, tmp_path]

@@ -69,6 +69,7 @@ MUTANTS = [
     Mutant(KERNEL, "row < p.rows; row += grid_blocks()", "row < p.rows; row += 2 * grid_blocks()", "every second round is left out"),
     Mutant(KERNEL, "if (p.rows == 0) return {};", "", "no rows are launched"),
     Mutant(PIECES, "if (place != 0) {\n        shared_at<T>(place)[column]", "if (false) {\n        shared_at<T>(place)[column]", "the target's element is overwritten by the flush"),
+    Mutant(PIECES, "reads_ = to_copy_.row < rows_ && of_", "reads_ = reads_ && to_copy_.row < rows_ && of_", "no row behind an ignored one is brought"),
     Mutant(PIECES, "return column >= 0 && column < left_;", "return column < left_;", "a row without a target has one"),
     Mutant(PIECES, "return column >= 0 && column < left_;", "return column >= 0;", "a target behind the piece lies in it"),
     Mutant(PIECES, "shared_at<T>(at_[m])[column]", "shared_at<T>(slot_at(slot_))[column]", "the target's logit is sought at a boundary"),

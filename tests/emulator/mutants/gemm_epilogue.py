@@ -84,7 +84,7 @@ MUTANTS = [
     Mutant(AHEAD, "columns <= 0 || work.split != 0", "work.split != 0", "lines in front of a tile beside C are asked for",
            missed="its one line is that of the column in front, which belongs to the operand"),
     Mutant(AHEAD, "work.batch * t.batch_bytes +", "", "lines of the first product of a batch are asked for"),
-    Mutant(AHEAD, "+ n * t.element_bytes", "", "lines of the first columns are asked for"),
+    Mutant(AHEAD, "+ static_cast<int64_t>(n) * t.element_bytes", "", "lines of the first columns are asked for"),
     Mutant(AHEAD, "* kWarpThreads + lane_index())", "* kWarpThreads)", "the lanes ask for one line"),
     Mutant(AHEAD, "step * t.in_step + i", "i", "the first lines are asked for with each step"),
     Mutant(AHEAD, "if (t.value_bytes != 0) prefetch_line(p + t.value_bytes);", "", "the values' lines are left out"),
