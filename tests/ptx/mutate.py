@@ -96,19 +96,6 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
         return go
 
-    def beside():
-        """A residual, whose last row is the last in memory."""
-        generator = torch.Generator().manual_seed(7)
-        a, b = integers(generator, 72, 64).half(), integers(generator, 64, 40).half()
-        residual = integers(generator, 72, 40)
-        want = a.float() @ b.float() + residual
-
-        def go():
-            set_chip(capability, 2)
-            yield ak.ops.gemm.gemm(a.cuda(), b.cuda(), None, residual.cuda(), out_dtype=torch.float32).cpu(), want
-
-        return go
-
     def chained():
         generator = torch.Generator().manual_seed(3)
         a, b = integers(generator, 64, 64).sign().half(), integers(generator, 64, 64).sign().half()
@@ -146,13 +133,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
     small = [exact(group[i]) for group in picked.values() for i in range(0, len(group), 3) if group[i].m <= 96]
     # Stages that are filled more than once, with and without a cluster.
     long = [replace(c, k=1024) for c in cases() if c.kernel == "sm90" and c.tile in (0, 2) and not c.splits]
-    special = [
-        accumulated(),
-        batched(),
-        beside(),
-        chained(),
-        *(exact(c) for c in [*long[::3], in_turns()] if c.kernel == kernel),
-    ]
+    special = [accumulated(), batched(), chained(), *(exact(c) for c in [*long[::3], in_turns()] if c.kernel == kernel)]
     if kernel == "sm80":
         special += [apart(8), apart(2), apart(1, n=55), apart(4), apart(1, shared=130 * 1024)]
     return special + runs + small[:8]

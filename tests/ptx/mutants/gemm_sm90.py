@@ -111,9 +111,6 @@ MUTANTS = [
     Mutant("the next kernel is let go in place of the wait", r"griddepcontrol\.wait;", "griddepcontrol.launch_dependents;"),
     Mutant("the last block is told by a relaxed atomic", r"atom\.acq_rel\.gpu\.global\.inc", "atom.relaxed.gpu.global.inc"),
     Mutant("the counter of blocks only grows", r"(atom\.acq_rel\.gpu\.global)\.inc", r"\1.add"),
-    # ---- prefetched lines
-    Mutant("a line a mile ahead is asked for", r"prefetch\.global\.L2 \[(%rd\d+)\]", r"prefetch.global.L2 [\1+1048576]"),
-    Mutant("a line in front is asked for", r"prefetch\.global\.L2 \[(%rd\d+)\]", r"prefetch.global.L2 [\1+-4096]"),
     # ---- the epilogue
     Mutant("stmatrix: two registers exchanged", r"(stmatrix\S+ \[%r\d+\], \{)(%r\d+), ?(%r\d+)", r"\1\3, \2"),
     Mutant("stmatrix: transposed", r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared"),

@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant("the first barrier left out", r"bar\.sync 0;", "", 1),
     Mutant("the second barrier left out", r"bar\.sync 0;", "", 2),
     Mutant("a warp's sum 4 bytes further", r"(st\.shared\.f32 \[%r\d+)\]", r"\1+4]"),
-    Mutant("sums of warps from 4 bytes further", r"(ld\.shared\.v[24]\.f32 \{[^}]*\}, \[[^]+]*)\]", r"\1+4]"),
+    Mutant("sums of warps from 4 bytes further", r"(ld\.shared\.(?:v[24]\.)?f32 [^[]*\[[^]+]*)\]", r"\1+4]"),
     Mutant("targets cut to 32 bits", r"ld\.global\.u64", "ld.global.u32"),
     Mutant("halves of a stored vector exchanged", r"(st\.global(?:\.cs)?\.v4\.u32 \[[^]]*\], \{)(%r\d+), ?(%r\d+)", r"\1\3, \2"),
     Mutant("a vector stored 16 bytes further", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]"),
