@@ -46,9 +46,8 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {str(path)!r}")
     sys.path.insert(0, str(path.parent.absolute()))  # as for a program: it may import what lies beside it
-    spec = importlib.util.spec_from_file_location(
-        path.stem, path
-    )  # the name by which processes that it starts import it
+    # Under the name by which processes that it starts import it.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     known = sys.modules.get(path.stem)
     if known is None or getattr(known, "__file__", None) == module.__file__:  # another module keeps its name

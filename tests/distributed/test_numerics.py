@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 import amp_kernels as ak
 from amp_kernels.numerics import NonFiniteError, StepMonitor, find_nonfinite
 
+from ..scaled_gradient import ScaledGradient
+
 WORLD = 2
 
 
@@ -19,18 +21,7 @@ class Planted(torch.nn.Module):
     forward_factor = backward_factor = 1.0
 
     def forward(self, x):
-        return Times.apply(x * self.forward_factor, self.backward_factor)
-
-
-class Times(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.factor, None
+        return ScaledGradient.apply(x * self.forward_factor, self.backward_factor)
 
 
 def work(where, bad_rank):

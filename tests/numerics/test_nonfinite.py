@@ -11,16 +11,7 @@ from torch import nn
 import amp_kernels as ak
 from amp_kernels.numerics import NonFiniteError, find_nonfinite
 
-
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.factor, None
+from ..scaled_gradient import ScaledGradient
 
 
 class Plant(nn.Module):
@@ -34,7 +25,7 @@ class Plant(nn.Module):
         y = x.clone()
         if self.value is not None:
             y.view(-1)[0] = self.value
-        return y if self.grad is None else _Scaled.apply(y, self.grad)
+        return y if self.grad is None else ScaledGradient.apply(y, self.grad)
 
 
 def net(*planted):
