@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from . import batch_invariant, load
 
@@ -68,11 +69,15 @@ def _why_not(info: dict, version: str) -> str | None:
 
 
 def may_serve() -> bool:
-    """Whether it is worth asking the module; the rest of what makes a call plain it sees itself."""
+    """Whether it is worth asking the module; the rest of what makes a call plain it sees itself.
+
+    Every call of a small layer passes here, so it looks at variables, and asks for Dynamo alone: what else compiles does so
+    under a mode, which the module sees.
+    """
     return (
-        not torch.compiler.is_compiling()
+        not is_dynamo_compiling()
         and _module is not None
-        and not batch_invariant.is_batch_invariant()
+        and not batch_invariant._enabled
         and forward_ad._current_level < 0
     )
 

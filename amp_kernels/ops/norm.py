@@ -234,10 +234,6 @@ autocast.lower_precision(op)
 
 
 def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool, dropout_p: float):
-    if residual is None and dropout_p == 0.0 and nodes.may_serve():
-        y = nodes.norm(x, normalized_shape, weight, bias, eps, centred)
-        if y is not None:
-            return y
     name = "layer_norm" if centred else "rms_norm"
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if residual is None and not is_dense(x):
@@ -328,6 +324,10 @@ def layer_norm(
         >>> torch.equal(total, x + residual)
         True
     """
+    if residual is None and dropout_p == 0.0 and nodes.may_serve():
+        y = nodes.norm(x, normalized_shape, weight, bias, eps, True)
+        if y is not None:
+            return y
     return _call(x, normalized_shape, weight, bias, residual, eps, True, dropout_p)
 
 
@@ -377,4 +377,8 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    if residual is None and dropout_p == 0.0 and nodes.may_serve():
+        y = nodes.norm(x, normalized_shape, weight, None, eps, False)
+        if y is not None:
+            return y
     return _call(x, normalized_shape, weight, None, residual, eps, False, dropout_p)

@@ -160,10 +160,6 @@ autocast.lower_precision(op)
 
 
 def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch.dtype | None, log: bool) -> Tensor:
-    if mask is None and dtype is None and not safe and nodes.may_serve():
-        y = nodes.softmax(input, dim, log)
-        if y is not None:
-            return y
     name = "log_softmax" if log else "softmax"
     if not is_dense(input) or not input.is_floating_point():
         if mask is not None or safe:
@@ -218,6 +214,10 @@ def softmax(
         tensor([[0.5000, 0.5000, 0.0000],
                 [0.0000, 0.0000, 0.0000]], dtype=torch.float16)
     """
+    if mask is None and dtype is None and not safe and nodes.may_serve():
+        y = nodes.softmax(input, dim, False)
+        if y is not None:
+            return y
     return _call(input, dim, mask, safe, dtype, False)
 
 
@@ -240,4 +240,8 @@ def log_softmax(
         >>> ak.log_softmax(torch.zeros(4), 0)
         tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
+    if mask is None and dtype is None and not safe and nodes.may_serve():
+        y = nodes.softmax(input, dim, True)
+        if y is not None:
+            return y
     return _call(input, dim, mask, safe, dtype, True)

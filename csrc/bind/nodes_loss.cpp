@@ -76,6 +76,19 @@ struct LossNode : RowsNode {
   }
 };
 
+// The fp32 scalar in another dtype; what the dispatcher does for that costs more than the loss of a few rows.
+Tensor as(ScalarType type, Tensor scalar) {
+  if (type == ScalarType::Float) return scalar;
+  const Tensor narrow = empty_cpu({}, type);
+  const float value = *scalar.const_data_ptr<float>();
+  if (type == ScalarType::Half) {
+    *narrow.mutable_data_ptr<at::Half>() = value;
+  } else {
+    *narrow.mutable_data_ptr<at::BFloat16>() = value;
+  }
+  return narrow;
+}
+
 bool has_adjacent_classes(const Tensor& logits) { return logits.size(1) == 1 || logits.stride(1) == 1; }
 
 Tensor run(const Tensor& logits, const Tensor& target, const Loss& loss) {
@@ -98,7 +111,7 @@ Tensor run(const Tensor& logits, const Tensor& target, const Loss& loss) {
     result = at::sum(loss.rows(logits, target, grad, loss.share(1.0f, *count)));
     float& total = *result.mutable_data_ptr<float>();
     total = loss.share(total, *count);
-    if (!autocast) result = result.to(own);
+    if (!autocast) result = as(own, std::move(result));
   }
   if (!recorded) return result;
   const auto node = hold(new LossNode(cross_entropy_function, torch::autograd::collect_next_edges(logits),
@@ -120,7 +133,8 @@ PyObject* cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const bool is_mean = PyUnicode_CompareWithASCIIString(args[3], "mean") == 0;
   if (!is_mean && PyUnicode_CompareWithASCIIString(args[3], "sum") != 0) Py_RETURN_NONE;
   const Loss loss{PyLong_AsLongLong(args[2]), is_mean, PyFloat_AsDouble(args[4]), PyFloat_AsDouble(args[5])};
-  return wrapped_or_none([&] { return run(THPVariable_Unpack(args[0]), THPVariable_Unpack(args[1]), loss); });
+  const Tensor &logits = THPVariable_Unpack(args[0]), &target = THPVariable_Unpack(args[1]);
+  return wrapped_or_none([&] { return run(logits, target, loss); }, logits.numel() <= kBriefly);
   END_HANDLE_TH_ERRORS
 }
 

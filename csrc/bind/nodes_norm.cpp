@@ -1,8 +1,6 @@
 // layer_norm and rms_norm of the module _nodes, without an addition in front. Specification: amp_kernels/ops/norm.py.
 #include <ATen/record_function.h>
 
-#include <cstring>
-
 #include "bind/nodes_rows.h"
 #include "ops/cpu/norm_call.h"
 
@@ -13,6 +11,10 @@ NormParameter parameter_of(const Tensor& t) {
   return t.defined() ? NormParameter{t.const_data_ptr(), t.scalar_type()} : NormParameter{};
 }
 
+NormSums sums_for(const Tensor& t) {
+  return t.defined() ? NormSums{t.mutable_data_ptr(), t.scalar_type()} : NormSums{};
+}
+
 float* floats(const Tensor& t) { return t.defined() ? static_cast<float*>(t.mutable_data_ptr()) : nullptr; }
 
 struct NormNode : RowsNode {
@@ -20,34 +22,30 @@ struct NormNode : RowsNode {
 
   variable_list plainly(const Tensor& grad_in, const variable_list& saved) override {
     RECORD_FUNCTION("amp_kernels::norm_backward", c10::ArrayRef<const c10::IValue>{});
-    const Tensor grad = grad_in.contiguous(), x = saved[0].contiguous();
     const Tensor &weight = saved[1], &bias = saved[2], &mean = saved[3], &rstd = saved[4];
-    const Tensor dense_weight = weight.defined() ? weight.contiguous() : weight;
+    const auto grad = dense(grad_in), x = dense(saved[0]), scale = dense(weight);
     const bool needs_weight = task_should_compute_output(1), needs_bias = task_should_compute_output(2);
-    const int64_t rows = rstd.numel(), columns = x.numel() / rows, parameters = needs_bias ? 2 : needs_weight ? 1 : 0;
-    const Tensor grad_x = empty_cpu(x.sizes(), x.scalar_type());
-    std::vector<float> sums(static_cast<size_t>(parameters * columns));
-    norm_backward_call({.grad = grad.const_data_ptr(),
-                        .grad_type = grad.scalar_type(),
-                        .x = x.const_data_ptr(),
-                        .x_type = x.scalar_type(),
+    const int64_t rows = rstd.numel(), columns = x->numel() / rows, parameters = needs_bias ? 2 : needs_weight ? 1 : 0;
+    const Tensor grad_x = empty_cpu(x->sizes(), x->scalar_type());
+    const auto gradient = [](bool needed, const Tensor& of) {
+      return needed ? empty_cpu(of.sizes(), of.scalar_type()) : Tensor();
+    };
+    const Tensor grad_weight = gradient(needs_weight, weight), grad_bias = gradient(needs_bias, bias);
+    norm_backward_call({.grad = grad->const_data_ptr(),
+                        .grad_type = grad->scalar_type(),
+                        .x = x->const_data_ptr(),
+                        .x_type = x->scalar_type(),
                         .mean = floats(mean),
                         .rstd = floats(rstd),
-                        .weight = parameter_of(dense_weight),
+                        .weight = parameter_of(*scale),
                         .grad_sum = nullptr,
                         .grad_sum_type = ScalarType::Float,
                         .rows = rows,
                         .columns = columns,
                         .grad_x = grad_x.mutable_data_ptr(),
                         .parameters = parameters,
-                        .sums = sums.data()});
-    const auto gradient = [&](const Tensor& of, int64_t which) {
-      const Tensor wide = empty_cpu(of.sizes(), ScalarType::Float);
-      std::memcpy(wide.mutable_data_ptr(), sums.data() + which * columns, sizeof(float) * static_cast<size_t>(columns));
-      return of.scalar_type() == ScalarType::Float ? wide : wide.to(of.scalar_type());
-    };
-    return {task_should_compute_output(0) ? grad_x : Tensor(), needs_weight ? gradient(weight, 0) : Tensor(),
-            needs_bias ? gradient(bias, 1) : Tensor()};
+                        .of_parameters = {sums_for(grad_weight), sums_for(grad_bias)}});
+    return {task_should_compute_output(0) ? grad_x : Tensor(), grad_weight, grad_bias};
   }
 };
 
@@ -66,20 +64,16 @@ Tensor run(const Tensor& x, at::IntArrayRef shape, const Tensor& weight, const T
   const int64_t columns = c10::multiply_integers(shape), rows = x.numel() / columns;
   const ScalarType type = result_type(x.scalar_type());
   if (!is_narrow(type)) return {};
-  Tensor y, mean, rstd;
+  const RowNumbers mean(recorded, {centred ? rows : 0}), rstd(recorded, {rows});
+  Tensor y;
   {
     RECORD_FUNCTION("amp_kernels::norm_forward", c10::ArrayRef<const c10::IValue>{});
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto dense = [](const Tensor& t) { return t.defined() ? t.contiguous() : t; };
-    const Tensor from = dense(x), scale = dense(weight), shift = dense(bias);
+    const auto from = dense(x), scale = dense(weight), shift = dense(bias);
     y = empty_cpu(x.sizes(), type);
-    if (centred) mean = empty_cpu({rows}, ScalarType::Float);
-    rstd = empty_cpu({rows}, ScalarType::Float);
-    norm_forward_call({.x = from.const_data_ptr(),
+    norm_forward_call({.x = from->const_data_ptr(),
                        .x_type = x.scalar_type(),
-                       .weight = parameter_of(scale),
-                       .bias = parameter_of(shift),
+                       .weight = parameter_of(*scale),
+                       .bias = parameter_of(*shift),
                        .residual = nullptr,
                        .sum_type = x.scalar_type(),
                        .eps = static_cast<float>(eps),
@@ -88,13 +82,15 @@ Tensor run(const Tensor& x, at::IntArrayRef shape, const Tensor& weight, const T
                        .y = y.mutable_data_ptr(),
                        .y_type = type,
                        .sum = nullptr,
-                       .mean = floats(mean),
-                       .rstd = floats(rstd)});
+                       .mean = centred ? mean.data() : nullptr,
+                       .rstd = rstd.data()});
   }
   if (!recorded) return y;
   const auto node =
       hold(new NormNode(norm_function, torch::autograd::collect_next_edges(x, weight, bias), {columns, eps, centred}));
-  for (const Tensor& saved : {x, weight, bias, mean, rstd}) node->save(saved);
+  for (const Tensor* saved : {&x, &weight, &bias}) node->save(*saved);
+  node->save(centred ? mean.tensor() : Tensor());
+  node->save(rstd.tensor());
   torch::autograd::set_history(y, node);
   return y;
 }
@@ -125,10 +121,13 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
   const std::optional<at::DimVector> shape = sizes_of(args[1]);
   if (!shape) Py_RETURN_NONE;
-  return wrapped_or_none([&, eps = PyFloat_AsDouble(args[4]), centred = args[5] == Py_True] {
-    return run(THPVariable_Unpack(args[0]), *shape, optional_tensor(args[2]).value_or(Tensor()),
-               optional_tensor(args[3]).value_or(Tensor()), eps, centred);
-  });
+  const Tensor& x = THPVariable_Unpack(args[0]);
+  return wrapped_or_none(
+      [&, eps = PyFloat_AsDouble(args[4]), centred = args[5] == Py_True] {
+        return run(x, *shape, optional_tensor(args[2]).value_or(Tensor()), optional_tensor(args[3]).value_or(Tensor()),
+                   eps, centred);
+      },
+      x.numel() <= kBriefly);
   END_HANDLE_TH_ERRORS
 }
 

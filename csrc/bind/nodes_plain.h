@@ -80,13 +80,18 @@ inline std::optional<Tensor> optional_tensor(PyObject* object) {
   return object == Py_None ? std::nullopt : std::optional<Tensor>(THPVariable_Unpack(object));
 }
 
-// What `run` returns without the interpreter's lock; None where that is undefined or throws: the Python function says
-// what is wrong.
+// A function of rows of at most so many elements takes some microseconds. It keeps the interpreter's lock: to give that
+// up and take it back costs as much as the kernel of a small tensor.
+inline constexpr int64_t kBriefly = 8192;
+
+// What `run` returns, without the interpreter's lock unless it runs briefly; None where that is undefined or throws:
+// the Python function says what is wrong.
 template <typename Run>
-PyObject* wrapped_or_none(const Run& run) {
+PyObject* wrapped_or_none(const Run& run, bool briefly = false) {
   Tensor out;
   {
-    const py::gil_scoped_release no_gil;
+    std::optional<py::gil_scoped_release> no_gil;
+    if (!briefly) no_gil.emplace();
     try {
       out = run();
     } catch (const std::exception&) {

@@ -45,6 +45,13 @@ ScalarType result_type(ScalarType own) {
   return at::autocast::is_autocast_enabled(at::kCPU) ? at::autocast::get_autocast_dtype(at::kCPU) : own;
 }
 
+c10::MaybeOwned<Tensor> dense(const Tensor& t) {
+  if (!t.defined() || t.is_contiguous()) return c10::MaybeOwned<Tensor>::borrowed(t);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return c10::MaybeOwned<Tensor>::owned(t.contiguous());
+}
+
 variable_list call_in_graph(const torch::autograd::Node& node, torch::dynamo::autograd::functional_apply_t formula,
                             const variable_list& grads, const std::vector<c10::IValue>& args,
                             torch::dynamo::autograd::SwapSavedVariables& swapped) {
@@ -73,7 +80,9 @@ std::vector<bool> RowsNode::needs() const {
 variable_list RowsNode::apply(variable_list&& grads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   variable_list saved;
-  for (const Saved& each : saved_) saved.push_back(each.variable.unpack(getptr()));
+  saved.reserve(saved_.size());
+  const auto self = getptr();
+  for (const Saved& each : saved_) saved.push_back(each.variable.unpack(self));
   if (!grads[0].defined()) return variable_list(num_outputs());
   if (!torch::autograd::GradMode::is_enabled() && nothing_between() && is_narrow_on_cpu(grads[0])) {
     try {

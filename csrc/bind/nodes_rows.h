@@ -32,7 +32,9 @@ variable_list call_in_graph(const torch::autograd::Node& node, torch::dynamo::au
 struct RowsNode : torch::autograd::Node {
   // `options`, numbers, are what the Python backward gets behind gradients, saved tensors and needs_input_grad.
   RowsNode(const Function& function, torch::autograd::edge_list&& inputs, std::vector<c10::IValue> options)
-      : Node(std::move(inputs)), function_(&function), options_(std::move(options)) {}
+      : Node(std::move(inputs)), function_(&function), options_(std::move(options)) {
+    saved_.reserve(kMostSaved);
+  }
 
   // In the order of the Python backward; an undefined tensor is None.
   void save(const Tensor& t, bool is_output = false) { saved_.push_back({SavedVariable(t, is_output), is_output}); }
@@ -50,6 +52,8 @@ struct RowsNode : torch::autograd::Node {
   virtual variable_list plainly(const Tensor& grad, const variable_list& saved) = 0;
 
  private:
+  static constexpr size_t kMostSaved = 5;  // by any of the functions
+
   struct Saved {
     SavedVariable variable;
     bool is_output;
@@ -70,6 +74,27 @@ bool is_recorded(const Tensors&... inputs) {
 
 // A plain tensor of fp16, bf16 or fp32 on the CPU.
 inline bool is_narrow_on_cpu(const Tensor& t) { return t.is_cpu() && is_plain(t) && is_narrow(t.scalar_type()); }
+
+// `t` itself where it is contiguous, else a copy that is, which nothing records or casts.
+c10::MaybeOwned<Tensor> dense(const Tensor& t);
+
+// Numbers of rows that a kernel leaves for its backward: a tensor where there will be one, else memory of this call.
+class RowNumbers {
+ public:
+  RowNumbers(bool kept, at::IntArrayRef sizes) {
+    if (kept) {
+      tensor_ = empty_cpu(sizes, ScalarType::Float);
+    } else {
+      own_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(c10::multiply_integers(sizes)));
+    }
+  }
+  float* data() const { return own_ ? own_.get() : static_cast<float*>(tensor_.mutable_data_ptr()); }
+  const Tensor& tensor() const { return tensor_; }
+
+ private:
+  Tensor tensor_;
+  std::unique_ptr<float[]> own_;
+};
 
 // The dtype of a result: autocast's where that is on, else `own`.
 ScalarType result_type(ScalarType own);

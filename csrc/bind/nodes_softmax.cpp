@@ -15,16 +15,16 @@ struct SoftmaxNode : RowsNode {
 
   variable_list plainly(const Tensor& grad_in, const variable_list& saved) override {
     RECORD_FUNCTION("amp_kernels::softmax_rows_backward", c10::ArrayRef<const c10::IValue>{});
-    const Tensor grad = grad_in.contiguous(), of = saved[0].contiguous();
-    const Tensor grad_x = empty_cpu(of.sizes(), input_type);
-    const int64_t columns = of.size(-1);
-    softmax_backward_call({.grad = grad.const_data_ptr(),
-                           .grad_type = grad.scalar_type(),
-                           .of = of.const_data_ptr(),
-                           .of_type = of.scalar_type(),
+    const auto grad = dense(grad_in), of = dense(saved[0]);
+    const Tensor grad_x = empty_cpu(of->sizes(), input_type);
+    const int64_t columns = of->size(-1);
+    softmax_backward_call({.grad = grad->const_data_ptr(),
+                           .grad_type = grad->scalar_type(),
+                           .of = of->const_data_ptr(),
+                           .of_type = of->scalar_type(),
                            .statistics = saved[1].defined() ? saved[1].const_data_ptr<float>() : nullptr,
                            .mask = {},
-                           .rows = of.numel() / columns,
+                           .rows = of->numel() / columns,
                            .columns = columns,
                            .grad_x = grad_x.mutable_data_ptr(),
                            .grad_x_type = input_type});
@@ -39,15 +39,14 @@ Tensor run(const Tensor& x, int64_t dim, bool log) {
   const int64_t columns = x.size(-1), rows = x.numel() / columns;
   const ScalarType type = result_type(x.scalar_type());
   if (!is_narrow(type)) return {};
-  Tensor y, statistics;
+  Tensor y;
+  std::optional<RowNumbers> statistics;
+  if (log) statistics.emplace(recorded, at::IntArrayRef{2, rows});
   {
     RECORD_FUNCTION("amp_kernels::softmax_rows", c10::ArrayRef<const c10::IValue>{});
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Tensor from = x.contiguous();
+    const auto from = dense(x);
     y = empty_cpu(x.sizes(), type);
-    if (log) statistics = empty_cpu({2, rows}, ScalarType::Float);
-    softmax_call({.x = from.const_data_ptr(),
+    softmax_call({.x = from->const_data_ptr(),
                   .x_type = x.scalar_type(),
                   .mask = {},
                   .safe = false,
@@ -55,14 +54,14 @@ Tensor run(const Tensor& x, int64_t dim, bool log) {
                   .columns = columns,
                   .y = y.mutable_data_ptr(),
                   .y_type = type,
-                  .statistics = log ? statistics.mutable_data_ptr<float>() : nullptr});
+                  .statistics = log ? statistics->data() : nullptr});
   }
   if (!recorded) return y;
   const auto node = hold(new SoftmaxNode(softmax_function, torch::autograd::collect_next_edges(x), {log}));
   node->input_type = x.scalar_type();
   torch::autograd::set_history(y, node);
   node->save(log ? x : y, /*is_output=*/!log);
-  node->save(statistics);
+  node->save(log ? statistics->tensor() : Tensor());
   return y;
 }
 
@@ -71,9 +70,9 @@ Tensor run(const Tensor& x, int64_t dim, bool log) {
 PyObject* softmax(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 3 || !is_tensor(args[0]) || !PyLong_CheckExact(args[1])) Py_RETURN_NONE;
-  return wrapped_or_none([&, dim = PyLong_AsLongLong(args[1]), log = args[2] == Py_True] {
-    return run(THPVariable_Unpack(args[0]), dim, log);
-  });
+  const Tensor& x = THPVariable_Unpack(args[0]);
+  return wrapped_or_none([&, dim = PyLong_AsLongLong(args[1]), log = args[2] == Py_True] { return run(x, dim, log); },
+                         x.numel() <= kBriefly);
   END_HANDLE_TH_ERRORS
 }
 

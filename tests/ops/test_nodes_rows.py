@@ -2,6 +2,8 @@
 call is plain and only there."""
 
 import contextlib
+import threading
+import time
 
 import pytest
 import torch
@@ -139,3 +141,35 @@ def test_python_is_called_a_few_times(name):
     assert python_calls(lambda: FUNCTIONS[name](x, weight, bias)) <= 12
     with nodes.refused():
         assert python_calls(lambda: FUNCTIONS[name](x, weight, bias)) > 20
+
+
+def test_other_threads_run_during_a_long_call():
+    """A call of a few microseconds keeps the interpreter's lock, a longer one gives it up."""
+    x = torch.zeros(8192, 1024)
+
+    def call():
+        ak.softmax(x, -1)
+
+    begin = time.perf_counter()
+    call()
+    alone, longest = time.perf_counter() - begin, []
+    for _ in range(5):
+        thread, pauses, last = threading.Thread(target=call), [], time.perf_counter()
+        thread.start()
+        while thread.is_alive():
+            now = time.perf_counter()
+            pauses.append(now - last)
+            last = now
+        longest.append(max(pauses))
+    assert min(longest) < alone / 2
+
+
+@pytest.mark.parametrize("rows", [4, 400])
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "log_softmax"])
+def test_what_only_a_backward_reads_is_kept_for_it(kind, rows):
+    """Without one, the statistics of the rows lie in memory of the call, with one in tensors: the same results."""
+    x, weight, bias = normal(rows, 50, dtype=FP32), normal(50, dtype=FP32), normal(50, dtype=FP32)
+    function = FUNCTIONS["layer_norm" if kind == "layer_norm" else kind]
+    alone = function(x, weight, bias)
+    recorded = function(x.clone().requires_grad_(), weight, bias)
+    assert torch.equal(alone, recorded)

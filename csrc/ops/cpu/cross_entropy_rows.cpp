@@ -181,7 +181,7 @@ template <typename T>
 void run(const Problem& p, const void* logits, void* grad) {
   const int64_t classes = p.shape.classes, block = rows_together(classes);
   torch::stable::parallel_for(0, p.shape.rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
-    const Buffer e = make_buffer(block * classes);
+    RowBuffer e(block * classes);
     for (int64_t row = begin; row < end; row += block)
       block_of_rows<T>(p, row, std::min(block, end - row), static_cast<const T*>(logits), static_cast<T*>(grad),
                        e.get());

@@ -6,7 +6,6 @@
 // sums over rows are fp32 whatever the dtypes, one strip per 1/64 of the rows keeps their error that of a few
 // additions.
 #include <algorithm>
-#include <vector>
 
 #include "math/layer_norm.h"
 #include "ops/cpu/chunks.h"
@@ -102,7 +101,7 @@ template <int kParameters, typename X>
 void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
   const int64_t columns = p.columns;
   const float count = static_cast<float>(columns);
-  const Buffer grad_buffer = make_buffer(columns), x_buffer = make_buffer(columns), added_buffer = make_buffer(columns);
+  RowBuffer grad_buffer(columns), x_buffer(columns), added_buffer(p.grad_sum ? columns : 0);
   for (int64_t r = begin; r < end; ++r) {
     const int64_t at = r * columns;
     const float* grad = load_tile(p.grad, p.grad_type, at, columns, grad_buffer.get());
@@ -153,6 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad_in, const Te
   const Tensor dense_weight = weight ? torch::stable::contiguous(*weight) : rstd;
   const Tensor out = empty_tensor({rows, columns}, x.scalar_type());
   const Tensor sums = empty_tensor({parameters, columns}, ScalarType::Float);
+  float* const sums_data = static_cast<float*>(sums.mutable_data_ptr());
   const Tensor branch =
       branch_dtype ? empty_tensor({rows, columns}, *branch_dtype) : empty_tensor({0}, x.scalar_type());
   norm_backward_call(
@@ -169,7 +169,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad_in, const Te
        .columns = columns,
        .grad_x = out.mutable_data_ptr(),
        .parameters = parameters,
-       .sums = static_cast<float*>(sums.mutable_data_ptr()),
+       .of_parameters = {{sums_data}, {sums_data + (parameters > 1 ? columns : 0)}},
        .branch = branch_dtype ? branch.mutable_data_ptr() : nullptr,
        .branch_type = branch.scalar_type(),
        .mask = {seed ? static_cast<const int64_t*>(seed->const_data_ptr()) : nullptr, dropout_rate(dropout_p)}});
@@ -180,12 +180,12 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad_in, const Te
 
 void norm_backward_call(const NormBackwardCall& p) {
   const int64_t width = p.parameters * p.columns;
-  std::vector<float> scale_buffer;
-  const float* scale = values_or(p.weight.data, p.weight.type, 1.0f, p.columns, scale_buffer);
+  RowBuffer scale_buffer(p.columns);
+  const float* scale = values_or(p.weight.data, p.weight.type, 1.0f, p.columns, scale_buffer.get());
   const int64_t strips = std::clamp<int64_t>((p.rows + kRowsPerStrip - 1) / kRowsPerStrip, 1, kStrips);
   const int64_t slots = width == 0 ? strips : std::min<int64_t>(strips, torch::stable::get_num_threads());
-  const Buffer sums = make_buffer(slots * width);
-  std::fill_n(p.sums, width, 0.0f);
+  RowBuffer sums(slots * width), total(width);
+  std::fill_n(total.get(), width, 0.0f);
   const int64_t grain = std::max<int64_t>(1, strips * kGrain / std::max<int64_t>(1, p.rows * p.columns));
   for (int64_t first = 0; first < strips; first += slots) {
     const int64_t count = std::min(slots, strips - first);
@@ -197,8 +197,18 @@ void norm_backward_call(const NormBackwardCall& p) {
       }
     });
     torch::stable::parallel_for(0, width, std::max<int64_t>(1, kGrain / count), [&](int64_t begin, int64_t end) {
-      for (int64_t s = 0; s < count; ++s) add_span(sums.get() + s * width + begin, p.sums + begin, end - begin);
+      for (int64_t s = 0; s < count; ++s) add_span(sums.get() + s * width + begin, total.get() + begin, end - begin);
     });
+  }
+  for (int64_t k = 0; k < p.parameters; ++k) {
+    const NormSums& to = p.of_parameters[k];
+    if (!to.data) continue;
+    const float* const from = total.get() + k * p.columns;
+    if (to.type == ScalarType::Float) {
+      std::copy_n(from, p.columns, static_cast<float*>(to.data));
+    } else {
+      store_tile(from, to.data, to.type, 0, p.columns);
+    }
   }
 }
 

@@ -18,6 +18,12 @@ struct NormParameter {
   ScalarType type = ScalarType::Float;
 };
 
+// Where the sums over the rows that are the gradient of a parameter go, rounded once; nowhere without data.
+struct NormSums {
+  void* data = nullptr;
+  ScalarType type = ScalarType::Float;
+};
+
 struct NormForwardCall {
   const void* x;
   ScalarType x_type;
@@ -46,9 +52,9 @@ struct NormBackwardCall {
   const void* grad_sum;  // null, or of grad_sum_type
   ScalarType grad_sum_type;
   int64_t rows, columns;
-  void* grad_x;            // of x_type
-  int64_t parameters;      // how many sums over the rows are wanted: of the weight, then of the bias
-  float* sums;             // [parameters, columns]
+  void* grad_x;        // of x_type
+  int64_t parameters;  // how many sums over the rows are wanted: of the weight, then of the bias
+  NormSums of_parameters[2];
   void* branch = nullptr;  // null, or of branch_type: grad_x as it was rounded, through the dropout of the mask
   ScalarType branch_type = ScalarType::Float;
   DropoutMask mask{};

@@ -5,7 +5,6 @@
 // passes for mean, mean square and result find it; a row of fp32 without residual is its own buffer. Rows are
 // independent, so the result has the same bits for any number of threads.
 #include <algorithm>
-#include <vector>
 
 #include "math/layer_norm.h"
 #include "ops/cpu/chunks.h"
@@ -97,11 +96,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x_in, cons
 void norm_forward_call(const NormForwardCall& call) {
   const int64_t n = call.columns;
   const bool centred = call.mean != nullptr;
-  std::vector<float> weight_buffer, bias_buffer;
-  const float* scale = values_or(call.weight.data, call.weight.type, 1.0f, n, weight_buffer);
-  const float* shift = values_or(call.bias.data, call.bias.type, 0.0f, n, bias_buffer);
+  RowBuffer weight_buffer(n), bias_buffer(n);
+  const float* scale = values_or(call.weight.data, call.weight.type, 1.0f, n, weight_buffer.get());
+  const float* shift = values_or(call.bias.data, call.bias.type, 0.0f, n, bias_buffer.get());
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
-    const Buffer buffer = make_buffer(n), other = make_buffer(call.residual ? n : 0);
+    RowBuffer buffer(n), other(call.residual ? n : 0);
     for (int64_t r = begin; r < end; ++r) {
       const float* row = load_tile(call.x, call.x_type, r * n, n, buffer.get());
       if (call.residual) {

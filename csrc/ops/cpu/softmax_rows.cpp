@@ -272,11 +272,11 @@ void softmax_call(const SoftmaxCall& call) {
   const int64_t n = call.columns, block = rows_together(n);
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
     if (n > kTile) {
-      const Buffer exponentials = make_buffer(call.statistics ? 0 : n);
+      RowBuffer exponentials(call.statistics ? 0 : n);
       for (int64_t r = begin; r < end; ++r) softmax_of_long_row(call, r, exponentials.get());
       return;
     }
-    const Buffer values = make_buffer(block * n), exponentials = make_buffer(block * n);
+    RowBuffer values(block * n), exponentials(block * n);
     for (int64_t first = begin; first < end; first += block) {
       const int64_t rows = std::min(block, end - first), numel = rows * n;
       const float* x = load_tile(call.x, call.x_type, first * n, numel, values.get());
@@ -308,7 +308,7 @@ void softmax_backward_call(const SoftmaxBackwardCall& call) {
       for (int64_t r = begin; r < end; ++r) long_row(call, r);
       return;
     }
-    const Buffer values = make_buffer(block * n), gradients = make_buffer(block * n);
+    RowBuffer values(block * n), gradients(block * n);
     const auto rows_of = [&](const auto* y, const auto* g, int64_t first, int64_t rows) {
       const auto make = [&](float* at) {
         if (call.statistics) {

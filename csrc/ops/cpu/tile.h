@@ -5,9 +5,9 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "math/half.h"
 #include "math/split_master.h"
@@ -22,6 +22,17 @@ inline constexpr int64_t kTile = 1024;
 
 using Buffer = std::unique_ptr<float[]>;
 inline Buffer make_buffer(int64_t n) { return std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n)); }
+
+// Memory for n floats, of which a tile costs no allocation.
+class RowBuffer {
+ public:
+  explicit RowBuffer(int64_t n) : more_(n > kTile ? make_buffer(n) : nullptr) {}
+  float* get() { return more_ ? more_.get() : own_; }
+
+ private:
+  alignas(64) float own_[kTile];
+  Buffer more_;
+};
 
 inline int64_t bytes_of(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
 
@@ -114,11 +125,11 @@ inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, flo
   return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
 }
 
-// `n` values as floats; without data, `absent` for each.
-inline const float* values_or(const void* data, ScalarType dtype, float absent, int64_t n, std::vector<float>& buffer) {
-  if (data && dtype == ScalarType::Float) return static_cast<const float*>(data);
-  buffer.assign(static_cast<size_t>(n), absent);
-  return data ? load_tile(data, dtype, 0, n, buffer.data()) : buffer.data();
+// `n` values as floats, in `buffer` unless they are that; without data, `absent` for each.
+inline const float* values_or(const void* data, ScalarType dtype, float absent, int64_t n, float* buffer) {
+  if (data) return load_tile(data, dtype, 0, n, buffer);
+  std::fill_n(buffer, n, absent);
+  return buffer;
 }
 
 AK_SIMD_CLONES inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {

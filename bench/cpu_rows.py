@@ -1,0 +1,127 @@
+"""Functions of rows on the CPU, ours beside torch's: ``python -m bench.cpu_rows`` (``--help`` says what it can leave out).
+
+Calls of the two take turns, so that whatever else the machine does hits both; times are CPU times of one thread. A cell
+is torch's time over ours, of the least of each, so 1 is torch's speed and more is faster. `forward` records nothing,
+`both` is forward and backward through autograd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import amp_kernels as ak
+
+from .roofline import DTYPES
+
+SHAPES = "4x16 16x64 64x64 1024x64 1024x100 255x257 256x768 2048x768 16384x768 64x4097 16x50257 256x50257"
+EPS = 1e-5
+Call = Callable[[], Any]
+# op -> (rows, weight, bias, target) -> result, of torch and of this package
+PAIRS: dict[str, tuple[Callable, Callable]] = {
+    "layer_norm": (
+        lambda x, weight, bias, target: F.layer_norm(x, weight.shape, weight, bias, EPS),
+        lambda x, weight, bias, target: ak.layer_norm(x, weight.shape, weight, bias, EPS),
+    ),
+    "rms_norm": (
+        lambda x, weight, bias, target: F.rms_norm(x, weight.shape, weight, EPS),
+        lambda x, weight, bias, target: ak.rms_norm(x, weight.shape, weight, EPS),
+    ),
+    "softmax": (
+        lambda x, weight, bias, target: F.softmax(x, -1),
+        lambda x, weight, bias, target: ak.softmax(x, -1),
+    ),
+    "log_softmax": (
+        lambda x, weight, bias, target: F.log_softmax(x, -1),
+        lambda x, weight, bias, target: ak.log_softmax(x, -1),
+    ),
+    "cross_entropy": (
+        lambda x, weight, bias, target: F.cross_entropy(x, target),
+        lambda x, weight, bias, target: ak.cross_entropy(x, target),
+    ),
+}
+
+
+def calls(op: str, rows: int, columns: int, dtype: torch.dtype, backward: bool) -> tuple[Call, Call]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, columns, generator=generator).to(dtype)
+    weight = (torch.rand(columns, generator=generator) + 0.5).to(dtype)
+    bias = torch.randn(columns, generator=generator).to(dtype)
+    target = torch.randint(columns, (rows,), generator=generator)
+    grad = torch.ones((), dtype=dtype) if op == "cross_entropy" else torch.randn(x.shape, generator=generator).to(dtype)
+    leaves = {"layer_norm": [x, weight, bias], "rms_norm": [x, weight]}.get(op, [x])
+
+    def call_of(function: Callable) -> Call:
+        if not backward:
+            return lambda: function(x, weight, bias, target)
+        return lambda: torch.autograd.grad(function(x, weight, bias, target), leaves, grad)
+
+    if backward:
+        for leaf in leaves:
+            leaf.requires_grad_()
+    theirs, ours = PAIRS[op]
+    return call_of(theirs), call_of(ours)
+
+
+def least_times(pair: tuple[Call, Call], rounds: int, sample: float, clock: Callable[[], float]) -> list[float]:
+    """Seconds of a call of each: the least of `rounds` batches, each of about `sample` seconds, taken in turns."""
+    repeats = []
+    for call in pair:
+        call()
+        begin = clock()
+        for _ in range(3):
+            call()
+        repeats.append(max(1, int(sample / max((clock() - begin) / 3, 1e-7))))
+    least = [float("inf")] * 2
+    for round_ in range(rounds):
+        for which in (0, 1) if round_ % 2 else (1, 0):
+            call = pair[which]
+            call()  # what the other one left in the caches
+            begin = clock()
+            for _ in range(repeats[which]):
+                call()
+            least[which] = min(least[which], (clock() - begin) / repeats[which])
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", nargs="*", default=list(PAIRS), choices=list(PAIRS))
+    parser.add_argument("--shapes", nargs="*", default=SHAPES.split(), help="rows x columns")
+    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16", "fp16"], choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--passes", nargs="*", default=["forward", "both"], choices=["forward", "both"])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--sample", type=float, default=0.002, help="seconds of a batch")
+    parser.add_argument("--threads", type=int, default=1, help="more than one are timed by the clock on the wall")
+    parser.add_argument("--times", action="store_true", help="microseconds of torch and ours behind each ratio")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    print(
+        f"torch {torch.__version__}, {options.threads} threads; {', '.join(options.dtypes)}: torch's time over ours\n"
+    )
+    gc.disable()
+    for op in options.ops:
+        for which in options.passes:
+            print(f"| {op}, {which} | " + " | ".join(options.shapes) + " |", flush=True)
+            cells = []
+            for shape in options.shapes:
+                rows, columns = map(int, shape.split("x"))
+                found = []
+                for dtype in options.dtypes:
+                    pair = calls(op, rows, columns, DTYPES[dtype], which == "both")
+                    theirs, ours = least_times(pair, options.rounds, options.sample, clock)
+                    note = f" ({1e6 * theirs:.4g}/{1e6 * ours:.4g})" if options.times else ""
+                    found.append(f"{theirs / ours:.2f}{note}")
+                cells.append(", ".join(found))
+            print("| | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
