@@ -19,6 +19,19 @@ AK_HD float reciprocal_deviation(float mean_square, float eps, float factor) {
   return div(factor, sqrt(factor == 1.0f ? mean_square + eps : mean_square));
 }
 
+// Of a part of a row: how many numbers, their mean, and the sum of the squares of their distances from it.
+struct RowMoments {
+  float count = 0.0f, mean = 0.0f, squares = 0.0f;
+};
+
+// Of two parts together. T. Chan, G. Golub, R. LeVeque: Updating formulae and a pairwise algorithm for computing sample
+// variances, 1979. Of parts whose mean is called 0, as for RMS norm, the squares are added. The
+// square of `apart` may overflow where nothing, of no weight, comes first: it is never formed.
+AK_HD RowMoments joined(const RowMoments& a, const RowMoments& b) {
+  const float count = a.count + b.count, share = div(b.count, count), apart = b.mean - a.mean;
+  return {count, fma(apart, share, a.mean), fma(apart * share * a.count, apart, a.squares + b.squares)};
+}
+
 AK_HD float normalized(float x, float mean, float rstd) { return (x - mean) * rstd; }
 AK_HD float scaled_and_shifted(float n, float weight, float bias) { return fma(n, weight, bias); }
 

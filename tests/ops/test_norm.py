@@ -66,9 +66,10 @@ def test_forward_within_bounds(backend, kind, columns):
                 torch.testing.assert_close(mean.double(), centre, rtol=1e-5, atol=1e-5)
 
 
-def test_the_sum_is_rounded_to_the_residuals_dtype_and_normalised(backend, kind):
+@pytest.mark.parametrize("columns", [40, 2100])
+def test_the_sum_is_rounded_to_the_residuals_dtype_and_normalised(backend, kind, columns):
     for x_dtype, sum_dtype in itertools.product(DTYPES, DTYPES):
-        x, residual = normal(4, 40, dtype=x_dtype), normal(4, 40, dtype=sum_dtype, seed=1)
+        x, residual = normal(4, columns, dtype=x_dtype), normal(4, columns, dtype=sum_dtype, seed=1)
         before = residual.clone()
         options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
         y, total, *_ = norm_forward(x, None, None, residual, **options)
@@ -126,11 +127,11 @@ def test_a_large_mean_leaves_the_variance(backend, offset):
     torch.testing.assert_close(rstd.double(), expected, rtol=2e-5, atol=0)
 
 
+@pytest.mark.parametrize("columns", [50, 2500])
 @pytest.mark.parametrize("scale", [1e19, 1e30, 2e38])
-def test_rows_whose_squares_overflow(backend, kind, scale):
-    x = (torch.rand(3, 50, generator=torch.Generator().manual_seed(1)) + 0.5) * torch.tensor([scale, 1.0, scale])[
-        :, None
-    ]
+def test_rows_whose_squares_overflow(backend, kind, scale, columns):
+    x = torch.rand(3, columns, generator=torch.Generator().manual_seed(1)) + 0.5
+    x *= torch.tensor([scale, 1.0, scale])[:, None]
     options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
     y, _, _, rstd = norm_forward(x, **options)
     assert_within(y, *norm_forward_bound(x, None, None, **options))
@@ -147,9 +148,48 @@ def test_nan_and_infinity_stay_in_their_rows(backend, kind):
     assert torch.equal(y.isnan(), stock(kind, x, (40,)).isnan()) or kind == "rms_norm"
 
 
-def test_all_equal_and_zero_rows(backend, kind):
-    x = torch.stack([torch.zeros(30), torch.full((30,), 3.0), torch.full((30,), 2.0**-140)])
-    torch.testing.assert_close(call(kind, x, 30, eps=1e-5), stock(kind, x, (30,)), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("columns", [30, 4096])
+def test_all_equal_and_zero_rows(backend, kind, columns):
+    x = torch.tensor([0.0, 3.0, 2.0**-140])[:, None].repeat(1, columns)
+    torch.testing.assert_close(call(kind, x, columns, eps=1e-5), stock(kind, x, (columns,)), rtol=1e-5, atol=1e-6)
+    large = torch.full((1, columns), 2.0**100)  # its square overflows, its distance from the mean is 0
+    assert torch.equal(call(kind, large, columns, eps=1e-5), torch.full_like(large, 0.0 if CENTRED[kind] else 1.0))
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e3, 1e25])
+def test_parts_of_a_row_with_means_of_their_own(backend, kind, apart):
+    """The CPU's kernel joins the moments of 1,024 columns at a time, the last of 452 of them."""
+    x = normal(2, 2500)
+    x[:, 1024:2048] += apart
+    x[:, 2048:] -= 2 * apart
+    options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": torch.float32}
+    y, _, mean, rstd = norm_forward(x, **options)
+    assert_within(y, *norm_forward_bound(x, None, None, **options))
+    if CENTRED[kind]:
+        torch.testing.assert_close(mean.double(), x.double().mean(1), rtol=1e-5, atol=1e-6)
+        expected = x.double().var(1, unbiased=False).rsqrt()
+        torch.testing.assert_close(rstd.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [10, 64, 100])
+def test_short_rows_worked_on_together_are_each_what_they_are_alone(kind, columns, dtype):
+    """The CPU's kernel takes up to 16 of them at a time; 37 are two blocks and a part of one. The squares of one row
+    overflow, one has a NaN."""
+    x = normal(37, columns, dtype=dtype)
+    x[20] *= 1e4 if dtype == torch.float16 else 1e30
+    x[22, 3] = torch.nan
+    residual = normal(37, columns, seed=1)
+    for added in (None, residual):
+        options = {"eps": 1e-5, "centred": CENTRED[kind], "out_dtype": dtype}
+        with ak.backend("cpu"):
+            together = norm_forward(x, None, None, added, **options)
+            alone = [
+                norm_forward(x[r : r + 1], None, None, None if added is None else added[r : r + 1], **options)
+                for r in range(37)
+            ]
+        for all_rows, each in zip(together, zip(*alone, strict=True), strict=True):
+            assert torch.equal(all_rows.view(torch.uint8), torch.cat(each).view(torch.uint8))
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 5), (1, 1), (7, 1), (5,)])

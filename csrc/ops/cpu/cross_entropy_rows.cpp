@@ -8,6 +8,7 @@
 #include "ops/cpu/arguments.h"
 #include "ops/cpu/cross_entropy_call.h"
 #include "ops/cpu/exp_sums.h"
+#include "ops/cpu/row_tiles.h"
 #include "ops/cpu/tile.h"
 #include "ops/cross_entropy.h"
 

@@ -1,58 +1,11 @@
 // The largest of a row of logits and the sum of their exponentials, in 64 lanes that meet at the end: their order is
 // that of the code, so the bits are the same for any number of threads and every instruction set.
-//
-// Short rows are worked on several together, for what a row costs whatever its length (calls, a logarithm, a division)
-// to be paid once for all of them, or in the lanes of a vector. A row's bits are its own all the same.
 #pragma once
-
-#include <algorithm>
 
 #include "math/cross_entropy.h"
 #include "ops/cpu/row_sums.h"
-#include "ops/cpu/tile.h"
 
 namespace ak {
-
-inline constexpr int64_t kRowsTogether = 16;
-inline int64_t rows_together(int64_t columns) { return std::clamp<int64_t>(kTile / columns, 1, kRowsTogether); }
-
-// A number for each row of a block. Loops over all of them, those without a row too, are vectors.
-using PerRow = float[kRowsTogether];
-
-// The sum of term(i) over i < n, as lanes_sum, but what is left over goes to the lanes, too, 16 of them at a time.
-// Expanded into the clones that call it.
-template <typename Terms, typename Term>
-AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Term& term) {
-  Floats a{}, b{}, c{}, d{};
-  int64_t i = add_lanes(n, terms, a, b, c, d);
-  const auto add = [&](Floats& sum) __attribute__((always_inline)) {
-    Floats t;
-    if (i + kFloats <= n) {
-      terms(i, t);
-    } else {
-      part_of_lanes(i, n, 0.0f, term, t);
-    }
-    sum += t;
-    i += kFloats;
-  };
-  if (i < n) add(a);
-  if (i < n) add(b);
-  if (i < n) add(c);
-  if (i < n) add(d);
-  a += c, b += d;
-  return lanes_total(a + b);
-}
-
-template <typename T>
-AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n) {
-  return sum_of_lanes(
-      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t); },
-      [=](int64_t i) __attribute__((always_inline)) { return to_float(x[i]); });
-}
-template <typename T>
-AK_SIMD_CLONES float sum_of_span(const T* x, int64_t n) {
-  return sum_of_row(x, n);
-}
 
 // The largest of each lane and the one half a vector further, until one is left.
 AK_SIMD_INLINE float lanes_largest(const Floats& lanes) {

@@ -1,9 +1,9 @@
 // norm_forward on the CPU: y = (s - mean) * rstd * weight + bias of the rows of s = x + residual, or
 // dropout(x) + residual.
 //
-// Work: reads x (and residual), writes y (and s). A row is widened into a buffer that stays in the cache, where the
-// passes for mean, mean square and result find it; a row of fp32 without residual is its own buffer. Rows are
-// independent, so the result has the same bits for any number of threads.
+// Work: reads x (and residual), writes y (and s). Short rows are worked on several together, in passes for mean, mean
+// square and result, 16-bit ones widened into a buffer first. A row longer than a tile goes through the L1 cache tile
+// by tile, once for each pass. Rows are independent, so the result has the same bits for any number of threads.
 #include <algorithm>
 
 #include "math/layer_norm.h"
@@ -12,43 +12,148 @@
 #include "ops/cpu/empty.h"
 #include "ops/cpu/norm_call.h"
 #include "ops/cpu/row_sums.h"
+#include "ops/cpu/row_tiles.h"
 #include "ops/cpu/tile.h"
 #include "ops/norm_arguments.h"
 
 namespace ak {
 namespace {
 
+// The mean square of a row around `mean`, of numbers times `factor`: 1, or kShrink where their squares overflow.
+AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n) {
+  return sum_of_lanes(
+      n,
+      [=](int64_t i, Floats& t)
+          __attribute__((always_inline)) { load_floats(x + i, t), t = t * factor - mean, t *= t; },
+      [=](int64_t i) __attribute__((always_inline)) {
+        const float centred = x[i] * factor - mean;
+        return centred * centred;
+      });
+}
+AK_SIMD_INLINE float sum_of_numbers(const float* x, float factor, int64_t n) {
+  return sum_of_lanes(
+      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), t *= factor; },
+      [=](int64_t i) __attribute__((always_inline)) { return x[i] * factor; });
+}
+AK_SIMD_INLINE void normalize_row(const float* x, float mean, float rstd, const float* weight, const float* bias,
+                                  float* y, int64_t n) {
+  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
+    y[i] = scaled_and_shifted(normalized(x[i], mean, rstd), weight[i], bias[i]);
+  });
+}
+
+// ---- rows of at most a tile
+
+// Mean and reciprocal deviation of at most kRowsTogether rows. Returns whether all mean squares are finite.
+template <bool kCentred>
+AK_SIMD_CLONES bool statistics_of_rows(const float* x, int64_t rows, int64_t n, float eps, float factor, float* mean,
+                                       float* rstd) {
+  const float count = static_cast<float>(n);
+  PerRow means = {}, squares = {};
+  if (kCentred) {
+    for (int64_t r = 0; r < rows; ++r) means[r] = sum_of_numbers(x + r * n, factor, n);
+    for (int64_t r = 0; r < kRowsTogether; ++r) means[r] /= count;
+  }
+  for (int64_t r = 0; r < rows; ++r) squares[r] = sum_of_squares(x + r * n, factor, means[r], n);
+  uint32_t infinite = 0;
+  PerRow deviations;
+  for (int64_t r = 0; r < kRowsTogether; ++r) {
+    const float square = squares[r] / count;
+    infinite |= is_finite(square) ? 0u : 1u;
+    means[r] = unshrunk_mean(means[r], factor);
+    deviations[r] = reciprocal_deviation(square, eps, factor);
+  }
+  if (kCentred) std::copy_n(means, rows, mean);
+  std::copy_n(deviations, rows, rstd);
+  return infinite == 0;
+}
+
+template <bool kCentred>
+AK_SIMD_CLONES void normalize_rows(const float* x, int64_t rows, int64_t n, const float* mean, const float* rstd,
+                                   const float* weight, const float* bias, float* y) {
+  for (int64_t r = 0; r < rows; ++r)
+    normalize_row(x + r * n, kCentred ? mean[r] : 0.0f, rstd[r], weight, bias, y + r * n, n);
+}
+
+// The rows [first, first + rows), which begin at x; `buffer` may be where they are.
+template <bool kCentred>
+void norm_of_rows(const NormForwardCall& call, const float* weight, const float* bias, const float* x, int64_t first,
+                  int64_t rows, float* buffer) {
+  const int64_t n = call.columns;
+  float *const mean = kCentred ? call.mean + first : nullptr, *const rstd = call.rstd + first;
+  if (!statistics_of_rows<kCentred>(x, rows, n, call.eps, 1.0f, mean, rstd)) [[unlikely]] {
+    for (int64_t r = 0; r < rows; ++r) {  // a row that is finite keeps the bits that it has alone
+      float* const own_mean = kCentred ? mean + r : nullptr;
+      if (!statistics_of_rows<kCentred>(x + r * n, 1, n, call.eps, 1.0f, own_mean, rstd + r))
+        statistics_of_rows<kCentred>(x + r * n, 1, n, call.eps, kShrink, own_mean, rstd + r);
+    }
+  }
+  with_dtype(call.y_type, [&]<typename Y>(Y) {
+    make_rounded(static_cast<Y*>(call.y) + first * n, buffer, rows * n,
+                 [&](float* y) { normalize_rows<kCentred>(x, rows, n, mean, rstd, weight, bias, y); });
+  });
+}
+
+// ---- rows longer than a tile
+
+AK_SIMD_CLONES float numbers_span(const float* x, float factor, int64_t n) { return sum_of_numbers(x, factor, n); }
+AK_SIMD_CLONES float squares_span(const float* x, float factor, float mean, int64_t n) {
+  return sum_of_squares(x, factor, mean, n);
+}
+AK_SIMD_CLONES void normalize_span(const float* x, float mean, float rstd, const float* weight, const float* bias,
+                                   float* y, int64_t n) {
+  normalize_row(x, mean, rstd, weight, bias, y, n);
+}
+
+// Row r of x, which is of `dtype`.
+void norm_of_long_row(const NormForwardCall& call, const float* weight, const float* bias, const void* x,
+                      ScalarType dtype, int64_t r) {
+  const int64_t n = call.columns, row = r * n;
+  alignas(64) float tile[kTile];
+  const auto load = [&](int64_t c, int64_t some) {
+    prefetch_next_tile(x, dtype, row + c);
+    return load_tile(x, dtype, row + c, some, tile);
+  };
+  const auto moments_of_row = [&](float factor) {
+    RowMoments all;
+    for_tiles(n, [&](int64_t c, int64_t some) {
+      const float* const values = load(c, some);
+      const float count = static_cast<float>(some);
+      const float mean = call.mean ? numbers_span(values, factor, some) / count : 0.0f;
+      all = joined(all, {count, mean, squares_span(values, factor, mean, some)});
+    });
+    return all;
+  };
+  float factor = 1.0f;
+  RowMoments moments = moments_of_row(factor);
+  if (!is_finite(moments.squares / moments.count)) moments = moments_of_row(factor = kShrink);
+  const float mean = unshrunk_mean(moments.mean, factor);
+  const float rstd = reciprocal_deviation(moments.squares / moments.count, call.eps, factor);
+  if (call.mean) call.mean[r] = mean;
+  call.rstd[r] = rstd;
+  make_tiles(call.y, call.y_type, row, n, tile, [&](float* y, int64_t c, int64_t some) {
+    normalize_span(load(c, some), mean, rstd, weight + c, bias + c, y, some);
+  });
+}
+
+// ---- the addition in front
+
 AK_SIMD_CLONES void add_spans(const float* x, const float* y, float* __restrict sum, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
 }
 
-struct Statistics {
-  float mean, rstd;
-};
-
-Statistics statistics_of(const float* row, int64_t n, float eps, bool centred) {
-  const float count = static_cast<float>(n);
-  for (float factor = 1.0f;; factor = kShrink) {
-    const float mean = centred ? row_sum(row, n, factor) / count : 0.0f;
-    const float square = row_sum_of_squares(row, n, factor, mean) / count;
-    if (is_finite(square) || factor != 1.0f) {
-      return {unshrunk_mean(mean, factor), reciprocal_deviation(square, eps, factor)};
-    }
+// The elements [at, at + n) of the sum, n at most a tile.
+void add_tile(const NormForwardCall& call, int64_t at, int64_t n) {
+  alignas(64) float x_tile[kTile], sum_tile[kTile];
+  const float* const x = load_tile(call.x, call.x_type, at, n, x_tile);
+  const float* const addend = load_tile(call.residual, call.sum_type, at, n, sum_tile);
+  float* const sum = call.sum_type == ScalarType::Float ? static_cast<float*>(call.sum) + at : sum_tile;
+  if (call.mask.seed) {
+    drop_span(x, at, n, static_cast<uint64_t>(*call.mask.seed), call.mask.rate, addend, sum);
+  } else {
+    add_spans(x, addend, sum, n);
   }
-}
-
-AK_SIMD_CLONES void normalize_span(const float* x, Statistics s, const float* weight, const float* bias, float* out,
-                                   int64_t n) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = scaled_and_shifted(normalized(x[i], s.mean, s.rstd), weight[i], bias[i]);
-}
-
-// `buffer` may be where x is.
-void normalize_row(const float* x, Statistics s, const float* weight, const float* bias, void* out, ScalarType dtype,
-                   int64_t at, int64_t n, float* buffer) {
-  with_dtype(dtype, [&]<typename T>(T) {
-    make_rounded(static_cast<T*>(out) + at, buffer, n, [=](float* to) { normalize_span(x, s, weight, bias, to, n); });
-  });
+  store_tile(sum, call.sum, call.sum_type, at, n);
 }
 
 NormParameter parameter_of(const std::optional<Tensor>& t) {
@@ -94,31 +199,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x_in, cons
 }  // namespace
 
 void norm_forward_call(const NormForwardCall& call) {
-  const int64_t n = call.columns;
-  const bool centred = call.mean != nullptr;
+  const int64_t n = call.columns, block = rows_together(n);
   RowBuffer weight_buffer(n), bias_buffer(n);
-  const float* scale = values_or(call.weight.data, call.weight.type, 1.0f, n, weight_buffer.get());
-  const float* shift = values_or(call.bias.data, call.bias.type, 0.0f, n, bias_buffer.get());
+  const float* const weight = values_or(call.weight.data, call.weight.type, 1.0f, n, weight_buffer.get());
+  const float* const bias = values_or(call.bias.data, call.bias.type, 0.0f, n, bias_buffer.get());
+  const void* const x = call.residual ? call.sum : call.x;
+  const ScalarType dtype = call.residual ? call.sum_type : call.x_type;
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
-    RowBuffer buffer(n), other(call.residual ? n : 0);
-    for (int64_t r = begin; r < end; ++r) {
-      const float* row = load_tile(call.x, call.x_type, r * n, n, buffer.get());
-      if (call.residual) {
-        const float* addend = load_tile(call.residual, call.sum_type, r * n, n, other.get());
-        const bool wide = call.sum_type == ScalarType::Float;
-        float* total = wide ? static_cast<float*>(call.sum) + r * n : other.get();
-        if (call.mask.seed) {
-          drop_span(row, r * n, n, static_cast<uint64_t>(*call.mask.seed), call.mask.rate, addend, total);
-        } else {
-          add_spans(row, addend, total, n);
-        }
-        store_tile(total, call.sum, call.sum_type, r * n, n);
-        row = load_tile(static_cast<const void*>(call.sum), call.sum_type, r * n, n, buffer.get());
+    alignas(64) float buffer[kTile];
+    for (int64_t first = begin; first < end; first += block) {
+      const int64_t rows = std::min(block, end - first), at = first * n;
+      if (call.residual) for_tiles(rows * n, [&](int64_t c, int64_t count) { add_tile(call, at + c, count); });
+      if (n > kTile) {
+        norm_of_long_row(call, weight, bias, x, dtype, first);
+        continue;
       }
-      const Statistics s = statistics_of(row, n, call.eps, centred);
-      if (centred) call.mean[r] = s.mean;
-      call.rstd[r] = s.rstd;
-      normalize_row(row, s, scale, shift, call.y, call.y_type, r * n, n, buffer.get());
+      const float* const values = load_tile(x, dtype, at, rows * n, buffer);
+      const auto norm_rows = call.mean ? norm_of_rows<true> : norm_of_rows<false>;
+      norm_rows(call, weight, bias, values, first, rows, buffer);
     }
   });
 }

@@ -83,20 +83,6 @@ inline __attribute__((always_inline)) void part_of_lanes(int64_t i, int64_t end,
   std::memcpy(&t, part, sizeof t);
 }
 
-// The sum of term(i) over i < n. Expanded into the clones that call it.
-template <typename Terms, typename Term>
-inline __attribute__((always_inline)) float lanes_sum(int64_t n, const Terms& terms, const Term& term) {
-  Floats a{}, b{}, c{}, d{};
-  int64_t i = add_lanes(n, terms, a, b, c, d);
-  a += b, c += d, a += c;
-  Floats rest{};
-  for (; i < n; i += kFloats) {
-    Floats t;
-    part_of_lanes(i, n, 0.0f, term, t), rest += t;
-  }
-  return lanes_total(a + rest);
-}
-
 inline __attribute__((always_inline)) void load_floats(const float* at, Floats& v) { std::memcpy(&v, at, sizeof v); }
 inline __attribute__((always_inline)) void load_floats(const bf16* at, Floats& v) {
   uint16_t __attribute__((vector_size(32))) bits;
@@ -106,21 +92,39 @@ inline __attribute__((always_inline)) void load_floats(const bf16* at, Floats& v
   std::memcpy(&v, &words, sizeof v);
 }
 
-AK_SIMD_CLONES inline float row_sum(const float* x, int64_t n, float factor) {
-  return lanes_sum(
-      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), t *= factor; },
-      [=](int64_t i) __attribute__((always_inline)) { return x[i] * factor; });
+// The sum of term(i) over i < n. What does not fill all lanes goes to 16 of them at a time. Expanded into the clones
+// that call it.
+template <typename Terms, typename Term>
+AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Term& term) {
+  Floats a{}, b{}, c{}, d{};
+  int64_t i = add_lanes(n, terms, a, b, c, d);
+  const auto add = [&](Floats& sum) __attribute__((always_inline)) {
+    Floats t;
+    if (i + kFloats <= n) {
+      terms(i, t);
+    } else {
+      part_of_lanes(i, n, 0.0f, term, t);
+    }
+    sum += t;
+    i += kFloats;
+  };
+  if (i < n) add(a);
+  if (i < n) add(b);
+  if (i < n) add(c);
+  if (i < n) add(d);
+  a += c, b += d;
+  return lanes_total(a + b);
 }
 
-AK_SIMD_CLONES inline float row_sum_of_squares(const float* x, int64_t n, float factor, float mean) {
-  return lanes_sum(
-      n,
-      [=](int64_t i, Floats& t)
-          __attribute__((always_inline)) { load_floats(x + i, t), t = t * factor - mean, t *= t; },
-      [=](int64_t i) __attribute__((always_inline)) {
-        const float centred = x[i] * factor - mean;
-        return centred * centred;
-      });
+template <typename T>
+AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n) {
+  return sum_of_lanes(
+      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t); },
+      [=](int64_t i) __attribute__((always_inline)) { return to_float(x[i]); });
+}
+template <typename T>
+AK_SIMD_CLONES float sum_of_span(const T* x, int64_t n) {
+  return sum_of_row(x, n);
 }
 
 }  // namespace ak

@@ -9,6 +9,7 @@
 #include "ops/cpu/chunks.h"
 #include "ops/cpu/empty.h"
 #include "ops/cpu/exp_sums.h"
+#include "ops/cpu/row_tiles.h"
 #include "ops/cpu/softmax_call.h"
 #include "ops/cpu/tile.h"
 #include "ops/softmax_arguments.h"
@@ -134,30 +135,6 @@ AK_SIMD_CLONES void log_gradient_span(const T* x, const T* g, float base, float 
                                       int64_t n) {
   for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
     to[i] = log_softmax_gradient(exp_of_logit(to_float(x[i]) - base) * inverse, to_float(g[i]), sum);
-  });
-}
-
-// Calls each(first, count) for the tiles of a row.
-template <typename Each>
-void for_tiles(int64_t n, const Each& each) {
-  for (int64_t c = 0; c < n; c += kTile) each(c, std::min(kTile, n - c));
-}
-
-// The next tile of a row comes while this one is worked on; a hint that may point behind the last.
-void prefetch_next_tile(const void* data, ScalarType dtype, int64_t at) {
-  const int64_t bytes = bytes_of(dtype);
-  const char* const next = static_cast<const char*>(data) + (at + kTile) * bytes;
-  for (int64_t i = 0; i < kTile * bytes; i += 64) __builtin_prefetch(next + i);
-}
-
-// make(to, c, count) for the tiles of a row of the result at `out`, `row` its first element.
-template <typename Make>
-void make_tiles(void* out, ScalarType dtype, int64_t row, int64_t n, float* tile, const Make& make) {
-  for_tiles(n, [&](int64_t c, int64_t count) {
-    const bool wide = dtype == ScalarType::Float;
-    float* const to = wide ? static_cast<float*>(out) + row + c : tile;
-    make(to, c, count);
-    if (!wide) store_tile(to, out, dtype, row + c, count);
   });
 }
 
