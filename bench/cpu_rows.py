@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--sample", type=float, default=0.002, help="seconds of a batch")
     parser.add_argument("--threads", type=int, default=1, help="more than one are timed by the clock on the wall")
+    parser.add_argument("--autocast", action="store_true", help="under torch.autocast to bf16")
     parser.add_argument("--times", action="store_true", help="microseconds of torch and ours behind each ratio")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -116,7 +117,8 @@ def main() -> None:
                 found = []
                 for dtype in options.dtypes:
                     pair = calls(op, rows, columns, DTYPES[dtype], which == "both")
-                    theirs, ours = least_times(pair, options.rounds, options.sample, clock)
+                    with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
+                        theirs, ours = least_times(pair, options.rounds, options.sample, clock)
                     note = f" ({1e6 * theirs:.4g}/{1e6 * ours:.4g})" if options.times else ""
                     found.append(f"{theirs / ours:.2f}{note}")
                 cells.append(", ".join(found))

@@ -28,7 +28,7 @@ AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
   const auto take = [](const Floats& v, Floats& most) __attribute__((always_inline)) { most = v > most ? v : most; };
   const auto take_at = [&](const float* from, Floats& most) __attribute__((always_inline)) {
     Floats v;
-    load_floats(from, v), take(v, most);
+    load_floats(from, v), take(v, most), prefetch_ahead(from);
   };
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {

@@ -27,8 +27,10 @@ AK_SIMD_CLONES void round_bf16_plain(const float* __restrict from, bf16* __restr
 
 AK_AVX512 void widen_avx512(const fp16* from, float* to, int64_t n) {
   int64_t i = 0;
-  for (; i + 16 <= n; i += 16)
+  for (; i + 16 <= n; i += 16) {
     _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    _mm_prefetch(reinterpret_cast<const char*>(from + i) + 2048, _MM_HINT_T0);
+  }
   const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
   _mm512_mask_storeu_ps(to + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, from + i)));
 }

@@ -23,8 +23,9 @@ namespace {
 AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n) {
   return sum_of_lanes(
       n,
-      [=](int64_t i, Floats& t)
-          __attribute__((always_inline)) { load_floats(x + i, t), t = t * factor - mean, t *= t; },
+      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
+        load_floats(x + i, t), t = t * factor - mean, t *= t, prefetch_ahead(x + i);
+      },
       [=](int64_t i) __attribute__((always_inline)) {
         const float centred = x[i] * factor - mean;
         return centred * centred;
@@ -32,7 +33,9 @@ AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, in
 }
 AK_SIMD_INLINE float sum_of_numbers(const float* x, float factor, int64_t n) {
   return sum_of_lanes(
-      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), t *= factor; },
+      n,
+      [=](int64_t i, Floats& t)
+          __attribute__((always_inline)) { load_floats(x + i, t), t *= factor, prefetch_ahead(x + i); },
       [=](int64_t i) __attribute__((always_inline)) { return x[i] * factor; });
 }
 AK_SIMD_INLINE void normalize_row(const float* x, float mean, float rstd, const float* weight, const float* bias,
@@ -110,10 +113,7 @@ void norm_of_long_row(const NormForwardCall& call, const float* weight, const fl
                       ScalarType dtype, int64_t r) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float tile[kTile];
-  const auto load = [&](int64_t c, int64_t some) {
-    prefetch_next_tile(x, dtype, row + c);
-    return load_tile(x, dtype, row + c, some, tile);
-  };
+  const auto load = [&](int64_t c, int64_t some) { return load_tile(x, dtype, row + c, some, tile); };
   const auto moments_of_row = [&](float factor) {
     RowMoments all;
     for_tiles(n, [&](int64_t c, int64_t some) {

@@ -92,6 +92,14 @@ inline __attribute__((always_inline)) void load_floats(const bf16* at, Floats& v
   std::memcpy(&v, &words, sizeof v);
 }
 
+// A line that the first pass over a row will need soon; a hint that may point behind the last row. One at a time
+// between the numbers: many at once wait for each other, and what follows for them.
+template <typename T>
+AK_SIMD_INLINE void prefetch_ahead(const T* at) {
+  constexpr int kBytes = 2048;
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + kBytes);
+}
+
 // The sum of term(i) over i < n. What does not fill all lanes goes to 16 of them at a time. Expanded into the clones
 // that call it.
 template <typename Terms, typename Term>
@@ -119,7 +127,7 @@ AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Term& ter
 template <typename T>
 AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n) {
   return sum_of_lanes(
-      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t); },
+      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), prefetch_ahead(x + i); },
       [=](int64_t i) __attribute__((always_inline)) { return to_float(x[i]); });
 }
 template <typename T>

@@ -22,13 +22,6 @@ void for_tiles(int64_t n, const Each& each) {
   for (int64_t c = 0; c < n; c += kTile) each(c, std::min(kTile, n - c));
 }
 
-// The next tile of a row comes while this one is worked on; a hint that may point behind the last.
-inline void prefetch_next_tile(const void* data, ScalarType dtype, int64_t at) {
-  const int64_t bytes = bytes_of(dtype);
-  const char* const next = static_cast<const char*>(data) + (at + kTile) * bytes;
-  for (int64_t i = 0; i < kTile * bytes; i += 64) __builtin_prefetch(next + i);
-}
-
 // make(to, c, count) for the tiles of a row of the result at `out`, `row` its first element.
 template <typename Make>
 void make_tiles(void* out, ScalarType dtype, int64_t row, int64_t n, float* tile, const Make& make) {

@@ -63,6 +63,7 @@ AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n) {
       [=](int64_t i, Floats& t) __attribute__((always_inline)) {
         Floats other;
         load_floats(g + i, t), load_floats(y + i, other), t *= other;
+        prefetch_ahead(g + i), prefetch_ahead(y + i);
       },
       [=](int64_t i) __attribute__((always_inline)) { return to_float(g[i]) * to_float(y[i]); });
 }
@@ -144,7 +145,6 @@ void softmax_of_long_row(const SoftmaxCall& call, int64_t r, float* exponentials
   alignas(64) float tile[kTile];
   const bool* const counts = call.mask.data ? call.mask.row(r) : nullptr;
   const auto load = [&](int64_t c, int64_t count) -> const float* {
-    prefetch_next_tile(call.x, call.x_type, row + c);
     const float* x = load_tile(call.x, call.x_type, row + c, count, tile);
     if (!counts) return x;
     mask_span(counts + c, kMasked, x, tile, count);
@@ -172,7 +172,6 @@ void softmax_gradient_of_long_row(const SoftmaxBackwardCall& call, int64_t r) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float of_tile[kTile], grad_tile[kTile];
   const auto load = [&](const void* data, ScalarType dtype, int64_t c, int64_t count, float* tile) -> const T* {
-    prefetch_next_tile(data, dtype, row + c);
     if constexpr (std::is_same_v<T, float>) return load_tile(data, dtype, row + c, count, tile);
     return static_cast<const T*>(data) + row + c;
   };
