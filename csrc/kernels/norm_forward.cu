@@ -8,15 +8,19 @@
 // to 16,384 columns 16 warps share a row, whose slot is free for the next one as soon as it is in registers; weight and
 // bias come from L2 for every row. A longer row stays in its slot through the passes, as does the sum in the place of
 // the residual. Of 32,768 columns of 16 bits two rows of 64 KB share an SM, each with 16 warps: one is on its way while
-// the other is worked on. Of fp32 there is room for one, 128 KB: an SM's reads rest while it works, but each SM by
-// itself, so that 132 of them have more than the 40 KB on the way, on average, which memory needs. An element takes 18
-// instructions in fp32, 19 in fp16 and 24 in bf16 (11 to 15 in the last pass): at a copy's rate 36, 77 and 95 % of what
-// an SM issues. Prediction, not measured: 90 % of a copy in fp32, 75 in fp16 and 65 in bf16, whose limit is then that.
-// Rows that are not aligned, or longer, or do not fit a chip's shared memory, take the last kernel: a block takes a
-// row, 16 columns a thread, and beyond 8,192 columns walks it in pieces, read again from L2 in the second and third
+// the other is worked on, and where nothing is added the last pass starts the copies of the next row behind itself. Of
+// fp32 there is room for one, 128 KB: an SM's reads rest in the first two passes, but each SM's by itself, so that 132
+// of them have more than the 40 KB on the way, on average, which memory needs. Followed through the machine code an
+// element takes 19 instructions in fp32, 20 in fp16, 21 in bf16 and 17 of RMS norm there, 5 of them a row's: at a
+// copy's rate 39, 81, 83 and 68 % of what an SM issues. Prediction, not measured, of a model in which 132 SMs share
+// memory and a team alone issues 60 to 70 % of what an SM can: nine tenths of a copy in 16 bits and three quarters in
+// fp32, unless L2 is the limit, of which weight and bias of 16 bits take 4 bytes an element more: 6.4 TB/s at a copy's
+// rate. Rows that are not aligned, or longer, or do not fit a chip's shared memory, take the last kernel: a block takes
+// a row, 16 columns a thread, and beyond 8,192 columns walks it in pieces, read again from L2 in the second and third
 // pass, with nothing on its way while the block adds up: 40 to 60 % of a copy on an H200, measured at 32,768 columns.
-// Which of its dtypes a tensor has is decided at run time, by one uniform branch for the columns of a thread, so that
-// any mix is served by one kernel.
+// Which of its dtypes a tensor has is decided at run time, by one uniform branch for the columns of a thread, or for a
+// pass over a long row, so that any mix is served by one kernel; long rows with a weight and a bias of two types by the
+// last one.
 //
 // Dropout is a uniform branch behind the read of x, the generator's 4 words in the place of a vector: 26 instructions
 // an element more, and no byte on its way less. Where rows are not aligned a call makes one word.
@@ -62,15 +66,11 @@ AK_DEVICE RowStatistics row_statistics(const NormForward& p, SumOf sum_of) {
 
 /// The columns of the part of weight and bias; 1 and 0 where there are none.
 template <int kThreads, int kVec, int kColumns>
-AK_DEVICE void load_parameters(const NormForward& p, float (&weight)[kColumns], float (&bias)[kColumns], RowPart part) {
+AK_DEVICE void load_parameters(const NormForward& p, float (&weight)[kColumns], float (&bias)[kColumns], int begin) {
   AK_UNROLL
   for (int j = 0; j < kColumns; j++) weight[j] = 1.0f, bias[j] = 0.0f;
-  if (p.weight != nullptr) load_row<kThreads, kVec>(weight, p.weight, p.weight_type, part.begin, part.left);
-  if (p.bias != nullptr) load_row<kThreads, kVec>(bias, p.bias, p.bias_type, part.begin, part.left);
-}
-template <int kThreads, int kVec, int kColumns>
-AK_DEVICE void load_parameters(const NormForward& p, float (&weight)[kColumns], float (&bias)[kColumns], int begin) {
-  load_parameters<kThreads, kVec>(p, weight, bias, RowPart{begin, p.columns - begin});
+  if (p.weight != nullptr) load_row<kThreads, kVec>(weight, p.weight, p.weight_type, begin, p.columns - begin);
+  if (p.bias != nullptr) load_row<kThreads, kVec>(bias, p.bias, p.bias_type, begin, p.columns - begin);
 }
 
 AK_DEVICE void store_statistics(const NormForward& p, int64_t row, const RowStatistics& s) {
@@ -134,56 +134,118 @@ norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
   ring.finish();
 }
 
-/// Rows that registers do not hold: they stay in their slots through the passes, and a thread walks what it has of a
-/// row part by part.
+AK_HD DType parameter_type(const NormForward& p) { return p.weight != nullptr ? p.weight_type : p.bias_type; }
+
+/// The vector of weights or biases from a column on; of nothing but `value` where there is no data. In whole registers,
+/// so that the choice is one between registers, not between halves of them.
+template <class P>
+AK_DEVICE Packed<P, kRingVec> parameters(const P* data, int column, float value) {
+  Vec<P, kRingVec> all;
+  AK_UNROLL
+  for (int j = 0; j < kRingVec; j++) all[j] = round_to<P>(value);
+  Packed<P, kRingVec> words = packed(all);
+  if (data != nullptr) words = packed(load_vec<kRingVec>(data + column));
+  return words;
+}
+
+/// A row that stays in its slot becomes x + residual, in the place of the residual and in memory.
+template <class Ring>
+AK_DEVICE void add_residual(const NormForward& p, const Ring& ring, int64_t at) {
+  constexpr int kReads = 2;  // vectors of a thread on their way
+  const bool drops = p.mask.seed != nullptr;
+  const uint64_t seed = drops ? static_cast<uint64_t>(load(p.mask.seed)) : 0;
+  with_row_dtype(p.x_type, [&]<class X>(X) {
+    with_row_dtype(p.residual_type, [&]<class R>(R) {
+      R* sum = static_cast<R*>(p.sum) + at;
+      ring.template for_each_vectors<kReads>([&]<int kVectors>(int column) {
+        AK_UNROLL
+        for (int k = 0; k < kVectors; k++) {
+          const int first = column + k * Ring::kStep;
+          auto v = ring.template vector<X>(0, first);
+          const auto added = ring.template vector<R>(1, first);
+          if (drops) drop_vector<kRingVec>(v.data, seed, p.mask.rate, static_cast<uint64_t>(at) + first);
+          Vec<R, kRingVec> result;
+          AK_UNROLL
+          for (int j = 0; j < kRingVec; j++) result[j] = round_to<R>(v[j] + added[j]);
+          store_vec(sum + first, result);
+          ring.template replace<R>(1, first, result);
+        }
+      });
+    });
+  });
+}
+
+/// The last pass over a row of type T, with weights and biases of type P, to results of type Y.
+template <class T, class P, class Y, bool kRefills, class Ring>
+AK_DEVICE void normalize_row(const NormForward& p, const Ring& ring, int matrix, int64_t row, const RowStatistics& s) {
+  constexpr int kLoads = 8 / sizeof(P);  // vectors of weights of a thread on their way
+  const P *weights = static_cast<const P*>(p.weight), *biases = static_cast<const P*>(p.bias);
+  Y* y = static_cast<Y*>(p.y) + row * p.columns;
+  const T* next = kRefills ? ring.template next_row<T>(row, matrix) : nullptr;
+  ring.template for_each_vectors<kLoads>(
+      [&]<int kVectors>(int column) {
+        Packed<P, kRingVec> weight[kVectors], bias[kVectors];
+        AK_UNROLL
+        for (int k = 0; k < kVectors; k++) {
+          weight[k] = parameters(weights, column + k * Ring::kStep, 1.0f);
+          bias[k] = parameters(biases, column + k * Ring::kStep, 0.0f);
+        }
+        AK_UNROLL
+        for (int k = 0; k < kVectors; k++) {
+          const auto v = ring.template vector<T>(matrix, column + k * Ring::kStep);
+          const auto w = unpacked<P>(weight[k]), b = unpacked<P>(bias[k]);
+          Vec<Y, kRingVec> result;
+          AK_UNROLL
+          for (int j = 0; j < kRingVec; j++)
+            result[j] = round_to<Y>(scaled_and_shifted(normalized(v[j], s.mean, s.rstd), w[j], b[j]));
+          store_vec(y + column + k * Ring::kStep, result);
+        }
+      },
+      [&]<int kVectors>(int begin) {
+        if constexpr (kRefills) ring.template refill_vectors<kVectors>(next, matrix, begin);
+      });
+}
+
+/// Rows that registers do not hold: they stay in their slots through the passes. Each pass is compiled for the types of
+/// what it touches, as are weight and bias, which have one. Where nothing is added, the last pass already starts the
+/// copies of the next row, each where it has read.
 template <bool kAdds>
 AK_KERNEL(kWarpThreads* kRowWarps, 1)
 norm_forward_resident_kernel(AK_PARAM(NormForward) p, int teams) {
-  constexpr int kThreads = ResidentRowTeam::kThreads;
   constexpr int kSum = kAdds ? 1 : 0;  // the sum takes the place of the residual
+  constexpr int kReads = 8;            // vectors of a thread on their way from shared memory
   RowRing<ResidentRowTeam, 2> ring({{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.rows,
                                    p.columns, teams);
-  // Calls f(part) for parts with kColumns columns of each thread; that a part is whole is known where it is compiled.
-  const auto for_each_part = [&]<int kColumns>(auto f) {
-    constexpr int kWhole = kColumns * kThreads;
-    const int whole = p.columns / kWhole;
-    AK_NO_UNROLL
-    for (int i = 0; i < whole; i++) f(RowPart{opaque(i * kWhole), kWhole});  // else nvcc splits the stores
-    if (whole * kWhole < p.columns) f(RowPart{whole * kWhole, p.columns - whole * kWhole});
-  };
-  constexpr int kHeldPart = 8, kSumPart = 32;  // of the second a thread keeps nothing
+  const DType row_type = kAdds ? p.residual_type : p.x_type;
   AK_NO_UNROLL
   for (int64_t row = ring.first(); row < p.rows; row += ring.step()) {
-    const int64_t at = row * p.columns;
     ring.wait();
-    if constexpr (kAdds) {
-      for_each_part.template operator()<kHeldPart>([&](RowPart part) {
-        float v[kHeldPart];
-        ring.read(v, 0, part);
-        drop_row<kThreads, kRingVec>(v, p.mask, at + part.begin, part.left);
-        ring.add(v, kSum, part);
-        store_row<kThreads, kRingVec>(v, p.sum, p.residual_type, at + part.begin, part.left);
-        ring.replace(v, kSum, part);
-      });
-    }
+    if constexpr (kAdds) add_residual(p, ring, row * p.columns);
     const RowStatistics s = row_statistics(p, [&](auto f) {
       float sum[1] = {};
-      for_each_part.template operator()<kSumPart>([&](RowPart part) {
-        ring.template visit<kSumPart>(kSum, part, [&](int, float v) { sum[0] = f(sum[0], v); });
+      with_row_dtype(row_type, [&]<class T>(T) {
+        ring.template for_each_vectors<kReads>([&]<int kVectors>(int column) {
+          AK_UNROLL
+          for (int k = 0; k < kVectors; k++) {
+            const auto v = ring.template vector<T>(kSum, column + k * ring.kStep);
+            AK_UNROLL
+            for (int j = 0; j < kRingVec; j++) sum[0] = f(sum[0], v[j]);
+          }
+        });
       });
       ring.sum(sum);
       return sum[0];
     });
-    for_each_part.template operator()<kHeldPart>([&](RowPart part) {
-      float v[kHeldPart], weight[kHeldPart], bias[kHeldPart];
-      load_parameters<kThreads, kRingVec>(p, weight, bias, part);
-      ring.read(v, kSum, part);
-      AK_UNROLL
-      for (int j = 0; j < kHeldPart; j++)
-        v[j] = scaled_and_shifted(normalized(v[j], s.mean, s.rstd), weight[j], bias[j]);
-      store_row<kThreads, kRingVec>(v, p.y, p.y_type, at + part.begin, part.left);
+    with_row_dtype(row_type, [&]<class T>(T) {
+      with_row_dtype(parameter_type(p), [&]<class P>(P) {
+        with_row_dtype(p.y_type, [&]<class Y>(Y) { normalize_row<T, P, Y, !kAdds>(p, ring, kSum, row, s); });
+      });
     });
-    ring.refill(row);
+    if constexpr (kAdds) {
+      ring.refill(row);
+    } else {
+      ring.refilled();
+    }
     if (ring.leads()) store_statistics(p, row, s);
   }
   ring.finish();
@@ -257,7 +319,8 @@ Status norm_forward(const NormForward& p, Stream stream) {
   for (const void* data :
        {p.x, p.residual, p.weight, p.bias, static_cast<const void*>(p.sum), static_cast<const void*>(p.y)})
     aligned = aligned && rows_aligned(data, p.columns);
-  if (aligned && p.columns <= kResidentColumns) {
+  const bool one_parameter_type = p.weight == nullptr || p.bias == nullptr || p.weight_type == p.bias_type;
+  if (aligned && p.columns <= (one_parameter_type ? kResidentColumns : kLongRingColumns)) {
     int64_t blocks = 0;
     const auto run = [&]<class Team>(Team, auto kernel, int warps) {
       return launch_ring<Team, 2>("norm_forward", kernel, p,

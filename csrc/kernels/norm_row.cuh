@@ -2,6 +2,8 @@
 // A row of a matrix in the registers of kThreads threads, a block or one of its warps: thread t of them holds the
 // vectors t, t + kThreads, ... of a piece of the row. A row that is longer than they can hold is walked piece by piece.
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "device/block.cuh"
 #include "device/memory.cuh"
@@ -27,6 +29,45 @@ AK_DEVICE void with_row_dtype(DType dtype, F f) {
     f(bf16{});
   } else {
     f(float{});
+  }
+}
+
+/// A vector of kVec values of T as registers hold it.
+template <class T, int kVec>
+using Packed = Vec<uint32_t, kVec * sizeof(T) / 4>;
+
+/// Its values. A register with two of bf16 takes an operation for each: left to nvcc, the upper half would be moved
+/// down before it is shifted.
+template <class T, int N>
+AK_DEVICE Vec<float, N * 4 / sizeof(T)> unpacked(const Vec<uint32_t, N>& words) {
+  Vec<float, N * 4 / sizeof(T)> values;
+  AK_UNROLL
+  for (int i = 0; i < N; i++) {
+    if constexpr (sizeof(T) == 4) {
+      values[i] = float_of(words[i]);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+      values[2 * i] = float_of(words[i] << 16);
+      values[2 * i + 1] = float_of(words[i] & 0xffff0000u);
+    } else {
+      values[2 * i] = to_float(T{static_cast<uint16_t>(words[i])});
+      values[2 * i + 1] = to_float(T{static_cast<uint16_t>(words[i] >> 16)});
+    }
+  }
+  return values;
+}
+template <class T, int N>
+AK_DEVICE Packed<T, N> packed(const Vec<T, N>& v) {
+  Packed<T, N> words;
+  memcpy(words.data, v.data, sizeof words);
+  return words;
+}
+template <class T, int N>
+AK_DEVICE Vec<float, N> to_floats(const Vec<T, N>& v) {
+  if constexpr (sizeof v % 4 == 0) {
+    return unpacked<T>(packed(v));
+  } else {
+    static_assert(N == 1);
+    return {{to_float(v[0])}};
   }
 }
 
@@ -56,9 +97,9 @@ AK_DEVICE void load_row(float (&values)[kColumns], const void* data, DType dtype
   with_row_dtype(dtype, [&]<class T>(T) {
     const T* from = static_cast<const T*>(data) + at + first_column<kThreads, kVec>();
     for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int) {
-      const auto v = load_vec<kVec>(from + held * kThreads);
+      const auto v = to_floats(load_vec<kVec>(from + held * kThreads));
       AK_UNROLL
-      for (int j = 0; j < kVec; j++) values[held + j] = to_float(v[j]);
+      for (int j = 0; j < kVec; j++) values[held + j] = v[j];
     });
   });
 }
@@ -80,26 +121,30 @@ AK_DEVICE void store_row(float (&values)[kColumns], void* data, DType dtype, int
   });
 }
 
-/// Dropout of the values, of which the row's first is element `at` of the tensor: the mask of kernels/dropout.cu. In
-/// vectors of whole groups `at` begins a group.
+/// Dropout of kVec values, of which the first is `element` of the tensor: the mask of kernels/dropout.cu. Vectors of
+/// whole groups begin with one.
+template <int kVec>
+AK_DEVICE void drop_vector(float* values, uint64_t seed, DropoutRate rate, uint64_t element) {
+  if constexpr (kVec % kDropoutGroup == 0) {
+    AK_UNROLL
+    for (int j = 0; j < kVec; j += kDropoutGroup) {
+      const Philox4 bits = dropout_bits(seed, (element + j) / kDropoutGroup);
+      AK_UNROLL
+      for (int k = 0; k < kDropoutGroup; k++) values[j + k] = dropped_out(values[j + k], bits.word[k], rate);
+    }
+  } else {
+    static_assert(kVec == 1);
+    values[0] = dropped_out(values[0], dropout_word(seed, element), rate);
+  }
+}
+
+/// Dropout of a piece of a row, whose first value is element `at` of the tensor.
 template <int kThreads, int kVec, int kColumns>
 AK_DEVICE void drop_row(float (&values)[kColumns], const DropoutMask& mask, int64_t at, int left) {
   if (mask.seed == nullptr) return;
   const uint64_t seed = static_cast<uint64_t>(load(mask.seed));
   for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int column) {
-    const uint64_t element = static_cast<uint64_t>(at) + column;
-    if constexpr (kVec % kDropoutGroup == 0) {
-      AK_UNROLL
-      for (int j = 0; j < kVec; j += kDropoutGroup) {
-        const Philox4 bits = dropout_bits(seed, (element + j) / kDropoutGroup);
-        AK_UNROLL
-        for (int k = 0; k < kDropoutGroup; k++)
-          values[held + j + k] = dropped_out(values[held + j + k], bits.word[k], mask.rate);
-      }
-    } else {
-      static_assert(kVec == 1);
-      values[held] = dropped_out(values[held], dropout_word(seed, element), mask.rate);
-    }
+    drop_vector<kVec>(values + held, seed, mask.rate, static_cast<uint64_t>(at) + column);
   });
 }
 

@@ -35,11 +35,6 @@ struct RowTeam {
   static constexpr int kStages = kLong ? 1 : kWarps == 16 ? 2 : std::max(2, 72 / kColumns);
 };
 
-/// Columns of a row from `begin` on, with `left` to its end or to that of the part.
-struct RowPart {
-  int begin, left;
-};
-
 template <class Team, int kMatrices>
 class RowRing {
  public:
@@ -70,53 +65,61 @@ class RowRing {
     copy_wait<Team::kStages - 1>();
     sync();
   }
-  template <int kColumns>
-  AK_DEVICE void read(float (&values)[kColumns], int matrix, float outside = 0.0f) const {
-    read(values, matrix, RowPart{0, columns_}, outside);
-  }
-  template <int kColumns>
-  AK_DEVICE void read(float (&values)[kColumns], int matrix, RowPart part, float outside = 0.0f) const {
+  AK_DEVICE void read(float (&values)[Team::kColumns], int matrix, float outside = 0.0f) const {
     AK_UNROLL
-    for (int j = 0; j < kColumns; j++) values[j] = outside;
-    visit<kColumns>(matrix, part, [&](int j, float x) { values[j] = x; });
+    for (int j = 0; j < Team::kColumns; j++) values[j] = outside;
+    visit(matrix, [&](int j, float x) { values[j] = x; });
   }
   /// Adds the matrix's row to the values.
-  template <int kColumns>
-  AK_DEVICE void add(float (&values)[kColumns], int matrix) const {
-    add(values, matrix, RowPart{0, columns_});
-  }
-  template <int kColumns>
-  AK_DEVICE void add(float (&values)[kColumns], int matrix, RowPart part) const {
-    visit<kColumns>(matrix, part, [&](int j, float x) { values[j] += x; });
-  }
-  /// The values, which fit the matrix's dtype, take the place of the row's.
-  template <int kColumns>
-  AK_DEVICE void replace(const float (&values)[kColumns], int matrix, RowPart part) const {
-    with_row_dtype(matrices_[matrix].dtype, [&]<class T>(T) {
-      const auto vectors = vectors_from<T>(matrix, part.begin);
-      for_each_held<Team::kThreads, kRingVec, kColumns>(part.left, [&](int held, int) {
-        Vec<T, kRingVec> v;
-        AK_UNROLL
-        for (int j = 0; j < kRingVec; j++) v[j] = round_to<T>(values[held + j]);
-        vectors[held / kRingVec * Team::kThreads] = v;
-      });
-    });
+  AK_DEVICE void add(float (&values)[Team::kColumns], int matrix) const {
+    visit(matrix, [&](int j, float x) { values[j] += x; });
   }
   /// Calls f(index, value) for what this thread holds of the row.
   template <class F>
   AK_DEVICE void visit(int matrix, F f) const {
-    visit<Team::kColumns>(matrix, RowPart{0, columns_}, f);
-  }
-  template <int kColumns, class F>
-  AK_DEVICE void visit(int matrix, RowPart part, F f) const {
     with_row_dtype(matrices_[matrix].dtype, [&]<class T>(T) {
-      const auto vectors = vectors_from<T>(matrix, part.begin);
-      for_each_held<Team::kThreads, kRingVec, kColumns>(part.left, [&](int held, int) {
-        const Vec<T, kRingVec> v = vectors[held / kRingVec * Team::kThreads];
+      for_each_held<Team::kThreads, kRingVec, Team::kColumns>(columns_, [&](int held, int column) {
+        const auto v = vector<T>(matrix, column);
         AK_UNROLL
-        for (int j = 0; j < kRingVec; j++) f(held + j, to_float(v[j]));
+        for (int j = 0; j < kRingVec; j++) f(held + j, v[j]);
       });
     });
+  }
+
+  /// Columns from a vector of this thread to its next.
+  static constexpr int kStep = Team::kThreads * kRingVec;
+  /// Walks over a row that stays in its slot: calls f<n>(column) for n vectors of this thread, the first from that
+  /// column on, each kStep behind the last; kTimes at a time, and then one by one. After that all lanes of the warp,
+  /// also those whose vector lies behind the row, call after<n>(column of the first lane).
+  template <int kTimes, class F, class After>
+  AK_DEVICE void for_each_vectors(F f, After after) const {
+    const int lane = lane_index() * kRingVec;
+    int begin = first_column<Team::kThreads, kRingVec>() - lane;  // of the warp's vectors, so that it stays together
+    AK_NO_UNROLL
+    for (; begin + (kTimes - 1) * kStep + kWarpThreads * kRingVec <= columns_; begin += kTimes * kStep) {
+      f.template operator()<kTimes>(begin + lane);
+      after.template operator()<kTimes>(begin);
+    }
+    AK_NO_UNROLL
+    for (; begin < columns_; begin += kStep) {
+      if (begin + lane < columns_) f.template operator()<1>(begin + lane);
+      after.template operator()<1>(begin);
+    }
+  }
+  template <int kTimes, class F>
+  AK_DEVICE void for_each_vectors(F f) const {
+    for_each_vectors<kTimes>(f, []<int>(int) {});
+  }
+  /// The vector from a column on in a matrix of type T.
+  template <class T>
+  AK_DEVICE Vec<float, kRingVec> vector(int matrix, int column) const {
+    const Packed<T, kRingVec> words = vector_at<T>(matrix, column)[0];
+    return unpacked<T>(words);
+  }
+  /// Puts another one in its place.
+  template <class T>
+  AK_DEVICE void replace(int matrix, int column, const Vec<T, kRingVec>& v) const {
+    vector_at<T>(matrix, column)[0] = packed(v);
   }
   /// The value in a column of the row.
   AK_DEVICE float value(int column, int matrix) const {
@@ -131,6 +134,26 @@ class RowRing {
     copy(row + Team::kStages * step());
     turn();
   }
+
+  /// Where the team's next row begins in a matrix of type T; null if there is none.
+  template <class T>
+  AK_DEVICE const T* next_row(int64_t row, int matrix) const {
+    const RingMatrix& m = matrices_[matrix];
+    return row + step() < rows_ ? static_cast<const T*>(m.data) + (row + step()) * m.stride : nullptr;
+  }
+  /// A warp has read n vectors of a row that stays for the last time, the first from column `begin` on: starts the
+  /// copies of the same columns of the next one. When that is done for all, refilled().
+  template <int kVectors, class T>
+  AK_DEVICE void refill_vectors(const T* next, int matrix, int begin) const {
+    constexpr int kColumnsOfWord = kWord / sizeof(T), kWords = kWarpThreads * kRingVec / kColumnsOfWord;
+    warp_sync();
+    const int lane = lane_index(), first = begin + lane / kWords * kStep + lane % kWords * kColumnsOfWord;
+    if (next == nullptr || (kVectors == 1 && (lane >= kWords || first >= columns_))) return;
+    AK_UNROLL
+    for (int k = 0; k < kVectors; k += kWarpThreads / kWords)
+      copy_async<kWord>(place(matrix) + (first + k * kStep) * sizeof(T), next + first + k * kStep);
+  }
+  AK_DEVICE void refilled() const { copy_commit(); }
 
   /// No row is left: the slots are free.
   AK_DEVICE void finish() const {
@@ -191,10 +214,9 @@ class RowRing {
     return at;
   }
 
-  /// This thread's first vector of the matrix's row from column `begin` on.
   template <class T>
-  AK_DEVICE auto vectors_from(int matrix, int begin) const {
-    return shared_at<Vec<T, kRingVec>>(place(matrix) + (begin + first_column<Team::kThreads, kRingVec>()) * sizeof(T));
+  AK_DEVICE auto vector_at(int matrix, int column) const {
+    return shared_at<Packed<T, kRingVec>>(place(matrix) + column * sizeof(T));
   }
 
   AK_HD static int sum_bytes(int teams) { return Team::kWarps == 1 ? 0 : teams * 2 * Team::kWarps * kSumBytes; }

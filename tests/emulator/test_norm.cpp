@@ -30,7 +30,7 @@ std::string differs(const char* name, const emu::Buffer<T>& got, const std::vect
 }
 
 struct Options {
-  bool centred = true, affine = true, added = true;
+  bool centred = true, affine = true, biased = true, added = true;
   int offset = 0;       // elements in front of x, which so loses its alignment
   double scale = 1;     // of x
   double mean = 2;      // of x
@@ -62,7 +62,7 @@ std::string in_pieces(Kernel kernel, const Problem& p, int grid) {
   return message_of(launch(kernel, {.name = "pieces", .grid = grid, .block = 32}, p));
 }
 
-template <class X, class R, class W, class Y>
+template <class X, class R, class W, class Y, class B = W>
 std::string forward(int rows, int columns, const Options& o = {}) {
   emu::options().sm_count = o.sms;
   emu::options().shared_limit = o.shared;
@@ -71,7 +71,8 @@ std::string forward(int rows, int columns, const Options& o = {}) {
   const auto draw = [&] { return (static_cast<float>(random.below(257)) - 128) / 64; };
   emu::Buffer<X> x("x", n, o.offset);
   emu::Buffer<R> residual("residual", n), sum("sum", n);
-  emu::Buffer<W> weight("weight", columns), bias("bias", columns);
+  emu::Buffer<W> weight("weight", columns);
+  emu::Buffer<B> bias("bias", columns);
   emu::Buffer<Y> y("y", n);
   emu::Buffer<float> mean("mean", rows), rstd("rstd", rows);
   emu::Buffer<int64_t> seed("seed", 1, 0);
@@ -80,11 +81,11 @@ std::string forward(int rows, int columns, const Options& o = {}) {
     x.set(i, round_to<X>(static_cast<float>((draw() + o.mean) * o.scale)));
     residual.set(i, round_to<R>(draw()));
   }
-  for (int c = 0; c < columns; c++) weight.set(c, round_to<W>(draw())), bias.set(c, round_to<W>(draw()));
+  for (int c = 0; c < columns; c++) weight.set(c, round_to<W>(draw())), bias.set(c, round_to<B>(draw()));
   const NormForward p{x.data(),
                       o.added ? residual.data() : nullptr,
                       o.affine ? weight.data() : nullptr,
-                      o.affine ? bias.data() : nullptr,
+                      o.affine && o.biased ? bias.data() : nullptr,
                       o.added ? sum.data() : nullptr,
                       y.data(),
                       o.centred ? mean.data() : nullptr,
@@ -92,7 +93,7 @@ std::string forward(int rows, int columns, const Options& o = {}) {
                       kType<X>,
                       kType<R>,
                       kType<W>,
-                      kType<W>,
+                      kType<B>,
                       kType<Y>,
                       rows,
                       columns,
@@ -117,7 +118,7 @@ std::string forward(int rows, int columns, const Options& o = {}) {
     rstds[r] = 1 / std::sqrt(squares / columns + 0x1p-10);
     for (int c = 0; c < columns; c++) {
       const double value = (sums[at + c] - means[r]) * rstds[r];
-      ys[at + c] = o.affine ? value * to_float(weight[c]) + to_float(bias[c]) : value;
+      ys[at + c] = o.affine ? value * to_float(weight[c]) + (o.biased ? to_float(bias[c]) : 0) : value;
     }
   }
   std::string wrong = differs("y", y, ys, 4 + o.mean);
@@ -252,9 +253,16 @@ void check_forward(Cases& cases) {
   });
   // More columns than registers hold: two teams, one, and no room for one.
   cases.check("forward, resident rows", [] { return forward<bf16, float, float, fp16>(5, 16400, {.added = false}); });
-  cases.check("forward, resident rows, sum", [] { return forward<bf16, fp16, bf16, bf16>(3, 20488, {.sms = 2}); });
+  cases.check("forward, resident rows, a round and steps one by one",
+              [] { return forward<fp16, float, bf16, bf16>(4, 20488, {.added = false}); });
+  cases.check("forward, resident rows, sum", [] { return forward<bf16, fp16, bf16, bf16>(5, 20488, {.sms = 2}); });
   cases.check("forward, resident rows, fp32 sum",
               [] { return forward<bf16, float, bf16, bf16>(1, 32768, {.centred = false, .affine = false}); });
+  cases.check("forward, resident rows, no bias", [] {
+    return forward<fp16, float, bf16, bf16, float>(1, 16392, {.centred = false, .biased = false, .added = false});
+  });
+  cases.check("forward, resident rows, a bias of another type",
+              [] { return forward<fp16, float, bf16, float, float>(1, 16392, {.added = false}); });
   cases.check("forward, resident rows, dropout", [] { return forward<bf16, float, bf16, bf16>(2, 16392, {.p = 0.3}); });
   cases.check("forward, resident rows, longer ones",
               [] { return forward<bf16, bf16, bf16, bf16>(1, 65544, {.affine = false, .added = false}); });
