@@ -4,6 +4,8 @@ Kernels have tests of their own; here every argument gets a value of its own, so
 is full of NaN on the emulator and unreadable until written. Results are those of the CPU kernels to the bit.
 """
 
+import re
+
 import pytest
 import torch
 
@@ -209,6 +211,42 @@ def test_the_planned_tile_is_the_one_that_runs():
             gemm(torch.ones(64, 64, dtype=bf16), torch.ones(64, 128, dtype=bf16), activation=activation)
         shared.append(launches()[-1].shared)
     assert shared[0] != shared[1]
+
+
+# ---- rows
+
+LONGEST = 2**30  # the kernels count columns in ints, and what a thread or a piece has behind the last one too
+NO_ROWS = {  # calls without a row, which so need no memory, and what they say of one column too many
+    "norm_forward": (
+        lambda op, x: op(x, eps=1e-5, centred=True, out_dtype=f32),
+        f"norm_forward: x must have at most {LONGEST} columns; got {LONGEST + 1}",
+    ),
+    "norm_backward": (
+        lambda op, x: op(x, x, torch.empty(0), parameters=0),
+        f"norm_backward: x must have at most {LONGEST} columns; got {LONGEST + 1}",
+    ),
+    "softmax_rows": (
+        lambda op, x: op(x, out_dtype=f32),
+        f"softmax_rows: at most {LONGEST} columns; got {LONGEST + 1}",
+    ),
+    "softmax_rows_backward": (
+        lambda op, x: op(x, x, out_dtype=f32),
+        f"softmax_rows_backward: at most {LONGEST} columns; got {LONGEST + 1}",
+    ),
+    "cross_entropy_rows_": (
+        lambda op, x: op(x, torch.empty(0, dtype=torch.int64), None, None, torch.empty(0), None),
+        f"cross_entropy_rows_: logits must have at most {LONGEST} classes; got (0, {LONGEST + 1})",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_rows_that_are_too_long_are_refused(name):
+    call, message = NO_ROWS[name]
+    with ak.backend("emulate"), torch.no_grad():
+        call(REGISTRY[name], torch.empty(0, LONGEST))
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            call(REGISTRY[name], torch.empty(0, LONGEST + 1))
 
 
 # ---- updates
