@@ -3,11 +3,15 @@
 Calls of the two take turns, so that whatever else the machine does hits both; times are CPU times of one thread. A cell
 is torch's time over ours, of the least of each, so 1 is torch's speed and more is faster. `forward` records nothing,
 `both` is forward and backward through autograd.
+
+malloc keeps what is freed, as far as it can be told to: else it gives results of some MB back to the system and takes them
+again, page by page, of one side or the other as the heap happens to lie, and that is all that such rows would show.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import time
 from collections.abc import Callable
@@ -90,6 +94,14 @@ def least_times(pair: tuple[Call, Call], rounds: int, sample: float, clock: Call
     return least
 
 
+def keep_freed_memory() -> None:
+    """Of glibc; on other systems nothing happens."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for parameter, size in ((-1, 2**30), (-3, 2**25)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and its largest value
+        if mallopt is not None:
+            mallopt(parameter, size)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", nargs="*", default=list(PAIRS), choices=list(PAIRS))
@@ -108,6 +120,7 @@ def main() -> None:
         f"torch {torch.__version__}, {options.threads} threads; {', '.join(options.dtypes)}: torch's time over ours\n"
     )
     gc.disable()
+    keep_freed_memory()
     for op in options.ops:
         for which in options.passes:
             print(f"| {op}, {which} | " + " | ".join(options.shapes) + " |", flush=True)

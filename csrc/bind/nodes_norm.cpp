@@ -64,12 +64,11 @@ Tensor run(const Tensor& x, at::IntArrayRef shape, const Tensor& weight, const T
   const int64_t columns = c10::multiply_integers(shape), rows = x.numel() / columns;
   const ScalarType type = result_type(x.scalar_type());
   if (!is_narrow(type)) return {};
+  const Tensor y = empty_cpu(x.sizes(), type);
   const RowNumbers mean(recorded, {centred ? rows : 0}), rstd(recorded, {rows});
-  Tensor y;
   {
     RECORD_FUNCTION("amp_kernels::norm_forward", c10::ArrayRef<const c10::IValue>{});
     const auto from = dense(x), scale = dense(weight), shift = dense(bias);
-    y = empty_cpu(x.sizes(), type);
     norm_forward_call({.x = from->const_data_ptr(),
                        .x_type = x.scalar_type(),
                        .weight = parameter_of(*scale),

@@ -79,6 +79,7 @@ inline bool is_narrow_on_cpu(const Tensor& t) { return t.is_cpu() && is_plain(t)
 c10::MaybeOwned<Tensor> dense(const Tensor& t);
 
 // Numbers of rows that a kernel leaves for its backward: a tensor where there will be one, else memory of this call.
+// They come behind the result: with nothing behind it, malloc would give a large one back to the system, page by page.
 class RowNumbers {
  public:
   RowNumbers(bool kept, at::IntArrayRef sizes) {

@@ -39,13 +39,12 @@ Tensor run(const Tensor& x, int64_t dim, bool log) {
   const int64_t columns = x.size(-1), rows = x.numel() / columns;
   const ScalarType type = result_type(x.scalar_type());
   if (!is_narrow(type)) return {};
-  Tensor y;
+  const Tensor y = empty_cpu(x.sizes(), type);
   std::optional<RowNumbers> statistics;
   if (log) statistics.emplace(recorded, at::IntArrayRef{2, rows});
   {
     RECORD_FUNCTION("amp_kernels::softmax_rows", c10::ArrayRef<const c10::IValue>{});
     const auto from = dense(x);
-    y = empty_cpu(x.sizes(), type);
     softmax_call({.x = from->const_data_ptr(),
                   .x_type = x.scalar_type(),
                   .mask = {},
