@@ -36,15 +36,20 @@ AK_SIMD_CLONES float moved_span(const float* c, const float* x, float largest, i
         Floats moved;
         load_floats(c + i, t), load_floats(x + i, moved), t *= moved - largest;
       },
-      [=](int64_t i) __attribute__((always_inline)) { return c[i] * (x[i] - largest); });
+      [=](int64_t i, float* rest) __attribute__((always_inline)) {
+        make_rest(
+            i, n, rest, [=](float of, float v) __attribute__((always_inline)) { return of * (v - largest); }, c, x);
+      });
 }
 
 AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, float* __restrict grad, int64_t n) {
-  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) { grad[i] = slope * e[i]; });
+  map_lanes(n, grad, [=](float own) __attribute__((always_inline)) { return slope * own; }, e);
 }
 AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, const float* __restrict c, float factor,
                                   float* __restrict grad, int64_t n) {
-  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) { grad[i] = fma(slope, e[i], -factor * c[i]); });
+  const auto gradient = [=](float own, float of)
+                            __attribute__((always_inline)) { return fma(slope, own, -factor * of); };
+  map_lanes(n, grad, gradient, e, c);
 }
 
 struct Problem {

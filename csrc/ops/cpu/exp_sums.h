@@ -37,7 +37,8 @@ AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
   for (; i + kFloats <= n; i += kFloats) take_at(x + i, a);
   if (i < n) {
     Floats v;
-    part_of_lanes(i, n, kLeast, [=](int64_t at) __attribute__((always_inline)) { return x[at]; }, v), take(v, d);
+    float part[kFloats];
+    part_of_lanes(x, i, n, kLeast, part), load_floats(part, v), take(v, d);
   }
   a = a > b ? a : b;
   c = c > d ? c : d;
@@ -56,10 +57,10 @@ AK_SIMD_INLINE float exp_row(const float* x, float base, float* e, int64_t n) {
         for (int64_t lane = 0; lane < kFloats; ++lane) to[lane] = exp_of_logit(x[i + lane] - base);
         load_floats(to, t);
       },
-      [=](int64_t i) __attribute__((always_inline)) {
-        const float value = exp_of_logit(x[i] - base);
-        if constexpr (kKeeps) e[i] = value;
-        return value;
+      [=](int64_t i, float* rest) __attribute__((always_inline)) {
+        const auto exp_of = [=](float v) __attribute__((always_inline)) { return exp_of_logit(v - base); };
+        make_rest(i, n, rest, exp_of, x);
+        if constexpr (kKeeps) store_rest(rest, e + i, n - i);
       });
 }
 

@@ -26,9 +26,12 @@ AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, in
       [=](int64_t i, Floats& t) __attribute__((always_inline)) {
         load_floats(x + i, t), t = t * factor - mean, t *= t, prefetch_ahead(x + i);
       },
-      [=](int64_t i) __attribute__((always_inline)) {
-        const float centred = x[i] * factor - mean;
-        return centred * centred;
+      [=](int64_t i, float* rest) __attribute__((always_inline)) {
+        const auto square = [=](float v) __attribute__((always_inline)) {
+          const float centred = v * factor - mean;
+          return centred * centred;
+        };
+        make_rest(i, n, rest, square, x);
       });
 }
 AK_SIMD_INLINE float sum_of_numbers(const float* x, float factor, int64_t n) {
@@ -36,13 +39,16 @@ AK_SIMD_INLINE float sum_of_numbers(const float* x, float factor, int64_t n) {
       n,
       [=](int64_t i, Floats& t)
           __attribute__((always_inline)) { load_floats(x + i, t), t *= factor, prefetch_ahead(x + i); },
-      [=](int64_t i) __attribute__((always_inline)) { return x[i] * factor; });
+      [=](int64_t i, float* rest) __attribute__((always_inline)) {
+        make_rest(i, n, rest, [=](float v) __attribute__((always_inline)) { return v * factor; }, x);
+      });
 }
 AK_SIMD_INLINE void normalize_row(const float* x, float mean, float rstd, const float* weight, const float* bias,
                                   float* y, int64_t n) {
-  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
-    y[i] = scaled_and_shifted(normalized(x[i], mean, rstd), weight[i], bias[i]);
-  });
+  const auto result = [=](float v, float w, float b) __attribute__((always_inline)) {
+    return scaled_and_shifted(normalized(v, mean, rstd), w, b);
+  };
+  map_lanes(n, y, result, x, weight, bias);
 }
 
 // ---- rows of at most a tile

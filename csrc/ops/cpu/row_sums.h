@@ -43,44 +43,67 @@ inline __attribute__((always_inline)) int64_t add_lanes(int64_t n, const Terms& 
   return i;
 }
 
-// Calls body(i) for i < n: 32 at a time, a vector of 16-bit numbers, then 16, and the rest under a mask, where the
-// machine has that; a loop over i alone ends in steps of one. Bodies of different i must not touch the same memory.
-// Expanded into the clones that call it.
-template <typename Body>
-inline __attribute__((always_inline)) void for_lanes(int64_t n, const Body& body) {
+// The numbers at i, ..., end - 1, at most 16 of them, with `instead` behind them. One masked load where the machine has
+// it.
+template <typename T>
+AK_SIMD_INLINE void part_of_lanes(const T* from, int64_t i, int64_t end, float instead, float* part) {
+  const int count = static_cast<int>(end - i < kFloats ? end - i : kFloats);
+#pragma GCC ivdep
+#pragma GCC unroll 1
+  for (int lane = 0; lane < kFloats; ++lane) part[lane] = lane < count ? to_float(from[i + lane]) : instead;
+}
+
+// What is left of a row, less than 16 numbers of each operand: results[lane] = f(numbers of the operands), of zeros
+// behind them. A formula under the mask itself would be worked out in the lanes that a masked load leaves alone, too,
+// and there stands what the register held before: bits of 16-bit numbers are subnormal floats, and an instruction that
+// meets one takes a hundred cycles.
+template <typename F, typename... T>
+AK_SIMD_INLINE void make_rest(int64_t i, int64_t end, float* results, const F& f, const T*... from) {
+  const auto make = [=](const auto&... parts) __attribute__((always_inline)) {
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (int lane = 0; lane < kFloats; ++lane) results[lane] = f(parts.numbers[lane]...);
+  };
+  struct Part {
+    float numbers[kFloats];
+  };
+  const auto part_of = [=](const auto* at) __attribute__((always_inline)) {
+    Part part;
+    part_of_lanes(at, i, end, 0.0f, part.numbers);
+    return part;
+  };
+  make(part_of(from)...);
+}
+AK_SIMD_INLINE void store_rest(const float* results, float* to, int64_t count) {
+#pragma GCC ivdep
+#pragma GCC unroll 1
+  for (int lane = 0; lane < kFloats; ++lane) {
+    if (lane < count) to[lane] = results[lane];
+  }
+}
+
+// to[i] = f(from[i]...) for i < n: 32 at a time, a vector of 16-bit numbers, then 16, and the rest under a mask, where
+// the machine has that; a loop over i alone ends in steps of one. `to` may be where an operand is. Expanded into the
+// clones that call it.
+template <typename F, typename... T>
+AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from) {
   constexpr int kHalves = 2 * kFloats;
   int64_t i = 0;
   for (; i + kHalves <= n; i += kHalves) {
 #pragma GCC ivdep
 #pragma GCC unroll 1
-    for (int lane = 0; lane < kHalves; ++lane) body(i + lane);
+    for (int lane = 0; lane < kHalves; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
   }
   if (i + kFloats <= n) {
 #pragma GCC ivdep
 #pragma GCC unroll 1
-    for (int lane = 0; lane < kFloats; ++lane) body(i + lane);
+    for (int lane = 0; lane < kFloats; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
     i += kFloats;
   }
-  const int count = static_cast<int>(n - i);
-  if (count == 0) return;
-#pragma GCC ivdep
-#pragma GCC unroll 1
-  for (int lane = 0; lane < kFloats; ++lane) {
-    if (lane < count) body(i + lane);
-  }
-}
-
-// term(i), ..., term(end - 1), at most 16 of them, with `instead` behind them. One masked load where the machine has
-// it.
-template <typename Term>
-inline __attribute__((always_inline)) void part_of_lanes(int64_t i, int64_t end, float instead, const Term& term,
-                                                         Floats& t) {
-  const int count = static_cast<int>(end - i < kFloats ? end - i : kFloats);
-  float part[kFloats];
-#pragma GCC ivdep
-#pragma GCC unroll 1
-  for (int lane = 0; lane < kFloats; ++lane) part[lane] = lane < count ? term(i + lane) : instead;
-  std::memcpy(&t, part, sizeof t);
+  if (i == n) return;
+  float results[kFloats];
+  make_rest(i, n, results, f, from...);
+  store_rest(results, to + i, n - i);
 }
 
 inline __attribute__((always_inline)) void load_floats(const float* at, Floats& v) { std::memcpy(&v, at, sizeof v); }
@@ -100,10 +123,11 @@ AK_SIMD_INLINE void prefetch_ahead(const T* at) {
   __builtin_prefetch(reinterpret_cast<const char*>(at) + kBytes);
 }
 
-// The sum of term(i) over i < n. What does not fill all lanes goes to 16 of them at a time. Expanded into the clones
+// The sum of n terms: terms(i, t) makes t those of i to i + 15, rest(i, results) those from i on that do not fill t,
+// whatever it leaves behind them. What does not fill all lanes goes to 16 of them at a time. Expanded into the clones
 // that call it.
-template <typename Terms, typename Term>
-AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Term& term) {
+template <typename Terms, typename Rest>
+AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& rest) {
   Floats a{}, b{}, c{}, d{};
   int64_t i = add_lanes(n, terms, a, b, c, d);
   const auto add = [&](Floats& sum) __attribute__((always_inline)) {
@@ -111,7 +135,10 @@ AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Term& ter
     if (i + kFloats <= n) {
       terms(i, t);
     } else {
-      part_of_lanes(i, n, 0.0f, term, t);
+      float results[kFloats], part[kFloats];
+      rest(i, results);
+      part_of_lanes(results, 0, n - i, 0.0f, part);
+      load_floats(part, t);
     }
     sum += t;
     i += kFloats;
@@ -128,7 +155,7 @@ template <typename T>
 AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n) {
   return sum_of_lanes(
       n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), prefetch_ahead(x + i); },
-      [=](int64_t i) __attribute__((always_inline)) { return to_float(x[i]); });
+      [=](int64_t i, float* rest) __attribute__((always_inline)) { part_of_lanes(x, i, n, 0.0f, rest); });
 }
 template <typename T>
 AK_SIMD_CLONES float sum_of_span(const T* x, int64_t n) {

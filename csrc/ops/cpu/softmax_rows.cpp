@@ -23,6 +23,13 @@ AK_SIMD_CLONES void mask_span(const bool* counts, float instead, const float* x,
   for (int64_t i = 0; i < n; ++i) to[i] = counts[i] ? x[i] : instead;
 }
 
+template <bool kLog>
+AK_SIMD_INLINE void softmax_result_row(const float* from, SoftmaxRow row, float* to, int64_t n) {
+  const auto result = [=](float v)
+                          __attribute__((always_inline)) { return kLog ? log_softmax_of(row, v) : softmax_of(row, v); };
+  map_lanes(n, to, result, from);
+}
+
 // At most kRowsTogether rows from their values, which `e` may take the place of; y may be where e is. Of log-softmax
 // writes base and inverse of each row.
 template <bool kLog>
@@ -38,12 +45,7 @@ AK_SIMD_CLONES void softmax_of_rows(const float* x, float* e, float* y, int64_t 
     log_sum[r] = row.log_sum;
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const SoftmaxRow row{base[r], inverse[r], log_sum[r]};
-    const float* from = (kLog ? x : e) + r * n;
-    float* to = y + r * n;
-    for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
-      to[i] = kLog ? log_softmax_of(row, from[i]) : softmax_of(row, from[i]);
-    });
+    softmax_result_row<kLog>((kLog ? x : e) + r * n, {base[r], inverse[r], log_sum[r]}, y + r * n, n);
   }
   if (kLog) {
     std::copy_n(base, rows, bases);
@@ -65,31 +67,25 @@ AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n) {
         load_floats(g + i, t), load_floats(y + i, other), t *= other;
         prefetch_ahead(g + i), prefetch_ahead(y + i);
       },
-      [=](int64_t i) __attribute__((always_inline)) { return to_float(g[i]) * to_float(y[i]); });
+      [=](int64_t i, float* rest) __attribute__((always_inline)) {
+        make_rest(i, n, rest, [](float grad, float own) __attribute__((always_inline)) { return grad * own; }, g, y);
+      });
 }
 
-// What is left of a row goes through arrays with zeros behind it: in the lanes that a masked load leaves alone stands
-// anything, subnormal numbers too, on which a product would take a hundred cycles.
 template <typename T>
 AK_SIMD_INLINE void softmax_gradient_row(const T* y, const T* g, float sum, float* out, int64_t n) {
-  const int64_t whole = n / kFloats * kFloats, rest = n - whole;
-  for_lanes(whole, [=](int64_t i) __attribute__((always_inline)) {
-    out[i] = softmax_gradient(to_float(y[i]), to_float(g[i]), sum);
-  });
-  if (rest == 0) return;
-  Floats y_part, g_part;
-  part_of_lanes(whole, n, 0.0f, [=](int64_t i) __attribute__((always_inline)) { return to_float(y[i]); }, y_part);
-  part_of_lanes(whole, n, 0.0f, [=](int64_t i) __attribute__((always_inline)) { return to_float(g[i]); }, g_part);
-  float results[kFloats];
-#pragma GCC unroll 1
-  for (int lane = 0; lane < kFloats; ++lane) results[lane] = softmax_gradient(y_part[lane], g_part[lane], sum);
-#pragma GCC ivdep
-#pragma GCC unroll 1
-  for (int lane = 0; lane < kFloats; ++lane) {
-    if (lane < rest) out[whole + lane] = results[lane];
-  }
+  const auto gradient = [=](float own, float grad)
+                            __attribute__((always_inline)) { return softmax_gradient(own, grad, sum); };
+  map_lanes(n, out, gradient, y, g);
 }
-
+template <typename T>
+AK_SIMD_INLINE void log_softmax_gradient_row(const T* x, const T* g, float base, float inverse, float sum, float* out,
+                                             int64_t n) {
+  const auto gradient = [=](float v, float grad) __attribute__((always_inline)) {
+    return log_softmax_gradient(exp_of_logit(v - base) * inverse, grad, sum);
+  };
+  map_lanes(n, out, gradient, x, g);
+}
 // The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
 template <typename T>
 AK_SIMD_CLONES void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
@@ -102,12 +98,8 @@ AK_SIMD_CLONES void log_softmax_gradient_rows(const T* x, const T* g, const floa
                                               float* out, int64_t rows, int64_t n) {
   PerRow sums;
   for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_row(g + r * n, n);
-  for (int64_t r = 0; r < rows; ++r, x += n, g += n, out += n) {
-    for_lanes(n, [=, base = bases[r], inverse = inverses[r], sum = sums[r]](int64_t i) __attribute__((always_inline)) {
-      const float y = exp_of_logit(to_float(x[i]) - base) * inverse;
-      out[i] = log_softmax_gradient(y, to_float(g[i]), sum);
-    });
-  }
+  for (int64_t r = 0; r < rows; ++r)
+    log_softmax_gradient_row(x + r * n, g + r * n, bases[r], inverses[r], sums[r], out + r * n, n);
 }
 
 // ---- rows longer than a tile
@@ -119,9 +111,7 @@ AK_SIMD_CLONES float exp_span(const float* x, float base, float* e, int64_t n) {
 }
 template <bool kLog>
 AK_SIMD_CLONES void softmax_span(const float* from, SoftmaxRow row, float* to, int64_t n) {
-  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
-    to[i] = kLog ? log_softmax_of(row, from[i]) : softmax_of(row, from[i]);
-  });
+  softmax_result_row<kLog>(from, row, to, n);
 }
 template <typename T>
 AK_SIMD_CLONES float products_span(const T* y, const T* g, int64_t n) {
@@ -134,9 +124,7 @@ AK_SIMD_CLONES void gradient_span(const T* y, const T* g, float sum, float* to, 
 template <typename T>
 AK_SIMD_CLONES void log_gradient_span(const T* x, const T* g, float base, float inverse, float sum, float* to,
                                       int64_t n) {
-  for_lanes(n, [=](int64_t i) __attribute__((always_inline)) {
-    to[i] = log_softmax_gradient(exp_of_logit(to_float(x[i]) - base) * inverse, to_float(g[i]), sum);
-  });
+  log_softmax_gradient_row(x, g, base, inverse, sum, to, n);
 }
 
 // `exponentials`: memory for those of a row, unless it is of log-softmax.
