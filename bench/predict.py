@@ -24,7 +24,7 @@ from .layouts import LAYOUTS
 from .measured import LAUNCH_US, STEP_SHARES, STEPS, product, product_us, run, step_us, tiles
 from .plan import CHIPS, Chip, choice, describe, floor_us, plan
 from .rows import OURS, TRAINING
-from .tiles import Product
+from .tiles import TIMED, Product
 
 PLAIN = ("16", "fp32", "fp32+")  # results without an epilogue
 BASIS = "PREDICTION for {chip}, from the cost model of csrc/tuning/gemm_cost.h."
@@ -94,7 +94,10 @@ def beside(predicted: float, measured: float | None, digits: int = 1) -> tuple[s
 
 
 def planned_us(shape: Shape, made: dict[str, Any]) -> float | None:
-    """What this package took on an H200 with that plan: in the benchmark, or where every tile was timed."""
+    """What this package took on an H200 with that plan: in the benchmark, or where every tile was timed. None where the code is not what
+    was timed."""
+    if shape.result not in (*PLAIN, *TIMED):
+        return None
     row = product(shape)
     if row and row["plan"] == describe(made):
         return row["p50_us"]

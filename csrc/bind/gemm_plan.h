@@ -29,9 +29,11 @@ struct GemmQuestion {
     take("out_bytes", request.out_bytes);
     take("side_bytes", request.side_bytes);
     take("backward", request.backward);
+    take("keeps_z", request.keeps_z);
     take("column_sums", request.column_sums);
     take("plain", request.plain);
     take("in_registers", request.in_registers);
+    take("in_boxes", request.in_boxes);
     take("batch_invariant", request.batch_invariant);
     take("sm_count", chip.sm_count);
     take("capability", chip.capability);
@@ -45,6 +47,7 @@ struct GemmQuestion {
     const bool sums = *named == Activation::none && request.side_bytes == 0;
     request.plain = request.plain && sums;
     request.in_registers = request.in_registers && sums;
+    request.in_boxes = request.in_boxes && request.tma_output;
     each_rate([this](const char* name, double& rate) { take(name, rate); });
     if (taken_ != pybind11::len(given))
       throw std::invalid_argument("an unknown argument in " + pybind11::str(given).cast<std::string>());
@@ -129,9 +132,11 @@ inline void bind_gemm_plan(pybind11::module_& m) {
       [](const pybind11::dict& tile, int m, int n, int k, const pybind11::kwargs& given) {
         const GemmQuestion question(m, n, k, given);
         const GemmTile t = tile_of(tile);
-        return detail::sm90_epilogue_instructions(question.request, detail::sm90_finish(question.request, t, false), t);
+        const auto [of_tile, of_sum] =
+            detail::sm90_epilogue_instructions(question.request, detail::sm90_finish(question.request, t, false), t);
+        return of_tile + of_sum * gemm_sm90_accumulators(t);
       },
-      "tile"_a, "m"_a, "n"_a, "k"_a, "Instructions that the model counts for an element of C in a tile's epilogue.");
+      "tile"_a, "m"_a, "n"_a, "k"_a, "Instructions that the model counts in a thread's epilogue of a whole tile.");
 }
 
 }  // namespace ak

@@ -41,6 +41,12 @@ AK_DEVICE Vec<uint32_t, 4> load_shared_16(uint32_t address) {
                : "memory");
   return v;
 }
+/// Two floats from an 8-byte aligned address.
+AK_DEVICE Vec<float, 2> load_shared_2(uint32_t address) {
+  Vec<float, 2> v;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.data[0]), "=f"(v.data[1]) : "r"(address) : "memory");
+  return v;
+}
 /// 16 bytes to a 16-byte aligned address.
 AK_DEVICE void store_shared_16(uint32_t address, const Vec<uint32_t, 4>& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.data[0]), "r"(v.data[1]), "r"(v.data[2]),

@@ -45,6 +45,12 @@ AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t ba
       : "memory");
 }
 
+/// Asks for a box to be in L2 soon. Nobody waits for it.
+AK_DEVICE void tma_prefetch(const TensorMap* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 /// Box from shared address `from` to (x, y).
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),

@@ -65,6 +65,12 @@ inline Vec<uint32_t, 4> load_shared_16(uint32_t address) {
   emu::read_shared(&v, address, 16);
   return v;
 }
+inline Vec<float, 2> load_shared_2(uint32_t address) {
+  emu::enter("load_shared_2");
+  Vec<float, 2> v;
+  emu::read_shared(&v, address, 8);
+  return v;
+}
 inline void store_shared_16(uint32_t address, const Vec<uint32_t, 4>& v) {
   emu::enter("store_shared_16");
   emu::write_shared(address, &v, 16);

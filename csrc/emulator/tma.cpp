@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "emulator/access.h"
 #include "emulator/mbarrier.h"
@@ -48,17 +49,26 @@ struct BoxCopy {
   }
 };
 
+void check_first_column(const BoxCopy& copy) {
+  if (copy.at.x * static_cast<int64_t>(copy.element()) % 16 != 0)
+    fail(format("x = %d is not at a multiple of 16 bytes", copy.at.x));
+}
+
 BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address) {
   const BoxCopy copy{map.spec, at, 0};
   const uint32_t pattern = 8 * row_bytes(map.spec.swizzle);
   if (address % pattern != 0)
     fail(format("shared address 0x%x is not at a multiple of %u bytes, where the swizzle pattern starts",
                 address & kWindow, pattern));
-  if (at.x * static_cast<int64_t>(copy.element()) % 16 != 0)
-    fail(format("x = %d is not at a multiple of 16 bytes", at.x));
+  check_first_column(copy);
   BoxCopy placed = copy;
   placed.shared = shared_offset(cta, address, copy.bytes());
   return placed;
+}
+
+std::set<uintptr_t>& prefetched_bytes() {
+  static std::set<uintptr_t> bytes;
+  return bytes;
 }
 
 /// The engine's fp32 adder takes and gives subnormal numbers as zeros of their sign.
@@ -106,6 +116,29 @@ void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier_address, Box a
     });
   }
 }
+
+void tma_prefetch(const TensorMap& map, Box at) {
+  check_previous_kernel();
+  const BoxCopy copy{map.spec, at, 0};
+  check_first_column(copy);
+  for (uint32_t r = 0; r < copy.row_count(); r++) {
+    const BoxCopy::Row row = copy.row(r);
+    if (row.first >= row.last) continue;
+    const char* from = row.global + row.first * copy.element();
+    const std::size_t bytes = (row.last - row.first) * copy.element();
+    global_memory().find(from, bytes);
+    for (std::size_t i = 0; i < bytes; i++) prefetched_bytes().insert(reinterpret_cast<uintptr_t>(from + i));
+  }
+}
+
+bool prefetched(const void* p, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i++) {
+    if (!prefetched_bytes().contains(reinterpret_cast<uintptr_t>(p) + i)) return false;
+  }
+  return true;
+}
+
+void forget_prefetched() { prefetched_bytes().clear(); }
 
 void tma_store(const TensorMap& map, uint32_t from, Box at, bool add) {
   check_previous_kernel();

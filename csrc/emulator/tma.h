@@ -1,5 +1,7 @@
 #pragma once
 // device/tma.cuh on the emulator.
+#include <cstddef>
+
 #include "device/tensor_map.cuh"
 #include "emulator/machine.h"
 
@@ -10,6 +12,10 @@ struct Box {
   int x, y, z;
 };
 void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier, Box at, uint32_t blocks);
+void tma_prefetch(const TensorMap& map, Box at);
+/// Whether kernels have asked for all `bytes` from `p` on since the boxes were last forgotten.
+bool prefetched(const void* p, std::size_t bytes);
+void forget_prefetched();
 void tma_store(const TensorMap& map, uint32_t from, Box at, bool add);
 void bulk_commit();
 void bulk_wait(uint32_t allowed, bool read_only);
@@ -25,6 +31,10 @@ inline void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barri
                                uint16_t blocks) {
   emu::enter("tma_load_multicast");
   emu::tma_load(to, *map, barrier, {x, y, z}, blocks);
+}
+inline void tma_prefetch(const TensorMap* map, int x, int y, int z) {
+  emu::enter("tma_prefetch");
+  emu::tma_prefetch(*map, {x, y, z});
 }
 inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
   emu::enter("tma_store");

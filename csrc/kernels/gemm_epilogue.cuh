@@ -188,7 +188,7 @@ AK_DEVICE void finish_chunk(const EpilogueArgs& args, const Chunk& at, float (&v
     float other[kBlocks][4];
     if (e.bias.data) {
       read_values(e.bias, args.m, at, h, 0, other);
-      each(other, [&](float x, float bias) { return e.alpha * x + bias; });
+      each(other, [&](float x, float bias) { return fma(e.alpha, x, bias); });
     } else if (e.alpha != 1.0f) {
       each(v[0], [&](float x, float) { return e.alpha * x; });
     }

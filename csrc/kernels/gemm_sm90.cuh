@@ -6,8 +6,9 @@
 // only asks the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one to three
 // others, the consumers, run wgmma straight from there. The accumulators leave through shared memory: rounded, in a
 // swizzled box for a TMA store or, for widths that are no multiple of 64 and a C whose rows begin anywhere, in rows
-// that each warp stores (gemm_sm90_store.cuh); where more is to be done than add a bias, in fp32, to be finished row by
-// row (gemm_sm90_epilogue.cuh). All four layouts are the same code: an operand that is contiguous along m or n is
+// that each warp stores (gemm_sm90_store.cuh). Where more is to be done than add a bias, it is done on the way to such
+// a box (gemm_sm90_boxes.cuh) or, for a C or operands that TMA cannot move, element by element
+// (gemm_sm90_elements.cuh). All four layouts are the same code: an operand that is contiguous along m or n is
 // loaded in boxes of 64 x 64 and its descriptors say so. A batch is the third dimension of every tensor map, so a tile
 // never runs over into the next matrix. Traps: a stage may be released only when the wgmma that read it is known to be
 // complete, which is one k step later than it was issued. In a cluster a stage is released to both blocks, since both
@@ -30,8 +31,8 @@
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/gemm_sm90.h"
-#include "kernels/gemm_sm90_epilogue.cuh"
-#include "kernels/gemm_sm90_prefetch.cuh"
+#include "kernels/gemm_sm90_boxes.cuh"
+#include "kernels/gemm_sm90_elements.cuh"
 #include "kernels/gemm_sm90_store.cuh"
 #include "kernels/gemm_sm90_tile.cuh"
 
@@ -41,21 +42,27 @@ namespace gemm {
 // ---- scheduler: which tile, and which part of k, a block works on next. Producer and consumers each ask one of their
 // own, and get the same answers.
 
+/// Asked for anew each time, it takes no register from one tile to the next.
+template <class Tile>
+AK_DEVICE int rank_in_cluster() {
+  if constexpr (Tile::kCluster > 1) return static_cast<int>(cluster_rank());
+  return 0;
+}
+
 /// Hands out the tiles: line by line within groups of lines, where a line is a row of tiles, or a column if
 /// `by_columns`. The splits of one tile come one after the other, the matrices of a batch as well.
 template <class Tile>
 class Scheduler {
  public:
-  AK_DEVICE Scheduler(const Schedule& schedule, int rank)
-      : s_(schedule), rank_(rank), next_(block_index() / Tile::kCluster) {}
+  AK_DEVICE explicit Scheduler(const Schedule& schedule) : s_(schedule), next_(block_index() / Tile::kCluster) {}
 
   AK_DEVICE bool more() const { return next_ < s_.work_count; }
 
   AK_DEVICE bool next(Work& work) {
     if (!more()) return false;
-    const int cluster = next_ / s_.splits, tiles = s_.lines * s_.line_length;
+    const int rank = rank_in_cluster<Tile>(), cluster = next_ / s_.splits, tiles = s_.lines * s_.line_length;
     work.split = next_ - cluster * s_.splits;
-    work.tile = cluster * Tile::kCluster + rank_;
+    work.tile = cluster * Tile::kCluster + rank;
     work.batch = cluster / tiles;
     const int in_matrix = cluster - work.batch * tiles;
     const int group = in_matrix / (s_.raster_lines * s_.line_length),
@@ -63,18 +70,19 @@ class Scheduler {
     const int first_line = group * s_.raster_lines;
     const int lines = s_.lines - first_line < s_.raster_lines ? s_.lines - first_line : s_.raster_lines;
     const int across = in_group / lines, line = first_line + in_group - across * lines;
-    work.m = ((s_.by_columns ? across : line) * Tile::kClusterM + (Tile::kClusterM > 1 ? rank_ : 0)) * Tile::kBlockM;
-    work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank_ : 0)) * s_.tile_columns;
+    work.m = ((s_.by_columns ? across : line) * Tile::kClusterM + (Tile::kClusterM > 1 ? rank : 0)) * Tile::kBlockM;
+    work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)) * s_.tile_columns;
     work.first_step = work.split * s_.k_steps_per_split;
     work.last_step =
         work.first_step + s_.k_steps_per_split < s_.k_steps ? work.first_step + s_.k_steps_per_split : s_.k_steps;
     next_ += grid_blocks() / Tile::kCluster;
+    if (Tile::kConsumers < 3) next_ = opaque(next_);  // else the compiler counts the tiles in a register of their own
     return true;
   }
 
  private:
   const Schedule& s_;
-  int rank_, next_;
+  int next_;
 };
 
 // ---- ring of stages: the producer fills a stage of A and B when its `empty` barrier says that all readers are done;
@@ -84,7 +92,7 @@ class Scheduler {
 /// Addresses in shared memory, and the place in the ring of stages that a warpgroup has reached.
 template <bool kFloat, class Tile>
 struct Pipeline {
-  uint32_t a, b, staging, full, empty, flags;
+  uint32_t a, b, staging, full, empty, loaded, flags;
   int stage = 0, phase = 0;
 
   AK_DEVICE Pipeline() {
@@ -93,13 +101,15 @@ struct Pipeline {
     staging = b + Tile::kStages * Tile::kBytesB;
     full = staging + Tile::kConsumers * staging_bytes<kFloat, Tile>();
     empty = full + 8 * Tile::kStages;
-    flags = empty + 8 * Tile::kStages;
+    loaded = empty + 8 * Tile::kStages;  // the boxes that the epilogue reads: two of each consumer
+    flags = loaded + 16 * Tile::kConsumers;
   }
   AK_DEVICE void init_barriers() {
     for (int i = 0; i < Tile::kStages; i++) {
       mbarrier_init(full + 8 * i, 1);
       mbarrier_init(empty + 8 * i, Tile::kGroups * Tile::kCluster);
     }
+    for (int i = 0; i < 2 * Tile::kConsumers; i++) mbarrier_init(loaded + 8 * i, 1);
     mbarrier_init_fence();
   }
   AK_DEVICE void advance() {
@@ -116,8 +126,7 @@ struct Pipeline {
   }
 };
 
-// ---- producer: one thread asks the TMA unit for the slices of A and B, as far ahead as there are stages. Beside an
-// operand of the epilogue its warp asks for that operand's lines (gemm_sm90_prefetch.cuh).
+// ---- producer: one thread asks the TMA unit for the slices of A and B, as far ahead as there are stages.
 
 /// Loads kRows rows of an operand (columns, of B) from `first` on, 64 deep in k; with kMulticast into both blocks of
 /// the cluster.
@@ -172,25 +181,14 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
   }
 }
 
-/// Whether the producer has work for all lanes of its warp.
-template <class Tile>
-AK_DEVICE bool prefetches(const Args& args) {
-  return Tile::kPrefetches && args.beside.data != nullptr;
-}
-
-/// The producer: its first lane fills the stages; all prefetch, if the epilogue has an operand for that.
-template <Major kMajorA, Major kMajorB, class Pipeline, class Tile>
-AK_DEVICE void produce(Pipeline& p, Scheduler<Tile>& scheduler, const TensorMap* map_a, const TensorMap* map_b,
-                       const Args& args, int rank) {
-  const bool whole_warp = prefetches<Tile>(args);
+template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
+AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args) {
+  Scheduler<Tile> scheduler(args.schedule);
+  const int rank = rank_in_cluster<Tile>();
   Work work;
   while (scheduler.next(work)) {
-    for (int step = work.first_step; step < work.last_step; step++, p.advance()) {
-      if (lane_index() == 0) fill_stage<kMajorA, kMajorB, Tile>(p, map_a, map_b, args, rank, work, step);
-      if (!whole_warp) continue;
-      warp_sync();  // no lane is ahead of the stages
-      if constexpr (Tile::kPrefetches) prefetch_beside<Tile>(args, work, step - work.first_step);
-    }
+    for (int step = work.first_step; step < work.last_step; step++, p.advance())
+      fill_stage<kMajorA, kMajorB, Tile>(p, map_a, map_b, args, rank, work, step);
   }
 }
 
@@ -211,7 +209,7 @@ AK_DEVICE uint64_t operand_descriptor(uint32_t address, int k16) {
 template <class T, Major kMajorA, Major kMajorB, class Tile, class Pipeline, class AllIssued>
 AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
                          AllIssued all_issued) {
-  const int thread = thread_index() % kWarpgroupThreads;
+  const int thread = thread_of_warpgroup();
   auto release = [&](int stage) {
     if (thread < Tile::kCluster) mbarrier_arrive_cluster(p.empty + 8 * stage, thread);
   };
@@ -258,7 +256,7 @@ AK_DEVICE bool reduce_splits(const Schedule& s, const Work& work, int group, int
   constexpr int kVectorsInFlight = 8, kPartsInFlight = 2;  // loads that wait for memory together
   constexpr int64_t kPartSize = static_cast<int64_t>(Tile::kBlockM) * Tile::kBlockN;
   constexpr int kVectorPitch = kWarpgroupThreads * 4;
-  const int thread = thread_index() % kWarpgroupThreads;
+  const int thread = thread_of_warpgroup();
   // This part goes to [tile][part][group][vector][thread][4]: an access of a warp is 512 bytes in a row.
   float* const parts = s.partials + work.tile * s.splits * kPartSize + group * (kPartSize / Tile::kGroups) + thread * 4;
   AK_UNROLL
@@ -267,14 +265,13 @@ AK_DEVICE bool reduce_splits(const Schedule& s, const Work& work, int group, int
     store_vec(parts + work.split * kPartSize + j * kVectorPitch, Vec<float, 4>{{d[0], d[1], d[2], d[3]}});
   }
   // Count it in; thread 0 tells the others whether it is the last.
-  const auto is_last = shared_at<uint32_t>(flag);
   named_barrier(consumer + 1, kWarpgroupThreads);  // every thread's sums come before thread 0's release
   if (thread == 0) {
     const uint32_t last = static_cast<uint32_t>(s.splits) - 1;
-    is_last[0] = atomic_count_acq_rel(s.counters + work.tile * Tile::kGroups + group, last) == last ? 1u : 0u;
+    store_shared_4(flag, atomic_count_acq_rel(s.counters + work.tile * Tile::kGroups + group, last) == last ? 1u : 0u);
   }
   named_barrier(consumer + 1, kWarpgroupThreads);
-  if (is_last[0] == 0u) return false;
+  if (shared_at<uint32_t>(flag)[0] == 0u) return false;
   // Add all parts, over the first one.
   AK_NO_UNROLL
   for (int first = 0; first < kVectors; first += kVectorsInFlight) {
@@ -315,15 +312,14 @@ AK_DEVICE bool reduce_splits(const Schedule& s, const Work& work, int group, int
 
 template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
 AK_KERNEL(Tile::kThreads, 1)
-gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(TensorMap) map_c, AK_PARAM(Args) args) {
+gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(TensorMap) map_c,
+                 AK_PARAM(TensorMap) map_z, AK_PARAM(TensorMap) map_beside, AK_PARAM(Args) args) {
   static_assert(!kFloat || Tile::kBoxes, "fp32 output goes through boxes of 64 columns");
   static_assert(shared_bytes<kFloat, Tile>() <= kSharedLimit, "the stages do not fit into shared memory");
   constexpr int kTurnBarrier = 1 + Tile::kConsumers;  // named barriers: one a consumer, then one for its turn
 
   // Barriers, before either block of the cluster uses them.
   Pipeline<kFloat, Tile> p;
-  int rank = 0;
-  if constexpr (Tile::kCluster > 1) rank = static_cast<int>(cluster_rank());
   if (thread_index() == 0) {
     prefetch_tensor_map(&map_a);
     prefetch_tensor_map(&map_b);
@@ -337,26 +333,39 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
   wait_for_previous_kernel();  // up to here the two run side by side
   allow_next_kernel();         // whose blocks come as this kernel's leave
 
-  Scheduler<Tile> scheduler(args.schedule, rank);
-  const int warpgroup = thread_index() / kWarpgroupThreads, thread = thread_index() % kWarpgroupThreads;
+  const int warpgroup = static_cast<uint32_t>(thread_index()) / kWarpgroupThreads;
   // The producer needs few registers, the consumers as many as they can get.
   if (warpgroup == 0) {
     if constexpr (Tile::kConsumers > 1) registers_decrease<Tile::kProducerRegisters>();
-    if (thread < (prefetches<Tile>(args) ? kWarpThreads : 1))
-      produce<kMajorA, kMajorB>(p, scheduler, &map_a, &map_b, args, rank);
+    if (thread_of_warpgroup() == 0) produce<kMajorA, kMajorB, Tile>(p, &map_a, &map_b, args);
   } else {
     if constexpr (Tile::kConsumers > 1) registers_increase<Tile::kConsumerRegisters>();
     const int consumer = warpgroup - 1, group = Tile::kPingpong ? 0 : consumer;
-    bool first = true, others_turn = consumer == 1;
+    const Epilogue& e = args.epilogue;
+    uint32_t loaded_phases = 0;
+    Scheduler<Tile> scheduler(args.schedule);
+    bool others_turn = consumer == 1;
+    if (Tile::kPingpong && others_turn) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);  // the first is free
     Work work;
-    for (; scheduler.next(work); first = false, others_turn = !others_turn) {
+    for (; scheduler.next(work); others_turn = !others_turn) {
       // Pingpong: pass over the other's tiles, and wait until it gives the tensor cores free.
       if constexpr (Tile::kPingpong) {
         if (others_turn) {
           p.skip(work.last_step - work.first_step);
           continue;
         }
-        if (!first) named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+        named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+      }
+      // What the epilogue reads comes while the products are made: into its boxes, if it is sure to follow and no z is
+      // stored from there before it.
+      const auto staging = [&] { return opaque(p.staging) + consumer * staging_bytes<kFloat, Tile>(); };
+      const auto loaded = [&] { return opaque(p.loaded) + consumer * 16; };
+      if constexpr (Tile::kTakesEpilogue && Tile::kBoxes) {
+        if (args.reads && thread_of_warpgroup() == 0 && work.split == 0) {
+          const Boxes<kFloat, Tile> boxes(args, work, consumer);
+          boxes.prefetch(&map_beside);
+          if (args.reads_early) boxes.first_loads(&map_beside, staging(), loaded());
+        }
       }
       // The sums, and with a split k those of all parts.
       float acc[Tile::kSlicesM][Tile::kBlockN / 2];
@@ -371,31 +380,40 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         continue;
       // Out, through shared memory.
       const auto store = [&](const auto& change) {
-        store_tile<T, kFloat, Tile>(acc, change, &map_c, p.staging + consumer * staging_bytes<kFloat, Tile>(), consumer,
+        store_tile<T, kFloat, Tile>(acc, change, e.z.data ? &map_z : &map_c, staging(), consumer,
                                     work.m + group * Tile::kConsumerRows, work, args);
       };
-      const Epilogue& e = args.epilogue;
-      if (args.finish == Finish::kPlain) {
+      if (args.way.store == Store::kPlain) {
         store(AsItIs{});
-      } else if (args.finish == Finish::kScaled) {
+      } else if (args.way.store == Store::kScaled) {
         store(Scaled{e.alpha});
-      } else if (args.finish == Finish::kBias) {
-        store(Biased<T>{reinterpret_cast<const T*>(e.bias.data), args.columns});
-      } else if (args.finish == Finish::kFloatBias) {
-        store(Biased<float>{reinterpret_cast<const float*>(e.bias.data), args.columns});
-      } else if (args.finish == Finish::kWords) {
-        store(Anything{e.alpha, e.bias.data, e.bias.type, args.columns});
-      } else if constexpr (Tile::kTakesEpilogue) {
-        if (args.finish == Finish::kElements) {
-          finish_tile<T, kFloat, false, 1, Tile>(acc, p.staging, work, args);
-        } else if (e.preact.data == nullptr) {
-          finish_tile<T, kFloat, false, kNeighbours<kFloat>, Tile>(acc, p.staging, work, args);
-        } else {
-          finish_tile<T, kFloat, true, kNeighbours<kFloat>, Tile>(acc, p.staging, work, args);
+      } else if (args.way.store == Store::kBias) {
+        store(Biased<T>{reinterpret_cast<const T*>(e.bias.data), args.n});
+      } else if (args.way.store == Store::kFloatBias) {
+        store(Biased<float>{reinterpret_cast<const float*>(e.bias.data), args.n});
+      } else if (args.way.store == Store::kWords) {
+        store(Anything{e.alpha, e.bias.data, e.bias.type, args.n});
+      }
+      if constexpr (Tile::kTakesEpilogue) {
+        if (args.way.finish == Finish::kElements) finish_elements<kFloat, Tile>(acc, p.staging, work, args);
+        if constexpr (Tile::kBoxes) {
+          if (args.way.finish != Finish::kBoxes) continue;
+          const Boxes<kFloat, Tile> boxes(args, work, consumer);
+          if (args.reads && !args.reads_early && thread_of_warpgroup() == 0)
+            boxes.first_loads(&map_beside, staging(), loaded());
+          const auto finish = [&](auto backward) {
+            finish_boxes<T, kFloat, backward.value, Tile>(acc, boxes, &map_c, &map_beside, staging(), loaded(),
+                                                          consumer, loaded_phases, args);
+          };
+          if (kFloat || !e.preact.data) {
+            finish(std::false_type());
+          } else {
+            finish(std::true_type());
+          }
         }
       }
     }
-    if (thread == 0) bulk_wait<0>();  // shared memory must live until the stores have read it
+    if (thread_of_warpgroup() == 0) bulk_wait<0>();  // shared memory must live until the stores have read it
   }
   if constexpr (Tile::kCluster > 1) cluster_sync();  // and until the peer's last arrival
 }
@@ -451,30 +469,39 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
     }
     return make_tensor_map(to, spec);
   };
-  Args args = arguments<T, kFloat, Tile>(q, output);
+  Args args = arguments<T, kFloat, Tile>(q, output, splits);
   const bool halved = args.tile_columns < Tile::kBlockN;  // swiglu
   if (halved && Tile::kBlockN % 128 != 0) return {1, "gemm_sm90: swiglu takes tiles of 128 or 256 columns"};
-  if (!Tile::kTakesEpilogue && args.finish >= Finish::kVectors)
+  if (!Tile::kTakesEpilogue && args.way.finish != Finish::kNothing)
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
-  TensorMap map_a, map_b, map_c{};
+  TensorMap map_a, map_b, map_c{}, map_z{}, map_beside{};
   Status status = map(&map_a, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return status;
   status = map(&map_b, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
   if (!status.ok()) return status;
-  if (args.finish < Finish::kWords) {
-    const uint64_t ld_c = size(q.c.row_stride), plane = q.batch == 1 ? ld_c : size(q.c.batch_stride);
-    const TensorMapSpec c{q.c.data,
-                          kFloat ? ElementType::kFloat32 : kType,
-                          3,
-                          {size(args.columns), size(q.m), size(q.batch)},
-                          {ld_c, plane},
-                          {kFloat ? 32u : 64u, 64, 1}};
-    status = make_tensor_map(&map_c, c);
+  // A map of boxes of C, or of what lies like it; with swiglu it may have two halves, then one matrix each.
+  const auto map_boxes = [&](TensorMap* to, const GemmValues& t, bool in_halves) {
+    const uint64_t ld = size(t.row_stride), columns = size(args.columns);
+    const uint64_t plane = in_halves ? columns : q.batch == 1 ? ld : size(t.batch_stride);
+    return make_tensor_map(to, {t.data,
+                                kFloat ? ElementType::kFloat32 : kType,
+                                3,
+                                {columns, size(q.m), in_halves ? 2 : size(q.batch)},
+                                {ld, plane},
+                                {kFloat ? 32u : 64u, 64, 1}});
+  };
+  const GemmEpilogue& e = q.epilogue;
+  const bool boxes = args.way.finish == Finish::kBoxes, pairs = e.preact.data && e.activation == Activation::swiglu;
+  if (boxes || (args.way.store != Store::kNothing && args.way.store != Store::kWords)) {
+    status = map_boxes(&map_c, q.c, pairs);
+    if (status.ok() && boxes && e.z.data) status = map_boxes(&map_z, e.z, halved);
+    if (status.ok() && boxes && e.preact.data) status = map_boxes(&map_beside, e.preact, pairs);
+    if (status.ok() && boxes && args.epilogue.residual.data)
+      status = map_boxes(&map_beside, e.residual.data ? e.residual : q.c, false);
     if (!status.ok()) return status;
   }
   const int clusters = std::max(device_sm_count() / Tile::kCluster, 1);
   args.schedule = make_schedule<Tile>(q, args, splits, scratch, clusters);
-  if (Tile::kPrefetches) args.beside = beside_c(args, Tile::kBlockM);
   // No more blocks than the same number of rounds needs: the others would only draw power.
   const int rounds = divide_up(args.schedule.work_count, clusters);
   const LaunchConfig config{.name = "gemm_sm90",
@@ -484,7 +511,8 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
                             .cluster = Tile::kCluster,
                             .overlap_previous = !scratch.memset,
                             .stream = stream};
-  return launch(gemm_sm90_kernel<T, kMajorA, kMajorB, kFloat, Tile>, config, map_a, map_b, map_c, args);
+  return launch(gemm_sm90_kernel<T, kMajorA, kMajorB, kFloat, Tile>, config, map_a, map_b, map_c, map_z, map_beside,
+                args);
 }
 
 /// Tile number kIndex; and how many stages of it shared memory holds.

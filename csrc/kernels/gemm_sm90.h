@@ -60,15 +60,39 @@ inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
          q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
 }
 
+/// Whether threads load the bias, if there is one, in pairs: it lies along the columns and is of fp32 or of `half`, the
+/// type of A and B.
+inline bool gemm_sm90_bias_in_pairs(const GemmEpilogue& e, DType half) {
+  return !e.bias.data || (e.bias.row_stride == 0 && e.bias.column_stride == 1 &&
+                          reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0 &&
+                          (e.bias.type == half || e.bias.type == DType::kFloat32));
+}
+
 /// Whether a sum becomes an element of C on its way out of its register, with nothing, alpha or a bias per column;
 /// `half` is the type of A and B. All tiles do that, into a C that has rows.
 inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
   const GemmEpilogue& e = q.epilogue;
   if (e.activation != Activation::none || e.residual.data || e.z.data || e.preact.data || e.column_sums) return false;
-  if (!e.bias.data) return true;
-  const bool in_pairs = e.bias.row_stride == 0 && e.bias.column_stride == 1 &&
-                        reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0;
-  return e.alpha == 1.0f && in_pairs && (e.bias.type == half || e.bias.type == DType::kFloat32);
+  return !e.bias.data || (e.alpha == 1.0f && gemm_sm90_bias_in_pairs(e, half));
+}
+
+/// Whether TMA moves all that the epilogue reads and writes, C and z as `type`: by tiles whose columns divide into boxes.
+inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
+  const GemmEpilogue& e = q.epilogue;
+  const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;
+  const int columns = is_halved(q) ? q.n / 2 : q.n;
+  const auto aligned = [&](int64_t elements) { return elements >= 1 && elements * bytes_of(type) % 16 == 0; };
+  for (const GemmValues* t : {&q.c, &e.residual, &e.z, &e.preact}) {
+    if (!t->data) continue;
+    if (t->type != type || t->column_stride != 1 || reinterpret_cast<uintptr_t>(t->data) % 16 != 0) return false;
+    if (!aligned(columns) || !aligned(t->row_stride) || (q.batch > 1 && !aligned(t->batch_stride))) return false;
+  }
+  if (!gemm_sm90_bias_in_pairs(e, half)) return false;
+  // The halves of z, or of the gradients and of what they take, are the matrices of their maps.
+  if (gated && (backward || e.z.data) && q.batch > 1) return false;
+  // Backward there is usually nothing but `preact`, and no registers for more, nor for it in fp32.
+  if (backward && (e.bias.data || e.residual.data || e.z.data || type != half)) return false;
+  return !e.z.data || e.alpha == 1.0f || !e.bias.data;  // z leaves as the sums do without an epilogue
 }
 
 /// How a product is worked on.

@@ -10,18 +10,23 @@
 namespace ak {
 namespace gemm {
 
-// ---- what happens to a sum: pair(x) loads what two columns from x on need, apply(sum, pair, i) is for the i-th of
-// them.
+/// This thread's number in its warpgroup, and in its warp. Opaque: what follows from them is computed for each tile,
+/// and takes no registers from the main loop.
+AK_DEVICE uint32_t thread_of_warpgroup() { return static_cast<uint32_t>(opaque(thread_index())) % kWarpgroupThreads; }
+AK_DEVICE int lane_of_tile() { return static_cast<uint32_t>(opaque(thread_index())) % kWarpThreads; }
+
+// ---- what happens to a sum: pair(x, further) loads what two columns from x + further on need, apply(sum, pair, i) is
+// for the i-th of them. `further` is known at compile time, so that one address serves all pairs of a thread.
 
 struct AsItIs {
   struct Pair {};
-  AK_DEVICE Pair pair(int) const { return {}; }
+  AK_DEVICE Pair pair(int, int) const { return {}; }
   AK_DEVICE float apply(float sum, Pair, int) const { return sum; }
 };
 struct Scaled {
   float alpha;
   struct Pair {};
-  AK_DEVICE Pair pair(int) const { return {}; }
+  AK_DEVICE Pair pair(int, int) const { return {}; }
   AK_DEVICE float apply(float sum, Pair, int) const { return alpha * sum; }
 };
 template <class B>
@@ -29,7 +34,7 @@ struct Biased {
   const B* bias;
   int end;  ///< columns
   using Pair = Vec<B, 2>;
-  AK_DEVICE Pair pair(int x) const { return x < end ? load_vec<2>(bias + x) : Pair{}; }
+  AK_DEVICE Pair pair(int x, int further) const { return further < end - x ? load_vec<2>(bias + x + further) : Pair{}; }
   AK_DEVICE float apply(float sum, const Pair& pair, int i) const { return sum + to_float(pair[i]); }
 };
 
@@ -40,7 +45,7 @@ struct Anything {
   DType type;        ///< fp32 or the inputs'
   int end;           ///< columns
   using Pair = Vec<float, 2>;
-  AK_DEVICE Pair pair(int x) const { return {{value(x), value(x + 1)}}; }
+  AK_DEVICE Pair pair(int x, int further) const { return {{value(x + further), value(x + further + 1)}}; }
   AK_DEVICE static Pair nothing() { return {{-0.0f, -0.0f}}; }  // changes no sum
   AK_DEVICE float apply(float sum, const Pair& pair, int i) const { return fma(alpha, sum, pair[i]); }
 
@@ -55,20 +60,23 @@ struct Anything {
 template <class Change>
 inline constexpr bool kByThreads = std::is_same_v<Change, Anything>;
 
-/// The pairs of this thread in kCount / 2 blocks of 16 columns from column `x` on.
+/// The kCount pairs of this thread from column `x` on, 8 columns apart.
 template <int kCount, class Change>
-AK_DEVICE void load_pairs(const Change& change, int x, typename Change::Pair (&pairs)[kCount]) {
+AK_DEVICE void load_pairs(const Change& change, int x, typename Change::Pair* pairs) {
+  if constexpr (std::is_empty_v<typename Change::Pair>) return;
+  const int first = x + lane_of_tile() % 4 * 2;
   AK_UNROLL
-  for (int j = 0; j < kCount; j++) pairs[j] = change.pair(x + 8 * j + lane_index() % 4 * 2);
+  for (int j = 0; j < kCount; j++) pairs[j] = change.pair(first, 8 * j);
 }
 
 template <int kCount>
-AK_DEVICE void load_pairs(const Anything& change, int x, Anything::Pair (&pairs)[kCount]) {
+AK_DEVICE void load_pairs(const Anything& change, int x, Anything::Pair* pairs) {
   AK_UNROLL
   for (int j = 0; j < kCount; j++) pairs[j] = Anything::nothing();
   if (!change.bias) return;
+  const int first = x + lane_of_tile() % 4 * 2;
   AK_UNROLL
-  for (int j = 0; j < kCount; j++) pairs[j] = change.pair(x + 8 * j + lane_index() % 4 * 2);
+  for (int j = 0; j < kCount; j++) pairs[j] = change.pair(first, 8 * j);
 }
 
 /// The four registers that stmatrix_x4 takes: the 16 columns whose sums begin at `d`, rounded.
@@ -85,10 +93,6 @@ AK_DEVICE void round_16_columns(const float* d, const Change& change, const type
 /// Byte offset, in a box with rows of 128 bytes, of 16-byte chunk `chunk` of row `row`.
 AK_DEVICE uint32_t box_offset(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
-/// This thread's number in its warpgroup. Opaque: addresses that follow from it are computed for each tile, and take no
-/// registers from the main loop.
-AK_DEVICE uint32_t thread_of_consumer() { return static_cast<uint32_t>(opaque(thread_index())) % kWarpgroupThreads; }
-
 /// Before a consumer writes its staging buffer: the last store has left it.
 AK_DEVICE void wait_for_staging(int thread, int consumer) {
   if (thread == 0) bulk_wait_read<0>();
@@ -100,6 +104,21 @@ AK_DEVICE void publish_staging(int consumer) {
   fence_proxy_async();
   named_barrier(consumer + 1, kWarpgroupThreads);
 }
+
+/// Where the columns of a tile from `first` on lie: with swiglu the second half of them belongs to the values, which
+/// have a matrix of the map, and begin elsewhere in B.
+template <class Tile>
+struct Columns {
+  int x, matrix, of_b;
+  AK_DEVICE Columns(const Args& args, const Work& work, int first)
+      : x(work.n + first), matrix(work.batch), of_b(work.n + first) {
+    if (Tile::kBlockN % 128 != 0 || first < Tile::kBlockN / 2) return;
+    of_b += args.values_further;
+    if (args.tile_columns == Tile::kBlockN) return;
+    x -= Tile::kBlockN / 2;
+    matrix = 1;
+  }
+};
 
 /// Bytes of an address that say how it is aligned.
 AK_DEVICE uint32_t low_bytes(const void* p) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)); }
@@ -143,7 +162,7 @@ AK_DEVICE void store_words(const Lines& to, const Staged& staged, bool add = fal
   constexpr int kSize = kFloat ? 4 : 2, kWords = kColumns * kSize / 4;
   constexpr int kOfLane = (kWords + kWarpThreads - 1) / kWarpThreads;
   constexpr int kInFlight = 4;  // rows
-  const int lane = lane_index(), end = to.columns < kColumns ? to.columns : kColumns;
+  const int lane = lane_of_tile(), end = to.columns < kColumns ? to.columns : kColumns;
   if (end <= 0) return;                   // a tile's last columns may all lie beside C
   uint32_t here[kOfLane], next[kOfLane];  // in shared memory
   AK_UNROLL
@@ -205,14 +224,16 @@ AK_DEVICE void store_words(const Lines& to, const Staged& staged, bool add = fal
 
 /// Stores a slice of 64 rows as 16-bit values, kStageColumns at a time.
 template <class T, class Tile, class Change>
-AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map_c,
-                                   uint32_t staging, int consumer, int batch, int m, int n, const Args& args) {
+AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map,
+                                   uint32_t staging, int consumer, int m, const Work& work, const Args& args) {
   constexpr int kColumns = Tile::kStageColumns;
-  const int thread = thread_of_consumer(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / kColumns; part++) {
     typename Change::Pair pairs[kColumns / 8];
-    load_pairs(change, n + part * kColumns, pairs);
+    AK_UNROLL
+    for (int j = 0; j < kColumns; j += 64)
+      load_pairs<8>(change, Columns<Tile>(args, work, part * kColumns + j).of_b, pairs + j / 8);
     wait_for_staging(thread, consumer);
     AK_UNROLL
     for (int j = 0; j < kColumns / 16; j++) {
@@ -223,12 +244,12 @@ AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const 
     }
     publish_staging(consumer);
     if constexpr (kByThreads<Change>) {
-      store_words<false, kColumns>(Lines(args, batch, m + warp * 16, n + part * kColumns),
+      store_words<false, kColumns>(Lines(args, work.batch, m + warp * 16, work.n + part * kColumns),
                                    RowsInBoxes{staging + warp * 16 * 128});
     } else if (thread == 0) {
       for (int box = 0; box < kColumns / 64; box++) {
-        const int x = n + part * kColumns + box * 64;
-        if (x < args.columns) tma_store(map_c, staging + box * kSliceBytes, x, m, batch);
+        const Columns<Tile> to(args, work, part * kColumns + box * 64);
+        if (to.x < args.columns) tma_store(map, staging + box * kSliceBytes, to.x, m, to.matrix);
       }
       bulk_commit();
     }
@@ -237,27 +258,27 @@ AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const 
 
 /// Stores a slice of 64 rows as 16-bit values, each warp its 16 rows, for widths that do not divide into boxes.
 template <class T, class Tile, class Change>
-AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const Change& change, uint32_t staging,
-                                  int batch, int m, int n, const Args& args) {
+AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const Change& change, uint32_t staging, int m,
+                                  const Work& work, const Args& args) {
   constexpr int kPitch = Tile::kRowPitch, kChunks = Tile::kBlockN / 8;
-  const int thread = thread_of_consumer(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   const uint32_t mine = staging + warp * 16 * kPitch;
   AK_UNROLL
   for (int j = 0; j < Tile::kBlockN / 16; j++) {
     typename Change::Pair pairs[2];
-    load_pairs(change, n + 16 * j, pairs);
+    load_pairs<2>(change, work.n + 16 * j, pairs);
     uint32_t r[4];
     round_16_columns<T>(acc + 8 * j, change, pairs, r);
     stmatrix_x4(mine + lane % 16 * kPitch + (j * 2 + lane / 16) * 16, r);
   }
   warp_sync();
   if constexpr (kByThreads<Change>) {
-    store_words<false, Tile::kBlockN>(Lines(args, batch, m + warp * 16, n), RowsApart<kPitch>{mine});
+    store_words<false, Tile::kBlockN>(Lines(args, work.batch, m + warp * 16, work.n), RowsApart<kPitch>{mine});
   } else {
     for (int i = lane; i < 16 * kChunks; i += kWarpThreads) {
-      const int row = i / kChunks, chunk = i % kChunks, y = m + warp * 16 + row, x = n + chunk * 8;
+      const int row = i / kChunks, chunk = i % kChunks, y = m + warp * 16 + row, x = work.n + chunk * 8;
       if (y >= args.m || x >= args.n) continue;  // all of a chunk or nothing
-      char* const to = Lines::address_in_c(args, batch, y, x);
+      char* const to = Lines::address_in_c(args, work.batch, y, x);
       store_vec(reinterpret_cast<uint32_t*>(to), load_shared_16(mine + row * kPitch + chunk * 16));
     }
   }
@@ -266,14 +287,14 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const C
 
 /// Stores a slice of 64 rows in fp32, or adds it, 64 columns at a time: two boxes with rows of 32 values.
 template <class Tile, class Change>
-AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map_c,
-                                 uint32_t staging, int consumer, int batch, int m, int n, const Args& args) {
+AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map,
+                                 uint32_t staging, int consumer, int m, const Work& work, const Args& args) {
   const bool add = args.output == GemmOutput::kAccumulate;
-  const int thread = thread_of_consumer(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / 64; part++) {
     typename Change::Pair pairs[8];
-    load_pairs(change, n + part * 64, pairs);
+    load_pairs<8>(change, Columns<Tile>(args, work, part * 64).of_b, pairs);
     wait_for_staging(thread, consumer);
     AK_UNROLL
     for (int j = 0; j < 8; j++) {
@@ -288,16 +309,16 @@ AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Ch
     }
     publish_staging(consumer);
     if constexpr (kByThreads<Change>) {
-      store_words<true, 64>(Lines(args, batch, m + warp * 16, n + part * 64), RowsInBoxes{staging + warp * 16 * 128},
-                            add);
+      store_words<true, 64>(Lines(args, work.batch, m + warp * 16, work.n + part * 64),
+                            RowsInBoxes{staging + warp * 16 * 128}, add);
     } else if (thread == 0) {
       for (int box = 0; box < 2; box++) {
-        const int x = n + part * 64 + box * 32;
-        if (x >= args.columns) continue;
+        const Columns<Tile> to(args, work, part * 64 + box * 32);
+        if (to.x >= args.columns) continue;
         if (add) {
-          tma_reduce_add(map_c, staging + box * kSliceBytes, x, m, batch);
+          tma_reduce_add(map, staging + box * kSliceBytes, to.x, m, to.matrix);
         } else {
-          tma_store(map_c, staging + box * kSliceBytes, x, m, batch);
+          tma_store(map, staging + box * kSliceBytes, to.x, m, to.matrix);
         }
       }
       bulk_commit();
@@ -305,20 +326,21 @@ AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Ch
   }
 }
 
-/// Stores a consumer's accumulators, whose first row in C is `m`, each with its `change`.
+/// Stores a consumer's accumulators, whose first row is `m`, each with its `change`, into C or, where `map` is one of
+/// z, there.
 template <class T, bool kFloat, class Tile, class Change>
 AK_DEVICE void store_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Change& change,
-                          const TensorMap* map_c, uint32_t staging, int consumer, int m, const Work& work,
+                          const TensorMap* map, uint32_t staging, int consumer, int m, const Work& work,
                           const Args& args) {
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) {
     const int row = m + i * 64;
     if constexpr (kFloat) {
-      store_float_boxes<Tile>(acc[i], change, map_c, staging, consumer, work.batch, row, work.n, args);
+      store_float_boxes<Tile>(acc[i], change, map, staging, consumer, row, work, args);
     } else if constexpr (Tile::kBoxes) {
-      store_rounded_boxes<T, Tile>(acc[i], change, map_c, staging, consumer, work.batch, row, work.n, args);
+      store_rounded_boxes<T, Tile>(acc[i], change, map, staging, consumer, row, work, args);
     } else {
-      store_rounded_rows<T, Tile>(acc[i], change, staging, work.batch, row, work.n, args);
+      store_rounded_rows<T, Tile>(acc[i], change, staging, row, work, args);
     }
   }
 }

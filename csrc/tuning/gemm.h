@@ -29,7 +29,7 @@ constexpr double kSplitDoubt = 1.06;
 inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   const bool swiglu = r.activation == Activation::swiglu;
   if (swap && (swiglu || r.column_sums)) return false;
-  if (sm90_finish(r, t, swap) >= Sm90Finish::kVectors && !gemm_sm90_takes_epilogue(t)) return false;
+  if (sm90_finish(r, t, swap) >= Sm90Finish::kBoxes && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
   if (n_major_b && t.n / t.cluster_m % 64 != 0) return false;
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
@@ -93,8 +93,9 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     int sm_count, capability;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,    r.n_major_b, r.tma_a,       r.tma_b, r.tma_output,   r.row_output,
-                            r.odd_operands, r.backward,  r.column_sums, r.plain, r.in_registers, r.batch_invariant};
+      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,          r.tma_output,
+                            r.row_output, r.odd_operands, r.backward, r.keeps_z,        r.column_sums,
+                            r.plain,      r.in_registers, r.in_boxes, r.batch_invariant};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
@@ -133,6 +134,8 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   r.activation = e.activation;
   r.plain = is_plain(e);
   r.in_registers = gemm_sm90_in_registers(q, half);
+  r.in_boxes = gemm_sm90_in_boxes(q, half, type);
+  r.keeps_z = e.z.data != nullptr;
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;
   r.batch_invariant = batch_invariant;

@@ -27,7 +27,7 @@ struct GemmRates {
   double crossing = 0.36;  ///< of an operand that blocks in both halves of the chip read: from the other half's L2
   double l2 = 64;          ///< bytes a cycle into one multiprocessor, its own or multicast
   double start = 2500;     ///< cycles outside the rounds: launch, barriers, first loads and last store
-  double turn = 1900;      ///< cycles from a tile's last product to the first of the next, with nothing in between
+  double turn = 1700;      ///< cycles from a tile's last product to the first of the next, its instructions aside
   double hand_over = 27;   ///< cycles of a step of k that a group of consumers takes to wait for a stage and free it
   double issue = 0.325;    ///< instructions a cycle that a warp issues between products
 };
@@ -52,9 +52,10 @@ struct GemmRequest {
   int out_bytes = 2;          ///< an element of C
   int side_bytes = 0;         ///< that the epilogue reads and writes besides, per element of C
   Activation activation = Activation::none;
-  bool backward = false, column_sums = false;
+  bool backward = false, keeps_z = false, column_sums = false;
   bool plain = true;             ///< nothing is done to the sums: is_plain()
   bool in_registers = true;      ///< what is done needs nothing but alpha or a bias: gemm_sm90_in_registers()
+  bool in_boxes = true;          ///< TMA moves all that is read and written besides: gemm_sm90_in_boxes()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
 
   bool tma_operands() const { return tma_a && tma_b; }
@@ -110,40 +111,43 @@ inline double activation_instructions(const GemmRequest& q) {
   return 0;
 }
 
-/// How the sums leave gemm_sm90 (Finish in its gemm_sm90_tile.cuh): as they are, changed in registers, stored by the
-/// threads word by word, by rows of vectors, or element by element.
-enum class Sm90Finish { kPlain, kInRegisters, kWords, kVectors, kElements };
+/// How the sums leave gemm_sm90 (Store and Finish in its gemm_sm90_tile.cuh): as they are, changed in registers, stored
+/// by the threads word by word, finished in boxes, or element by element.
+enum class Sm90Finish { kPlain, kInRegisters, kWords, kBoxes, kElements };
 
 inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
   if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElements;
-  if (!r.in_registers) return r.tma_output ? Sm90Finish::kVectors : Sm90Finish::kElements;
+  if (!r.in_registers) return r.in_boxes && t.n % 64 == 0 ? Sm90Finish::kBoxes : Sm90Finish::kElements;
   if (!r.tma_output) return Sm90Finish::kWords;
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
 
-/// Instructions per element of C between the last wgmma of a tile and the next tile, in a consumer of gemm_sm90;
-/// counted in its machine code (tests/build/test_epilogue_instructions.py).
-inline double sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
+/// Instructions of a consumer's thread between the last wgmma of a tile and the next tile: those of a tile, and those
+/// of each of its sums. With swiglu two sums make an element of C.
+struct Sm90Epilogue {
+  double tile, sum;
+};
+
+/// Counted in the machine code (tests/build/test_epilogue_instructions.py).
+inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
   const double rows = t.n % 64 == 0 ? 0 : 4;  // without boxes the threads store the rounded rows themselves
+  const double activation = activation_instructions(q), of_element = halves_columns(q) ? 2 : 1;
   switch (finish) {
     case Sm90Finish::kPlain:
-      return 1.2 + rows;
+      return {75, 0.8 + rows};
     case Sm90Finish::kInRegisters:
-      return 4 + rows;
+      return {80, 4 + rows};
     case Sm90Finish::kWords:
-      return 11 + rows / 2;
-    case Sm90Finish::kVectors:
-      return 10.5 + (q.side_bytes ? 2 : 0) + (q.column_sums ? 7.5 : 0) + activation_instructions(q);
+      return {80, 10.6 + rows / 2};
+    case Sm90Finish::kBoxes: {
+      const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
+      return {q.keeps_z ? 145.0 : 120.0,
+              (7.3 + activation + (residual ? 2 : 0)) / of_element + (q.keeps_z ? 4 : 0) + (q.column_sums ? 3.9 : 0)};
+    }
     case Sm90Finish::kElements:
-      return 67 + (q.column_sums ? 7.5 : 0) + activation_instructions(q);
+      return {80, (72 + activation) / of_element + (q.column_sums ? 7.5 : 0)};
   }
-  return 0;
-}
-
-/// Instructions per element that a warp could have issued meanwhile, but waited: for what the staged epilogue reads
-/// back from shared memory, and for its operands. Fits the same times.
-inline double sm90_epilogue_waits(const GemmRequest& q, Sm90Finish finish) {
-  return finish == Sm90Finish::kVectors ? (q.side_bytes ? 39 : 16) : 0;
+  return {};
 }
 
 /// Microseconds of gemm_repack: a copy of what gemm_sm90 cannot read.
@@ -171,11 +175,12 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
-  const double elements = finish >= Sm90Finish::kVectors  // only these stop at the end of C
-                              ? std::min<double>(t.m, m) * std::min(tile_columns, columns)
-                              : t.m * tile_columns;
-  const double slots = sm90_epilogue_instructions(r, finish, t) + sm90_epilogue_waits(r, finish);
-  const double epilogue = rate.turn + elements / 128 * slots / std::min(0.9, groups * rate.issue);
+  const double sums = finish >= Sm90Finish::kBoxes  // only these stop at the end of C
+                          ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
+                          : t.m * t.n;
+  const Sm90Epilogue instructions = sm90_epilogue_instructions(r, finish, t);
+  const double slots = groups * instructions.tile + sums / 128 * instructions.sum;  // a scheduler's
+  const double epilogue = rate.turn + slots / std::min(0.9, groups * rate.issue);
   const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
   double outside = rate.start;
   // The parts of a sum are written and waited for; who comes last reads them.

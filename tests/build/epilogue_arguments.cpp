@@ -15,7 +15,7 @@ GemmValues at(int64_t place, DType type, int64_t row_stride) {
 }
 
 void print(const char* name, const GemmProblem& q) {
-  Args args = arguments<bf16, FLOAT, Tile>(q, FLOAT ? GemmOutput::kFloat32 : GemmOutput::kInputType);
+  Args args = arguments<bf16, FLOAT, Tile>(q, FLOAT ? GemmOutput::kFloat32 : GemmOutput::kInputType, 1);
   args.schedule = make_schedule<Tile>(q, args, 1, {}, 1);
   args.schedule.work_count = 1;
   std::printf("%s ", name);

@@ -59,7 +59,7 @@ class Thread:
             return int(text, 16) & MASK
         if match := re.fullmatch(r"c\[0x0\]\[(0x[0-9a-f]+)\]", text):
             return self.constant(int(match[1], 16), 4)
-        return self.registers.get(text)
+        return self.registers.get(text, 0)  # nothing depends on what no instruction has written
 
     def constant(self, offset: int, size: int) -> int | None:
         piece = self.constants[offset : offset + size]

@@ -1,234 +1,8 @@
-// The epilogue of the GEMM kernels on the emulator, bit for bit: the sums of A B are small integers, so the expected
-// values come from csrc/math alone. What lies beyond an edge is uninitialised, and reading it is an error.
-#include <cmath>
+// The epilogue of gemm_sm90 in registers, and for operands of every kind and place.
+#include "epilogue_problem.h"
 
-#include "harness.h"
-#include "kernels/gemm_column_sums.cu"
-#include "kernels/gemm_sm90.cuh"
-
-namespace ak::test {
+namespace ak::test::epilogue {
 namespace {
-
-constexpr Major K = Major::kK, MN = Major::kMN;
-
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-
-/// Where the elements of a matrix lie.
-enum class Lies { kRows, kPadded, kOdd, kSpread, kTransposed, kOneRow, kOneColumn };
-
-struct Matrix {
-  int rows, columns;
-  Lies lies = Lies::kRows;
-  int64_t row_stride() const {
-    switch (lies) {
-      case Lies::kRows:
-        return (columns + 7) / 8 * 8;
-      case Lies::kPadded:
-        return (columns + 7) / 8 * 8 + 8;
-      case Lies::kOdd:
-        return columns | 1;
-      case Lies::kSpread:
-        return (2 * columns + 7) / 8 * 8;
-      case Lies::kOneColumn:
-      case Lies::kTransposed:
-        return 1;
-      case Lies::kOneRow:
-        return 0;
-    }
-    return 0;
-  }
-  int64_t column_stride() const {
-    return lies == Lies::kTransposed ? rows + 3 : lies == Lies::kOneColumn ? 0 : lies == Lies::kSpread ? 2 : 1;
-  }
-  size_t at(int row, int column) const { return static_cast<size_t>(row * row_stride() + column * column_stride()); }
-};
-
-/// A matrix in memory that is written nowhere but in its elements; `first` elements in front of it.
-template <class T>
-class Stored {
- public:
-  Stored(const char* name, Matrix matrix, int first = 0)
-      : matrix_(matrix), first_(first), buffer_(name, first + matrix.at(matrix.rows - 1, matrix.columns - 1) + 1) {}
-  void set(int row, int column, float x) { buffer_.set(first_ + matrix_.at(row, column), round_to<T>(x)); }
-  float get(int row, int column) const { return to_float(buffer_[first_ + matrix_.at(row, column)]); }
-  GemmValues values() { return {buffer_.data() + first_, kType<T>, matrix_.row_stride(), matrix_.column_stride()}; }
-  template <class F>
-  void fill(F f) {
-    for (int i = 0; i < matrix_.rows; i++) {
-      for (int j = 0; j < matrix_.columns; j++) set(i, j, f(i, j));
-    }
-  }
-  /// "" if the kernel has asked for all elements to be in L2, or, where they are no neighbours, for none of them.
-  std::string check_prefetched(bool by_tile) {
-    const bool wanted = by_tile && matrix_.lies != Lies::kSpread && matrix_.lies != Lies::kTransposed;
-    for (int i = 0; i < matrix_.rows; i++) {
-      for (int j = 0; j < matrix_.columns; j++) {
-        if (emu::prefetched(buffer_.data() + first_ + matrix_.at(i, j), sizeof(T)) != wanted)
-          return emu::format("[%d, %d] is %sprefetched", i, j, wanted ? "not " : "");
-      }
-    }
-    return "";
-  }
-  /// "" if the elements are what `f` says, rounded, and nothing else was written.
-  template <class F>
-  std::string compare(const char* what, F f) const {
-    std::vector<bool> element(buffer_.size());
-    for (int i = 0; i < matrix_.rows; i++) {
-      for (int j = 0; j < matrix_.columns; j++) {
-        element[first_ + matrix_.at(i, j)] = true;
-        const float got = get(i, j), want = to_float(round_to<T>(f(i, j)));
-        if (bits_of(got) != bits_of(want))
-          return emu::format("%s[%d, %d] is %.9g, expected %.9g", what, i, j, got, want);
-      }
-    }
-    for (size_t i = 0; i < element.size(); i++) {
-      if (!element[i] && !is_nan(to_float(buffer_[i]))) return emu::format("%s: element %zu was written", what, i);
-    }
-    return buffer_.check_red_zones();
-  }
-
- private:
-  Matrix matrix_;
-  size_t first_;
-  emu::Buffer<T> buffer_;
-};
-
-enum class Bias { kNone, kColumn, kRow };
-
-struct Options {
-  int m, n, k;
-  Activation activation = Activation::none;
-  Bias bias = Bias::kNone;
-  float alpha = 1, beta = 1;
-  bool residual = false, z = false, backward = false, sums = false, accumulate = false;
-  Lies residual_lies = Lies::kRows, c_lies = Lies::kRows;
-  int splits = 1;
-  int c_first = 0, bias_first = 0;  // elements in front of C or the bias, which so lose their alignment
-  int batch = 1;                    // matrices, whose rows follow each other
-  bool swapped = false;
-};
-
-/// T: A and B; Out: C and z; Side: bias, residual.
-template <class T, class Out, class Side, Major kMajorA, Major kMajorB, class Tile>
-std::string run(const Options& o) {
-  emu::Random random{static_cast<uint64_t>(o.m * 7 + o.n * 3 + o.k)};
-  const auto small = [&](int, int) { return static_cast<float>(random.below(5)) - 2; };
-  const auto eighths = [&](int, int) { return (static_cast<float>(random.below(33)) - 16) / 8; };
-  const bool gated = o.activation == Activation::swiglu;
-  const int columns = !gated ? o.n : o.backward ? 2 * o.n : o.n / 2;
-  const int rows = o.batch * o.m;
-  Stored<T> a("a", kMajorA == K ? Matrix{rows, o.k} : Matrix{o.batch * o.k, o.m});
-  Stored<T> b("b", kMajorB == K ? Matrix{o.batch * o.n, o.k} : Matrix{o.batch * o.k, o.n});
-  Stored<Out> c("c", {rows, columns, o.c_lies}, o.c_first), z("z", {rows, o.n, Lies::kPadded});
-  Stored<Side> bias("bias", o.bias == Bias::kRow ? Matrix{o.m, 1, Lies::kOneColumn} : Matrix{1, o.n, Lies::kOneRow},
-                    o.bias_first);
-  Stored<Side> residual("residual", {o.residual_lies == Lies::kOneRow ? 1 : rows, columns, o.residual_lies});
-  Stored<T> preact("preact", {rows, columns});
-  std::vector<float> c_before(static_cast<size_t>(rows) * columns);
-  a.fill(small), b.fill(small), bias.fill(eighths), residual.fill(eighths), preact.fill(eighths);
-  if (o.accumulate) {
-    c.fill([&](int i, int j) { return c_before[static_cast<size_t>(i) * columns + j] = eighths(0, 0); });
-  }
-
-  GemmProblem q{};
-  q.a = a.values().data, q.b = b.values().data;
-  q.m = o.m, q.n = o.n, q.k = o.k;
-  q.ld_a = a.values().row_stride, q.ld_b = b.values().row_stride;
-  q.m_major_a = kMajorA == MN, q.n_major_b = kMajorB == MN;
-  q.batch = o.batch;
-  q.batch_stride_a = (kMajorA == K ? o.m : o.k) * q.ld_a, q.batch_stride_b = (kMajorB == K ? o.n : o.k) * q.ld_b;
-  const auto values = [&](auto& stored) {
-    GemmValues v = stored.values();
-    v.batch_stride = o.m * v.row_stride;
-    return v;
-  };
-  q.c = values(c);
-  q.epilogue.alpha = o.alpha, q.epilogue.beta = o.beta, q.epilogue.activation = o.activation;
-  if (o.bias != Bias::kNone) q.epilogue.bias = bias.values();
-  if (o.residual) q.epilogue.residual = values(residual);
-  if (o.z) q.epilogue.z = values(z);
-  if (o.backward) q.epilogue.preact = values(preact);
-  emu::Buffer<float> partial_sums("partial sums", static_cast<size_t>(column_sums_size(q)));
-  if (o.sums) q.epilogue.column_sums = partial_sums.data();
-  const GemmOutput output = o.accumulate                 ? GemmOutput::kAccumulate
-                            : std::is_same_v<Out, float> ? GemmOutput::kFloat32
-                                                         : GemmOutput::kInputType;
-  constexpr bool kFloat = std::is_same_v<Out, float>;
-  const GemmProblem worked_on = o.swapped ? swapped(q) : q;
-  const size_t parts =
-      o.splits == 1 ? 1 : static_cast<size_t>(gemm_sm90_clusters(worked_on, Tile::kShape) * Tile::kCluster * o.batch);
-  emu::Buffer<float> partials("partials", parts * o.splits * Tile::kBlockM * Tile::kBlockN);
-  emu::Buffer<uint32_t> counters("counters", parts * Tile::kGroups);
-  counters.fill(0);
-  emu::forget_prefetched();
-  std::string error = message_of(gemm::launch_gemm<T, kMajorA, kMajorB, kFloat, Tile>(
-      worked_on, output, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()}, nullptr));
-  if (!error.empty()) return error;
-
-  const auto sum = [&](int i, int j) {
-    float s = 0;
-    for (int k = 0; k < o.k; k++) {
-      const int batch = i / o.m;
-      s += (kMajorA == K ? a.get(i, k) : a.get(batch * o.k + k, i % o.m)) *
-           (kMajorB == K ? b.get(batch * o.n + j, k) : b.get(batch * o.k + k, j));
-    }
-    return s;
-  };
-  const auto preactivation = [&](int i, int j) {
-    if (o.bias == Bias::kNone) return o.alpha * sum(i, j);
-    return o.alpha * sum(i, j) + (o.bias == Bias::kRow ? bias.get(i % o.m, 0) : bias.get(0, j));
-  };
-  const auto forward = [&](int i, int j) {
-    const float x = gated ? swiglu(preactivation(i, j), preactivation(i, o.n / 2 + j))
-                          : activate(o.activation, preactivation(i, j));
-    if (o.accumulate) return x + c_before[static_cast<size_t>(i) * columns + j];
-    return o.residual ? fma(o.beta, residual.get(o.residual_lies == Lies::kOneRow ? 0 : i, j), x) : x;
-  };
-  const auto backward = [&](int i, int j) {
-    if (!gated) return activate_backward(o.activation, preactivation(i, j), preact.get(i, j));
-    const int column = j % o.n;
-    const GatedGradient g =
-        swiglu_backward(preactivation(i, column), preact.get(i, column), preact.get(i, o.n + column));
-    return j < o.n ? g.gate : g.up;
-  };
-  std::string wrong = c.compare("c", [&](int i, int j) { return o.backward ? backward(i, j) : forward(i, j); });
-  if (wrong.empty() && o.z) wrong = z.compare("z", preactivation);
-  if (wrong.empty() && !o.swapped) {
-    if (o.residual) wrong = residual.check_prefetched(Tile::kPrefetches);
-    if (o.backward) wrong = preact.check_prefetched(Tile::kPrefetches);
-  }
-  if (!wrong.empty() || !o.sums) return wrong;
-
-  emu::Buffer<float> column_sums("column sums", static_cast<size_t>(columns));
-  error = message_of(gemm_column_sums(q, column_sums.data(), nullptr));
-  if (!error.empty()) return error;
-  for (int j = 0; j < columns; j++) {
-    double want = 0, size = 0;
-    for (int i = 0; i < rows; i++) want += backward(i, j), size += std::abs(backward(i, j));
-    const float got = column_sums[static_cast<size_t>(j)];
-    if (!(std::abs(got - want) <= 1e-6 * size))
-      return emu::format("column sum %d is %.9g, expected %.9g", j, got, want);
-  }
-  return partial_sums.check_red_zones();
-}
-
-template <int kM, int kN, int kStages, int kCluster, int kConsumers>
-using Tile = gemm::Tile<kM, kN, kStages, kCluster, kConsumers>;
-using Small = Tile<64, 64, 3, 1, 1>;
-using Two = Tile<128, 128, 2, 1, 2>;
-using Wide = Tile<64, 128, 3, 2, 1>;   // a cluster
-using Tall = Tile<256, 128, 2, 1, 2>;  // two slices a consumer
-using Narrow = Tile<64, 16, 4, 1, 1>;
-using Ragged = Tile<128, 144, 2, 1, 2>;  // rows instead of boxes
-using Three = Tile<192, 64, 2, 1, 3>;
-using Turns = gemm::Tile<128, 64, 3, 1, 2, true>;  // pingpong, two slices
-using Full = Tile<64, 192, 2, 1, 1>;               // staged in parts of 32 columns
-using Broad = Tile<64, 256, 2, 1, 1>;              // staged in parts of 128
-using RaggedPair = Tile<128, 144, 2, 2, 2>;
-using Pair = gemm::Tile<64, 128, 2, 2, 2, true, true>;  // side by side, pingpong
 
 /// What is done to a sum in its register.
 void in_registers(Cases& cases) {
@@ -316,8 +90,8 @@ void forward(Cases& cases) {
   });
 }
 
-/// 16 bytes of C at a time, by tiles of all kinds.
-void in_vectors(Cases& cases) {
+/// Operands of all kinds, by tiles of all kinds.
+void operands(Cases& cases) {
   cases.check("bias, gelu, residual, z, pingpong", [] {
     return run<bf16, bf16, float, K, K, Turns>({.m = 300,
                                                 .n = 136,
@@ -612,19 +386,19 @@ void backward(Cases& cases) {
 }
 
 }  // namespace
-}  // namespace ak::test
+}  // namespace ak::test::epilogue
 
 int main(int argc, char** argv) {
   ak::test::Cases cases("gemm_epilogue", ak::test::Seeds(argc, argv, 3));
-  ak::test::in_registers(cases);
-  ak::test::forward(cases);
-  ak::test::in_vectors(cases);
-  ak::test::batches_and_swaps(cases);
-  ak::test::odd_rows(cases);
-  ak::test::beside_c(cases);
-  ak::test::unaligned(cases);
-  ak::test::accumulation(cases);
-  ak::test::swiglu_cases(cases);
-  ak::test::backward(cases);
+  ak::test::epilogue::in_registers(cases);
+  ak::test::epilogue::forward(cases);
+  ak::test::epilogue::operands(cases);
+  ak::test::epilogue::batches_and_swaps(cases);
+  ak::test::epilogue::odd_rows(cases);
+  ak::test::epilogue::beside_c(cases);
+  ak::test::epilogue::unaligned(cases);
+  ak::test::epilogue::accumulation(cases);
+  ak::test::epilogue::swiglu_cases(cases);
+  ak::test::epilogue::backward(cases);
   return cases.finish();
 }

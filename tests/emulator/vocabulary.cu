@@ -8,7 +8,6 @@
 #include "device/launch.cuh"
 #include "device/mbarrier.cuh"
 #include "device/mma.cuh"
-#include "device/prefetch.cuh"
 #include "device/registers.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -58,7 +57,6 @@ all_chips_kernel(const float* f, const fp16* h, const double* d, float* f_out, f
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 AK_KERNEL(128, 1) ampere_kernel(const float* from, float* out) {
-  prefetch_line(from);
   const uint32_t at = dynamic_shared();
   copy_async<4>(at, from);
   copy_async<8>(at + 8, from, 4);
@@ -120,6 +118,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   mbarrier_arrive_expect_tx(barrier, 4096);
   mbarrier_arrive_cluster(barrier, cluster_rank() ^ 1);
   prefetch_tensor_map(&map);
+  tma_prefetch(&map, 0, 0, 0);
   tma_load(at, &map, barrier, 0, 0);
   tma_load(at, &map, barrier, 0, 0, 0);
   tma_load_multicast(at, &map, barrier, 0, 0, 0, 3);

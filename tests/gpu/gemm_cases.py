@@ -49,8 +49,8 @@ KINDS: dict[str, dict] = {
     "plain": {},
     "fp32": {"out_bytes": 4},
     "accumulate": {"out_bytes": 8},
-    "gelu": {"activation": "gelu", "side_bytes": 2},
-    "swiglu": {"activation": "swiglu", "side_bytes": 2},
+    "gelu": {"activation": "gelu", "keeps_z": True, "side_bytes": 2},
+    "swiglu": {"activation": "swiglu", "keeps_z": True, "side_bytes": 2},
     "dact": {"activation": "relu", "backward": True, "column_sums": True, "side_bytes": 2},
 }
 
@@ -97,6 +97,10 @@ def small_edges() -> dict[tuple, tuple[GemmCase, int, dict]]:
 
 CASES = [
     GemmCase("gelu", 8, 8, 72, False, True),
+    GemmCase("gelu", 8, 8, 72, True, True),
+    GemmCase("gelu", 8, 8, 4104, True, True),
+    GemmCase("plain", 8, 8, 4104, False, True),
+    GemmCase("plain", 24, 5128, 4104),
     GemmCase("plain", 8, 8, 4104),
     GemmCase("plain", 8, 8, 4104, True),
     GemmCase("plain", 8, 8, 4104, True, True),

@@ -123,6 +123,33 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
         return go
 
+    def beside(out):
+        """More boxes than take turns, and the last one not all there."""
+        generator = torch.Generator().manual_seed(5)
+        a, b = integers(generator, 72, 64).half(), integers(generator, 64, 200).half()
+        residual = integers(generator, 72, 200).to(out)
+        want = (a.float() @ b.float() + residual.float()).to(out)
+
+        def go():
+            set_chip(capability, 1)
+            yield ak.ops.gemm.gemm(a.cuda(), b.cuda(), residual=residual.cuda(), out_dtype=out).cpu(), want
+
+        return go
+
+    def derivative():
+        generator = torch.Generator().manual_seed(6)
+        a, b = integers(generator, 72, 64).half(), integers(generator, 64, 200).half()
+        z = integers(generator, 72, 200).half()
+        want = torch.where(z > 0, a.float() @ b.float(), 0)
+
+        def go():
+            set_chip(capability, 1)
+            dz, sums = ak.ops.gemm.gemm_dact(a.cuda(), b.cuda(), z.cuda(), activation="relu", bias_grad=True)
+            yield dz.cpu(), want.half()
+            yield sums.cpu(), want.sum(0)
+
+        return go
+
     picked = {}
     for case in cases():
         if case.kernel == kernel:
@@ -134,6 +161,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
     # Stages that are filled more than once, with and without a cluster.
     long = [replace(c, k=1024) for c in cases() if c.kernel == "sm90" and c.tile in (0, 2) and not c.splits]
     special = [accumulated(), batched(), chained(), *(exact(c) for c in [*long[::3], in_turns()] if c.kernel == kernel)]
+    special += [beside(torch.float16), beside(torch.float32), derivative()]
     if kernel == "sm80":
         special += [apart(8), apart(2), apart(1, n=55), apart(4), apart(1, shared=130 * 1024)]
     return special + runs + small[:8]

@@ -25,7 +25,7 @@ pytestmark = [
 
 HINTS = {
     "prefetch.tensormap",
-    "prefetch.global.L2",
+    "cp.async.bulk.prefetch.tensor.3d.L2.global.tile",
     "griddepcontrol.launch_dependents",
 }  # which nothing but time depends on
 

@@ -63,23 +63,23 @@ def plans(rates: dict) -> dict:
 
 
 def plain_holds(rates: dict) -> bool:
-    """What the model promises of plain products, with some margin over what it reaches: 0.088 and 0.012."""
+    """What the model promises of plain products, with some margin over what it reaches: 0.089 and 0.012."""
     regrets = [regret for timed, (regret, _) in plans(rates).items() if timed.epilogue == "none"]
     return rms(tile_errors(rates)) <= 0.092 and sum(regrets) / len(regrets) <= 0.015
 
 
-def epilogues_hold(rates: dict) -> bool:
-    """The same of products with an epilogue, of its times: 0.068 and 0.013. An epilogue that is written anew has to be timed anew."""
+def biases_hold(rates: dict) -> bool:
+    """The same of products with a bias, of its times: 0.042 and 0. An epilogue that is written anew has to be timed anew."""
     found = {timed: both for timed, both in plans(rates).items() if timed.epilogue != "none"}
     regrets, ratios = zip(*found.values(), strict=True)
-    return rms(map(math.log, ratios)) <= 0.075 and sum(regrets) / len(regrets) <= 0.016
+    return rms(map(math.log, ratios)) <= 0.045 and sum(regrets) / len(regrets) <= 0.003
 
 
 def test_times_and_choices_are_those_measured():
-    assert len(GOLDEN) == 61
+    assert len(GOLDEN) == 46
     assert len(tile_errors({})) > 300
     assert plain_holds({})
-    assert epilogues_hold({})
+    assert biases_hold({})
 
 
 def test_no_plan_of_the_benchmark_is_far_from_the_fastest_tile():
@@ -92,9 +92,10 @@ def test_no_plan_of_the_benchmark_is_far_from_the_fastest_tile():
 
 @pytest.mark.parametrize("rate", _host.gemm_rates())
 def test_every_rate_is_held_by_what_was_measured(rate):
+    """But that instructions are issued no faster: only the epilogues that have yet to be timed would tell."""
     value = _host.gemm_rates()[rate]
-    for changed in ({rate: value / 2}, {rate: value * 2}):
-        assert not (plain_holds(changed) and epilogues_hold(changed))
+    for changed in ({rate: value / 2}, {rate: value * 2})[: 1 if rate == "issue" else 2]:
+        assert not (plain_holds(changed) and biases_hold(changed))
 
 
 def test_no_plan_is_far_from_the_roofline_where_cublas_is_not():
@@ -133,7 +134,7 @@ def test_every_tile_that_is_compiled_was_timed():
 
 
 def test_every_tile_that_is_compiled_is_the_choice_for_something():
-    kinds = ({}, {"plain": False}, {"activation": "gelu", "side_bytes": 2}, {"activation": "swiglu"})
+    kinds = ({}, {"plain": False}, {"activation": "gelu", "keeps_z": True, "side_bytes": 2}, {"activation": "swiglu"})
     used = {
         plan["tile"]
         for shape, kind in itertools.product([*SUITE, *LINEAR, Shape(8, 4096, 4096, "NT")], kinds)

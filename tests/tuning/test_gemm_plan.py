@@ -67,7 +67,7 @@ def requests():
 
 EPILOGUES = (
     {},
-    {"activation": "gelu", "side_bytes": 2},
+    {"activation": "gelu", "keeps_z": True, "side_bytes": 2},
     {"activation": "swiglu"},
     {"activation": "swiglu", "backward": True, "column_sums": True, "side_bytes": 4},
     {"out_bytes": 8},

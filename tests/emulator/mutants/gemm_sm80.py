@@ -410,7 +410,9 @@ MUTANTS = [
     Mutant(EPILOGUE, "if (x + 1 < end) store_value", "store_value", "a single last column is followed by another"),
     Mutant(EPILOGUE, "batch * t.batch_stride + row", "row", "every product of a batch uses the first one's operands"),
     # ---- its arithmetic
-    Mutant(EPILOGUE, "return e.alpha * x + bias;", "return e.alpha * (x + bias);", "alpha multiplies the bias as well"),
+    Mutant(
+        EPILOGUE, "return fma(e.alpha, x, bias);", "return e.alpha * (x + bias);", "alpha multiplies the bias as well"
+    ),
     Mutant(EPILOGUE, "} else if (e.alpha != 1.0f) {", "} else if (false) {", "without a bias alpha is forgotten"),
     Mutant(EPILOGUE, "return fma(e.beta, r, x);", "return x + r;", "beta is taken for 1"),
     Mutant(EPILOGUE, "if (e.z.data) write_values(e.z, args.m, at, h, 0, v[0]);", "", "z is not written"),

@@ -152,13 +152,13 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "Tile::kClusterM + (Tile::kClusterM > 1 ? rank_ : 0)",
+        "Tile::kClusterM + (Tile::kClusterM > 1 ? rank : 0)",
         "Tile::kClusterM",
         "both blocks of a cluster work on the same rows",
     ),
     Mutant(
         KERNEL,
-        "Tile::kClusterN + (Tile::kClusterN > 1 ? rank_ : 0)",
+        "Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)",
         "Tile::kClusterN",
         "both blocks of a cluster work on the same columns",
     ),
@@ -192,14 +192,14 @@ MUTANTS = [
     Mutant(KERNEL, "phase ^= to / Tile::kStages & 1;", "", "the phase does not flip over the other's stages"),
     Mutant(
         KERNEL,
-        "if (!first) named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);",
+        "named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);",
         "",
         "nobody waits for the turn: the other's arrivals pile up",
     ),
     Mutant(
         KERNEL,
-        "if (!first) named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);",
-        "named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);",
+        "if (Tile::kPingpong && others_turn) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);",
+        "",
         "the first tile waits for a turn that nobody gives",
     ),
     Mutant(
@@ -230,10 +230,9 @@ MUTANTS = [
         KERNEL,
         "others_turn = consumer == 1;",
         "others_turn = consumer == 0;",
-        "the second consumer begins",
-        missed="the two change places from the first tile on: the result is right",
+        "the second consumer waits for no turn, and nobody begins",
     ),
-    Mutant(KERNEL, "first = false, others_turn = !others_turn", "first = false", "the same consumer takes every tile"),
+    Mutant(KERNEL, "others_turn = !others_turn", "others_turn = others_turn", "the same consumer takes every tile"),
     # ---- batch
     Mutant(KERNEL, "work.batch * args.schedule.batch_a,", "work.batch,", "a shared A is looked for in every matrix"),
     Mutant(KERNEL, "work.batch * args.schedule.batch_b;", "0;", "every product reads the first B"),
@@ -257,8 +256,8 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "named_barrier(consumer + 1, kWarpgroupThreads); if (is_last[0] == 0u)",
-        "if (is_last[0] == 0u)",
+        "named_barrier(consumer + 1, kWarpgroupThreads); if (shared_at<uint32_t>(flag)[0] == 0u)",
+        "if (shared_at<uint32_t>(flag)[0] == 0u)",
         "threads look before the count is there",
     ),
     Mutant(
@@ -276,7 +275,7 @@ MUTANTS = [
     Mutant(
         KERNEL, "s.counters + work.tile * Tile::kGroups", "s.counters + 0 * Tile::kGroups", "all tiles share a counter"
     ),
-    Mutant(KERNEL, "last ? 1u : 0u;", "0 ? 1u : 0u;", "the first part finishes the tile"),
+    Mutant(KERNEL, "last ? 1u : 0u);", "0 ? 1u : 0u);", "the first part finishes the tile"),
     Mutant(
         KERNEL,
         "static_cast<uint32_t>(s.splits) - 1;",
@@ -303,7 +302,7 @@ MUTANTS = [
     ),
     Mutant(KERNEL, "if (first + j < kVectors) store_vec(", "store_vec(", "sums are written beyond the tile's"),
     Mutant(KERNEL, "at < kVectors && of < s.splits", "at < kVectors", "parts that are not there are added"),
-    Mutant(KERNEL, "if (is_last[0] == 0u) return false;", "", "every part finishes the tile"),
+    Mutant(KERNEL, "if (shared_at<uint32_t>(flag)[0] == 0u) return false;", "", "every part finishes the tile"),
     Mutant(KERNEL, "+ group * (kPartSize / Tile::kGroups)", "", "the consumers of a tile share scratch"),
     Mutant(KERNEL, "work.tile * s.splits * kPartSize", "work.tile * kPartSize", "tiles overlap in scratch"),
     Mutant(KERNEL, "p.flags + 4 * consumer", "p.flags", "the consumers share a flag"),
@@ -359,6 +358,6 @@ MUTANTS = [
         "// up",
         "memory is read while the kernel in front may still write it",
     ),
-    Mutant(KERNEL, "if (thread == 0) bulk_wait<0>();", "", "the block exits under a store"),
+    Mutant(KERNEL, "if (thread_of_warpgroup() == 0) bulk_wait<0>();", "", "the block exits under a store"),
     Mutant(KERNEL, "work.m + group * Tile::kConsumerRows", "work.m", "both consumers store to the same rows"),
 ]

@@ -117,5 +117,11 @@ MUTANTS = [
     Mutant("the halves of a pair exchanged", r"(cvt\.rn\.b?f16x2\.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
     Mutant("pairs of the other 16-bit type", r"cvt\.rn\.f16x2\.f32", "cvt.rn.bf16x2.f32"),
     Mutant("pairs of partial sums exchanged", r"(st\.shared\.v2\.f32 \[[^]]*\], \{)(%f\d+), ?(%f\d+)", r"\1\3, \2"),
+    Mutant("a box read: two registers exchanged", r"(ldmatrix\S+ \{)(%r\d+), ?(%r\d+)", r"\1\3, \2"),
+    Mutant("a box read: transposed", r"(ldmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared"),
+    Mutant("a box read: pairs exchanged", r"(ld\.shared\.v2\.f32 \{)(%f\d+), ?(%f\d+)", r"\1\3, \2"),
+    Mutant("a box read: pairs 8 bytes further on", r"(ld\.shared\.v2\.f32 \{[^}]*\}, \[%r\d+)\]", r"\1+8]"),
+    Mutant("a box that is not waited for", WAIT, "setp.eq.u32 P1, 0, 0;", -1),
+    Mutant("column sums: lanes of one row are added", r"(shfl\.sync\.bfly\.b32 %r\d+\|%p\d+, %r\d+), %r\d+,", r"\1, 1,"),
     Mutant("quads of partial sums exchanged", r"(ld\.global\.v4\.f32 \{)(%f\d+), (%f\d+)", r"\1\3, \2"),
 ]  # fmt: skip

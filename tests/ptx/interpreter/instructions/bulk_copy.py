@@ -137,6 +137,21 @@ def load(block, instruction, pc, rank, where, multicast):
     return run
 
 
+# §9.7.9.27.1.4 prefetch: a box on its way to L2, for which nobody waits. It must be one that can be loaded
+@meaning(r"cp\.async\.bulk\.prefetch\.tensor\.(?P<rank>[1-5])d\.L2\.global(\.tile)?")
+def prefetch(block, instruction, pc, rank):
+    text = instruction.text
+    map_at, coordinates = tensor_operand(block, instruction.operands[0], rank, text)
+
+    def run(mask):
+        for thread in np.flatnonzero(block.mask):
+            at = lambda values, thread=thread: int(block.per_thread(values)[thread])  # noqa: E731
+            map_ = tensor_map(block, at(map_at), int(rank), text)
+            places(block.launch.memory.at(map_.base, text), map_, tuple(at(c) for c in coordinates), text)
+
+    return run
+
+
 # shared memory to tensor, or added to it
 @meaning(
     r"cp\.(?P<reduce>reduce\.)?async\.bulk\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta(?P<add>\.add)?(\.tile)?\.bulk_group"

@@ -2,7 +2,6 @@
 
 from ..types import GONE
 from . import meaning, nothing
-from .memory import resolve
 
 
 # §9.7.12.3 bra
@@ -41,17 +40,3 @@ def ret(block, instruction, pc):
 
 # hints: §9.7.9.16 prefetch (of tensor maps), §9.7.19.5 setmaxnreg is in warp.py
 meaning(r"prefetch\.tensormap|prefetch(u)?\.L[12]|(discard|applypriority)\.global\.L2.*")(nothing)
-
-
-# §9.7.9.16 prefetch: moves a line towards a cache. An address may have any alignment; it must be one of a buffer here, as the
-# page of one that is not may not exist
-@meaning(r"prefetch\.global\.L[12]")
-def prefetch(block, instruction, pc):
-    address, text = block.address(instruction.operands[0]), instruction.text
-
-    def run(mask):
-        addresses = address() if mask is True else address()[mask]
-        for region, where, _ in resolve(block, "global", addresses, text):
-            region.places(where, 1, 1, text)
-
-    return run

@@ -1,0 +1,391 @@
+// The epilogue of gemm_sm90 where TMA moves all that it reads and writes: activations, their derivatives, residual,
+// column sums.
+//
+// Work: one pass over a consumer's sums in fp32; of a tile beside C, residual or pre-activation, one read. Plan: what
+// is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, the first of them while the
+// main loop runs, and is asked into L2 by then altogether. There it has the form in which stmatrix leaves results, so
+// ldmatrix gives each thread what belongs to its sums, in the registers' own order; the results take its place and
+// leave by TMA. Two boxes take turns: one is finished while the other is stored and filled anew. The sums are worked on
+// 32 columns at a time, by one copy of the code, which the compiler cannot do with registers that a loop picks: so a
+// branch that all threads take together moves them to where the code expects them, and the product with alpha and the
+// sum with the bias, which happen anyway, are the moves. Traps: a box is free for the next load only when its store has
+// read it, which none but the thread that issued the store can wait for. Rows below C come as zeros times whatever B
+// holds, perhaps NaN, so column sums pass over them.
+#pragma once
+#include "device/block.cuh"
+#include "device/mbarrier.cuh"
+#include "device/memory.cuh"
+#include "device/mma.cuh"
+#include "device/shared.cuh"
+#include "device/tma.cuh"
+#include "device/warp.cuh"
+#include "kernels/gemm_sm90_store.cuh"
+#include "kernels/gemm_sm90_tile.cuh"
+
+namespace ak {
+namespace gemm {
+
+/// The boxes that a consumer finishes of a tile: slice by slice, each from left to right. With `pairs` the epilogue has
+/// two a step, of gates and of values, which lie half a row of C further on: they are the matrices of a map.
+template <bool kFloat, class Tile>
+struct Boxes {
+  static constexpr int kColumns = kFloat ? 32 : 64;
+  int m, n, batch;  ///< first row and column in C
+  int in_slice, steps;
+  bool pairs;
+
+  /// From what it takes: no register of the main loop is kept for what is soon computed again.
+  AK_DEVICE Boxes(const Args& args, const Work& work, int consumer)
+      : m(opaque(work.m) + (Tile::kPingpong ? 0 : opaque(consumer) * Tile::kConsumerRows)),
+        n(opaque(work.n)),
+        batch(opaque(work.batch)) {
+    static_assert(Tile::kSlicesM <= 2, "a consumer has one slice or two");
+    const int columns = args.columns - n < args.tile_columns ? args.columns - n : args.tile_columns;
+    const int slices = m >= args.m ? 0 : Tile::kSlicesM == 1 || m + 64 >= args.m ? 1 : 2;
+    in_slice = columns <= 0 ? 0 : (columns + kColumns - 1) / kColumns;
+    steps = slices * in_slice;
+    pairs = !kFloat && args.epilogue.activation == Activation::swiglu && args.epilogue.preact.data;
+  }
+  AK_DEVICE int slice(int step) const { return Tile::kSlicesM > 1 && step >= in_slice; }
+  AK_DEVICE int first_column(int step) const { return (step - slice(step) * in_slice) * kColumns; }  ///< of the tile
+  AK_DEVICE int row(int step) const { return m + slice(step) * 64; }
+  /// The first column of what is worked on after `columns` from `column` on; at the tile's end anything.
+  AK_DEVICE int next_chunk(int column, int columns) const {
+    return Tile::kSlicesM == 1 || column + columns < in_slice * kColumns ? column + columns : 0;
+  }
+  AK_DEVICE int slot(int step) const { return pairs ? 0 : step % 2; }
+
+  /// Asks for all that is read to be in L2 soon.
+  AK_DEVICE void prefetch(const TensorMap* beside) const {
+    AK_NO_UNROLL
+    for (int step = 0; step < steps; step++) {
+      tma_prefetch(beside, n + first_column(step), row(step), batch);
+      if (pairs) tma_prefetch(beside, n + first_column(step), row(step), 1);
+    }
+  }
+  /// Loads what a step reads into its slot, which is free.
+  AK_DEVICE void load(const TensorMap* beside, uint32_t slots, uint32_t loaded, int step) const {
+    const uint32_t to = slots + slot(step) * kSliceBytes, barrier = loaded + slot(step) * 8;
+    mbarrier_arrive_expect_tx(barrier, pairs ? 2 * kSliceBytes : kSliceBytes);
+    tma_load(to, beside, barrier, n + first_column(step), row(step), batch);
+    if (pairs) tma_load(to + kSliceBytes, beside, barrier, n + first_column(step), row(step), 1);
+  }
+  /// Both slots' first loads; one thread, when its stores are behind it.
+  AK_DEVICE void first_loads(const TensorMap* beside, uint32_t slots, uint32_t loaded) const {
+    bulk_wait_read<0>();
+    AK_NO_UNROLL
+    for (int step = 0; step < (pairs ? 1 : 2) && step < steps; step++) load(beside, slots, loaded, step);
+  }
+};
+
+// ---- a thread's values of 32 columns of a box: rows lane / 4 and 8 + lane / 4 of its warp's 16, columns 2 (lane % 4)
+// and the next of every 8; value 4 b + 2 h + i is in the b-th 8 columns, in row h, column i. As in the accumulators.
+
+constexpr int kChunk = 32;
+constexpr int kValues = 64 * kChunk / kWarpgroupThreads;
+
+/// Byte offset of what this lane reads and writes of a box's first columns.
+template <bool kFloat>
+AK_DEVICE uint32_t offset_in_box(int warp, int lane) {
+  if (kFloat) return box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  return box_offset(warp * 16 + lane % 16, lane / 16);
+}
+
+/// The two values of a word, as round_pair() packs them.
+template <class T>
+AK_DEVICE void widen_pair(uint32_t pair, float& low, float& high) {
+  low = to_float(T{static_cast<uint16_t>(pair)});
+  high = to_float(T{static_cast<uint16_t>(pair >> 16)});
+}
+
+/// 16 of the columns, at `at` ^ offset_of_half(0 or 1).
+template <class T, bool kFloat>
+AK_DEVICE void read_half(uint32_t at, float* v) {
+  if constexpr (kFloat) {
+    AK_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      const auto pair = load_shared_2((at ^ (i / 4 << 5)) + i / 2 % 2 * 1024);
+      v[i] = pair[0], v[i + 1] = pair[1];
+    }
+  } else {
+    uint32_t r[4];
+    ldmatrix_x4(r, at);
+    AK_UNROLL
+    for (int i = 0; i < 4; i++) widen_pair<T>(r[i], v[2 * i], v[2 * i + 1]);
+  }
+}
+template <class T, bool kFloat>
+AK_DEVICE void write_half(uint32_t at, const float* v) {
+  if constexpr (kFloat) {
+    AK_UNROLL
+    for (int i = 0; i < 8; i += 2) store_shared_2((at ^ (i / 4 << 5)) + i / 2 % 2 * 1024, v[i], v[i + 1]);
+  } else {
+    uint32_t r[4];
+    AK_UNROLL
+    for (int i = 0; i < 4; i++) r[i] = round_pair<T>(v[2 * i], v[2 * i + 1]);
+    stmatrix_x4(at, r);
+  }
+}
+template <bool kFloat>
+AK_DEVICE constexpr uint32_t offset_of_half(int half) {
+  return half << (kFloat ? 6 : 5);
+}
+
+template <class T, bool kFloat>
+AK_DEVICE void read_box(uint32_t at, float (&v)[kValues]) {
+  read_half<T, kFloat>(at, v);
+  read_half<T, kFloat>(at ^ offset_of_half<kFloat>(1), v + 8);
+}
+template <class T, bool kFloat>
+AK_DEVICE void write_box(uint32_t at, const float (&v)[kValues]) {
+  write_half<T, kFloat>(at, v);
+  write_half<T, kFloat>(at ^ offset_of_half<kFloat>(1), v + 8);
+}
+
+// ---- what happens to the sums.
+
+/// This thread's columns of a bias in a chunk, as they lie in memory: in the inputs' type a pair in every other word.
+struct RawBias {
+  uint32_t words[kValues / 2];
+};
+
+/// What no bias is: -0 changes no sum.
+AK_DEVICE RawBias no_bias() {
+  RawBias raw;
+  AK_UNROLL
+  for (int i = 0; i < kValues / 2; i++) raw.words[i] = 0x80008000u;
+  return raw;
+}
+
+/// Those of the chunk at `column` of a bias with `end` columns, which is even.
+AK_DEVICE void load_bias(const void* bias, bool is_float, int column, int lane, int end, RawBias& raw) {
+  const uint32_t first = column + lane % 4 * 2;
+  const auto each = [&](auto load_pair) {
+    if (column + kChunk <= end) {
+      AK_UNROLL
+      for (int b = 0; b < kChunk / 8; b++) load_pair(b);
+    } else {
+      AK_UNROLL
+      for (int b = 0; b < kChunk / 8; b++) {
+        if (static_cast<int>(first) + 8 * b < end) load_pair(b);
+      }
+    }
+  };
+  if (is_float) {
+    const uint32_t* const from = static_cast<const uint32_t*>(bias) + first;
+    each([&](int b) {
+      const auto pair = load_vec<2>(from + 8 * b);
+      raw.words[2 * b] = pair[0], raw.words[2 * b + 1] = pair[1];
+    });
+  } else {
+    const uint32_t* const from = static_cast<const uint32_t*>(bias) + first / 2;
+    each([&](int b) { raw.words[2 * b] = load(from + 4 * b); });
+  }
+}
+
+template <class T>
+AK_DEVICE void widen_bias(bool is_float, const RawBias& raw, float (&v)[kValues / 2]) {
+  if (!is_float) {
+    AK_UNROLL
+    for (int i = 0; i < kValues / 2; i += 2) widen_pair<T>(raw.words[i], v[i], v[i + 1]);
+  } else {
+    AK_UNROLL
+    for (int i = 0; i < kValues / 2; i++) v[i] = float_of(raw.words[i]);
+  }
+}
+
+/// v = alpha sums + bias, for chunk number `chunk` of those from kFirst to kEnd - 1. All threads pass the same.
+template <int kFirst, int kEnd, int kSlices, int kHalfBlockN>
+AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, float alpha,
+                         const float (&bias)[kValues / 2], float (&v)[kValues]) {
+  if constexpr (kEnd - kFirst > 1) {
+    constexpr int kMiddle = (kFirst + kEnd) / 2;
+    if (chunk < kMiddle) {
+      take_sums<kFirst, kMiddle>(acc, chunk, alpha, bias, v);
+    } else {
+      take_sums<kMiddle, kEnd>(acc, chunk, alpha, bias, v);
+    }
+  } else {
+    constexpr int kInSlice = kHalfBlockN / kValues;
+    const float* sums = acc[kFirst / kInSlice] + kFirst % kInSlice * kValues;
+    AK_UNROLL
+    for (int i = 0; i < kValues; i++) v[i] = fma(alpha, sums[i], bias[i / 4 * 2 + i % 2]);
+  }
+}
+
+AK_DEVICE void activate(Activation activation, float (&v)[kValues]) {
+  const auto each = [&](auto f) {
+    AK_UNROLL
+    for (int i = 0; i < kValues; i++) v[i] = f(v[i]);
+  };
+  switch (activation) {
+    case Activation::relu:
+      return each([](float x) { return ak::activate(Activation::relu, x); });
+    case Activation::gelu:
+      return each([](float x) { return ak::activate(Activation::gelu, x); });
+    case Activation::gelu_tanh:
+      return each([](float x) { return ak::activate(Activation::gelu_tanh, x); });
+    case Activation::silu:
+      return each([](float x) { return ak::activate(Activation::silu, x); });
+    case Activation::none:
+    case Activation::swiglu:
+      return;
+  }
+}
+
+AK_DEVICE void activate_backward(Activation activation, float (&v)[kValues], const float (&z)[kValues]) {
+  const auto each = [&](auto f) {
+    AK_UNROLL
+    for (int i = 0; i < kValues; i++) v[i] = f(v[i], z[i]);
+  };
+  switch (activation) {
+    case Activation::relu:
+      return each([](float x, float y) { return ak::activate_backward(Activation::relu, x, y); });
+    case Activation::gelu:
+      return each([](float x, float y) { return ak::activate_backward(Activation::gelu, x, y); });
+    case Activation::gelu_tanh:
+      return each([](float x, float y) { return ak::activate_backward(Activation::gelu_tanh, x, y); });
+    case Activation::silu:
+      return each([](float x, float y) { return ak::activate_backward(Activation::silu, x, y); });
+    case Activation::none:
+    case Activation::swiglu:
+      return;
+  }
+}
+
+/// Adds a warp's 16 rows up, the first `rows` of which there are, and stores the sums of the first `columns` columns.
+/// The order is that of sum_of_rows(): the exchanges between lanes pair the same rows. Each leaves a lane half as many
+/// columns, in the end one.
+AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, const float (&v)[kValues]) {
+  float sum[kValues / 2];
+  AK_UNROLL
+  for (int i = 0; i < kValues / 2; i++) sum[i] = v[i / 2 * 4 + i % 2] + v[i / 2 * 4 + i % 2 + 2];
+  if (rows < 16) {
+    AK_UNROLL
+    for (int i = 0; i < kValues / 2; i++) {
+      if (lane / 4 + 8 >= rows) sum[i] = v[i / 2 * 4 + i % 2] + 0.0f;
+      if (lane / 4 >= rows) sum[i] = 0.0f;
+    }
+  }
+  AK_UNROLL
+  for (int left = kValues / 4; left > 0; left /= 2) {
+    const int apart = kValues / left;
+    const bool second = lane & apart;
+    AK_UNROLL
+    for (int i = 0; i < left; i++) {
+      const float kept = second ? sum[i + left] : sum[i], given = second ? sum[i] : sum[i + left];
+      sum[i] = kept + shuffle_xor(given, apart);
+    }
+  }
+  const int column = (lane / 4 % 2 * 2 + lane / 8 % 2) * 8 + lane % 4 * 2 + lane / 16;
+  if (column < columns) store(to + column, sum[0]);
+}
+
+/// Finishes a consumer's accumulators, box by box. `loaded_phases`: of the slots' mbarriers, a bit each. Forward, or
+/// the backward of an activation: for the registers that is known at compile time.
+template <class T, bool kFloat, bool kBackward, class Tile>
+AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Boxes<kFloat, Tile>& boxes,
+                            const TensorMap* map_c, const TensorMap* beside, uint32_t slots, uint32_t loaded,
+                            int consumer, uint32_t& loaded_phases, const Args& args) {
+  using Walk = Boxes<kFloat, Tile>;
+  constexpr int kChunks = Tile::kSlicesM * Tile::kBlockN / kChunk;
+  const Epilogue& e = args.epilogue;
+  const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const uint32_t mine = slots + offset_in_box<kFloat>(warp, lane);
+  const bool gated = e.activation == Activation::swiglu, reads = kBackward || args.reads;
+  const int end = opaque(args.n);
+  RawBias next_bias = no_bias();
+  if (!kBackward && e.bias.data) load_bias(e.bias.data, args.float_bias, boxes.n, lane, end, next_bias);
+  int slot = 0;
+  AK_NO_UNROLL
+  for (int step = 0; step < boxes.steps; step++, slot ^= boxes.pairs ? 0 : 1) {
+    if (reads) {
+      mbarrier_wait(loaded + slot * 8, loaded_phases >> slot & 1);
+      loaded_phases ^= 1 << slot;
+    } else {
+      if (thread == 0 && step == 0) bulk_wait_read<0>();
+      if (thread == 0 && step != 0) bulk_wait_read<1>();
+      named_barrier(consumer + 1, kWarpgroupThreads);
+    }
+    const int row = boxes.row(step) + warp * 16;
+    float* sums = nullptr;
+    if (kBackward && e.column_sums && row < args.m) {
+      const int64_t group = boxes.batch * static_cast<int64_t>((args.m + 15) / 16) + row / 16;
+      sums = e.column_sums + group * (gated ? 2 * end : end);
+    }
+    AK_NO_UNROLL
+    for (int in_box = 0; in_box < Walk::kColumns; in_box += kChunk) {
+      const int column = boxes.first_column(step) + in_box;  // of the tile
+      const int chunk = (boxes.slice(step) * Tile::kBlockN + column) / kChunk;
+      const uint32_t at = (mine + slot * kSliceBytes) ^ (in_box << 1);
+      float v[kValues], side[kValues], up[kValues], bias[kValues / 2];
+      if constexpr (kBackward) {
+        AK_UNROLL
+        for (int i = 0; i < kValues / 2; i++) bias[i] = -0.0f;
+      } else {
+        widen_bias<T>(args.float_bias, next_bias, bias);
+        if (e.bias.data)
+          load_bias(e.bias.data, args.float_bias, boxes.n + boxes.next_chunk(column, kChunk), lane, end, next_bias);
+      }
+      take_sums<0, kChunks>(acc, chunk, e.alpha, bias, v);
+      if constexpr (kBackward) {
+        if (gated) {
+          AK_UNROLL
+          for (int half = 0; half < 2; half++) {  // for the registers
+            const uint32_t gates = at ^ offset_of_half<kFloat>(half);
+            read_half<T, kFloat>(gates, side);
+            read_half<T, kFloat>(gates + kSliceBytes, up + 8 * half);
+            AK_UNROLL
+            for (int i = 8 * half; i < 8 * half + 8; i++) {
+              const GatedGradient g = swiglu_backward(v[i], side[i % 8], up[i]);
+              v[i] = g.gate;
+              up[i] = g.up;
+            }
+          }
+        } else {
+          read_box<T, kFloat>(at, side);
+          activate_backward(e.activation, v, side);
+        }
+      } else {
+        if (e.activation != Activation::none && !gated) activate(e.activation, v);
+        if constexpr (Tile::kBlockN % 128 == 0) {
+          if (gated) {
+            RawBias value_bias = no_bias();
+            if (e.bias.data) load_bias(e.bias.data, args.float_bias, boxes.n + column + end / 2, lane, end, value_bias);
+            widen_bias<T>(args.float_bias, value_bias, bias);
+            take_sums<0, kChunks>(acc, chunk + Tile::kBlockN / 2 / kChunk, e.alpha, bias, up);
+            AK_UNROLL
+            for (int i = 0; i < kValues; i++) v[i] = swiglu(v[i], up[i]);
+          }
+        }
+        if (reads) {
+          read_box<T, kFloat>(at, side);
+          AK_UNROLL
+          for (int i = 0; i < kValues; i++) v[i] = fma(e.beta, side[i], v[i]);
+        }
+      }
+      if (reads) warp_sync();  // what was here has been read
+      write_box<T, kFloat>(at, v);
+      if constexpr (kBackward) {
+        if (gated) write_box<T, kFloat>(at + kSliceBytes, up);
+        if (sums == nullptr) continue;
+        const int from = boxes.n + column;
+        store_column_sums(sums + from, end - from, args.m - row, lane, v);
+        if (gated) store_column_sums(sums + end + from, end - from, args.m - row, lane, up);
+      }
+    }
+    publish_staging(consumer);
+    if (thread != 0) continue;
+    const int x = boxes.n + boxes.first_column(step), y = boxes.row(step);
+    tma_store(map_c, slots + slot * kSliceBytes, x, y, boxes.batch);
+    if (boxes.pairs) tma_store(map_c, slots + kSliceBytes, x, y, 1);
+    bulk_commit();
+    const int next = step + (boxes.pairs ? 1 : 2);
+    if (!reads || next >= boxes.steps) continue;
+    bulk_wait_read<0>();
+    boxes.load(beside, slots, loaded, next);
+  }
+}
+
+}  // namespace gemm
+}  // namespace ak
