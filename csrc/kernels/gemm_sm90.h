@@ -76,7 +76,8 @@ inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
   return !e.bias.data || (e.alpha == 1.0f && gemm_sm90_bias_in_pairs(e, half));
 }
 
-/// Whether TMA moves all that the epilogue reads and writes, C and z as `type`: by tiles whose columns divide into boxes.
+/// Whether TMA moves all that the epilogue reads and writes, C and z as `type`: by tiles whose columns divide into
+/// boxes.
 inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
   const GemmEpilogue& e = q.epilogue;
   const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;

@@ -136,7 +136,7 @@ inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish 
     case Sm90Finish::kPlain:
       return {75, 0.8 + rows};
     case Sm90Finish::kInRegisters:
-      return {80, 4 + rows};
+      return {80, 3.6 + rows};
     case Sm90Finish::kWords:
       return {80, 10.6 + rows / 2};
     case Sm90Finish::kBoxes: {
