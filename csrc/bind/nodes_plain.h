@@ -85,7 +85,8 @@ inline std::optional<Tensor> optional_tensor(PyObject* object) {
 inline constexpr int64_t kBriefly = 8192;
 
 // What `run` returns, without the interpreter's lock unless it runs briefly; None where that is undefined or throws:
-// the Python function says what is wrong.
+// the Python function says what is wrong. But what a hook of saved tensors raises goes on: torch.utils.checkpoint ends
+// its second forward so.
 template <typename Run>
 PyObject* wrapped_or_none(const Run& run, bool briefly = false) {
   Tensor out;
@@ -94,6 +95,8 @@ PyObject* wrapped_or_none(const Run& run, bool briefly = false) {
     if (!briefly) no_gil.emplace();
     try {
       out = run();
+    } catch (const python_error&) {
+      throw;
     } catch (const std::exception&) {
     }
   }

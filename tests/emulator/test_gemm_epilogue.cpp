@@ -301,6 +301,18 @@ void unaligned(Cases& cases) {
   cases.check("C behind an odd element, bias", [] {
     return run<fp16, fp16, fp16, K, K, Small>({.m = 66, .n = 64, .k = 64, .bias = Bias::kColumn, .c_first = 1});
   });
+  cases.check("alpha, bias, relu, z", [] {
+    return run<bf16, bf16, bf16, K, K, Small>(
+        {.m = 66, .n = 72, .k = 64, .activation = Activation::relu, .bias = Bias::kColumn, .alpha = 0.5f, .z = true});
+  });
+  cases.check("C behind four elements, relu", [] {
+    return run<bf16, bf16, bf16, K, K, Small>(
+        {.m = 66, .n = 64, .k = 64, .activation = Activation::relu, .c_first = 4});
+  });
+  cases.check("64 columns in odd rows, relu", [] {
+    return run<bf16, bf16, bf16, K, K, Small>(
+        {.m = 66, .n = 64, .k = 64, .activation = Activation::relu, .c_lies = Lies::kOdd});
+  });
   cases.check("transposed C in fp32", [] {
     return run<bf16, float, bf16, K, MN, Small>({.m = 66, .n = 72, .k = 64, .c_lies = Lies::kTransposed});
   });

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 from amp_kernels._dispatch import load, nodes
@@ -172,3 +173,40 @@ def test_what_only_a_backward_reads_is_kept_for_it(kind, rows):
     alone = function(x, weight, bias)
     recorded = function(x.clone().requires_grad_(), weight, bias)
     assert torch.equal(alone, recorded)
+
+
+LAST = {
+    "layer_norm": lambda x, w: ak.layer_norm(x, 64, w[0], w[1]),
+    "rms_norm": lambda x, w: ak.rms_norm(x, (64,), w[0]),
+    "softmax": lambda x, w: ak.softmax(x, 1),
+    "log_softmax": lambda x, w: ak.log_softmax(x, 1),
+    "cross_entropy": lambda x, w: ak.cross_entropy(x, torch.arange(len(x)) % 64),
+    "linear": lambda x, w: ak.linear(x.bfloat16(), w.bfloat16()),
+    "matmul": lambda x, w: ak.matmul(x.bfloat16(), w.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("rows", [4, 400])  # the interpreter's lock is kept, or not
+@pytest.mark.parametrize("name", LAST)
+def test_the_last_function_of_a_checkpoint(name, rows):
+    """torch.utils.checkpoint ends its second forward by an exception in the hook that saves the last tensor."""
+    x, weight = normal(rows, 64, seed=1), normal(64, 64, seed=2)
+
+    def gradients(run):
+        arguments = [t.clone().requires_grad_() for t in (x, weight)]
+        run(lambda x, w: LAST[name](torch.tanh(x), w), *arguments).float().square().sum().backward()
+        return [t.grad for t in arguments]
+
+    checkpointed = gradients(partial(checkpoint, use_reentrant=False))
+    for got, want in zip(checkpointed, gradients(lambda f, *arguments: f(*arguments)), strict=True):
+        assert (got is None) == (want is None)
+        assert got is None or torch.equal(got, want)
+
+
+def test_what_a_hook_of_saved_tensors_raises_arrives():
+    def refuse(tensor):
+        raise KeyError("kept nowhere")
+
+    x = normal(4, 64, seed=1).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(refuse, lambda tensor: tensor), pytest.raises(KeyError, match="kept"):
+        ak.softmax(x, 1)

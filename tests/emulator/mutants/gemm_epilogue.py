@@ -66,6 +66,15 @@ MUTANTS = [
     Mutant(ELEMENTS, "args.m - row0 < 16 ? args.m - row0 : 16;", "16;", "rows beyond the last are worked on"),
     Mutant(ELEMENTS, "&t == &e.bias ? 0 : batch", "batch", "the bias is looked for in each matrix of a batch",
            missed="its distance between matrices is 0"),
+    # ---- what TMA moves
+    Mutant(HOST, "t->type != type ||", "", "other types are loaded as C's"),
+    Mutant(HOST, "t->column_stride != 1 ||", "", "columns that lie apart are loaded as neighbours"),
+    Mutant(HOST, "reinterpret_cast<uintptr_t>(t->data) % 16 != 0) return false;", "false) return false;", "operands may begin anywhere"),
+    Mutant(HOST, "!aligned(columns) ||", "", "TMA clips a store within 16 bytes"),
+    Mutant(HOST, "!aligned(t->row_stride) ||", "", "rows may begin anywhere"),
+    Mutant(HOST, "if (gated && (backward || e.z.data) && q.batch > 1) return false;", "", "the second matrix of a batch is taken for the values"),
+    Mutant(HOST, "if (backward && (e.bias.data || e.residual.data || e.z.data || type != half)) return false;", "", "backward, a bias is forgotten"),
+    Mutant(HOST, "return !e.z.data || e.alpha == 1.0f || !e.bias.data;", "return true;", "z forgets alpha beside a bias"),
     # ---- staged rows
     Mutant(ELEMENTS, "return moved ^ ((moved >> 3) & 16);", "return plain;", "the staged rows are not turned",
            missed="only banks meet: the result is right"),
@@ -83,8 +92,7 @@ MUTANTS = [
     Mutant(ELEMENTS, "slice * 64 + warp % 4 * 16,", "warp % 4 * 16,", "the second slice uses the rows of the first"),
     Mutant(ELEMENTS, "const int parts = (end - n + width - 1) >>", "const int parts = (end - n) >>", "the last columns of a tile are left out"),
     Mutant(ELEMENTS, "by_columns ? 2 : 1 << shift", "1 << shift", "every other column is left out"),
-    Mutant(ELEMENTS, "by_columns ? 16 : kWarpThreads >> shift", "kWarpThreads >> shift", "by columns: a thread takes the rows of others as well",
-           missed="they are finished twice, the same way, but for column sums, which go with rows"),
+    Mutant(ELEMENTS, "by_columns ? 16 : kWarpThreads >> shift", "kWarpThreads >> shift", "by columns: a thread takes the rows of others as well"),
     # ---- arithmetic
     Mutant(ELEMENTS, "fma(e.alpha, sum, bias)", "sum + bias", "alpha is forgotten"),
     Mutant(ELEMENTS, "v = fma(e.beta, element(e.residual, at(e.residual, 0), r), v);", "v += element(e.residual, at(e.residual, 0), r);", "beta is taken for 1"),
