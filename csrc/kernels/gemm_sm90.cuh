@@ -348,16 +348,14 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     if (Tile::kPingpong && others_turn) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);  // the first is free
     Work work;
     for (; scheduler.next(work); others_turn = !others_turn) {
-      // Pingpong: pass over the other's tiles, and wait until it gives the tensor cores free.
-      if constexpr (Tile::kPingpong) {
+      if constexpr (Tile::kPingpong) {  // pass over the other's tiles
         if (others_turn) {
           p.skip(work.last_step - work.first_step);
           continue;
         }
-        named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       }
-      // What the epilogue reads comes while the products are made: into its boxes, if it is sure to follow and no z is
-      // stored from there before it.
+      // What the epilogue reads comes while products are made, pingpong also the other's: into its boxes, if it is sure
+      // to follow and no z is stored from there before it.
       const auto staging = [&] { return opaque(p.staging) + consumer * staging_bytes<kFloat, Tile>(); };
       const auto loaded = [&] { return opaque(p.loaded) + consumer * 16; };
       if constexpr (Tile::kTakesEpilogue && Tile::kBoxes) {
@@ -367,6 +365,8 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
           if (args.reads_early) boxes.first_loads(&map_beside, staging(), loaded());
         }
       }
+      // Pingpong: until the other gives the tensor cores free.
+      if constexpr (Tile::kPingpong) named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       // The sums, and with a split k those of all parts.
       float acc[Tile::kSlicesM][Tile::kBlockN / 2];
       main_loop<T, kMajorA, kMajorB, Tile>(p, work, group, acc, [&] {
@@ -554,6 +554,8 @@ template <class T, int kFirst, int kEnd>
 Status run(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output, const GemmScratch& scratch,
            Stream stream) {
   if (output == GemmOutput::kPartials) return {1, "gemm_sm90: parts are added in the launch"};
+  if (output == GemmOutput::kAccumulate && problem.epilogue.residual.data)
+    return {1, "gemm_sm90: what is added to C takes no residual beside"};
   if (const char* why = gemm_sm90_refuses(problem, config)) return {1, why};
   GemmSm90Config c = config;
   c.splits = gemm_sm90_splits(problem.k, config.splits);

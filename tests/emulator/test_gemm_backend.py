@@ -241,6 +241,14 @@ def test_a_lone_row_takes_the_kernel_of_many():
         assert names == kernels
 
 
+def test_a_lone_row_takes_the_kernel_of_many_also_beside_one_residual_for_all():
+    """Of one row its distance to the next is what a row is long, of many that share it 0, which TMA does not take."""
+    b, residual = torch.zeros(333, 512, dtype=torch.bfloat16).mT.contiguous().mT, torch.zeros(512, dtype=torch.bfloat16)
+    rows = [torch.zeros(m, 333).bfloat16() for m in (1, 64)]
+    launched = [launch_of(a, b, residual=residual.expand(len(a), 512), batch_invariant=True) for a in rows]
+    assert launched[0].name == launched[1].name
+
+
 def test_a_lone_row_is_that_of_many_that_are_copied():
     a, b = torch.randn(5, 260).bfloat16(), torch.randn(260, 1024).bfloat16()
     got, copied = [], []
