@@ -47,10 +47,11 @@ int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
   return sum;
 }
 
-inline constexpr int kBatch = 8;  ///< columns that a thread takes at a time
-/// Those from `column` on, one after every kThreads; kFull: none of them lies behind the piece.
-template <bool kFull>
+inline constexpr int kBatch = 8;  ///< columns that a thread takes at a time, at most
+/// So many, from `column` on, one after every kThreads.
+template <int kColumns>
 struct Batch {
+  static constexpr int kCount = kColumns;
   int column;
 };
 
@@ -85,28 +86,25 @@ class RowPieces {
     }
   }
 
-  /// Calls f(batch) for the columns of this thread, kBatch at a time.
+  /// Calls f(batch) for the columns of this thread, kBatch at a time and then one by one.
   template <class F>
   AK_DEVICE void for_each_batch(F f) const {
     int column = thread_index();
     AK_NO_UNROLL
-    for (; column + (kBatch - 1) * kThreads < left_; column += kBatch * kThreads) f(Batch<true>{column});
-    if (column < left_) f(Batch<false>{column});
+    for (; column + (kBatch - 1) * kThreads < left_; column += kBatch * kThreads) f(Batch<kBatch>{column});
+    AK_NO_UNROLL
+    for (; column < left_; column += kThreads) f(Batch<1>{column});
   }
-  /// Values of a batch; `outside` for columns behind the piece.
-  template <bool kFull>
-  AK_DEVICE void read(float (&values)[kBatch], int m, DType dtype, Batch<kFull> batch, float outside = 0.0f) const {
-    with_row_dtype(dtype, [&]<class T>(T) {
-      const auto row = shared_at<T>(at_[m]) + batch.column;
-      AK_UNROLL
-      for (int j = 0; j < kBatch; j++)
-        values[j] = has(batch, j) ? to_float(static_cast<T>(row[j * kThreads])) : outside;
-    });
+  /// Values of a batch, of matrix m with elements of T.
+  template <class T, int kCount>
+  AK_DEVICE void read(float (&values)[kBatch], int m, Batch<kCount> batch) const {
+    const auto row = shared_at<T>(at_[m]) + batch.column;
+    AK_UNROLL
+    for (int j = 0; j < kCount; j++) values[j] = to_float(static_cast<T>(row[j * kThreads]));
   }
-  /// Whether column j of a batch lies in the piece.
-  template <bool kFull>
-  AK_DEVICE bool has(Batch<kFull> batch, int j) const {
-    return kFull || batch.column + j * kThreads < left_;
+  template <int kCount>
+  AK_DEVICE void read(float (&values)[kBatch], int m, DType dtype, Batch<kCount> batch) const {
+    with_row_dtype(dtype, [&]<class T>(T) { read<T>(values, m, batch); });
   }
   /// Whether the piece has a column, and its value.
   AK_DEVICE bool has(int column) const { return column >= 0 && column < left_; }
@@ -116,13 +114,13 @@ class RowPieces {
     return result;
   }
   /// Calls f(j) for the columns of a batch whose byte in matrix m is 0, if there is such a matrix.
-  template <bool kFull, class F>
-  AK_DEVICE void for_each_left_out(int m, Batch<kFull> batch, F f) const {
+  template <int kCount, class F>
+  AK_DEVICE void for_each_left_out(int m, Batch<kCount> batch, F f) const {
     if (bytes_[m] == 0) return;
     const auto row = shared_at<uint8_t>(at_[m]) + batch.column;
     AK_UNROLL
-    for (int j = 0; j < kBatch; j++) {
-      if (has(batch, j) && row[j * kThreads] == 0) f(j);
+    for (int j = 0; j < kCount; j++) {
+      if (row[j * kThreads] == 0) f(j);
     }
   }
 
@@ -132,24 +130,22 @@ class RowPieces {
     return bytes_of(dtype) == bytes_[m] && phase(data) == at_[m] % kWord ? at_[m] : 0;
   }
   /// Rounds a batch of results for the row from `data` on: to their place, or where there is none to the row.
-  template <bool kFull>
+  template <class T, int kCount>
+  AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, Batch<kCount> batch) const {
+    T* to = static_cast<T*>(data) + batch.column;
+    const auto kept = shared_at<T>(place) + batch.column;
+    if (place != 0) {
+      AK_UNROLL
+      for (int j = 0; j < kCount; j++) kept[j * kThreads] = round_to<T>(values[j]);
+    } else {
+      AK_UNROLL
+      for (int j = 0; j < kCount; j++) store(to + j * kThreads, round_to<T>(values[j]));
+    }
+  }
+  template <int kCount>
   AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, DType dtype,
-                       Batch<kFull> batch) const {
-    with_row_dtype(dtype, [&]<class T>(T) {
-      T* to = static_cast<T*>(data) + batch.column;
-      const auto kept = shared_at<T>(place) + batch.column;
-      if (place != 0) {
-        AK_UNROLL
-        for (int j = 0; j < kBatch; j++) {
-          if (has(batch, j)) kept[j * kThreads] = round_to<T>(values[j]);
-        }
-      } else {
-        AK_UNROLL
-        for (int j = 0; j < kBatch; j++) {
-          if (has(batch, j)) store(to + j * kThreads, round_to<T>(values[j]));
-        }
-      }
-    });
+                       Batch<kCount> batch) const {
+    with_row_dtype(dtype, [&]<class T>(T) { write<T>(values, place, data, batch); });
   }
   /// Another result for a column of the piece that is one of this thread's, in place of the one that it has written.
   AK_DEVICE void write_again(float value, uint32_t place, void* data, DType dtype, int column) const {

@@ -48,14 +48,14 @@ softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, AK_PARAM(PieceShape) shape) {
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     float v[kBatch];
     const auto take = [&](auto batch) {
-      pieces.read(v, 0, p.x_type, batch, kMasked);
+      pieces.read(v, 0, p.x_type, batch);
       pieces.for_each_left_out(1, batch, [&](int j) { v[j] = kMasked; });
     };
     RunningSum running;
     pieces.for_each_piece(false, [&](int) {
       pieces.for_each_batch([&](auto batch) {
         take(batch);
-        running.add<kBatch>([&](int j) { return v[j]; });
+        running.add<batch.kCount>([&](int j) { return v[j]; });
       });
     });
     const float largest = pieces.reduce(running.largest, max_number), base = softmax_base(largest);
@@ -67,10 +67,10 @@ softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, AK_PARAM(PieceShape) shape) {
         take(batch);
         if (p.statistics) {
           AK_UNROLL
-          for (int j = 0; j < kBatch; j++) v[j] = log_softmax_of(result, v[j]);
+          for (int j = 0; j < batch.kCount; j++) v[j] = log_softmax_of(result, v[j]);
         } else {
           AK_UNROLL
-          for (int j = 0; j < kBatch; j++) v[j] = softmax_of(result, exp_above(v[j], base));
+          for (int j = 0; j < batch.kCount; j++) v[j] = softmax_of(result, exp_above(v[j], base));
         }
         pieces.write(v, place, y, p.y_type, batch);
       });
@@ -104,7 +104,7 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) s
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     const float base = log ? load(p.statistics + row) : 0.0f;
     const float inverse = log ? load(p.statistics + p.rows + row) : 0.0f;
-    float y[kBatch], g[kBatch];  // columns behind the row have g = 0
+    float y[kBatch], g[kBatch];
     const auto take = [&](auto batch) {
       pieces.read(y, 0, p.of_type, batch);
       pieces.read(g, 1, p.grad_type, batch);
@@ -114,7 +114,7 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) s
       pieces.for_each_batch([&](auto batch) {
         take(batch);
         AK_UNROLL
-        for (int j = 0; j < kBatch; j++) sum = log ? sum + g[j] : fma(g[j], y[j], sum);
+        for (int j = 0; j < batch.kCount; j++) sum = log ? sum + g[j] : fma(g[j], y[j], sum);
       });
     });
     sum = pieces.sum(sum);
@@ -126,11 +126,12 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) s
         take(batch);
         if (log) {
           AK_UNROLL
-          for (int j = 0; j < kBatch; j++) g[j] = log_softmax_gradient(exp_above(y[j], base) * inverse, g[j], sum);
+          for (int j = 0; j < batch.kCount; j++)
+            g[j] = log_softmax_gradient(exp_above(y[j], base) * inverse, g[j], sum);
           pieces.for_each_left_out(2, batch, [&](int j) { g[j] = 0.0f; });
         } else {
           AK_UNROLL
-          for (int j = 0; j < kBatch; j++) g[j] = softmax_gradient(y[j], g[j], sum);
+          for (int j = 0; j < batch.kCount; j++) g[j] = softmax_gradient(y[j], g[j], sum);
         }
         pieces.write(g, place, out, p.out_type, batch);
       });

@@ -128,7 +128,7 @@ BUDGETS = {
         registers=64,
         shared=0,
         whole_sectors=True,
-        opcodes={"LDGSTS.E.BYPASS.128": 4 * 6, "STG.E.128": 4, "MUFU.EX2": 4 * 35},
+        opcodes={"LDGSTS.E.BYPASS.128": 4 * 6, "STG.E.128": 4, "MUFU.EX2": 4 * 21},
         why="4 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of a row and of its "
         "mask, before the loop and in both walks, and words of results",
     ),
@@ -136,7 +136,7 @@ BUDGETS = {
         registers=64,
         shared=0,
         whole_sectors=True,
-        opcodes={"LDGSTS.E.BYPASS.128": 4 * 9, "STG.E.128": 4, "MUFU.EX2": 4 * 16},
+        opcodes={"LDGSTS.E.BYPASS.128": 4 * 9, "STG.E.128": 4, "MUFU.EX2": 4 * 9},
         why="4 sizes of blocks, 1,024 threads an SM; words of two rows and of the mask",
     ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),

@@ -22,12 +22,6 @@ MUTANTS = [
         "return sum * exp_above(softmax_base(largest), base);",
         "a thread without a value multiplies 0 by infinity",
     ),
-    Mutant(
-        KERNEL,
-        "pieces.read(v, 0, p.x_type, batch, kMasked);",
-        "pieces.read(v, 0, p.x_type, batch);",
-        "0 beyond the row",
-    ),
     Mutant(KERNEL, "pieces.for_each_left_out(1, batch, [&](int j) { v[j] = kMasked; });", "", "no look at the mask"),
     Mutant(KERNEL, "pieces.sum(running.relative_to(base)), p.safe", "running.sum, p.safe", "a thread's sum"),
     Mutant(KERNEL, "running.relative_to(base)), p.safe", "running.relative_to(base)), false", "safe forgotten"),
@@ -69,11 +63,13 @@ MUTANTS = [
         "the last piece is taken for all",
     ),
     Mutant(PIECES, "column + (kBatch - 1) * kThreads < left_;", "column < left_;", "a batch ends behind the piece"),
-    Mutant(PIECES, "if (column < left_) f(Batch<false>{column});", "", "the rest of a piece is left out"),
     Mutant(
-        PIECES, "return kFull || batch.column + j * kThreads < left_;", "return true;", "columns behind the piece count"
+        PIECES, "for (; column < left_; column += kThreads) f", "for (; false;) f", "the rest of a piece is left out"
     ),
-    Mutant(PIECES, "&& row[j * kThreads] == 0) f(j);", "&& row[0] == 0) f(j);", "a batch has one mask"),
+    Mutant(
+        PIECES, "for (; column < left_; column += kThreads) f", "if (column < left_) f", "one column is left of a piece"
+    ),
+    Mutant(PIECES, "if (row[j * kThreads] == 0) f(j);", "if (row[0] == 0) f(j);", "a batch has one mask"),
     Mutant(PIECES, "bytes_of(dtype) == bytes_[m] &&", "", "results of another width in the place of what is read"),
     Mutant(PIECES, "&& phase(data) == at_[m] % kWord ?", "?", "results elsewhere lie as those that were read"),
     Mutant(
