@@ -51,8 +51,9 @@ What the model cannot know:
 
 - the power limit from one run to the next: a product's tiles were timed one after the other, and large ones took up to 15 % less where
   the GPU had cooled before;
-- epilogues other than a bias: their instructions are counted; what they wait for, barriers and operands on their way, is taken to be
-  hidden, and was never timed;
+- epilogues other than a bias: their instructions are counted; what they wait for, barriers and operands on their way, is not in the
+  times: little where a tile's operand is residual or pre-activation, more in swiglu's backward, whose loads nothing hides. It was
+  never timed;
 - `gemm_repack` and `gemm_sm80`: not in its basis. "repack": operands that TMA cannot read are copied first, at the rate of a copy; the
   copy takes memory of their size, and the product then reads it as from memory;
 - data in L2: operands that the kernel in front has just written are faster, up to the memory's share;

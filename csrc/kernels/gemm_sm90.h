@@ -44,7 +44,7 @@ constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
 /// Sums that a thread of a consumer holds.
 constexpr int gemm_sm90_accumulators(const GemmTile& t) { return t.m / (t.pingpong ? 1 : t.consumers) / 64 * t.n / 2; }
 
-/// Whether a tile takes any epilogue, and a C that TMA cannot write: beside more sums there are no registers for that.
+/// Whether a tile takes any epilogue, and a C without rows: beside more sums there are no registers for that.
 constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
   return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 128);
 }

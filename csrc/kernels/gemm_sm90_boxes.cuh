@@ -2,15 +2,16 @@
 // column sums.
 //
 // Work: one pass over a consumer's sums in fp32; of a tile beside C, residual or pre-activation, one read. Plan: what
-// is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, the first of them while the
-// main loop runs, and is asked into L2 by then altogether. There it has the form in which stmatrix leaves results, so
-// ldmatrix gives each thread what belongs to its sums, in the registers' own order; the results take its place and
-// leave by TMA. Two boxes take turns: one is finished while the other is stored and filled anew. The sums are worked on
-// 32 columns at a time, by one copy of the code, which the compiler cannot do with registers that a loop picks: so a
-// branch that all threads take together moves them to where the code expects them, and the product with alpha and the
-// sum with the bias, which happen anyway, are the moves. Traps: a box is free for the next load only when its store has
-// read it, which none but the thread that issued the store can wait for. Rows below C come as zeros times whatever B
-// holds, perhaps NaN, so column sums pass over them.
+// is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, the first of them while
+// the main loop runs, and is asked into L2 by then altogether. There it has the form in which stmatrix leaves results,
+// so ldmatrix gives each thread what belongs to its sums, in the registers' own order; the results take its place and
+// leave by TMA. Two boxes take turns: one is finished while the other is stored and filled anew, but for the warp that
+// waits until the store has read it. A pair, of swiglu's backward, takes both: there every load is waited for. The
+// sums are worked on 32 columns at a time, by one copy of the code, which the compiler cannot do with registers that a
+// loop picks: so a branch that all threads take together moves them to where the code expects them, and the product
+// with alpha and the sum with the bias, which happen anyway, are the moves. Traps: a box is free for the next load
+// only when its store has read it, which none but the thread that issued the store can wait for. Rows below C come as
+// zeros times whatever B holds, perhaps NaN, so column sums pass over them.
 #pragma once
 #include "device/block.cuh"
 #include "device/mbarrier.cuh"

@@ -7,8 +7,6 @@
 // an unrolled loop stores them, behind a branch that all threads take together: picked into other registers by number,
 // they cost a select for each. Warps are on their own, so warp_sync() orders who writes the buffer and who reads it.
 #pragma once
-#include <algorithm>
-
 #include "device/memory.cuh"
 #include "device/mma.cuh"
 #include "device/shared.cuh"

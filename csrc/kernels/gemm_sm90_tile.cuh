@@ -1,6 +1,5 @@
 // Tiles of gemm_sm90: their sizes, and what the kernel is told of a problem.
 #pragma once
-#include <algorithm>
 #include <type_traits>
 
 #include "kernels/gemm_sm90.h"

@@ -269,6 +269,8 @@ void check_forward(Cases& cases) {
   cases.check("forward, resident rows, squares overflow", [] {
     return forward<float, float, float, float>(1, 24576, {.affine = false, .added = false, .scale = 1e30});
   });
+  cases.check("forward, resident rows, several in fp32",
+              [] { return forward<float, float, float, float>(5, 16392, {.affine = false, .added = false}); });
   cases.check("forward, resident rows without room",
               [] { return forward<float, float, bf16, bf16>(1, 32768, {.shared = 200000}); });
   // One team, so that each slot is filled several times.

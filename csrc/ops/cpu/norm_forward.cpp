@@ -19,7 +19,7 @@
 namespace ak {
 namespace {
 
-// The mean square of a row around `mean`, of numbers times `factor`: 1, or kShrink where their squares overflow.
+// The sum of the squares of a row around `mean`, of numbers times `factor`: 1, or kShrink where their squares overflow.
 AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n) {
   return sum_of_lanes(
       n,
