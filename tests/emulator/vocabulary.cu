@@ -124,7 +124,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   tma_load_multicast(at, &map, barrier, 0, 0, 0, 3);
   mbarrier_wait(barrier, 0);
   const auto v = load_shared_16(at);
-  store_shared_2(at, static_cast<float>(v[0]), 1.0f);
+  store_shared_2(at, static_cast<float>(v[0]), load_shared_2(at + 8)[1]);
   stmatrix_x4(at, {round_pair<fp16>(1, 2), round_pair<bf16>(1, 2), v[2], v[3]});
   fence_proxy_async();
   tma_store(&map, at, 0, 0);
