@@ -228,6 +228,7 @@ using Turns = gemm::Tile<128, 64, 3, 1, 2, true>;  // pingpong, two slices
 using Full = Tile<64, 192, 2, 1, 1>;               // staged in parts of 64 columns
 using Broad = Tile<64, 256, 2, 1, 1>;              // staged in parts of 128
 using RaggedPair = Tile<128, 144, 2, 2, 2>;
-using Pair = gemm::Tile<64, 128, 2, 2, 2, true, true>;  // side by side, pingpong
+using Pair = gemm::Tile<64, 128, 2, 2, 2, true, true>;       // side by side, pingpong
+using TallPair = gemm::Tile<128, 128, 2, 2, 2, true, true>;  // the same, two slices
 
 }  // namespace ak::test::epilogue

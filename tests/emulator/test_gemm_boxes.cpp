@@ -38,6 +38,18 @@ void forward(Cases& cases) {
       {.m = 70, .n = 72, .k = 200, .activation = Activation::gelu_tanh, .residual = true, .splits = 3, .batch = 2});
 }
 
+/// The tile of products with little k: two slices a consumer, blocks side by side, consumers in turns.
+void in_turns(Cases& cases) {
+  for (const int m : {40, 100, 300, 700}) {
+    Options o{.m = m, .n = 520, .k = 136, .activation = Activation::gelu, .bias = Bias::kColumn, .residual = true};
+    check<bf16, bf16, bf16, K, TallPair>(cases, "in turns: bias, gelu, residual", o);
+    o = {.m = m, .n = 392, .k = 72, .activation = Activation::silu, .backward = true, .sums = true};
+    check<fp16, fp16, fp16, MN, TallPair>(cases, "in turns: backward of silu, sums", o);
+    o.activation = Activation::swiglu;
+    check<bf16, bf16, bf16, K, TallPair>(cases, "in turns: backward of swiglu, sums", o);
+  }
+}
+
 /// z leaves first, through the boxes that the residual then needs.
 void with_z(Cases& cases) {
   Options o{.m = 140, .n = 264, .k = 72, .activation = Activation::gelu, .bias = Bias::kColumn, .z = true};
@@ -118,6 +130,7 @@ void backward(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("gemm_boxes", ak::test::Seeds(argc, argv, 2));
   ak::test::epilogue::forward(cases);
+  ak::test::epilogue::in_turns(cases);
   ak::test::epilogue::with_z(cases);
   ak::test::epilogue::in_floats(cases);
   ak::test::epilogue::gated(cases);
