@@ -1,6 +1,7 @@
 #include "device/launch.cuh"
 
 #include "emulator/memory.h"
+#include "emulator/tma.h"
 
 namespace ak::emu {
 namespace {
@@ -39,6 +40,7 @@ Status run_kernel(const LaunchConfig& config, size_t arguments, const std::funct
   launch_log() += format("%s grid %d block %d cluster %d shared %zu arguments %zu\n", config.name, config.grid,
                          config.block, config.cluster, config.shared_bytes, arguments);
   global_memory().start_launch();
+  forget_prefetched();
   Machine m({config.name, config.grid, config.block, config.cluster, config.shared_bytes, config.overlap_previous});
   message = m.run(body);
   return {message.empty() ? 0 : kLaunchFailure, message.c_str()};

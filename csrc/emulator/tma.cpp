@@ -66,9 +66,11 @@ BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address)
   return placed;
 }
 
-std::set<uintptr_t>& prefetched_bytes() {
-  static std::set<uintptr_t> bytes;
-  return bytes;
+constexpr uintptr_t kUnit = 16;  // bytes: what TMA moves begins at a multiple of it
+
+std::set<uintptr_t>& prefetched_units() {
+  static std::set<uintptr_t> units;
+  return units;
 }
 
 /// The engine's fp32 adder takes and gives subnormal numbers as zeros of their sign.
@@ -127,18 +129,20 @@ void tma_prefetch(const TensorMap& map, Box at) {
     const char* from = row.global + row.first * copy.element();
     const std::size_t bytes = (row.last - row.first) * copy.element();
     global_memory().find(from, bytes);
-    for (std::size_t i = 0; i < bytes; i++) prefetched_bytes().insert(reinterpret_cast<uintptr_t>(from + i));
+    for (std::size_t i = 0; i < bytes; i += kUnit)
+      prefetched_units().insert(reinterpret_cast<uintptr_t>(from + i) / kUnit);
   }
 }
 
 bool prefetched(const void* p, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i++) {
-    if (!prefetched_bytes().contains(reinterpret_cast<uintptr_t>(p) + i)) return false;
+  const auto first = reinterpret_cast<uintptr_t>(p);
+  for (uintptr_t unit = first / kUnit; unit <= (first + bytes - 1) / kUnit; unit++) {
+    if (!prefetched_units().contains(unit)) return false;
   }
   return true;
 }
 
-void forget_prefetched() { prefetched_bytes().clear(); }
+void forget_prefetched() { prefetched_units().clear(); }
 
 void tma_store(const TensorMap& map, uint32_t from, Box at, bool add) {
   check_previous_kernel();

@@ -80,6 +80,9 @@ inline bool is_halved(const GemmProblem& q) {
   return q.epilogue.activation == Activation::swiglu && !q.epilogue.preact.data;
 }
 
+/// Columns of C that the sums of A B become: in the backward of swiglu those of the values come beside.
+inline int columns_of_sums(const GemmProblem& q) { return is_halved(q) ? q.n / 2 : q.n; }
+
 /// Columns of C.
 inline int columns_of_c(const GemmProblem& q) {
   if (q.epilogue.activation != Activation::swiglu) return q.n;

@@ -71,7 +71,7 @@ Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, const Gemm
     args.finish.plain = false;
   }
   args.k = q.k;
-  args.columns = halved ? q.n / 2 : q.n;
+  args.columns = columns_of_sums(q);
   args.second_half = halved ? q.n / 2 : Tile::kBlockN / 2;
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
   // Of a single row nobody needs the distance to the next one, and it may be anything; but an aligned copy of none of

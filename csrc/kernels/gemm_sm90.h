@@ -81,7 +81,7 @@ inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
 inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
   const GemmEpilogue& e = q.epilogue;
   const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;
-  const int columns = is_halved(q) ? q.n / 2 : q.n;
+  const int columns = columns_of_sums(q);
   const auto aligned = [&](int64_t elements) { return elements >= 1 && elements * bytes_of(type) % 16 == 0; };
   for (const GemmValues* t : {&q.c, &e.residual, &e.z, &e.preact}) {
     if (!t->data) continue;
@@ -129,7 +129,7 @@ inline int gemm_sm90_splits(int k, int splits) {
 /// Tiles of C, in clusters, of one matrix of the batch.
 inline int64_t gemm_sm90_clusters(const GemmProblem& q, const GemmTile& t) {
   const bool halved = is_halved(q);
-  const int64_t m = t.m * t.cluster_m, n = t.n * t.cluster_n / (halved ? 2 : 1), columns = halved ? q.n / 2 : q.n;
+  const int64_t m = t.m * t.cluster_m, n = t.n * t.cluster_n / (halved ? 2 : 1), columns = columns_of_sums(q);
   return (q.m + m - 1) / m * ((columns + n - 1) / n);
 }
 

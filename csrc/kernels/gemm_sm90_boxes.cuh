@@ -26,6 +26,8 @@
 namespace ak {
 namespace gemm {
 
+constexpr int kChunk = 32;  // columns worked on together
+
 /// The boxes that a consumer finishes of a tile: slice by slice, each from left to right. With `pairs` the epilogue has
 /// two a step, of gates and of values, which lie half a row of C further on: they are the matrices of a map.
 template <bool kFloat, class Tile>
@@ -50,9 +52,9 @@ struct Boxes {
   AK_DEVICE int slice(int step) const { return Tile::kSlicesM > 1 && step >= in_slice; }
   AK_DEVICE int first_column(int step) const { return (step - slice(step) * in_slice) * kColumns; }  ///< of the tile
   AK_DEVICE int row(int step) const { return m + slice(step) * 64; }
-  /// The first column of what is worked on after `columns` from `column` on; at the tile's end anything.
-  AK_DEVICE int next_chunk(int column, int columns) const {
-    return Tile::kSlicesM == 1 || column + columns < in_slice * kColumns ? column + columns : 0;
+  /// The first column of the chunk behind the one at `column`; at the tile's end anything.
+  AK_DEVICE int next_chunk(int column) const {
+    return Tile::kSlicesM == 1 || column + kChunk < in_slice * kColumns ? column + kChunk : 0;
   }
   AK_DEVICE int slot(int step) const { return pairs ? 0 : step % 2; }
 
@@ -82,7 +84,6 @@ struct Boxes {
 // ---- a thread's values of 32 columns of a box: rows lane / 4 and 8 + lane / 4 of its warp's 16, columns 2 (lane % 4)
 // and the next of every 8; value 4 b + 2 h + i is in the b-th 8 columns, in row h, column i. As in the accumulators.
 
-constexpr int kChunk = 32;
 constexpr int kValues = 64 * kChunk / kWarpgroupThreads;
 
 /// Byte offset of what this lane reads and writes of a box's first columns.
@@ -326,7 +327,7 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
       } else {
         widen_bias<T>(args.float_bias, next_bias, bias);
         if (e.bias.data)
-          load_bias(e.bias.data, args.float_bias, boxes.n + boxes.next_chunk(column, kChunk), lane, end, next_bias);
+          load_bias(e.bias.data, args.float_bias, boxes.n + boxes.next_chunk(column), lane, end, next_bias);
       }
       take_sums<0, kChunks>(acc, chunk, e.alpha, bias, v);
       if constexpr (kBackward) {

@@ -183,7 +183,7 @@ Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
   args.reads_early = args.reads && splits == 1 && !e.z.data;
   args.output = output;
   args.m = q.m, args.n = q.n, args.k = q.k;
-  args.columns = halved ? q.n / 2 : q.n;
+  args.columns = columns_of_sums(q);
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
   args.second_half = halved ? q.n / 2 : Tile::kBlockN / 2;
   args.values_further = args.second_half - Tile::kBlockN / 2;

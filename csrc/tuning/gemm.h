@@ -135,8 +135,7 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   r.plain = is_plain(e);
   r.in_registers = gemm_sm90_in_registers(q, half);
   // Of few rows or one matrix other distances may be told than of many: batch_invariant goes by the columns.
-  r.in_boxes =
-      batch_invariant ? (is_halved(q) ? q.n / 2 : q.n) * bytes_of(type) % 16 == 0 : gemm_sm90_in_boxes(q, half, type);
+  r.in_boxes = batch_invariant ? columns_of_sums(q) * bytes_of(type) % 16 == 0 : gemm_sm90_in_boxes(q, half, type);
   r.keeps_z = e.z.data != nullptr;
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;

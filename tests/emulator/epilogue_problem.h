@@ -163,7 +163,6 @@ std::string run(const Options& o) {
   emu::Buffer<float> partials("partials", parts * o.splits * Tile::kBlockM * Tile::kBlockN);
   emu::Buffer<uint32_t> counters("counters", parts * Tile::kGroups);
   counters.fill(0);
-  emu::forget_prefetched();
   std::string error = message_of(gemm::launch_gemm<T, kMajorA, kMajorB, kFloat, Tile>(
       worked_on, output, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()}, nullptr));
   if (!error.empty()) return error;

@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant(BOXES, "static_cast<int>(first) + 8 * b < end", "column + 8 * b < end", "of 8 columns that are not all there the bias is read"),
     Mutant(BOXES, "load(from + 4 * b)", "load(from)", "8 columns of the bias serve 32"),
     Mutant(BOXES, "if (!is_float) {", "if (true) {", "a bias in fp32 is taken for one of 16 bits"),
-    Mutant(BOXES, "Tile::kSlicesM == 1 || column + columns < in_slice * kColumns ? column + columns : 0;", "column + columns;", "the second slice takes the bias behind the first"),
+    Mutant(BOXES, "Tile::kSlicesM == 1 || column + kChunk < in_slice * kColumns ? column + kChunk : 0;", "column + kChunk;", "the second slice takes the bias behind the first"),
     Mutant(BOXES, "boxes.n + column + end / 2, lane", "boxes.n + column, lane", "the values take the gates' bias"),
     Mutant(ARGS, "args.float_bias = e.bias.data && e.bias.type == DType::kFloat32;", "args.float_bias = e.bias.type == DType::kFloat32;", "no bias is taken for one in fp32"),
     # ---- the sums
