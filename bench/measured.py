@@ -59,6 +59,17 @@ def product_us(shape: Shape, provider: str = rows.OURS) -> float | None:
     return row and row["p50_us"]
 
 
+def norm_shares() -> dict[str, float]:
+    """Of the rate of a copy, what the passes of GPT-2's layer norm reached under autocast; backward is both less forward."""
+    passes = ("forward", "forward + backward")
+    timed = [run().get(("layer_norm", f"32768x768 {way} under autocast", "fp32", rows.OURS)) for way in passes]
+    if None in timed:
+        return {}
+    (forward, us), (both, both_us) = ((row["bytes"], row["p50_us"]) for row in timed)
+    rates = {"ak::norm_forward": forward / us, "ak::norm_backward": (both - forward) / (both_us - us)}
+    return {op: rate * 1e6 / COPY_BYTES_PER_S for op, rate in rates.items()}
+
+
 def step_us(name: str, layout: str) -> float | None:
     """Of one optimizer step on the device, over a list of tensors in a layout."""
     return run().get(("step", name, layout, rows.OURS), {}).get("device_us")

@@ -170,6 +170,9 @@ def training(name: str, chip: Chip) -> Table:
     peaks = [f"{step.peak_bytes / 2**30:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
     table.append(("peak GiB", *peaks))
     table.append(("peak GiB, measured", *(f"{m[1]:.1f}" if m else "" for m in measured)))
+    for label, each in (("casts, GB", "cast_bytes"), ("casts and copies, GB", "copied_bytes")):
+        moved = [f"{getattr(step, each) / 1e9:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
+        table.append((label, *moved))
     return table
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 import amp_kernels as ak
+from amp_kernels.ops._shadows import refresh_shadow
 
 WORDS, CONTEXT = 50304, 1024
 
@@ -59,9 +60,10 @@ class GPT2(nn.Module):
         return F.cross_entropy(self.head(x).float(), targets.flatten())
 
 
-def step(config: Config, layers: int, converted: bool) -> Callable[[], Callable]:
+def step(config: Config, layers: int, converted: bool, shadowed: bool = True) -> Callable[[], Callable]:
     """What `step_trace.trace` builds: a step of the model with so many layers. The converted one has its loss from
-    ``ak.linear_cross_entropy``, and its update is not in the trace: two passes over flat lists, priced by their bytes."""
+    ``ak.linear_cross_entropy`` and, if ``shadowed``, its weights in 16 bits from the optimizer's shadows. Its update is not in
+    the trace: two passes over flat lists, priced by their bytes."""
 
     def build():
         with _disable_current_modes(), torch.device("meta"):
@@ -76,6 +78,8 @@ def step(config: Config, layers: int, converted: bool) -> Callable[[], Callable]
         tokens, targets = (torch.empty(config.batch, CONTEXT, dtype=torch.int64) for _ in range(2))
         params = list(model.parameters())
         optimizer = None if converted else torch.optim.AdamW(params, fused=True)
+        if converted and shadowed:
+            model.shadows = shadows(params)  # which die with whom holds them: in training, the optimizer
 
         def run(under_autocast: Callable) -> None:
             for p in params:
@@ -88,6 +92,16 @@ def step(config: Config, layers: int, converted: bool) -> Callable[[], Callable]
         return run
 
     return build
+
+
+def shadows(params: list[nn.Parameter]) -> list[torch.Tensor]:
+    """The bf16 copies that products read in place of casting, pieces of one buffer, as the optimizer's step leaves them."""
+    sizes = [p.numel() for p in params]
+    pieces = torch.empty(sum(sizes), dtype=torch.bfloat16).split(sizes)
+    views = [piece.view(p.shape) for piece, p in zip(pieces, params, strict=True)]
+    for p, view in zip(params, views, strict=True):
+        refresh_shadow(p, view)
+    return views
 
 
 def parameters(config: Config) -> int:

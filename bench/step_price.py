@@ -1,7 +1,8 @@
 """What a traced training step is predicted to take, family by family.
 
-The rates of torch's own kernels are chosen to fit steps measured on one H200 (`measured.STEPS`); those of this package
-are its targets, from before its kernels ran. Products are priced by the planner's model, cuBLAS's at a share of it.
+The rates of torch's own kernels are chosen to fit steps measured on one H200 (`measured.STEPS`). Of this package's, norms
+have the rate that was measured there, the rest its target. Products are priced by the planner's model, cuBLAS's at a share
+of it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .measured import STEP_SHARES
+from .measured import STEP_SHARES, norm_shares
 from .plan import Chip
 from .step_models import Config, parameters, step
 from .step_trace import Op, Trace, trace
 
 GEMMS = {"mm", "addmm", "bmm", "ak::gemm", "ak::gemm_dact", "ak::gemm_accumulate_"}
+COPIES = {"_to_copy", "copy_", "clone", "stack", "cat"}
 FAMILIES = {
     "attention": {"bench::attention", "bench::attention_backward"},
-    "copy, cast": {"_to_copy", "copy_", "clone", "stack", "cat", "zeros", "zero_", "fill_", "nll_loss_backward"},
+    "copy, cast": COPIES | {"zeros", "zero_", "fill_", "nll_loss_backward"},
     "norm, loss": {
         "native_layer_norm",
         "native_layer_norm_backward",
@@ -32,7 +34,7 @@ FAMILIES = {
     },
     "optimizer": {"_fused_adamw_", "_foreach_norm", "_foreach_mul_"},
 }
-# Of the copy rate. The first four fit the measured steps; ours are the kernels' targets.
+# Of the copy rate. The first four fit the measured steps; ours is the target of the kernels that were not timed.
 SHARES = {"copy, cast": 0.52, "norm, loss": 0.62, "element-wise": 0.50, "optimizer": 0.80, "ours": 0.80}
 ATTENTION_FLOPS_PER_S = 240e12  # heads of 64, forward and backward, counted without the masked half
 CUBLAS = 0.91  # of the model's time for the same product: 32.7 ms of the measured step of gpt2-124m
@@ -47,6 +49,8 @@ class Step:
     seconds: dict[str, float]
     host: float
     peak_bytes: float
+    cast_bytes: float  # read and written by copies into another dtype
+    copied_bytes: float  # by all copies
 
     @property
     def total(self) -> float:
@@ -70,6 +74,15 @@ def moved_bytes(op: Op) -> int:
     if op.name == "embedding":
         return 2 * op.writes[0][1]
     return op.bytes
+
+
+def cast_bytes(op: Op) -> int:
+    """What a copy into another dtype reads and writes."""
+    return op.bytes if len(set(op.dtypes)) > 1 else 0
+
+
+def copied_bytes(ops: list[Op], of: Callable[[Op], int] = moved_bytes) -> int:
+    return sum(of(op) for op in ops if op.name in COPIES)
 
 
 def gemm_us(op: Op, chip: Chip) -> float:
@@ -106,7 +119,7 @@ def seconds(op: Op, chip: Chip) -> float:
         return (1 if op.name.startswith("ak::") else CUBLAS) * gemm_us(op, chip) / 1e6
     if kind == "attention":
         return attention_flops(op) / (ATTENTION_FLOPS_PER_S * chip.flops / 815e12)
-    share = SHARES["ours" if op.name.startswith("ak::") else kind]
+    share = norm_shares().get(op.name) or SHARES["ours" if op.name.startswith("ak::") else kind]
     return max(LAUNCH_US / 1e6, moved_bytes(op) / (share * chip.copy))
 
 
@@ -155,24 +168,31 @@ def fused(ops: list[Op]) -> list[Op]:
 
 
 @functools.cache
-def traces(config: Config, converted: bool) -> list[Trace]:
+def traces(config: Config, converted: bool, shadowed: bool = True) -> list[Trace]:
     """Steps of the model with one layer and with two: layers are alike."""
-    return [trace(step(config, layers, converted)) for layers in (1, 2)]
+    return [trace(step(config, layers, converted, shadowed)) for layers in (1, 2)]
+
+
+def whole(of: Callable[[Trace], Counter], config: Config, traced: list[Trace]) -> Counter:
+    """Of all layers."""
+    one, two = map(of, traced)
+    return Counter({key: one[key] + (config.layers - 1) * (two[key] - one[key]) for key in two})
+
+
+def facts(traced: Trace) -> Counter:
+    casts, copies = copied_bytes(traced.ops, cast_bytes), copied_bytes(traced.ops)
+    return Counter(peak=traced.peak, first_peak=traced.first_peak, ops=len(traced.ops), casts=casts, copies=copies)
 
 
 def steps(config: Config, chip: Chip) -> dict[str, Step]:
     """A training step by torch, by torch.compile, and converted."""
 
-    def whole(of: Callable[[Trace], Counter], traced: list[Trace]) -> Counter:
-        one, two = map(of, traced)
-        return Counter({key: one[key] + (config.layers - 1) * (two[key] - one[key]) for key in two})
-
     def made(traced: list[Trace], ops_of: Callable[[list[Op]], list[Op]], host_us: float) -> Step:
-        facts = whole(lambda t: Counter(peak=t.peak, first_peak=t.first_peak, ops=len(t.ops)), traced)
-        seconds = whole(lambda t: price(ops_of(t.ops), chip), traced)
+        found = whole(facts, config, traced)
+        seconds = whole(lambda t: price(ops_of(t.ops), chip), config, traced)
         # The moments of our optimizer are not in the trace, and are there from the second step on.
-        peak = facts["first_peak"] + 8 * parameters(config) if traced is ours else facts["peak"]
-        return Step(dict(seconds), facts["ops"] * host_us / 1e6, peak)
+        peak = found["first_peak"] + 8 * parameters(config) if traced is ours else found["peak"]
+        return Step(dict(seconds), found["ops"] * host_us / 1e6, peak, found["casts"], found["copies"])
 
     torchs, ours = traces(config, False), traces(config, True)
     found = {"torch eager": made(torchs, list, HOST_US), "torch.compile": made(torchs, fused, 0.0)}

@@ -75,11 +75,20 @@ class AmpKernelsTrainer(TorchTrainer):
     provider = "amp_kernels"
 
     def __init__(
-        self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int, layout=None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        lr: float,
+        scaled: bool,
+        growth_interval: int,
+        layout=None,
+        shadow_dtype: torch.dtype | None = None,
     ):
         self.model = ak.convert(model)
         self.model = layout.place(self.model) if layout else self.model
-        self.optimizer = ak.optim.AdamW(self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
+        self.optimizer = ak.optim.AdamW(
+            self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, shadow_dtype=shadow_dtype
+        )
         self.scaler = ak.GradScaler(device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled)
 
     def update(self, loss: torch.Tensor) -> None:

@@ -68,6 +68,16 @@ def test_bad_options_are_refused(options, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_ours_reads_shadows(small, monkeypatch):
+    taken, trainer = [], gpt2.TRAINERS["amp_kernels"]
+    monkeypatch.setitem(
+        gpt2.TRAINERS, "amp_kernels", lambda *args, **kwargs: taken.append(kwargs) or trainer(*args, **kwargs)
+    )
+    data = (torch.zeros(1, 16, dtype=torch.long),) * 2
+    gpt2.build("amp_kernels", step_models.GPT2(step_models.MODELS["gpt2-124m"], 1), data, torch.bfloat16)()
+    assert taken == [{"shadow_dtype": torch.bfloat16}]
+
+
 def test_fp16_is_scaled_and_bf16_is_not(small, monkeypatch):
     data = (torch.zeros(1, 16, dtype=torch.long),) * 2
     for dtype, factor in ((torch.float16, 65536.0), (torch.bfloat16, 1.0)):

@@ -1,0 +1,57 @@
+"""The traced training step: what it casts at the sizes of GPT-2, and what of it has a measured rate."""
+
+import pytest
+import torch
+
+from bench import measured
+from bench.measured import COPY_BYTES_PER_S, norm_shares
+from bench.plan import CHIPS
+from bench.rows import OURS
+from bench.step_models import CONTEXT, MODELS
+from bench.step_price import COPIES, copied_bytes, facts, seconds, traces, whole
+from bench.step_trace import Op
+
+pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+
+
+@pytest.mark.parametrize(("name", "with_casts_of_weights"), [("gpt2-124m", 0.2), ("gpt2-1.5b", 0.4)])
+def test_casts_of_a_converted_step(name, with_casts_of_weights):
+    """Eager AMP's bytes of casts fall to a fifth; without shadows, by as much as there are activations beside weights."""
+    config = MODELS[name]
+
+    def casts(*how):
+        return whole(facts, config, traces(config, *how))["casts"]
+
+    eager, shadowed, without = casts(False), casts(True), casts(True, False)
+    assert shadowed <= 0.2 * eager
+    assert shadowed < without <= with_casts_of_weights * eager
+
+
+def test_what_a_converted_step_casts():
+    """The gradient of the fp32 stream where it enters a branch, and nothing else: no weight, no logits."""
+    one, two = traces(MODELS["gpt2-124m"], True)
+    cast = [op for op in two.ops if op.name in COPIES and len(set(op.dtypes)) > 1]
+    stream = (MODELS["gpt2-124m"].batch, CONTEXT, MODELS["gpt2-124m"].width)
+    assert {(tuple(op.dtypes), op.shapes[0]) for op in cast} == {((torch.float32, torch.bfloat16), stream)}
+    assert len(cast) == 4  # of two branches in two layers
+    assert copied_bytes(one.ops) < copied_bytes(two.ops)
+
+
+def test_norms_have_the_rate_that_was_measured(monkeypatch):
+    rows = {
+        "forward": (100, 50.0),
+        "forward + backward": (300, 150.0),
+    }  # bytes, microseconds: 2 bytes a microsecond each
+    timed = {
+        ("layer_norm", f"32768x768 {way} under autocast", "fp32", OURS): {"bytes": moved * 1e6, "p50_us": us}
+        for way, (moved, us) in rows.items()
+    }
+    monkeypatch.setattr(measured, "run", lambda: timed)
+    assert norm_shares() == pytest.approx(
+        dict.fromkeys(["ak::norm_forward", "ak::norm_backward"], 2e12 / COPY_BYTES_PER_S)
+    )
+    op = Op("ak::norm_forward", [], [], [(0, 10**9)], [(1, 10**9)], [], [], {})
+    assert seconds(op, CHIPS["H200"]) == pytest.approx(1e-3)
+    timed.popitem()
+    assert norm_shares() == {}
+    assert seconds(op, CHIPS["H200"]) == pytest.approx(2e9 / (0.8 * COPY_BYTES_PER_S))
