@@ -6,6 +6,7 @@ import math
 import statistics
 import textwrap
 
+from . import loss_price
 from .measured import run
 from .plan import CHIPS
 from .predict import (
@@ -69,6 +70,13 @@ What the model cannot know:
 - other GPUs: an H100 differs in its memory's rate alone, an A100 in clock, tensor cores and memory, at the H200's shares of the data sheet.
 """
 
+LOSS_BASIS = """PREDICTION for H200, from the cost model of csrc/tuning/gemm_cost.h and, beside the products, by bytes at 80 % of a copy's
+rate: bf16, the reduction a mean, `chunk_size` by default. Asked: 1.02 of the three products. That is **missed**, and is out of reach of
+a loss that is a pass of its own: at a copy's whole rate, with products of all rows at once, one read and one write of the logits alone
+make the last column. Chunks cost the rest: each reads and writes the weight's fp32 gradient, which a larger `chunk_size` makes rarer for
+more memory; backward multiplies the gradients by that of the loss, whose value the host does not know. fp16 and `reduction="none"` take
+the first product once more."""
+
 
 def measured() -> str:
     """What was measured, when, and how far off the model is: RMS of the relative deviation, as it is and about its mean."""
@@ -121,6 +129,7 @@ def page() -> str:
     add("With an epilogue, H200", BASIS.format(chip="H200"), epilogues(h200))
     add("Unaligned products, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
+    add("linear_cross_entropy beside its three products, H200", LOSS_BASIS, loss_price.table(h200))
     for name in ("gpt2-124m", "gpt2-1.5b"):
         add(f"A training step of {name}, H200", MODEL_BASIS.format(chip="H200"), training(name, h200))
         if name == "gpt2-124m":

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench import measured
+from bench import loss_price, measured
 from bench.measured import COPY_BYTES_PER_S, norm_shares
 from bench.plan import CHIPS
 from bench.rows import OURS
@@ -35,6 +35,23 @@ def test_what_a_converted_step_casts():
     assert {(tuple(op.dtypes), op.shapes[0]) for op in cast} == {((torch.float32, torch.bfloat16), stream)}
     assert len(cast) == 4  # of two branches in two layers
     assert copied_bytes(one.ops) < copied_bytes(two.ops)
+
+
+def test_the_loss_is_priced_as_it_runs():
+    """Its chunks and products are those of the traced step."""
+    layer = loss_price.heads()[0]
+    ops = traces(MODELS["gpt2-124m"], True)[0].ops
+    assert layer.chunks == [op.shapes[0][0] for op in ops if op.name == "ak::cross_entropy_rows_"]
+    products = [op for op in ops if op.name.startswith("ak::gemm") and layer.classes in sum(op.shapes, ())]
+    ours = sum(sum(loss_price.products_us(layer.products(rows, True), CHIPS["H200"])) for rows in layer.chunks)
+    assert len(products) == 3 * len(layer.chunks)
+    assert sum(seconds(op, CHIPS["H200"]) for op in products) * 1e6 == pytest.approx(ours)
+
+
+def test_a_loss_is_never_cheaper_than_its_products_and_a_copy():
+    for row in loss_price.table(CHIPS["H200"])[1:]:
+        together, least = (float(cell.split()[0]) for cell in row[-2:])
+        assert 1 < least < together
 
 
 def test_norms_have_the_rate_that_was_measured(monkeypatch):
