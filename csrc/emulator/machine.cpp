@@ -30,12 +30,15 @@ Machine::Machine(const Shape& s) : shape(s) {
   random.state = seed;
   warp_policy_ = static_cast<int>(seed % kWarpPolicies);
   async_policy_ = static_cast<int>(seed / kWarpPolicies % kAsyncPolicies);
-  victim_ = static_cast<int>(random.below(static_cast<uint64_t>(shape.grid)));
+  if (options().last_ctas > 0) first_ = std::max(0, shape.grid - options().last_ctas);
+  const int running = shape.grid - first_;
+  started_ = first_;
+  victim_ = first_ + static_cast<int>(random.below(static_cast<uint64_t>(running)));
   // Nothing promises more than 16 bytes of alignment, so seeds vary it.
   dynamic_offset = seed % 2 == 0 ? 0 : static_cast<uint32_t>(random.below(64)) * 16;
   shared_used_ = static_cast<uint32_t>(shape.shared_bytes);
-  ctas_.resize(static_cast<std::size_t>(shape.grid));
-  thread_by_actor_.resize(static_cast<std::size_t>(shape.grid) * shape.block);
+  ctas_.resize(static_cast<std::size_t>(running));
+  thread_by_actor_.resize(static_cast<std::size_t>(running) * shape.block);
   machine = this;
 }
 
@@ -78,14 +81,14 @@ void Machine::start_cta(int index) {
     thread->cta = cta.get();
     thread->warp = cta->warps.back().get();
     thread->index = t;
-    thread->clock.actor = static_cast<Actor>(index) * static_cast<Actor>(shape.block) + static_cast<Actor>(t);
+    thread->clock.actor = static_cast<Actor>(index - first_) * static_cast<Actor>(shape.block) + static_cast<Actor>(t);
     thread_by_actor_[thread->clock.actor] = thread.get();
     thread->fiber.start(thread_entry, thread.get());
     make_ready(*thread);
     cta->threads.push_back(std::move(thread));
   }
   resident_ += shape.block;
-  ctas_[static_cast<std::size_t>(index)] = std::move(cta);
+  ctas_[static_cast<std::size_t>(index - first_)] = std::move(cta);
 }
 
 void Machine::start_waiting_ctas() {
@@ -324,7 +327,7 @@ Actor Machine::new_actor(std::string description) {
 
 std::string Machine::describe(Actor actor) const {
   if (actor >= thread_by_actor_.size()) return actor_names_[actor - thread_by_actor_.size()];
-  const int cta = static_cast<int>(actor) / shape.block, index = static_cast<int>(actor) % shape.block;
+  const int cta = first_ + static_cast<int>(actor) / shape.block, index = static_cast<int>(actor) % shape.block;
   return format("CTA %d warp %d (thread %d)", cta, index / kWarpSize, index);
 }
 

@@ -1,0 +1,130 @@
+"""Places counted in 32 bits, in every kernel of rows and of elements."""
+
+from . import Mutant
+
+TEST = "test_far_elements"
+RING = "kernels/row_ring.cuh"
+FORWARD = "kernels/norm_forward.cu"
+BACKWARD = "kernels/norm_backward.cu"
+SOFTMAX = "kernels/softmax_rows.cu"
+LOSS = "kernels/cross_entropy_rows.cu"
+ELEMENTS = "kernels/elementwise.cuh"
+EMBEDDING = "kernels/embedding_accumulate.cu"
+AT = "const int64_t at = row * p.columns;"
+SHORT = "const int at = static_cast<int>(row * p.columns);"
+
+MUTANTS = [
+    Mutant(RING, "const int64_t at_row = row", "const int at_row = row", "rows are brought from elsewhere"),
+    Mutant(FORWARD, AT, SHORT, "rows in registers are stored elsewhere"),
+    Mutant(FORWARD, AT, SHORT, "rows in pieces lie elsewhere", nth=2),
+    Mutant(
+        FORWARD,
+        "static_cast<Y*>(p.y) + row * p.columns",
+        "static_cast<Y*>(p.y) + static_cast<int>(row) * p.columns",
+        "rows in shared memory are stored elsewhere",
+    ),
+    Mutant(
+        FORWARD,
+        "add_residual(p, ring, row * p.columns)",
+        "add_residual(p, ring, static_cast<unsigned>(row) * p.columns)",
+        "sums of rows in shared memory are stored elsewhere",
+    ),
+    Mutant(
+        BACKWARD,
+        "p.x_type, row * p.columns, p.columns)",
+        "p.x_type, static_cast<unsigned>(row) * p.columns, p.columns)",
+        "gradients are stored elsewhere",
+    ),
+    Mutant(
+        BACKWARD,
+        "store_branch<kThreads, kRingVec>(g, p, row * p.columns",
+        "store_branch<kThreads, kRingVec>(g, p, static_cast<int>(row) * p.columns",
+        "the branch's gradients are stored elsewhere",
+    ),
+    Mutant(BACKWARD, AT, SHORT, "rows in pieces lie elsewhere"),
+    Mutant(BACKWARD, "const int64_t at = (row", "const int at = (row", "sums over rows read other rows"),
+    Mutant(
+        BACKWARD, "static_cast<int64_t>(share) * p.parameters", "share * p.parameters", "slots of sums lie elsewhere"
+    ),
+    Mutant(
+        "kernels/norm_row.cuh",
+        "static_cast<uint64_t>(at)",
+        "static_cast<uint32_t>(at)",
+        "rows beyond 2^32 have the mask of earlier ones",
+    ),
+    Mutant(
+        "kernels/softmax_rows.h", "last * strides[2]", "static_cast<int>(last * strides[2])", "masks are read elsewhere"
+    ),
+    Mutant(
+        SOFTMAX,
+        "element(p.x, p.x_type, row * p.columns)",
+        "element(p.x, p.x_type, static_cast<int>(row) * p.columns)",
+        "rows in pieces are read elsewhere",
+    ),
+    Mutant(
+        SOFTMAX,
+        "store_row<kThreads, kRingVec>(v, p.y, p.y_type, row * p.columns",
+        "store_row<kThreads, kRingVec>(v, p.y, p.y_type, static_cast<int>(row) * p.columns",
+        "results are stored elsewhere",
+    ),
+    Mutant(
+        SOFTMAX,
+        "element(p.out, p.out_type, row * p.columns + begin)",
+        "element(p.out, p.out_type, static_cast<unsigned>(row) * p.columns + begin)",
+        "gradients in pieces are stored elsewhere",
+    ),
+    Mutant(
+        LOSS,
+        "element(p.grad, p.type, row * p.grad_stride",
+        "element(p.grad, p.type, static_cast<int>(row * p.grad_stride)",
+        "gradients in pieces are stored elsewhere",
+    ),
+    Mutant(
+        LOSS,
+        "v, p.grad, p.type, row * p.grad_stride",
+        "v, p.grad, p.type, static_cast<unsigned>(row * p.grad_stride)",
+        "gradients are stored elsewhere",
+    ),
+    Mutant(
+        ELEMENTS,
+        "int64_t i = static_cast<int64_t>(block_index()) * kElementThreads",
+        "int64_t i = block_index() * kElementThreads",
+        "elements are counted in ints",
+    ),
+    Mutant(
+        "kernels/dropout.cu",
+        "const int64_t at = i * kVec,",
+        "const int64_t at = static_cast<int>(i * kVec),",
+        "elements are counted in ints",
+    ),
+    Mutant(
+        "kernels/activation_forward.cu",
+        "at = row * columns + i * kVec;",
+        "at = static_cast<int>(row * columns + i * kVec);",
+        "gates are counted in ints",
+    ),
+    Mutant(
+        "kernels/activation_backward.cu",
+        "at = row * columns + i * kVec;",
+        "at = static_cast<uint32_t>(row * columns + i * kVec);",
+        "gates are counted in 32 bits",
+    ),
+    Mutant(
+        "device/tensor_list.cuh",
+        "static_cast<int64_t>(index - (low == 0 ? 0 : end[low - 1])) * kChunk",
+        "(index - (low == 0 ? 0 : end[low - 1])) * kChunk",
+        "chunks are counted in 32 bits",
+    ),
+    Mutant(
+        EMBEDDING,
+        "static_cast<Out*>(p.out) + row * p.columns",
+        "static_cast<Out*>(p.out) + static_cast<unsigned>(row * p.columns)",
+        "rows of the table lie elsewhere",
+    ),
+    Mutant(
+        EMBEDDING,
+        "grad + at[k] * p.columns",
+        "grad + static_cast<int>(at[k] * p.columns)",
+        "rows of the gradient lie elsewhere",
+    ),
+]
