@@ -33,8 +33,11 @@ STEP_BASIS = (
 )
 STEP_BASIS += "the shares that a prototype reached on an H200, and {launches:.1f} us for four launches by the bytes of their arguments."
 
-# Bytes of arguments of a step's launches, for a list of up to 188 tensors.
+# Bytes of arguments of a step's launches, for a list of up to 188 tensors. Short lists have a launch of few bytes where that is enough
+# for the lists that models have.
 STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_272}
+FEW_ARGUMENT_BYTES = 4_096
+UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # what those arguments hold
 
 MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens a sequence: the ops of one, traced without values and priced by "
 MODEL_BASIS += "the cost model (products) and by bytes (the rest), at rates that fit torch's measured steps."
@@ -199,6 +202,20 @@ def markdown(table: Table) -> Iterator[str]:
 def step_basis(chip: Chip) -> str:
     return STEP_BASIS.format(
         chip=chip.name, update=STEP_SHARES["update"], check=STEP_SHARES["check"], launches=launches_us()
+    )
+
+
+def short_lists() -> str:
+    """Why the update has no launch of few bytes, which the check of gradients has."""
+    each = {name: STEP_ARGUMENTS[name] / count for name, count in UPDATE_TENSORS.items()}
+    fit = {name: int((FEW_ARGUMENT_BYTES - 128) / size) for name, size in each.items()}
+    count = len(lists.LISTS["resnet-50"]())
+    least, most = LAUNCH_US.values()
+    return (
+        f"The check takes lists of up to 188 tensors in 4 KB of arguments. The update has no such launch: AdamW takes {each['adamw_']:.0f} "
+        f"bytes a tensor, the kernel before it, which derives its scalars, {each['update_prepare']:.0f}, so {fit['adamw_']} and "
+        f"{fit['update_prepare']} tensors would fit, and ResNet-50 has {count}. What lists as short as that would save is at most "
+        f"{most - least:.1f} us a launch, for a second copy of every rule's kernels."
     )
 
 

@@ -17,6 +17,7 @@ from .predict import (
     markdown,
     products,
     ratios,
+    short_lists,
     step_basis,
     steps,
     training,
@@ -129,6 +130,7 @@ def page() -> str:
     add("With an epilogue, H200", BASIS.format(chip="H200"), epilogues(h200))
     add("Unaligned products, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
+    parts.append("\n" + textwrap.fill(short_lists(), 140) + "\n")
     add("linear_cross_entropy beside its three products, H200", LOSS_BASIS, loss_price.table(h200))
     for name in ("gpt2-124m", "gpt2-1.5b"):
         add(f"A training step of {name}, H200", MODEL_BASIS.format(chip="H200"), training(name, h200))

@@ -190,3 +190,6 @@ def test_launches_carry_the_bytes_that_predictions_count():
         optimizer.step()
         seen |= {launch.name: launch.arguments for launch in launches()}
     assert seen == predict.STEP_ARGUMENTS
+    tuned = (ROOT / "csrc" / "kernels" / "adamw.cu").read_text()
+    for constant, name in (("kPrepareTensors", "update_prepare"), ("kTensors", "adamw_")):
+        assert f" {constant} = {predict.UPDATE_TENSORS[name]}" in tuned
