@@ -1,8 +1,8 @@
 """What was measured on an NVIDIA H200 (132 SMs, 700 W), torch 2.11.0+cu130, random data.
 
 `run` reads the benchmark's rows and `tiles` the times of every tile of gemm_sm90, both of 22 November 2026, from
-`results/nvidia-h200`. The constants below are of 20 November: copies, cuBLAS at its best, a prototype of the optimizer
-step, and torch's training steps.
+`results/nvidia-h200`, or another run's after `use`. The constants below are of 20 November: copies, cuBLAS at its best, a
+prototype of the optimizer step, and torch's training steps.
 """
 
 import functools
@@ -12,7 +12,8 @@ from . import rows
 from . import tiles as tile_times
 from .gemm_shapes import Shape
 
-RUN = Path(__file__).parent / "results" / "nvidia-h200"  # of this package's kernels, on an H200
+H200 = Path(__file__).parent / "results" / "nvidia-h200"
+RUN = H200  # of this package's kernels
 
 COPY_BYTES_PER_S = 4.25e12  # read and written
 CUBLAS_FLOPS_PER_S = 815e12  # its best, cold: 8192 x 14336 x 4096; sustained some 680e12
@@ -30,6 +31,19 @@ STEPS = {
 }
 
 
+def use(folder: Path) -> None:
+    """From here on what was measured is that of another run: of `python -m bench.run` and `bench.gpt2`, on any GPU."""
+    global RUN
+    RUN = folder
+    for read in (run, tiles):
+        read.cache_clear()
+
+
+def gpu() -> str:
+    """The GPU of the run, "NVIDIA H200"; empty if it timed nothing."""
+    return next((row["device"] for row in run().values() if "device" in row), "NVIDIA H200" if RUN == H200 else "")
+
+
 @functools.cache
 def run() -> dict[tuple[str, ...], dict]:
     """What that run timed, by op, shape, dtype and provider; training steps by the name of the model."""
@@ -42,7 +56,8 @@ def run() -> dict[tuple[str, ...], dict]:
 def tiles() -> dict[tile_times.Product, dict[tile_times.Choice, float]]:
     """Microseconds of every tile that takes a product, in splits or not, for some 50 products in bf16: those whose epilogue is still what
     was timed."""
-    timed = tile_times.read(RUN / tile_times.FILE)
+    file = RUN / tile_times.FILE
+    timed = tile_times.read(file) if file.exists() else {}
     return {product: times for product, times in timed.items() if product.epilogue in tile_times.TIMED}
 
 
@@ -67,7 +82,7 @@ def norm_shares() -> dict[str, float]:
         return {}
     (forward, us), (both, both_us) = ((row["bytes"], row["p50_us"]) for row in timed)
     rates = {"ak::norm_forward": forward / us, "ak::norm_backward": (both - forward) / (both_us - us)}
-    return {op: rate * 1e6 / COPY_BYTES_PER_S for op, rate in rates.items()}
+    return {op: rate * 1e6 / (timed[0]["copy_gb_per_s"] * 1e9) for op, rate in rates.items()}
 
 
 def step_us(name: str, layout: str) -> float | None:

@@ -3,10 +3,11 @@
 python -m bench.predict                                   # the suite of products, and the optimizer steps, on an H200
 python -m bench.predict --chip A100 4096x4096x4096:NT 65536x3072x768:NT:gelu
 python -m bench.predict --model gpt2-124m                 # a training step, op by op
+python -m bench.predict --run bench/results/nvidia-h100   # everything for the GPU of that run, beside what it measured
 python -m bench.predict --page > docs/predictions.md
 
 Every table says PREDICTION and its basis. Measured columns, where there are any, are of one H200: the rows in
-`bench/results/nvidia-h200`.
+`bench/results/nvidia-h200`, or of the run that is named.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from . import lists
+from . import lists, measured
 from .gemm_shapes import CUDA, Shape
 from .layouts import LAYOUTS
 from .measured import LAUNCH_US, STEP_SHARES, STEPS, product, product_us, run, step_us, tiles
@@ -58,6 +60,15 @@ def parse(text: str) -> Shape:
     return Shape(m, n, k, match[4] or "NT", match[5] or "16")
 
 
+def chip_of(device: str) -> Chip | None:
+    """By the name that CUDA has for it: "NVIDIA H100 80GB HBM3"."""
+    return next((chip for name, chip in CHIPS.items() if name in device.replace("-", " ").split()), None)
+
+
+def measured_on(chip: Chip) -> bool:
+    return chip_of(measured.gpu()) == chip
+
+
 def aligned() -> list[Shape]:
     """The plain products of the suite that TMA takes, each once."""
     return [s for s in plain() if s.aligned]
@@ -73,7 +84,7 @@ def plain() -> list[Shape]:
 
 
 def products(shapes: Iterable[Shape], chip: Chip) -> Table:
-    """Microseconds: predicted, the roofline's, ours and cuBLAS's where they were measured (on an H200)."""
+    """Microseconds: predicted, the roofline's, ours and cuBLAS's where they were measured (on such a chip)."""
     head = ("product", "plan", "predicted us", "measured us", "measured / predicted", "floor us", "cuBLAS, measured us")
     table = [head]
     for shape in shapes:
@@ -82,7 +93,7 @@ def products(shapes: Iterable[Shape], chip: Chip) -> Table:
         made, floor = plan(shape, chip, bias), floor_us(shape, chip)
         if made["kernel"] == "none":
             continue
-        timed = chip.name == "H200" and not bias
+        timed = measured_on(chip) and not bias
         ours, cublas = (planned_us(shape, made), product_us(shape, "torch")) if timed else (None, None)
         row = *beside(made["microseconds"], ours), f"{floor:,.1f}", f"{cublas:,.1f}" if cublas else ""
         table.append((shape.name + " bias" * bias, describe(made), *row))
@@ -126,8 +137,8 @@ def epilogues(chip: Chip) -> Table:
         made = [plan(shape, chip), plan(shape, chip, True), plan(replace(shape, result="gelu"), chip)]
         plain, bias, gelu = (m["microseconds"] for m in made)
         timed = [planned_us(shape, made[0]), planned_us(replace(shape, result="gelu"), made[2])]
-        measured = f"{timed[1] / timed[0]:.2f} x" if all(timed) and chip.name == "H200" else ""
-        row = f"{plain:,.1f}", f"{bias / plain:.2f} x", f"{gelu / plain:.2f} x", measured
+        taken = f"{timed[1] / timed[0]:.2f} x" if all(timed) and measured_on(chip) else ""
+        row = f"{plain:,.1f}", f"{bias / plain:.2f} x", f"{gelu / plain:.2f} x", taken
         table.append((shape.name, *row, describe(made[2])))
     return table
 
@@ -150,7 +161,7 @@ def steps(chip: Chip) -> Table:
             moved = check + count * layout.update_bytes / STEP_SHARES["update"]
             seconds = moved / chip.copy + launches_us() / 1e6
             floor = count * layout.step_bytes / chip.copy
-            micros = step_us(name, layout.name) if chip.name == "H200" else None
+            micros = step_us(name, layout.name) if measured_on(chip) else None
             times = beside(seconds * 1e3, None if micros is None else micros / 1e3, 3)
             table.append((name, layout.name, f"{layout.step_bytes}", *times, f"{floor * 1e3:.3f}"))
     return table
@@ -168,11 +179,11 @@ def training(name: str, chip: Chip) -> Table:
         table.append((family, *(f"{step.seconds.get(family, 0) * 1e3:.1f}" for step in found.values())))
     table.append(("host, beside it", *(f"{step.host * 1e3:.0f}" if step.host else "" for step in found.values())))
     table.append(("step", *(f"{step.total * 1e3:.1f}" for step in found.values())))
-    measured = [trained(name, way) if chip.name == "H200" else None for way in found]
-    table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in measured)))
+    timed = [trained(name, way) if measured_on(chip) else None for way in found]
+    table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in timed)))
     peaks = [f"{step.peak_bytes / 2**30:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
     table.append(("peak GiB", *peaks))
-    table.append(("peak GiB, measured", *(f"{m[1]:.1f}" if m else "" for m in measured)))
+    table.append(("peak GiB, measured", *(f"{m[1]:.1f}" if m else "" for m in timed)))
     for label, each in (("casts, GB", "cast_bytes"), ("casts and copies, GB", "copied_bytes")):
         moved = [f"{getattr(step, each) / 1e9:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
         table.append((label, *moved))
@@ -183,7 +194,7 @@ def trained(name: str, way: str) -> tuple[float, float] | None:
     """Seconds and peak GiB of a training step: of the latest run, else of the one that the rates fit."""
     provider = {"torch eager": "torch", "converted": OURS}.get(way, way)
     row = run().get((TRAINING, name, "bf16", provider))
-    return (row["ms"] / 1e3, row["peak_gib"]) if row else STEPS.get((name, way))
+    return (row["ms"] / 1e3, row["peak_gib"]) if row else STEPS.get((name, way)) if measured_on(CHIPS["H200"]) else None
 
 
 def text(table: Table) -> Iterator[str]:
@@ -219,14 +230,41 @@ def short_lists() -> str:
     )
 
 
+def beside_run(folder: Path) -> int:
+    """Prints every table for the GPU of a run, beside what was measured there."""
+    measured.use(folder)
+    chip = chip_of(measured.gpu())
+    if chip is None:
+        print(f"no predictions: {folder} is of '{measured.gpu()}'; the model knows {', '.join(CHIPS)}")
+        return 0
+    print(f"Measured: {folder}, {measured.gpu()}.")
+    basis = BASIS.format(chip=chip.name)
+    for told, table in (
+        (basis, products([*aligned(), *unaligned()], chip)),
+        (basis, epilogues(chip)),
+        (step_basis(chip), steps(chip)),
+        *(
+            (f"{name}. {MODEL_BASIS.format(chip=chip.name)}", training(name, chip))
+            for name in ("gpt2-124m", "gpt2-1.5b")
+        ),
+    ):
+        print("", told, *text(table), sep="\n")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.predict", description=__doc__.split("\n")[0])
     parser.add_argument("shapes", nargs="*", type=parse, metavar="MxNxK[:layout[:result]]")
     parser.add_argument("--chip", choices=CHIPS, default="H200")
+    parser.add_argument(
+        "--run", type=Path, help="results of `make gpu`: all tables for its GPU, beside what it measured"
+    )
     parser.add_argument("--page", action="store_true", help="the page docs/predictions.md")
     parser.add_argument("--model", choices=["gpt2-124m", "gpt2-1.5b"], help="price a training step of it")
     options = parser.parse_args(argv)
     chip = CHIPS[options.chip]
+    if options.run:
+        return beside_run(options.run)
     if options.page:
         from .predict_page import page
 

@@ -73,7 +73,13 @@ def test_no_time_left_is_a_failure(tmp_path):
 
 def test_the_shares_add_up_to_nine_minutes_and_every_benchmark_has_one():
     parts = gpu.parts()
-    shares = [gpu.BUILD_SECONDS, gpu.TEST_SECONDS, *(part.seconds for part in parts), gpu.TRAINING_SECONDS]
+    shares = [
+        gpu.BUILD_SECONDS,
+        gpu.TEST_SECONDS,
+        *(part.seconds for part in parts),
+        gpu.TRAINING_SECONDS,
+        gpu.PREDICTION_SECONDS,
+    ]
     assert sum(shares) <= gpu.TOTAL_SECONDS == 540
     run = [op for part in parts for op in part.ops]
     assert sorted([*run, "adamw"]) == sorted(gpu.modules())  # the step times adamw_ and more
@@ -210,3 +216,12 @@ def test_a_log_has_what_was_written_before_a_hang(tmp_path):
     outcome = gpu.run("test", [sys.executable, "-c", program], 1.0, tmp_path / "log")
     assert outcome[1] == "HUNG for 1 s"
     assert (tmp_path / "log").read_text() == "so far\n"
+
+
+def test_what_was_measured_is_written_beside_what_was_predicted(tmp_path, monkeypatch):
+    """For a GPU that the model knows not, which takes no time; `bench.predict --run` has tests of its own."""
+    name, outcome, _ = gpu.predictions(tmp_path)
+    assert (name, outcome) == ("predictions", "passed")
+    assert "no predictions" in (tmp_path / "predicted.txt").read_text()
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    assert gpu.predictions(tmp_path)[1].startswith("passed: none")

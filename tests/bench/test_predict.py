@@ -53,7 +53,7 @@ def test_measured_times_stand_beside_the_gpu_and_the_problem_they_are_of(capsys)
 @pytest.fixture
 def measured_run(monkeypatch, tmp_path):
     """Rows of one product, its accumulating twin, one that was wrong, one with another plan, a step and training steps; times of tiles."""
-    told = {"date": "2026-01-02T03:04:05+00:00"}
+    told = {"date": "2026-01-02T03:04:05+00:00", "device": "NVIDIA H200"}
     large = "sm90 128x256 cluster 2x1, 2 consumers"
     pingpong = "sm90 128x128 cluster 1x2, 2 consumers, pingpong"
     ok = {"provider": "amp_kernels", "status": "ok", **told}
@@ -107,6 +107,42 @@ def test_what_this_package_took_stands_beside_the_prediction(measured_run, monke
     assert (first[:2], first[4], second[4]) == (("llama-1b", "fp32"), "10.000", "")
     assert predict.trained("gpt2-124m", "converted") == (0.07, 12.0)
     assert predict.trained("gpt2-124m", "torch eager") == STEPS["gpt2-124m", "torch eager"]
+
+
+@pytest.mark.parametrize(("device", "chip"), [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100")])
+def test_a_run_on_another_gpu_stands_beside_its_predictions(tmp_path, capsys, device, chip):
+    layer = {"op": "layer_norm", "dtype": "fp32", "copy_gb_per_s": 2000.0, "bytes": 3 * 10**8}
+    rows = [{**layer, "shape": "32768x768 forward under autocast", "p50_us": 200.0}]
+    rows += [{"op": "step", "shape": "llama-1b", "dtype": "fp32", "p50_us": 3e4, "device_us": 2e4}]
+    told = {"device": device, "provider": "amp_kernels", "status": "ok"}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row | told) + "\n" for row in rows))
+    before = measured.RUN
+    try:
+        assert predict.main(["--run", str(tmp_path)]) == 0
+    finally:
+        measured.use(before)
+    said = capsys.readouterr().out
+    assert said.count(f"for {chip}") == 3
+    assert said.count(f"on {chip}, bf16") == 2
+    (line,) = (
+        line
+        for line in said.splitlines()
+        if line.startswith("llama-1b") and line.split()[1] == "fp32" and "+" not in line
+    )
+    assert line.split()[4] == "20.000"
+    assert "96.0" not in said  # of the H200
+    assert predict.trained("gpt2-124m", "torch eager")[0] == pytest.approx(0.096, abs=1e-3)
+
+
+def test_a_gpu_that_the_model_does_not_know_has_no_predictions(tmp_path, capsys):
+    row = {"op": "step", "shape": "a", "dtype": "b", "provider": "c", "status": "ok", "device": "NVIDIA H20"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    before = measured.RUN
+    try:
+        predict.main(["--run", str(tmp_path)])
+    finally:
+        measured.use(before)
+    assert "is of 'NVIDIA H20'; the model knows H200, H100, A100" in capsys.readouterr().out
 
 
 def test_the_page_says_how_far_off_the_model_is(measured_run, monkeypatch):
