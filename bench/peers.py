@@ -1,6 +1,6 @@
-"""Other libraries' AdamW, timed where they are installed. They run on a GPU; where they are absent the harness says so.
+"""Other libraries, timed where they are installed. They run on a GPU; where they are absent the harness says so.
 
-Only the weights are compared: each keeps its moments in a form of its own. In a whole step none of them clips, and
+Of AdamW only the weights are compared: each keeps its moments in a form of its own. In a whole step none of them clips, and
 only Apex checks and takes the norm; AdamW's update hardly depends on the size of the gradients, so that the weights are
 right all the same. What each does stands in its row (`pipeline`).
 """
@@ -10,11 +10,13 @@ import importlib.util
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 from .harness import Call, WithFacts
 from .layouts import BETAS, EPS, LR, WEIGHT_DECAY, Inputs, Layout, held_bytes
 
-PEERS = ("apex", "flashoptim", "transformer_engine")
+PEERS = ("apex", "flashoptim", "transformer_engine", "liger", "quack")
+MODULES = {"liger": "liger_kernel"}  # of another name
 LAYOUTS = {
     "fp32": ("apex", "transformer_engine"),
     "bf16 + fp32 master": ("apex", "transformer_engine"),
@@ -24,14 +26,15 @@ LAYOUTS = {
 
 def version(name: str) -> str | None:
     """Installed version of a peer, "unknown" if it carries none, None if it is absent or does not import."""
-    if importlib.util.find_spec(name) is None:
+    module = MODULES.get(name, name)
+    if importlib.util.find_spec(module) is None:
         return None
     try:
-        importlib.import_module(name)
+        importlib.import_module(module)
     except Exception:  # built for another torch, for instance: the ways to fail are the peer's own
         return None
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version(module)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 
@@ -103,45 +106,107 @@ def _transformer_engine(params, layout: Layout, options: dict):
     return FusedAdam(params, adam_w_mode=True, master_weights=layout.half, store_param_remainders=split, **options)
 
 
+def _having(name: str, load: Callable[[], Callable]) -> dict[str, Callable]:
+    """What `load` imports from a peer; nothing where the peer is absent, or its version lacks it."""
+    if version(name) is None:
+        return {}
+    try:
+        return {name: load()}
+    except ImportError:
+        return {}
+
+
 def norms(kind: str, eps: float) -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """The installed peers that have this norm, as functions of rows and weight."""
-    found = {}
-    if version("liger_kernel"):
+    """The installed peers that have this norm, as functions of rows and weight. QuACK's layer norm has a forward alone, and an fp32
+    weight: a case with a backward reports that it failed."""
+
+    def liger():
         from liger_kernel.ops import layer_norm, rms_norm
 
         if kind == "rms_norm":
-            found["liger"] = lambda x, weight: rms_norm.LigerRMSNormFunction.apply(x, weight, eps)
-        else:
-            found["liger"] = lambda x, weight: layer_norm.LigerLayerNormFunction.apply(
-                x, weight, torch.zeros_like(weight), eps
-            )
-    if version("quack") and kind == "rms_norm":
-        from quack import rmsnorm
+            return lambda x, weight: rms_norm.LigerRMSNormFunction.apply(x, weight, eps)
+        return lambda x, weight: layer_norm.LigerLayerNormFunction.apply(x, weight, torch.zeros_like(weight), eps)
 
-        found["quack"] = lambda x, weight: rmsnorm(x, weight, eps=eps)
-    return found
+    def quack():
+        if kind == "rms_norm":
+            from quack import rmsnorm
+
+            return lambda x, weight: rmsnorm(x, weight, eps=eps)
+        from quack.layernorm import layernorm
+
+        return lambda x, weight: layernorm(x, weight.float(), eps=eps)
+
+    return _having("liger", liger) | _having("quack", quack)
 
 
 def softmax() -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:
     """The installed peers that have softmax, as functions of rows and their dimension, which is the last."""
-    found = {}
-    if version("liger_kernel"):
+
+    def liger():
         from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
-        found["liger"] = lambda x, dim: LigerSoftmaxFunction.apply(x)
-    if version("quack"):
+        return lambda x, dim: LigerSoftmaxFunction.apply(x)
+
+    def quack():
         from quack.softmax import softmax
 
-        found["quack"] = lambda x, dim: softmax(x)
-    return found
+        return lambda x, dim: softmax(x)
+
+    return _having("liger", liger) | _having("quack", quack)
 
 
 def cross_entropy() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
     """The installed peers that have the mean loss, as functions of logits and classes. Not Liger's: it writes the gradient
     over the logits, which the next call reads."""
-    found = {}
-    if version("quack"):
+
+    def quack():
         from quack.cross_entropy import cross_entropy
 
-        found["quack"] = cross_entropy
+        return cross_entropy
+
+    return _having("quack", quack)
+
+
+def linear_cross_entropy() -> dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """The installed peers that fuse a last layer with its mean loss, as functions of rows, weight and classes, and torch's own, which
+    2.13 has. Those that ask for it get the weight in the dtype of the rows."""
+
+    def liger():
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Fused
+
+        return lambda x, weight, target: Fused.apply(x, weight, target)[0]
+
+    def quack():
+        from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+        return lambda x, weight, target: chunked_linear_cross_entropy(x, weight.to(x.dtype), target)
+
+    found = _having("liger", liger) | _having("quack", quack)
+    if hasattr(F, "linear_cross_entropy"):
+        options = torch.nn.LinearCrossEntropyOptions()  # without any it is the two operations
+        found["torch:fused"] = lambda x, weight, target: F.linear_cross_entropy(
+            x, weight.to(x.dtype), target, options=options
+        )
     return found
+
+
+def swiglu() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The installed peers that have it, as functions of gate and up side by side."""
+
+    def liger():
+        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+        return lambda x: LigerSiLUMulFunction.apply(*x.chunk(2, -1))
+
+    return _having("liger", liger)
+
+
+def embedding() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """The installed peers that have the lookup and its gradient, as functions of indices and table."""
+
+    def liger():
+        from liger_kernel.ops.experimental.embedding import LigerEmbeddingFunction
+
+        return lambda indices, table: LigerEmbeddingFunction.apply(table, indices)
+
+    return _having("liger", liger)

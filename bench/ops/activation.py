@@ -1,4 +1,4 @@
-"""gelu, silu and swiglu on their own, forward and backward, against torch's operations."""
+"""gelu, silu and swiglu on their own, forward and backward, against torch's operations, eager and compiled, and Liger."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 
-from .. import ours
+from .. import ours, peers
 from ..harness import Case, Scope
 from ..roofline import DTYPES
 
@@ -50,6 +50,11 @@ def _case(name: str, rows: int, columns: int, dtype: str, device: torch.device) 
 
         return call
 
+    found = {"torch": theirs}
+    if device.type == "cuda" and name == "swiglu":
+        found |= peers.swiglu()
+        if dtype == "bf16":  # compiling takes seconds
+            found["torch.compile"] = torch.compile(theirs)
     return Case(
         op="activation",
         shape=f"{rows}x{columns} {name} forward + backward",
@@ -58,7 +63,7 @@ def _case(name: str, rows: int, columns: int, dtype: str, device: torch.device) 
         flops=50 * rows * columns,
         inputs=inputs,
         providers={
-            "torch": lambda x: both(theirs, *x),
+            **{key: lambda x, function=function: both(function, *x) for key, function in found.items()},
             **ours.providers("activation_forward", device, lambda x: both(own, *x)),
         },
         reference=lambda x: {

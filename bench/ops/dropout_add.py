@@ -1,4 +1,5 @@
-"""dropout_add: dropout on a branch and the addition to the residual stream, forward and backward, against torch's operations."""
+"""dropout_add: dropout on a branch and the addition to the residual stream, forward and backward, against torch's
+operations, eager and compiled."""
 
 from collections.abc import Iterator
 
@@ -34,6 +35,9 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
 
         return call
 
+    found = {"torch": lambda branch, stream: F.dropout(branch, 0.5) + stream}
+    if device.type == "cuda" and dtype == "bf16":  # compiling takes seconds
+        found["torch.compile"] = torch.compile(found["torch"])
     return Case(
         op="dropout_add",
         shape=f"{rows}x{columns} forward + backward",
@@ -42,7 +46,7 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
         flops=60 * rows * columns,
         inputs=inputs,
         providers={
-            "torch": lambda x: both(lambda branch, stream: F.dropout(branch, 0.5) + stream, *x),
+            **{name: lambda x, function=function: both(function, *x) for name, function in found.items()},
             **ours.providers("dropout", device, lambda x: both(lambda b, s: ak.dropout_add(b, s, 0.5), *x)),
         },
         reference=lambda x: {"kept": (torch.tensor(2.0), 0.05), "same mask": (torch.tensor(0.0), 1e-6)},

@@ -1,4 +1,5 @@
-"""embedding: lookup and gradient of a language model's table, whose indices follow Zipf's law, against torch's own."""
+"""embedding: lookup and gradient of a language model's table, whose indices follow Zipf's law, against torch's own,
+eager and compiled, and Liger's."""
 
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 
-from .. import ours
+from .. import ours, peers
 from ..harness import Case, Scope
 from ..roofline import DTYPES
 
@@ -39,6 +40,11 @@ def _case(tokens: int, rows: int, columns: int, dtype: str, device: torch.device
         return call
 
     size = DTYPES[dtype].itemsize
+    found = {"torch": F.embedding}
+    if device.type == "cuda":
+        found |= peers.embedding()
+        if dtype == "bf16" and (tokens, rows, columns) == CUDA[0]:  # compiling takes seconds
+            found["torch.compile"] = torch.compile(F.embedding)
     return Case(
         op="embedding",
         shape=f"{tokens} of {rows}x{columns} forward + backward",
@@ -47,7 +53,7 @@ def _case(tokens: int, rows: int, columns: int, dtype: str, device: torch.device
         flops=tokens * columns,
         inputs=inputs,
         providers={
-            "torch": lambda x: both(F.embedding, *x),
+            **{name: lambda x, function=function: both(function, *x) for name, function in found.items()},
             **ours.providers("embedding_accumulate_", device, lambda x: both(ak.embedding, *x)),
         },
         # torch's sums in bf16 lose what the smallest gradients add.

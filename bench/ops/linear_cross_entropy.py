@@ -1,5 +1,5 @@
 """linear_cross_entropy: a language model's last layer and its loss, forward and backward under autocast, against torch's two
-operations."""
+operations, eager and compiled, torch's fused one, Liger and QuACK."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
 
-from .. import ours
+from .. import ours, peers
 from ..harness import Case, Scope
 
 CUDA = [(16384, 768, 50257), (4096, 4096, 128256), (8192, 4096, 128256)]  # tokens, features, classes
@@ -48,6 +48,11 @@ def _case(rows: int, features: int, classes: int, device: torch.device) -> Case:
         want = both(_eager, x.double(), weight.double(), target)()
         return {name: (value, ERROR) for name, value in want.items()}
 
+    found = {"torch": _eager}
+    if device.type == "cuda":
+        found |= peers.linear_cross_entropy()
+        if (rows, features, classes) == CUDA[0]:  # compiling takes seconds
+            found["torch.compile"] = torch.compile(_eager)
     return Case(
         op="linear_cross_entropy",
         shape=f"{rows} x {features}-{classes} forward + backward",
@@ -56,7 +61,7 @@ def _case(rows: int, features: int, classes: int, device: torch.device) -> Case:
         flops=6 * rows * features * classes,
         inputs=inputs,
         providers={
-            "torch": lambda tensors: both(_eager, *tensors),
+            **{name: lambda x, function=function: both(function, *x) for name, function in found.items()},
             **ours.providers("gemm", device, lambda tensors: both(linear_cross_entropy, *tensors)),
         },
         reference=reference,

@@ -222,7 +222,7 @@ def test_every_op_has_cases_of_both_sizes(capsys):
     ("options", "message"),
     [
         (["--op", "conv"], "--op: conv is unknown; accepted: activation, activation_backward, adamw"),
-        (["--provider", "liger"], "--provider: liger is unknown; accepted: torch, amp_kernels, apex"),
+        (["--provider", "flash"], "--provider: flash is unknown; accepted: torch, amp_kernels, apex"),
         (["--device", "tpu"], "--device tpu: not a device"),
     ],
 )
