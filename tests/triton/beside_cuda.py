@@ -1,0 +1,234 @@
+"""Triton's kernels beside the CUDA kernels of the same ops: what an SM of sm_90a has in flight, how long the code is, and what was
+measured. `python -m tests.triton.beside_cuda` prints the table of docs/triton.md.
+
+Triton's side is read in the kernels that it compiles here: registers and shared memory say how many threads share an SM, the order of
+the machine code how many bytes are on their way to one of them when it waits. The CUDA side is the budget that tests/build holds.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import triton
+
+from amp_kernels._triton import (
+    activation_forward,
+    cast,
+    check_and_norm,
+    cross_entropy_rows,
+    dropout,
+    embedding_accumulate,
+    norm_backward,
+    norm_forward,
+    softmax_rows,
+    unscale,
+)
+from bench.measured import run
+from bench.rows import OURS, TRITON
+
+from ..build.bytes_in_flight import rounds
+from ..build.kernel_budgets import BUDGETS
+from ..build.listing import parse
+from ..cuobjdump import cuobjdump
+from . import aot
+
+ARCH = 90
+REGISTERS, THREADS, PROGRAMS, SHARED = 65_536, 2_048, 32, 228 * 1024  # of an SM
+BF16 = torch.bfloat16
+
+
+class Case(NamedTuple):
+    name: str
+    launch: Callable[[], object]
+    cuda: str  # a budget, or KB in flight
+    why: str
+    ops: tuple[str, ...] = ()  # of the benchmark
+    shape: str = ".*"  # and which of its shapes
+    programs: int = PROGRAMS  # that a launch starts on an SM
+
+
+def rows(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def norm(columns: int) -> None:
+    weight = torch.ones(columns)
+    x = rows(2, columns, dtype=torch.float32)
+    norm_forward.norm_forward(x, weight, weight, None, None, eps=0.1, centred=True, out_dtype=BF16, dropout_p=0.0)
+
+
+def norm_gradient(columns: int) -> None:
+    x, dy, weight, statistic = (
+        rows(2, columns, dtype=torch.float32),
+        rows(2, columns),
+        torch.ones(columns),
+        torch.zeros(2),
+    )
+    options = {"parameters": 2, "dropout_p": 0.0, "branch_dtype": None, "strips": 1}
+    norm_backward._run(dy, x, statistic, statistic, weight, None, None, **options)
+
+
+def loss(columns: int) -> None:
+    logits = rows(3, columns)
+    target = torch.zeros(3, dtype=torch.int64)
+    cross_entropy_rows.cross_entropy_rows_(
+        logits, target, None, torch.ones(3), torch.zeros(3), torch.empty_like(logits)
+    )
+
+
+def gradient_of_table() -> None:
+    index = torch.zeros(100, dtype=torch.int64)
+    embedding_accumulate.embedding_accumulate_(torch.zeros(4, 768), rows(100, 768), index, index)
+
+
+RING, PIECES, ROW = "16 and more", "40 and more", "64, a row"  # KB an SM on their way to shared memory (docs/ptx.md)
+HAND = "none of speed: it has the bits of the CPU's, and needs no compiler at run time"
+CASES = [
+    Case(
+        "check_and_norm",
+        lambda: check_and_norm.check_and_norm([rows(8)] * 161, torch.ones(())),
+        "check_and_norm_kernel",
+        "not timed; the list lies in the launch's arguments: no table to fill and copy",
+        programs=check_and_norm.PROGRAMS_PER_SM,
+    ),
+    Case(
+        "unscale_",
+        lambda: unscale.unscale_([rows(8)] * 161, torch.ones(()), torch.zeros(())),
+        "unscale_kernel",
+        "not timed; as check_and_norm",
+        programs=unscale.PROGRAMS_PER_SM,
+    ),
+    Case(
+        "cast_, fp32 to bf16",
+        lambda: cast.cast_([rows(8)] * 100, [rows(8, dtype=torch.float32)] * 100),
+        "cast_kernel",
+        "as check_and_norm; one launch for all pairs of dtypes, where Triton takes one for each",
+        ("cast_",),
+        programs=cast.PROGRAMS_PER_SM,
+    ),
+    Case(
+        "layer_norm, 768 columns",
+        lambda: norm(768),
+        RING,
+        "none in that run, but for the gradient's: rows of the next rounds are on their way while a row is worked on",
+        ("layer_norm", "rms_norm"),
+        r"32768x768 forward( under autocast)?",
+    ),
+    Case(
+        "layer_norm, 32,768 columns",
+        lambda: norm(32_768),
+        ROW,
+        "the row is read from memory once, and again from shared memory; Triton's walks it three times through L2",
+        ("layer_norm", "rms_norm"),
+        r"2048x32768 forward( under autocast)?",
+    ),
+    Case(
+        "its gradient, 768 columns",
+        lambda: norm_gradient(768),
+        RING,
+        "two rows of the next round on their way beside the sums over rows, which take the registers of Triton's loads",
+        ("layer_norm", "rms_norm"),
+        r"32768x768 forward \+ backward.*",
+    ),
+    Case(
+        "softmax, 1,024 columns",
+        lambda: softmax_rows.softmax_rows(rows(4, 1024), None, log=False, out_dtype=BF16),
+        RING,
+        "not timed; as layer_norm",
+        ("softmax",),
+        "98304x1024.*",
+    ),
+    Case(
+        "softmax, 50,257 columns",
+        lambda: softmax_rows.softmax_rows(rows(4, 50_257), None, log=False, out_dtype=BF16),
+        PIECES,
+        "not timed; rows at any address in copies of 16 bytes; the second walk finds the row in shared memory",
+        ("softmax",),
+        "8192x50257.*",
+    ),
+    Case(
+        "cross_entropy, 50,257 classes",
+        lambda: loss(50_257),
+        PIECES,
+        "not timed; as softmax",
+        ("cross_entropy",),
+        "8192x50257.*",
+    ),
+    Case(
+        "gelu",
+        lambda: activation_forward.activation_forward(rows(4, 8192), activation="gelu"),
+        "activation_forward_kernel",
+        HAND,
+        ("activation",),
+    ),
+    Case(
+        "dropout_add",
+        lambda: dropout.dropout(rows(4, 1000), torch.zeros(1, dtype=torch.int64), rows(4, 1000), p=0.1, out_dtype=BF16),
+        "dropout_kernel",
+        HAND,
+        ("dropout_add",),
+    ),
+    Case("gradient of embedding", gradient_of_table, "embedding_pieces_kernel", HAND, ("embedding",)),
+]
+
+
+def in_flight(case: Case) -> tuple[str, float, int]:
+    """Of the first kernel that Triton launches: registers and threads of an SM, its KB in flight, instructions of its code."""
+    with aot.compiling_for(ARCH) as kernels:
+        case.launch()
+    kernel = kernels[0]
+    used, threads = aot.usage(kernel), 32 * kernel.metadata.num_warps
+    held = -(-used.registers // 8) * 8 * threads, used.shared + 1024
+    programs = min(case.programs, PROGRAMS, THREADS // threads, REGISTERS // held[0], SHARED // held[1])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        (code,) = parse(cuobjdump("-sass", file.name)).values()
+    working = [x for x in code.values() if x.name != "NOP"]
+    return f"{used.registers} x {programs * threads:,}", max(rounds(working)) * programs * threads / 1024, len(working)
+
+
+def budget(case: Case) -> str:
+    """KB in flight an SM."""
+    if case.cuda not in BUDGETS:
+        return case.cuda
+    b = BUDGETS[case.cuda]
+    return (
+        f"{b.in_flight * b.threads * b.blocks / 1024:.0f}"
+        if b.blocks and b.in_flight
+        else "in " + f"{b.registers} registers"
+    )
+
+
+def measured(case: Case) -> str:
+    """Triton's time over CUDA's on the H200: the geometric mean, and of how many cases."""
+    found = run()
+    ratios = [
+        row["p50_us"] / found[op, shape, dtype, OURS]["p50_us"]
+        for (op, shape, dtype, who), row in found.items()
+        if who == TRITON and op in case.ops and re.fullmatch(case.shape, shape) and (op, shape, dtype, OURS) in found
+    ]
+    return f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else ""
+
+
+def table() -> str:
+    head = (
+        "| op | Triton: registers x threads an SM | KB in flight an SM | instructions of the code "
+        "| CUDA: KB in flight an SM | Triton's time over CUDA's | why CUDA |\n|---|---|---|---|---|---|---|\n"
+    )
+    lines = []
+    for case in CASES:
+        held, kb, length = in_flight(case)
+        lines.append(
+            f"| {case.name} | {held} | {kb:.0f} | {length} | {budget(case)} | {measured(case)} | {case.why} |\n"
+        )
+    return f"Triton {triton.__version__}, sm_{ARCH}a.\n\n{head}{''.join(lines)}"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
