@@ -10,23 +10,84 @@ Examples:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..ops import activation as _activation
+from ..ops import cross_entropy as _cross_entropy
+from ..ops import linear as _linear
+from ..ops import linear_cross_entropy as _linear_cross_entropy
+from ..ops import norm as _norm
 from ..ops import softmax as _softmax
 from ..ops.activation import gelu
-from ..ops.cross_entropy import cross_entropy
 from ..ops.embedding import embedding
-from ..ops.linear import linear
-from ..ops.norm import layer_norm, rms_norm
 
-__all__ = ["cross_entropy", "embedding", "gelu", "layer_norm", "linear", "log_softmax", "rms_norm", "silu", "softmax"]
+__all__ = [
+    "cross_entropy",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "log_softmax",
+    "rms_norm",
+    "silu",
+    "softmax",
+]
 
 
 def _dimension(input: Tensor, dim: int | None) -> int:
     """What torch takes without ``dim``, where it warns: the first dimension of none, one or three, else the second."""
     return dim if dim is not None else torch.nn.functional._get_softmax_dim("softmax", input.dim(), 4)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    **options: Any,
+) -> Tensor:
+    """torch.nn.functional.cross_entropy by :func:`amp_kernels.cross_entropy`, which has more ``options``."""
+    if size_average is not None or reduce is not None:
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    told = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    return _cross_entropy.cross_entropy(input, target, weight, **told, **options)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """torch.nn.functional.layer_norm by :func:`amp_kernels.layer_norm`, which has more ``options``."""
+    return _norm.layer_norm(input, normalized_shape, weight, bias, eps, **options)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """torch.nn.functional.rms_norm by :func:`amp_kernels.rms_norm`, which has more ``options``."""
+    return _norm.rms_norm(input, normalized_shape, weight, eps, **options)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+    """torch.nn.functional.linear by :func:`amp_kernels.linear`, which has more ``options``."""
+    return _linear.linear(input, weight, bias, **options)
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
@@ -39,6 +100,34 @@ def log_softmax(
 ) -> Tensor:
     """torch.nn.functional.log_softmax by :func:`amp_kernels.log_softmax`."""
     return _softmax.log_softmax(input, _dimension(input, dim), dtype=dtype)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: object = None,
+) -> Tensor:
+    """torch.nn.functional.linear_cross_entropy, which torch has from 2.13 on, by :func:`amp_kernels.linear_cross_entropy`.
+
+    ``options`` chooses among torch's ways to take chunks; this function always takes chunks, and sums in fp32.
+    """
+    return _linear_cross_entropy.linear_cross_entropy(
+        input,
+        linear_weight,
+        target,
+        linear_bias=linear_bias,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+    )
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:

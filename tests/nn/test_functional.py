@@ -1,0 +1,54 @@
+"""ak.nn.functional: torch's names take torch's arguments."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amp_kernels as ak
+
+# As torch 2.13 documents it.
+LINEAR_CROSS_ENTROPY = "input linear_weight target linear_bias weight reduction ignore_index label_smoothing options"
+
+
+@pytest.mark.parametrize("name", ak.nn.functional.__all__)
+def test_the_names_of_arguments_are_torchs(name):
+    ours = inspect.signature(getattr(ak.nn.functional, name)).parameters
+    if name == "linear_cross_entropy":
+        assert [*ours] == LINEAR_CROSS_ENTROPY.split()
+    if not hasattr(F, name):
+        pytest.skip(f"torch {torch.__version__} has no {name}")
+    try:
+        torchs = [*inspect.signature(getattr(F, name)).parameters]
+    except ValueError:
+        pytest.skip("written in C")
+    assert [*ours][: len(torchs)] == torchs
+
+
+def test_torchs_arguments_give_torchs_results():
+    x, w, y = torch.randn(4, 6), torch.rand(6), torch.tensor([0, 5, 2, 2])
+    for name, args, options in [
+        ("cross_entropy", (x, y, w, None, 2, None, "sum", 0.1), {}),
+        ("cross_entropy", (x, y), {"size_average": False}),
+        ("cross_entropy", (), {"input": x, "target": y, "reduce": False}),
+        ("layer_norm", (), {"input": x, "normalized_shape": (6,), "weight": w, "bias": w, "eps": 0.1}),
+        ("rms_norm", (), {"input": x, "normalized_shape": (6,), "weight": w, "eps": 0.1}),
+        ("linear", (), {"input": x, "weight": x, "bias": w[:4]}),
+    ]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of arguments that torch has given up
+            got = getattr(ak.nn.functional, name)(*args, **options)
+            torch.testing.assert_close(got, getattr(F, name)(*args, **options))
+    assert isinstance(ak.nn.functional.layer_norm(x, 6, residual=x), tuple)
+    assert ak.nn.functional.linear(x, x, activation="relu").min() == 0
+    assert ak.nn.functional.cross_entropy(x, y, z_loss=1.0) > ak.nn.functional.cross_entropy(x, y)
+
+
+def test_linear_cross_entropy_passes_every_argument_on():
+    x, w, y = torch.randn(6, 8), torch.randn(5, 8), torch.tensor([0, 4, 2, 2, 1, 0])
+    bias, classes = torch.randn(5), torch.rand(5) + 0.5
+    options = {"weight": classes, "reduction": "sum", "ignore_index": 2, "label_smoothing": 0.1}
+    got = ak.nn.functional.linear_cross_entropy(x, w, y, linear_bias=bias, options=object(), **options)
+    torch.testing.assert_close(got, F.cross_entropy(F.linear(x, w, bias), y, **options))
