@@ -20,7 +20,7 @@ ABI := build/abi
 # Two processes or more: a file of tests goes to one of them.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo paper test examples exhaustive ptx abi gpu bench docs lint format mutants build clean
+.PHONY: demo paper test examples exhaustive sass ptx abi gpu bench docs lint format mutants build clean
 
 demo: $(BUILT)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
@@ -43,6 +43,11 @@ examples: $(BUILT)
 exhaustive: $(BUILT)
 	$(RUN) -m pytest --exhaustive -m exhaustive
 	$(RUN) tests/emulator/mutate.py
+
+# The machine code of every kernel and every instance of the GEMM: registers, spills, bytes in flight, main loops, executed instructions.
+# Needs nvcc, no GPU; without nvcc it fails.
+sass: $(BUILT)
+	$(RUN) -m pytest --exhaustive --no-skips -m "not gpu" tests/build $(ARGS)
 
 # The PTX of every kernel, executed on the CPU (docs/ptx.md, with times). Needs nvcc, no GPU. In parts, each of which may be run alone:
 # all cases of the package's kernels under several schedules; what is counted; Triton's kernels, whose schedules are Triton's concern;

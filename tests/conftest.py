@@ -1,6 +1,7 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
 ``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
-for, but not every run, and ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings."""
+for, but not every run, ``--no-skips`` turns every skip into a failure, and ``--sample 3`` takes one test in three, for a second run
+of the same tests in other surroundings."""
 
 import os
 from collections import defaultdict
@@ -19,6 +20,7 @@ def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")
     parser.addoption("--backend", help="run every op on this backend, unless a test chooses another")
     parser.addoption("--exhaustive", action="store_true", help="also run the cases marked exhaustive")
+    parser.addoption("--no-skips", action="store_true", help="fail what would be skipped")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="run one test in N")
     parser.addoption(
         "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
@@ -54,9 +56,21 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    if report.skipped and item.config.getoption("--require-gpu") and "gpu" in item.keywords:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    if item.config.getoption("--no-skips"):
+        report.outcome, report.longrepr = "failed", f"skipped although nothing may be: {report.longrepr}"
+    elif item.config.getoption("--require-gpu") and "gpu" in item.keywords:
         report.outcome = "failed"
         report.longrepr = f"skipped although a GPU is required: {report.longrepr}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector):
+    """A module may skip itself as a whole."""
+    report = (yield).get_result()
+    if report.skipped and collector.config.getoption("--no-skips"):
+        report.outcome, report.longrepr = "failed", f"skipped although nothing may be: {report.longrepr}"
 
 
 @pytest.fixture(autouse=True)
