@@ -14,6 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 COMPOSITE = {"aten::copy_"}  # one kernel for all devices, which starts machine code
 NATIVE = {"empty", "empty_strided", "record_stream", "detach", "set_", "resize_", "is_pinned", "_pin_memory"}
+# torch's kernels that have the host wait for a value, or for a size that values decide. Some only for an index of bools.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique", "_unique2", "unique_dim"}
+WAITING |= {"unique_consecutive", "unique_dim_consecutive"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _library = torch.library.Library("aten", "IMPL")
 
 
@@ -62,8 +66,31 @@ def _replay(number: int) -> int:
     return 0
 
 
+def waits(function, args, kwargs) -> bool:
+    """Whether torch's own kernel has the host wait for the device."""
+    name = function._schema.name.removeprefix("aten::") if hasattr(function, "_schema") else ""
+    if name == "copy_":
+        blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        return blocking and is_on_device(args[0]) != is_on_device(args[1])
+    if name in INDEXING:
+        return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+    return name in WAITING
+
+
+_waits_are_errors = False
+
+
+def set_sync_debug_mode(mode: int | str) -> None:
+    """In place of torch.cuda's, which asks torch's kernels: with "error", an op or a call of the runtime that waits raises."""
+    global _waits_are_errors
+    _waits_are_errors = mode in (2, "error")
+    runtime().fake_forbid_waits(_waits_are_errors)
+
+
 def run_on_cpu(function, args, kwargs):
     """What the device's kernel for the op would do."""
+    if _waits_are_errors and waits(function, args, kwargs):
+        raise RuntimeError(f"{function} has the host wait for the device")
     if not torch.cuda.is_current_stream_capturing():
         return _run_on_cpu(function, args, kwargs)[0]
     if function is torch.ops.aten._local_scalar_dense.default:
@@ -144,6 +171,7 @@ def is_view(schema) -> bool:
 
 def replace_cuda_kernels() -> None:
     """For the rest of the process."""
+    torch.cuda.set_sync_debug_mode = set_sync_debug_mode
     warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
     for name in torch._C._dispatch_get_all_op_names():
         has_kernel = name in COMPOSITE or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")

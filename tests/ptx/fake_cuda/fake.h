@@ -43,6 +43,9 @@ extern int captures;  ///< graphs that are being captured
 /// Counts a call of the runtime's function, for fake_calls().
 void count(const char* name);
 
+/// For every function that has the host wait for the device: an error while fake_forbid_waits is on.
+cudaError_t wait(const char* name);
+
 /// Remembers the text for cudaGetErrorString, and returns `code`.
 cudaError_t fail(cudaError_t code, const std::string& why);
 

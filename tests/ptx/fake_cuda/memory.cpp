@@ -92,6 +92,7 @@ FAKE_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, c
   return enqueue(stream, false, [=] { return std::memcpy(to, from, bytes), cudaSuccess; });
 }
 FAKE_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if (const cudaError_t error = wait("cudaMemcpy")) return error;
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 FAKE_API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
@@ -106,7 +107,7 @@ FAKE_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 FAKE_API cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 FAKE_API cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 FAKE_API cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
-FAKE_API cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+FAKE_API cudaError_t cudaDeviceSynchronize() { return wait("cudaDeviceSynchronize"); }
 FAKE_API cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 FAKE_API cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 FAKE_API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }

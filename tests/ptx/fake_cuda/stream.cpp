@@ -21,6 +21,7 @@ namespace {
 
 thread_local std::string last_text = "no error";
 thread_local cudaError_t last_code = cudaSuccess;
+std::atomic<bool> waits_forbidden = false;
 std::mutex counted;
 std::map<std::string, int>& call_counts() {
   static std::map<std::string, int> counts;
@@ -32,6 +33,11 @@ std::map<std::string, int>& call_counts() {
 void count(const char* name) {
   const std::lock_guard lock(counted);
   call_counts()[name]++;
+}
+
+cudaError_t wait(const char* name) {
+  if (!waits_forbidden) return cudaSuccess;
+  return fail(cudaErrorNotPermitted, std::string(name) + " has the host wait for the device");
 }
 
 cudaError_t fail(cudaError_t code, const std::string& why) {
@@ -61,6 +67,7 @@ FAKE_API int fake_calls(const char* name) {
   const std::lock_guard lock(counted);
   return call_counts()[name];
 }
+FAKE_API void fake_forbid_waits(int forbidden) { waits_forbidden = forbidden != 0; }
 /// The text that cudaGetErrorString gives for a kernel that failed.
 FAKE_API void fake_set_error(const char* text) { fail(cudaErrorLaunchFailure, text); }
 FAKE_API const char* cudaGetErrorString(cudaError_t code) {
@@ -82,7 +89,7 @@ FAKE_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 FAKE_API cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Graph* captured = stream_of(stream).capturing;
-  if (!captured) return cudaSuccess;
+  if (!captured) return wait("cudaStreamSynchronize");
   captured->invalid = true;
   return fail(cudaErrorStreamCaptureUnsupported, "a captured stream cannot be waited for");
 }
@@ -106,7 +113,7 @@ FAKE_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t st
   return cudaEventRecord(event, stream);
 }
 FAKE_API cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t) { return wait("cudaEventSynchronize"); }
 FAKE_API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
   *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
   return cudaSuccess;
