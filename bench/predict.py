@@ -13,6 +13,7 @@ Every table says PREDICTION and its basis. Measured columns, where there are any
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -126,6 +127,30 @@ def ratios() -> dict[str, float]:
     plans = {shape: plan(shape, CHIPS["H200"]) for shape in plain()}
     timed = {shape: planned_us(shape, made) for shape, made in plans.items()}
     return {s.name: us / plans[s]["microseconds"] for s, us in timed.items() if us is not None}
+
+
+def log_error(shapes: Iterable[Shape]) -> tuple[float, int]:
+    """RMS of the logarithm of measured over predicted, over those of the shapes that were measured, and how many these are."""
+    found = ratios()
+    logs = [math.log(found[shape.name]) for shape in shapes if shape.name in found]
+    return math.sqrt(sum(x * x for x in logs) / max(1, len(logs))), len(logs)
+
+
+def short_of_the_roofline(chip: Chip, least: float = 0.9) -> tuple[int, dict[str, tuple[float, float | None, float]]]:
+    """How many aligned products cuBLAS brought to this share of the run's own roofline, and those of them that we do not: our share as
+    predicted, as measured, and cuBLAS's."""
+    count, short = 0, {}
+    for shape in aligned():
+        row = product(shape, "torch")
+        if row is None or row["floor_us"] / row["p50_us"] < least:
+            continue
+        count += 1
+        made, floor = plan(shape, chip), row["floor_us"]
+        ours = planned_us(shape, made)
+        shares = floor / made["microseconds"], None if ours is None else floor / ours
+        if min(share for share in shares if share is not None) < least:
+            short[shape.name] = *shares, floor / row["p50_us"]
+    return count, short
 
 
 def epilogues(chip: Chip) -> Table:

@@ -60,7 +60,7 @@ def measured_run(monkeypatch, tmp_path):
     product = {"op": "gemm", "shape": "4096x4096x4096 NT", "dtype": "bf16"}
     rows = [
         {**product, **ok, "p50_us": 340.0, "plan": large},
-        {**product, **ok, "p50_us": 7.0, "provider": "torch"},
+        {**product, **ok, "p50_us": 200.0, "floor_us": 190.0, "provider": "torch"},
         {**product, **ok, "p50_us": 8.0, "dtype": "fp16"},
         {**product, **ok, "p50_us": 9.0, "shape": "2048x2048x2048 NT", "status": "wrong"},
         {**product, **ok, "p50_us": 255.0, "shape": "65536x1024x1024 NT bias+gelu", "plan": pingpong},
@@ -143,6 +143,21 @@ def test_a_gpu_that_the_model_does_not_know_has_no_predictions(tmp_path, capsys)
     finally:
         measured.use(before)
     assert "is of 'NVIDIA H20'; the model knows H200, H100, A100" in capsys.readouterr().out
+
+
+def test_products_that_fall_short_are_named_with_what_cublas_reached(measured_run):
+    """cuBLAS took 200 us, 0.95 of the roofline; we are predicted at about as much, and took 340."""
+    count, short = predict.short_of_the_roofline(CHIPS["H200"])
+    predicted = predict.plan(Shape(4096, 4096, 4096, "NT"), CHIPS["H200"])["microseconds"]
+    assert (count, [*short]) == (1, ["4096x4096x4096 NT"])
+    assert short["4096x4096x4096 NT"] == pytest.approx((190 / predicted, 190 / 340, 0.95))
+    assert predict.short_of_the_roofline(CHIPS["H200"], 0.96) == (0, {})
+
+
+def test_the_error_of_the_logarithm_is_over_what_was_measured(measured_run, monkeypatch):
+    monkeypatch.setattr(predict, "ratios", lambda: {"4096x4096x4096 NT": 2.0, "512x512x512 NT": 0.5, "another": 9.0})
+    assert predict.log_error(predict.aligned()) == pytest.approx((0.693147, 2))
+    assert predict.log_error(predict.unaligned()) == (0.0, 0)
 
 
 def test_the_page_says_how_far_off_the_model_is(measured_run, monkeypatch):
