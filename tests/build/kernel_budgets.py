@@ -15,7 +15,8 @@ class Budget:
     registers: int  # a thread, at most
     shared: int  # static bytes a block, at most, without the 1,024 that the system takes on sm_90 and later; ptxas may round
     # them up to 1,024 where another kernel of the file has dynamic ones, which begin at such a multiple
-    spilled: tuple[str, str, int] = ("", "", 0)  # on this architecture, in instances with this in their symbol: bytes, at most
+    # On this architecture, in instances with this in their symbol: bytes, at most.
+    spilled: tuple[str, str, int] = ("", "", 0)
     threads: int = 256  # a block
     blocks: int = 0  # that share a multiprocessor, or as many as it holds, where bandwidth counts on it
     wide_loads: int = 0  # 16-byte loads from global memory, at least, in all instances

@@ -1,9 +1,11 @@
-"""What kernels of long rows execute for an element: a thread is followed through the machine code (sm_90a) of a row that it finds
+"""What kernels of rows execute for an element: a thread is followed through the machine code (sm_90a) of a row that it finds
 in the middle of its work, as the next one is on its way. At a copy's rate an SM of the H200 issues some 25 instructions for an element
-of 16 bits, of which 4 bytes move. Needs nvcc, no GPU."""
+of 16 bits, of which 4 bytes move. So the share of a copy's rate that instructions leave is predicted as 25 / 4 times the bytes that an
+element moves, over its instructions, and at most 1; that share takes bytes on their way, too. Needs nvcc, no GPU."""
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import struct
@@ -24,6 +26,9 @@ COLUMNS = 32_768
 THREADS = 512  # that share a row
 CLASSES = 50_257  # GPT-2's
 LOSS_THREADS = 1024  # that share a row of so many
+WIDTH = 768  # GPT-2's: a warp has a row, a lane 24 columns of it
+ISSUED = 25 / 4  # instructions of an SM of the H200 for a byte that moves at a copy's rate
+AT_ONCE = 26_000  # bytes of an SM on their way at that rate: 4.25 TB/s for 800 ns, shared by 132 SMs
 MEAN, BIAS, RESIDUAL = 1, 2, 4
 
 # type of all tensors, what the call has, instructions an element
@@ -45,6 +50,38 @@ LOSSES = [
 ]
 
 
+class Ring(NamedTuple):
+    """A kernel that has rows of WIDTH columns in registers, and the next ones on their way into a ring."""
+
+    source: str
+    kernel: str
+    warps: int  # of an SM
+    stages: int  # rows of a warp in shared memory, the one in work among them
+    arguments: tuple
+    read: int  # bytes an element
+    moved: int  # with those written
+    most: float  # instructions an element
+    share: float  # of a copy's rate, predicted, at least
+
+
+RINGS = {
+    "norm_forward, 16 bits": Ring("norm_forward", "norm_forward_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
+    "norm_forward, added to a stream of fp32": Ring(
+        "norm_forward", "norm_forward_ring", 16, 3, (BF16, BF16, True), 6, 12, 24, 0.9
+    ),
+    "norm_backward, 16 bits": Ring("norm_backward", "norm_backward_ring", 8, 3, (BF16, BF16, False), 4, 6, 26.5, 0.8),
+    "norm_backward, of a stream of fp32": Ring(
+        "norm_backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8
+    ),
+    "softmax": Ring("softmax_rows", "softmax_rows_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
+    "log_softmax": Ring("softmax_rows", "softmax_rows_ring", 16, 3, (BF16, BF16, True), 2, 4, 20, 0.9),
+    "softmax's gradient": Ring("softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, False), 4, 6, 17, 0.9),
+    "log_softmax's gradient": Ring(
+        "softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, True), 4, 6, 20.5, 0.9
+    ),
+}
+
+
 class Code(NamedTuple):
     """What Thread follows of a kernel."""
 
@@ -55,7 +92,7 @@ class Code(NamedTuple):
 def kernels_of(source: str, folder: Path) -> dict[str, Code]:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH: there is no machine code to follow")
-    cubin = folder / "rows.cubin"
+    cubin = folder / f"{source}.cubin"
     flags = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "--extended-lambda", "-arch=sm_90a"]
     command = ["nvcc", *flags, "-I", ROOT / "csrc", "-cubin", ROOT / "csrc" / "kernels" / source, "-o", cubin]
     subprocess.run(command, check=True, timeout=600)
@@ -64,16 +101,22 @@ def kernels_of(source: str, folder: Path) -> dict[str, Code]:
 
 
 @pytest.fixture(scope="module")
-def norms(tmp_path_factory) -> dict[str, Code]:
+def compiled(tmp_path_factory):
+    """The kernels of a source, by name."""
+    return functools.cache(lambda source: kernels_of(source, tmp_path_factory.mktemp("rows")))
+
+
+@pytest.fixture(scope="module")
+def norms(compiled) -> dict[str, Code]:
     """The kernels whose rows stay in shared memory, by whether they add a residual."""
-    found = kernels_of("norm_forward.cu", tmp_path_factory.mktemp("norm"))
+    found = compiled("norm_forward.cu")
     return {re.search(r"Lb([01])E", n)[1]: c for n, c in found.items() if "norm_forward_resident_kernel" in n}
 
 
 @pytest.fixture(scope="module")
-def loss(tmp_path_factory) -> Code:
+def loss(compiled) -> Code:
     """The kernel of the longest rows."""
-    found = kernels_of("cross_entropy_rows.cu", tmp_path_factory.mktemp("loss"))
+    found = compiled("cross_entropy_rows.cu")
     (name,) = (name for name in found if f"cross_entropy_rows_kernelILi{LOSS_THREADS}E" in name)
     return found[name]
 
@@ -109,6 +152,55 @@ def cross_entropy(dtype: int, gradient: bool, smoothing: float, rows: int) -> by
     return bank(LOSS_THREADS, problem + struct.pack("<5i", CLASSES, 2, slot, sums + 2 * slot, 1))
 
 
+def ring_of_norm_forward(x: int, y: int, adds: bool, rows: int) -> bytes:
+    """NormForward with weight, bias and, of fp32, a residual; one team."""
+    tensors = pointers(1, adds, 1, 1, adds, 1, 1, 1)
+    types = x, FP32, FP32, FP32, y
+    return bank(32, struct.pack("<8Q5B3xqifQIfi", *tensors, *types, rows, WIDTH, 1e-5, 0, 0, 1.0, 1))
+
+
+def ring_of_norm_backward(grad: int, x: int, branches: bool, rows: int) -> bytes:
+    """NormBackward with both sums over rows and, if it branches, an fp32 gradient of the sum and a branch in the type of grad."""
+    # grad, x, weight, grad_sum, mean, rstd, out, branch, slots, sums
+    tensors = pointers(1, 1, 1, branches, 1, 1, 1, branches, 1, 1)
+    types = grad, x, FP32, FP32, grad
+    return bank(32, struct.pack("<10Q5B3xqiiQIfi", *tensors, *types, rows, WIDTH, 2, 0, 0, 1.0, 1))
+
+
+NO_MASK = struct.pack("<Q2q3qB7x", 0, 1, 1, 0, 0, 0, 0)
+
+
+def ring_of_softmax_rows(x: int, y: int, log: bool, rows: int) -> bytes:
+    head = struct.pack("<3Q", *pointers(1, 1, log))
+    return bank(32, head + NO_MASK + struct.pack("<BB6xqiB3xi", x, y, rows, WIDTH, 0, 1))
+
+
+def ring_of_softmax_rows_backward(grad: int, of: int, log: bool, rows: int) -> bytes:
+    head = struct.pack("<3Q", *pointers(1, 1, log))
+    return bank(32, head + NO_MASK + struct.pack("<Q3B5xqi4xi", *pointers(1), grad, of, grad, rows, WIDTH, 1))
+
+
+ARGUMENTS = {
+    "norm_forward_ring": ring_of_norm_forward,
+    "norm_backward_ring": ring_of_norm_backward,
+    "softmax_rows_ring": ring_of_softmax_rows,
+    "softmax_rows_backward_ring": ring_of_softmax_rows_backward,
+}
+
+
+class Copying(Thread):
+    """Counts the copies of 16 bytes that it has started before it waits for the first."""
+
+    started = 0
+    before_waiting = None
+
+    def execute(self, x, at):
+        self.started += x.name == "LDGSTS" and "128" in x.modifiers
+        if x.name == "DEPBAR" and self.before_waiting is None:
+            self.before_waiting = self.started
+        return super().execute(x, at)
+
+
 def of_a_row(code: Code, constants, thread: int) -> int:
     """What a row adds that is neither the first nor the last; constants: of a number of rows."""
     two, three = (len(Thread(*code, constants(rows), thread).run()) for rows in (2, 3))
@@ -126,3 +218,21 @@ def test_losses_of_long_rows(dtype, gradient, smoothing, most, loss):
     """Of a row whose target is none of the thread's columns."""
     executed = of_a_row(loss, lambda rows: cross_entropy(dtype, gradient, smoothing, rows), 70)
     assert 0.9 * most < executed / (CLASSES / LOSS_THREADS) <= most
+
+
+@pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS)
+def test_rings_of_rows(ring, compiled):
+    """Of GPT-2's width, whose first rows are on their way before the loop: what the seventh adds is a row's work and copies."""
+    (code,) = (
+        c for name, c in compiled(f"{ring.source}.cu").items() if f"{ring.kernel}_kernelINS_7RowTeamILi1ELi24E" in name
+    )
+    arguments = ARGUMENTS[ring.kernel]
+    six, seven = (Copying(*code, arguments(*ring.arguments, rows), 5) for rows in (6, 7))
+    instructions = (len(seven.run()) - len(six.run())) / (WIDTH / 32)
+    assert 0.9 * ring.most < instructions <= ring.most
+    assert min(1, ISSUED * ring.moved / instructions) >= ring.share
+    # 32 lanes of each warp; while a row is in work, the others are on their way, and writes take their part of the rate.
+    copied = 16 * 32 * (seven.started - six.started)
+    assert copied == WIDTH * ring.read
+    assert 16 * 32 * six.before_waiting == ring.stages * copied
+    assert (ring.stages - 1) * copied * ring.warps >= AT_ONCE * ring.read / ring.moved
