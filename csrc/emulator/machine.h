@@ -25,7 +25,7 @@ struct Options {
   int sm_count = 2;             ///< what device_sm_count() returns
   int shared_limit = 232448;    ///< what device_shared_limit() returns
   int resident_threads = 4096;  ///< CTAs wait for room beyond this, as on a real GPU
-  int last_ctas = 0;            ///< how many of a grid run, at its end; 0: all. For work at the far end of large tensors
+  int last_ctas = 0;  ///< how many of a grid run, at its end; 0: all. For work at the far end of large tensors
   bool truncate_mma =
       false;  ///< tensor cores align and truncate their sums (see mma.h) instead of rounding each step once
   uint64_t max_switches = 20'000'000;  ///< more than this without an end is reported as a livelock
