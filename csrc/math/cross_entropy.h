@@ -68,28 +68,28 @@ AK_HD float log_positive(float x) {
   return is_finite(x) ? result : x;
 }
 
-// exp(x) for x <= 0, -inf included, to 1.4 u; NaN stays NaN. 2^n e^r with |r| <= ln 2 / 2; polynomial and split of ln 2
-// from Cephes (Moshier), expf. Results that round to zero come out as zero.
-AK_HD float exp_of_logit(float x) {
-  x = x < -128.0f ? -128.0f : x;
-  const float shifted = fma(x, 0x1.715476p+0f, 0x1.8p23f);  // x / ln 2, rounded to an integer in the low mantissa bits
-  const float n = shifted - 0x1.8p23f;
-  float r = fma(n, -0.693359375f, x);
-  r = fma(n, 2.12194440e-4f, r);
-  float q = 1.9875691500e-4f;
-  q = fma(q, r, 1.3981999507e-3f);
-  q = fma(q, r, 8.3334519073e-3f);
-  q = fma(q, r, 4.1665795894e-2f);
-  q = fma(q, r, 1.6666665459e-1f);
-  q = fma(q, r, 5.0000001201e-1f);
-  const float mantissa = fma(q, r * r, r) + 1.0f;
-  // In two factors, because 2^n itself may be too small for a normal number.
-  const int32_t exponent = static_cast<int32_t>(bits_of(shifted) - 0x4b400000u);
-  const int32_t half = exponent >> 1;
-  const float first = float_of(static_cast<uint32_t>(half + 127) << 23);
-  const float second = float_of(static_cast<uint32_t>(exponent - half + 127) << 23);
-  return mantissa * first * second;
+// 2^64 exp(x) for -128 <= x <= 0, to 1.3 u: a normal number also where exp(x) is not; NaN stays NaN. It is 2^n e^r with
+// |r| <= ln 2 / 2, ln 2 split in two (Cody and Waite), and a polynomial of least relative error, 0.05 u.
+inline constexpr float kExpScale = 0x1p64f, kExpUnscale = 0x1p-64f, kLeastLogit = -128.0f;
+AK_HD float scaled_exp(float x) {
+  constexpr float kShift = 0x1.8p23f + 127.0f + 64.0f;   // x / ln 2, rounded, plus the bias of an exponent and 64 ...
+  const float shifted = fma(x, 0x1.715476p+0f, kShift);  // ... in the low bits of the mantissa
+  const float n = shifted - kShift;
+  float r = fma(n, -0x1.62e4p-1f, x);
+  r = fma(n, -0x1.7f7d1cp-20f, r);
+  float p = 0x1.6a5234p-10f;
+  p = fma(p, r, 0x1.12396cp-7f);
+  p = fma(p, r, 0x1.5558aap-5f);
+  p = fma(p, r, 0x1.555492p-3f);
+  p = fma(p, r, 0x1.fffffcp-2f);
+  p = fma(p, r, 1.0f);
+  p = fma(p, r, 1.0f);
+  return p * float_of(bits_of(shifted) << 23);
 }
+// What has an exponential that rounds to zero, -inf included, as the least number whose scaled_exp is right.
+AK_HD float logit_in_range(float x) { return x < kLeastLogit ? kLeastLogit : x; }
+// exp(x) for x <= 0.
+AK_HD float exp_of_logit(float x) { return scaled_exp(logit_in_range(x)) * kExpUnscale; }
 
 AK_HD CrossEntropyRow cross_entropy_row(const CrossEntropyTerms& terms, const CrossEntropySums& sums) {
   const float log_sum = log_positive(sums.sum_exp);

@@ -45,23 +45,34 @@ AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
   return lanes_largest(a > c ? a : c);
 }
 
-// The sum of exp(x - base); `e`, which may be x, keeps the exponentials where kKeeps.
+// The sum of exp(x - base), taken of 2^64 exp(x - base); `e`, which may be x, keeps the exponentials where kKeeps.
 template <bool kKeeps>
 AK_SIMD_INLINE float exp_row(const float* x, float base, float* e, int64_t n) {
-  return sum_of_lanes(
+  const float sum = sum_of_lanes(
       n,
       [=](int64_t i, Floats& t) __attribute__((always_inline)) {
-        float own[kFloats];
-        float* const to = kKeeps ? e + i : own;
+        load_floats(x + i, t), t -= base;
+        const Floats least = Floats{} + kLeastLogit;
+        t = least > t ? least : t;  // of vectors it is one instruction, which leaves NaN alone
+        float moved[kFloats], own[kFloats];
+        store_floats(t, moved);
 #pragma GCC ivdep
-        for (int64_t lane = 0; lane < kFloats; ++lane) to[lane] = exp_of_logit(x[i + lane] - base);
-        load_floats(to, t);
+        for (int64_t lane = 0; lane < kFloats; ++lane) own[lane] = scaled_exp(moved[lane]);
+        load_floats(own, t);
+        if constexpr (kKeeps) store_floats(t * kExpUnscale, e + i);
       },
       [=](int64_t i, float* rest) __attribute__((always_inline)) {
-        const auto exp_of = [=](float v) __attribute__((always_inline)) { return exp_of_logit(v - base); };
+        const auto exp_of = [=](float v)
+                                __attribute__((always_inline)) { return scaled_exp(logit_in_range(v - base)); };
         make_rest(i, n, rest, exp_of, x);
-        if constexpr (kKeeps) store_rest(rest, e + i, n - i);
+        if constexpr (kKeeps) {
+          float kept[kFloats];
+#pragma GCC ivdep
+          for (int64_t lane = 0; lane < kFloats; ++lane) kept[lane] = rest[lane] * kExpUnscale;
+          store_rest(kept, e + i, n - i);
+        }
       });
+  return sum * kExpUnscale;
 }
 
 }  // namespace ak

@@ -107,6 +107,7 @@ AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from
 }
 
 inline __attribute__((always_inline)) void load_floats(const float* at, Floats& v) { std::memcpy(&v, at, sizeof v); }
+inline __attribute__((always_inline)) void store_floats(const Floats& v, float* at) { std::memcpy(at, &v, sizeof v); }
 inline __attribute__((always_inline)) void load_floats(const bf16* at, Floats& v) {
   uint16_t __attribute__((vector_size(32))) bits;
   std::memcpy(&bits, at, sizeof bits);
