@@ -39,14 +39,16 @@ struct Loss {
 
   // How many rows are not ignored, or none where a class is out of range or fp32 cannot count them.
   std::optional<float> counted(const Tensor& target, int64_t classes) const {
+    const int64_t *const values = target.const_data_ptr<int64_t>(), rows = target.size(0), stride = target.stride(0);
     int64_t count = 0;
-    const int64_t* values = target.const_data_ptr<int64_t>();
-    for (int64_t row = 0; row < target.size(0); ++row) {
-      const int64_t value = values[row * target.stride(0)];
-      if (value == ignore_index) continue;
-      if (value < 0 || value >= classes) return std::nullopt;
-      ++count;
+    bool in_range = true;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t value = values[row * stride];
+      const bool counts = value != ignore_index;
+      count += counts;
+      in_range &= !counts | (static_cast<uint64_t>(value) < static_cast<uint64_t>(classes));
     }
+    if (!in_range) return std::nullopt;
     return count <= (1 << 24) ? std::optional(static_cast<float>(count)) : std::nullopt;
   }
 

@@ -29,17 +29,17 @@ AK_SIMD_CLONES void weight_span(const float* __restrict w, float* __restrict c, 
   for (int64_t i = 0; i < n; ++i) c[i] *= w[i];
 }
 
-AK_SIMD_CLONES float moved_span(const float* c, const float* x, float largest, int64_t n) {
-  return sum_of_lanes(
-      n,
-      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
-        Floats moved;
-        load_floats(c + i, t), load_floats(x + i, moved), t *= moved - largest;
-      },
-      [=](int64_t i, float* rest) __attribute__((always_inline)) {
-        make_rest(
-            i, n, rest, [=](float of, float v) __attribute__((always_inline)) { return of * (v - largest); }, c, x);
-      });
+float moved_span(const float* c, const float* x, float largest, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    const auto moved = [=](float of, float v) AK_ALWAYS_INLINE { return of * (v - largest); };
+    return sum_of_lanes<Floats>(
+        n,
+        [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
+          Floats v;
+          load_floats(c + i, t), load_floats(x + i, v), t = of_lanes(moved, t, v);
+        },
+        [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, moved, c, x); });
+  });
 }
 
 AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, float* __restrict grad, int64_t n) {
@@ -64,65 +64,112 @@ struct Problem {
   float* loss;
 };
 
+// How many rows are worked on together: of few classes so many that what a block costs, its calls and the latency of
+// its logarithms, is little beside its exponentials.
+constexpr int64_t kMostRows = 64, kBlock = 4 * kTile;
+int64_t rows_of_block(int64_t classes) { return std::clamp<int64_t>(kBlock / classes, 1, kMostRows); }
+using OfRows = float[kMostRows];
+
 // What one read of the rows of a block finds (math/cross_entropy.h).
 struct BlockSums {
-  PerRow largest = {}, sum_exp = {}, total = {}, moved = {}, row = {};
+  OfRows largest, sum_exp, total, moved, row;
+
+  // Ones behind the rows, to the end of a vector: what else is there may be subnormal numbers, which take time.
+  void fill_from(int64_t rows) {
+    for (float* of : {largest, sum_exp, total, moved, row})
+      std::fill(of + rows, of + (rows + kFloats - 1) / kFloats * kFloats, 1.0f);
+  }
 };
 
 // The rows of a block that count: where their logits are, and how many they are.
 struct BlockRows {
-  const float* x[kRowsTogether];
-  float* e[kRowsTogether];  // memory for the exponentials of a row, which may be where its logits are
-  int64_t index[kRowsTogether];
+  const float* x[kMostRows];
+  float* e;  // memory for their exponentials, which may be where the logits are
+  int64_t index[kMostRows];
   int64_t count = 0, classes;
 };
 
-AK_SIMD_CLONES void largest_of_rows(const BlockRows& rows, float* largest) {
-  for (int64_t k = 0; k < rows.count; ++k) largest[k] = largest_of_row(rows.x[k], rows.classes);
+void largest_of_rows(const BlockRows& rows, float* largest) {
+  with_lanes([=, x = rows.x, count = rows.count, classes = rows.classes]<typename Floats>() AK_ALWAYS_INLINE {
+    const auto of_row = [=](int64_t k) AK_ALWAYS_INLINE { return largest_lanes<Floats>(x[k], classes); };
+    join_rows(count, largest, of_row, Larger{});
+  });
 }
+// Rows of several tiles add them in order.
 template <bool kKeeps>
-AK_SIMD_CLONES void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
-  for (int64_t k = 0; k < rows.count; ++k) {
-    float sum = 0.0f;
-    for (int64_t at = 0; at < rows.classes; at += kTile)
-      sum += exp_row<kKeeps>(rows.x[k] + at, largest[k], rows.e[k] + at, std::min(kTile, rows.classes - at));
-    sum_exp[k] = sum;
-  }
+void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
+  with_lanes([=, x = rows.x, e = rows.e, count = rows.count, n = rows.classes]<typename Floats>() AK_ALWAYS_INLINE {
+    if (n <= kTile) {
+      const auto of_row = [=](int64_t k)
+                              AK_ALWAYS_INLINE { return exp_lanes<kKeeps, Floats>(x[k], largest[k], e + k * n, n); };
+      join_rows(count, sum_exp, of_row, Add{});
+      for (int64_t k = 0; k < count; ++k) sum_exp[k] *= kExpUnscale;
+      return;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      float sum = 0.0f;
+      for (int64_t at = 0; at < n; at += kTile)
+        sum += exp_row<kKeeps, Floats>(x[k] + at, largest[k], e + k * n + at, std::min(kTile, n - at));
+      sum_exp[k] = sum;
+    }
+  });
 }
-AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums& sums, float* loss, float* slope) {
+// By vectors, those of the last one without a row too.
+AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums& sums, int64_t rows, float* loss,
+                                float* slope) {
   const CrossEntropyTerms of = terms;
-  for (int64_t k = 0; k < kRowsTogether; ++k) {
-    const CrossEntropyRow row =
-        cross_entropy_row(of, {sums.largest[k], sums.sum_exp[k], sums.total[k], sums.moved[k], sums.row[k]});
-    loss[k] = row.loss;
-    slope[k] = row.slope;
+  for (int64_t first = 0; first < rows; first += kFloats) {
+#pragma GCC unroll 1
+    for (int64_t k = first; k < first + kFloats; ++k) {
+      const CrossEntropyRow row =
+          cross_entropy_row(of, {sums.largest[k], sums.sum_exp[k], sums.total[k], sums.moved[k], sums.row[k]});
+      loss[k] = row.loss;
+      slope[k] = row.slope;
+    }
   }
 }
 
-// At most kRowsTogether rows from `first` on. `e`: memory for all of their classes; fp32 logits are read where they
-// are.
+// At most rows_of_block(classes) rows from `first` on. `e`: memory for all of their classes; fp32 logits are read where
+// they are.
 template <typename T>
 void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logits, T* grad, float* e) {
+  constexpr bool kIsFloat = std::is_same_v<T, float>;
   const int64_t classes = p.shape.classes;
   const bool soft = p.shape.soft, spread = soft || p.terms.shared != 0.0f;  // whether more than one c_j is not zero
-  const auto target_of = [&](int64_t row) {
-    return soft ? 0 : static_cast<const int64_t*>(p.target)[row * p.shape.target_stride];
-  };
   BlockRows rows;
+  rows.e = e;
   rows.classes = classes;
+  // 16-bit rows that lie one behind the other are widened together.
+  const bool dense = p.shape.logits_stride == classes && classes <= kTile;
+  int64_t wide = 0;
+  const auto widen = [&](int64_t end) {  // the rows of the block from `wide` on, which are adjacent
+    if (wide < end)
+      load_tile(logits + rows.index[wide] * classes, p.logits_dtype, 0, (end - wide) * classes, e + wide * classes);
+    wide = end;
+  };
+  const int64_t *const targets = soft ? nullptr : static_cast<const int64_t*>(p.target), ignored = p.ignore_index;
+  const int64_t stride = p.shape.logits_stride, target_stride = p.shape.target_stride;
+  int64_t kept = 0;
   for (int64_t row = first; row < first + count; ++row) {
-    if (!soft && target_of(row) == p.ignore_index) {  // whatever the row holds
+    if (targets && targets[row * target_stride] == ignored) {  // whatever the row holds
       p.loss[row] = 0.0f;
       if (grad) std::fill_n(grad + row * p.shape.grad_stride, classes, T{});
+      if (dense && !kIsFloat) widen(kept);
       continue;
     }
-    float* const own = e + rows.count * classes;
-    const void* const from = logits + row * p.shape.logits_stride;
-    rows.x[rows.count] = load_tile(from, p.logits_dtype, 0, classes, own);
-    rows.e[rows.count] = own;
-    rows.index[rows.count++] = row;
+    float* const own = e + kept * classes;
+    const T* const from = logits + row * stride;
+    if constexpr (kIsFloat) {
+      rows.x[kept] = from;
+    } else {
+      rows.x[kept] = own;
+      if (!dense) load_tile(from, p.logits_dtype, 0, classes, own);
+    }
+    rows.index[kept++] = row;
   }
+  rows.count = kept;
   if (rows.count == 0) return;
+  if (dense && !kIsFloat) widen(rows.count);
 
   BlockSums sums;
   largest_of_rows(rows, sums.largest);
@@ -135,20 +182,20 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
     }
     if (p.weight) weight_span(p.weight + at, c, n);
   };
-  for (int64_t k = 0; k < rows.count; ++k) {
-    const float *const x = rows.x[k], largest = sums.largest[k];
-    sums.row[k] = 1.0f;
-    if (!soft) {
-      const int64_t target = target_of(rows.index[k]);
-      if (p.weight) sums.row[k] = p.weight[target];
-      sums.total[k] = p.terms.own * sums.row[k];
-      sums.moved[k] = sums.total[k] * (x[target] - largest);
-    }
-    for (int64_t at = 0; spread && at < classes; at += kTile) {
+  const float own = p.terms.own;
+  for (int64_t k = 0; k < kept; ++k) {
+    const int64_t target = targets ? targets[rows.index[k] * target_stride] : 0;
+    const float weight = targets && p.weight ? p.weight[target] : 1.0f, of_target = targets ? own * weight : 0.0f;
+    sums.row[k] = weight;
+    sums.total[k] = of_target;
+    sums.moved[k] = targets ? of_target * (rows.x[k][target] - sums.largest[k]) : 0.0f;
+  }
+  for (int64_t k = 0; spread && k < kept; ++k) {
+    for (int64_t at = 0; at < classes; at += kTile) {
       const int64_t n = std::min(kTile, classes - at);
       spread_tile(rows.index[k], at, n);
       sums.total[k] += sum_of_span(c, n);
-      sums.moved[k] += moved_span(c, x + at, largest, n);
+      sums.moved[k] += moved_span(c, rows.x[k] + at, sums.largest[k], n);
     }
   }
   if (grad) {
@@ -156,13 +203,14 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
   } else {
     exp_rows<false>(rows, sums.largest, sums.sum_exp);
   }
-  PerRow loss, slopes;
-  finish_rows(p.terms, sums, loss, slopes);
+  sums.fill_from(rows.count);
+  OfRows loss, slopes;
+  finish_rows(p.terms, sums, rows.count, loss, slopes);
   for (int64_t k = 0; k < rows.count; ++k) p.loss[rows.index[k]] = loss[k];
   for (int64_t k = 0; grad && k < rows.count; ++k) {
     const int64_t row = rows.index[k];
     T* const to = grad + row * p.shape.grad_stride;
-    const float* const exponentials = rows.e[k];
+    const float* const exponentials = rows.e + k * classes;
     const float factor = p.factor[row * p.factor_stride], slope = factor * slopes[k];
     for (int64_t at = 0; at < classes; at += kTile) {
       const int64_t n = std::min(kTile, classes - at);
@@ -176,18 +224,18 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
       });
     }
     if (soft) continue;
-    const int64_t target = target_of(row);
-    const float own = p.terms.own * sums.row[k];
+    const int64_t target = targets[row * target_stride];
+    const float of_target = p.terms.own * sums.row[k];
     const float others = spread ? p.terms.shared * (p.weight ? p.weight[target] : 1.0f) : 0.0f;
-    to[target] = round_to<T>(fma(slope, exponentials[target], -factor * (own + others)));
+    to[target] = round_to<T>(fma(slope, exponentials[target], -factor * (of_target + others)));
   }
 }
 
 template <typename T>
 void run(const Problem& p, const void* logits, void* grad) {
-  const int64_t classes = p.shape.classes, block = rows_together(classes);
+  const int64_t classes = p.shape.classes, block = rows_of_block(classes);
   torch::stable::parallel_for(0, p.shape.rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
-    RowBuffer e(block * classes);
+    RowBuffer e(std::min(block, end - begin) * classes);
     for (int64_t row = begin; row < end; row += block)
       block_of_rows<T>(p, row, std::min(block, end - row), static_cast<const T*>(logits), static_cast<T*>(grad),
                        e.get());

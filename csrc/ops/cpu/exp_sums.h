@@ -7,28 +7,14 @@
 
 namespace ak {
 
-// The largest of each lane and the one half a vector further, until one is left.
-AK_SIMD_INLINE float lanes_largest(const Floats& lanes) {
-  using Eight = float __attribute__((vector_size(32)));
-  using Four = float __attribute__((vector_size(16)));
-  Eight halves[2];
-  std::memcpy(halves, &lanes, sizeof lanes);
-  const Eight eight = halves[1] > halves[0] ? halves[1] : halves[0];
-  Four quarters[2];
-  std::memcpy(quarters, &eight, sizeof eight);
-  const Four four = quarters[1] > quarters[0] ? quarters[1] : quarters[0];
-  const float even = four[2] > four[0] ? four[2] : four[0], odd = four[3] > four[1] ? four[3] : four[1];
-  return odd > even ? odd : even;
-}
-
-// The largest of a row, -inf where there is none; a NaN is passed over.
-AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
+// The largest of each lane of a row, -inf where there is none; a NaN is passed over.
+template <typename Floats>
+AK_SIMD_INLINE Floats largest_lanes(const float* x, int64_t n) {
   constexpr float kLeast = -__builtin_huge_valf();
-  Floats a = Floats{} + kLeast, b = a, c = a, d = a;
-  const auto take = [](const Floats& v, Floats& most) __attribute__((always_inline)) { most = v > most ? v : most; };
-  const auto take_at = [&](const float* from, Floats& most) __attribute__((always_inline)) {
+  Floats a = all_lanes<Floats>(kLeast), b = a, c = a, d = a;
+  const auto take_at = [&](const float* from, Floats& most) AK_ALWAYS_INLINE {
     Floats v;
-    load_floats(from, v), take(v, most), prefetch_ahead(from);
+    load_floats(from, v), most = of_parts(most, v, Larger{}), prefetch_ahead(from);
   };
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -38,41 +24,44 @@ AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
   if (i < n) {
     Floats v;
     float part[kFloats];
-    part_of_lanes(x, i, n, kLeast, part), load_floats(part, v), take(v, d);
+    part_of_lanes(x, i, n, kLeast, part), load_floats(part, v), d = of_parts(d, v, Larger{});
   }
-  a = a > b ? a : b;
-  c = c > d ? c : d;
-  return lanes_largest(a > c ? a : c);
+  return of_parts(of_parts(a, b, Larger{}), of_parts(c, d, Larger{}), Larger{});
+}
+template <typename Floats>
+AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
+  return lanes_joined(largest_lanes<Floats>(x, n), Larger{});
 }
 
-// The sum of exp(x - base), taken of 2^64 exp(x - base); `e`, which may be x, keeps the exponentials where kKeeps.
-template <bool kKeeps>
-AK_SIMD_INLINE float exp_row(const float* x, float base, float* e, int64_t n) {
-  const float sum = sum_of_lanes(
+// The sum of 2^64 exp(x - base) in lanes; `e`, which may be x, keeps the exponentials where kKeeps.
+template <bool kKeeps, typename Floats>
+AK_SIMD_INLINE Floats exp_lanes(const float* x, float base, float* e, int64_t n) {
+  return lanes_of_sum<Floats>(
       n,
-      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
-        load_floats(x + i, t), t -= base;
-        const Floats least = Floats{} + kLeastLogit;
-        t = least > t ? least : t;  // of vectors it is one instruction, which leaves NaN alone
-        float moved[kFloats], own[kFloats];
-        store_floats(t, moved);
-#pragma GCC ivdep
-        for (int64_t lane = 0; lane < kFloats; ++lane) own[lane] = scaled_exp(moved[lane]);
-        load_floats(own, t);
-        if constexpr (kKeeps) store_floats(t * kExpUnscale, e + i);
+      [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
+        load_floats(x + i, t);
+        const auto exp_of = [=](float v) AK_ALWAYS_INLINE { return scaled_exp(logit_in_range(v - base)); };
+        t = of_lanes(exp_of, t);
+        if constexpr (kKeeps) {
+          const auto unscaled = [](float v) AK_ALWAYS_INLINE { return v * kExpUnscale; };
+          store_floats(of_lanes(unscaled, t), e + i);
+        }
       },
-      [=](int64_t i, float* rest) __attribute__((always_inline)) {
-        const auto exp_of = [=](float v)
-                                __attribute__((always_inline)) { return scaled_exp(logit_in_range(v - base)); };
+      [=](int64_t i, float* rest) AK_ALWAYS_INLINE {
+        const auto exp_of = [=](float v) AK_ALWAYS_INLINE { return scaled_exp(logit_in_range(v - base)); };
         make_rest(i, n, rest, exp_of, x);
         if constexpr (kKeeps) {
           float kept[kFloats];
 #pragma GCC ivdep
-          for (int64_t lane = 0; lane < kFloats; ++lane) kept[lane] = rest[lane] * kExpUnscale;
+#pragma GCC unroll 1
+          for (int lane = 0; lane < kFloats; ++lane) kept[lane] = rest[lane] * kExpUnscale;
           store_rest(kept, e + i, n - i);
         }
       });
-  return sum * kExpUnscale;
+}
+template <bool kKeeps, typename Floats>
+AK_SIMD_INLINE float exp_row(const float* x, float base, float* e, int64_t n) {
+  return lanes_total(exp_lanes<kKeeps, Floats>(x, base, e, n)) * kExpUnscale;
 }
 
 }  // namespace ak

@@ -1,6 +1,7 @@
 // Reads the CPU's features once, asks the kernel for AMX once, and keeps the choice of gemm_isa.h.
 #include "ops/cpu/gemm_isa.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -101,6 +102,11 @@ std::optional<Isa> by_environment() {
   return name && *name ? std::optional(named("AMP_KERNELS_CPU_ISA", name)) : std::nullopt;
 }
 
+// Of the vectors of a set; of what is none, the widest.
+int bits_of_set(int64_t isa) {
+  return isa == static_cast<int>(Isa::portable) ? 128 : isa == static_cast<int>(Isa::avx2) ? 256 : 512;
+}
+
 std::atomic<int> forced{-1};
 
 bool deterministic() {
@@ -127,6 +133,20 @@ Isa current_isa() {
   static const std::optional<Isa> wanted = by_environment();  // where that throws, the next call asks again
   static const Isa automatic = best();
   return wanted ? *wanted : deterministic() ? Isa::portable : automatic;
+}
+
+int vector_bits() {
+#if AK_X86 && AK_HAS_SIMD_CLONES
+  static const int widest = __builtin_cpu_supports("x86-64-v4") ? 512 : __builtin_cpu_supports("x86-64-v3") ? 256 : 128;
+  static const int wanted = [] {
+    const char* name = std::getenv("AMP_KERNELS_CPU_ISA");
+    return name ? bits_of_set(std::find(kNames.begin(), kNames.end(), name) - kNames.begin()) : 512;
+  }();
+  const int isa = forced;
+  return std::min(widest, isa >= 0 ? bits_of_set(isa) : wanted);
+#else
+  return 128;
+#endif
 }
 
 }  // namespace ak

@@ -19,4 +19,8 @@ enum class Isa { portable, avx2, avx512, avx512_bf16, amx, amx_emulated };
 // The choice for the next product. An error if AMP_KERNELS_CPU_ISA names what this machine does not have.
 Isa current_isa();
 
+// 512, 256 or 128: the vectors in which functions of rows compute, whose bits do not depend on them. The widest that
+// the machine has, unless AMP_KERNELS_CPU_ISA names a set with narrower ones.
+int vector_bits();
+
 }  // namespace ak

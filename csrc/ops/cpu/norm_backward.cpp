@@ -25,63 +25,76 @@ constexpr int64_t kRowsPerStrip = 4;  // fewer are not worth a slot
 struct RowSums {
   float g = 0, gn = 0;
 };
-
-// 16 columns of a row, or the fewer that are left, with zeros behind them.
-template <bool kWhole>
-inline __attribute__((always_inline)) void load_some(const float* at, int64_t count, Floats& v) {
-  if constexpr (!kWhole) v = Floats{};
-  std::memcpy(&v, at, kWhole ? sizeof v : static_cast<size_t>(count) * sizeof(float));
-}
-template <bool kWhole>
-inline __attribute__((always_inline)) void add_some(float* at, int64_t count, const Floats& v) {
-  Floats sum;
-  load_some<kWhole>(at, count, sum);
-  sum += v;
-  std::memcpy(at, &sum, kWhole ? sizeof v : static_cast<size_t>(count) * sizeof(float));
-}
+// What is left of a row and of the sums over rows.
+struct Parts {
+  float x[kFloats], grad[kFloats], weight[kFloats], of_weight[kFloats], of_bias[kFloats];
+};
 
 // The sums of g and g * n over a row, with n the normalised x and g the gradient of n; adds the row to the sums over
 // rows.
 template <int kParameters>
-AK_SIMD_CLONES RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd,
-                               float* __restrict sums, int64_t columns) {
-  Floats all_g[2] = {}, all_gn[2] = {};
-  const auto add = [&]<bool kWhole>(int64_t i, int64_t count, int lane) __attribute__((always_inline)) {
-    Floats dy, n, w;
-    load_some<kWhole>(grad + i, count, dy);
-    load_some<kWhole>(x + i, count, n);
-    load_some<kWhole>(weight + i, count, w);
-    n = (n - mean) * rstd;
-    w *= dy;
-    all_g[lane] += w;
-    all_gn[lane] += w * n;
-    if constexpr (kParameters > 0) add_some<kWhole>(sums + i, count, dy * n);
-    if constexpr (kParameters > 1) add_some<kWhole>(sums + columns + i, count, dy);
-  };
-  int64_t i = 0;
-  for (; i + 2 * kFloats <= columns; i += 2 * kFloats) {
-    add.template operator()<true>(i, kFloats, 0);
-    add.template operator()<true>(i + kFloats, kFloats, 1);
-  }
-  if (i + kFloats <= columns) {
-    add.template operator()<true>(i, kFloats, 0);
-    i += kFloats;
-  }
-  if (i < columns) add.template operator()<false>(i, columns - i, 1);
-  return {lanes_total(all_g[0] + all_g[1]), lanes_total(all_gn[0] + all_gn[1])};
+RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd, float* sums,
+                int64_t columns) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    Floats g[2] = {all_lanes<Floats>(0.0f), all_lanes<Floats>(0.0f)}, gn[2] = {g[0], g[0]};
+    // 16 columns: of the row, or what is left of it with zeros behind.
+    const auto add = [&](const float* at_x, const float* at_grad, const float* at_weight, float* of_weight,
+                         float* of_bias, auto lane) AK_ALWAYS_INLINE {
+      Floats n, dy, w, sum;
+      load_floats(at_x, n), load_floats(at_grad, dy), load_floats(at_weight, w);
+      n = of_lanes([=](float v) AK_ALWAYS_INLINE { return normalized(v, mean, rstd); }, n);
+      w = of_lanes([](float a, float b) AK_ALWAYS_INLINE { return a * b; }, w, dy);
+      g[lane] = g[lane] + w;
+      const auto add_product = [](float s, float a, float b) AK_ALWAYS_INLINE { return s + a * b; };
+      gn[lane] = of_lanes(add_product, gn[lane], w, n);
+      if constexpr (kParameters > 0)
+        load_floats(of_weight, sum), store_floats(of_lanes(add_product, sum, dy, n), of_weight);
+      if constexpr (kParameters > 1) load_floats(of_bias, sum), store_floats(sum + dy, of_bias);
+    };
+    const std::integral_constant<int, 0> even;
+    const std::integral_constant<int, 1> odd;
+    float *const of_weight = sums, *const of_bias = sums + columns;
+    int64_t i = 0;
+    for (; i + 2 * kFloats <= columns; i += 2 * kFloats) {
+      const int64_t next = i + kFloats;
+      add(x + i, grad + i, weight + i, of_weight + i, of_bias + i, even);
+      add(x + next, grad + next, weight + next, of_weight + next, of_bias + next, odd);
+    }
+    if (i + kFloats <= columns) {
+      add(x + i, grad + i, weight + i, of_weight + i, of_bias + i, even);
+      i += kFloats;
+    }
+    if (i < columns) {
+      Parts parts;
+      part_of_lanes(x, i, columns, mean, parts.x), part_of_lanes(grad, i, columns, 0.0f, parts.grad);
+      part_of_lanes(weight, i, columns, 0.0f, parts.weight);
+      if constexpr (kParameters > 0) part_of_lanes(of_weight, i, columns, 0.0f, parts.of_weight);
+      if constexpr (kParameters > 1) part_of_lanes(of_bias, i, columns, 0.0f, parts.of_bias);
+      add(parts.x, parts.grad, parts.weight, parts.of_weight, parts.of_bias, odd);
+      if constexpr (kParameters > 0) store_rest(parts.of_weight, of_weight + i, columns - i);
+      if constexpr (kParameters > 1) store_rest(parts.of_bias, of_bias + i, columns - i);
+    }
+    return RowSums{lanes_total(g[0] + g[1]), lanes_total(gn[0] + gn[1])};
+  });
 }
 
 AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sums, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sums[i] += from[i];
 }
 
+// `out` may be where x is.
 template <bool kAdds>
 AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
                                   float mean_g, float mean_gn, const float* grad_sum, float* out, int64_t n) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    const float dx = norm_gradient(grad[i] * weight[i], normalized(x[i], mean, rstd), rstd, mean_g, mean_gn);
-    out[i] = kAdds ? dx + grad_sum[i] : dx;
+  const auto gradient = [=](float v, float dy, float w) AK_ALWAYS_INLINE {
+    return norm_gradient(dy * w, normalized(v, mean, rstd), rstd, mean_g, mean_gn);
+  };
+  if constexpr (kAdds) {
+    const auto with_sum = [=](float v, float dy, float w, float added)
+                              AK_ALWAYS_INLINE { return gradient(v, dy, w) + added; };
+    map_lanes(n, out, with_sum, x, grad, weight, grad_sum);
+  } else {
+    map_lanes(n, out, gradient, x, grad, weight);
   }
 }
 

@@ -20,98 +20,107 @@ namespace ak {
 namespace {
 
 // The sum of the squares of a row around `mean`, of numbers times `factor`: 1, or kShrink where their squares overflow.
-AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n) {
-  return sum_of_lanes(
-      n,
-      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
-        load_floats(x + i, t), t = t * factor - mean, t *= t, prefetch_ahead(x + i);
-      },
-      [=](int64_t i, float* rest) __attribute__((always_inline)) {
-        const auto square = [=](float v) __attribute__((always_inline)) {
-          const float centred = v * factor - mean;
-          return centred * centred;
-        };
-        make_rest(i, n, rest, square, x);
-      });
+// Meanwhile `ahead(i)` may fetch what comes after i numbers.
+template <typename Floats, typename Ahead>
+AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n, const Ahead& ahead) {
+  const auto square = [=](float v) AK_ALWAYS_INLINE {
+    const float centred = v * factor - mean;
+    return centred * centred;
+  };
+  return sum_of_lanes<Floats>(
+      n, [=](int64_t i, Floats& t) AK_ALWAYS_INLINE { load_floats(x + i, t), t = of_lanes(square, t), ahead(i); },
+      [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, square, x); });
 }
+template <typename Floats>
 AK_SIMD_INLINE float sum_of_numbers(const float* x, float factor, int64_t n) {
-  return sum_of_lanes(
+  const auto number = [=](float v) AK_ALWAYS_INLINE { return v * factor; };
+  return sum_of_lanes<Floats>(
       n,
       [=](int64_t i, Floats& t)
-          __attribute__((always_inline)) { load_floats(x + i, t), t *= factor, prefetch_ahead(x + i); },
-      [=](int64_t i, float* rest) __attribute__((always_inline)) {
-        make_rest(i, n, rest, [=](float v) __attribute__((always_inline)) { return v * factor; }, x);
-      });
+          AK_ALWAYS_INLINE { load_floats(x + i, t), t = of_lanes(number, t), prefetch_ahead(x + i); },
+      [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, number, x); });
 }
-AK_SIMD_INLINE void normalize_row(const float* x, float mean, float rstd, const float* weight, const float* bias,
-                                  float* y, int64_t n) {
-  const auto result = [=](float v, float w, float b) __attribute__((always_inline)) {
-    return scaled_and_shifted(normalized(v, mean, rstd), w, b);
-  };
-  map_lanes(n, y, result, x, weight, bias);
+AK_SIMD_INLINE auto normalization(float mean, float rstd) {
+  return [=](float v, float w, float b)
+             AK_ALWAYS_INLINE { return scaled_and_shifted(normalized(v, mean, rstd), w, b); };
 }
 
 // ---- rows of at most a tile
 
-// Mean and reciprocal deviation of at most kRowsTogether rows. Returns whether all mean squares are finite.
-template <bool kCentred>
-AK_SIMD_CLONES bool statistics_of_rows(const float* x, int64_t rows, int64_t n, float eps, float factor, float* mean,
-                                       float* rstd) {
-  const float count = static_cast<float>(n);
-  PerRow means = {}, squares = {};
-  if (kCentred) {
-    for (int64_t r = 0; r < rows; ++r) means[r] = sum_of_numbers(x + r * n, factor, n);
-    for (int64_t r = 0; r < kRowsTogether; ++r) means[r] /= count;
-  }
-  for (int64_t r = 0; r < rows; ++r) squares[r] = sum_of_squares(x + r * n, factor, means[r], n);
-  uint32_t infinite = 0;
-  PerRow deviations;
-  for (int64_t r = 0; r < kRowsTogether; ++r) {
-    const float square = squares[r] / count;
-    infinite |= is_finite(square) ? 0u : 1u;
-    means[r] = unshrunk_mean(means[r], factor);
-    deviations[r] = reciprocal_deviation(square, eps, factor);
-  }
-  if (kCentred) std::copy_n(means, rows, mean);
-  std::copy_n(deviations, rows, rstd);
-  return infinite == 0;
+// Mean and reciprocal deviation of at most kRowsTogether rows. Returns whether all mean squares are finite. The pass
+// for the squares finds the rows in the L1 cache, and has the lines of the result fetched that will be written next.
+template <bool kCentred, typename Y>
+bool statistics_of_rows(const float* x, int64_t rows, int64_t n, float eps, float factor, const Y* y, float* mean,
+                        float* rstd) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    const float count = static_cast<float>(n);
+    PerRow means = {}, squares = {};
+    if (kCentred) {
+      for (int64_t r = 0; r < rows; ++r) means[r] = sum_of_numbers<Floats>(x + r * n, factor, n);
+      for (int64_t r = 0; r < kRowsTogether; ++r) means[r] /= count;
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto of_result = [=](int64_t i) AK_ALWAYS_INLINE { __builtin_prefetch(y + r * n + i, /*rw=*/1); };
+      squares[r] = sum_of_squares<Floats>(x + r * n, factor, means[r], n, of_result);
+    }
+    uint32_t infinite = 0;
+    PerRow deviations;
+    for (int64_t r = 0; r < kRowsTogether; ++r) {
+      const float square = squares[r] / count;
+      infinite |= is_finite(square) ? 0u : 1u;
+      means[r] = unshrunk_mean(means[r], factor);
+      deviations[r] = reciprocal_deviation(square, eps, factor);
+    }
+    if (kCentred) std::copy_n(means, rows, mean);
+    std::copy_n(deviations, rows, rstd);
+    return infinite == 0;
+  });
 }
 
 template <bool kCentred>
 AK_SIMD_CLONES void normalize_rows(const float* x, int64_t rows, int64_t n, const float* mean, const float* rstd,
                                    const float* weight, const float* bias, float* y) {
   for (int64_t r = 0; r < rows; ++r)
-    normalize_row(x + r * n, kCentred ? mean[r] : 0.0f, rstd[r], weight, bias, y + r * n, n);
+    map_lanes(n, y + r * n, normalization(kCentred ? mean[r] : 0.0f, rstd[r]), x + r * n, weight, bias);
 }
 
 // The rows [first, first + rows), which begin at x; `buffer` may be where they are.
-template <bool kCentred>
+template <bool kCentred, typename Y>
 void norm_of_rows(const NormForwardCall& call, const float* weight, const float* bias, const float* x, int64_t first,
                   int64_t rows, float* buffer) {
   const int64_t n = call.columns;
   float *const mean = kCentred ? call.mean + first : nullptr, *const rstd = call.rstd + first;
-  if (!statistics_of_rows<kCentred>(x, rows, n, call.eps, 1.0f, mean, rstd)) [[unlikely]] {
+  Y* const y = static_cast<Y*>(call.y) + first * n;
+  const auto measure = [&](int64_t r, int64_t count, float factor) {
+    float* const own_mean = kCentred ? mean + r : nullptr;
+    return statistics_of_rows<kCentred>(x + r * n, count, n, call.eps, factor, y + r * n, own_mean, rstd + r);
+  };
+  if (!measure(0, rows, 1.0f)) [[unlikely]] {
     for (int64_t r = 0; r < rows; ++r) {  // a row that is finite keeps the bits that it has alone
-      float* const own_mean = kCentred ? mean + r : nullptr;
-      if (!statistics_of_rows<kCentred>(x + r * n, 1, n, call.eps, 1.0f, own_mean, rstd + r))
-        statistics_of_rows<kCentred>(x + r * n, 1, n, call.eps, kShrink, own_mean, rstd + r);
+      if (!measure(r, 1, 1.0f)) measure(r, 1, kShrink);
     }
   }
-  with_dtype(call.y_type, [&]<typename Y>(Y) {
-    make_rounded(static_cast<Y*>(call.y) + first * n, buffer, rows * n,
-                 [&](float* y) { normalize_rows<kCentred>(x, rows, n, mean, rstd, weight, bias, y); });
-  });
+  make_rounded(y, buffer, rows * n,
+               [&](float* to) { normalize_rows<kCentred>(x, rows, n, mean, rstd, weight, bias, to); });
 }
 
 // ---- rows longer than a tile
 
-AK_SIMD_CLONES float numbers_span(const float* x, float factor, int64_t n) { return sum_of_numbers(x, factor, n); }
-AK_SIMD_CLONES float squares_span(const float* x, float factor, float mean, int64_t n) {
-  return sum_of_squares(x, factor, mean, n);
+float numbers_span(const float* x, float factor, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_numbers<Floats>(x, factor, n); });
 }
+float squares_span(const float* x, float factor, float mean, int64_t n) {
+  return with_lanes([=]<typename Floats>()
+                        AK_ALWAYS_INLINE { return sum_of_squares<Floats>(x, factor, mean, n, [](int64_t) {}); });
+}
+// Of a row that may be far longer than the L1 cache: the lines of x and y are fetched ahead.
 AK_SIMD_CLONES void normalize_span(const float* x, float mean, float rstd, const float* weight, const float* bias,
                                    float* y, int64_t n) {
-  normalize_row(x, mean, rstd, weight, bias, y, n);
+  const auto lines = [=](int64_t i) AK_ALWAYS_INLINE {
+    prefetch_ahead(x + i), prefetch_ahead(x + i + kFloats);
+    prefetch_ahead</*kWrites=*/true>(y + i), prefetch_ahead</*kWrites=*/true>(y + i + kFloats);
+  };
+  map_lanes_ahead(n, lines, y, normalization(mean, rstd), x, weight, bias);
 }
 
 // Row r of x, which is of `dtype`.
@@ -144,7 +153,9 @@ void norm_of_long_row(const NormForwardCall& call, const float* weight, const fl
 
 // ---- the addition in front
 
-AK_SIMD_CLONES void add_spans(const float* x, const float* y, float* __restrict sum, int64_t n) {
+// `sum` may be where y is.
+AK_SIMD_CLONES void add_spans(const float* x, const float* y, float* sum, int64_t n) {
+#pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
 }
 
@@ -221,8 +232,10 @@ void norm_forward_call(const NormForwardCall& call) {
         continue;
       }
       const float* const values = load_tile(x, dtype, at, rows * n, buffer);
-      const auto norm_rows = call.mean ? norm_of_rows<true> : norm_of_rows<false>;
-      norm_rows(call, weight, bias, values, first, rows, buffer);
+      with_dtype(call.y_type, [&]<typename Y>(Y) {
+        const auto norm_rows = call.mean ? norm_of_rows<true, Y> : norm_of_rows<false, Y>;
+        norm_rows(call, weight, bias, values, first, rows, buffer);
+      });
     }
   });
 }

@@ -1,44 +1,27 @@
 // Sums over a row of floats, in 64 lanes that meet at the end: their order is that of the code, not of the machine's
-// vectors, so every clone gives the same bits; and the additions of one lane, which wait for each other, are few.
+// vectors, so every version gives the same bits; and the additions of one lane, which wait for each other, are few.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
-#include "math/half.h"
-#include "ops/cpu/simd.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/tile.h"
 
 namespace ak {
 
 inline constexpr int64_t kLanes = 64;
-using Floats = float __attribute__((vector_size(64)));  // 16 of them: a vector of the machine, or several
-inline constexpr int64_t kFloats = 16;
-
-// Each lane plus the one half a vector further, until one is left.
-inline __attribute__((always_inline)) float lanes_total(const Floats& sums) {
-  using Eight = float __attribute__((vector_size(32)));
-  using Four = float __attribute__((vector_size(16)));
-  Eight halves[2];
-  std::memcpy(halves, &sums, sizeof sums);
-  const Eight eight = halves[0] + halves[1];
-  Four quarters[2];
-  std::memcpy(quarters, &eight, sizeof eight);
-  const Four four = quarters[0] + quarters[1];
-  return (four[0] + four[2]) + (four[1] + four[3]);
-}
 
 // Adds the terms of i < n, as far as they fill all lanes, and returns how many that are. terms(i, t) makes t those of i
 // to i + 15. Four sums in registers, which an array that is indexed would not be.
-template <typename Terms>
-inline __attribute__((always_inline)) int64_t add_lanes(int64_t n, const Terms& terms, Floats& a, Floats& b, Floats& c,
-                                                        Floats& d) {
+template <typename Floats, typename Terms>
+AK_SIMD_INLINE int64_t add_lanes(int64_t n, const Terms& terms, Floats& a, Floats& b, Floats& c, Floats& d) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     Floats t;
-    terms(i, t), a += t;
-    terms(i + kFloats, t), b += t;
-    terms(i + 2 * kFloats, t), c += t;
-    terms(i + 3 * kFloats, t), d += t;
+    terms(i, t), a = a + t;
+    terms(i + kFloats, t), b = b + t;
+    terms(i + 2 * kFloats, t), c = c + t;
+    terms(i + 3 * kFloats, t), d = d + t;
   }
   return i;
 }
@@ -84,12 +67,13 @@ AK_SIMD_INLINE void store_rest(const float* results, float* to, int64_t count) {
 
 // to[i] = f(from[i]...) for i < n: 32 at a time, a vector of 16-bit numbers, then 16, and the rest under a mask, where
 // the machine has that; a loop over i alone ends in steps of one. `to` may be where an operand is. Expanded into the
-// clones that call it.
-template <typename F, typename... T>
-AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from) {
+// clones that call it. `ahead(i)` may fetch what comes after i numbers.
+template <typename Ahead, typename F, typename... T>
+AK_SIMD_INLINE void map_lanes_ahead(int64_t n, const Ahead& ahead, float* to, const F& f, const T*... from) {
   constexpr int kHalves = 2 * kFloats;
   int64_t i = 0;
   for (; i + kHalves <= n; i += kHalves) {
+    ahead(i);
 #pragma GCC ivdep
 #pragma GCC unroll 1
     for (int lane = 0; lane < kHalves; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
@@ -105,31 +89,16 @@ AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from
   make_rest(i, n, results, f, from...);
   store_rest(results, to + i, n - i);
 }
-
-inline __attribute__((always_inline)) void load_floats(const float* at, Floats& v) { std::memcpy(&v, at, sizeof v); }
-inline __attribute__((always_inline)) void store_floats(const Floats& v, float* at) { std::memcpy(at, &v, sizeof v); }
-inline __attribute__((always_inline)) void load_floats(const bf16* at, Floats& v) {
-  uint16_t __attribute__((vector_size(32))) bits;
-  std::memcpy(&bits, at, sizeof bits);
-  using Words = uint32_t __attribute__((vector_size(64)));
-  const Words words = __builtin_convertvector(bits, Words) << 16;
-  std::memcpy(&v, &words, sizeof v);
+template <typename F, typename... T>
+AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from) {
+  map_lanes_ahead(n, [](int64_t) {}, to, f, from...);
 }
 
-// A line that the first pass over a row will need soon; a hint that may point behind the last row. One at a time
-// between the numbers: many at once wait for each other, and what follows for them.
-template <typename T>
-AK_SIMD_INLINE void prefetch_ahead(const T* at) {
-  constexpr int kBytes = 2048;
-  __builtin_prefetch(reinterpret_cast<const char*>(at) + kBytes);
-}
-
-// The sum of n terms: terms(i, t) makes t those of i to i + 15, rest(i, results) those from i on that do not fill t,
-// whatever it leaves behind them. What does not fill all lanes goes to 16 of them at a time. Expanded into the clones
-// that call it.
-template <typename Terms, typename Rest>
-AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& rest) {
-  Floats a{}, b{}, c{}, d{};
+// The sum of n terms in 16 lanes: terms(i, t) makes t those of i to i + 15, rest(i, results) those from i on that do
+// not fill t, whatever it leaves behind them. What does not fill all lanes goes to 16 of them at a time.
+template <typename Floats, typename Terms, typename Rest>
+AK_SIMD_INLINE Floats lanes_of_sum(int64_t n, const Terms& terms, const Rest& rest) {
+  Floats a = all_lanes<Floats>(0.0f), b = a, c = a, d = a;
   int64_t i = add_lanes(n, terms, a, b, c, d);
   const auto add = [&](Floats& sum) __attribute__((always_inline)) {
     Floats t;
@@ -141,26 +110,43 @@ AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& res
       part_of_lanes(results, 0, n - i, 0.0f, part);
       load_floats(part, t);
     }
-    sum += t;
+    sum = sum + t;
     i += kFloats;
   };
   if (i < n) add(a);
   if (i < n) add(b);
   if (i < n) add(c);
   if (i < n) add(d);
-  a += c, b += d;
-  return lanes_total(a + b);
+  return (a + c) + (b + d);
+}
+template <typename Floats, typename Terms, typename Rest>
+AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& rest) {
+  return lanes_total(lanes_of_sum<Floats>(n, terms, rest));
 }
 
-template <typename T>
+template <typename Floats, typename T>
 AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n) {
-  return sum_of_lanes(
+  return sum_of_lanes<Floats>(
       n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), prefetch_ahead(x + i); },
       [=](int64_t i, float* rest) __attribute__((always_inline)) { part_of_lanes(x, i, n, 0.0f, rest); });
 }
 template <typename T>
-AK_SIMD_CLONES float sum_of_span(const T* x, int64_t n) {
-  return sum_of_row(x, n);
+float sum_of_span(const T* x, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n); });
+}
+
+// of_row(r), the lanes of a row, joined by op into results[r], for r < rows. Four rows share the last steps.
+template <typename OfRow, typename Op>
+AK_SIMD_INLINE void join_rows(int64_t rows, float* results, const OfRow& of_row, const Op& op) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    Four fours[4];
+#pragma GCC unroll 1
+    for (int k = 0; k < 4; ++k) fours[k] = four_of(of_row(r + k), op);
+    const Four joined = fours_joined(fours[0], fours[1], fours[2], fours[3], op);
+    std::memcpy(results + r, &joined, sizeof joined);
+  }
+  for (; r < rows; ++r) results[r] = lanes_joined(of_row(r), op);
 }
 
 }  // namespace ak

@@ -10,15 +10,19 @@
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define AK_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define AK_HAS_SIMD_CLONES 1
 #else
 #define AK_SIMD_CLONES
+#define AK_HAS_SIMD_CLONES 0
 #endif
 
-// Before a function that is a part of one with clones, so that it is compiled as often.
+// Before a function that is a part of one with clones, so that it is compiled as often; the second one in a lambda.
 #if defined(__GNUC__)
 #define AK_SIMD_INLINE inline __attribute__((always_inline))
+#define AK_ALWAYS_INLINE __attribute__((always_inline))
 #else
 #define AK_SIMD_INLINE inline
+#define AK_ALWAYS_INLINE
 #endif
 
 // Functions for one instruction set, by intrinsics: compiled everywhere, called where the CPU has it (gemm_isa.h).

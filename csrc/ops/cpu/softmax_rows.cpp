@@ -33,24 +33,29 @@ AK_SIMD_INLINE void softmax_result_row(const float* from, SoftmaxRow row, float*
 // At most kRowsTogether rows from their values, which `e` may take the place of; y may be where e is. Of log-softmax
 // writes base and inverse of each row.
 template <bool kLog>
-AK_SIMD_CLONES void softmax_of_rows(const float* x, float* e, float* y, int64_t rows, int64_t n, bool safe,
-                                    float* bases, float* inverses) {
-  PerRow largest = {}, sums = {}, base, inverse, log_sum;
-  for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of_row(x + r * n, n);
-  for (int64_t r = 0; r < rows; ++r) sums[r] = exp_row<!kLog>(x + r * n, softmax_base(largest[r]), e + r * n, n);
-  for (int64_t r = 0; r < kRowsTogether; ++r) {
-    const SoftmaxRow row = softmax_row(largest[r], sums[r], safe);
-    base[r] = row.base;
-    inverse[r] = row.inverse;
-    log_sum[r] = row.log_sum;
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    softmax_result_row<kLog>((kLog ? x : e) + r * n, {base[r], inverse[r], log_sum[r]}, y + r * n, n);
-  }
-  if (kLog) {
-    std::copy_n(base, rows, bases);
-    std::copy_n(inverse, rows, inverses);
-  }
+void softmax_of_rows(const float* x, float* e, float* y, int64_t rows, int64_t n, bool safe, float* bases,
+                     float* inverses) {
+  with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    PerRow largest = {}, sums = {}, base, inverse, log_sum;
+    const auto largest_of = [&](int64_t r) AK_ALWAYS_INLINE { return largest_lanes<Floats>(x + r * n, n); };
+    join_rows(rows, largest, largest_of, Larger{});
+    for (int64_t r = 0; r < kRowsTogether; ++r) base[r] = softmax_base(largest[r]);
+    const auto exp_of = [&](int64_t r)
+                            AK_ALWAYS_INLINE { return exp_lanes<!kLog, Floats>(x + r * n, base[r], e + r * n, n); };
+    join_rows(rows, sums, exp_of, Add{});
+    for (int64_t r = 0; r < kRowsTogether; ++r) {
+      const SoftmaxRow row = softmax_row(largest[r], sums[r] * kExpUnscale, safe);
+      inverse[r] = row.inverse;
+      log_sum[r] = row.log_sum;
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      softmax_result_row<kLog>((kLog ? x : e) + r * n, {base[r], inverse[r], log_sum[r]}, y + r * n, n);
+    }
+    if (kLog) {
+      std::copy_n(base, rows, bases);
+      std::copy_n(inverse, rows, inverses);
+    }
+  });
 }
 
 template <typename T>
@@ -58,18 +63,17 @@ AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
   round_span(from, to, n);
 }
 
-template <typename T>
+template <typename Floats, typename T>
 AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n) {
-  return sum_of_lanes(
+  const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
+  return sum_of_lanes<Floats>(
       n,
-      [=](int64_t i, Floats& t) __attribute__((always_inline)) {
+      [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
         Floats other;
-        load_floats(g + i, t), load_floats(y + i, other), t *= other;
+        load_floats(g + i, t), load_floats(y + i, other), t = of_lanes(product, t, other);
         prefetch_ahead(g + i), prefetch_ahead(y + i);
       },
-      [=](int64_t i, float* rest) __attribute__((always_inline)) {
-        make_rest(i, n, rest, [](float grad, float own) __attribute__((always_inline)) { return grad * own; }, g, y);
-      });
+      [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, g, y); });
 }
 
 template <typename T>
@@ -88,34 +92,40 @@ AK_SIMD_INLINE void log_softmax_gradient_row(const T* x, const T* g, float base,
 }
 // The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
 template <typename T>
-AK_SIMD_CLONES void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
-  PerRow sums;
-  for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_products(y + r * n, g + r * n, n);
-  for (int64_t r = 0; r < rows; ++r) softmax_gradient_row(y + r * n, g + r * n, sums[r], out + r * n, n);
+void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
+  with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    PerRow sums;
+    for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_products<Floats>(y + r * n, g + r * n, n);
+    for (int64_t r = 0; r < rows; ++r) softmax_gradient_row(y + r * n, g + r * n, sums[r], out + r * n, n);
+  });
 }
 template <typename T>
-AK_SIMD_CLONES void log_softmax_gradient_rows(const T* x, const T* g, const float* bases, const float* inverses,
-                                              float* out, int64_t rows, int64_t n) {
-  PerRow sums;
-  for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_row(g + r * n, n);
-  for (int64_t r = 0; r < rows; ++r)
-    log_softmax_gradient_row(x + r * n, g + r * n, bases[r], inverses[r], sums[r], out + r * n, n);
+void log_softmax_gradient_rows(const T* x, const T* g, const float* bases, const float* inverses, float* out,
+                               int64_t rows, int64_t n) {
+  with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    PerRow sums;
+    for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_row<Floats>(g + r * n, n);
+    for (int64_t r = 0; r < rows; ++r)
+      log_softmax_gradient_row(x + r * n, g + r * n, bases[r], inverses[r], sums[r], out + r * n, n);
+  });
 }
 
 // ---- rows longer than a tile
 
-AK_SIMD_CLONES float largest_of_span(const float* x, int64_t n) { return largest_of_row(x, n); }
+float largest_of_span(const float* x, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return largest_of_row<Floats>(x, n); });
+}
 template <bool kKeeps>
-AK_SIMD_CLONES float exp_span(const float* x, float base, float* e, int64_t n) {
-  return exp_row<kKeeps>(x, base, e, n);
+float exp_span(const float* x, float base, float* e, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return exp_row<kKeeps, Floats>(x, base, e, n); });
 }
 template <bool kLog>
 AK_SIMD_CLONES void softmax_span(const float* from, SoftmaxRow row, float* to, int64_t n) {
   softmax_result_row<kLog>(from, row, to, n);
 }
 template <typename T>
-AK_SIMD_CLONES float products_span(const T* y, const T* g, int64_t n) {
-  return sum_of_products(y, g, n);
+float products_span(const T* y, const T* g, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_products<Floats>(y, g, n); });
 }
 template <typename T>
 AK_SIMD_CLONES void gradient_span(const T* y, const T* g, float sum, float* to, int64_t n) {

@@ -1,0 +1,71 @@
+"""Functions of rows on the CPU: every width of vectors gives the same bits, and a row those that it has alone."""
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._dispatch import cpu_isa, load
+
+pytestmark = pytest.mark.skipif("cpu" in load.absent(), reason="no CPU kernels")
+
+WIDTHS = ("portable", "avx2", "avx512")
+FUNCTIONS = {
+    "layer_norm": lambda x, weight, bias, target: ak.layer_norm(x, weight.shape, weight, bias),
+    "layer_norm of a sum": lambda x, weight, bias, target: ak.layer_norm(
+        x, weight.shape, weight, bias, residual=x.detach().float()
+    )[0],
+    "rms_norm": lambda x, weight, bias, target: ak.rms_norm(x, weight.shape, weight),
+    "softmax": lambda x, weight, bias, target: ak.softmax(x, -1),
+    "log_softmax": lambda x, weight, bias, target: ak.log_softmax(x, -1),
+    "cross_entropy": lambda x, weight, bias, target: ak.cross_entropy(x, target, reduction="none"),
+    "a smoothed loss": lambda x, weight, bias, target: ak.cross_entropy(
+        x, target, reduction="none", label_smoothing=0.1, z_loss=0.01
+    ),
+}
+ROWS = 70  # more than a block of the shortest ones
+
+
+def results(name, x, weight, bias, target):
+    """The function and its gradients by every operand that has one."""
+    operands = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    out = FUNCTIONS[name](*operands, target)
+    slopes = torch.linspace(-1, 2, out.numel() // out.shape[0]).to(out.dtype).expand(out.shape[0], -1)
+    grads = torch.autograd.grad(out, operands, slopes.reshape(out.shape), allow_unused=True)
+    return [out.detach(), *(g for g in grads if g is not None)]
+
+
+def operands_of(generator, columns, dtype):
+    x = (4 * torch.randn(ROWS, columns, generator=generator)).to(dtype)
+    x[3, columns // 2] = 1e-40  # a subnormal number, NaN and infinity, each in its row
+    x[5, columns - 1], x[7, 0], x[9, 0] = float("nan"), float("-inf"), float("inf")
+    x[11], x[13] = 3.0, torch.linspace(-300, 0, columns)  # exponentials that are subnormal
+    target = torch.randint(columns, (ROWS,), generator=generator)
+    target[[0, 1, 20, 69]] = -100
+    weight, bias = torch.randn(2, columns, generator=generator).to(dtype)
+    return x, weight, bias, target
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 63, 64, 100, 257, 1024, 1025, 2111])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_width_gives_the_same_bits(generator, name, columns, dtype):
+    operands = operands_of(generator, columns, dtype)
+    found = {}
+    for width in [w for w in WIDTHS if w in cpu_isa.available()]:
+        with cpu_isa.cpu_isa(width):
+            found[width] = results(name, *operands)
+    first, *others = found.values()
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [1, 17, 64, 257, 768])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_has_the_bits_that_it_has_alone(every_cpu_isa, generator, name, columns):
+    x, weight, bias, target = operands_of(generator, columns, torch.bfloat16)
+    together = results(name, x, weight, bias, target)
+    for row in (0, 2, 3, 13, 42, 66, 67, 68, 69):
+        alone = results(name, x[row : row + 1], weight, bias, target[row : row + 1])
+        for a, b in zip(together[:2], alone[:2], strict=True):
+            torch.testing.assert_close(a[row : row + 1], b, rtol=0, atol=0, equal_nan=True)
