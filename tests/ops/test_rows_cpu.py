@@ -63,9 +63,9 @@ def test_every_width_gives_the_same_bits(generator, name, columns, dtype):
 @pytest.mark.parametrize("columns", [1, 17, 64, 257, 768])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_row_has_the_bits_that_it_has_alone(every_cpu_isa, generator, name, columns):
-    x, weight, bias, target = operands_of(generator, columns, torch.bfloat16)
+    x, weight, bias, target = operands_of(generator, columns, torch.float32)  # no rounding hides a bit
     together = results(name, x, weight, bias, target)
-    for row in (0, 2, 3, 13, 42, 66, 67, 68, 69):
+    for row in range(ROWS):
         alone = results(name, x[row : row + 1], weight, bias, target[row : row + 1])
         for a, b in zip(together[:2], alone[:2], strict=True):
             torch.testing.assert_close(a[row : row + 1], b, rtol=0, atol=0, equal_nan=True)
