@@ -35,7 +35,8 @@ GOAL_MS, GOAL_MEMORY = 55.0, 0.55  # of the converted step of gpt2-124m, and of 
 HEAD = """# Predictions
 
 What the kernels' cost model says of products, optimizer steps and training steps on an H200, written by `python -m bench.predict --page`
-before and beside what was measured there. Times are microseconds of the kernel alone unless a head says otherwise.
+before and beside what was measured there. Times are microseconds of the kernel alone unless a head says otherwise. `make gpu`
+writes the same for its own GPU, `predicted.txt`.
 
 {measured}
 

@@ -2,19 +2,22 @@
 measured. `python -m tests.triton.beside_cuda` prints the table of docs/triton.md.
 
 Triton's side is read in the kernels that it compiles here: registers and shared memory say how many threads share an SM, the order of
-the machine code how many bytes are on their way to one of them when it waits. The CUDA side is the budget that tests/build holds.
+the machine code how many bytes are on their way to one of them when it waits, and a thread is followed through a row for the
+instructions that it executes. The CUDA side is what tests/build holds its kernels to.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
+import struct
 import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import triton
+from triton.compiler import CompiledKernel
 
 from amp_kernels._triton import (
     activation_forward,
@@ -33,7 +36,10 @@ from bench.rows import OURS, TRITON
 
 from ..build.bytes_in_flight import rounds
 from ..build.kernel_budgets import BUDGETS
-from ..build.listing import parse
+from ..build.listing import Instruction, branch_tables, parse
+from ..build.sass import Thread
+from ..build.test_row_instructions import BF16 as CODE_OF_BF16
+from ..build.test_row_instructions import BIAS, LOSSES, MEAN, NORMS, bank
 from ..cuobjdump import cuobjdump
 from . import aot
 
@@ -50,6 +56,8 @@ class Case(NamedTuple):
     ops: tuple[str, ...] = ()  # of the benchmark
     shape: str = ".*"  # and which of its shapes
     programs: int = PROGRAMS  # that a launch starts on an SM
+    columns: int = 0  # of a row of one program's, where a thread is followed
+    instructions: float | None = None  # an element in CUDA's kernel, where a test counts them
 
 
 def rows(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -118,6 +126,7 @@ CASES = [
         "none in that run, but for the gradient's: rows of the next rounds are on their way while a row is worked on",
         ("layer_norm", "rms_norm"),
         r"32768x768 forward( under autocast)?",
+        columns=768,
     ),
     Case(
         "layer_norm, 32,768 columns",
@@ -126,6 +135,8 @@ CASES = [
         "the row is read from memory once, and again from shared memory; Triton's walks it three times through L2",
         ("layer_norm", "rms_norm"),
         r"2048x32768 forward( under autocast)?",
+        columns=32_768,
+        instructions=next(most for dtype, has, most in NORMS if (dtype, has) == (CODE_OF_BF16, MEAN | BIAS)),
     ),
     Case(
         "its gradient, 768 columns",
@@ -134,6 +145,7 @@ CASES = [
         "two rows of the next round on their way beside the sums over rows, which take the registers of Triton's loads",
         ("layer_norm", "rms_norm"),
         r"32768x768 forward \+ backward.*",
+        columns=768,
     ),
     Case(
         "softmax, 1,024 columns",
@@ -142,6 +154,7 @@ CASES = [
         "not timed; as layer_norm",
         ("softmax",),
         "98304x1024.*",
+        columns=1024,
     ),
     Case(
         "softmax, 50,257 columns",
@@ -150,6 +163,7 @@ CASES = [
         "not timed; rows at any address in copies of 16 bytes; the second walk finds the row in shared memory",
         ("softmax",),
         "8192x50257.*",
+        columns=50_257,
     ),
     Case(
         "cross_entropy, 50,257 classes",
@@ -158,6 +172,8 @@ CASES = [
         "not timed; as softmax",
         ("cross_entropy",),
         "8192x50257.*",
+        columns=50_257,
+        instructions=next(most for dtype, *has, most in LOSSES if (dtype, *has) == (CODE_OF_BF16, True, 0.0)),
     ),
     Case(
         "gelu",
@@ -165,6 +181,7 @@ CASES = [
         "activation_forward_kernel",
         HAND,
         ("activation",),
+        columns=2048,
     ),
     Case(
         "dropout_add",
@@ -172,25 +189,62 @@ CASES = [
         "dropout_kernel",
         HAND,
         ("dropout_add",),
+        columns=2048,
     ),
     Case("gradient of embedding", gradient_of_table, "embedding_pieces_kernel", HAND, ("embedding",)),
 ]
 
 
-def in_flight(case: Case) -> tuple[str, float, int]:
-    """Of the first kernel that Triton launches: registers and threads of an SM, its KB in flight, instructions of its code."""
+class MachineCode(NamedTuple):
+    code: dict[int, Instruction]
+    table: list[int]  # of branches
+
+
+def compiled(case: Case) -> tuple[CompiledKernel, MachineCode]:
+    """The first kernel that Triton launches."""
     with aot.compiling_for(ARCH) as kernels:
         case.launch()
-    kernel = kernels[0]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernels[0].asm["cubin"])
+        file.flush()
+        (code,) = parse(cuobjdump("-sass", file.name)).values()
+        tables = branch_tables(cuobjdump("-elf", file.name))
+    return kernels[0], MachineCode(code, next(iter(tables.values()), []))
+
+
+def arguments(kernel: CompiledKernel, rows: int, columns: int) -> bytes:
+    """Of a launch over contiguous rows: pointers anywhere, strides and counts by their names."""
+    counts = {"rows": rows, "strip": rows, "ignore_index": -100, "threshold": 0}
+    packed = bytearray()
+    for name, kind in kernel.src.signature.items():
+        if kind == "constexpr":
+            continue
+        value, form = (counts.get(name, columns), "i") if kind == "i32" else (0.5, "f")
+        if kind.startswith("*"):
+            value, form = 0x7E00 + len(packed) << 32, "Q"
+        packed += bytes(-len(packed) % struct.calcsize(form)) + struct.pack(form, value)
+    return bytes(packed) + bytes(24)  # and what Triton adds
+
+
+def executed(case: Case) -> float | None:
+    """Instructions an element. A program that takes rows in turn is asked for one more."""
+    if not case.columns:
+        return None
+    kernel, machine = compiled(case)
+    threads = 32 * kernel.metadata.num_warps
+    two, three = (
+        len(Thread(*machine, bank(threads, arguments(kernel, count, case.columns)), 37).run()) for count in (2, 3)
+    )
+    return ((three - two) or two) * threads / case.columns
+
+
+def in_flight(case: Case) -> tuple[str, float]:
+    """Registers and threads of an SM, and its KB in flight."""
+    kernel, machine = compiled(case)
     used, threads = aot.usage(kernel), 32 * kernel.metadata.num_warps
     held = -(-used.registers // 8) * 8 * threads, used.shared + 1024
     programs = min(case.programs, PROGRAMS, THREADS // threads, REGISTERS // held[0], SHARED // held[1])
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        (code,) = parse(cuobjdump("-sass", file.name)).values()
-    working = [x for x in code.values() if x.name != "NOP"]
-    return f"{used.registers} x {programs * threads:,}", max(rounds(working)) * programs * threads / 1024, len(working)
+    return f"{used.registers} x {programs * threads:,}", max(rounds(machine.code.values())) * programs * threads / 1024
 
 
 def budget(case: Case) -> str:
@@ -218,15 +272,15 @@ def measured(case: Case) -> str:
 
 def table() -> str:
     head = (
-        "| op | Triton: registers x threads an SM | KB in flight an SM | instructions of the code "
-        "| CUDA: KB in flight an SM | Triton's time over CUDA's | why CUDA |\n|---|---|---|---|---|---|---|\n"
+        "| op | Triton: registers x threads an SM | KB in flight an SM | instructions an element | CUDA: KB in flight an SM "
+        "| instructions an element | Triton's time over CUDA's | why CUDA |\n|---|---|---|---|---|---|---|---|\n"
     )
     lines = []
     for case in CASES:
-        held, kb, length = in_flight(case)
-        lines.append(
-            f"| {case.name} | {held} | {kb:.0f} | {length} | {budget(case)} | {measured(case)} | {case.why} |\n"
-        )
+        (held, kb), count = in_flight(case), executed(case)
+        triton_side = f"{held} | {kb:.0f} | {f'{count:.0f}' if count else ''}"
+        cuda_side = f"{budget(case)} | {f'{case.instructions:.0f}' if case.instructions else ''}"
+        lines.append(f"| {case.name} | {triton_side} | {cuda_side} | {measured(case)} | {case.why} |\n")
     return f"Triton {triton.__version__}, sm_{ARCH}a.\n\n{head}{''.join(lines)}"
 
 
