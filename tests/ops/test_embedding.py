@@ -29,7 +29,7 @@ def problem(rows, columns, entries, dtype, device="cpu", seed=0):
 
 def check(weight, indices, grad, before=None, **options):
     """The gradient against float64, within the roundings of its fp32 sums and of the result."""
-    fresh = weight.detach().clone().requires_grad_()
+    fresh = weight.detach().requires_grad_()  # of the same memory
     with poisoned_allocations():
         out = ak.embedding(indices, fresh, **options)
         out.backward(grad.view_as(out))
