@@ -279,3 +279,28 @@ X, W, Y = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.int64
 def test_bad_input(args, options, error, message):
     with pytest.raises(error, match=f"linear_cross_entropy: .*{message}"):
         linear_cross_entropy(*args, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum", "label_smoothing": 0.1, "z_loss": 0.01}], ids=str)
+def test_per_sample_gradients(options):
+    """vmap over func.grad, of samples of several rows each; and of a batch of weights."""
+    x, weight, target, bias = (None if t is None else t.detach() for t in problem(rows=12))
+    x, target = x.view(4, 3, 16), target.abs().clamp(max=36).view(4, 3)
+
+    def loss(x, weight, bias, target):
+        return linear_cross_entropy(x, weight, target, linear_bias=bias, chunk_size=2, **options)
+
+    def stock(x, weight, bias, target):
+        return ak.cross_entropy(F.linear(x, weight, bias), target, **options)
+
+    gradient = torch.func.grad(loss, argnums=(0, 1, 2))
+    found = torch.vmap(gradient, in_dims=(0, None, None, 0))(x, weight, bias, target)
+    for i in range(4):
+        leaves = [t.clone().double().requires_grad_() for t in (x[i], weight, bias)]
+        want = torch.autograd.grad(stock(*leaves, target[i]), leaves)
+        for got, expected in zip(found, want, strict=True):
+            assert_close(got[i], expected, torch.float32)
+    weights = torch.stack([weight, -weight])
+    losses = torch.vmap(loss, in_dims=(None, 0, None, None))(x[0], weights, bias, target[0])
+    for got, w in zip(losses, weights, strict=True):
+        assert_close(got, stock(x[0].double(), w.double(), bias.double(), target[0]), torch.float32)

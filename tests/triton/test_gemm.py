@@ -76,6 +76,7 @@ def check_fits(kernel, arch):
     used = aot.usage(kernel)
     assert used.stack <= 16, f"{used}: spilled registers"  # a word or two may go to let one more block reside
     assert used.shared <= aot.SHARED_LIMIT[arch], used
+    assert aot.count(r"\.f64", kernel) == 0, "a scalar argument became float64"  # Liger-Kernel#1358
 
 
 def classes():
@@ -100,6 +101,15 @@ def test_every_configuration_fits(number):
     kernel = compile_gemm(arch, config, sizes=sizes, dtype=DTYPES[number // 4 % 2], layouts=layouts, epilogue=epilogue)
     check_fits(kernel, arch)
     assert aot.count(TENSOR_CORE[arch], kernel) > 0
+
+
+@pytest.mark.parametrize("epilogue", ["plain", "accumulate", "silu_preact_residual", "swiglu_dact"])
+def test_consumer_blackwell(epilogue):
+    """Which has the tensor cores of sm_80, and less shared memory."""
+    config = _autotune.candidates((12, 0), 8, **EPILOGUES[epilogue][2])[0]
+    kernel = compile_gemm(120, config, dtype=torch.bfloat16, epilogue=epilogue)
+    check_fits(kernel, 120)
+    assert aot.count(TENSOR_CORE[80], kernel) > 0
 
 
 @pytest.mark.parametrize("layouts", list(itertools.product(("row", "column"), repeat=2)), ids="-".join)
@@ -199,7 +209,7 @@ def test_sizes_do_not_multiply_kernels():
     assert compile_gemm(80, config, sizes=(257, 512, 384)) is first
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [*ARCHS, 120])
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
 def test_activation_backward_is_memory_bound_code(arch, activation):
     """Inner tiles load and store 16 bytes at a time, for any number of elements; a gated one for whole groups of 16."""
@@ -211,6 +221,7 @@ def test_activation_backward_is_memory_bound_code(arch, activation):
     copies = 2 if gated else 1  # such a row ends with a whole group, so its masks are as fine
     assert aot.count(r"ld\.global\.v4\.b32", kernels[0]) == copies * (2 + gated)
     assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == copies * (1 + gated)
+    assert aot.count(r"\.f64", kernels[0]) == 0
     assert aot.usage(kernels[0]).stack == 0
     assert aot.usage(kernels[0]).registers <= 128, "two blocks of 256 threads must fit an SM"
 
