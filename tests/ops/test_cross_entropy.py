@@ -483,3 +483,11 @@ def test_the_kernels_check_what_reaches_them(namespace, change, message):
         args[position] = value
     with pytest.raises(RuntimeError, match=rf"^cross_entropy_rows_: {message}"):
         getattr(torch.ops, namespace).cross_entropy_rows_(*args)
+
+
+def test_tiny_gradients_of_float64():
+    """No probability is lost to 1 - p or to fp32 (pytorch#195678): e^-700 is a number of fp64."""
+    logits = torch.tensor([[0.0, -700.0, -40.0]], dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(cross_entropy(logits, torch.tensor([0])), logits)
+    p = logits.detach().exp()
+    torch.testing.assert_close(grad[0, 1:], p[0, 1:], rtol=1e-14, atol=0)

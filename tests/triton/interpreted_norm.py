@@ -61,6 +61,19 @@ def test_backward(pieces, columns, centred, monkeypatch):
             assert_within(got_sums, sums[:parameters], sums_bound[:parameters], "sums")
 
 
+def test_rows_of_fp32_of_more_than_128k():
+    """Which QuACK's backward refuses."""
+    columns = 2**17 + 3
+    x, grad = torch.randn(2, 2, columns, generator=torch.Generator().manual_seed(0))
+    options = {"eps": 1e-5, "centred": True, "out_dtype": torch.float32}
+    y, _, mean, rstd = norm_forward.norm_forward(x, **options)
+    assert_within(y, *norm_forward_bound(x, None, None, **options))
+    dx, dx_bound, sums, sums_bound = norm_backward_bound(grad, x, rstd, mean, None, None)
+    got, got_sums, _ = norm_backward.norm_backward(grad, x, rstd, mean, parameters=2)
+    assert_within(got, dx, dx_bound, "grad_x")
+    assert_within(got_sums, sums, sums_bound, "sums")
+
+
 @pytest.mark.parametrize("columns", [1028, 1030])  # whole groups of the generator in a row, and not
 @pytest.mark.parametrize("p", [0.3, 1.0])
 def test_dropout_has_the_bits_of_the_cpu_kernel(pieces, columns, p, monkeypatch):
