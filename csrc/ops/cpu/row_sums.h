@@ -124,15 +124,15 @@ AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& res
   return lanes_total(lanes_of_sum<Floats>(n, terms, rest));
 }
 
-template <typename Floats, typename T>
-AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n) {
+template <typename Floats, typename T, typename Ahead>
+AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n, const Ahead& ahead) {
   return sum_of_lanes<Floats>(
-      n, [=](int64_t i, Floats& t) __attribute__((always_inline)) { load_floats(x + i, t), prefetch_ahead(x + i); },
+      n, [=](int64_t i, Floats& t) AK_ALWAYS_INLINE { load_floats(x + i, t), prefetch_ahead(x + i), ahead(i); },
       [=](int64_t i, float* rest) __attribute__((always_inline)) { part_of_lanes(x, i, n, 0.0f, rest); });
 }
 template <typename T>
 float sum_of_span(const T* x, int64_t n) {
-  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n); });
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n, [](int64_t) {}); });
 }
 
 // of_row(r), the lanes of a row, joined by op into results[r], for r < rows. Four rows share the last steps.

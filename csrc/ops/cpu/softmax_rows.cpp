@@ -63,15 +63,16 @@ AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
   round_span(from, to, n);
 }
 
-template <typename Floats, typename T>
-AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n) {
+// Meanwhile `ahead(i)` may fetch what else comes after i numbers.
+template <typename Floats, typename T, typename Ahead>
+AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n, const Ahead& ahead) {
   const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
   return sum_of_lanes<Floats>(
       n,
       [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
         Floats other;
         load_floats(g + i, t), load_floats(y + i, other), t = of_lanes(product, t, other);
-        prefetch_ahead(g + i), prefetch_ahead(y + i);
+        prefetch_ahead(g + i), prefetch_ahead(y + i), ahead(i);
       },
       [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, g, y); });
 }
@@ -91,11 +92,15 @@ AK_SIMD_INLINE void log_softmax_gradient_row(const T* x, const T* g, float base,
   map_lanes(n, out, gradient, x, g);
 }
 // The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
+// While the sums are formed, the lines are fetched that the gradients are written to.
 template <typename T>
 void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
   with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
     PerRow sums;
-    for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_products<Floats>(y + r * n, g + r * n, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto of_result = [=](int64_t i) AK_ALWAYS_INLINE { prefetch_ahead</*kWrites=*/true>(out + r * n + i); };
+      sums[r] = sum_of_products<Floats>(y + r * n, g + r * n, n, of_result);
+    }
     for (int64_t r = 0; r < rows; ++r) softmax_gradient_row(y + r * n, g + r * n, sums[r], out + r * n, n);
   });
 }
@@ -104,7 +109,12 @@ void log_softmax_gradient_rows(const T* x, const T* g, const float* bases, const
                                int64_t rows, int64_t n) {
   with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
     PerRow sums;
-    for (int64_t r = 0; r < rows; ++r) sums[r] = sum_of_row<Floats>(g + r * n, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto of_both = [=](int64_t i) AK_ALWAYS_INLINE {
+        prefetch_ahead(x + r * n + i), prefetch_ahead<true>(out + r * n + i);
+      };
+      sums[r] = sum_of_row<Floats>(g + r * n, n, of_both);
+    }
     for (int64_t r = 0; r < rows; ++r)
       log_softmax_gradient_row(x + r * n, g + r * n, bases[r], inverses[r], sums[r], out + r * n, n);
   });
@@ -125,7 +135,8 @@ AK_SIMD_CLONES void softmax_span(const float* from, SoftmaxRow row, float* to, i
 }
 template <typename T>
 float products_span(const T* y, const T* g, int64_t n) {
-  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_products<Floats>(y, g, n); });
+  return with_lanes([=]<typename Floats>()
+                        AK_ALWAYS_INLINE { return sum_of_products<Floats>(y, g, n, [](int64_t) {}); });
 }
 template <typename T>
 AK_SIMD_CLONES void gradient_span(const T* y, const T* g, float sum, float* to, int64_t n) {
