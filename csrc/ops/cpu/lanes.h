@@ -171,17 +171,19 @@ AK_SIMD_INLINE float lanes_total(const Lanes<kWidth>& v) {
 
 #if AK_X86 && AK_HAS_SIMD_CLONES
 template <typename Body>
-__attribute__((target("arch=x86-64-v4"))) auto on_512_bits(Body body) {
+__attribute__((target("arch=x86-64-v4"))) auto on_512_bits(const Body& from) {
+  const Body body = from;
   return body.template operator()<Lanes<16>>();
 }
 template <typename Body>
-__attribute__((target("arch=x86-64-v3"))) auto on_256_bits(Body body) {
+__attribute__((target("arch=x86-64-v3"))) auto on_256_bits(const Body& from) {
+  const Body body = from;
   return body.template operator()<Lanes<8>>();
 }
 #endif
 
 // body.operator()<Floats>(), compiled for the instructions that have such vectors. The body, a lambda that is
-// always_inline and captures by value, is passed by value, so that what it captured can be kept in registers.
+// always_inline and captures by value, is copied by each version, so that what it captured can be kept in registers.
 template <typename Body>
 auto with_lanes(const Body& body) {
 #if AK_X86 && AK_HAS_SIMD_CLONES
