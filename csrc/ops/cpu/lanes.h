@@ -7,7 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <utility>
+#include <type_traits>
 
 #include "math/half.h"
 #include "ops/cpu/gemm_isa.h"
@@ -62,14 +62,14 @@ AK_SIMD_INLINE void each_part(const F& f) {
 
 template <int kWidth>
 AK_SIMD_INLINE void load_floats(const float* at, Lanes<kWidth>& v) {
-  each_part<v.kParts>(
+  each_part<Lanes<kWidth>::kParts>(
       [&](auto p) __attribute__((always_inline)) { std::memcpy(&v.part[p], at + p * kWidth, sizeof v.part[p]); });
 }
 template <int kWidth>
 AK_SIMD_INLINE void load_floats(const bf16* at, Lanes<kWidth>& v) {
   using Halves = typename VectorOf<kWidth>::Halves;
   using Words = typename VectorOf<kWidth>::Words;
-  each_part<v.kParts>([&](auto p) __attribute__((always_inline)) {
+  each_part<Lanes<kWidth>::kParts>([&](auto p) __attribute__((always_inline)) {
     Halves bits;
     std::memcpy(&bits, at + p * kWidth, sizeof bits);
     const Words words = __builtin_convertvector(bits, Words) << 16;
@@ -78,7 +78,7 @@ AK_SIMD_INLINE void load_floats(const bf16* at, Lanes<kWidth>& v) {
 }
 template <int kWidth>
 AK_SIMD_INLINE void store_floats(const Lanes<kWidth>& v, float* at) {
-  each_part<v.kParts>(
+  each_part<Lanes<kWidth>::kParts>(
       [&](auto p) __attribute__((always_inline)) { std::memcpy(at + p * kWidth, &v.part[p], sizeof v.part[p]); });
 }
 
@@ -93,7 +93,8 @@ AK_SIMD_INLINE Floats all_lanes(float x) {
 template <int kWidth, typename Op>
 AK_SIMD_INLINE Lanes<kWidth> of_parts(const Lanes<kWidth>& a, const Lanes<kWidth>& b, const Op& op) {
   Lanes<kWidth> result;
-  each_part<a.kParts>([&](auto p) __attribute__((always_inline)) { result.part[p] = op(a.part[p], b.part[p]); });
+  each_part<Lanes<kWidth>::kParts>([&](auto p)
+                                       __attribute__((always_inline)) { result.part[p] = op(a.part[p], b.part[p]); });
   return result;
 }
 struct Add {
@@ -132,7 +133,7 @@ AK_SIMD_INLINE Lanes<kWidth> of_lanes(const F& f, const Lanes<kWidth>& first, co
     for (int lane = 0; lane < kWidth; ++lane) made.lane[lane] = f(numbers.lane[lane]...);
     std::memcpy(&result.part[p], &made, sizeof made);
   };
-  each_part<first.kParts>(
+  each_part<Lanes<kWidth>::kParts>(
       [&](auto p) __attribute__((always_inline)) { make(p, numbers_of(first.part[p]), numbers_of(more.part[p])...); });
   return result;
 }
