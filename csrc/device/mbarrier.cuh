@@ -18,6 +18,10 @@ AK_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
 /// Makes this thread's initialisations visible to the async proxy (TMA) and to the other blocks of the cluster.
 AK_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+/// Arrives: what this thread did before is seen by whoever waits for the phase.
+AK_DEVICE void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 /// Arrives, and adds `bytes` to what this phase waits for. The bytes of every copy that ends here count in full, also
 /// those of a box that hangs over the edge of its tensor, and those that a peer's multicast delivers.
 AK_DEVICE void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {

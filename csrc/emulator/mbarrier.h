@@ -26,6 +26,10 @@ inline void mbarrier_init_fence() {
   emu::enter("mbarrier_init_fence");
   emu::mbarrier_init_fence();
 }
+inline void mbarrier_arrive(uint32_t barrier) {
+  emu::enter("mbarrier_arrive");
+  emu::mbarrier_arrive(barrier, static_cast<uint32_t>(emu::current->cta->rank), 0);
+}
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
   emu::enter("mbarrier_arrive_expect_tx");
   emu::mbarrier_arrive(barrier, static_cast<uint32_t>(emu::current->cta->rank), bytes);

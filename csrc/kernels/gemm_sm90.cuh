@@ -2,9 +2,10 @@
 //
 // Work: 2 m n k flops against 2 (m k + k n) + 2 or 4 m n bytes. From a few hundred in every dimension on the tensor
 // cores are the limit, and on a large product the power they draw. Everything below exists to keep them busy. Plan: a
-// persistent grid; each block (or pair of blocks, a cluster) takes output tiles in turn. One warpgroup, the producer,
-// only asks the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one to three
-// others, the consumers, run wgmma straight from there. The accumulators leave through shared memory: rounded, in a
+// persistent grid; each block (or pair of blocks, a cluster) takes output tiles in turn. One warp, the producer, only
+// asks the TMA unit to bring 64-wide slices of A and B into a ring of stages in shared memory; one to three
+// warpgroups, the consumers, run wgmma straight from there, and each has a warp as assistant that tells it which tile
+// comes next (gemm_sm90_producer.cuh). The accumulators leave through shared memory: rounded, in a
 // swizzled box for a TMA store or, for widths that are no multiple of 64 and a C whose rows begin anywhere, in rows
 // that each warp stores (gemm_sm90_store.cuh). Where more is to be done than add a bias, it is done on the way to such
 // a box (gemm_sm90_boxes.cuh) or, for a C or operands that TMA cannot move, element by element
@@ -15,8 +16,8 @@
 // write into it, and no block may exit before its peer's last arrival. Threads write the staging buffer through another
 // proxy than the store reads it: each writer fences, then all meet, then one stores.
 //
-// The phases, from top to bottom: scheduler, ring of stages, producer, main loop, sum of the parts of a split k, the
-// kernel that ties them together, and the launch.
+// The phases, from top to bottom: main loop, sum of the parts of a split k, the kernel that ties them together, and the
+// launch.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -33,175 +34,28 @@
 #include "kernels/gemm_sm90.h"
 #include "kernels/gemm_sm90_boxes.cuh"
 #include "kernels/gemm_sm90_elements.cuh"
+#include "kernels/gemm_sm90_producer.cuh"
 #include "kernels/gemm_sm90_store.cuh"
 #include "kernels/gemm_sm90_tile.cuh"
 
 namespace ak {
 namespace gemm {
 
-// ---- scheduler: which tile, and which part of k, a block works on next. Producer and consumers each ask one of their
-// own, and get the same answers.
-
-/// Asked for anew each time, it takes no register from one tile to the next.
-template <class Tile>
-AK_DEVICE int rank_in_cluster() {
-  if constexpr (Tile::kCluster > 1) return static_cast<int>(cluster_rank());
-  return 0;
-}
-
-/// Hands out the tiles: line by line within groups of lines, where a line is a row of tiles, or a column if
-/// `by_columns`. The splits of one tile come one after the other, the matrices of a batch as well.
-template <class Tile>
-class Scheduler {
- public:
-  AK_DEVICE explicit Scheduler(const Schedule& schedule) : s_(schedule), next_(block_index() / Tile::kCluster) {}
-
-  AK_DEVICE bool more() const { return next_ < s_.work_count; }
-
-  AK_DEVICE bool next(Work& work) {
-    if (!more()) return false;
-    const int rank = rank_in_cluster<Tile>(), cluster = next_ / s_.splits, tiles = s_.lines * s_.line_length;
-    work.split = next_ - cluster * s_.splits;
-    work.tile = cluster * Tile::kCluster + rank;
-    work.batch = cluster / tiles;
-    const int in_matrix = cluster - work.batch * tiles;
-    const int group = in_matrix / (s_.raster_lines * s_.line_length),
-              in_group = in_matrix - group * (s_.raster_lines * s_.line_length);
-    const int first_line = group * s_.raster_lines;
-    const int lines = s_.lines - first_line < s_.raster_lines ? s_.lines - first_line : s_.raster_lines;
-    const int across = in_group / lines, line = first_line + in_group - across * lines;
-    work.m = ((s_.by_columns ? across : line) * Tile::kClusterM + (Tile::kClusterM > 1 ? rank : 0)) * Tile::kBlockM;
-    work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)) * s_.tile_columns;
-    work.first_step = work.split * s_.k_steps_per_split;
-    work.last_step =
-        work.first_step + s_.k_steps_per_split < s_.k_steps ? work.first_step + s_.k_steps_per_split : s_.k_steps;
-    next_ += grid_blocks() / Tile::kCluster;
-    if (Tile::kConsumers < 3) next_ = opaque(next_);  // else the compiler counts the tiles in a register of their own
-    return true;
-  }
-
- private:
-  const Schedule& s_;
-  int next_;
-};
-
-// ---- ring of stages: the producer fills a stage of A and B when its `empty` barrier says that all readers are done;
-// `full` says that both have arrived. In a cluster of two the blocks share one operand: each loads half of it and
-// multicasts it to both, so a stage is empty when the readers of both blocks are done.
-
-/// Addresses in shared memory, and the place in the ring of stages that a warpgroup has reached.
-template <bool kFloat, class Tile>
-struct Pipeline {
-  uint32_t a, b, staging, full, empty, loaded, flags;
-  int stage = 0, phase = 0;
-
-  AK_DEVICE Pipeline() {
-    a = (dynamic_shared() + 1023) & ~1023u;  // where the swizzle pattern starts
-    b = a + Tile::kStages * Tile::kBytesA;
-    staging = b + Tile::kStages * Tile::kBytesB;
-    full = staging + Tile::kConsumers * staging_bytes<kFloat, Tile>();
-    empty = full + 8 * Tile::kStages;
-    loaded = empty + 8 * Tile::kStages;  // the boxes that the epilogue reads: two of each consumer
-    flags = loaded + 16 * Tile::kConsumers;
-  }
-  AK_DEVICE void init_barriers() {
-    for (int i = 0; i < Tile::kStages; i++) {
-      mbarrier_init(full + 8 * i, 1);
-      mbarrier_init(empty + 8 * i, Tile::kGroups * Tile::kCluster);
-    }
-    for (int i = 0; i < 2 * Tile::kConsumers; i++) mbarrier_init(loaded + 8 * i, 1);
-    mbarrier_init_fence();
-  }
-  AK_DEVICE void advance() {
-    if (++stage == Tile::kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  /// advance() `steps` times.
-  AK_DEVICE void skip(int steps) {
-    const int to = stage + steps;
-    stage = to % Tile::kStages;
-    phase ^= to / Tile::kStages & 1;
-  }
-};
-
-// ---- producer: one thread asks the TMA unit for the slices of A and B, as far ahead as there are stages.
-
-/// Loads kRows rows of an operand (columns, of B) from `first` on, 64 deep in k; with kMulticast into both blocks of
-/// the cluster.
-template <Major kMajor, int kRows, bool kMulticast>
-AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int first, int k, int batch) {
-  constexpr uint16_t kBoth = 0b11;
-  if constexpr (kMajor == Major::kK) {
-    if constexpr (kMulticast) {
-      tma_load_multicast(to, map, full, k, first, batch, kBoth);
-    } else {
-      tma_load(to, map, full, k, first, batch);
-    }
-  } else {
-    static_assert(kRows % 64 == 0, "an operand that is not k-major comes in boxes of 64");
-    AK_UNROLL
-    for (int i = 0; i < kRows / 64; i++) {
-      if constexpr (kMulticast) {
-        tma_load_multicast(to + i * kSliceBytes, map, full, first + i * 64, k, batch, kBoth);
-      } else {
-        tma_load(to + i * kSliceBytes, map, full, first + i * 64, k, batch);
-      }
-    }
-  }
-}
-
-/// Fills a stage, when it is empty, with a step of a tile.
-template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
-AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args, int rank,
-                          const Work& work, int step) {
-  constexpr bool kShareA = Tile::kClusterN > 1, kShareB = Tile::kClusterM > 1;
-  constexpr int kRowsA = Tile::kBlockM / Tile::kClusterN,
-                kRowsB = Tile::kBlockN / Tile::kClusterM;  // that this block loads
-  constexpr int kRowBytes = kBlockK * 2;
-  static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "the swizzle pattern repeats every 8 rows");
-  const bool halves = args.schedule.tile_columns < Tile::kBlockN;  // swiglu: a tile's columns lie in two places of B
-  const int my_row_a = kShareA ? rank * kRowsA : 0, my_row_b = kShareB ? rank * kRowsB : 0;
-  const int batch_a = work.batch * args.schedule.batch_a, batch_b = work.batch * args.schedule.batch_b;
-  const int k = step * kBlockK;
-  mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // a fresh barrier passes: all stages start empty
-  const uint32_t full = p.full + 8 * p.stage;
-  mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
-  const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
-  const uint32_t b = p.b + p.stage * Tile::kBytesB + my_row_b * kRowBytes;
-  load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
-  if constexpr (kShareB) {
-    load_rows<kMajorB, kRowsB, true>(b, map_b, full, work.n + rank * args.second_half, k, batch_b);
-  } else if (!halves) {
-    load_rows<kMajorB, kRowsB, false>(b, map_b, full, work.n, k, batch_b);
-  } else if constexpr (kMajorB == Major::kK || kRowsB % 128 == 0) {
-    load_rows<kMajorB, kRowsB / 2, false>(b, map_b, full, work.n, k, batch_b);
-    load_rows<kMajorB, kRowsB / 2, false>(b + Tile::kBytesB / 2, map_b, full, work.n + args.second_half, k, batch_b);
-  }
-}
-
-template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
-AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args) {
-  Scheduler<Tile> scheduler(args.schedule);
-  const int rank = rank_in_cluster<Tile>();
-  Work work;
-  while (scheduler.next(work)) {
-    for (int step = work.first_step; step < work.last_step; step++, p.advance())
-      fill_stage<kMajorA, kMajorB, Tile>(p, map_a, map_b, args, rank, work, step);
-  }
-}
-
 // ---- main loop of a consumer: wgmma reads both operands from shared memory, one k step in flight while the next is
 // issued. Cooperative tiles: the consumers share the rows of every tile. Pingpong tiles: the two consumers take the
 // block's tiles in turn and hand the tensor cores to each other by named barriers, one's epilogue under the other's
 // main loop. Each follows the ring over the other's stages without looking at them.
 
-/// Descriptor of the k16 slice number `k16` of a tile that starts at `address`.
+/// Descriptor of a stage of an operand that starts at `address`, the same in all lanes: asked of one, so that the
+/// compiler knows, which else moves each half of each product's descriptors to the registers where wgmma takes them.
 template <Major kMajor>
-AK_DEVICE uint64_t operand_descriptor(uint32_t address, int k16) {
-  return kMajor == Major::kK ? wgmma_descriptor(address + k16 * 32, 16, 1024)
-                             : wgmma_descriptor(address + k16 * 2048, kSliceBytes, 1024);
+AK_DEVICE uint64_t stage_descriptor(uint32_t address) {
+  return wgmma_descriptor(shuffle(address, 0), kMajor == Major::kK ? 16 : kSliceBytes, 1024);
+}
+/// What to add for slice number `slice` of 64 rows, number `k16` of k.
+template <Major kMajor>
+AK_DEVICE constexpr uint64_t slice_of_descriptor(int slice, int k16) {
+  return (slice * kSliceBytes + k16 * (kMajor == Major::kK ? 32 : 2048)) >> 4;
 }
 
 /// One consumer's main loop: sums the steps of `work` into `acc`, releasing each stage once its wgmma are complete.
@@ -216,18 +70,18 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
   int previous = -1;  // the stage whose wgmma may still run
-  for (int step = work.first_step; step < work.last_step; step++) {
+  for (int step = 0; step < work.steps; step++) {
+    const uint64_t a = stage_descriptor<kMajorA>(p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes);
+    const uint64_t b = stage_descriptor<kMajorB>(p.b + p.stage * Tile::kBytesB);
     mbarrier_wait(p.full + 8 * p.stage, p.phase);
     wgmma_fence();
-    const uint32_t a = p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes;
-    const uint32_t b = p.b + p.stage * Tile::kBytesB;
     AK_UNROLL
     for (int k16 = 0; k16 < kBlockK / 16; k16++) {
       AK_UNROLL
       for (int i = 0; i < Tile::kSlicesM; i++) {
-        const bool accumulate = step != work.first_step || k16 != 0;
-        wgmma<T, kMajorA, kMajorB>(acc[i], operand_descriptor<kMajorA>(a + i * kSliceBytes, k16),
-                                   operand_descriptor<kMajorB>(b, k16), accumulate);
+        const bool accumulate = step != 0 || k16 != 0;
+        wgmma<T, kMajorA, kMajorB>(acc[i], a + slice_of_descriptor<kMajorA>(i, k16),
+                                   b + slice_of_descriptor<kMajorB>(0, k16), accumulate);
       }
     }
     wgmma_commit();
@@ -334,54 +188,62 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
   allow_next_kernel();         // whose blocks come as this kernel's leave
 
   const int warpgroup = static_cast<uint32_t>(thread_index()) / kWarpgroupThreads;
-  // The producer needs few registers, the consumers as many as they can get.
+  // The producer and the assistants need few registers, the consumers as many as they can get.
   if (warpgroup == 0) {
     if constexpr (Tile::kConsumers > 1) registers_decrease<Tile::kProducerRegisters>();
-    if (thread_of_warpgroup() == 0) produce<kMajorA, kMajorB, Tile>(p, &map_a, &map_b, args);
+    const int warp = warp_index();
+    if (lane_index() != 0) {
+      // one thread of each works
+    } else if (warp == 0) {
+      produce<kMajorA, kMajorB, Tile>(p, &map_a, &map_b, args);
+    } else if (warp <= Tile::kConsumers) {
+      assist(p, warp - 1, &map_c, &map_beside, args);
+    }
   } else {
     if constexpr (Tile::kConsumers > 1) registers_increase<Tile::kConsumerRegisters>();
     const int consumer = warpgroup - 1, group = Tile::kPingpong ? 0 : consumer;
     const Epilogue& e = args.epilogue;
-    uint32_t loaded_phases = 0;
-    Scheduler<Tile> scheduler(args.schedule);
-    bool others_turn = consumer == 1;
-    if (Tile::kPingpong && others_turn) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);  // the first is free
-    Work work;
-    for (; scheduler.next(work); others_turn = !others_turn) {
-      if constexpr (Tile::kPingpong) {  // pass over the other's tiles
-        if (others_turn) {
-          p.skip(work.last_step - work.first_step);
-          continue;
-        }
+    const auto desk = [&] { return Desk{opaque(p.desks) + static_cast<uint32_t>(consumer) * Desk::kBytes}; };
+    const auto staging = [&] {
+      return opaque(p.staging) + static_cast<uint32_t>(consumer) * staging_bytes<kFloat, Tile>();
+    };
+    if (Tile::kPingpong && consumer == 1)  // the first turn is free
+      named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);
+    constexpr uint32_t kTaskPhase = 4;
+    uint32_t phases = 0;  // of the barriers where this consumer waits: its two slots', then its tasks', a bit each
+    for (;;) {
+      const Task task = take_task(p, desk(), (phases & kTaskPhase) != 0);
+      phases ^= kTaskPhase;
+      const Work& work = task.work;
+      if (work.steps == 0) break;
+      if constexpr (Tile::kPingpong) {  // until the other gives the tensor cores free
+        named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       }
-      // What the epilogue reads comes while products are made, pingpong also the other's: into its boxes, if it is sure
-      // to follow and no z is stored from there before it.
-      const auto staging = [&] { return opaque(p.staging) + consumer * staging_bytes<kFloat, Tile>(); };
-      const auto loaded = [&] { return opaque(p.loaded) + consumer * 16; };
-      if constexpr (Tile::kTakesEpilogue && Tile::kBoxes) {
-        if (args.reads && thread_of_warpgroup() == 0 && work.split == 0) {
-          const Boxes<kFloat, Tile> boxes(args, work, consumer);
-          boxes.prefetch(&map_beside);
-          if (args.reads_early) boxes.first_loads(&map_beside, staging(), loaded());
-        }
-      }
-      // Pingpong: until the other gives the tensor cores free.
-      if constexpr (Tile::kPingpong) named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       // The sums, and with a split k those of all parts.
       float acc[Tile::kSlicesM][Tile::kBlockN / 2];
       main_loop<T, kMajorA, kMajorB, Tile>(p, work, group, acc, [&] {
         if constexpr (Tile::kPingpong) {
-          if (scheduler.more()) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);
+          if (task.other) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);
         }
       });
-      if (work.n >= args.columns) continue;  // beside the last columns of C, only there for the other block of the pair
-      if (args.schedule.splits > 1 &&
-          !reduce_splits<Tile>(args.schedule, work, group, consumer, p.flags + 4 * consumer, acc))
-        continue;
+      const int row = work.m + group * Tile::kConsumerRows;
+      if (row >= args.m || work.n >= args.columns) continue;  // beside C: there only for the others' rows or columns
+      const bool last =
+          args.schedule.splits == 1 || reduce_splits<Tile>(args.schedule, work, group, consumer, desk().last(), acc);
+      const auto ask = [&] {
+        if (thread_of_warpgroup() == 0) mbarrier_arrive(desk().asked());
+      };
+      if (Tile::kTakesEpilogue && Tile::kBoxes && args.asks) {
+        ask();
+        if (last && args.z_first) {
+          mbarrier_wait(desk().ready(0), phases & 1);
+          phases ^= 1;
+        }
+      }
+      if (!last) continue;
       // Out, through shared memory.
       const auto store = [&](const auto& change) {
-        store_tile<T, kFloat, Tile>(acc, change, e.z.data ? &map_z : &map_c, staging(), consumer,
-                                    work.m + group * Tile::kConsumerRows, work, args);
+        store_tile<T, kFloat, Tile>(acc, change, args.z_first ? &map_z : &map_c, staging(), consumer, row, work, args);
       };
       if (args.way.store == Store::kPlain) {
         store(AsItIs{});
@@ -398,12 +260,11 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         if (args.way.finish == Finish::kElements) finish_elements<kFloat, Tile>(acc, p.staging, work, args);
         if constexpr (Tile::kBoxes) {
           if (args.way.finish != Finish::kBoxes) continue;
+          if (args.z_first && thread_of_warpgroup() == 0) bulk_wait_read<0>();
+          if (args.z_first) ask();
           const Boxes<kFloat, Tile> boxes(args, work, consumer);
-          if (args.reads && !args.reads_early && thread_of_warpgroup() == 0)
-            boxes.first_loads(&map_beside, staging(), loaded());
           const auto finish = [&](auto backward) {
-            finish_boxes<T, kFloat, backward.value, Tile>(acc, boxes, &map_c, &map_beside, staging(), loaded(),
-                                                          consumer, loaded_phases, args);
+            finish_boxes<T, kFloat, backward.value, Tile>(acc, boxes, staging(), desk(), phases, args);
           };
           if (kFloat || !e.preact.data) {
             finish(std::false_type());
@@ -482,11 +343,15 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
   // A map of boxes of C, or of what lies like it; with swiglu it may have two halves, then one matrix each.
   const auto map_boxes = [&](TensorMap* to, const GemmValues& t, bool in_halves) {
     const uint64_t ld = size(t.row_stride), columns = size(args.columns);
-    const uint64_t plane = in_halves ? columns : q.batch == 1 ? ld : size(t.batch_stride);
+    const bool one = !in_halves && (q.batch == 1 || t.batch_stride == 0);
+    const uint64_t plane = in_halves ? columns : one ? ld : size(t.batch_stride);
     return make_tensor_map(to, {t.data,
                                 kFloat ? ElementType::kFloat32 : kType,
                                 3,
-                                {columns, size(q.m), in_halves ? 2 : size(q.batch)},
+                                {columns, size(q.m),
+                                 in_halves ? 2
+                                 : one     ? 1
+                                           : size(q.batch)},
                                 {ld, plane},
                                 {kFloat ? 32u : 64u, 64, 1}});
   };

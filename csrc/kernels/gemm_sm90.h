@@ -86,7 +86,9 @@ inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
   for (const GemmValues* t : {&q.c, &e.residual, &e.z, &e.preact}) {
     if (!t->data) continue;
     if (t->type != type || t->column_stride != 1 || reinterpret_cast<uintptr_t>(t->data) % 16 != 0) return false;
-    if (!aligned(columns) || !aligned(t->row_stride) || (q.batch > 1 && !aligned(t->batch_stride))) return false;
+    if (!aligned(columns) || !aligned(t->row_stride)) return false;
+    const bool one_for_all = t->batch_stride == 0 && (t == &e.residual || t == &e.preact);
+    if (q.batch > 1 && !one_for_all && !aligned(t->batch_stride)) return false;
   }
   if (!gemm_sm90_bias_in_pairs(e, half)) return false;
   // The halves of z, or of the gradients and of what they take, are the matrices of their maps.

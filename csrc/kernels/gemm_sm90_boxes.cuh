@@ -5,13 +5,14 @@
 // is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, the first of them while
 // the main loop runs, and is asked into L2 by then altogether. There it has the form in which stmatrix leaves results,
 // so ldmatrix gives each thread what belongs to its sums, in the registers' own order; the results take its place and
-// leave by TMA. Two boxes take turns: one is finished while the other is stored and filled anew, but for the warp that
-// waits until the store has read it. A pair, of swiglu's backward, takes both: there every load is waited for. The
-// sums are worked on 32 columns at a time, by one copy of the code, which the compiler cannot do with registers that a
-// loop picks: so a branch that all threads take together moves them to where the code expects them, and the product
-// with alpha and the sum with the bias, which happen anyway, are the moves. Traps: a box is free for the next load
-// only when its store has read it, which none but the thread that issued the store can wait for. Rows below C come as
-// zeros times whatever B holds, perhaps NaN, so column sums pass over them.
+// leave by TMA. All the moving is the work of the consumer's assistant (gemm_sm90_producer.cuh), which gives it two
+// slots in turn: one is finished while the other is stored and filled anew. A pair, of swiglu's backward, takes both:
+// there every load but the first is waited for. The sums are worked on 32 columns at a time, by one copy of the code,
+// which the compiler cannot do with registers that a loop picks: so a branch that all threads take together moves them
+// to where the code expects them, and the product with alpha and the sum with the bias, which happen anyway, are the
+// moves. Traps: a slot is free for the next load only when its store has read it, which none but the thread that
+// issued the store can wait for. Rows below C come as zeros times whatever B holds, perhaps NaN, so column sums pass
+// over them.
 #pragma once
 #include "device/block.cuh"
 #include "device/mbarrier.cuh"
@@ -34,6 +35,7 @@ template <bool kFloat, class Tile>
 struct Boxes {
   static constexpr int kColumns = kFloat ? 32 : 64;
   int m, n, batch;  ///< first row and column in C
+  int beside;       ///< matrix of what is read
   int in_slice, steps;
   bool pairs;
 
@@ -41,7 +43,8 @@ struct Boxes {
   AK_DEVICE Boxes(const Args& args, const Work& work, int consumer)
       : m(opaque(work.m) + (Tile::kPingpong ? 0 : opaque(consumer) * Tile::kConsumerRows)),
         n(opaque(work.n)),
-        batch(opaque(work.batch)) {
+        batch(opaque(work.batch)),
+        beside(batch * args.batches_beside) {
     static_assert(Tile::kSlicesM <= 2, "a consumer has one slice or two");
     const int columns = args.columns - n < args.tile_columns ? args.columns - n : args.tile_columns;
     const int slices = m >= args.m ? 0 : Tile::kSlicesM == 1 || m + 64 >= args.m ? 1 : 2;
@@ -57,29 +60,56 @@ struct Boxes {
     return Tile::kSlicesM == 1 || column + kChunk < in_slice * kColumns ? column + kChunk : 0;
   }
   AK_DEVICE int slot(int step) const { return pairs ? 0 : step % 2; }
+  AK_DEVICE int under_way() const { return pairs ? 1 : 2; }  ///< steps that find room in the slots
 
   /// Asks for all that is read to be in L2 soon.
-  AK_DEVICE void prefetch(const TensorMap* beside) const {
+  AK_DEVICE void prefetch(const TensorMap* map) const {
     AK_NO_UNROLL
     for (int step = 0; step < steps; step++) {
-      tma_prefetch(beside, n + first_column(step), row(step), batch);
-      if (pairs) tma_prefetch(beside, n + first_column(step), row(step), 1);
+      tma_prefetch(map, n + first_column(step), row(step), beside);
+      if (pairs) tma_prefetch(map, n + first_column(step), row(step), 1);
     }
   }
-  /// Loads what a step reads into its slot, which is free.
-  AK_DEVICE void load(const TensorMap* beside, uint32_t slots, uint32_t loaded, int step) const {
-    const uint32_t to = slots + slot(step) * kSliceBytes, barrier = loaded + slot(step) * 8;
+  /// Loads what a step reads into its slot, which is free; it counts on `barrier`.
+  AK_DEVICE void load(const TensorMap* map, uint32_t slots, uint32_t barrier, int step) const {
+    const uint32_t to = slots + slot(step) * kSliceBytes;
     mbarrier_arrive_expect_tx(barrier, pairs ? 2 * kSliceBytes : kSliceBytes);
-    tma_load(to, beside, barrier, n + first_column(step), row(step), batch);
-    if (pairs) tma_load(to + kSliceBytes, beside, barrier, n + first_column(step), row(step), 1);
+    tma_load(to, map, barrier, n + first_column(step), row(step), beside);
+    if (pairs) tma_load(to + kSliceBytes, map, barrier, n + first_column(step), row(step), 1);
   }
-  /// Both slots' first loads; one thread, when its stores are behind it.
-  AK_DEVICE void first_loads(const TensorMap* beside, uint32_t slots, uint32_t loaded) const {
-    bulk_wait_read<0>();
-    AK_NO_UNROLL
-    for (int step = 0; step < (pairs ? 1 : 2) && step < steps; step++) load(beside, slots, loaded, step);
+  /// Stores what a step leaves in its slot.
+  AK_DEVICE void store(const TensorMap* map, uint32_t slots, int step) const {
+    const uint32_t from = slots + slot(step) * kSliceBytes;
+    tma_store(map, from, n + first_column(step), row(step), batch);
+    if (pairs) tma_store(map, from + kSliceBytes, n + first_column(step), row(step), 1);
+    bulk_commit();
   }
 };
+
+/// The assistant's side: gives the consumer one slot after the other, with what it reads, and stores what is there
+/// when the slot is finished. `phases`: of the barriers where it is told so, a bit each.
+template <bool kFloat, class Tile>
+AK_DEVICE void move_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* map_c, const TensorMap* beside,
+                          uint32_t slots, Desk desk, bool reads, uint32_t& phases) {
+  AK_NO_UNROLL
+  for (int step = -boxes.under_way(); step < boxes.steps; step++) {
+    if (step >= 0) {
+      const int slot = boxes.slot(step);
+      mbarrier_wait(desk.finished(slot), phases >> slot & 1);
+      phases ^= 1 << slot;
+      boxes.store(map_c, slots, step);
+    }
+    const int next = step + boxes.under_way();
+    if (next >= boxes.steps) continue;
+    bulk_wait_read<0>();  // of the stores, also the last tile's
+    const uint32_t barrier = desk.ready(boxes.slot(next));
+    if (reads) {
+      boxes.load(beside, slots, barrier, next);
+    } else {
+      mbarrier_arrive(barrier);
+    }
+  }
+}
 
 // ---- a thread's values of 32 columns of a box: rows lane / 4 and 8 + lane / 4 of its warp's 16, columns 2 (lane % 4)
 // and the next of every 8; value 4 b + 2 h + i is in the b-th 8 columns, in row h, column i. As in the accumulators.
@@ -283,12 +313,11 @@ AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, con
   if (column < columns) store(to + column, sum[0]);
 }
 
-/// Finishes a consumer's accumulators, box by box. `loaded_phases`: of the slots' mbarriers, a bit each. Forward, or
-/// the backward of an activation: for the registers that is known at compile time.
+/// Finishes a consumer's accumulators, box by box. `phases`: of the barriers where it is given slots, a bit each.
+/// Forward, or the backward of an activation: for the registers that is known at compile time.
 template <class T, bool kFloat, bool kBackward, class Tile>
 AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Boxes<kFloat, Tile>& boxes,
-                            const TensorMap* map_c, const TensorMap* beside, uint32_t slots, uint32_t loaded,
-                            int consumer, uint32_t& loaded_phases, const Args& args) {
+                            uint32_t slots, Desk desk, uint32_t& phases, const Args& args) {
   using Walk = Boxes<kFloat, Tile>;
   constexpr int kChunks = Tile::kSlicesM * Tile::kBlockN / kChunk;
   const Epilogue& e = args.epilogue;
@@ -301,14 +330,8 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
   int slot = 0;
   AK_NO_UNROLL
   for (int step = 0; step < boxes.steps; step++, slot ^= boxes.pairs ? 0 : 1) {
-    if (reads) {
-      mbarrier_wait(loaded + slot * 8, loaded_phases >> slot & 1);
-      loaded_phases ^= 1 << slot;
-    } else {
-      if (thread == 0 && step == 0) bulk_wait_read<0>();
-      if (thread == 0 && step != 0) bulk_wait_read<1>();
-      named_barrier(consumer + 1, kWarpgroupThreads);
-    }
+    mbarrier_wait(desk.ready(slot), phases >> slot & 1);
+    phases ^= 1 << slot;
     const int row = boxes.row(step) + warp * 16;
     float* sums = nullptr;
     if (kBackward && e.column_sums && row < args.m) {
@@ -376,16 +399,9 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
         if (gated) store_column_sums(sums + end + from, end - from, args.m - row, lane, up);
       }
     }
-    publish_staging(consumer);
-    if (thread != 0) continue;
-    const int x = boxes.n + boxes.first_column(step), y = boxes.row(step);
-    tma_store(map_c, slots + slot * kSliceBytes, x, y, boxes.batch);
-    if (boxes.pairs) tma_store(map_c, slots + kSliceBytes, x, y, 1);
-    bulk_commit();
-    const int next = step + (boxes.pairs ? 1 : 2);
-    if (!reads || next >= boxes.steps) continue;
-    bulk_wait_read<0>();
-    boxes.load(beside, slots, loaded, next);
+    fence_proxy_async();
+    warp_sync();
+    if (lane == 0) mbarrier_arrive(desk.finished(slot));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <type_traits>
 
+#include "device/platform.cuh"
 #include "kernels/gemm_sm90.h"
 
 namespace ak {
@@ -29,7 +30,7 @@ struct Tile {
   static constexpr int kAccumulators = kSlicesM * kBlockN / 2;  // of a consumer's thread
   // Registers a thread. 64 K are shared out in equal parts at first (255, 168 or 128 a thread); then the producer gives
   // most of its own to the consumers. With one consumer there is enough for both.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators > 160 ? 24 : 40;
+  static constexpr int kProducerRegisters = kConsumers == 3 || kAccumulators > 160 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators > 160 ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
@@ -63,11 +64,31 @@ constexpr int staged_columns() {
   constexpr int kFit = staging_bytes<kFloat, Tile>() / (64 * 4);
   return kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;
 }
+
+/// Where a consumer meets its assistant, in shared memory: barriers, by who arrives there and what is then true, and
+/// what one writes for the other.
+struct Desk {
+  uint32_t at;
+  static constexpr int kBytes = 96;
+  AK_DEVICE uint32_t described() const { return at; }   ///< assistant: the consumer's next tile stands in work()
+  AK_DEVICE uint32_t taken() const { return at + 8; }   ///< the consumer's warps: they have read it
+  AK_DEVICE uint32_t asked() const { return at + 16; }  ///< consumer: its boxes may come, if it is last()
+  AK_DEVICE uint32_t ready(int slot) const { return at + 24 + slot * 8; }     ///< assistant or TMA: is the consumer's
+  AK_DEVICE uint32_t finished(int slot) const { return at + 40 + slot * 8; }  ///< the consumer's warps
+  AK_DEVICE uint32_t last() const { return at + 56; }  ///< of a split k, whether the consumer's part was the last
+  AK_DEVICE uint32_t work() const { return at + 64; }
+};
+
+/// Shared memory, from where the swizzle pattern starts: the stages of A, those of B, the consumers' staging buffers,
+/// two barriers a stage, the desks.
+template <bool kFloat, class Tile>
+constexpr int bytes_before_desks() {
+  return Tile::kStages * (Tile::kBytesA + Tile::kBytesB + 16) + Tile::kConsumers * staging_bytes<kFloat, Tile>();
+}
 template <bool kFloat, class Tile>
 constexpr int shared_bytes() {
-  constexpr int kAlignment = 1024, kBarriers = 16 * (Tile::kStages + Tile::kConsumers), kFlags = 4 * Tile::kConsumers;
-  return kAlignment + Tile::kStages * (Tile::kBytesA + Tile::kBytesB) +
-         Tile::kConsumers * staging_bytes<kFloat, Tile>() + kBarriers + kFlags;
+  constexpr int kAlignment = 1024;
+  return kAlignment + bytes_before_desks<kFloat, Tile>() + Tile::kConsumers * Desk::kBytes;
 }
 
 /// How the tiles of C are cut and handed out.
@@ -128,7 +149,9 @@ struct Args {
   Epilogue epilogue;
   Way way;
   bool float_bias;
-  bool reads, reads_early;  // the boxes' epilogue beside the sums; and may do so before they are there
+  bool reads;          // the boxes' epilogue beside the sums
+  bool asks, z_first;  // before it gets boxes: it may not need them; or, also, it has z to store from there
+  int batches_beside;  // 0 if all products of the batch share what is read
   GemmOutput output;
   int m, n, k;         // of A and B
   int columns;         // of C that come out of the accumulators: n, or n / 2 with swiglu
@@ -142,7 +165,7 @@ struct Args {
 struct Work {
   int m, n;  // first row and column of its tile in C
   int batch;
-  int first_step, last_step;  // of k
+  int first_step, steps;  // of k
   int split;
   int tile;  // number of the tile in scratch
 };
@@ -180,7 +203,9 @@ Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
   args.way = way_of(p, kHalf, kFloat, Tile::kBoxes);
   args.float_bias = e.bias.data && e.bias.type == DType::kFloat32;
   args.reads = args.way.finish == Finish::kBoxes && (e.preact.data || e.residual.data);
-  args.reads_early = args.reads && splits == 1 && !e.z.data;
+  args.z_first = args.way.finish == Finish::kBoxes && e.z.data;
+  args.asks = args.z_first || (args.way.finish == Finish::kBoxes && splits > 1);
+  args.batches_beside = (e.preact.data ? e.preact : e.residual).batch_stride != 0;
   args.output = output;
   args.m = q.m, args.n = q.n, args.k = q.k;
   args.columns = columns_of_sums(q);

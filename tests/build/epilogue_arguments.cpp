@@ -1,5 +1,6 @@
-// Prints the last argument of gemm_sm90's kernel, as hexadecimal bytes, for one tile and the epilogues below: what the
-// tracer of test_epilogue_instructions.py follows a thread with. TILE and FLOAT say which.
+// Prints where the first consumer's desk lies in shared memory and the last argument of gemm_sm90's kernel, as
+// hexadecimal bytes, for one tile and the epilogues below: what the tracer of test_epilogue_instructions.py follows a
+// thread with. TILE and FLOAT say which.
 #include <cstdio>
 
 #include "kernels/gemm_sm90.cuh"
@@ -25,6 +26,7 @@ void print(const char* name, const GemmProblem& q) {
 }
 
 void print_all() {
+  std::printf("%d\n", bytes_before_desks<FLOAT, Tile>());
   constexpr DType kOut = FLOAT ? DType::kFloat32 : DType::kBFloat16;
   GemmProblem plain{};
   plain.a = at(0, kOut, 0).data, plain.b = at(1, kOut, 0).data, plain.c = at(2, kOut, kN);

@@ -71,7 +71,7 @@ def faults(code: Sequence[Instruction], columns: int, slices: int) -> list[str]:
 
 
 # The prototype that reached 0.97 of cuBLAS: 85.5 instructions and 180 cycles of stalls a step, 2 moves a product. Here
-# the ring's state is not uniform, so each half of a descriptor is moved.
-INSTRUCTIONS, INSTRUCTIONS_OF_A_SLICE = 90, 40
-STALL, STALL_OF_A_SLICE = 185, 60
-MOVES = 4
+# a step moves two addresses, and its descriptors follow from them in uniform registers.
+INSTRUCTIONS, INSTRUCTIONS_OF_A_SLICE = 51, 10
+STALL, STALL_OF_A_SLICE = 170, 5
+MOVES = 0.5

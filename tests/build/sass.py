@@ -1,7 +1,7 @@
 """Follows one thread through a kernel's machine code (SASS, sm_90) for given arguments, and counts what it executes.
 
-Integers, addresses and predicates are computed, from the thread's number and the bytes of the kernel's arguments; floats and whatever
-comes from memory are unknown (None). A branch on something unknown is not taken: those are the slow paths of a division, and what a
+Integers, addresses and predicates are computed, from the thread's number, the bytes of the kernel's arguments and words of shared
+memory that the caller names; floats and whatever else comes from memory are unknown (None). A branch on something unknown is not taken: those are the slow paths of a division, and what a
 wait says. Asynchronous work is taken as done, so a loop that waits ends at once.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
+from collections.abc import Iterable
 
 from .listing import Instruction
 
@@ -21,10 +22,19 @@ def signed(x: int) -> int:
 
 
 class Thread:
-    """`constants`: the first constant bank, with the arguments. Warp-wide operations see this thread alone."""
+    """`constants`: the first constant bank, with the arguments. `shared`: by address, what a word of shared memory is each time that it
+    is read. Warp-wide operations see this thread alone."""
 
-    def __init__(self, code: dict[int, Instruction], table: list[int], constants: bytes, thread: int):
+    def __init__(
+        self,
+        code: dict[int, Instruction],
+        table: list[int],
+        constants: bytes,
+        thread: int,
+        shared: dict[int, Iterable[int]] | None = None,
+    ):
         self.code, self.table, self.constants = code, table, constants
+        self.shared = {address: iter(words) for address, words in (shared or {}).items()}
         self.special = {"SR_TID.X": thread, "SR_CTAID.X": 0, "SR_LANEID": thread % 32}
         self.registers: dict[str, int | None] = {"RZ": 0, "URZ": 0}
         self.predicates: dict[str, bool | None] = {"PT": True, "UPT": True}
@@ -146,6 +156,16 @@ class Thread:
         if "64" in x.modifiers:
             return self.write_pair(x.operands[0], self.constant(at, 8))
         return self.write(x.operands[0], self.constant(at, 1 if "U8" in x.modifiers else 4))
+
+    def do_lds(self, x):
+        terms = [self.read(text) for text in x.operands[1].strip("[]").split("+")]
+        address = None if None in terms else sum(terms) & MASK
+        words = [self.shared.get(address + i) for i in (0, 4, 8, 12)] if address is not None and "128" in x.modifiers else []
+        if not words or None in words:
+            return self.forget(x)
+        first = int(x.operands[0].removeprefix("R"))
+        for i, word in enumerate(words):
+            self.write(f"R{first + i}", next(word))
 
     def do_isetp(self, x):
         compare, to, other = x.modifiers[0], x.operands[0], x.operands[1]

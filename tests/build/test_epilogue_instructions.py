@@ -19,9 +19,20 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 THREAD = 128 + 5  # of the first consumer
 
-# rows, columns and fp32 output of an instance: two consumers, rows instead of boxes; pingpong, three, one
-TILES = [(128, 256, False), (128, 144, False)]
-EXHAUSTIVE = [(192, 192, False), (128, 128, False), (192, 128, False), (64, 64, False), (128, 256, True)]
+# The tile and whether its output is fp32: two consumers, pingpong, rows instead of boxes.
+TILES = [("128x256", False), ("128x128 pingpong", False), ("128x144", False)]
+EXHAUSTIVE = [
+    ("192x192", False),
+    ("192x128", False),
+    ("128x176", False),
+    ("128x128", False),
+    ("128x64", False),
+    ("64x128", False),
+    ("64x64", False),
+    ("128x256", True),
+    ("128x128 pingpong", True),
+    ("64x64", True),
+]
 
 ROWS = 5  # more of a sum where a tile's width does not divide into boxes: the threads store its rounded rows themselves
 IN_REGISTERS = ("plain", "alpha", "bias", "float_bias", "odd_rows")
@@ -48,8 +59,10 @@ def budget(epilogue: str) -> tuple[float, float]:
     return tile + 30 * epilogue.endswith("_z"), element + 4.1 * epilogue.endswith("_z") + 4 * epilogue.endswith("_sums")
 
 
-def number(m: int, n: int) -> int:
-    return next(i for i, t in enumerate(_host.gemm_candidates()["sm90"]) if (t["m"], t["n"]) == (m, n))
+def number(tile: str) -> int:
+    """Of the first with this name, which does without a cluster what the others do in one."""
+    candidates = enumerate(_host.gemm_candidates()["sm90"])
+    return next(i for i, t in candidates if f"{t['m']}x{t['n']}" + " pingpong" * t["pingpong"] == tile)
 
 
 def sums_of_a_thread(tile: dict) -> int:
@@ -78,15 +91,15 @@ def request(epilogue: str, as_float: bool) -> dict:
     }
 
 
-def arguments(folder: Path, tile: int, as_float: bool) -> dict[str, bytes]:
-    """What the launcher passes, by epilogue."""
+def arguments(folder: Path, tile: int, as_float: bool) -> tuple[int, dict[str, bytes]]:
+    """Where the consumer's desk is, and what the launcher passes, by epilogue."""
     program = folder / "arguments"
     emulator = sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))
     defines = ["-DAK_EMULATE", f"-DTILE={tile}", f"-DFLOAT={str(as_float).lower()}"]
     command = ["c++", "-std=c++20", "-O0", "-w", *defines, "-I", ROOT / "csrc", HERE / "epilogue_arguments.cpp"]
     subprocess.run([*command, *emulator, "-o", program, "-pthread"], check=True, timeout=600)
-    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
-    return {name: bytes.fromhex(data) for name, data in (line.split() for line in lines)}
+    desk, *lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    return int(desk), {name: bytes.fromhex(data) for name, data in (line.split() for line in lines)}
 
 
 def constants(data: bytes) -> bytes:
@@ -97,6 +110,13 @@ def constants(data: bytes) -> bytes:
     return bytes(bank) + data
 
 
+def at_the_desk(offset: int) -> dict[int, list[int]]:
+    """The words that the assistant writes for the consumer: the first tile, of one step, and then that there is none."""
+    first = 0x400 + offset + 64  # where dynamic shared memory begins, a multiple of 1,024
+    tile = {"m": 0, "n": 0, "batch": 0, "steps": 1, "split": 0, "number": 0, "place in the ring": 0, "other": 0}
+    return {first + 4 * i: [word, 0] for i, word in enumerate(tile.values())}
+
+
 def after_the_products(path: list[Instruction]) -> list[Instruction]:
     last = max(i for i, x in enumerate(path) if x.name == "HGMMA")
     return path[last + 1 :]
@@ -104,18 +124,20 @@ def after_the_products(path: list[Instruction]) -> list[Instruction]:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to follow")
 @pytest.mark.parametrize(
-    ("m", "n", "as_float"), [*TILES, *(pytest.param(*tile, marks=pytest.mark.exhaustive) for tile in EXHAUSTIVE)]
+    ("name", "as_float"), [*TILES, *(pytest.param(*tile, marks=pytest.mark.exhaustive) for tile in EXHAUSTIVE)]
 )
-def test_instructions_per_element(m, n, as_float, gemm_instance, tmp_path):
-    tile = number(m, n)
+def test_instructions_per_element(name, as_float, gemm_instance, tmp_path):
+    tile = number(name)
     shape = _host.gemm_candidates()["sm90"][tile]
+    m, n = shape["m"], shape["n"]
     sums = sums_of_a_thread(shape)
     cubin = gemm_instance(tile, as_float)
-    ((name, code),) = parse(cuobjdump("-sass", cubin)).items()
-    table = branch_tables(cuobjdump("-elf", cubin)).get(name, [])
+    ((kernel, code),) = parse(cuobjdump("-sass", cubin)).items()
+    table = branch_tables(cuobjdump("-elf", cubin)).get(kernel, [])
     over, unlike_the_model = {}, {}
-    for epilogue, data in arguments(tmp_path, tile, as_float).items():
-        path = after_the_products(Thread(code, table, constants(data), THREAD).run())
+    desk, of_epilogues = arguments(tmp_path, tile, as_float)
+    for epilogue, data in of_epilogues.items():
+        path = after_the_products(Thread(code, table, constants(data), THREAD, at_the_desk(desk)).run())
         assert not [x for x in path if x.name in ("STL", "LDL")], f"{epilogue}: registers are spilled"
         if n % 64 and epilogue not in IN_REGISTERS:
             continue  # element by element

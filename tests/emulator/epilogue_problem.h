@@ -107,6 +107,7 @@ struct Options {
   int splits = 1;
   int c_first = 0, bias_first = 0;  // elements in front of C or the bias, which so lose their alignment
   int batch = 1;                    // matrices, whose rows follow each other
+  bool one_beside = false;          // residual or preact, which all matrices share
   bool swapped = false;
   bool in_boxes = false;  // must be what TMA moves
 };
@@ -125,8 +126,9 @@ std::string run(const Options& o) {
   Stored<Out> c("c", {rows, columns, o.c_lies}, o.c_first), z("z", {rows, o.n, Lies::kPadded});
   Stored<Side> bias("bias", o.bias == Bias::kRow ? Matrix{o.m, 1, Lies::kOneColumn} : Matrix{1, o.n, Lies::kOneRow},
                     o.bias_first);
-  Stored<Side> residual("residual", {o.residual_lies == Lies::kOneRow ? 1 : rows, columns, o.residual_lies});
-  Stored<T> preact("preact", {rows, columns});
+  const int rows_beside = o.one_beside ? o.m : rows;
+  Stored<Side> residual("residual", {o.residual_lies == Lies::kOneRow ? 1 : rows_beside, columns, o.residual_lies});
+  Stored<T> preact("preact", {rows_beside, columns});
   std::vector<float> c_before(static_cast<size_t>(rows) * columns);
   a.fill(small), b.fill(small), bias.fill(eighths), residual.fill(eighths), preact.fill(eighths);
   if (o.accumulate) {
@@ -148,9 +150,9 @@ std::string run(const Options& o) {
   q.c = values(c);
   q.epilogue.alpha = o.alpha, q.epilogue.beta = o.beta, q.epilogue.activation = o.activation;
   if (o.bias != Bias::kNone) q.epilogue.bias = bias.values();
-  if (o.residual) q.epilogue.residual = values(residual);
+  if (o.residual) q.epilogue.residual = o.one_beside ? residual.values() : values(residual);
   if (o.z) q.epilogue.z = values(z);
-  if (o.backward) q.epilogue.preact = values(preact);
+  if (o.backward) q.epilogue.preact = o.one_beside ? preact.values() : values(preact);
   emu::Buffer<float> partial_sums("partial sums", static_cast<size_t>(column_sums_size(q)));
   if (o.sums) q.epilogue.column_sums = partial_sums.data();
   const GemmOutput output = o.accumulate                 ? GemmOutput::kAccumulate
@@ -184,10 +186,10 @@ std::string run(const Options& o) {
     const float x = gated ? swiglu(preactivation(i, j), preactivation(i, o.n / 2 + j))
                           : activate(o.activation, preactivation(i, j));
     if (o.accumulate) return x + c_before[static_cast<size_t>(i) * columns + j];
-    return o.residual ? fma(o.beta, residual.get(o.residual_lies == Lies::kOneRow ? 0 : i, j), x) : x;
+    return o.residual ? fma(o.beta, residual.get(o.residual_lies == Lies::kOneRow ? 0 : i % rows_beside, j), x) : x;
   };
   const auto backward = [&](int i, int j) {
-    if (!gated) return activate_backward(o.activation, preactivation(i, j), preact.get(i, j));
+    if (!gated) return activate_backward(o.activation, preactivation(i, j), preact.get(i % rows_beside, j));
     const int column = j % o.n;
     const GatedGradient g =
         swiglu_backward(preactivation(i, column), preact.get(i, column), preact.get(i, o.n + column));

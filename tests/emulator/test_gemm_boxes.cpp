@@ -33,6 +33,9 @@ void forward(Cases& cases) {
                                    {.m = 130, .n = 136, .k = 64, .residual = true});
   check<bf16, bf16, bf16, K, Pair>(cases, "residual, tiles beside each other, batch",
                                    {.m = 140, .n = 520, .k = 64, .residual = true, .batch = 2});
+  check<bf16, bf16, bf16, K, Two>(
+      cases, "bias, one residual for the batch",
+      {.m = 140, .n = 136, .k = 64, .bias = Bias::kColumn, .residual = true, .batch = 3, .one_beside = true});
   check<bf16, bf16, bf16, MN, Small>(
       cases, "gelu_tanh, residual, split, batch",
       {.m = 70, .n = 72, .k = 200, .activation = Activation::gelu_tanh, .residual = true, .splits = 3, .batch = 2});
@@ -119,6 +122,9 @@ void backward(Cases& cases) {
     check<bf16, bf16, bf16, K, Tall>(cases, "backward of gelu, sums, two slices", o);
     check<fp16, fp16, fp16, MN, Full>(cases, "backward of gelu, sums, 192 columns a tile", o);
   }
+  Options shared{.m = 70, .n = 72, .k = 64, .activation = Activation::silu, .backward = true, .sums = true};
+  shared.batch = 2, shared.one_beside = true;
+  check<bf16, bf16, bf16, K, Small>(cases, "backward of silu, one z for the batch", shared);
   check<bf16, bf16, bf16, K, Wide>(
       cases, "backward of relu, sums, split",
       {.m = 70, .n = 264, .k = 200, .activation = Activation::relu, .backward = true, .sums = true, .splits = 3});

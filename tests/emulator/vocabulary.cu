@@ -115,6 +115,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   mbarrier_init(barrier, 1);
   mbarrier_init_fence();
   cluster_sync();
+  mbarrier_arrive(barrier);
   mbarrier_arrive_expect_tx(barrier, 4096);
   mbarrier_arrive_cluster(barrier, cluster_rank() ^ 1);
   prefetch_tensor_map(&map);

@@ -6,7 +6,9 @@ TEST = "test_gemm_boxes"
 KERNEL = "kernels/gemm_sm90.cuh"
 BOXES = "kernels/gemm_sm90_boxes.cuh"
 STORE = "kernels/gemm_sm90_store.cuh"
+PRODUCER = "kernels/gemm_sm90_producer.cuh"
 ARGS = "kernels/gemm_sm90_tile.cuh"
+HOST = "kernels/gemm_sm90.h"
 
 MUTANTS = [
     # ---- which boxes
@@ -22,11 +24,36 @@ MUTANTS = [
     Mutant(BOXES, "return pairs ? 0 : step % 2;", "return 0;", "the second box is loaded over the first"),
     Mutant(BOXES, "pairs ? 2 * kSliceBytes : kSliceBytes", "kSliceBytes", "of a pair one box is waited for"),
     Mutant(BOXES, "n + first_column(step), row(step), 1);", "n + first_column(step), row(step), 0);", "the gate is loaded as the value", nth=2),
-    Mutant(BOXES, "tma_prefetch(beside, n + first_column(step), row(step), batch);", "", "nothing is asked into L2"),
-    Mutant(BOXES, "if (pairs) tma_prefetch(beside, n + first_column(step), row(step), 1);", "", "the values are not asked into L2"),
-    Mutant(BOXES, "bulk_wait_read<0>();", "", "a tile's first boxes are loaded under the last one's store"),
-    Mutant(BOXES, "step < (pairs ? 1 : 2) && step < steps", "step < 2 && step < steps", "two pairs are loaded into one place"),
-    Mutant(BOXES, "&& step < steps; step++) load", "; step++) load", "a box is loaded that nobody waits for"),
+    Mutant(BOXES, "tma_prefetch(map, n + first_column(step), row(step), beside);", "", "nothing is asked into L2"),
+    Mutant(BOXES, "if (pairs) tma_prefetch(map, n + first_column(step), row(step), 1);", "", "the values are not asked into L2"),
+    Mutant(BOXES, "beside(batch * args.batches_beside)", "beside(batch)", "what all products share is looked for in every matrix"),
+    Mutant(BOXES, "beside(batch * args.batches_beside)", "beside(0)", "every product of a batch reads the first one's residual"),
+    Mutant(BOXES, "return pairs ? 1 : 2;", "return 2;", "two pairs are loaded into one place"),
+    Mutant(BOXES, "if (pairs) tma_store(map, from + kSliceBytes, n + first_column(step), row(step), 1);", "", "the value's gradients are not stored"),
+    Mutant(BOXES, "bulk_commit();", "", "a store is waited for in no group"),
+    # ---- the assistant gives and takes
+    Mutant(BOXES, "bulk_wait_read<0>();  // of the stores", "// of the stores", "a box is loaded under its store"),
+    Mutant(BOXES, "if (next >= boxes.steps) continue;", "", "a box is loaded that nobody waits for"),
+    Mutant(BOXES, "step = -boxes.under_way();", "step = -1;", "the second slot is given after the first box: it is asked for in vain"),
+    Mutant(BOXES, "mbarrier_wait(desk.finished(slot), phases >> slot & 1);", "", "a box is stored that is not finished"),
+    Mutant(BOXES, "phases ^= 1 << slot; boxes.store", "boxes.store", "the second time a box is not waited for"),
+    Mutant(BOXES, "if (reads) { boxes.load", "if (true) { boxes.load", "boxes of nothing are loaded"),
+    Mutant(BOXES, "if (reads) { boxes.load", "if (false) { boxes.load", "what is read never comes"),
+    Mutant(PRODUCER, "if (args.z_first) wait_phase(desk.asked(), kAsked);", "", "boxes are loaded over z"),
+    Mutant(PRODUCER, "if (wanted && args.z_first) {", "if (false) {", "z waits for the slots forever"),
+    Mutant(PRODUCER, "bulk_wait_read<0>(); mbarrier_arrive(desk.ready(0));", "mbarrier_arrive(desk.ready(0));", "z is written under the last tile's store"),
+    Mutant(PRODUCER, "args.schedule.splits == 1 || shared_at<uint32_t>(desk.last())[0] != 0u;", "true;", "boxes of a part that is not the last are loaded"),
+    Mutant(PRODUCER, "if (wanted && args.asks) {", "if (false) {", "boxes are loaded that are not free, or nobody finishes"),
+    Mutant(PRODUCER, "Walk(args, taken, consumer).steps > 0;", "true;", "a consumer beside C is waited for"),
+    Mutant(PRODUCER, "bulk_wait<0>();  // shared", "// shared", "the block exits under the assistant's store"),
+    Mutant(PRODUCER, "mbarrier_init(d.finished(slot), kWarps);", "mbarrier_init(d.finished(slot), 1);", "one warp's rows are stored with the others' unfinished"),
+    Mutant(PRODUCER, "mbarrier_init(d.ready(slot), 1);", "mbarrier_init(d.ready(slot), 2);", "a box never comes"),
+    Mutant(KERNEL, "if (last && args.z_first) {", "if (false) {", "z does not wait for the slots"),
+    Mutant(KERNEL, "if (args.z_first && thread_of_warpgroup() == 0) bulk_wait_read<0>();", "", "boxes are loaded under z's store"),
+    Mutant(KERNEL, "if (args.z_first) ask();", "", "nobody says that z has left"),
+    Mutant(KERNEL, "&& Tile::kBoxes && args.asks) {", "&& Tile::kBoxes && args.asks && last) {", "a part that is not the last says nothing"),
+    Mutant(HOST, "t->batch_stride == 0 && (t == &e.residual || t == &e.preact);", "t->batch_stride == 0;", "the products of a batch are written to one place",
+           missed="a C of one matrix for a batch is the caller's wish"),
     # ---- values in a box
     Mutant(BOXES, "box_offset(warp * 16 + lane % 16, lane / 16)", "box_offset(warp * 16 + lane % 16, 0)", "the right 8 columns are taken for the left"),
     Mutant(BOXES, "box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8", "box_offset(warp * 16 + lane / 4, lane % 4 / 2)", "fp32: two lanes share a pair"),
@@ -59,18 +86,14 @@ MUTANTS = [
     Mutant(BOXES, "v[i] = g.gate;", "v[i] = g.up;", "the gate's gradient is the value's"),
     Mutant(BOXES, "if (gated) write_box<T, kFloat>(at + kSliceBytes, up);", "", "the value's gradients are not written"),
     # ---- boxes take turns
-    Mutant(BOXES, "loaded_phases ^= 1 << slot;", "", "the second time a box is not waited for"),
+    Mutant(BOXES, "mbarrier_wait(desk.ready(slot), phases >> slot & 1); phases ^= 1 << slot;", "mbarrier_wait(desk.ready(slot), phases >> slot & 1);", "the second time a box is not waited for"),
     Mutant(BOXES, "slot ^= boxes.pairs ? 0 : 1", "slot ^= 0", "all boxes go through one place"),
-    Mutant(BOXES, "if (thread == 0 && step == 0) bulk_wait_read<0>();", "", "a tile's first box is written under the last one's store"),
-    Mutant(BOXES, "if (thread == 0 && step != 0) bulk_wait_read<1>();", "", "a box is written under the store before the last"),
-    Mutant(BOXES, "named_barrier(consumer + 1, kWarpgroupThreads);", "", "nobody waits until a box is free"),
+    Mutant(BOXES, "mbarrier_wait(desk.ready(slot), phases >> slot & 1);", "", "nobody waits until a box is there"),
     Mutant(BOXES, "if (reads) warp_sync();", "", "what was here has not been read by all",
            missed="the lanes of ldmatrix read what stmatrix writes at one time: the emulator runs both for a warp at once"),
-    Mutant(BOXES, "publish_staging(consumer);", "", "a box is stored that is not finished"),
-    Mutant(BOXES, "if (boxes.pairs) tma_store(map_c, slots + kSliceBytes, x, y, 1);", "", "the value's gradients are not stored"),
-    Mutant(BOXES, "bulk_wait_read<0>();", "", "a box is loaded under its store", nth=3),
-    Mutant(BOXES, "step + (boxes.pairs ? 1 : 2);", "step + 2;", "every other pair is left out"),
-    Mutant(BOXES, "if (!reads || next >= boxes.steps) continue;", "if (!reads) continue;", "a box is loaded that nobody waits for"),
+    Mutant(BOXES, "fence_proxy_async(); warp_sync();", "warp_sync();", "the copy engine does not see what was written"),
+    Mutant(BOXES, "fence_proxy_async(); warp_sync();", "fence_proxy_async();", "one lane has finished: the warp's rows are stored"),
+    Mutant(BOXES, "if (lane == 0) mbarrier_arrive(desk.finished(slot));", "", "nobody says that a box is finished"),
     # ---- column sums
     Mutant(BOXES, "if (rows < 16) {", "if (false) {", "rows below C count",
            missed="they are zeros times what B holds: only beside an infinity of its they change a sum, to NaN"),
@@ -88,11 +111,7 @@ MUTANTS = [
     Mutant(STORE, "of_b += args.values_further;", "", "z: the values take the gates' bias"),
     Mutant(STORE, "x -= Tile::kBlockN / 2;", "", "z: the values lie half a tile further on"),
     Mutant(STORE, "matrix = 1;", "", "z: the values are stored over the gates"),
-    Mutant(KERNEL, "store_tile<T, kFloat, Tile>(acc, change, e.z.data ? &map_z : &map_c,", "store_tile<T, kFloat, Tile>(acc, change, &map_c,", "z is stored into C"),
-    Mutant(KERNEL, "if (args.reads_early) boxes.first_loads", "if (true) boxes.first_loads", "boxes are loaded that are not free, or nobody finishes"),
-    Mutant(KERNEL, "args.reads && !args.reads_early &&", "false &&", "boxes are not loaded where they cannot be at first"),
-    Mutant(KERNEL, "if (args.reads && thread_of_warpgroup() == 0 && work.split == 0) {", "if (args.reads && thread_of_warpgroup() == 1 && work.split == 0) {", "the first loads wait for another thread's stores"),
-    Mutant(KERNEL, "mbarrier_init(loaded + 8 * i, 1);", "mbarrier_init(loaded + 8 * i, 2);", "a box never comes"),
+    Mutant(KERNEL, "store_tile<T, kFloat, Tile>(acc, change, args.z_first ? &map_z : &map_c,", "store_tile<T, kFloat, Tile>(acc, change, &map_c,", "z is stored into C"),
     Mutant(KERNEL, "map_boxes(&map_c, q.c, pairs)", "map_boxes(&map_c, q.c, false)", "the value's gradients have no matrix"),
     Mutant(KERNEL, "e.residual.data ? e.residual : q.c, false", "q.c, false", "C is taken for the residual"),
     Mutant(KERNEL, "in_halves ? columns :", "", "the halves are looked for a batch apart"),

@@ -55,7 +55,7 @@ MUTANTS = [
            missed="a bias per row has no distance between columns, so the other condition holds it off"),
     Mutant(HOST, "aligned(q.n) && q.c.row_stride >= 1", "q.c.row_stride >= 1", "TMA clips a store within 16 bytes"),
     Mutant(ARGS, "return e.bias.type == half ? Store::kBias : Store::kFloatBias;", "return Store::kBias;", "a bias in fp32 is read as one of 16 bits"),
-    Mutant(KERNEL, "if (work.n >= args.columns) continue;", "", "a tile that lies beside C is finished"),
+    Mutant(KERNEL, "row >= args.m || work.n >= args.columns", "row >= args.m", "a tile that lies beside C is finished"),
     # ---- operands
     Mutant(ARGS, "p.epilogue.residual = q.c;", "", "what is in C is forgotten where TMA cannot add to it"),
     Mutant(ARGS, "t.row_stride * size,", "t.row_stride * 2,", "fp32 rows lie half as far apart"),
@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant(HOST, "t->column_stride != 1 ||", "", "columns that lie apart are loaded as neighbours"),
     Mutant(HOST, "reinterpret_cast<uintptr_t>(t->data) % 16 != 0) return false;", "false) return false;", "operands may begin anywhere"),
     Mutant(HOST, "!aligned(columns) ||", "", "TMA clips a store within 16 bytes"),
-    Mutant(HOST, "!aligned(t->row_stride) ||", "", "rows may begin anywhere"),
+    Mutant(HOST, "!aligned(columns) || !aligned(t->row_stride)", "!aligned(columns)", "rows may begin anywhere"),
     Mutant(HOST, "if (gated && (backward || e.z.data) && q.batch > 1) return false;", "", "the second matrix of a batch is taken for the values"),
     Mutant(HOST, "if (backward && (e.bias.data || e.residual.data || e.z.data || type != half)) return false;", "", "backward, a bias is forgotten"),
     Mutant(HOST, "return !e.z.data || e.alpha == 1.0f || !e.bias.data;", "return true;", "z forgets alpha beside a bias"),
