@@ -160,7 +160,11 @@ class Thread:
     def do_lds(self, x):
         terms = [self.read(text) for text in x.operands[1].strip("[]").split("+")]
         address = None if None in terms else sum(terms) & MASK
-        words = [self.shared.get(address + i) for i in (0, 4, 8, 12)] if address is not None and "128" in x.modifiers else []
+        words = (
+            [self.shared.get(address + i) for i in (0, 4, 8, 12)]
+            if address is not None and "128" in x.modifiers
+            else []
+        )
         if not words or None in words:
             return self.forget(x)
         first = int(x.operands[0].removeprefix("R"))
