@@ -23,7 +23,10 @@ MUTANTS = [
         "the producer waits for the wrong parity",
     ),
     Mutant(
-        PRODUCER, "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);", "", "the producer does not wait for empty stages"
+        PRODUCER,
+        "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);",
+        "",
+        "the producer does not wait for empty stages",
     ),
     Mutant(KERNEL, "mbarrier_wait(p.full + 8 * p.stage, p.phase);", "", "the consumers do not wait for full stages"),
     Mutant(
@@ -233,17 +236,51 @@ MUTANTS = [
         "Tile::kPingpong && consumer == 0)  // the first",
         "the first turn is the second consumer's, and nobody begins",
     ),
-    Mutant(PRODUCER, "more = describe_next(scheduler, p, desk, Tile::kPingpong, work); if (!wanted)", "more = describe_next(scheduler, p, desk, false, work); if (!wanted)", "from the second tile on both consumers take every tile"),
-    Mutant(PRODUCER, "Tile::kPingpong && consumer == 1, work);", "false, work);", "both consumers begin with the first tile"),
+    Mutant(
+        PRODUCER,
+        "more = describe_next(scheduler, p, desk, Tile::kPingpong, work); if (!wanted)",
+        "more = describe_next(scheduler, p, desk, false, work); if (!wanted)",
+        "from the second tile on both consumers take every tile",
+    ),
+    Mutant(
+        PRODUCER,
+        "Tile::kPingpong && consumer == 1, work);",
+        "false, work);",
+        "both consumers begin with the first tile",
+    ),
     # ---- assistants
-    Mutant(PRODUCER, "mbarrier_wait(desk.described(), phase);", "", "a consumer does not wait until its tile is described"),
+    Mutant(
+        PRODUCER, "mbarrier_wait(desk.described(), phase);", "", "a consumer does not wait until its tile is described"
+    ),
     Mutant(PRODUCER, "mbarrier_arrive(desk.described());", "", "a tile is described and nobody told"),
     Mutant(PRODUCER, "there ? word(work.steps) : 0", "word(work.steps)", "the consumer repeats the last tile"),
-    Mutant(PRODUCER, "word(p.stage * 2 + p.phase)", "word(p.stage * 2)", "a tile's place in the ring is said without its phase"),
-    Mutant(PRODUCER, "mbarrier_arrive(desk.described()); p.skip(work.steps);", "mbarrier_arrive(desk.described());", "every tile begins where the first one did in the ring"),
-    Mutant(PRODUCER, "wait_phase(desk.taken(), kTaken);", "", "the next tile is written over one that has not been read"),
-    Mutant(PRODUCER, "mbarrier_init(d.taken(), kWarps);", "mbarrier_init(d.taken(), 1);", "one warp has read the tile: it is written over"),
-    Mutant(PRODUCER, "warp_sync(); if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());", "if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());", "one lane has read the tile: it is written over"),
+    Mutant(
+        PRODUCER,
+        "word(p.stage * 2 + p.phase)",
+        "word(p.stage * 2)",
+        "a tile's place in the ring is said without its phase",
+    ),
+    Mutant(
+        PRODUCER,
+        "mbarrier_arrive(desk.described()); p.skip(work.steps);",
+        "mbarrier_arrive(desk.described());",
+        "every tile begins where the first one did in the ring",
+    ),
+    Mutant(
+        PRODUCER, "wait_phase(desk.taken(), kTaken);", "", "the next tile is written over one that has not been read"
+    ),
+    Mutant(
+        PRODUCER,
+        "mbarrier_init(d.taken(), kWarps);",
+        "mbarrier_init(d.taken(), 1);",
+        "one warp has read the tile: it is written over",
+    ),
+    Mutant(
+        PRODUCER,
+        "warp_sync(); if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());",
+        "if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());",
+        "one lane has read the tile: it is written over",
+    ),
     Mutant(PRODUCER, "desks + consumer * Desk::kBytes}", "desks}", "the consumers share a desk"),
     Mutant(TILE, "at + 24 + slot * 8;", "at + 16 + slot * 8;", "a barrier of the slots is that of the questions"),
     # ---- batch
@@ -318,7 +355,12 @@ MUTANTS = [
     Mutant(KERNEL, "if (shared_at<uint32_t>(flag)[0] == 0u) return false;", "", "every part finishes the tile"),
     Mutant(KERNEL, "+ group * (kPartSize / Tile::kGroups)", "", "the consumers of a tile share scratch"),
     Mutant(KERNEL, "work.tile * s.splits * kPartSize", "work.tile * kPartSize", "tiles overlap in scratch"),
-    Mutant(KERNEL, "Desk{opaque(p.desks) + static_cast<uint32_t>(consumer) * Desk::kBytes}", "Desk{p.desks}", "a consumer reads the first one's desk"),
+    Mutant(
+        KERNEL,
+        "Desk{opaque(p.desks) + static_cast<uint32_t>(consumer) * Desk::kBytes}",
+        "Desk{p.desks}",
+        "a consumer reads the first one's desk",
+    ),
     Mutant(
         HOST,
         "return (steps + per_split - 1) / per_split;",

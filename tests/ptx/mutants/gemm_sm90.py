@@ -38,6 +38,8 @@ MUTANTS = [
     Mutant("a wait where products are to be committed", r"wgmma\.commit_group\.sync\.aligned;", "wgmma.wait_group.sync.aligned 0;"),
     Mutant("accumulators used with one product in flight", r"wgmma\.wait_group\.sync\.aligned 0", "wgmma.wait_group.sync.aligned 1"),
     Mutant("operands released with two products in flight", r"wgmma\.wait_group\.sync\.aligned 1", "wgmma.wait_group.sync.aligned 2"),
+    Mutant("the stage's address is not asked for", r"(shfl\.sync\.idx\.b32 %r\d+\|%p\d+,) %r\d+,", r"\1 0,"),
+    Mutant("half of the warp asks for the stage's address", r"(shfl\.sync\.idx\.b32 [^;]*), %r\d+;", r"\1, 65535;"),
     # ---- TMA
     Mutant("load: coordinates exchanged", LOAD, r"\1\3, \2, \4}"),
     Mutant("load: always the first matrix of the batch", LOAD, r"\1\2, \3, 0}"),
