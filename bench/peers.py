@@ -182,7 +182,7 @@ def linear_cross_entropy() -> dict[str, Callable[[torch.Tensor, torch.Tensor, to
         return lambda x, weight, target: chunked_linear_cross_entropy(x, weight.to(x.dtype), target)
 
     found = _having("liger", liger) | _having("quack", quack)
-    if hasattr(F, "linear_cross_entropy"):
+    if hasattr(F, "linear_cross_entropy") and hasattr(torch.nn, "LinearCrossEntropyOptions"):
         options = torch.nn.LinearCrossEntropyOptions()  # without any it is the two operations
         found["torch:fused"] = lambda x, weight, target: F.linear_cross_entropy(
             x, weight.to(x.dtype), target, options=options

@@ -3,7 +3,7 @@
 python -m bench.predict                                   # the suite of products, and the optimizer steps, on an H200
 python -m bench.predict --chip A100 4096x4096x4096:NT 65536x3072x768:NT:gelu
 python -m bench.predict --model gpt2-124m                 # a training step, op by op
-python -m bench.predict --run bench/results/nvidia-h100   # everything for the GPU of that run, beside what it measured
+python -m bench.predict --run bench/results/nvidia-h100   # products, steps and training for the GPU of that run, beside what it measured
 python -m bench.predict --page > docs/predictions.md
 
 Every table says PREDICTION and its basis. Measured columns, where there are any, are of one H200: the rows in

@@ -36,7 +36,7 @@ HEAD = """# Predictions
 
 What the kernels' cost model says of products, optimizer steps and training steps on an H200, written by `python -m bench.predict --page`
 before and beside what was measured there. Times are microseconds of the kernel alone unless a head says otherwise. `make gpu`
-writes the same for its own GPU, `predicted.txt`.
+writes the tables of products, steps and training for its own GPU, `predicted.txt`.
 
 {measured}
 
@@ -53,7 +53,7 @@ Its basis: some 60 products timed with every tile that takes them on one H200 (`
 `tests/tuning/test_gemm_cost.py` reads those without an epilogue or with a bias: the model is off by 9 % (RMS) over all tiles within half
 as much again of the fastest, by 4 % over the plans with a bias, and the tile that it picks takes 1.1 % longer than the fastest on average.
 The other epilogues were written anew after that run, and have not been timed. Since then, too, another warp works out which tile comes
-next and loads what the epilogue reads, and a step of the main loop takes 50 instructions where it took 85: the model prices a tile as it
+next and loads what the epilogue reads, and a step of the main loop takes 50 instructions where it took 84: the model prices a tile as it
 was timed. The floor is the larger of all bytes at 4.25 TB/s, a measured copy, and all flops at 815 TFLOP/s, the best that cuBLAS reached
 there when cold.
 
@@ -80,7 +80,7 @@ What the model cannot know:
 """
 
 LOSS_BASIS = """PREDICTION for H200, from the cost model of csrc/tuning/gemm_cost.h and, beside the products, by bytes at 80 % of a copy's
-rate: bf16, the reduction a mean, `chunk_size` by default. Asked: 1.02 of the three products. That is **missed**, and is out of reach of
+rate: bf16, the reduction a mean, `chunk_size` by default. The goal, 1.02 of the three products, is **missed**, and is out of reach of
 a loss that is a pass of its own: at a copy's whole rate, with products of all rows at once, one read and one write of the logits alone
 make the last column. Chunks cost the rest: each reads and writes the weight's fp32 gradient, which a larger `chunk_size` makes rarer for
 more memory; backward multiplies the gradients by that of the loss, whose value the host does not know. fp16 and `reduction="none"` take
@@ -104,14 +104,14 @@ def measured() -> str:
     (even, evens), (odd, odds) = log_error(aligned()), log_error(unaligned())
     text += (
         f"Of the logarithm the RMS is {even:.3f} over {evens} aligned products, and {odd:.2f} over {odds} unaligned ones, whose copy the "
-        "model has from its bytes alone: 0.10 over all was asked, and is reached by the aligned ones. "
+        "model has from its bytes alone: the goal of 0.10 over all is reached by the aligned ones. "
     )
     text += "The optimizer's steps, on the device, and the training step of GPT-2 124M stand beside their predictions."
     return textwrap.fill(text, 140)
 
 
 def missed_products() -> str:
-    """What was asked of single products, and is not reached."""
+    """Single products that do not reach their goal."""
     count, short = short_of_the_roofline(CHIPS["H200"])
     told = [
         f"{name} ({ours:.2f} predicted, {f'{timed:.2f} measured' if timed else 'not measured'}, cuBLAS {cublas:.2f})"
@@ -127,8 +127,8 @@ def missed_products() -> str:
     )
     text = (
         f"Of {count} aligned products that cuBLAS brings to 0.9 of the roofline of that run, those that we do not, by the prediction or by "
-        f"what was measured: {', '.join(told) or 'none'}. GPT-2's head, {head.name}: 2,100 us asked, {head_us:,.0f} predicted, "
-        f"{product_us(head) or math.nan:,.0f} measured. A tall k, {tall.name}: near its floor of {tall_floor:.0f} us asked, "
+        f"what was measured: {', '.join(told) or 'none'}. GPT-2's head, {head.name}: goal 2,100 us, {head_us:,.0f} predicted, "
+        f"{product_us(head) or math.nan:,.0f} measured. A tall k, {tall.name}: the goal is near its floor of {tall_floor:.0f} us, "
         f"{tall_us:.0f} predicted, {product_us(tall) or math.nan:.0f} measured, cuBLAS {product_us(tall, 'torch') or math.nan:.0f}. "
         f"{other.name}, which no run has: {us:.0f} us predicted, floor {floor:.0f}."
     )
@@ -136,14 +136,14 @@ def missed_products() -> str:
 
 
 def missed() -> str:
-    """Where the converted step of gpt2-124m stands to what was asked of it, and why."""
+    """Where the converted step of gpt2-124m stands to its goal, and why."""
     found = training_steps(MODELS["gpt2-124m"], CHIPS["H200"])
     ours, torchs = found["converted"], found["torch eager"]
     ms = {family: seconds * 1e3 for family, seconds in ours.seconds.items()}
     total, bound = ours.total * 1e3, ms["gemm"] + ms["attention"] + ms["optimizer"]
     verdict = "missed" if total > GOAL_MS else "met"
     text = (
-        f"Asked of the converted step: {GOAL_MS:.0f} ms and {GOAL_MEMORY:.2f} of eager's memory. Time is **{verdict}**, {total:.1f} ms "
+        f"The goal of the converted step is {GOAL_MS:.0f} ms and {GOAL_MEMORY:.2f} of eager's memory. Time is **{verdict}**, {total:.1f} ms "
         f"are predicted; memory is {ours.peak_bytes / torchs.peak_bytes:.2f}. Products, attention and the update, which a conversion does "
         f"not shorten, take {bound:.1f} ms: our products stand with the model's time, {ms['gemm']:.1f} ms, torch's with {CUBLAS:.2f} of "
         f"it, which fits its measured step. {GOAL_MS - bound:.1f} ms were left for the rest, which takes {total - bound:.1f}: "

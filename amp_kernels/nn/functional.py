@@ -11,7 +11,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -62,6 +62,27 @@ def cross_entropy(
     return _cross_entropy.cross_entropy(input, target, weight, **told, **options)
 
 
+@overload
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: None = None,
+) -> Tensor: ...
+@overload
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]: ...
 def layer_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
@@ -74,6 +95,25 @@ def layer_norm(
     return _norm.layer_norm(input, normalized_shape, weight, bias, eps, **options)
 
 
+@overload
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: None = None,
+) -> Tensor: ...
+@overload
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
@@ -85,9 +125,9 @@ def rms_norm(
     return _norm.rms_norm(input, normalized_shape, weight, eps, **options)
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-    """torch.nn.functional.linear by :func:`amp_kernels.linear`, which has more ``options``."""
-    return _linear.linear(input, weight, bias, **options)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
+    """torch.nn.functional.linear by :func:`amp_kernels.linear`, which has an ``activation``, too."""
+    return _linear.linear(input, weight, bias, activation=activation)
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:

@@ -30,7 +30,7 @@ Machine::Machine(const Shape& s) : shape(s) {
   random.state = seed;
   warp_policy_ = static_cast<int>(seed % kWarpPolicies);
   async_policy_ = static_cast<int>(seed / kWarpPolicies % kAsyncPolicies);
-  if (options().last_ctas > 0) first_ = std::max(0, shape.grid - options().last_ctas);
+  if (options().last_ctas > 0) first_ = std::max(0, shape.grid - options().last_ctas) / shape.cluster * shape.cluster;
   const int running = shape.grid - first_;
   started_ = first_;
   victim_ = first_ + static_cast<int>(random.below(static_cast<uint64_t>(running)));

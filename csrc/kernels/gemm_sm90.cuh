@@ -44,7 +44,7 @@ namespace gemm {
 // ---- main loop of a consumer: wgmma reads both operands from shared memory, one k step in flight while the next is
 // issued. Cooperative tiles: the consumers share the rows of every tile. Pingpong tiles: the two consumers take the
 // block's tiles in turn and hand the tensor cores to each other by named barriers, one's epilogue under the other's
-// main loop. Each follows the ring over the other's stages without looking at them.
+// main loop; where in the ring a tile begins, each is told with the tile.
 
 /// Descriptor of a stage of an operand that starts at `address`, the same in all lanes: asked of one, so that the
 /// compiler knows, which else moves each half of each product's descriptors to the registers where wgmma takes them.
@@ -276,7 +276,8 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     }
     if (thread_of_warpgroup() == 0) bulk_wait<0>();  // shared memory must live until the stores have read it
   }
-  if constexpr (Tile::kCluster > 1) cluster_sync();  // and until the peer's last arrival
+  warp_sync();                                       // one lane may have worked alone
+  if constexpr (Tile::kCluster > 1) cluster_sync();  // shared memory must live until the peer's last arrival, too
 }
 
 // ---- launch: schedule, tensor maps, shape of the grid, and the instance that serves a problem.
@@ -419,8 +420,8 @@ template <class T, int kFirst, int kEnd>
 Status run(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output, const GemmScratch& scratch,
            Stream stream) {
   if (output == GemmOutput::kPartials) return {1, "gemm_sm90: parts are added in the launch"};
-  if (output == GemmOutput::kAccumulate && problem.epilogue.residual.data)
-    return {1, "gemm_sm90: what is added to C takes no residual beside"};
+  if (output == GemmOutput::kAccumulate && (problem.epilogue.residual.data || problem.epilogue.z.data))
+    return {1, "gemm_sm90: what is added to C takes no residual and keeps no z beside"};
   if (const char* why = gemm_sm90_refuses(problem, config)) return {1, why};
   GemmSm90Config c = config;
   c.splits = gemm_sm90_splits(problem.k, config.splits);

@@ -57,7 +57,8 @@ inline bool gemm_sm90_has_rows(const GemmProblem& q, DType type) { return q.c.ty
 inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
   const auto aligned = [&](int64_t elements) { return elements * bytes_of(type) % 16 == 0; };
   return gemm_sm90_has_rows(q, type) && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && aligned(q.n) &&
-         q.c.row_stride >= 1 && aligned(q.c.row_stride) && (q.batch == 1 || aligned(q.c.batch_stride));
+         q.c.row_stride >= 1 && aligned(q.c.row_stride) &&
+         (q.batch == 1 || (q.c.batch_stride >= 1 && aligned(q.c.batch_stride)));
 }
 
 /// Whether threads load the bias, if there is one, in pairs: it lies along the columns and is of fp32 or of `half`, the

@@ -86,28 +86,43 @@ struct Boxes {
   }
 };
 
-/// The assistant's side: gives the consumer one slot after the other, with what it reads, and stores what is there
-/// when the slot is finished. `phases`: of the barriers where it is told so, a bit each.
+// ---- the assistant's side: it gives the consumer one slot after the other, with what it reads, and stores what is
+// there when the slot is finished.
+
+/// Gives the consumer the slot of a step, when all stores have left it.
+template <bool kFloat, class Tile>
+AK_DEVICE void give_box(const Boxes<kFloat, Tile>& boxes, const TensorMap* beside, uint32_t slots, Desk desk,
+                        bool reads, int step) {
+  const uint32_t barrier = desk.ready(boxes.slot(step));
+  bulk_wait_read<0>();
+  if (reads) {
+    boxes.load(beside, slots, barrier, step);
+  } else {
+    mbarrier_arrive(barrier);
+  }
+}
+
+/// As many as there are slots.
+template <bool kFloat, class Tile>
+AK_DEVICE void give_first_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* beside, uint32_t slots, Desk desk,
+                                bool reads) {
+  AK_NO_UNROLL
+  for (int step = 0; step < boxes.under_way() && step < boxes.steps; step++)
+    give_box(boxes, beside, slots, desk, reads, step);
+}
+
+/// All boxes, the first of which are given. `phases`: of the barriers where the assistant is told of finished slots, a
+/// bit each.
 template <bool kFloat, class Tile>
 AK_DEVICE void move_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* map_c, const TensorMap* beside,
                           uint32_t slots, Desk desk, bool reads, uint32_t& phases) {
   AK_NO_UNROLL
-  for (int step = -boxes.under_way(); step < boxes.steps; step++) {
-    if (step >= 0) {
-      const int slot = boxes.slot(step);
-      mbarrier_wait(desk.finished(slot), phases >> slot & 1);
-      phases ^= 1 << slot;
-      boxes.store(map_c, slots, step);
-    }
-    const int next = step + boxes.under_way();
-    if (next >= boxes.steps) continue;
-    bulk_wait_read<0>();  // of the stores, also the last tile's
-    const uint32_t barrier = desk.ready(boxes.slot(next));
-    if (reads) {
-      boxes.load(beside, slots, barrier, next);
-    } else {
-      mbarrier_arrive(barrier);
-    }
+  for (int step = 0; step < boxes.steps; step++) {
+    const int slot = boxes.slot(step), next = step + boxes.under_way();
+    mbarrier_wait(desk.finished(slot), phases >> slot & 1);
+    phases ^= 1 << slot;
+    boxes.store(map_c, slots, step);
+    if (next < boxes.steps) give_box(boxes, beside, slots, desk, reads, next);
   }
 }
 

@@ -4,10 +4,10 @@
 // Work: of the producer, a TMA load or a few for each step of k; of an assistant, some divisions a tile, and where the
 // epilogue goes by boxes (gemm_sm90_boxes.cuh) a load and a store for each. Plan: producer and assistants each ask a
 // scheduler of their own, which give the same answers, and one thread of each works. An assistant tells its consumer
-// which tile comes next while the products of the one before are made: all that a consumer then does between two tiles
-// is to read eight words. Meanwhile it moves the boxes, as only the thread that issued a store can wait until it has
-// read them. Traps: these warps have the few registers that the consumers leave. What an assistant writes at the desk
-// may be overwritten only when all the consumer's warps have read it.
+// which tile comes next while the products of the one before are made, or with a split k behind them: all that a
+// consumer then does between two tiles is to read eight words. Meanwhile it moves the boxes, as only the thread that
+// issued a store can wait until it has read them. Traps: these warps have the few registers that the consumers leave.
+// What an assistant writes at the desk may be overwritten only when all the consumer's warps have read it.
 #pragma once
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"
@@ -20,7 +20,7 @@
 namespace ak {
 namespace gemm {
 
-// ---- scheduler: which tile, and which part of k, a block works on next. Producer and consumers each ask one of their
+// ---- scheduler: which tile, and which part of k, a block works on next. Producer and assistants each ask one of their
 // own, and get the same answers.
 
 /// Asked for anew each time, it takes no register from one tile to the next.
@@ -69,7 +69,7 @@ class Scheduler {
 // `full` says that both have arrived. In a cluster of two the blocks share one operand: each loads half of it and
 // multicasts it to both, so a stage is empty when the readers of both blocks are done.
 
-/// Addresses in shared memory, and the place in the ring of stages that a warpgroup has reached.
+/// Addresses in shared memory, and the place in the ring of stages that a warp or warpgroup has reached.
 template <bool kFloat, class Tile>
 struct Pipeline {
   uint32_t a, b, staging, full, empty, desks;
@@ -198,6 +198,7 @@ AK_DEVICE bool skip_next(Scheduler<Tile>& scheduler, Pipeline& p, Work& work) {
 /// there is none. `others_first`: pingpong, a tile of the other's comes before it.
 template <class Tile, class Pipeline>
 AK_DEVICE bool describe_next(Scheduler<Tile>& scheduler, Pipeline& p, Desk desk, bool others_first, Work& work) {
+  work = {};  // of the one before nothing need be kept
   const bool there = (!others_first || skip_next(scheduler, p, work)) && scheduler.next(work);
   const auto word = [](int x) { return static_cast<uint32_t>(x); };
   store_shared_16(desk.work(), {{word(work.m), word(work.n), word(work.batch), there ? word(work.steps) : 0}});
@@ -242,7 +243,7 @@ AK_DEVICE void assist(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* 
     phases ^= 1 << bit;
   };
   constexpr int kAsked = 2, kTaken = 3;  // behind those of the slots
-  Work work{};
+  Work work;
   bool more = describe_next(scheduler, p, desk, Tile::kPingpong && consumer == 1, work);
   while (more) {
     wait_phase(desk.taken(), kTaken);
@@ -257,12 +258,13 @@ AK_DEVICE void assist(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* 
         if (wanted && args.z_first) {  // the slots are the consumer's, for z
           bulk_wait_read<0>();
           mbarrier_arrive(desk.ready(0));
+          wait_phase(desk.asked(), kAsked);
         }
       }
+      if (wanted) give_first_boxes(Walk(args, taken, consumer), beside, p.staging_of(consumer), desk, args.reads);
       more = describe_next(scheduler, p, desk, Tile::kPingpong, work);
-      if (!wanted) continue;
-      if (args.z_first) wait_phase(desk.asked(), kAsked);
-      move_boxes(Walk(args, taken, consumer), map_c, beside, p.staging_of(consumer), desk, args.reads, phases);
+      if (wanted)
+        move_boxes(Walk(args, taken, consumer), map_c, beside, p.staging_of(consumer), desk, args.reads, phases);
     } else {
       more = describe_next(scheduler, p, desk, Tile::kPingpong, work);
     }

@@ -28,10 +28,10 @@ struct Tile {
   static constexpr int kConsumerRows = kBlockM / kGroups;
   static constexpr int kSlicesM = kConsumerRows / 64;           // wgmma is 64 rows high
   static constexpr int kAccumulators = kSlicesM * kBlockN / 2;  // of a consumer's thread
-  // Registers a thread. 64 K are shared out in equal parts at first (255, 168 or 128 a thread); then the producer gives
-  // most of its own to the consumers. With one consumer there is enough for both.
-  static constexpr int kProducerRegisters = kConsumers == 3 || kAccumulators > 160 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators > 160 ? 240 : 232;
+  // Registers a thread. 64 K are shared out in equal parts at first (255, 168 or 128 a thread); then the warpgroup that
+  // does not multiply gives most of its own to the consumers. With one consumer there is enough for both.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
@@ -39,6 +39,9 @@ struct Tile {
   static constexpr int kStageColumns = kBlockN % 128 == 0 ? 128 : 64;  // of 16-bit output, staged at a time
   static constexpr int kRowPitch = kBlockN * 2 + 16;  // without boxes; 16 bytes on, so that rows differ in banks
   static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
+  static_assert(kConsumers == 1 ||
+                    kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers),
+                "the consumers would wait for registers that nobody has");
   static_assert(!kPingpong || kConsumers == 2, "two take turns");
   static_assert(kConsumerRows % 64 == 0, "a consumer's rows are a multiple of 64");
   static_assert(kCluster == 1 || kCluster == 2, "clusters are of one block or two");
@@ -87,6 +90,7 @@ constexpr int bytes_before_desks() {
 }
 template <bool kFloat, class Tile>
 constexpr int shared_bytes() {
+  static_assert(bytes_before_desks<kFloat, Tile>() % 16 == 0, "a desk holds vectors of 16 bytes");
   constexpr int kAlignment = 1024;
   return kAlignment + bytes_before_desks<kFloat, Tile>() + Tile::kConsumers * Desk::kBytes;
 }

@@ -70,7 +70,7 @@ AK_HD float log_positive(float x) {
 
 // 2^64 exp(x) for -128 <= x <= 0, to 1.3 u: a normal number also where exp(x) is not; NaN stays NaN. It is 2^n e^r with
 // |r| <= ln 2 / 2, ln 2 split in two (Cody and Waite), and a polynomial of least relative error, 0.05 u.
-inline constexpr float kExpScale = 0x1p64f, kExpUnscale = 0x1p-64f, kLeastLogit = -128.0f;
+inline constexpr float kExpUnscale = 0x1p-64f, kLeastLogit = -128.0f;
 AK_HD float scaled_exp(float x) {
   constexpr float kShift = 0x1.8p23f + 127.0f + 64.0f;   // x / ln 2, rounded, plus the bias of an exponent and 64 ...
   const float shifted = fma(x, 0x1.715476p+0f, kShift);  // ... in the low bits of the mantissa

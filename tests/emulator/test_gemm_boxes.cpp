@@ -36,6 +36,15 @@ void forward(Cases& cases) {
   check<bf16, bf16, bf16, K, Two>(
       cases, "bias, one residual for the batch",
       {.m = 140, .n = 136, .k = 64, .bias = Bias::kColumn, .residual = true, .batch = 3, .one_beside = true});
+  check<fp16, fp16, fp16, K, Turns>(cases, "silu, one residual for the batch, split, in turns",
+                                    {.m = 300,
+                                     .n = 136,
+                                     .k = 200,
+                                     .activation = Activation::silu,
+                                     .residual = true,
+                                     .splits = 2,
+                                     .batch = 2,
+                                     .one_beside = true});
   check<bf16, bf16, bf16, MN, Small>(
       cases, "gelu_tanh, residual, split, batch",
       {.m = 70, .n = 72, .k = 200, .activation = Activation::gelu_tanh, .residual = true, .splits = 3, .batch = 2});
@@ -63,6 +72,8 @@ void with_z(Cases& cases) {
   check<bf16, bf16, bf16, K, Tall>(cases, "bias, gelu, z, residual", o);
   o.splits = 2, o.k = 200;
   check<bf16, bf16, bf16, K, Wide>(cases, "bias, gelu, z, residual, split", o);
+  o.batch = 2, o.one_beside = true;
+  check<bf16, bf16, bf16, K, Pair>(cases, "bias, gelu, z, one residual for the batch, split, in turns", o);
   check<fp16, fp16, fp16, K, Three>(
       cases, "alpha, relu, z", {.m = 200, .n = 72, .k = 64, .activation = Activation::relu, .alpha = 0.25f, .z = true});
   check<fp16, fp16, fp16, K, Small>(cases, "relu, z, batch",
@@ -83,6 +94,9 @@ void in_floats(Cases& cases) {
   check<bf16, float, bf16, K, Two>(
       cases, "gelu added to fp32",
       {.m = 70, .n = 72, .k = 64, .activation = Activation::gelu, .accumulate = true, .batch = 2});
+  check<bf16, float, bf16, K, Two>(
+      cases, "relu added to fp32, split",
+      {.m = 200, .n = 72, .k = 200, .activation = Activation::relu, .accumulate = true, .splits = 3});
   check<bf16, float, bf16, K, Two>(
       cases, "swiglu, fp32",
       {.m = 70, .n = 2 * 76, .k = 64, .activation = Activation::swiglu, .bias = Bias::kColumn, .z = true});

@@ -25,6 +25,13 @@ FUNCTIONS = {
 ROWS = 70  # more than a block of the shortest ones
 
 
+def assert_same_bits(a, b):
+    nan = a.isnan()
+    assert torch.equal(nan, b.isnan())
+    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
+    assert torch.equal(a[~nan].view(bits), b[~nan].view(bits))
+
+
 def results(name, x, weight, bias, target):
     """The function and its gradients by every operand that has one."""
     operands = [t.detach().requires_grad_() for t in (x, weight, bias)]
@@ -50,14 +57,17 @@ def operands_of(generator, columns, dtype):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_width_gives_the_same_bits(generator, name, columns, dtype):
     operands = operands_of(generator, columns, dtype)
+    widths = [w for w in WIDTHS if w in cpu_isa.available()]
+    if len(widths) < 2:
+        pytest.skip("one width")
     found = {}
-    for width in [w for w in WIDTHS if w in cpu_isa.available()]:
+    for width in widths:
         with cpu_isa.cpu_isa(width):
             found[width] = results(name, *operands)
     first, *others = found.values()
     for other in others:
         for a, b in zip(first, other, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+            assert_same_bits(a, b)
 
 
 @pytest.mark.parametrize("columns", [1, 17, 64, 257, 768])
@@ -68,4 +78,4 @@ def test_a_row_has_the_bits_that_it_has_alone(every_cpu_isa, generator, name, co
     for row in range(ROWS):
         alone = results(name, x[row : row + 1], weight, bias, target[row : row + 1])
         for a, b in zip(together[:2], alone[:2], strict=True):
-            torch.testing.assert_close(a[row : row + 1], b, rtol=0, atol=0, equal_nan=True)
+            assert_same_bits(a[row : row + 1], b)

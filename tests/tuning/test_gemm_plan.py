@@ -16,11 +16,9 @@ SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
 
 
 def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
-    """What one block needs: alignment, stages of A and B, a buffer per consumer through which results leave, barriers."""
-    if float_output:
-        staging = 64 * 64 * 4
-    elif tile["n"] % 64 == 0:
-        staging = 64 * 2 * (128 if tile["n"] % 128 == 0 else 64)
+    """What one block needs: alignment, stages of A and B, of each consumer a buffer through which results leave and a desk, barriers."""
+    if float_output or tile["n"] % 64 == 0:
+        staging = 2 * 64 * 128  # two boxes
     else:
         staging = 64 * (2 * tile["n"] + 16)
     return (
@@ -28,7 +26,7 @@ def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
         + stages * (tile["m"] + tile["n"]) * 128
         + tile["consumers"] * staging
         + 16 * stages
-        + 4 * tile["consumers"]
+        + 96 * tile["consumers"]
     )
 
 

@@ -26,6 +26,10 @@ assert_type(ak.cross_entropy(x, target, label_smoothing=0.1, z_loss=1e-4), Tenso
 assert_type(ak.linear_cross_entropy(x, weight, target), Tensor)
 assert_type(ak.softmax(x, -1, mask=x > 0, safe=True), Tensor)
 assert_type(ak.nn.functional.log_softmax(x, 1), Tensor)
+assert_type(ak.nn.functional.layer_norm(x, 8), Tensor)
+assert_type(ak.nn.functional.layer_norm(x, 8, residual=x, dropout_p=0.1), tuple[Tensor, Tensor])
+assert_type(ak.nn.functional.rms_norm(x, 8, residual=x), tuple[Tensor, Tensor])
+ak.nn.functional.linear(x, weight, activaton="gelu")  # type: ignore[call-arg]
 assert_type(ak.dropout_add(x, x, 0.1, training=False), Tensor)
 assert_type(ak.gelu(x, approximate="tanh"), Tensor)
 assert_type(ak.nn.functional.silu(ak.swiglu(x)), Tensor)

@@ -103,7 +103,7 @@ std::optional<Isa> by_environment() {
 }
 
 // Of the vectors of a set; of what is none, the widest.
-int bits_of_set(int64_t isa) {
+[[maybe_unused]] int bits_of_set(int isa) {
   return isa == static_cast<int>(Isa::portable) ? 128 : isa == static_cast<int>(Isa::avx2) ? 256 : 512;
 }
 
@@ -138,9 +138,11 @@ Isa current_isa() {
 int vector_bits() {
 #if AK_X86 && AK_HAS_SIMD_CLONES
   static const int widest = __builtin_cpu_supports("x86-64-v4") ? 512 : __builtin_cpu_supports("x86-64-v3") ? 256 : 128;
+  // By `portable` somebody asks for other bits of products; rows have the same ones at any width, and 128 bits without
+  // fused multiply-adds are slow.
   static const int wanted = [] {
-    const char* name = std::getenv("AMP_KERNELS_CPU_ISA");
-    return name ? bits_of_set(std::find(kNames.begin(), kNames.end(), name) - kNames.begin()) : 512;
+    const std::optional<Isa> isa = by_environment();
+    return isa ? std::max(256, bits_of_set(static_cast<int>(*isa))) : 512;
   }();
   const int isa = forced;
   return std::min(widest, isa >= 0 ? bits_of_set(isa) : wanted);

@@ -150,8 +150,8 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "if constexpr (Tile::kCluster > 1) cluster_sync();  // and",
-        "// and",
+        "if constexpr (Tile::kCluster > 1) cluster_sync();  // shared",
+        "// shared",
         "a block exits while its peer may still arrive",
     ),
     Mutant(
@@ -238,8 +238,8 @@ MUTANTS = [
     ),
     Mutant(
         PRODUCER,
-        "more = describe_next(scheduler, p, desk, Tile::kPingpong, work); if (!wanted)",
-        "more = describe_next(scheduler, p, desk, false, work); if (!wanted)",
+        "more = describe_next(scheduler, p, desk, Tile::kPingpong, work); if (wanted)",
+        "more = describe_next(scheduler, p, desk, false, work); if (wanted)",
         "from the second tile on both consumers take every tile",
     ),
     Mutant(
