@@ -143,10 +143,11 @@ def missed() -> str:
     total, bound = ours.total * 1e3, ms["gemm"] + ms["attention"] + ms["optimizer"]
     verdict = "missed" if total > GOAL_MS else "met"
     text = (
-        f"The goal of the converted step is {GOAL_MS:.0f} ms and {GOAL_MEMORY:.2f} of eager's memory. Time is **{verdict}**, {total:.1f} ms "
-        f"are predicted; memory is {ours.peak_bytes / torchs.peak_bytes:.2f}. Products, attention and the update, which a conversion does "
-        f"not shorten, take {bound:.1f} ms: our products stand with the model's time, {ms['gemm']:.1f} ms, torch's with {CUBLAS:.2f} of "
-        f"it, which fits its measured step. {GOAL_MS - bound:.1f} ms were left for the rest, which takes {total - bound:.1f}: "
+        f"The goal of the converted step is {GOAL_MS:.0f} ms and {GOAL_MEMORY:.2f} of eager's memory. Time is **{verdict}**, "
+        f"{total:.1f} ms are predicted; memory is {ours.peak_bytes / torchs.peak_bytes:.2f}. Products, attention and the update, "
+        f"which a conversion does not shorten, take {bound:.1f} ms: our products stand with the model's time, {ms['gemm']:.1f} "
+        f"ms, torch's with {CUBLAS:.2f} of it, which fits its measured step. {GOAL_MS - bound:.1f} ms "
+        f"were left for the rest, which takes {total - bound:.1f}: "
         f"{ms['element-wise']:.1f} of element-wise kernels, most of it the additions to the fp32 residual stream and its gradient, which "
         f"the model writes as operations of torch's; {ms['norm, loss']:.1f} of norms and loss; {ms['copy, cast']:.1f} of copies, most of "
         "them of attention's three gradients, put side by side, the rest casts of the stream's gradient to 16 bits. With `residual=` "

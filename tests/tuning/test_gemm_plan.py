@@ -17,10 +17,8 @@ SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
 
 def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
     """What one block needs: alignment, stages of A and B, of each consumer a buffer through which results leave and a desk, barriers."""
-    if float_output or tile["n"] % 64 == 0:
-        staging = 2 * 64 * 128  # two boxes
-    else:
-        staging = 64 * (2 * tile["n"] + 16)
+    boxes = float_output or tile["n"] % 64 == 0
+    staging = 2 * 64 * 128 if boxes else 64 * (2 * tile["n"] + 16)
     return (
         1024
         + stages * (tile["m"] + tile["n"]) * 128
