@@ -38,9 +38,8 @@ def build(
 ) -> Step:
     """The step of this trainer, its forward pass compiled, or all of it as one CUDA graph."""
     device = data[0].device
-    shadows = (
-        {"shadow_dtype": dtype} if provider == OURS else {}
-    )  # the update writes 16-bit weights, no forward casts any
+    # The update writes 16-bit weights, no forward casts any.
+    shadows = {"shadow_dtype": dtype} if provider == OURS else {}
     trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL, **shadows)
     trainer.model.fused_loss = provider == OURS  # the loss that never holds the logits
     forward = torch.compile(trainer.model) if compiled else trainer.model
