@@ -7,14 +7,16 @@
 // rows: 16 to 64 KB an SM are on their way of 16-bit rows of 128 classes and more, where 4.25 TB/s of reads and writes
 // need some 13 KB of reads.
 // All other rows, as those of 50,257 classes, of which one in eight begins at a 16-byte boundary, go by way of shared
-// memory: row_pieces.cuh, words of 16 bytes and one order of sums wherever a row begins, and the gradient leaves in the
-// place of the logits. In the first walk every thread keeps the largest logit of its share and the sum of exponentials
-// relative to it, rescaled when a larger one comes (Milakov and Gimelshein, arXiv:1805.02867), and of smoothing and
-// probabilities what they weigh, moved likewise; the second writes the gradient. Rows of 16 bits and up to 58,000
-// classes are read once, longer ones again from L2. Followed through the machine code (tests/build), a bf16 logit of
-// GPT-2 takes 34 instructions of a thread: 18 in the two walks, 1.5 in what batches of 8 leave of 49 columns a thread,
-// 2.5 in copies, 12 as its share of what a row needs once. Beside 4 bytes at a copy's rate an SM of the H200 issues
-// some 25: a prediction of 25 / 34 of that rate, three quarters at most, not measured.
+// memory: row_pieces.cuh, words of 16 bytes and one order of sums wherever a row begins. In the first walk every thread
+// takes columns one by one, and keeps the largest logit of its share and the sum of exponentials relative to it,
+// rescaled when a larger one comes (Milakov and Gimelshein, arXiv:1805.02867), and of smoothing and probabilities what
+// they weigh, moved likewise; the second, in which no sum depends on an order, takes the row's words and writes those
+// of the gradient. Rows of 16 bits and up to 58,000 classes are read once, longer ones again from L2. 512 threads share
+// a row: twice as many would each execute once more what a row needs beside its columns. Followed through the machine
+// code (tests/build), a bf16 logit of GPT-2 takes 23.5 instructions of a thread: 15.5 in the two walks, 0.5 in what
+// batches of 8 leave of 98 columns a thread, 1.5 in copies, 6 as its share of what a row needs once.
+// Beside 4 bytes at a copy's rate an SM of the H200 issues some 25: a prediction of that rate, less what a block waits
+// at three barriers of a row, not measured.
 //
 // Traps: a thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in
 // torch. What an ignored row holds must not count; the second kernel reads no word of it.
@@ -91,7 +93,7 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
       if (p.weight == nullptr) return;
       const float* weight = p.weight + begin + batch.column;
       AK_UNROLL
-      for (int j = 0; j < batch.kCount; j++) c[j] *= load(weight + j * kThreads);
+      for (int j = 0; j < batch.kCount; j++) c[j] *= load(weight + j * batch.kStep);
     };
 
     RunningSum running;
@@ -136,31 +138,28 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
     const float slope = factor * result.slope;
     float at_target = slope * exp_above(target_logit, sums.largest);
     at_target = fma(-factor, own, fma(-factor, p.terms.shared * sums.row, at_target));
+    const bool apart = spread && (p.soft || p.weight != nullptr);  // whether columns have coefficients of their own
+    const float same = spread && !apart ? -factor * p.terms.shared : 0.0f;
     pieces.for_each_piece(true, [&](int begin) {
-      uint8_t* grad = element(p.grad, p.type, row * p.grad_stride + begin);
-      const uint32_t place = pieces.place(grad, p.type, 0);
-      if (counted) {
-        with_row_dtype(p.type, [&]<class T>(T) {
-          pieces.for_each_batch([&](auto batch) {
-            pieces.template read<T>(v, 0, batch);
-            AK_UNROLL
-            for (int j = 0; j < batch.kCount; j++) v[j] = slope * exp_above(v[j], sums.largest);
-            if (spread) {
-              read_coefficients(batch, begin);
-              AK_UNROLL
-              for (int j = 0; j < batch.kCount; j++) v[j] = fma(-factor, c[j], v[j]);
-            }
-            pieces.template write<T>(v, place, grad, batch);
-          });
+      with_row_dtype(p.type, [&]<class T>(T) {
+        T* grad = static_cast<T*>(p.grad) + row * p.grad_stride + begin;
+        if (!counted) {
+          AK_UNROLL
+          for (int j = 0; j < kBatch; j++) v[j] = result.loss;
+          return pieces.write_words(v, grad, 0, {-1, 0.0f}, [](auto) {});
+        }
+        pieces.write_words(v, grad, 0, {column - begin, at_target}, [&](auto batch) {
+          pieces.template read_word<T>(v, 0, batch);
+          AK_UNROLL
+          for (int j = 0; j < batch.kCount; j++) v[j] = fma(slope, exp_above(v[j], sums.largest), same);
+          if (!apart) return;
+          AK_UNROLL
+          for (int j = 0; j < batch.kCount; j++) {
+            read_coefficients(Batch<1, 1>{batch.column + j}, begin);
+            v[j] = fma(-factor, c[0], v[j]);
+          }
         });
-        if (pieces.has(column - begin) && (column - begin) % kThreads == thread_index())
-          pieces.write_again(at_target, place, grad, p.type, column - begin);
-      } else {
-        AK_UNROLL
-        for (int j = 0; j < kBatch; j++) v[j] = result.loss;
-        pieces.for_each_batch([&](auto batch) { pieces.write(v, place, grad, p.type, batch); });
-      }
-      pieces.flush(place, grad, bytes_of(p.type));
+      });
     });
   }
   pieces.finish();

@@ -48,10 +48,10 @@ int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
 }
 
 inline constexpr int kBatch = 8;  ///< columns that a thread takes at a time, at most
-/// So many, from `column` on, one after every kThreads.
-template <int kColumns>
+/// So many, from `column` on, each kApart behind the last.
+template <int kColumns, int kApart>
 struct Batch {
-  static constexpr int kCount = kColumns;
+  static constexpr int kCount = kColumns, kStep = kApart;
   int column;
 };
 
@@ -91,19 +91,19 @@ class RowPieces {
   AK_DEVICE void for_each_batch(F f) const {
     int column = thread_index();
     AK_NO_UNROLL
-    for (; column + (kBatch - 1) * kThreads < left_; column += kBatch * kThreads) f(Batch<kBatch>{column});
+    for (; column + (kBatch - 1) * kThreads < left_; column += kBatch * kThreads) f(Batch<kBatch, kThreads>{column});
     AK_NO_UNROLL
-    for (; column < left_; column += kThreads) f(Batch<1>{column});
+    for (; column < left_; column += kThreads) f(Batch<1, kThreads>{column});
   }
   /// Values of a batch, of matrix m with elements of T.
-  template <class T, int kCount>
-  AK_DEVICE void read(float (&values)[kBatch], int m, Batch<kCount> batch) const {
+  template <class T, int kCount, int kStep>
+  AK_DEVICE void read(float (&values)[kBatch], int m, Batch<kCount, kStep> batch) const {
     const auto row = shared_at<T>(at_[m]) + batch.column;
     AK_UNROLL
-    for (int j = 0; j < kCount; j++) values[j] = to_float(static_cast<T>(row[j * kThreads]));
+    for (int j = 0; j < kCount; j++) values[j] = to_float(static_cast<T>(row[j * kStep]));
   }
-  template <int kCount>
-  AK_DEVICE void read(float (&values)[kBatch], int m, DType dtype, Batch<kCount> batch) const {
+  template <int kCount, int kStep>
+  AK_DEVICE void read(float (&values)[kBatch], int m, DType dtype, Batch<kCount, kStep> batch) const {
     with_row_dtype(dtype, [&]<class T>(T) { read<T>(values, m, batch); });
   }
   /// Whether the piece has a column, and its value.
@@ -115,7 +115,7 @@ class RowPieces {
   }
   /// Calls f(j) for the columns of a batch whose byte in matrix m is 0, if there is such a matrix.
   template <int kCount, class F>
-  AK_DEVICE void for_each_left_out(int m, Batch<kCount> batch, F f) const {
+  AK_DEVICE void for_each_left_out(int m, Batch<kCount, kThreads> batch, F f) const {
     if (bytes_[m] == 0) return;
     const auto row = shared_at<uint8_t>(at_[m]) + batch.column;
     AK_UNROLL
@@ -131,7 +131,7 @@ class RowPieces {
   }
   /// Rounds a batch of results for the row from `data` on: to their place, or where there is none to the row.
   template <class T, int kCount>
-  AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, Batch<kCount> batch) const {
+  AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, Batch<kCount, kThreads> batch) const {
     T* to = static_cast<T*>(data) + batch.column;
     const auto kept = shared_at<T>(place) + batch.column;
     if (place != 0) {
@@ -144,18 +144,8 @@ class RowPieces {
   }
   template <int kCount>
   AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, DType dtype,
-                       Batch<kCount> batch) const {
+                       Batch<kCount, kThreads> batch) const {
     with_row_dtype(dtype, [&]<class T>(T) { write<T>(values, place, data, batch); });
-  }
-  /// Another result for a column of the piece that is one of this thread's, in place of the one that it has written.
-  AK_DEVICE void write_again(float value, uint32_t place, void* data, DType dtype, int column) const {
-    with_row_dtype(dtype, [&]<class T>(T) {
-      if (place != 0) {
-        shared_at<T>(place)[column] = round_to<T>(value);
-      } else {
-        store(static_cast<T*>(data) + column, round_to<T>(value));
-      }
-    });
   }
   /// Stores the results that were kept, elements of `size` bytes.
   AK_DEVICE void flush(uint32_t place, void* data, int size) const {
@@ -173,6 +163,67 @@ class RowPieces {
     } else {
       store(reinterpret_cast<uint32_t*>(to + edge), static_cast<uint32_t>(shared_at<uint32_t>(place + edge)[0]));
     }
+  }
+
+  /// What read() gives, of a batch that write_words() asks for: a word, or an element beside the words.
+  template <class T, int kCount>
+  AK_DEVICE void read_word(float (&values)[kBatch], int m, Batch<kCount, 1> batch) const {
+    if constexpr (kCount == 1) {
+      read<T>(values, m, batch);
+    } else {
+      const auto v = unpacked<T>(load_shared_16(at_[m] + batch.column * static_cast<int>(sizeof(T))));
+      AK_UNROLL
+      for (int j = 0; j < kCount; j++) values[j] = v[j];
+    }
+  }
+  /// A column of the piece, if it has it, whose result is another one.
+  struct Exception {
+    int column;
+    float value;
+  };
+  /// Writes results for the row from `to` on, a word at a time, as the words of matrix m lie, whose elements are of the
+  /// same type: f(batch) puts those of its columns into `values`. Where a word of the row is none of m, they go by way
+  /// of m's place. A result is one column's, so that it does not matter which columns make a word.
+  template <class T, class F>
+  AK_DEVICE void write_words(float (&values)[kBatch], T* to, int m, Exception exception, F f) const {
+    constexpr int kSize = sizeof(T), kOfWord = kWord / kSize;
+    const uint32_t place = at_[m];
+    const bool direct = phase(to) == place % kWord;
+    to = opaque(to);  // so that it is not put together for each word
+    const Run run(place % kWord, left_ * kSize);
+    AK_NO_UNROLL
+    for (int column = run.head / kSize + thread_index() * kOfWord; column < run.tail() / kSize;
+         column += kThreads * kOfWord) {
+      f(Batch<kOfWord, 1>{column});
+      Vec<T, kOfWord> word;
+      AK_UNROLL
+      for (int j = 0; j < kOfWord; j++) word[j] = round_to<T>(values[j]);
+      if (direct) {
+        store_vec(to + column, word);
+      } else {
+        store_shared_16(place + column * kSize, packed(word));
+      }
+    }
+    const auto put = [&](int byte, float value) {
+      if (direct) {
+        store(to + byte / kSize, round_to<T>(value));
+      } else {
+        shared_at<T>(place + byte)[0] = round_to<T>(value);
+      }
+    };
+    if (const int edge = run.edge(kSize); edge >= 0) {
+      f(Batch<1, 1>{edge / kSize});
+      put(edge, values[0]);
+    }
+    if (has(exception.column)) {
+      const int byte = exception.column * kSize;  // overwritten by the thread that has written it
+      if (run.writer(byte, kSize) == thread_index()) put(byte, exception.value);
+    }
+    if (direct) return;
+    block_sync();
+    AK_NO_UNROLL
+    for (int column = thread_index(); column < left_; column += kThreads)
+      store(to + column, static_cast<T>(shared_at<T>(place)[column]));
   }
 
   /// What block_reduce is, in an order that never changes: where more than 48 KB are dynamic there is no static shared
@@ -218,6 +269,11 @@ class RowPieces {
     AK_DEVICE int edge(int size) const {
       const int at = thread_index() < kWord ? thread_index() * size : tail() + (thread_index() - kWord) * size;
       return at < (thread_index() < kWord ? head : bytes) ? at : -1;
+    }
+    /// The thread that has the word in which a byte lies, or the element beside them.
+    AK_DEVICE int writer(int byte, int size) const {
+      if (byte < head) return byte / size;
+      return byte < tail() ? (byte - head) / kWord % kThreads : kWord + (byte - tail()) / size;
     }
   };
 
@@ -370,8 +426,7 @@ Status launch_pieces(const char* name, const int (&bytes)[kMatrices], int column
   };
   if (columns <= 1792) return with(std::integral_constant<int, 64>{});
   if (columns <= 4096) return with(std::integral_constant<int, 256>{});
-  if (columns <= 16384) return with(std::integral_constant<int, 512>{});
-  return with(std::integral_constant<int, 1024>{});
+  return with(std::integral_constant<int, 512>{});
 }
 
 }  // namespace ak

@@ -381,6 +381,8 @@ class Thread:
         else:
             self.forget(x)
 
+    do_voteu = do_vote
+
 
 def both(a: bool | None, b: bool | None) -> bool | None:
     return False if a is False or b is False else None if None in (a, b) else True

@@ -25,7 +25,7 @@ PARAMETERS = 0x210  # where they begin in the first constant bank
 COLUMNS = 32_768
 THREADS = 512  # that share a row
 CLASSES = 50_257  # GPT-2's
-LOSS_THREADS = 1024  # that share a row of so many
+LOSS_THREADS = 512  # that share a row of so many
 WIDTH = 768  # GPT-2's: a warp has a row, a lane 24 columns of it
 ISSUED = 25 / 4  # instructions of an SM of the H200 for a byte that moves at a copy's rate
 AT_ONCE = 26_000  # bytes of an SM on their way at that rate: 4.25 TB/s for 800 ns, shared by 132 SMs
@@ -43,10 +43,10 @@ NORMS = [
 
 # type of the logits, whether there is a gradient, the label smoothing, instructions an element
 LOSSES = [
-    (FP16, True, 0.0, 34),
-    (BF16, True, 0.0, 34.5),
-    (BF16, False, 0.0, 20.5),
-    (BF16, True, 0.1, 46),
+    (FP16, True, 0.0, 23.5),
+    (BF16, True, 0.0, 24),
+    (BF16, False, 0.0, 15.5),
+    (BF16, True, 0.1, 31),
 ]
 
 

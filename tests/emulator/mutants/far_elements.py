@@ -75,8 +75,8 @@ MUTANTS = [
     ),
     Mutant(
         LOSS,
-        "element(p.grad, p.type, row * p.grad_stride",
-        "element(p.grad, p.type, static_cast<int>(row * p.grad_stride)",
+        "static_cast<T*>(p.grad) + row * p.grad_stride",
+        "static_cast<T*>(p.grad) + static_cast<int>(row * p.grad_stride)",
         "gradients in pieces are stored elsewhere",
     ),
     Mutant(
