@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import amp_kernels as ak
 from amp_kernels.ops._shadows import refresh_shadow
+from amp_kernels.ops.linear_cross_entropy import default_chunk
 
 WORDS, CONTEXT = 50304, 1024
 
@@ -56,7 +57,8 @@ class GPT2(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.norm(self.blocks(self.token(tokens) + self.position(positions))).flatten(0, 1)
         if self.fused_loss:
-            return ak.linear_cross_entropy(x, self.head.weight, targets.flatten())
+            chunk = default_chunk(x.shape[0], torch.bfloat16, "cuda")  # the trace is of CPU tensors
+            return ak.linear_cross_entropy(x, self.head.weight, targets.flatten(), chunk_size=chunk)
         return F.cross_entropy(self.head(x).float(), targets.flatten())
 
 

@@ -71,6 +71,8 @@ def moved_bytes(op: Op) -> int:
         return op.writes[0][1]
     if op.name == "_fused_adamw_":  # gradients are arguments that it may write, and does not
         return op.bytes * 28 // 32
+    if op.name == "ak::unscale_":  # of the loss's gradients, by 1
+        return 0
     if op.name == "embedding":
         return 2 * op.writes[0][1]
     return op.bytes

@@ -65,6 +65,8 @@ def _unscale_chunk(address, begin, count, inv_scale, ELEMENT: tl.constexpr, BLOC
 def unscale_kernel(table, tensors, found_inf, inv_scale, TENSORS: tl.constexpr, BLOCK_BYTES: tl.constexpr):
     inv = tl.load(inv_scale)
     ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    if found_inf is None:
+        chunks = tl.where(inv == 1.0, 0, chunks)  # nothing to do, and nobody asks what is there
     bad = 0
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
@@ -77,11 +79,11 @@ def unscale_kernel(table, tensors, found_inf, inv_scale, TENSORS: tl.constexpr, 
             bad |= _unscale_chunk(address, begin, count, inv, tl.float32, BLOCK_BYTES)
         else:
             bad |= _unscale_chunk(address, begin, count, inv, tl.float64, BLOCK_BYTES)
-    # Many programs may store here, each of them the same.
-    tl.store(found_inf, 1.0, mask=bad != 0)
+    if found_inf is not None:  # many programs may store here, each of them the same
+        tl.store(found_inf, 1.0, mask=bad != 0)
 
 
-def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor | None, inv_scale: torch.Tensor) -> None:
     """``amp_kernels::unscale_`` for tensors that Triton can reach; see ``amp_kernels/ops/unscale.py``."""
     device = grads[0].device
     tables = _tables.tensor_tables([(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads], device)

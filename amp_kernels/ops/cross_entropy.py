@@ -23,9 +23,9 @@ from torch import Tensor
 from .._dispatch import autocast, nodes
 from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
-from . import cross_entropy_rows
+from . import cross_entropy_rows, unscale
 from ._gemm import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
-from ._lists import FLOATS, names
+from ._lists import FLOATS, is_dense, names
 from ._products import under_transform
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -75,18 +75,30 @@ def once(op: str) -> None:
         )
 
 
-def scaled(gradient: Tensor, factor: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """``gradient * factor`` in fp32, rounded once; in place where nobody can ask for the gradient again."""
-    dtype = out_dtype or gradient.dtype
-    factor = factor.float().view(
-        [1] * gradient.ndim
-    )  # of no dimension it would be rounded to the gradient's dtype first
-    if not autocast.eager(gradient, factor):
-        return (gradient * factor).to(dtype)
-    again = torch._C._autograd._get_current_graph_task_keep_graph() or dtype != gradient.dtype
-    if not again and factor.device.type == "cpu" and factor.item() == 1:
-        return gradient
-    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype) if again else gradient)
+def scaled(factor: Tensor, *gradients: tuple[Tensor | None, torch.dtype]) -> list[Tensor | None]:
+    """Each gradient times ``factor`` in fp32, rounded once to its dtype. Where nobody can ask for it again it is in place, and
+    not so much as read where the factor is 1, as it is of ``loss.backward()``: the device looks, not the host."""
+    factor = factor.float()
+    eager = autocast.eager(factor, *(gradient for gradient, _ in gradients if gradient is not None))
+    keep = eager and torch._C._autograd._get_current_graph_task_keep_graph()
+    in_place = []
+
+    def product(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if gradient is None:
+            return None
+        if eager and not keep and dtype == gradient.dtype and is_dense(gradient):
+            in_place.append(gradient)
+            return gradient
+        wide = factor.view([1] * gradient.ndim)  # of no dimension it would be rounded to the gradient's dtype first
+        if not eager:
+            return (gradient * wide).to(dtype)
+        own = keep or dtype != gradient.dtype  # else logits with gaps, whose place the gradient has taken
+        return torch.mul(gradient, wide, out=torch.empty_like(gradient, dtype=dtype) if own else gradient)
+
+    results = [product(*each) for each in gradients]
+    if in_place:
+        unscale.op(in_place, None, factor)
+    return results
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -108,7 +120,8 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_loss):
         once("cross_entropy")
         if ctx.now:
-            return scaled(ctx.saved_tensors[0], grad_loss), None, None, None, None, None
+            (grad,) = ctx.saved_tensors
+            return *scaled(grad_loss, (grad, grad.dtype)), None, None, None, None, None
         grad = _made_in_backward(*ctx.saved_tensors, grad_loss, ctx.reduction, ctx.options, ctx.inplace)
         return grad, None, None, None, None, None
 
@@ -126,7 +139,7 @@ def _backward_of_node(grads, saved, needs_input_grad, ignore_index, is_mean, lab
     once("cross_entropy")
     of, target = saved
     if target is None:
-        return (scaled(of, grads[0]),)
+        return tuple(scaled(grads[0], (of, of.dtype)))
     options = Options(ignore_index, label_smoothing, z_loss)
     divisor = denominator(target, None, options) if is_mean else None
     return (_made_in_backward(of, target, None, divisor, grads[0], "mean" if is_mean else "sum", options, False),)

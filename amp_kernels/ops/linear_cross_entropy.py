@@ -5,9 +5,11 @@ The rows are taken in chunks: a chunk's logits are computed, their loss and grad
 chunk of logits are all there is. The weight's gradient is summed over chunks in fp32 (by ``gemm_accumulate_``, inside the
 GEMM), so its error does not grow with their number, and rounded once.
 
-As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. Where
-that would not do, for ``reduction="none"`` and fp16, backward computes the logits once more: a fourth GEMM, and nothing
-kept but the inputs.
+As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. In fp16,
+whose range ends where gradients of the logits of a mean begin, the forward makes those of the sum, at most 1 in magnitude,
+2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and weight, which are fp32
+until then. Where that would not do, for ``reduction="none"`` and for fp16 without such a bound, backward computes the logits
+once more: a fourth GEMM, and nothing kept but the inputs.
 
 float64, targets that require a gradient, and torch.func transforms take torch's own operations.
 """
@@ -75,6 +77,27 @@ class _Head:
             torch.addmm(total, dz.t(), self.x[rows], beta=beta, out=total)
 
 
+def default_chunk(rows: int, dtype: torch.dtype, device_type: str) -> int:
+    """Rows of a chunk. Tensor Cores take twice the memory for it: there the fp32 gradient of the weight, which each chunk
+    reads and writes, is what chunks cost (docs/predictions.md)."""
+    least, chunks = (2048, 4) if dtype in OPERAND_DTYPES and device_type != "cpu" else (1024, 8)
+    return max(least, -(-rows // chunks))
+
+
+FP16_SCALE = 2.0**10  # of gradients of at most 1: 64 times as much, which a z-loss may make of them, is in range
+
+
+def forward_scale(
+    dtype: torch.dtype, reduction: str, target: Tensor, class_weight: Tensor | None, options: Options
+) -> float | None:
+    """What the gradients that the forward makes are multiplied by; ``None``: backward has to make them."""
+    if made_in_forward(reduction, dtype):
+        return 1.0
+    # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p: below 64 as long as |lse| < 500.
+    bounded = not target.is_floating_point() and class_weight is None and options.z_loss <= 2.0**-4
+    return FP16_SCALE if reduction != "none" and bounded else None
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, chunk):
@@ -83,11 +106,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head = _Head(cast(x, dtype), w, bias, chunk)
         divisor = denominator(target, class_weight, options) if reduction == "mean" else None
         loss = x.new_empty(x.shape[0], dtype=torch.float32)
-        ctx.now, ctx.chunk, ctx.options, ctx.reduction = made_in_forward(reduction, dtype), chunk, options, reduction
+        ctx.scale, ctx.chunk = forward_scale(dtype, reduction, target, class_weight, options), chunk
+        ctx.options, ctx.reduction = options, reduction
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
-        if ctx.now:
+        if ctx.scale == 1.0:
             factor = row_factors(x.shape[0], reduction, divisor, None, x.device)
-            ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss))
+            ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, x.dtype), None)
+        elif ctx.scale is not None:
+            factor = torch.full((), ctx.scale, device=x.device).expand(x.shape[0])
+            ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, torch.float32), divisor)
         else:
             for rows, logits in head.chunks():
                 cross_entropy_rows.op(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
@@ -98,19 +125,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss):
         once("linear_cross_entropy")
-        _, weight_dtype, bias_dtype = ctx.dtypes
-        if ctx.now:
-            dx, dw, db = ctx.saved_tensors
-            dx = None if dx is None else scaled(dx, grad_loss)
-            if dw is not None:
-                rest = _main_grad.add(ctx, 1, dw, grad_loss.float())
-                dw = scaled(dw, grad_loss, weight_dtype) if rest is None else rest
-            db = None if db is None else scaled(db, grad_loss, bias_dtype)
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        if ctx.scale is not None:
+            dx, dw, db, divisor = ctx.saved_tensors
+            factor = grad_loss.float()
+            if ctx.scale != 1.0:
+                factor = factor / ctx.scale
+            if divisor is not None:  # 0 where no row counts, whose gradients are 0
+                factor = factor / divisor.clamp(min=1.0)
+            rest = None if dw is None else _main_grad.add(ctx, 1, dw, factor)
+            own = None if rest is not None else dw
+            dx, dw, db = scaled(factor, (dx, x_dtype), (own, weight_dtype), (db, bias_dtype))
+            dw = dw if rest is None else rest
         else:
             x, w, bias, target, class_weight, divisor = ctx.saved_tensors
             factor = row_factors(x.shape[0], ctx.reduction, divisor, grad_loss, x.device)
             head = _Head(x, w, bias, ctx.chunk)
-            dx, dw, db = _gradients(ctx, head, target, class_weight, factor, torch.empty_like(factor))
+            dx, dw, db = _gradients(ctx, head, target, class_weight, factor, torch.empty_like(factor), x_dtype)
             if dw is not None:
                 rest = _main_grad.add(ctx, 1, dw, dw.new_ones(()))
                 dw = cast(dw, weight_dtype) if rest is None else rest
@@ -118,10 +149,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return dx, dw, db, None, None, None, None, None, None, None
 
 
-def _gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Tensor | None, ...]:
-    """Writes ``loss``; the gradients of input (its dtype), weight and bias (fp32), those that are needed."""
+def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) -> tuple[Tensor | None, ...]:
+    """Writes ``loss``; the gradients of input (``x_dtype``), weight and bias (fp32), those that are needed."""
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    dx = torch.empty(head.x.shape, dtype=ctx.dtypes[0], device=head.x.device) if needs_x else None
+    dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None
     make = torch.empty_like if head.x.shape[0] else torch.zeros_like
     dw = make(head.weight, dtype=torch.float32, memory_format=torch.contiguous_format) if needs_weight else None
     db = torch.zeros(head.weight.shape[0], device=head.x.device) if needs_bias else None
@@ -168,7 +199,7 @@ def _linear_cross_entropy(
     else:
         y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
         weight = None if weight is None else weight.float().contiguous()
-        chunk = max(1024, -(-x.shape[0] // 8)) if chunk_size is None else chunk_size
+        chunk = default_chunk(x.shape[0], dtype, x.device.type) if chunk_size is None else chunk_size
         inputs = (x, linear_weight, linear_bias)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             loss = autocast.apply(_LinearCrossEntropy, *inputs, y, weight, shadow, reduction, options, dtype, chunk)
@@ -272,9 +303,9 @@ def linear_cross_entropy(
         linear_bias: ``[classes]``; for 16-bit work in the working dtype or fp32, otherwise in the dtype of ``input``.
         weight, reduction, ignore_index, label_smoothing, z_loss: as in :func:`amp_kernels.cross_entropy`;
             ``ignore_index=None`` means -100.
-        chunk_size: rows whose logits exist at a time; by default an eighth of the rows, at least 1,024. Chunks cost a read
-            and a write of the fp32 gradient of ``linear_weight`` each; memory is that gradient, made in the forward, and
-            one chunk of logits.
+        chunk_size: rows whose logits exist at a time; by default an eighth of the rows, at least 1,024, for 16-bit work on
+            a GPU a fourth, at least 2,048. Chunks cost a read and a write of the fp32 gradient of ``linear_weight`` each;
+            memory is that gradient, made in the forward, and one chunk of logits.
 
     Returns:
         The loss, in the working dtype, inside torch.autocast in fp32. The working dtype is that of
@@ -282,8 +313,8 @@ def linear_cross_entropy(
         gets its gradient in its own dtype. The logits are rounded to the working dtype, the loss is computed in fp32.
 
     The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
-    (:func:`amp_kernels.nn.accumulate_fp32`). fp16 and ``reduction="none"`` take a fourth GEMM. Not differentiable twice,
-    but in float64.
+    (:func:`amp_kernels.nn.accumulate_fp32`). ``reduction="none"`` takes a fourth GEMM, as do class weights, probabilities
+    and a ``z_loss`` above 1/16 in fp16. Not differentiable twice, but in float64.
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.

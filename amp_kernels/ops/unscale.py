@@ -1,4 +1,8 @@
-"""Unscale gradients in place and record whether any of them is infinite or NaN: the explicit ``scaler.unscale_``."""
+"""Unscale gradients in place and record whether any of them is infinite or NaN: the explicit ``scaler.unscale_``.
+
+Without the record it is how the backward of a loss multiplies the gradients that its forward has made by that of the loss:
+``found_inf`` is ``None``, and where the factor is 1, which the host does not know, nothing is read or written.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,34 @@ from .._dispatch.library import Sample, define
 from . import _lists
 
 
-def _reference(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+def _reference(grads: Sequence[Tensor], found_inf: Tensor | None, inv_scale: Tensor) -> None:
     inv = inv_scale.reshape(())
-    flag = found_inf.reshape(()) != 0
+    flag = torch.zeros_like(inv, dtype=torch.bool) if found_inf is None else found_inf.reshape(()) != 0
     for grad in grads:
         value = (grad if grad.dtype == torch.float64 else grad.float()) * inv
         grad.copy_(value)
         flag = flag | ~grad.isfinite().all()
-    found_inf.copy_(torch.where(flag, torch.ones_like(found_inf), found_inf))
+    if found_inf is not None:
+        found_inf.copy_(torch.where(flag, torch.ones_like(found_inf), found_inf))
 
 
 def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(2)
     shapes = [(33,), (4, 7), (), (0,)]
 
-    def call(inv: float, found: float = 0.0, bad: float | None = None) -> Sample:
+    def call(inv: float, found: float | None = 0.0, bad: float | None = None) -> Sample:
         grads = [torch.randn(s, generator=generator).to(device, d) for d in _lists.FLOATS for s in shapes]
         if bad is not None:
             grads[5][2, 3] = bad
-        return (grads, torch.full((), found, device=device), torch.full((), inv, device=device)), {}
+        flag = None if found is None else torch.full((), found, device=device)
+        return (grads, flag, torch.full((), inv, device=device)), {}
 
     yield call(2.0**-7)
     yield call(1.0, bad=torch.nan)
     yield call(0.25, bad=-torch.inf)
     yield call(0.5, found=1.0)  # an earlier find stays
+    yield call(0.3, found=None, bad=torch.inf)
+    yield call(1.0, found=None)
     yield (
         (
             [torch.full((3,), 1e30, device=device)],
@@ -45,7 +53,7 @@ def samples(device: str) -> Iterator[Sample]:
     )
 
 
-op = define("unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale) -> ()", _reference, samples=samples)
+op = define("unscale_(Tensor(a!)[] grads, Tensor(b!)? found_inf, Tensor inv_scale) -> ()", _reference, samples=samples)
 
 
 def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:

@@ -6,6 +6,9 @@
 // 16-byte accesses, four of them in flight a thread; each thread remembers whether all its results are finite and
 // reports at its end. Traps: what counts is the stored value, for a product that fits fp32 may still overflow fp16. The
 // flag is shared with other checks, so it is set and never cleared; many threads may set it, each to the same 1.
+//
+// Without a flag it is what a backward multiplies gradients by that its forward has made: a factor that the host does
+// not know, and that is 1 in most steps. Then every thread reads it and is done.
 #include "kernels/unscale.h"
 
 #include "device/atomic.cuh"
@@ -31,6 +34,7 @@ template <int kThreads, class Args>
 AK_KERNEL(kThreads, kUnscaleBlocksPerSm)
 unscale_kernel(AK_PARAM(Args) args, const float* inv_scale, float* found_inf) {
   const float factor = load(inv_scale);
+  if (found_inf == nullptr && factor == 1.0f) return;
   bool finite = true;
   int tensor = 0;
   for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
@@ -48,7 +52,7 @@ unscale_kernel(AK_PARAM(Args) args, const float* inv_scale, float* found_inf) {
       });
     });
   }
-  if (!finite) store_relaxed(found_inf, 1.0f);
+  if (!finite && found_inf != nullptr) store_relaxed(found_inf, 1.0f);
 }
 
 }  // namespace

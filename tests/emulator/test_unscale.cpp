@@ -155,6 +155,37 @@ void overflow_of_the_product(Cases& cases) {
   }
 }
 
+/// Without a flag: products as before, and for a factor of 1 no element is so much as read, as those that nobody has
+/// written would tell.
+void without_a_flag(Cases& cases) {
+  const auto call = [](List& list, float factor) {
+    emu::Buffer<float> inv_scale("inv_scale", 1);
+    inv_scale.set(0, factor);
+    return small_instance<64, 3>(2)(list.grads, nullptr, inv_scale.data());
+  };
+  for (const float factor : {0.25f, 1.0f / 3, 0x1p100f}) {  // the last: many a result is inf
+    cases.check("without a flag, times " + std::to_string(factor), [&]() -> std::string {
+      Rng rng(7);
+      List list = random_list<void>(rng, 5, false);
+      bool found = false;
+      std::vector<std::vector<char>> expected;
+      for (auto& b : list.buffers) expected.push_back(expect(*b, factor, found));
+      const Status status = call(list, factor);
+      if (!status.ok()) return status.message;
+      for (size_t k = 0; k < list.buffers.size(); k++) {
+        if (list.buffers[k]->bytes() != expected[k]) return "grads[" + std::to_string(k) + "]: wrong product";
+      }
+      return "";
+    });
+  }
+  cases.check("without a flag, times 1", [&]() -> std::string {
+    List list;
+    for (int k = 0; k < 4; k++) list.add(static_cast<DType>(k), 1000, 1);
+    const Status status = call(list, 1.0f);
+    return status.ok() ? "" : status.message;
+  });
+}
+
 /// As the package calls it, from no element at all to several launches.
 void shipped_instance(Cases& cases) {
   for (int tensors : {0, 1, 3, kGradListTensors, kGradListTensors + 2}) {
@@ -176,6 +207,7 @@ int main(int argc, char** argv) {
   ak::test::random_lists(cases);
   ak::test::non_finite(cases);
   ak::test::overflow_of_the_product(cases);
+  ak::test::without_a_flag(cases);
   ak::test::shipped_instance(cases);
   return cases.finish();
 }

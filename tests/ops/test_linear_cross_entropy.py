@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
+from amp_kernels.ops import linear_cross_entropy as module
+from amp_kernels.ops.linear_cross_entropy import default_chunk, linear_cross_entropy
 from amp_kernels.testing.bounds import UNIT_ROUNDOFF
 
 HALF = [torch.float16, torch.bfloat16]
@@ -115,12 +116,87 @@ def test_the_weights_gradient_does_not_get_worse_with_more_chunks():
     assert max(errors) <= 1.05 * errors[0]
 
 
-def test_fp16_gradients_are_made_under_the_loss_scale():
+@pytest.mark.parametrize("options", [{}, {"z_loss": 0.5}], ids=["forward", "backward"])
+def test_fp16_gradients_are_made_under_a_scale(options):
     x, weight, target, _ = problem(rows=64, dtype=torch.float16, bias=False)
     scale = 2.0**13
-    (linear_cross_entropy(x, weight, target).float() * scale).backward()
-    for leaf, grad in zip((x, weight), reference(x, weight, target, None, scale)[1], strict=True):
+    (linear_cross_entropy(x, weight, target, **options).float() * scale).backward()
+    for leaf, grad in zip((x, weight), reference(x, weight, target, None, scale, **options)[1], strict=True):
         assert_close(leaf.grad, grad, torch.float16)
+
+
+def test_small_gradients_in_fp16_need_no_loss_scale():
+    """Those of the logits are 2^-27 where nothing is the target, half of fp16's least number, in the sum they are 2^-19."""
+    classes = 2**19
+    x, weight = torch.ones(256, 2, requires_grad=True), torch.zeros(classes, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.float16):
+        linear_cross_entropy(x, weight, torch.arange(256), chunk_size=64).backward()
+    torch.testing.assert_close(weight.grad[256:], torch.full((classes - 256, 2), 1 / classes), rtol=2.0**-11, atol=0)
+
+
+def test_the_largest_gradients_in_fp16_are_in_range():
+    """Of a z-loss that is as large as the forward takes it, of logits of 400: 50 times those of the loss."""
+    x, weight = torch.full((1, 1), 20.0), torch.full((3, 1), 20.0)
+    args = x.half().requires_grad_(), weight.half().requires_grad_(), torch.tensor([1])
+    loss = linear_cross_entropy(*args, z_loss=2.0**-4, reduction="sum")
+    grads = torch.autograd.grad(loss, args[:2], torch.tensor(2.0**-4, dtype=torch.float16))
+    for got, want in zip(grads, reference(*args, None, 2.0**-4, z_loss=2.0**-4, reduction="sum")[1], strict=True):
+        assert_close(got, want, torch.float16)
+
+
+def test_no_row_counts_in_fp16():
+    x, weight, target, bias = problem(dtype=torch.float16)
+    loss = linear_cross_entropy(x, weight, torch.full_like(target, -100), linear_bias=bias)
+    loss.backward()
+    assert loss.isnan()
+    assert not any(leaf.grad.any() for leaf in (x, weight, bias))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "products"),
+    [
+        (torch.bfloat16, {}, (6, 0)),
+        (torch.float16, {}, (6, 0)),
+        (torch.float16, {"reduction": "sum", "label_smoothing": 0.1, "z_loss": 2.0**-4}, (6, 0)),
+        (torch.float16, {"z_loss": 2.0**-3}, (2, 6)),
+        (torch.float16, {"weight": torch.full((37,), 100.0)}, (2, 6)),
+        (torch.bfloat16, {"reduction": "none"}, (2, 6)),
+    ],
+)
+def test_products(dtype, options, products, monkeypatch):
+    """Of two chunks, in forward and in backward: three each, and a fourth where the forward cannot make gradients."""
+    x, weight, target, _ = problem(dtype=dtype, bias=False)
+    counted = []
+    for name in ("gemm_op", "gemm_accumulate_op"):
+        op = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, op=op, **kwargs: (counted.append(op), op(*args, **kwargs))[1])
+    loss = linear_cross_entropy(x, weight, target, chunk_size=12, **options).sum()
+    forward = len(counted)
+    loss.backward()
+    assert (forward, len(counted) - forward) == products
+
+
+def test_backward_looks_at_the_losss_gradient_once(monkeypatch):
+    """On the device, for all gradients together: what is made in the forward is not touched where that is 1."""
+    x, weight, target, bias = problem()
+    calls = []
+    monkeypatch.setattr("amp_kernels.ops.unscale.op", lambda grads, *args: calls.append((len(grads), *args)))
+    linear_cross_entropy(x, weight, target, linear_bias=bias).backward()
+    assert calls == [(3, None, torch.tensor(1.0))]
+
+
+def test_default_chunk():
+    """On Tensor Cores a fourth of the rows: of the 12 bytes and more that torch's two operations hold for a logit, 2 are a
+    chunk's at most, where all rows are one."""
+    for rows, dtype, device, chunk in (
+        (32768, torch.bfloat16, "cuda", 8192),
+        (4097, torch.float16, "cuda", 2048),
+        (100, torch.bfloat16, "cuda", 2048),
+        (32768, torch.float32, "cuda", 4096),
+        (32768, torch.bfloat16, "cpu", 4096),
+        (100, torch.bfloat16, "cpu", 1024),
+    ):
+        assert default_chunk(rows, dtype, device) == chunk
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -64,6 +64,28 @@ def test_results_that_are_not_finite():
     assert run([torch.full((3,), 200.0, dtype=torch.float16)], 300.0) == 0.0
 
 
+SIGNALLING = {
+    torch.float16: 0x7C01,
+    torch.bfloat16: 0x7F81,
+    torch.float32: 0x7F800001,
+}  # NaN that any operation changes
+
+
+def test_without_a_flag():
+    """Products all the same; for a factor of 1 no element is written, not even with what it was."""
+    for factor in (0.5, 1 / 3, math.inf):
+        ours, theirs = randn(3000, dtype=torch.bfloat16), randn(3000, dtype=torch.bfloat16)
+        OP([ours], None, torch.tensor(factor))
+        run([theirs], factor)
+        assert torch.equal(ours, theirs)
+    for dtype, bits in SIGNALLING.items():
+        grad = torch.tensor([bits], dtype=torch.int32 if dtype == torch.float32 else torch.int16).view(dtype)
+        OP([grad], None, torch.ones(()))
+        assert grad.view(torch.int32 if dtype == torch.float32 else torch.int16).item() == bits
+    with pytest.raises(RuntimeError, match=r"grads\[0\] must cover"):
+        OP([torch.ones(4)[::2]], None, torch.ones(()))
+
+
 def test_memory_order():
     base = randn(3, 4, 5, 6)
     grads = [

@@ -89,6 +89,17 @@ def test_an_earlier_find_stays():
     assert check([make(9, torch.float32)], found=2.0) == 2.0
 
 
+def test_without_a_flag():
+    for inv in (0.5, 1 / 3, math.inf):
+        ours, theirs = make(2500, torch.bfloat16, 1), make(2500, torch.bfloat16, 1)
+        module.unscale_([ours], None, torch.tensor(inv))
+        torch.ops.amp_kernels.unscale_([theirs], None, torch.tensor(inv))
+        assert_same_bits(ours, theirs)
+    signalling = torch.full((2500,), 0x7F81, dtype=torch.int16).view(torch.bfloat16)  # any operation changes it
+    module.unscale_([signalling], None, torch.ones(()))
+    assert (signalling.view(torch.int16) == 0x7F81).all()
+
+
 def test_dense_strides_and_empty_tensors():
     x = make(120, torch.bfloat16).reshape(2, 3, 4, 5)
     check([x.clone(memory_format=torch.channels_last), x.clone().permute(3, 1, 0, 2), torch.empty(0, 3)])

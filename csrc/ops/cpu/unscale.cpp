@@ -1,4 +1,5 @@
 // unscale_(grads, found_inf, inv_scale): grads *= inv_scale in place, found_inf = 1 if any result is not finite.
+// Without found_inf nothing is read or written for a factor of 1.
 //
 // torch's _amp_foreach_non_finite_check_and_unscale_ for a list of mixed dtypes, with one difference: the stored result
 // is tested, not the scaled gradient, so a finite gradient that a scale below one unscales to inf is found.
@@ -52,10 +53,11 @@ bool unscale_chunk(const Tensor& grad, const Chunk& chunk, float inv_scale) {
   }
 }
 
-void unscale_(const TensorList grads, const Tensor found_inf, const Tensor inv_scale) {
+void unscale_(const TensorList grads, const std::optional<Tensor> found_inf, const Tensor inv_scale) {
   check_list(kOp, "grads", grads);
   const float factor = read_scalar<float>(kOp, {"inv_scale"}, inv_scale);
-  float* flag = scalar_data<float>(kOp, {"found_inf"}, found_inf);
+  float* flag = found_inf ? scalar_data<float>(kOp, {"found_inf"}, *found_inf) : nullptr;
+  if (flag == nullptr && factor == 1.0f) return;
 
   const std::vector<Chunk> chunks =
       make_chunks(static_cast<int64_t>(grads.size()), [&](int64_t i) { return grads[static_cast<size_t>(i)].numel(); });
@@ -64,7 +66,7 @@ void unscale_(const TensorList grads, const Tensor found_inf, const Tensor inv_s
     if (unscale_chunk(grads[static_cast<size_t>(chunk.tensor)], chunk, factor))
       found.store(true, std::memory_order_relaxed);
   });
-  if (found.load()) *flag = 1.0f;
+  if (flag != nullptr && found.load()) *flag = 1.0f;
 }
 
 }  // namespace

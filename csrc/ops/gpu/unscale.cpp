@@ -8,8 +8,8 @@ namespace {
 
 constexpr const char* kOp = "unscale_";
 
-void run_unscale(const TensorList grads, const Tensor found_inf, const Tensor inv_scale) {
-  GpuCall call(kOp, {"found_inf"}, found_inf);
+void run_unscale(const TensorList grads, const std::optional<Tensor> found_inf, const Tensor inv_scale) {
+  GpuCall call(kOp, {"inv_scale"}, inv_scale);
   const std::vector<MutableGradRef> refs = call.grad_refs<void>(grads);
   const float* factor = call.scalar({"inv_scale"}, inv_scale);
   float* flag = call.mutable_scalar<float>({"found_inf"}, found_inf);
