@@ -38,8 +38,7 @@ def build(
 ) -> Step:
     """The step of this trainer, its forward pass compiled, or all of it as one CUDA graph."""
     device = data[0].device
-    # The update writes 16-bit weights, no forward casts any.
-    shadows = {"shadow_dtype": dtype} if provider == OURS else {}
+    shadows = {"shadow_dtype": dtype} if has_shadows(provider) else {}
     trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL, **shadows)
     trainer.model.fused_loss = provider == OURS  # the loss that never holds the logits
     forward = torch.compile(trainer.model) if compiled else trainer.model
@@ -54,6 +53,11 @@ def build(
         ak.graph_step(step, model=trainer.model, optimizer=trainer.optimizer, scaler=trainer.scaler) if graph else step
     )
     return lambda: run(*data)
+
+
+def has_shadows(provider: str) -> bool:
+    """Whether the update writes 16-bit weights, so that no forward casts any."""
+    return provider == OURS
 
 
 PROVIDERS = {
@@ -121,6 +125,7 @@ def measure(options: argparse.Namespace, config: Config, dtype: str) -> list[dic
         with device:
             steps[name] = build(model=GPT2(config, config.layers), data=data, dtype=DTYPES[dtype], **PROVIDERS[name])
         row = {"model": options.model, "layers": config.layers, "batch": config.batch, "dtype": dtype, "provider": name}
+        row["shadows"] = has_shadows(PROVIDERS[name]["provider"])
         row["losses"] = [steps[name]().item() for _ in range(4)]
         if device.type == "cuda":
             row["peak_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30

@@ -26,6 +26,7 @@ from .predict import (
     training,
     unaligned,
 )
+from .rows import OURS, TRAINING
 from .step_models import MODELS
 from .step_price import CUBLAS
 from .step_price import steps as training_steps
@@ -74,8 +75,7 @@ What the model cannot know:
 - data in L2: operands that the kernel in front has just written are faster, up to the memory's share;
 - training steps: torch's families of kernels have one rate each, chosen for three measured steps. This package's norms have the rates
   that they reached in the run above, at 768 columns; its loss and embedding gradients, which it did not time, their target of 80 % of a
-  copy. "converted" is `ak.convert`, with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`; the measured
-  step beside it had no shadows;
+  copy. "converted" is `ak.convert`, with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`{shadows};
 - other GPUs: an H100 differs in its memory's rate alone, an A100 in clock, tensor cores and memory, at the H200's shares of the data sheet.
 """
 
@@ -108,6 +108,12 @@ def measured() -> str:
     )
     text += "The optimizer's steps, on the device, and the training step of GPT-2 124M stand beside their predictions."
     return textwrap.fill(text, 140)
+
+
+def shadows() -> str:
+    """What sets the measured training step apart from the predicted one: its file says whether it had shadows."""
+    row = run().get((TRAINING, "gpt2-124m", "bf16", OURS))
+    return "; the measured\n  step beside it had no shadows" if row and not row.get("shadows") else ""
 
 
 def missed_products() -> str:
@@ -160,7 +166,7 @@ def missed() -> str:
 
 def page() -> str:
     h200 = CHIPS["H200"]
-    parts = [HEAD.format(measured=measured())]
+    parts = [HEAD.format(measured=measured(), shadows=shadows())]
 
     def add(title: str, basis: str, table: list) -> None:
         parts.append(f"\n## {title}\n\n{basis}\n\n" + "\n".join(markdown(table)) + "\n")

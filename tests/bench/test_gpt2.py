@@ -31,6 +31,7 @@ def test_all_take_the_same_step(small, tmp_path, capsys):
         losses = row["losses"]
         assert (row["model"], row["layers"], row["batch"], len(losses)) == ("gpt2-124m", 2, 2, 4)
         assert {"device", "commit", "date", "versions"} <= set(row)
+        assert row["shadows"] == ("amp_kernels" in row["provider"])
         assert "peak_gib" not in row  # which torch counts on CUDA alone
         first = rows[0 if row["dtype"] == "bf16" else len(PROVIDERS)]["losses"]
         assert losses == pytest.approx(first, rel=5e-3)

@@ -109,6 +109,15 @@ def test_what_this_package_took_stands_beside_the_prediction(measured_run, monke
     assert predict.trained("gpt2-124m", "torch eager") == STEPS["gpt2-124m", "torch eager"]
 
 
+def test_the_page_says_whether_the_measured_step_was_another(measured_run, monkeypatch):
+    (key,) = (key for key in measured.run() if "gpt2-124m" in key and "amp_kernels" in key)
+    for row, said in (({"ms": 70.0}, True), ({"shadows": False}, True), ({"shadows": True}, False)):
+        monkeypatch.setattr(predict_page, "run", lambda row=row: {key: row})
+        assert ("had no shadows" in predict_page.shadows()) == said
+    monkeypatch.setattr(predict_page, "run", dict)
+    assert predict_page.shadows() == ""
+
+
 @pytest.mark.parametrize(("device", "chip"), [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100")])
 def test_a_run_on_another_gpu_stands_beside_its_predictions(tmp_path, capsys, device, chip):
     layer = {"op": "layer_norm", "dtype": "fp32", "copy_gb_per_s": 2000.0, "bytes": 3 * 10**8}

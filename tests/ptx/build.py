@@ -1,8 +1,8 @@
 """Builds what the tests run: the fake CUDA runtime, and libamp_kernels_cuda on it, whose PTX the interpreter executes.
 
-The library is linked from the objects of the package's own build, where that is up to date. Elsewhere its sources are compiled to PTX
-alone, a few times faster. What is made lies in build/ptx under a name that says what it was made of, so that only what changed is made
-again. By hand:
+The library is linked from the objects of the package's own build, as far as they are up to date. Sources that have changed since, or
+whose includes have, are compiled to PTX alone, a few times faster. What is made lies in build/ptx under a name that says what it was made
+of, so that only what changed is made again. By hand:
     python -m tests.ptx.build
 """
 
@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -97,28 +98,39 @@ def glue_flags(cuda: str) -> list[str]:
     return [*flags, "-DAK_HAS_GEMM_SM80", f"-isystem{cuda}"]
 
 
-def package_objects() -> list[Path]:
-    """What the package's build linked its CUDA library from, if that has the default architectures and no source is newer."""
+def package_objects() -> dict[Path, Path]:
+    """What the package's build linked its CUDA library from, by source, if it has the default architectures: the objects that are newer
+    than their source and all that it includes."""
     libraries = ROOT.glob("build/cmake-*/libamp_kernels_cuda.so")
     library = max(libraries, key=lambda path: path.stat().st_mtime, default=None)
-    sources = [ROOT / "CMakeLists.txt", *(path for path in CSRC.rglob("*") if path.is_file())]
-    if library is None or library.stat().st_mtime < max(path.stat().st_mtime for path in sources):
-        return []
+    if library is None:
+        return {}
+    commands = ROOT / "CMakeLists.txt"
     cache = (library.parent / "CMakeCache.txt").read_text()
     built = re.search(r"^AMP_KERNELS_CUDA_ARCHS:.*?=(.*)$", cache, re.MULTILINE)[1].split(";")
-    default = re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', sources[0].read_text())[1].split(";")
+    default = re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', commands.read_text())[1].split(";")
     if not set(default) <= set(built):
-        return []
+        return {}
     folder = library.parent / "CMakeFiles/amp_kernels_cuda.dir"
-    objects = {path: ROOT / path.relative_to(folder).with_suffix("") for path in folder.rglob("*.o")}
-    return sorted(path for path, source in objects.items() if source in sources)
+    objects = {ROOT / path.relative_to(folder).with_suffix(""): path for path in folder.rglob("*.o")}
+    return {
+        source: path
+        for source, path in objects.items()
+        if source.exists() and is_newer(path, [commands, *depends(source)]) and is_newer(library, [path])
+    }
 
 
-def own_objects(cuda: str, pool: Executor) -> list[Path]:
+def is_newer(made: Path, sources: Iterable[Path]) -> bool:
+    return made.stat().st_mtime > max(path.stat().st_mtime for path in sources)
+
+
+def library_objects(cuda: str, pool: Executor) -> list[Path]:
+    """The package's, and of sources that have changed since, objects compiled here."""
     jobs = [(source, kernel_flags(source), ["nvcc"]) for source in (CSRC / "kernels").glob("*.cu")]
     jobs.sort(key=lambda job: "_sm90" not in job[0].stem)  # the longest first
     jobs += [(source, glue_flags(cuda), [CXX]) for source in (CSRC / "ops/gpu").glob("*.cpp")]
-    return list(pool.map(lambda job: compile_one(*job), jobs))
+    there = package_objects()
+    return list(pool.map(lambda job: there.get(job[0]) or compile_one(*job), jobs))
 
 
 def link(output: str, objects: list[Path], flags: list[str]) -> Path:
@@ -148,7 +160,7 @@ def _build() -> tuple[Path, Path]:
     flags = ["-O1", "-fPIC", "-fvisibility=hidden", f"-isystem{cuda}"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         fake = list(pool.map(lambda source: compile_one(source, flags, [CXX]), FAKE.glob("*.cpp")))
-        objects = package_objects() or own_objects(cuda, pool)
+        objects = library_objects(cuda, pool)
     runtime = link("libcudart.so", fake, [])
     driver = runtime.with_name("libcuda.so.1")
     if not driver.exists():
