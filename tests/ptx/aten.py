@@ -137,6 +137,7 @@ def _run_on_cpu(function, args, kwargs):
         kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
     given = [a for a in args if isinstance(a, torch.Tensor)]
+    place = device if device is not None else originals[0][1].device if originals else "cuda"
     result = (function.overloadpacket if takes_number(function, args) else function)(*args, **kwargs)
     scalar = function is torch.ops.aten._local_scalar_dense.default
     to_cuda = torch.device(device).type == "cuda" if device is not None else not scalar
@@ -149,7 +150,7 @@ def _run_on_cpu(function, args, kwargs):
                 return original
         if not isinstance(value, torch.Tensor) or not to_cuda or value.is_cuda or any(value is a for a in given):
             return value
-        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=place)
         on_cpu(out).copy_(value)
         made.append(out)
         return out

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "ptx"
 CSRC, FAKE = ROOT / "csrc", Path(__file__).parent / "fake_cuda"
+STATIC = Path(__file__).parent / "static_cudart.cpp"
 CXX = os.environ.get("CXX", "c++")
 COMMON = ["-std=c++20", f"-I{CSRC}"]
 # --fmad=false and contraction off as in CMakeLists.txt
@@ -160,7 +161,7 @@ def _build() -> tuple[Path, Path]:
     flags = ["-O1", "-fPIC", "-fvisibility=hidden", f"-isystem{cuda}"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         fake = list(pool.map(lambda source: compile_one(source, flags, [CXX]), FAKE.glob("*.cpp")))
-        objects = library_objects(cuda, pool)
+        objects = [*library_objects(cuda, pool), compile_one(STATIC, flags, [CXX])]
     runtime = link("libcudart.so", fake, [])
     driver = runtime.with_name("libcuda.so.1")
     if not driver.exists():

@@ -23,6 +23,7 @@ class FakeLaunch(ctypes.Structure):  # mirrored in fake_cuda/fake.h
         ("shared_bytes", ctypes.c_uint64),
         ("overlap", ctypes.c_int),
         ("shared_limit", ctypes.c_int),
+        ("device", ctypes.c_int),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
     )
 
@@ -43,10 +44,11 @@ class Prepared:
     shared_limit: int
     arguments: bytes
     orders_shared: bool = True  # whether accesses to shared memory must be ordered
+    device: int = 0
 
 
 class Machine:
-    """The device of this process."""
+    """The devices of this process, of which most tests know the first."""
 
     def __init__(self, runtime: Path, library: Path):
         self.runtime = ctypes.CDLL(str(runtime))
@@ -61,16 +63,19 @@ class Machine:
         self.ever_launched: set[str] = set()  # which no test clears
         self._kernels: dict[tuple, Kernel] = {}
         self.prepared: list[Prepared] = []
-        self._changes = -1
+        self._changes = [-1, -1]
         self._one_at_a_time = threading.Lock()  # launches of several host threads
-        self.device = Device()
-        self.set_chip(90, 2)
+        self.devices = (Device(), Device())
+        self.device = self.devices[0]
+        for device in range(len(self.devices)):
+            self.set_chip(90, 2, device=device)
         self._callbacks = PREPARE(self._guarded(self._prepare, -1)), RUN(self._guarded(self._run, 1))
         self.runtime.fake_set_interpreter(*self._callbacks)
 
-    def set_chip(self, capability: int, sm_count: int, shared_per_block: int = 227 * 1024) -> None:
-        self.device.capability, self.device.shared_limit = capability, shared_per_block
-        self.runtime.fake_set_chip(capability // 10, capability % 10, sm_count, shared_per_block)
+    def set_chip(self, capability: int, sm_count: int, shared_per_block: int = 227 * 1024, device: int = 0) -> None:
+        it = self.devices[device]
+        it.capability, it.shared_limit = capability, shared_per_block
+        self.runtime.fake_set_chip(device, capability // 10, capability % 10, sm_count, shared_per_block)
         self.library.ak_forget_devices()
 
     def calls(self, name: str) -> int:
@@ -81,7 +86,8 @@ class Machine:
         """Drops kernels and what was made for them."""
         self._kernels.clear()
         self.prepared.clear()
-        self.device.pool.clear()
+        for device in self.devices:
+            device.pool.clear()
 
     def _guarded(self, function, failed: int):
         def call(*arguments):
@@ -109,16 +115,17 @@ class Machine:
     def _prepare(self, pointer) -> int:
         launch = pointer.contents
         name = launch.kernel.decode()
-        source = newest(self.sources, name, self.device.capability)
+        capability = self.devices[launch.device].capability
+        source = newest(self.sources, name, capability)
         if source is None:
-            raise PtxError(f"there is no PTX of {name} for sm_{self.device.capability}")
+            raise PtxError(f"there is no PTX of {name} for sm_{capability}")
         kernel = self.kernel(source, name)
         arguments = bytearray(kernel.parameter_bytes)
         for i, (at, size) in enumerate(kernel.parameters.values()):
             arguments[at : at + size] = ctypes.string_at(launch.arguments[i], size)
         return self.prepare(
             Prepared(kernel, tuple(launch.grid), tuple(launch.block), tuple(launch.cluster), launch.shared_bytes,
-                     launch.shared_limit, bytes(arguments))
+                     launch.shared_limit, bytes(arguments), device=launch.device)
         )  # fmt: skip
 
     def prepare(self, launch: Prepared) -> int:
@@ -128,20 +135,21 @@ class Machine:
 
     def _run(self, number: int, overlap: int) -> int:
         p = self.prepared[number]
-        self._refresh_memory()
+        device = self.devices[p.device]
+        self._refresh_memory(p.device)
         self.launched.append(p.kernel.name)
         self.ever_launched.add(p.kernel.name)
-        self.device.orders_shared = p.orders_shared
-        Launch(self.device, p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments, seed=self.seed,
+        device.orders_shared = p.orders_shared
+        Launch(device, p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments, seed=self.seed,
                shared_limit=p.shared_limit, overlapping=bool(overlap)).run()  # fmt: skip
         return 0
 
-    def _refresh_memory(self) -> None:
+    def _refresh_memory(self, device: int) -> None:
         changes = self.runtime.fake_memory_changes()
-        if changes == self._changes:
+        if changes == self._changes[device]:
             return
-        count = self.runtime.fake_buffers(None, 0)
+        count = self.runtime.fake_buffers(device, None, 0)
         pairs = (ctypes.c_uint64 * (2 * count))()
-        self.runtime.fake_buffers(pairs, count)
-        self.device.memory.set_buffers([(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)])
-        self._changes = changes
+        self.runtime.fake_buffers(device, pairs, count)
+        self.devices[device].memory.set_buffers([(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)])
+        self._changes[device] = changes

@@ -24,17 +24,23 @@ def machine() -> Machine:
     if load._absent.pop("cuda", None):
         load_library(library)
     replace_cuda_kernels()
+    torch.cuda.get_device_capability = capability_of
     load.cuda_archs = lambda: ("8.0+PTX", "9.0a")
     return Machine(Path(os.environ["LD_PRELOAD"]), Path(library))
 
 
-def set_chip(capability: int, sm_count: int) -> Machine:
+def capability_of(device: torch.device | str | int | None = None) -> tuple[int, int]:
+    """In place of torch.cuda.get_device_capability, which asks a device once."""
+    index = device if isinstance(device, int) else torch.device(device).index if device is not None else None
+    return divmod(machine().devices[torch.cuda.current_device() if index is None else index].capability, 10)
+
+
+def set_chip(capability: int, sm_count: int, device: int = 0) -> Machine:
     """The device becomes a chip of that compute capability."""
     it = machine()
     from amp_kernels._dispatch import policy
 
     # Shared memory of a block: CUDA C++ Programming Guide, technical specifications per compute capability.
-    it.set_chip(capability, sm_count, {75: 64, 80: 163, 90: 227, 120: 99}[capability] * 1024)
-    torch.cuda.get_device_capability = lambda device=None: (capability // 10, capability % 10)
+    it.set_chip(capability, sm_count, {75: 64, 80: 163, 90: 227, 120: 99}[capability] * 1024, device)
     policy._select.cache_clear()
     return it

@@ -71,17 +71,21 @@ class Driver:
         self.kernels: list[Kernel] = []
         triton.knobs.runtime.kernel_load_start_hook = self._take_text
 
+    @property
+    def device(self):
+        return self.machine.devices[torch.cuda.current_device()]
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.machine.device.capability, 32)
+        return GPUTarget("cuda", self.device.capability, 32)
 
     def get_current_device(self) -> int:
-        return self.machine.device.capability  # Triton keeps its kernels by device
+        return self.device.capability  # Triton keeps its kernels by device
 
     def get_current_stream(self, device: int) -> int:
         return torch.cuda.current_stream().cuda_stream
 
     def get_device_properties(self, device: int) -> dict:
-        return {"max_shared_mem": self.machine.device.shared_limit}
+        return {"max_shared_mem": self.device.shared_limit}
 
     def _take_text(self, module, function, name, files, hash) -> None:
         self.text = next(Path(path).read_text() for file, path in files.items() if file.endswith(".ptx"))
@@ -103,7 +107,7 @@ class Driver:
                 raw = value if isinstance(value, bytes) else (value % (1 << 8 * size)).to_bytes(size, "little")
                 assert len(raw) == size
                 data[at : at + size] = raw
-            threads, limit = metadata.num_warps * 32, self.machine.device.shared_limit
+            threads, limit = metadata.num_warps * 32, self.device.shared_limit
             number = self.machine.prepare(
                 Prepared(
                     kernel,
@@ -114,6 +118,7 @@ class Driver:
                     limit,
                     bytes(data),
                     orders_shared=False,
+                    device=torch.cuda.current_device(),
                 )
             )
             if self.machine.runtime.fake_launch(ctypes.c_void_p(stream), number):

@@ -29,6 +29,7 @@ class Target {
   static bool has(const Tensor& t) { return t.is_cuda(); }
 
   explicit Target(const Tensor& first) : index_(first.get_device_index()), guard_(index_) {
+    make_current(index_);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream_));
   }
 
@@ -76,6 +77,14 @@ class Target {
   }
 
  private:
+  // The guard has told torch's runtime. Ours is another, linked statically, with a current device of its own, which
+  // follows the driver's context by its implementation alone.
+  static void make_current(int32_t index) {
+    int current = -1;
+    STD_CUDA_CHECK(cudaGetDevice(&current));
+    if (current != index) STD_CUDA_CHECK(cudaSetDevice(index));
+  }
+
   int32_t index_;
   torch::stable::accelerator::DeviceGuard guard_;
   void* stream_ = nullptr;

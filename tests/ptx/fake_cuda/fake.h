@@ -1,6 +1,6 @@
 // A CUDA runtime without a GPU, preloaded in place of libcudart: device memory is host memory, work is done in the
 // order in which it is enqueued, and a kernel is handed to the PTX interpreter, which registers itself as
-// `Interpreter`.
+// `Interpreter`. There are two devices, neither of which reaches the other's memory.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -22,6 +22,7 @@ struct Launch {
   uint64_t shared_bytes;
   int overlap;       ///< programmatic stream serialization, and a kernel is right in front of it in its stream
   int shared_limit;  ///< of dynamic shared memory, as set by cudaFuncSetAttribute
+  int device;
   void** arguments;
 };
 
@@ -37,7 +38,9 @@ struct Chip {
   int major = 9, minor = 0, sm_count = 2;
   int shared_per_block = 227 * 1024, shared_per_sm = 228 * 1024;
 };
-extern Chip chip;
+constexpr int kDevices = 2;
+extern Chip chips[kDevices];
+extern thread_local int current_device;
 extern int captures;  ///< graphs that are being captured
 
 /// Counts a call of the runtime's function, for fake_calls().
@@ -54,9 +57,11 @@ struct Graph {
   bool invalid = false;  ///< what no capture allows was asked for
 };
 struct Stream {
+  int device = 0;
   Graph* capturing = nullptr;
   bool kernel_in_front = false;  ///< the last work was a kernel
 };
+/// Every device has a null stream of its own.
 Stream& stream_of(cudaStream_t stream);
 
 /// Does `work` now, or notes it down if the stream is being captured.

@@ -12,7 +12,7 @@ namespace {
 
 struct Kernel {
   std::string name;
-  int shared_limit = 48 * 1024;
+  int shared_limit[kDevices] = {48 * 1024, 48 * 1024};
 };
 std::unordered_map<const void*, Kernel>& kernels() {
   static std::unordered_map<const void*, Kernel> all;
@@ -27,6 +27,8 @@ cudaError_t launch(const cudaLaunchConfig_t& c, const void* function, void** arg
   const auto found = kernels().find(function);
   if (found == kernels().end()) return fail(cudaErrorInvalidDeviceFunction, "the kernel was never registered");
   const Kernel& k = found->second;
+  if (stream_of(c.stream).device != current_device)
+    return fail(cudaErrorInvalidResourceHandle, "a stream of another device for " + k.name);
   if (!interpreter.prepare) return fail(cudaErrorNotSupported, "no interpreter to launch " + k.name);
   Launch l{k.name.c_str(),
            {c.gridDim.x, c.gridDim.y, c.gridDim.z},
@@ -34,7 +36,8 @@ cudaError_t launch(const cudaLaunchConfig_t& c, const void* function, void** arg
            {1, 1, 1},
            c.dynamicSmemBytes,
            0,
-           k.shared_limit,
+           k.shared_limit[current_device],
+           current_device,
            arguments};
   for (unsigned i = 0; i < c.numAttrs; i++) {
     const auto& value = c.attrs[i].val;
@@ -75,7 +78,7 @@ FAKE_API void __cudaRegisterFatBinaryEnd(void**) {}
 FAKE_API void __cudaUnregisterFatBinary(void**) {}
 FAKE_API void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*,
                                      dim3*, int*) {
-  kernels()[host] = {name};
+  kernels()[host].name = name;
 }
 FAKE_API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 FAKE_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
@@ -98,10 +101,11 @@ FAKE_API cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribut
   count("cudaFuncSetAttribute");
   const auto found = kernels().find(function);
   if (found == kernels().end()) return fail(cudaErrorInvalidDeviceFunction, "the kernel was never registered");
-  if (which != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > chip.shared_per_block)
+  if (which != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+      value > chips[current_device].shared_per_block)
     return fail(cudaErrorInvalidValue,
                 "cudaFuncSetAttribute(" + std::to_string(which) + ", " + std::to_string(value) + ")");
-  found->second.shared_limit = value;
+  found->second.shared_limit[current_device] = value;
   return cudaSuccess;
 }
 

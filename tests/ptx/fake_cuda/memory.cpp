@@ -1,4 +1,4 @@
-// The device and its memory. Fresh memory is NaN in every floating-point type.
+// The devices and their memory. Fresh memory is NaN in every floating-point type.
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -8,14 +8,19 @@
 
 namespace fake {
 
-Chip chip;
+Chip chips[kDevices];
+thread_local int current_device = 0;
 int captures = 0;
 
 namespace {
 
 constexpr size_t kAlignment = 512, kGap = 4096;
 std::mutex mutex;
-std::map<uintptr_t, size_t> buffers;
+struct Buffer {
+  size_t bytes;
+  int device;
+};
+std::map<uintptr_t, Buffer> buffers;
 uint64_t changes = 0;  // allocations and frees so far
 
 cudaError_t allocate(void** p, size_t bytes) {
@@ -24,7 +29,7 @@ cudaError_t allocate(void** p, size_t bytes) {
   if (!*p) return bytes ? cudaErrorMemoryAllocation : cudaSuccess;
   std::memset(*p, 0xff, bytes);
   const std::lock_guard lock(mutex);
-  buffers[reinterpret_cast<uintptr_t>(*p)] = bytes;
+  buffers[reinterpret_cast<uintptr_t>(*p)] = {bytes, current_device};
   changes++;
   return cudaSuccess;
 }
@@ -43,20 +48,21 @@ cudaError_t release(void* p) {
 
 using namespace fake;
 
-/// How often the set of buffers has changed; with `out`, writes pairs of address and bytes, at most `pairs` of them,
-/// and returns how many there are.
+/// How often the set of buffers has changed; with `out`, writes pairs of address and bytes of the device's, at most
+/// `pairs` of them, and returns how many there are.
 FAKE_API uint64_t fake_memory_changes() { return changes; }
-FAKE_API uint64_t fake_buffers(uint64_t* out, uint64_t pairs) {
+FAKE_API uint64_t fake_buffers(int device, uint64_t* out, uint64_t pairs) {
   const std::lock_guard lock(mutex);
   uint64_t i = 0;
-  for (const auto& [at, bytes] : buffers) {
-    if (i < pairs) out[2 * i] = at, out[2 * i + 1] = bytes;
+  for (const auto& [at, buffer] : buffers) {
+    if (buffer.device != device) continue;
+    if (i < pairs) out[2 * i] = at, out[2 * i + 1] = buffer.bytes;
     i++;
   }
   return i;
 }
-FAKE_API void fake_set_chip(int major, int minor, int sm_count, int shared_per_block) {
-  chip = {major, minor, sm_count, shared_per_block, shared_per_block + 1024};
+FAKE_API void fake_set_chip(int device, int major, int minor, int sm_count, int shared_per_block) {
+  chips[device] = {major, minor, sm_count, shared_per_block, shared_per_block + 1024};
 }
 
 FAKE_API cudaError_t cudaMalloc(void** p, size_t bytes) { return allocate(p, bytes); }
@@ -77,8 +83,9 @@ FAKE_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const vo
   const std::lock_guard lock(mutex);
   const auto at = reinterpret_cast<uintptr_t>(p);
   auto next = buffers.upper_bound(at);
-  const bool device = next != buffers.begin() && at < std::prev(next)->first + std::prev(next)->second;
+  const bool device = next != buffers.begin() && at < std::prev(next)->first + std::prev(next)->second.bytes;
   *a = {};
+  a->device = device ? std::prev(next)->second.device : -1;
   a->type = device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   a->devicePointer = a->hostPointer = const_cast<void*>(p);
   return cudaSuccess;
@@ -103,10 +110,13 @@ FAKE_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
-// ---- the device
-FAKE_API cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-FAKE_API cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-FAKE_API cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+// ---- the devices
+FAKE_API cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
+FAKE_API cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+FAKE_API cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  return current_device = device, cudaSuccess;
+}
 FAKE_API cudaError_t cudaDeviceSynchronize() { return wait("cudaDeviceSynchronize"); }
 FAKE_API cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 FAKE_API cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
@@ -114,7 +124,8 @@ FAKE_API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can =
 FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return *least = *greatest = 0, cudaSuccess;
 }
-FAKE_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+FAKE_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device) {
+  const Chip& chip = chips[device];
   count("cudaDeviceGetAttribute");
   switch (which) {
     case cudaDevAttrComputeCapabilityMajor:
@@ -131,7 +142,8 @@ FAKE_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, in
       return fail(cudaErrorNotSupported, "the fake device has no attribute " + std::to_string(which));
   }
 }
-FAKE_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+FAKE_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+  const Chip& chip = chips[device];
   *p = {};
   std::strcpy(p->name, "PTX on a CPU");
   p->totalGlobalMem = size_t{16} << 30;

@@ -10,6 +10,7 @@
 #include "fake.h"
 
 struct CUevent_st {
+  int device = fake::current_device;
   fake::Graph* captured = nullptr;
   std::chrono::steady_clock::time_point at;
 };
@@ -47,8 +48,8 @@ cudaError_t fail(cudaError_t code, const std::string& why) {
 }
 
 Stream& stream_of(cudaStream_t stream) {
-  static Stream null_stream;
-  return stream ? *reinterpret_cast<Stream*>(stream) : null_stream;
+  static Stream null_streams[kDevices] = {{.device = 0}, {.device = 1}};
+  return stream ? *reinterpret_cast<Stream*>(stream) : null_streams[current_device];
 }
 
 cudaError_t enqueue(cudaStream_t stream, bool kernel, std::function<cudaError_t()> work) {
@@ -78,7 +79,7 @@ FAKE_API cudaError_t cudaGetLastError() { return std::exchange(last_code, cudaSu
 FAKE_API cudaError_t cudaPeekAtLastError() { return last_code; }
 
 FAKE_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+  *stream = reinterpret_cast<cudaStream_t>(new Stream{.device = current_device});
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
@@ -105,6 +106,8 @@ FAKE_API cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (event->device != stream_of(stream).device)
+    return fail(cudaErrorInvalidResourceHandle, "an event is recorded in a stream of another device");
   event->captured = stream_of(stream).capturing;
   event->at = std::chrono::steady_clock::now();
   return cudaSuccess;
