@@ -18,7 +18,7 @@ from bench.gemm_shapes import Shape
 from bench.measured import STEPS
 from bench.plan import CHIPS
 from bench.step_models import MODELS
-from bench.step_price import fused, steps
+from bench.step_price import fused, steps, traces
 from bench.step_trace import Op
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
@@ -206,6 +206,13 @@ def test_training_steps_are_those_measured(name):
     assert ours.peak_bytes < (0.55 if name == "gpt2-124m" else 1) * torchs.peak_bytes
     assert ours.total < torchs.total
     assert {k for k, v in ours.seconds.items() if v > torchs.seconds[k]} <= {"gemm"}
+
+
+def test_what_is_priced_as_ours_is_ours_on_a_gpu():
+    glue = "".join(path.read_text() for path in (ROOT / "csrc" / "ops" / "gpu").glob("*.cpp"))
+    names = {op.name for each in traces(MODELS["gpt2-124m"], True) for op in each.ops if op.name.startswith("ak::")}
+    assert "ak::gemm" in names
+    assert not [name for name in names if f'"{name.removeprefix("ak::")}"' not in glue]
 
 
 def test_families_of_the_measured_step():
