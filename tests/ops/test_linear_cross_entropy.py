@@ -326,6 +326,32 @@ def test_compile_fullgraph(reduction):
     assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
 
 
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_run_follows_torchs(dtype):
+    """From the loss of a model that knows nothing, 8, down: there a run with another package's stood still (Liger-Kernel#512)."""
+    classes, features, words = 2981, 32, 64
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(words, features, generator=generator), 0.1 * torch.randn(classes, features, generator=generator)
+    target = torch.randint(classes, (words,), generator=generator)
+    followed = []
+    for loss_of in (linear_cross_entropy, lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target)):
+        x, weight = (t.clone().requires_grad_() for t in start)
+        optimizer = torch.optim.AdamW((x, weight), lr=0.02)
+        losses = []
+        for _ in range(40):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype):
+                loss = loss_of(x, weight, target)
+            (loss * 1024).backward()
+            optimizer.step()
+            losses.append(loss.item())
+        followed.append(torch.tensor(losses))
+    ours, torchs = followed
+    assert ours[0] > 8
+    assert ours[-1] < 1
+    assert (ours - torchs).abs().max() < 0.02 * 8
+
+
 def test_the_module():
     layer = ak.nn.LinearCrossEntropyLoss(16, 37, bias=True, weight=torch.rand(37), label_smoothing=0.1)
     assert list(layer.state_dict()) == ["weight", "linear.weight", "linear.bias"]
