@@ -105,7 +105,7 @@ _captured: list[torch.Tensor] = []
 
 
 def upload(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
-    """Rows of 64-bit integers as a tensor on the device, kept for the next call that needs the same.
+    """Rows of 64-bit integers as a tensor on the device, which is the current one, kept for the next call that needs the same.
 
     A table is never written again, and one that a CUDA graph reads, or is filled from, lives as long as the process: a
     replay must find it unchanged. The stream is part of the key because the copy is only ordered before later work of

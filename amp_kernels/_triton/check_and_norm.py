@@ -197,16 +197,16 @@ def check_and_norm(
     """``amp_kernels::check_and_norm`` for tensors that Triton can reach; see ``amp_kernels/ops/check_and_norm.py``."""
     device = grads[0].device
     entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype], i) for i, g in enumerate(grads)]
-    tables = _tables.tensor_tables(entries, device)
-    make = torch.zeros if not tables or (per_tensor and not all(entry[0] for entry in entries)) else torch.empty
-    norms, found_infs = (
-        make((len(grads),) if per_tensor else (), dtype=torch.float32, device=device) for _ in range(2)
-    )
-    programs = _tables.programs(device, PROGRAMS_PER_SM)
-    sizes = [table.chunks if per_tensor else programs for table in tables]
-    places = sum(sizes)
-    slots = torch.empty(places + triton.cdiv(places, 2), dtype=torch.float64, device=device)
     with _tables.on(device):
+        tables = _tables.tensor_tables(entries, device)
+        make = torch.zeros if not tables or (per_tensor and not all(entry[0] for entry in entries)) else torch.empty
+        norms, found_infs = (
+            make((len(grads),) if per_tensor else (), dtype=torch.float32, device=device) for _ in range(2)
+        )
+        programs = _tables.programs(device, PROGRAMS_PER_SM)
+        sizes = [table.chunks if per_tensor else programs for table in tables]
+        places = sum(sizes)
+        slots = torch.empty(places + triton.cdiv(places, 2), dtype=torch.float64, device=device)
         for i, table in enumerate(tables):
             check_and_norm_kernel[(programs,)](
                 table.rows,

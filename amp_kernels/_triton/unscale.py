@@ -86,10 +86,10 @@ def unscale_kernel(table, tensors, found_inf, inv_scale, TENSORS: tl.constexpr, 
 def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor | None, inv_scale: torch.Tensor) -> None:
     """``amp_kernels::unscale_`` for tensors that Triton can reach; see ``amp_kernels/ops/unscale.py``."""
     device = grads[0].device
-    tables = _tables.tensor_tables([(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads], device)
+    entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads]
     programs = _tables.programs(device, PROGRAMS_PER_SM)
     with _tables.on(device):
-        for table in tables:
+        for table in _tables.tensor_tables(entries, device):
             unscale_kernel[(min(programs, table.chunks),)](
                 table.rows,
                 table.tensors,

@@ -115,6 +115,31 @@ def test_a_stream_of_the_tensors_device_is_used(streams):
     assert c.cpu().eq(4096).all()
 
 
+@pytest.mark.parametrize("work", [product, step, norm], ids=lambda work: work.__name__)
+def test_tritons_kernels_are_launched_on_the_device_of_the_tensors(work):
+    with ak.backend("triton"):
+        there, here = (done(work, torch.device("cuda", i))[0] for i in (1, 0))
+    for got, want in zip(there, here, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_a_graph_of_one_device_while_the_other_is_current():
+    """What it reads of a table of tensors lives as long as the process, whatever is called in between."""
+    from amp_kernels._triton import _tables
+
+    device = torch.device("cuda", 1)
+    grads = [torch.ones(300).to(device), torch.ones(70).half().to(device)]
+    found, inverse = torch.zeros(()).to(device), torch.tensor(0.5).to(device)
+    kept = len(_tables._captured)
+    graph = torch.cuda.CUDAGraph()
+    with ak.backend("triton"), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), torch.cuda.device(0):
+        ak.ops.unscale.unscale_(grads, found, inverse)
+        ak.ops.check_and_norm.check_and_norm(grads, None)
+    assert len(_tables._captured) == kept + 4  # two tables, and what they are filled from
+    graph.replay()
+    assert all(grad.cpu().eq(0.5).all() for grad in grads)
+
+
 def test_tensors_of_two_devices_are_refused():
     a = torch.ones(16, 16).half()
     with pytest.raises(ValueError, match="b is on cuda:1, but a is on cuda:0"):
