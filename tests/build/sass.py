@@ -1,8 +1,8 @@
 """Follows one thread through a kernel's machine code (SASS, sm_90) for given arguments, and counts what it executes.
 
 Integers, addresses and predicates are computed, from the thread's number, the bytes of the kernel's arguments and words of shared
-memory that the caller names; floats and whatever else comes from memory are unknown (None). A branch on something unknown is not taken: those are the slow paths of a division, and what a
-wait says. Asynchronous work is taken as done, so a loop that waits ends at once.
+memory that the caller names; floats and whatever else comes from memory are unknown (None). A branch on something unknown is not taken:
+those are the slow paths of a division, and what a wait says. Asynchronous work is taken as done, so a loop that waits ends at once.
 """
 
 from __future__ import annotations
