@@ -69,14 +69,20 @@ def test_bad_options_are_refused(options, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_ours_reads_shadows(small, monkeypatch):
-    taken, trainer = [], gpt2.TRAINERS["amp_kernels"]
-    monkeypatch.setitem(
-        gpt2.TRAINERS, "amp_kernels", lambda *args, **kwargs: taken.append(kwargs) or trainer(*args, **kwargs)
-    )
-    data = (torch.zeros(1, 16, dtype=torch.long),) * 2
-    gpt2.build("amp_kernels", step_models.GPT2(step_models.MODELS["gpt2-124m"], 1), data, torch.bfloat16)()
-    assert taken == [{"shadow_dtype": torch.bfloat16}]
+@pytest.mark.parametrize("shadowed", [True, False])
+def test_ours_reads_shadows(shadowed, small, monkeypatch):
+    """No weight is cast in a step; without shadows the linear layers' are, as this test would see."""
+    trainer = gpt2.TRAINERS["amp_kernels"]
+    if not shadowed:
+        monkeypatch.setitem(gpt2.TRAINERS, "amp_kernels", lambda *args, shadow_dtype: trainer(*args))
+    model = step_models.GPT2(step_models.MODELS["gpt2-124m"], 1)
+    weights = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    step = gpt2.build("amp_kernels", model, (torch.zeros(1, 16, dtype=torch.long),) * 2, torch.bfloat16)
+    step()
+    with torch.profiler.profile(record_shapes=True, acc_events=True) as profile:
+        step()
+    cast = {tuple(event.input_shapes[0]) for event in profile.events() if event.name == "aten::_to_copy"}
+    assert weights & cast == (set() if shadowed else weights)
 
 
 def test_fp16_is_scaled_and_bf16_is_not(small, monkeypatch):

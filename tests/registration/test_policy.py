@@ -77,6 +77,16 @@ def test_a_gemm_that_cannot_run_says_why():
         choose("gemm", "cuda", (10, 0), replace(FULL, tensor_cores=True), "cuda")
 
 
+@pytest.mark.parametrize("op", ["cross_entropy_rows_", "norm_forward", "norm_backward", "softmax_rows", "unscale_"])
+def test_rows_go_to_cuda_before_ampere(op):
+    """Which has no bf16: the kernels' conversions are arithmetic there (tests/ptx/test_forms.py). Triton's, which need its
+    instructions, are not taken (Liger-Kernel#1316)."""
+    assert choose(op, "cuda", (7, 5), FULL).backend == "cuda"
+    assert choose(op, "cuda", (7, 5), PYTHON_ONLY).backend == "reference"
+    with pytest.raises(BackendUnavailable):
+        choose(op, "cuda", (7, 5), FULL, "triton")
+
+
 def test_only_a_fall_to_the_reference_on_a_gpu_is_slow():
     assert choose("gemm", "cuda", (7, 0), FULL).slow
     assert not choose("gemm", "cuda", (9, 0), PYTHON_ONLY).slow

@@ -103,9 +103,7 @@ std::optional<Isa> by_environment() {
 }
 
 // Of the vectors of a set; of what is none, the widest.
-[[maybe_unused]] int bits_of_set(int isa) {
-  return isa == static_cast<int>(Isa::portable) ? 128 : isa == static_cast<int>(Isa::avx2) ? 256 : 512;
-}
+[[maybe_unused]] int bits_of_set(Isa isa) { return isa == Isa::portable ? 128 : isa == Isa::avx2 ? 256 : 512; }
 
 std::atomic<int> forced{-1};
 
@@ -142,10 +140,10 @@ int vector_bits() {
   // fused multiply-adds are slow.
   static const int wanted = [] {
     const std::optional<Isa> isa = by_environment();
-    return isa ? std::max(256, bits_of_set(static_cast<int>(*isa))) : 512;
+    return isa ? std::max(256, bits_of_set(*isa)) : 512;
   }();
   const int isa = forced;
-  return std::min(widest, isa >= 0 ? bits_of_set(isa) : wanted);
+  return std::min(widest, isa >= 0 ? bits_of_set(static_cast<Isa>(isa)) : wanted);
 #else
   return 128;
 #endif

@@ -1,4 +1,5 @@
-// Which instructions the 16-bit products of the CPU use:
+// Which instructions the CPU's kernels use. A set is one of products of 16 bits, and bounds the vectors of functions of
+// rows (vector_bits):
 //
 // - portable: ATen's fp32 matmul of widened operands, or plain C++ where a row must not depend on its neighbours;
 // - avx2: fp32 multiply-adds of widened operands (AVX2, FMA, F16C);
