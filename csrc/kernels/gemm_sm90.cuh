@@ -168,7 +168,7 @@ template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
 AK_KERNEL(Tile::kThreads, 1)
 gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(TensorMap) map_c,
                  AK_PARAM(TensorMap) map_z, AK_PARAM(TensorMap) map_beside, AK_PARAM(Args) args) {
-  static_assert(!kFloat || Tile::kBoxes, "fp32 output goes through boxes of 64 columns");
+  static_assert(!kFloat || Tile::kFullBoxes, "fp32 output goes through boxes of 64 columns");
   static_assert(shared_bytes<kFloat, Tile>() <= kSharedLimit, "the stages do not fit into shared memory");
   constexpr int kTurnBarrier = 1 + Tile::kConsumers;  // named barriers: one a consumer, then one for its turn
 
@@ -203,16 +203,12 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     if constexpr (Tile::kConsumers > 1) registers_increase<Tile::kConsumerRegisters>();
     const int consumer = warpgroup - 1, group = Tile::kPingpong ? 0 : consumer;
     const Epilogue& e = args.epilogue;
-    const auto desk = [&] { return Desk{opaque(p.desks) + static_cast<uint32_t>(consumer) * Desk::kBytes}; };
-    const auto staging = [&] {
-      return opaque(p.staging) + static_cast<uint32_t>(consumer) * staging_bytes<kFloat, Tile>();
-    };
     if (Tile::kPingpong && consumer == 1)  // the first turn is free
       named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);
     constexpr uint32_t kTaskPhase = 4;
     uint32_t phases = 0;  // of the barriers where this consumer waits: its two slots', then its tasks', a bit each
     for (;;) {
-      const Task task = take_task(p, desk(), (phases & kTaskPhase) != 0);
+      const Task task = take_task(p, p.desk(consumer), (phases & kTaskPhase) != 0);
       phases ^= kTaskPhase;
       const Work& work = task.work;
       if (work.steps == 0) break;
@@ -228,22 +224,23 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       });
       const int row = work.m + group * Tile::kConsumerRows;
       if (row >= args.m || work.n >= args.columns) continue;  // beside C: there only for the others' rows or columns
-      const bool last =
-          args.schedule.splits == 1 || reduce_splits<Tile>(args.schedule, work, group, consumer, desk().last(), acc);
+      const bool last = args.schedule.splits == 1 ||
+                        reduce_splits<Tile>(args.schedule, work, group, consumer, p.desk(consumer).last(), acc);
       const auto ask = [&] {
-        if (thread_of_warpgroup() == 0) mbarrier_arrive(desk().asked());
+        if (thread_of_warpgroup() == 0) mbarrier_arrive(p.desk(consumer).asked());
       };
-      if (Tile::kTakesEpilogue && Tile::kBoxes && args.asks) {
+      if (Tile::kTakesEpilogue && args.asks) {
         ask();
         if (last && args.z_first) {
-          mbarrier_wait(desk().ready(0), phases & 1);
+          mbarrier_wait(p.desk(consumer).ready(0), phases & 1);
           phases ^= 1;
         }
       }
       if (!last) continue;
       // Out, through shared memory.
       const auto store = [&](const auto& change) {
-        store_tile<T, kFloat, Tile>(acc, change, args.z_first ? &map_z : &map_c, staging(), consumer, row, work, args);
+        store_tile<T, kFloat, Tile>(acc, change, args.z_first ? &map_z : &map_c, p.staging_of(consumer), consumer, row,
+                                    work, args);
       };
       if (args.way.store == Store::kPlain) {
         store(AsItIs{});
@@ -258,19 +255,21 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       }
       if constexpr (Tile::kTakesEpilogue) {
         if (args.way.finish == Finish::kElements) finish_elements<kFloat, Tile>(acc, p.staging, work, args);
-        if constexpr (Tile::kBoxes) {
-          if (args.way.finish != Finish::kBoxes) continue;
-          if (args.z_first && thread_of_warpgroup() == 0) bulk_wait_read<0>();
-          if (args.z_first) ask();
-          const Boxes<kFloat, Tile> boxes(args, work, consumer);
-          const auto finish = [&](auto backward) {
-            finish_boxes<T, kFloat, backward.value, Tile>(acc, boxes, staging(), desk(), phases, args);
-          };
-          if (kFloat || !e.preact.data) {
-            finish(std::false_type());
-          } else {
-            finish(std::true_type());
-          }
+        if (args.way.finish != Finish::kBoxes) continue;
+        if (args.z_first) {  // it has left the staging buffer when its store has read it, or all warps
+          if (!Tile::kFullBoxes) publish_staging(consumer);
+          if (thread_of_warpgroup() == 0) bulk_wait_read<0>();
+          ask();
+        }
+        const Boxes<kFloat, Tile> boxes(args, work, consumer);
+        const auto finish = [&](auto backward) {
+          finish_boxes<T, kFloat, backward.value, Tile>(acc, boxes, p.staging_of(consumer), p.desk(consumer), phases,
+                                                        args);
+        };
+        if (kFloat || !e.preact.data) {
+          finish(std::false_type());
+        } else {
+          finish(std::true_type());
         }
       }
     }
@@ -354,7 +353,8 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
                                  : one     ? 1
                                            : size(q.batch)},
                                 {ld, plane},
-                                {kFloat ? 32u : 64u, 64, 1}});
+                                {kFloat ? 32u : static_cast<uint32_t>(Tile::kBoxColumns), 64, 1},
+                                Tile::kFullBoxes ? Swizzle::k128 : Swizzle::k32});
   };
   const GemmEpilogue& e = q.epilogue;
   const bool boxes = args.way.finish == Finish::kBoxes, pairs = e.preact.data && e.activation == Activation::swiglu;

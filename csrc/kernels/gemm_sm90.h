@@ -49,6 +49,9 @@ constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
   return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 128);
 }
 
+/// Columns of a tile's 16-bit results that are staged at a time: one or two boxes of 64, or all if these do not divide.
+constexpr int gemm_sm90_stage_columns(int n) { return n % 128 == 0 ? 128 : n % 64 == 0 ? 64 : n; }
+
 /// Whether C has rows of `type`, whose elements are neighbours.
 inline bool gemm_sm90_has_rows(const GemmProblem& q, DType type) { return q.c.type == type && q.c.column_stride == 1; }
 
@@ -77,8 +80,9 @@ inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
   return !e.bias.data || (e.alpha == 1.0f && gemm_sm90_bias_in_pairs(e, half));
 }
 
-/// Whether TMA moves all that the epilogue reads and writes, C and z as `type`: by tiles whose columns divide into
-/// boxes.
+/// Whether TMA moves all that the epilogue reads and writes, C and z as `type`; what it does not goes element by
+/// element. The layers of a training step are here; addmm and baddbmm are not with an input that is broadcast, or in
+/// fp32 beside a C of 16 bits.
 inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
   const GemmEpilogue& e = q.epilogue;
   const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;

@@ -2,17 +2,17 @@
 // column sums.
 //
 // Work: one pass over a consumer's sums in fp32; of a tile beside C, residual or pre-activation, one read. Plan: what
-// is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, the first of them while
-// the main loop runs, and is asked into L2 by then altogether. There it has the form in which stmatrix leaves results,
-// so ldmatrix gives each thread what belongs to its sums, in the registers' own order; the results take its place and
-// leave by TMA. All the moving is the work of the consumer's assistant (gemm_sm90_producer.cuh), which gives it two
-// slots in turn: one is finished while the other is stored and filled anew. A pair, of swiglu's backward, takes both:
-// there every load but the first is waited for. The sums are worked on 32 columns at a time, by one copy of the code,
-// which the compiler cannot do with registers that a loop picks: so a branch that all threads take together moves them
-// to where the code expects them, and the product with alpha and the sum with the bias, which happen anyway, are the
-// moves. Traps: a slot is free for the next load only when its store has read it, which none but the thread that
-// issued the store can wait for. Rows below C come as zeros times whatever B holds, perhaps NaN, so column sums pass
-// over them.
+// is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, or where these do not fill
+// the tile's width into up to four of 32 bytes, the first of them while the main loop runs, and is asked into L2 by
+// then altogether. There it has the form in which stmatrix leaves results, so ldmatrix gives each thread what belongs
+// to its sums, in the registers' own order; the results take its place and leave by TMA. All the moving is the work of
+// the consumer's assistant (gemm_sm90_producer.cuh), which gives it two slots in turn: one is finished while the other
+// is stored and filled anew. A pair, of swiglu's backward, takes both: there every load but the first is waited for.
+// The sums are worked on 32 columns at a time, by one copy of the code, which the compiler cannot do with registers
+// that a loop picks: so a branch that all threads take together moves them to where the code expects them, and the
+// product with alpha and the sum with the bias, which happen anyway, are the moves. Traps: a slot is free for the next
+// load only when its store has read it, which none but the thread that issued the store can wait for. Rows below C come
+// as zeros times whatever B holds, perhaps NaN, so column sums pass over them.
 #pragma once
 #include "device/block.cuh"
 #include "device/mbarrier.cuh"
@@ -29,13 +29,16 @@ namespace gemm {
 
 constexpr int kChunk = 32;  // columns worked on together
 
-/// The boxes that a consumer finishes of a tile: slice by slice, each from left to right. With `pairs` the epilogue has
-/// two a step, of gates and of values, which lie half a row of C further on: they are the matrices of a map.
+/// The boxes that a consumer finishes of a tile: slice by slice, each from left to right, in steps of 128 bytes of a
+/// row, which are one box or several narrow ones. With `pairs` the epilogue has two of all in a step, of gates and of
+/// values, which lie half a row of C further on: they are the matrices of a map.
 template <bool kFloat, class Tile>
 struct Boxes {
-  static constexpr int kColumns = kFloat ? 32 : 64;
+  static constexpr int kColumns = kFloat ? 32 : 64, kBoxColumns = kFloat ? 32 : Tile::kBoxColumns;
+  static constexpr int kBoxBytes = kSliceBytes / (kColumns / kBoxColumns);
   int m, n, batch;  ///< first row and column in C
   int beside;       ///< matrix of what is read
+  int columns;      ///< of the tile, and of C
   int in_slice, steps;
   bool pairs;
 
@@ -46,7 +49,7 @@ struct Boxes {
         batch(opaque(work.batch)),
         beside(batch * args.batches_beside) {
     static_assert(Tile::kSlicesM <= 2, "a consumer has one slice or two");
-    const int columns = args.columns - n < args.tile_columns ? args.columns - n : args.tile_columns;
+    columns = args.columns - n < args.tile_columns ? args.columns - n : args.tile_columns;
     const int slices = m >= args.m ? 0 : Tile::kSlicesM == 1 || m + 64 >= args.m ? 1 : 2;
     in_slice = columns <= 0 ? 0 : (columns + kColumns - 1) / kColumns;
     steps = slices * in_slice;
@@ -57,31 +60,50 @@ struct Boxes {
   AK_DEVICE int row(int step) const { return m + slice(step) * 64; }
   /// The first column of the chunk behind the one at `column`; at the tile's end anything.
   AK_DEVICE int next_chunk(int column) const {
-    return Tile::kSlicesM == 1 || column + kChunk < in_slice * kColumns ? column + kChunk : 0;
+    return Tile::kSlicesM == 1 || column + kChunk < columns ? column + kChunk : 0;
   }
   AK_DEVICE int slot(int step) const { return pairs ? 0 : step % 2; }
   AK_DEVICE int under_way() const { return pairs ? 1 : 2; }  ///< steps that find room in the slots
+
+  /// Boxes of a step: narrow ones end with the tile, whose neighbour has the next.
+  AK_DEVICE int boxes(int step) const {
+    if (kBoxColumns == kColumns) return 1;
+    const int left = columns - first_column(step);
+    return left < kColumns ? (left + kBoxColumns - 1) / kBoxColumns : kColumns / kBoxColumns;
+  }
+  /// f(its first column in C, its place in the slot) of each box of a step.
+  template <class F>
+  AK_DEVICE void each_box(int step, F f) const {
+    AK_NO_UNROLL
+    for (int i = 0; i < boxes(step); i++) f(n + first_column(step) + i * kBoxColumns, i * kBoxBytes);
+  }
 
   /// Asks for all that is read to be in L2 soon.
   AK_DEVICE void prefetch(const TensorMap* map) const {
     AK_NO_UNROLL
     for (int step = 0; step < steps; step++) {
-      tma_prefetch(map, n + first_column(step), row(step), beside);
-      if (pairs) tma_prefetch(map, n + first_column(step), row(step), 1);
+      each_box(step, [&](int x, uint32_t) {
+        tma_prefetch(map, x, row(step), beside);
+        if (pairs) tma_prefetch(map, x, row(step), 1);
+      });
     }
   }
   /// Loads what a step reads into its slot, which is free; it counts on `barrier`.
   AK_DEVICE void load(const TensorMap* map, uint32_t slots, uint32_t barrier, int step) const {
-    const uint32_t to = slots + slot(step) * kSliceBytes;
-    mbarrier_arrive_expect_tx(barrier, pairs ? 2 * kSliceBytes : kSliceBytes);
-    tma_load(to, map, barrier, n + first_column(step), row(step), beside);
-    if (pairs) tma_load(to + kSliceBytes, map, barrier, n + first_column(step), row(step), 1);
+    const uint32_t slot_at = slots + slot(step) * kSliceBytes;
+    mbarrier_arrive_expect_tx(barrier, boxes(step) * (pairs ? 2 * kBoxBytes : kBoxBytes));
+    each_box(step, [&](int x, uint32_t place) {
+      tma_load(slot_at + place, map, barrier, x, row(step), beside);
+      if (pairs) tma_load(slot_at + kSliceBytes + place, map, barrier, x, row(step), 1);
+    });
   }
   /// Stores what a step leaves in its slot.
   AK_DEVICE void store(const TensorMap* map, uint32_t slots, int step) const {
-    const uint32_t from = slots + slot(step) * kSliceBytes;
-    tma_store(map, from, n + first_column(step), row(step), batch);
-    if (pairs) tma_store(map, from + kSliceBytes, n + first_column(step), row(step), 1);
+    const uint32_t slot_at = slots + slot(step) * kSliceBytes;
+    each_box(step, [&](int x, uint32_t place) {
+      tma_store(map, slot_at + place, x, row(step), batch);
+      if (pairs) tma_store(map, slot_at + kSliceBytes + place, x, row(step), 1);
+    });
     bulk_commit();
   }
 };
@@ -131,11 +153,17 @@ AK_DEVICE void move_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* map
 
 constexpr int kValues = 64 * kChunk / kWarpgroupThreads;
 
-/// Byte offset of what this lane reads and writes of a box's first columns.
-template <bool kFloat>
-AK_DEVICE uint32_t offset_in_box(int warp, int lane) {
-  if (kFloat) return box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
-  return box_offset(warp * 16 + lane % 16, lane / 16);
+/// Where this lane reads and writes a slot's first 16 columns.
+template <bool kFloat, bool kNarrow>
+AK_DEVICE uint32_t lane_of_slot(uint32_t slot, int warp, int lane) {
+  if (kFloat) return slot + box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  const int row = warp * 16 + lane % 16, chunk = lane / 16;
+  return slot + (kNarrow ? row * 32 + ((chunk ^ (row / 4 & 1)) << 4) : box_offset(row, chunk));
+}
+/// The same of those that begin `column` columns further on, a multiple of 16.
+template <bool kFloat, bool kNarrow>
+AK_DEVICE uint32_t further(uint32_t at, int column) {
+  return kNarrow ? at + column * 128 : at ^ column * (kFloat ? 4 : 2);
 }
 
 /// The two values of a word, as round_pair() packs them.
@@ -145,7 +173,7 @@ AK_DEVICE void widen_pair(uint32_t pair, float& low, float& high) {
   high = to_float(T{static_cast<uint16_t>(pair >> 16)});
 }
 
-/// 16 of the columns, at `at` ^ offset_of_half(0 or 1).
+/// 16 of the columns.
 template <class T, bool kFloat>
 AK_DEVICE void read_half(uint32_t at, float* v) {
   if constexpr (kFloat) {
@@ -173,20 +201,24 @@ AK_DEVICE void write_half(uint32_t at, const float* v) {
     stmatrix_x4(at, r);
   }
 }
-template <bool kFloat>
-AK_DEVICE constexpr uint32_t offset_of_half(int half) {
-  return half << (kFloat ? 6 : 5);
-}
 
-template <class T, bool kFloat>
-AK_DEVICE void read_box(uint32_t at, float (&v)[kValues]) {
-  read_half<T, kFloat>(at, v);
-  read_half<T, kFloat>(at ^ offset_of_half<kFloat>(1), v + 8);
+/// Half of a chunk, with `columns` of the tile and of C from its first one on: beside them there may be no narrow box,
+/// and nothing has been loaded.
+template <class T, bool kFloat, bool kNarrow>
+AK_DEVICE void read_half(uint32_t chunk, int half, int columns, float* v) {
+  if (!kNarrow || half == 0 || columns > 16) return read_half<T, kFloat>(further<kFloat, kNarrow>(chunk, 16 * half), v);
+  AK_UNROLL
+  for (int i = 0; i < kValues / 2; i++) v[i] = 0.0f;
 }
-template <class T, bool kFloat>
-AK_DEVICE void write_box(uint32_t at, const float (&v)[kValues]) {
+template <class T, bool kFloat, bool kNarrow>
+AK_DEVICE void read_chunk(uint32_t at, int columns, float (&v)[kValues]) {
+  read_half<T, kFloat, kNarrow>(at, 0, columns, v);
+  read_half<T, kFloat, kNarrow>(at, 1, columns, v + 8);
+}
+template <class T, bool kFloat, bool kNarrow>
+AK_DEVICE void write_chunk(uint32_t at, const float (&v)[kValues]) {
   write_half<T, kFloat>(at, v);
-  write_half<T, kFloat>(at ^ offset_of_half<kFloat>(1), v + 8);
+  write_half<T, kFloat>(further<kFloat, kNarrow>(at, 16), v + 8);
 }
 
 // ---- what happens to the sums.
@@ -241,7 +273,10 @@ AK_DEVICE void widen_bias(bool is_float, const RawBias& raw, float (&v)[kValues 
   }
 }
 
-/// v = alpha sums + bias, for chunk number `chunk` of those from kFirst to kEnd - 1. All threads pass the same.
+constexpr int chunks_of(int columns) { return (columns + kChunk - 1) / kChunk; }
+
+/// v = alpha sums + bias, for chunk number `chunk` of those from kFirst to kEnd - 1; 0 beside the tile, where the last
+/// chunk of a slice may end. All threads pass the same.
 template <int kFirst, int kEnd, int kSlices, int kHalfBlockN>
 AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, float alpha,
                          const float (&bias)[kValues / 2], float (&v)[kValues]) {
@@ -253,10 +288,11 @@ AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, fl
       take_sums<kMiddle, kEnd>(acc, chunk, alpha, bias, v);
     }
   } else {
-    constexpr int kInSlice = kHalfBlockN / kValues;
-    const float* sums = acc[kFirst / kInSlice] + kFirst % kInSlice * kValues;
+    constexpr int kInSlice = chunks_of(2 * kHalfBlockN), kFrom = kFirst % kInSlice * kValues;
+    const float* sums = acc[kFirst / kInSlice] + kFrom;
     AK_UNROLL
-    for (int i = 0; i < kValues; i++) v[i] = fma(alpha, sums[i], bias[i / 4 * 2 + i % 2]);
+    for (int i = 0; i < kValues; i++)
+      v[i] = kFrom + i < kHalfBlockN ? fma(alpha, sums[i], bias[i / 4 * 2 + i % 2]) : 0.0f;
   }
 }
 
@@ -334,10 +370,11 @@ template <class T, bool kFloat, bool kBackward, class Tile>
 AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Boxes<kFloat, Tile>& boxes,
                             uint32_t slots, Desk desk, uint32_t& phases, const Args& args) {
   using Walk = Boxes<kFloat, Tile>;
-  constexpr int kChunks = Tile::kSlicesM * Tile::kBlockN / kChunk;
+  constexpr bool kNarrow = Walk::kBoxColumns < Walk::kColumns;
+  constexpr int kInSlice = chunks_of(Tile::kBlockN), kChunks = Tile::kSlicesM * kInSlice;
   const Epilogue& e = args.epilogue;
   const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
-  const uint32_t mine = slots + offset_in_box<kFloat>(warp, lane);
+  const uint32_t mine = lane_of_slot<kFloat, kNarrow>(slots, warp, lane);
   const bool gated = e.activation == Activation::swiglu, reads = kBackward || args.reads;
   const int end = opaque(args.n);
   RawBias next_bias = no_bias();
@@ -356,8 +393,10 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
     AK_NO_UNROLL
     for (int in_box = 0; in_box < Walk::kColumns; in_box += kChunk) {
       const int column = boxes.first_column(step) + in_box;  // of the tile
-      const int chunk = (boxes.slice(step) * Tile::kBlockN + column) / kChunk;
-      const uint32_t at = (mine + slot * kSliceBytes) ^ (in_box << 1);
+      const int columns = boxes.columns - column;            // there are, from here on
+      if (columns <= 0) break;
+      const int chunk = boxes.slice(step) * kInSlice + column / kChunk;
+      const uint32_t at = further<kFloat, kNarrow>(mine + slot * kSliceBytes, in_box);
       float v[kValues], side[kValues], up[kValues], bias[kValues / 2];
       if constexpr (kBackward) {
         AK_UNROLL
@@ -372,9 +411,8 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
         if (gated) {
           AK_UNROLL
           for (int half = 0; half < 2; half++) {  // for the registers
-            const uint32_t gates = at ^ offset_of_half<kFloat>(half);
-            read_half<T, kFloat>(gates, side);
-            read_half<T, kFloat>(gates + kSliceBytes, up + 8 * half);
+            read_half<T, kFloat, kNarrow>(at, half, columns, side);
+            read_half<T, kFloat, kNarrow>(at + kSliceBytes, half, columns, up + 8 * half);
             AK_UNROLL
             for (int i = 8 * half; i < 8 * half + 8; i++) {
               const GatedGradient g = swiglu_backward(v[i], side[i % 8], up[i]);
@@ -383,7 +421,7 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
             }
           }
         } else {
-          read_box<T, kFloat>(at, side);
+          read_chunk<T, kFloat, kNarrow>(at, columns, side);
           activate_backward(e.activation, v, side);
         }
       } else {
@@ -399,19 +437,18 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
           }
         }
         if (reads) {
-          read_box<T, kFloat>(at, side);
+          read_chunk<T, kFloat, kNarrow>(at, columns, side);
           AK_UNROLL
           for (int i = 0; i < kValues; i++) v[i] = fma(e.beta, side[i], v[i]);
         }
       }
       if (reads) warp_sync();  // what was here has been read
-      write_box<T, kFloat>(at, v);
+      write_chunk<T, kFloat, kNarrow>(at, v);
       if constexpr (kBackward) {
-        if (gated) write_box<T, kFloat>(at + kSliceBytes, up);
+        if (gated) write_chunk<T, kFloat, kNarrow>(at + kSliceBytes, up);
         if (sums == nullptr) continue;
-        const int from = boxes.n + column;
-        store_column_sums(sums + from, end - from, args.m - row, lane, v);
-        if (gated) store_column_sums(sums + end + from, end - from, args.m - row, lane, up);
+        store_column_sums(sums + boxes.n + column, columns, args.m - row, lane, v);
+        if (gated) store_column_sums(sums + end + boxes.n + column, columns, args.m - row, lane, up);
       }
     }
     fence_proxy_async();

@@ -19,9 +19,6 @@ namespace gemm {
 
 // ---- an element of an operand.
 
-AK_DEVICE char* address(const Operand& t, int batch, int row, int column) {
-  return t.data + batch * t.batch_bytes + row * t.row_bytes + column * t.column_bytes;
-}
 AK_DEVICE float load_element(DType type, const char* p) {
   if (type == DType::kFloat32) return load(reinterpret_cast<const float*>(p));
   const auto bits = load(reinterpret_cast<const uint16_t*>(p));
@@ -135,7 +132,7 @@ AK_DEVICE void finish_elements(const float (&acc)[Tile::kSlicesM][Tile::kBlockN 
       const int column = column0 + x, last = column < end ? rows : 0;
       // An operand's column, `further` on; an element of it.
       const auto at = [&](const Operand& t, int further) {
-        return address(t, &t == &e.bias ? 0 : batch, row0, column + further);
+        return address_in(t, &t == &e.bias ? 0 : batch, row0, column + further);
       };
       const auto element = [&](const Operand& t, const char* top, int r) {
         return load_element(t.type, top + r * t.row_bytes);

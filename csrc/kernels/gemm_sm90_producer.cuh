@@ -83,8 +83,11 @@ struct Pipeline {
     empty = full + 8 * Tile::kStages;
     desks = a + bytes_before_desks<kFloat, Tile>();
   }
-  AK_DEVICE Desk desk(int consumer) const { return {desks + consumer * Desk::kBytes}; }
-  AK_DEVICE uint32_t staging_of(int consumer) const { return staging + consumer * staging_bytes<kFloat, Tile>(); }
+  // Opaque: asked for anew each time, they take no register from the main loop.
+  AK_DEVICE Desk desk(uint32_t consumer) const { return {opaque(desks) + consumer * Desk::kBytes}; }
+  AK_DEVICE uint32_t staging_of(uint32_t consumer) const {
+    return opaque(staging) + consumer * staging_bytes<kFloat, Tile>();
+  }
   AK_DEVICE void init_barriers() {
     for (int i = 0; i < Tile::kStages; i++) {
       mbarrier_init(full + 8 * i, 1);
@@ -234,7 +237,7 @@ AK_DEVICE void assist(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* 
                       const Args& args) {
   Scheduler<Tile> scheduler(args.schedule);
   const Desk desk = p.desk(consumer);
-  const bool in_boxes = Tile::kTakesEpilogue && Tile::kBoxes && args.way.finish == Finish::kBoxes;
+  const bool in_boxes = Tile::kTakesEpilogue && args.way.finish == Finish::kBoxes;
   if (in_boxes) prefetch_tensor_map(map_c);
   if (in_boxes && args.reads) prefetch_tensor_map(beside);
   uint32_t phases = 0;  // of the barriers where the assistant waits, a bit each
@@ -247,27 +250,24 @@ AK_DEVICE void assist(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* 
   bool more = describe_next(scheduler, p, desk, Tile::kPingpong && consumer == 1, work);
   while (more) {
     wait_phase(desk.taken(), kTaken);
-    if constexpr (Tile::kTakesEpilogue && Tile::kBoxes) {
-      using Walk = Boxes<kFloat, Tile>;
-      const Work taken = work;
-      bool wanted = in_boxes && Walk(args, taken, consumer).steps > 0;
-      if (wanted && args.reads && taken.split == 0) Walk(args, taken, consumer).prefetch(beside);
-      if (wanted && args.asks) {
+    using Walk = Boxes<kFloat, Tile>;
+    const Work taken = work;
+    bool wanted = in_boxes && Walk(args, taken, consumer).steps > 0;
+    if (wanted && args.reads && taken.split == 0) Walk(args, taken, consumer).prefetch(beside);
+    if (wanted && args.asks) {
+      wait_phase(desk.asked(), kAsked);
+      wanted = args.schedule.splits == 1 || shared_at<uint32_t>(desk.last())[0] != 0u;
+      if (wanted && args.z_first) {  // the slots are the consumer's, for z
+        bulk_wait_read<0>();
+        mbarrier_arrive(desk.ready(0));
         wait_phase(desk.asked(), kAsked);
-        wanted = args.schedule.splits == 1 || shared_at<uint32_t>(desk.last())[0] != 0u;
-        if (wanted && args.z_first) {  // the slots are the consumer's, for z
-          bulk_wait_read<0>();
-          mbarrier_arrive(desk.ready(0));
-          wait_phase(desk.asked(), kAsked);
-        }
       }
-      if (wanted) give_first_boxes(Walk(args, taken, consumer), beside, p.staging_of(consumer), desk, args.reads);
-      more = describe_next(scheduler, p, desk, Tile::kPingpong, work);
-      if (wanted)
-        move_boxes(Walk(args, taken, consumer), map_c, beside, p.staging_of(consumer), desk, args.reads, phases);
-    } else {
-      more = describe_next(scheduler, p, desk, Tile::kPingpong, work);
     }
+    if (wanted) give_first_boxes(Walk(args, taken, consumer), beside, p.staging_of(consumer), desk, args.reads);
+    // Not before last() has been read, which the consumer's next tile writes anew.
+    more = describe_next(scheduler, p, desk, Tile::kPingpong, work);
+    if (wanted)
+      move_boxes(Walk(args, taken, consumer), map_c, beside, p.staging_of(consumer), desk, args.reads, phases);
   }
   bulk_wait<0>();  // shared memory must live until the stores have read it
 }

@@ -123,6 +123,10 @@ struct Columns {
 /// Bytes of an address that say how it is aligned.
 AK_DEVICE uint32_t low_bytes(const void* p) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)); }
 
+AK_DEVICE char* address_in(const Operand& t, int batch, int row, int column) {
+  return t.data + batch * t.batch_bytes + row * t.row_bytes + column * t.column_bytes;
+}
+
 /// The rows of C that a warp stores, from `line` on, and the columns from there to C's last.
 struct Lines {
   char* line;
@@ -130,14 +134,10 @@ struct Lines {
   int rows, columns;
 
   AK_DEVICE Lines(const Args& args, int batch, int row, int x)
-      : line(address_in_c(args, batch, row, x)),
+      : line(address_in(args.epilogue.c, batch, row, x)),
         row_bytes(args.epilogue.c.row_bytes),
         rows(args.m - row < 16 ? args.m - row : 16),
         columns(args.columns - x) {}
-  AK_DEVICE static char* address_in_c(const Args& args, int batch, int row, int x) {
-    const Operand& c = args.epilogue.c;
-    return c.data + batch * c.batch_bytes + row * c.row_bytes + x * c.column_bytes;
-  }
 };
 
 /// Rows of 32-bit words as they are staged in boxes, 32 words in each: at(first_row(word), row), rows of 8 at a time.
@@ -275,11 +275,22 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const C
   if constexpr (kByThreads<Change>) {
     store_words<false, Tile::kBlockN>(Lines(args, work.batch, m + warp * 16, work.n), RowsApart<kPitch>{mine});
   } else {
-    for (int i = lane; i < 16 * kChunks; i += kWarpThreads) {
-      const int row = i / kChunks, chunk = i % kChunks, y = m + warp * 16 + row, x = work.n + chunk * 8;
-      if (y >= args.m || x >= args.n) continue;  // all of a chunk or nothing
-      char* const to = Lines::address_in_c(args, work.batch, y, x);
-      store_vec(reinterpret_cast<uint32_t*>(to), load_shared_16(mine + row * kPitch + chunk * 16));
+    // A lane's chunks of 16 bytes, from one to the next: so far down and right, where a row ends in the next one.
+    constexpr int kDown = kWarpThreads / kChunks, kRight = kWarpThreads % kChunks;
+    const Operand& operand = args.z_first ? args.epilogue.z : args.epilogue.c;
+    const int64_t row_bytes = operand.row_bytes;
+    const int first = m + warp * 16, rows = args.m - first, chunks = (args.n - work.n) / 8;
+    int row = lane / kChunks, chunk = lane % kChunks;
+    char* to = address_in(operand, work.batch, first + row, work.n + chunk * 8);
+    uint32_t from = mine + row * kPitch + chunk * 16;
+    AK_UNROLL
+    for (int i = 0; i < 16 * kChunks / kWarpThreads; i++) {
+      if (row < rows && chunk < chunks) store_vec(reinterpret_cast<uint32_t*>(to), load_shared_16(from));
+      const bool ends = chunk + kRight >= kChunks;
+      row += ends ? kDown + 1 : kDown;
+      chunk += ends ? kRight - kChunks : kRight;
+      to += kDown * row_bytes + kRight * 16 + (ends ? row_bytes - kChunks * 16 : 0);
+      from += kDown * kPitch + kRight * 16 + (ends ? kPitch - kChunks * 16 : 0);
     }
   }
   warp_sync();  // the rows are read before the next slice overwrites them
@@ -337,7 +348,7 @@ AK_DEVICE void store_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
     const int row = m + i * 64;
     if constexpr (kFloat) {
       store_float_boxes<Tile>(acc[i], change, map, staging, consumer, row, work, args);
-    } else if constexpr (Tile::kBoxes) {
+    } else if constexpr (Tile::kFullBoxes) {
       store_rounded_boxes<T, Tile>(acc[i], change, map, staging, consumer, row, work, args);
     } else {
       store_rounded_rows<T, Tile>(acc[i], change, staging, row, work, args);

@@ -35,15 +35,20 @@ struct Tile {
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
-  static constexpr bool kBoxes = kBlockN % 64 == 0;  // 16-bit output goes through TMA boxes of 64 columns
-  static constexpr int kStageColumns = kBlockN % 128 == 0 ? 128 : 64;  // of 16-bit output, staged at a time
-  static constexpr int kRowPitch = kBlockN * 2 + 16;  // without boxes; 16 bytes on, so that rows differ in banks
+  // TMA moves 16-bit values in boxes of 64 columns, 128 bytes, into which not all widths divide; those take boxes of
+  // 16, and what needs no epilogue they store row by row.
+  static constexpr bool kFullBoxes = kBlockN % 64 == 0;
+  static constexpr int kBoxColumns = kFullBoxes ? 64 : 16;
+  static constexpr int kStageColumns = gemm_sm90_stage_columns(kBlockN);
+  static constexpr int kRowPitch = kBlockN * 2 + 16;  // of rows: 16 bytes on, so that they differ in banks
   static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
   static_assert(kConsumers == 1 ||
                     kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers),
                 "the consumers would wait for registers that nobody has");
   static_assert(!kPingpong || kConsumers == 2, "two take turns");
   static_assert(kConsumerRows % 64 == 0, "a consumer's rows are a multiple of 64");
+  static_assert(kBlockN % 16 == 0, "columns divide into boxes");
+  static_assert(kFullBoxes || kTakesEpilogue, "what does not divide into full boxes is stored row by row or finished");
   static_assert(kCluster == 1 || kCluster == 2, "clusters are of one block or two");
   static_assert(
       kStages >= 2,
@@ -56,16 +61,15 @@ inline int divide_up(int x, int by) { return (x + by - 1) / by; }
 template <bool kFloat, class Tile>
 constexpr int staging_bytes() {
   constexpr int kTwoBoxes = 2 * kSliceBytes;  // that take turns in the epilogue
-  if (kFloat || (Tile::kBoxes && Tile::kTakesEpilogue)) return kTwoBoxes;
-  if (Tile::kBoxes) return 64 * Tile::kStageColumns * 2;
-  constexpr int kRounded = 64 * Tile::kRowPitch, kSums = 64 * Tile::kBlockN * 4;
-  return Tile::kBlockN < 64 && kSums > kRounded ? kSums : kRounded;
+  constexpr int kRows = 64 * Tile::kRowPitch;
+  if (!kFloat && !Tile::kTakesEpilogue) return 64 * Tile::kStageColumns * 2;
+  return Tile::kFullBoxes || kRows < kTwoBoxes ? kTwoBoxes : kRows;
 }
 /// Columns of fp32 sums of 64 rows that find room there.
 template <bool kFloat, class Tile>
 constexpr int staged_columns() {
-  constexpr int kFit = staging_bytes<kFloat, Tile>() / (64 * 4);
-  return kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;
+  constexpr int kFit = staging_bytes<kFloat, Tile>() / (64 * 4), kWanted = Tile::kBlockN < kFit ? Tile::kBlockN : kFit;
+  return kWanted >= 64 ? 64 : kWanted >= 32 ? 32 : 16;
 }
 
 /// Where a consumer meets its assistant, in shared memory: barriers, by who arrives there and what is then true, and
@@ -180,13 +184,13 @@ inline Store store_of(const GemmEpilogue& e, DType half) {
   return e.alpha == 1.0f ? Store::kPlain : Store::kScaled;
 }
 
-/// `half`: the type of A and B; `as_float`: TMA writes fp32; `boxes`: the tile's columns divide into boxes.
-inline Way way_of(const GemmProblem& q, DType half, bool as_float, bool boxes) {
+/// `half`: the type of A and B; `as_float`: TMA writes fp32.
+inline Way way_of(const GemmProblem& q, DType half, bool as_float) {
   const GemmEpilogue& e = q.epilogue;
   const DType type = as_float ? DType::kFloat32 : half;
   if (gemm_sm90_in_registers(q, half) && gemm_sm90_has_rows(q, type))
     return {gemm_sm90_tma_writes(q, type) ? store_of(e, half) : Store::kWords, Finish::kNothing};
-  if (!boxes || !gemm_sm90_in_boxes(q, half, type)) return {Store::kNothing, Finish::kElements};
+  if (!gemm_sm90_in_boxes(q, half, type)) return {Store::kNothing, Finish::kElements};
   return {e.z.data ? store_of(e, half) : Store::kNothing, Finish::kBoxes};
 }
 
@@ -195,7 +199,7 @@ Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
   constexpr DType kHalf = std::is_same_v<T, bf16> ? DType::kBFloat16 : DType::kFloat16;
   const bool halved = is_halved(q);
   GemmProblem p = q;
-  if (output == GemmOutput::kAccumulate && way_of(q, kHalf, kFloat, Tile::kBoxes).finish != Finish::kNothing) {
+  if (output == GemmOutput::kAccumulate && way_of(q, kHalf, kFloat).finish != Finish::kNothing) {
     p.epilogue.residual = q.c;  // TMA adds only what is stored as it is
     p.epilogue.beta = 1.0f;
   }
@@ -204,7 +208,7 @@ Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
   args.epilogue = {
       e.alpha,           e.beta,       e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
       operand(e.preact), e.column_sums};
-  args.way = way_of(p, kHalf, kFloat, Tile::kBoxes);
+  args.way = way_of(p, kHalf, kFloat);
   args.float_bias = e.bias.data && e.bias.type == DType::kFloat32;
   args.reads = args.way.finish == Finish::kBoxes && (e.preact.data || e.residual.data);
   args.z_first = args.way.finish == Finish::kBoxes && e.z.data;

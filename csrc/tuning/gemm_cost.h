@@ -117,7 +117,7 @@ enum class Sm90Finish { kPlain, kInRegisters, kWords, kBoxes, kElements };
 
 inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
   if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElements;
-  if (!r.in_registers) return r.in_boxes && t.n % 64 == 0 ? Sm90Finish::kBoxes : Sm90Finish::kElements;
+  if (!r.in_registers) return r.in_boxes ? Sm90Finish::kBoxes : Sm90Finish::kElements;
   if (!r.tma_output) return Sm90Finish::kWords;
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
@@ -128,24 +128,36 @@ struct Sm90Epilogue {
   double tile, sum;
 };
 
+/// Of each sum that the threads store word by word: a warp's 16 rows, so much for each of them and for each of its
+/// words that a lane takes.
+inline double sm90_word_instructions(bool as_float, const GemmTile& t) {
+  const int columns = as_float ? 64 : gemm_sm90_stage_columns(t.n);
+  const double words = whole(columns * (as_float ? 4 : 2) / 4, 32), sums = columns / 2;
+  return 16 * (as_float ? 10 + 5 * words : 16 + 8 * words) / sums;
+}
+
 /// Counted in the machine code (tests/build/test_epilogue_instructions.py).
 inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
-  const double rows = t.n % 64 == 0 ? 0 : 4;  // without boxes the threads store the rounded rows themselves
+  const double rows = t.n % 64 == 0 ? 0 : 3.5;  // without full boxes the threads store the rounded rows themselves
   const double activation = activation_instructions(q), of_element = halves_columns(q) ? 2 : 1;
+  const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
   switch (finish) {
     case Sm90Finish::kPlain:
       return {75, 0.8 + rows};
     case Sm90Finish::kInRegisters:
       return {80, 3.6 + rows};
     case Sm90Finish::kWords:
-      return {80, 10.6 + rows / 2};
+      return {80, 2 + sm90_word_instructions(q.out_bytes > 2, t)};
     case Sm90Finish::kBoxes: {
-      const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
+      const double chunks = 32 * whole(t.n, 32) / t.n;  // of 32 columns, the last of which may end beside the tile
+      const double element = 7.3 + activation + (residual ? 2 : 0);
       return {q.keeps_z ? 145.0 : 120.0,
-              (7.3 + activation + (residual ? 2 : 0)) / of_element + (q.keeps_z ? 4 : 0) + (q.column_sums ? 3.9 : 0)};
+              chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 4 + rows : 0)};
     }
-    case Sm90Finish::kElements:
-      return {80, (72 + activation) / of_element + (q.column_sums ? 7.5 : 0)};
+    case Sm90Finish::kElements: {
+      const int beside = q.keeps_z + (q.backward || residual);
+      return {80, (72 + 26 * beside + activation) / of_element + (q.column_sums ? 7.5 : 0)};
+    }
   }
   return {};
 }

@@ -144,6 +144,32 @@ void backward(Cases& cases) {
       {.m = 70, .n = 264, .k = 200, .activation = Activation::relu, .backward = true, .sums = true, .splits = 3});
 }
 
+/// Tiles into whose width boxes of 64 columns do not divide: a step is up to four of 16, and the last chunk of 32
+/// columns may end in the middle.
+void narrow(Cases& cases) {
+  for (const int n : {8, 16, 24, 40, 136, 144, 152, 184, 296}) {
+    Options o{.m = 70, .n = n, .k = 72, .activation = Activation::relu, .bias = Bias::kColumn, .residual = true};
+    check<bf16, bf16, bf16, K, Ragged>(cases, "bias, relu, residual, 144 columns a tile", o);
+    o.m = 130, o.batch = 2;
+    check<fp16, fp16, fp16, K, RaggedLine>(cases, "bias, relu, residual, batch, 176 columns a tile", o);
+    o = {.m = 70, .n = n, .k = 72, .activation = Activation::gelu, .backward = true, .sums = true};
+    check<bf16, bf16, bf16, K, RaggedPair>(cases, "backward of gelu, sums, 144 columns a tile, in a cluster", o);
+    check<bf16, bf16, bf16, K, Narrow>(cases, "backward of gelu, sums, 16 columns a tile", o);
+    o.activation = Activation::swiglu;
+    check<fp16, fp16, fp16, K, RaggedLine>(cases, "backward of swiglu, sums, 176 columns a tile", o);
+  }
+  for (const int m : {1, 64, 100, 200, 300}) {
+    Options o{.m = m, .n = 168, .k = 72, .activation = Activation::silu, .bias = Bias::kColumn, .z = true};
+    check<bf16, bf16, float, K, Ragged>(cases, "fp32 bias, silu, z, 144 columns a tile", o);
+    o.residual = true, o.residual_lies = Lies::kPadded, o.beta = -0.5f;
+    check<bf16, bf16, bf16, K, RaggedPair>(cases, "bias, silu, z, residual, 144 columns a tile", o);
+    o.splits = 2, o.k = 200, o.batch = 2;
+    check<fp16, fp16, fp16, K, RaggedLine>(cases, "bias, silu, z, residual, split, batch, 176 columns a tile", o);
+    o.n = 72;
+    check<bf16, bf16, bf16, K, Slim>(cases, "bias, silu, z, residual, split, batch, 32 columns a tile", o);
+  }
+}
+
 }  // namespace
 }  // namespace ak::test::epilogue
 
@@ -155,5 +181,6 @@ int main(int argc, char** argv) {
   ak::test::epilogue::in_floats(cases);
   ak::test::epilogue::gated(cases);
   ak::test::epilogue::backward(cases);
+  ak::test::epilogue::narrow(cases);
   return cases.finish();
 }

@@ -35,7 +35,7 @@ void check(Cases& cases, const char* what, const Shape& s) {
       const int splits = gemm_sm90_splits(q.k, s.splits);
       const size_t tiles = splits == 1 ? 0 : static_cast<size_t>(gemm_sm90_clusters(q, t) * Tile::kCluster * q.batch);
       Scratch scratch({tiles * static_cast<size_t>(splits * t.m * t.n), tiles * Tile::kGroups});
-      return check_scratch(gemm::launch_gemm < T, kMajorA, kMajorB, kOutput != kSame && Tile::kBoxes,
+      return check_scratch(gemm::launch_gemm < T, kMajorA, kMajorB, kOutput != kSame && Tile::kFullBoxes,
                            Tile > (q, kOutput, splits, scratch.get(), nullptr), scratch);
     });
   });

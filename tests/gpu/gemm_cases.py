@@ -144,7 +144,7 @@ CASES = [
     GemmCase("plain", 8, 8, 72, True, True),
     GemmCase("plain", 8, 392, 4104, True),
     GemmCase("gelu", 24, 1544, 4104, False, True),
-    GemmCase("swiglu", 72, 8, 72),
+    GemmCase("swiglu", 72, 8, 1096),
     GemmCase("swiglu", 72, 8, 4104),
     GemmCase("swiglu", 1544, 136, 4104),
     GemmCase("plain", 2568, 776, 1096),
@@ -197,6 +197,9 @@ CASES = [
     GemmCase("dact", 2568, 392, 4104),
     GemmCase("plain", 3080, 136, 4104),
     GemmCase("plain", 3080, 137, 4104),
+    GemmCase("dact", 3080, 136, 4104),
+    GemmCase("gelu", 2568, 2569, 4104, False, True),
+    GemmCase("dact", 2568, 2569, 4104, False, True),
     # Every epilogue in every layout, in one piece and in splits; then where no two elements need be aligned.
     *(
         GemmCase(kind, 264, 400, k, m_major_a, n_major_b)

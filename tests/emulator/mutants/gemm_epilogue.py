@@ -59,7 +59,7 @@ MUTANTS = [
     # ---- operands
     Mutant(ARGS, "p.epilogue.residual = q.c;", "", "what is in C is forgotten where TMA cannot add to it"),
     Mutant(ARGS, "t.row_stride * size,", "t.row_stride * 2,", "fp32 rows lie half as far apart"),
-    Mutant(ELEMENTS, "t.data + batch * t.batch_bytes", "t.data", "every product of a batch uses the first one's operands"),
+    Mutant(STORE, "t.data + batch * t.batch_bytes", "t.data", "every product of a batch uses the first one's operands"),
     Mutant(ELEMENTS, "? to_float(bf16{bits}) :", "&& false ? to_float(bf16{bits}) :", "bf16 are read as fp16"),
     Mutant(ELEMENTS, "type == DType::kBFloat16 ? round_to<bf16>(x).bits", "true ? round_to<bf16>(x).bits", "fp16 values are rounded to bf16"),
     Mutant(ELEMENTS, "last = column < end ? rows : 0;", "last = rows;", "columns beyond the last are worked on"),

@@ -238,8 +238,8 @@ MUTANTS = [
     ),
     Mutant(
         PRODUCER,
-        "more = describe_next(scheduler, p, desk, Tile::kPingpong, work); if (wanted)",
-        "more = describe_next(scheduler, p, desk, false, work); if (wanted)",
+        "more = describe_next(scheduler, p, desk, Tile::kPingpong, work);",
+        "more = describe_next(scheduler, p, desk, false, work);",
         "from the second tile on both consumers take every tile",
     ),
     Mutant(
@@ -281,7 +281,7 @@ MUTANTS = [
         "if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());",
         "one lane has read the tile: it is written over",
     ),
-    Mutant(PRODUCER, "desks + consumer * Desk::kBytes}", "desks}", "the consumers share a desk"),
+    Mutant(PRODUCER, "opaque(desks) + consumer * Desk::kBytes", "opaque(desks)", "the consumers share a desk"),
     Mutant(TILE, "at + 24 + slot * 8;", "at + 16 + slot * 8;", "a barrier of the slots is that of the questions"),
     # ---- batch
     Mutant(PRODUCER, "work.batch * args.schedule.batch_a,", "work.batch,", "a shared A is looked for in every matrix"),
@@ -355,12 +355,6 @@ MUTANTS = [
     Mutant(KERNEL, "if (shared_at<uint32_t>(flag)[0] == 0u) return false;", "", "every part finishes the tile"),
     Mutant(KERNEL, "+ group * (kPartSize / Tile::kGroups)", "", "the consumers of a tile share scratch"),
     Mutant(KERNEL, "work.tile * s.splits * kPartSize", "work.tile * kPartSize", "tiles overlap in scratch"),
-    Mutant(
-        KERNEL,
-        "Desk{opaque(p.desks) + static_cast<uint32_t>(consumer) * Desk::kBytes}",
-        "Desk{p.desks}",
-        "a consumer reads the first one's desk",
-    ),
     Mutant(
         HOST,
         "return (steps + per_split - 1) / per_split;",
