@@ -9,12 +9,13 @@
 // bias come from L2 for every row. A longer row stays in its slot through the passes, as does the sum in the place of
 // the residual. Of 32,768 columns of 16 bits two rows of 64 KB share an SM, each with 16 warps: one is on its way while
 // the other is worked on, and where nothing is added the last pass starts the copies of the next row behind itself. Of
-// fp32 there is room for one, 128 KB: an SM's reads rest in the first two passes, but each SM's by itself, so that 132
-// of them have more than the 40 KB on the way, on average, which memory needs. Followed through the machine code an
-// element takes 19 instructions in fp32, 20 in fp16, 21 in bf16 and 17 of RMS norm there, 5 of them a row's: at a
-// copy's rate 39, 81, 83 and 68 % of what an SM issues. Prediction, not measured, of a model in which 132 SMs share
-// memory and a team alone issues 60 to 70 % of what an SM can: nine tenths of a copy in 16 bits and three quarters in
-// fp32, unless L2 is the limit, of which weight and bias of 16 bits take 4 bytes an element more: 6.4 TB/s at a copy's
+// fp32 there is room for two of up to 29,000 columns. Of more there is room for one; up to 32,768 columns its 128 KB go
+// to the registers of 16 warps, 64 columns a thread, so that the next 128 KB are on their way through all passes.
+// Beyond that an SM's reads rest in the first two passes. Followed through the machine code an element takes 24
+// instructions in registers, and in shared memory 19 in fp32, 20 in fp16, 21 in bf16 and 17 of RMS norm, 5 of them a
+// row's: at a copy's rate 49, 39, 81, 83 and 68 % of what an SM issues, of which a team alone reaches 60 to 70 %.
+// Prediction, not measured, of a model in which 132 SMs share memory: nine tenths of a copy, three quarters where reads
+// rest, unless L2 is the limit, of which weight and bias of 16 bits take 4 bytes an element more: 6.4 TB/s at a copy's
 // rate. Rows that are not aligned, or longer, or do not fit a chip's shared memory, take the last kernel: a block takes
 // a row, 16 columns a thread, and beyond 8,192 columns walks it in pieces, read again from L2 in the second and third
 // pass, with nothing on its way while the block adds up: 40 to 60 % of a copy on an H200, measured at 32,768 columns.
@@ -89,7 +90,8 @@ template <class Team>
 AK_KERNEL(kWarpThreads* kResidentWarps<Team>, 1)
 norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
-  constexpr int kPart = 8;  // columns of which long rows load weight and bias at a time
+  constexpr int kPart = kColumns > 32 ? kRingVec : 8;  // columns of which long rows load weight and bias at a time
+  constexpr bool kAdds = kColumns <= 32;               // beside more there are no registers for what is added
   RowRing<Team, 2> ring({{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.rows, p.columns,
                         teams);
   float weight[kColumns], bias[kColumns];
@@ -100,7 +102,7 @@ norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
     float v[kColumns];
     ring.wait();
     ring.read(v, 0);
-    if (p.residual != nullptr) {
+    if (kAdds && p.residual != nullptr) {
       drop_row<kThreads, kRingVec>(v, p.mask, at, p.columns);
       ring.add(v, 1);
       store_row<kThreads, kRingVec>(v, p.sum, p.residual_type, at, p.columns);
@@ -322,18 +324,20 @@ Status norm_forward(const NormForward& p, Stream stream) {
   const bool one_parameter_type = p.weight == nullptr || p.bias == nullptr || p.weight_type == p.bias_type;
   if (aligned && p.columns <= (one_parameter_type ? kResidentColumns : kLongRingColumns)) {
     int64_t blocks = 0;
+    const RingMatrix rows[] = {{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}};
     const auto run = [&]<class Team>(Team, auto kernel, int warps) {
-      return launch_ring<Team, 2>("norm_forward", kernel, p,
-                                  {{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.columns,
-                                  warps / Team::kWarps, stream, &blocks);
+      return launch_ring<Team, 2>("norm_forward", kernel, p, rows, p.columns, warps / Team::kWarps, stream, &blocks);
     };
     const auto on_ring = [&]<class Team>(Team team) {
       return run(team, norm_forward_ring_kernel<Team>, kResidentWarps<Team>);
     };
+    // Whether two rows have room in shared memory; of one, the next would come only when it is done with.
+    const bool two_stay = ring_teams<ResidentRowTeam>(rows, int64_t{1} << 40, p.columns, 2) == 2;
     const Status status =
-        p.columns <= kRingColumns ? with_row_team<RowTeam<16, 16>>(p.columns, on_ring)
-        : p.columns <= kLongRingColumns
-            ? on_ring(LongRowTeam{})
+        p.columns <= kRingColumns       ? with_row_team<RowTeam<16, 16>>(p.columns, on_ring)
+        : p.columns <= kLongRingColumns ? on_ring(LongRowTeam{})
+        : p.columns <= kWideRingColumns && !two_stay && p.residual == nullptr
+            ? on_ring(WideRowTeam{})
             : run(ResidentRowTeam{},
                   p.residual == nullptr ? norm_forward_resident_kernel<false> : norm_forward_resident_kernel<true>,
                   kRowWarps);

@@ -312,7 +312,9 @@ Status with_row_team(int columns, const F& f) {
 }
 
 inline constexpr int kLongRingColumns = 16384;
-using LongRowTeam = RowTeam<16, 32>;              ///< for rows of more, up to kLongRingColumns
+using LongRowTeam = RowTeam<16, 32>;  ///< for rows of more, up to kLongRingColumns
+inline constexpr int kWideRingColumns = 32768;
+using WideRowTeam = RowTeam<16, 64>;              ///< for rows of more, up to kWideRingColumns: all an SM's registers
 inline constexpr int kResidentColumns = 1 << 17;  ///< more than shared memory holds, few enough for ints
 /// For rows of more, which stay in shared memory as long as it has room for them: no column is held.
 struct ResidentRowTeam {

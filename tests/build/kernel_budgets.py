@@ -294,8 +294,8 @@ BUDGETS = {
         shared=0,
         whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 * (RING_COPIES + 8)},
-        why="up to 32 columns of the row, of the weight and of the bias; the rows' bytes are in flight to shared memory: "
-        "copies of two matrices, before and in the loop",
+        why="up to 32 columns of the row, of the weight and of the bias, or 64 of the row; the rows' bytes are in flight to shared "
+        "memory: copies of two matrices, before and in the loop",
     ),
     "norm_forward_resident_kernel": Budget(
         registers=64,

@@ -41,6 +41,8 @@ NORMS = [
 ]
 
 
+WIDE = 24.5  # instructions an element of such a row in the registers of 16 warps
+
 # type of the logits, whether there is a gradient, the label smoothing, instructions an element
 LOSSES = [
     (FP16, True, 0.0, 23.5),
@@ -211,6 +213,19 @@ def of_a_row(code: Code, constants, thread: int) -> int:
 def test_norms_of_long_rows(dtype, has, most, norms):
     code = norms["1" if has & RESIDUAL else "0"]
     assert of_a_row(code, lambda rows: norm(dtype, has, rows), 37) / (COLUMNS / THREADS) <= most
+
+
+def test_norms_of_rows_in_all_registers(compiled):
+    """Of fp32: the copies of the next row are on their way through all passes over a row."""
+    (code,) = (
+        c
+        for name, c in compiled("norm_forward.cu").items()
+        if "norm_forward_ring_kernelINS_7RowTeamILi16ELi64E" in name
+    )
+    threads = [Copying(*code, norm(FP32, MEAN | BIAS, rows), 37) for rows in (2, 3)]
+    two, three = (len(thread.run()) for thread in threads)
+    assert (three - two) / (COLUMNS / THREADS) <= WIDE
+    assert 16 * THREADS * threads[0].before_waiting == 4 * COLUMNS
 
 
 @pytest.mark.parametrize(("dtype", "gradient", "smoothing", "most"), LOSSES)

@@ -251,6 +251,21 @@ void check_forward(Cases& cases) {
   cases.check("forward, long rows, squares overflow", [] {
     return forward<float, float, float, float>(1, 8200, {.affine = false, .added = false, .scale = 1e30});
   });
+  // Rows of which shared memory has room for one, in the registers of an SM.
+  for (const int rows : {1, 5}) {
+    cases.check("forward, wide rows", [=] {
+      return forward<float, bf16, float, float>(rows, 16392, {.added = false, .sms = 2, .shared = 100000});
+    });
+  }
+  cases.check("forward, wide rows of 16 bits",
+              [] { return forward<bf16, float, float, fp16>(2, 20488, {.added = false, .shared = 60000}); });
+  cases.check("forward, the widest row",
+              [] { return forward<float, float, float, float>(2, 32768, {.affine = false, .added = false}); });
+  cases.check("forward, wide rows, squares overflow", [] {
+    return forward<float, float, float, float>(1, 29064, {.affine = false, .added = false, .scale = 1e30});
+  });
+  cases.check("forward, rows that only registers have room for",
+              [] { return forward<float, float, float, float>(1, 32768, {.added = false, .shared = 130000}); });
   // More columns than registers hold: two teams, one, and no room for one.
   cases.check("forward, resident rows", [] { return forward<bf16, float, float, fp16>(5, 16400, {.added = false}); });
   cases.check("forward, resident rows, a round and steps one by one",

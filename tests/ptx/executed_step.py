@@ -127,6 +127,18 @@ def test_sums_over_long_rows():
         torch.testing.assert_close(got, want, rtol=rtol, atol=2e-5)
 
 
+def test_rows_that_only_registers_hold_beside_the_next():
+    """Of fp32, of which shared memory has room for one; against float64."""
+    it, generator = set_chip(90, 2), torch.Generator().manual_seed(0)
+    it.seed = 0
+    x, weight = torch.randn(3, 29_064, generator=generator), torch.randn(29_064, generator=generator)
+    with ak.backend("cuda"):
+        got = ak.layer_norm(x.cuda(), (29_064,), weight.cuda()).cpu()
+    assert "RowTeamILi16ELi64E" in it.launched[-1]
+    want = torch.nn.functional.layer_norm(x.double(), (29_064,), weight.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("columns", "kernel"), [(264, "ring_kernel"), (30, "kernel")])
 def test_a_norm_with_dropout_is_one_kernel(columns, kernel, seeds):
     """Of the bits of dropout and norm one after the other on the CPU, or, behind the sum, on the emulator."""

@@ -74,6 +74,8 @@ MUTANTS = [
     Mutant(FORWARD, "load_parameters<kThreads, kRingVec>(p, w, b, k * kThreads);", "load_parameters<kThreads, kRingVec>(p, w, b, 0);", "long rows take the weights of their first part"),
     Mutant(FORWARD, "normalized(v[k + j], s.mean, s.rstd)", "v[k + j]", "long rows are not normalised"),
     Mutant(RING, "kLong ? 1 :", "kLong ? 2 :", "a long row waits for the one after it", missed="two slots are one more than is needed"),
+    Mutant(FORWARD, "!two_stay && p.residual == nullptr", "!two_stay", "what is added is lost where registers have no room for it"),
+    Mutant(RING, "kWideRingColumns = 32768", "kWideRingColumns = 1 << 17", "a row is wider than the registers"),
     Mutant(FORWARD, "ring.add(v, 1);", "ring.add(v, 0);", "the row is added to itself"),
     Mutant(FORWARD, "store_row<kThreads, kRingVec>(v, p.sum, p.residual_type, at, p.columns);", "", "a team does not write the sum"),
     Mutant(FORWARD, "ring.sum(sum);", "", "the statistics are a thread's"),
