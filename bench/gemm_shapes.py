@@ -31,6 +31,11 @@ class Shape:
             text += f" {self.result}" if self.result.startswith("fp32") else f" bias+{self.result}"
         return text + f" offset {self.offset}" * bool(self.offset) + f" ld +{self.pitch}" * bool(self.pitch)
 
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Elements of a and b that lie side by side."""
+        return self.m if self.layout[0] == "T" else self.k, self.k if self.layout[1] == "T" else self.n
+
     def _access(self, row: int) -> int:
         places = (row + self.pitch, self.offset)
         return next(size for size in (16, 8, 4, 2) if all(2 * place % size == 0 for place in places))
@@ -38,11 +43,11 @@ class Shape:
     @property
     def a_bytes(self) -> int:
         """The widest access, at most 16 bytes, that every row of a can be read with."""
-        return self._access(self.m if self.layout[0] == "T" else self.k)
+        return self._access(self.lines[0])
 
     @property
     def b_bytes(self) -> int:
-        return self._access(self.k if self.layout[1] == "T" else self.n)
+        return self._access(self.lines[1])
 
     @property
     def operand_bytes(self) -> int:

@@ -46,6 +46,7 @@ def request(shape: Shape, bias: bool = False) -> dict[str, Any]:
         "tma_b": shape.b_bytes == 16,
         "tma_output": shape.n * (4 if wide else 2) % 16 == 0,
         "odd_operands": shape.operand_bytes == 2,
+        **({} if shape.offset else {"ld_a": shape.lines[0] + shape.pitch, "ld_b": shape.lines[1] + shape.pitch}),
         "out_bytes": 8 if shape.result == "fp32+" else 4 if wide else 2,
         "activation": "none" if wide or shape.result == "16" else shape.result,
     }
@@ -76,7 +77,7 @@ def describe(plan: dict[str, Any]) -> str:
     text = f"{plan['kernel']} {tile['m']}x{tile['n']}"
     if "cluster_m" in tile:
         text += f" cluster {tile['cluster_m']}x{tile['cluster_n']}, {tile['consumers']} consumers"
-    text = "repack, " * plan["repacked"] + text
+    text = "repack, " * plan["repacked"] + "in phases, " * plan["in_phases"] + text
     text += ", pingpong" * tile.get("pingpong", False) + f", {plan['splits']} splits" * (plan["splits"] > 1)
     return text + ", swapped" * plan["swapped"]
 

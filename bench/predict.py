@@ -116,7 +116,7 @@ def planned_us(shape: Shape, made: dict[str, Any]) -> float | None:
     row = product(shape)
     if row and row["plan"] == describe(made):
         return row["p50_us"]
-    if made["kernel"] != "sm90" or made["repacked"]:
+    if made["kernel"] != "sm90" or made["repacked"] or made["in_phases"]:
         return None
     alone = Product(shape) if shape.result in PLAIN else Product(replace(shape, result="16"), shape.result)
     return tiles().get(alone, {}).get(choice(made))

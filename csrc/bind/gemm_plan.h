@@ -48,6 +48,12 @@ struct GemmQuestion {
     request.plain = request.plain && sums;
     request.in_registers = request.in_registers && sums;
     request.in_boxes = request.in_boxes && request.tma_output;
+    GemmProblem lies{};  // at an address that is aligned
+    lies.m = m, lies.n = n, lies.k = k, lies.batch = request.batch;
+    lies.m_major_a = request.m_major_a, lies.n_major_b = request.n_major_b;
+    take("ld_a", lies.ld_a);
+    take("ld_b", lies.ld_b);
+    if (lies.ld_a > 0 && lies.ld_b > 0 && request.plain && !request.tma_operands()) request.phases = gemm_phases(lies);
     each_rate([this](const char* name, double& rate) { take(name, rate); });
     if (taken_ != pybind11::len(given))
       throw std::invalid_argument("an unknown argument in " + pybind11::str(given).cast<std::string>());
@@ -114,11 +120,11 @@ inline void bind_gemm_plan(pybind11::module_& m) {
         constexpr const char* kNames[] = {"none", "sm80", "sm90"};
         return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
                               "splits"_a = plan.splits, "swapped"_a = plan.swapped, "repacked"_a = plan.repacked,
-                              "microseconds"_a = plan.microseconds);
+                              "in_phases"_a = plan.in_phases, "microseconds"_a = plan.microseconds);
       },
       "m"_a, "n"_a, "k"_a,
       "The kernel, tile and splits that serve a GEMM, and the predicted time: csrc/tuning. Keywords are the fields of "
-      "GemmRequest, GemmChip and GemmRates.");
+      "GemmRequest, but for phases, which ld_a and ld_b tell, of GemmChip and of GemmRates.");
   m.def(
       "gemm_sm90_microseconds",
       [](const pybind11::dict& tile, int splits, bool swapped, int m, int n, int k, const pybind11::kwargs& given) {

@@ -17,6 +17,7 @@ struct GemmPlan {
   int splits = 1;
   bool swapped = false;
   bool repacked = false;    ///< gemm_repack comes first, for what gemm_sm90 cannot read
+  bool in_phases = false;   ///< or the kernel works on gemm_in_phases, and gemm_add_phases follows
   double microseconds = 0;  ///< as the model has it
 };
 
@@ -46,42 +47,53 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
   }
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   constexpr int kLeastSteps = 4;  // of k a split: fewer would be all fill
-  const int steps = (r.k + 63) / 64;
   GemmPlan best;
   double least = detail::kNever;
-  const auto consider = [&](GemmKernel kernel, int tile, int splits, bool swap, double time) {
-    const double doubted = time * (splits > 1 ? detail::kSplitDoubt : 1);
+  const auto consider = [&](const GemmPlan& plan) {
+    const double doubted = plan.microseconds * (plan.splits > 1 ? detail::kSplitDoubt : 1);
     if (doubted >= least) return;
     least = doubted;
-    best = {kernel, tile, splits, swap, kernel == GemmKernel::kSm90 && !r.tma_operands(), time};
+    best = plan;
   };
-  const auto each_split = [&](auto f) {
+  const auto each_split = [&](int k, auto f) {
     for (int splits : kSplits) {
-      if (splits > 1 && (r.batch_invariant || steps / splits < kLeastSteps)) break;
+      if (splits > 1 && (r.batch_invariant || (k + 63) / 64 / splits < kLeastSteps)) break;
       f(splits);
     }
   };
-  if (chip.sm90 && chip.capability == 90) {
-    const double repack = detail::repack_time(r, chip.rates);
+  // `beside`: microseconds of what comes before or behind.
+  const auto consider_sm90 = [&](const GemmRequest& q, double beside, bool in_phases) {
+    if (!chip.sm90 || chip.capability != 90) return;
     for (int i = 0; i < kGemmTileCount; i++) {
       for (bool swap : {false, true}) {
-        if (swap && (r.batch_invariant || r.m > 64)) continue;  // for few rows: C then leaves element by element
-        if (!detail::sm90_takes(r, kGemmTiles[i], swap)) continue;
-        each_split([&](int splits) {
-          consider(GemmKernel::kSm90, i, splits, swap,
-                   repack + detail::sm90_time(r, chip, kGemmTiles[i], splits, swap));
+        if (swap && (q.batch_invariant || q.m > 64)) continue;  // for few rows: C then leaves element by element
+        if (!detail::sm90_takes(q, kGemmTiles[i], swap)) continue;
+        each_split(q.k, [&](int splits) {
+          const double time = beside + detail::sm90_time(q, chip, kGemmTiles[i], splits, swap);
+          consider({GemmKernel::kSm90, i, splits, swap, !q.tma_operands(), in_phases, time});
         });
       }
     }
-    if (best.kernel != GemmKernel::kNone && r.tma_operands()) return best;
-  }
-  if (chip.sm80 && chip.capability >= 80) {
+  };
+  const auto consider_sm80 = [&](const GemmRequest& q, double beside, bool in_phases) {
+    if (!chip.sm80 || chip.capability < 80) return;
     for (GemmSm80Tile tile : kGemmSm80Tiles) {
       const int i = static_cast<int>(tile);
-      each_split([&](int splits) {
-        consider(GemmKernel::kSm80, i, splits, false, detail::sm80_time(r, chip, detail::kSm80Tiles[i], splits));
+      each_split(q.k, [&](int splits) {
+        const double time = beside + detail::sm80_time(q, chip, detail::kSm80Tiles[i], splits);
+        consider({GemmKernel::kSm80, i, splits, false, false, in_phases, time});
       });
     }
+  };
+  consider_sm90(r, detail::repack_time(r, chip.rates), false);
+  if (best.kernel != GemmKernel::kNone && r.tma_operands()) return best;
+  consider_sm80(r, 0, false);
+  // Phases whose results take more memory than copies of the operands would are not worth their time.
+  const bool small = 4 * r.phases.size(r.m, r.n) <= 2 * detail::unaligned_elements(r);
+  if (r.phases.count > 0 && small && !r.batch_invariant) {
+    const double add = detail::add_phases_time(r, chip.rates);
+    consider_sm90(detail::in_phases(r), add, true);
+    consider_sm80(detail::in_phases(r), add, true);
   }
   return best;
 }
@@ -124,6 +136,7 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   r.m_major_a = q.m_major_a, r.n_major_b = q.n_major_b;
   r.tma_a = a % 16 == 0, r.tma_b = b % 16 == 0;
   r.odd_operands = (a | b) % 4 != 0;
+  if (!r.tma_operands()) r.phases = gemm_phases(q);
   const DType type = output == GemmOutput::kInputType ? half : DType::kFloat32;
   r.tma_output = gemm_sm90_tma_writes(q, type);
   r.row_output = gemm_sm90_has_rows(q, type);

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/gemm_phases.h"
 #include "kernels/gemm_sm80.h"
 #include "kernels/gemm_sm90.h"
 
@@ -49,6 +50,7 @@ struct GemmRequest {
   bool tma_output = true;     ///< C as well, and of the inputs' type or fp32
   bool row_output = true;     ///< C is of such a type, and its rows have no gaps
   bool odd_operands = false;  ///< of A and B, one is aligned to 2 bytes only
+  GemmPhases phases;          ///< whose operands are, where they are not: gemm_phases()
   int out_bytes = 2;          ///< an element of C
   int side_bytes = 0;         ///< that the epilogue reads and writes besides, per element of C
   Activation activation = Activation::none;
@@ -162,10 +164,29 @@ inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish 
   return {};
 }
 
-/// Microseconds of gemm_repack: a copy of what gemm_sm90 cannot read.
+/// Elements of the operands that gemm_sm90 cannot read.
+inline double unaligned_elements(const GemmRequest& r) {
+  return r.batch * static_cast<double>(r.k) * ((r.tma_a ? 0 : r.m) + (r.tma_b ? 0.0 : r.n));
+}
+/// Microseconds of gemm_repack: their copy.
 inline double repack_time(const GemmRequest& r, const GemmRates& rates) {
-  const double elements = r.batch * static_cast<double>(r.k) * ((r.tma_a ? 0 : r.m) + (r.tma_b ? 0.0 : r.n));
-  return r.tma_operands() ? 0 : rates.start / rates.clock + 4 * elements / rates.dram;
+  return r.tma_operands() ? 0 : rates.start / rates.clock + 4 * unaligned_elements(r) / rates.dram;
+}
+
+/// A product's phases, as gemm_in_phases makes them.
+inline GemmRequest in_phases(const GemmRequest& request) {
+  GemmRequest r = request;
+  r.m = request.phases.rows(request.m), r.n = request.phases.columns(request.n), r.k = request.phases.lines(request.k);
+  r.batch = request.phases.count;
+  r.tma_a = r.tma_b = r.tma_output = r.row_output = r.plain = true;
+  r.odd_operands = false;
+  r.out_bytes = 4;
+  return r;
+}
+/// Microseconds of gemm_add_phases.
+inline double add_phases_time(const GemmRequest& r, const GemmRates& rates) {
+  const double bytes = 4.0 * r.phases.size(r.m, r.n) + static_cast<double>(r.m) * r.n * r.out_bytes;
+  return rates.start / rates.clock + bytes / rates.dram;
 }
 
 /// Microseconds of a product with one of the tiles of gemm_sm90; kNever if nothing speaks for it.

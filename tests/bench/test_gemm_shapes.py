@@ -85,7 +85,7 @@ def test_the_plan_is_asked_for_with_what_the_op_will_pass(monkeypatch):
 
     def plan_gemm(m, n, k, **request):
         asked.append((m, n, k, request))
-        return {"kernel": "sm90", "tile": 1, "splits": 4, "swapped": True, "repacked": True}
+        return {"kernel": "sm90", "tile": 1, "splits": 4, "swapped": True, "repacked": True, "in_phases": False}
 
     tiles = [{}, {"m": 128, "n": 192, "cluster_m": 2, "cluster_n": 1, "consumers": 2, "pingpong": True}]
     monkeypatch.setattr(_host, "plan_gemm", plan_gemm, raising=False)
@@ -101,6 +101,8 @@ def test_the_plan_is_asked_for_with_what_the_op_will_pass(monkeypatch):
         "tma_b": False,
         "tma_output": False,
         "odd_operands": True,
+        "ld_a": 64,
+        "ld_b": 147,
     }
     gpu = {"sm_count": 132, "capability": 90}
     assert asked[0] == (64, 147, 802816, {"batch": 1, "out_bytes": 8, "activation": "none", **views, **gpu})
@@ -111,6 +113,8 @@ def test_the_plan_is_asked_for_with_what_the_op_will_pass(monkeypatch):
         "tma_b": False,
         "tma_output": True,
         "odd_operands": True,
+        "ld_a": 13,
+        "ld_b": 13,
     }
     gpu = {"sm_count": 108, "capability": 80}
     assert asked[1] == (65536, 512, 13, {"batch": 2, "out_bytes": 2, "activation": "relu", **views, **gpu})

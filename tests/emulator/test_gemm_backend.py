@@ -279,6 +279,25 @@ def test_unaligned_operands_are_copied(how, batch):
     problem.same_on_both(lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)])
 
 
+@pytest.mark.parametrize(
+    ("capability", "k", "sm_count"), [("9.0", 4001, 2), ("9.0", 500, 8), ("8.0", 500, 2)], ids=str
+)
+def test_odd_lines_along_a_long_k_go_in_phases(capability, k, sm_count):
+    problem = Problem(9, 19, k, None, torch.bfloat16, ("transposed", "plain", "plain"), capability, 3, sm_count)
+    start = problem.beside(19, torch.float32)
+    product = "gemm_sm90" if capability == "9.0" and k > 4000 else "gemm_sm80"
+    for call in (
+        lambda: [gemm(problem.a, problem.b, alpha=0.5)],
+        lambda: [gemm(problem.a, problem.b, out_dtype=torch.float32)],
+        lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)],
+    ):
+        problem.same_on_both(call)
+        assert [launch.name for launch in launches()] == [product, "gemm_add_phases"]
+    bias = integers(problem.generator, (19,), torch.float32)
+    problem.same_on_both(lambda: [gemm(problem.a, problem.b, bias=bias)])
+    assert "gemm_add_phases" not in [launch.name for launch in launches()]
+
+
 def test_lines_that_overlap_are_copied():
     """Windows over one row: a tensor map's lines may not overlap."""
     row = torch.arange(96.0).bfloat16()

@@ -41,6 +41,7 @@ class GemmCase:
         lines = (self.m if self.m_major_a else self.k, self.n if self.n_major_b else self.k)
         tma = {name: line % 8 == 0 for name, line in zip(("tma_a", "tma_b"), lines, strict=True)}
         tma |= {"odd_operands": any(line % 2 for line in lines), "tma_output": self.columns * element % 16 == 0}
+        tma |= {"ld_a": lines[0] + 8, "ld_b": lines[1] + 8}
         return sizes | tma | KINDS[self.kind]
 
 
@@ -148,6 +149,11 @@ CASES = [
     GemmCase("swiglu", 72, 8, 4104),
     GemmCase("swiglu", 1544, 136, 4104),
     GemmCase("plain", 2568, 776, 1096),
+    # In phases: odd lines of one operand or both, 4 bytes more than 16, lines that are left over.
+    GemmCase("accumulate", 64, 147, 80_003, True, True),
+    GemmCase("plain", 777, 72, 40_960, True, True),
+    GemmCase("fp32", 41, 395, 8199, True, True),
+    GemmCase("plain", 74, 398, 16_390, True, True),
     # Tiles, or parts of them, that lie wholly beside or below the result: an odd number of tiles in a row of clusters of two.
     GemmCase("plain", 1025, 4097, 1097),
     GemmCase("fp32", 392, 392, 4104, False, True),

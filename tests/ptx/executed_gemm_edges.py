@@ -1,12 +1,15 @@
 """The products as PTX where tiles, or parts of them, lie wholly beside or below the result, also an odd number of tiles across a cluster
-of two, and where operands are copied first, because TMA cannot read them: gemm_repack. Operands lie among NaN; sums are exact."""
+of two, and where operands are copied first, because TMA cannot read them, or multiplied in phases that it can: gemm_repack and
+gemm_phases. Operands lie among NaN; sums are exact."""
+
+import re
 
 import pytest
 import torch
 
 from ..gpu.gemm_cases import GemmCase, small_edges
 from ..gpu.test_gemm import check, operands
-from .gemm_cases import copied
+from .gemm_cases import copied, phased
 from .preloaded import machine, set_chip
 
 machine()
@@ -27,15 +30,21 @@ def edges() -> list:
 
 
 def executed(
-    case: GemmCase, dtype: torch.dtype, sm_count: int, seed: int, offset: int = 0, batch: tuple[int, ...] = ()
+    case: GemmCase,
+    dtype: torch.dtype,
+    sm_count: int,
+    seed: int,
+    offset: int = 0,
+    batch: tuple[int, ...] = (),
+    capability: int = 90,
 ):
     """Computes and checks the case; the names of the kernels, and the product's launch."""
-    it = set_chip(90, sm_count)
+    it = set_chip(capability, sm_count)
     it.seed = seed
     a, b, exact = operands(case, dtype, offset, batch)
     it.launched.clear()
     check(case, a, b, exact)
-    product = next(launch for launch in reversed(it.prepared) if "gemm_sm90_kernel" in launch.kernel.name)
+    product = next(launch for launch in reversed(it.prepared) if re.search("gemm_sm.0_kernel", launch.kernel.name))
     return list(it.launched), product
 
 
@@ -66,3 +75,12 @@ def test_operands_that_tma_cannot_read_are_copied(case, sm_count, offset, batch,
         first, second = launched[:2]
         assert "gemm_repack_kernel" in first
         assert "gemm_sm90_kernel" in second
+
+
+@pytest.mark.parametrize(("case", "sm_count", "capability"), phased(), ids=str)
+def test_odd_lines_along_a_long_k_go_in_phases(case, sm_count, capability, seeds):
+    for seed in seeds:
+        dtype = (torch.float16, torch.bfloat16)[seed % 2]
+        launched, product = executed(case, dtype, sm_count, seed, capability=capability)
+        assert product.kernel.name == launched[0]
+        assert "gemm_add_phases_kernel" in launched[1]

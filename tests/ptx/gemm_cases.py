@@ -82,11 +82,26 @@ def copied() -> list[tuple[GemmCase, int, int, tuple[int, ...]]]:
     layouts = list(itertools.product((False, True), (False, True)))
     for (m, n, k), kind, layout, offset, sms in itertools.product(sizes, KINDS, layouts, (0, 1), (1, 8)):
         case = GemmCase(kind, m, n, k, *layout)
-        request = case.request | ({"tma_a": False, "tma_b": False, "odd_operands": True} if offset else {})
+        request = case.request | ({"tma_a": False, "tma_b": False, "odd_operands": True, "ld_a": 0} if offset else {})
         key = (kind, request["tma_a"], request["tma_b"], offset)
         batch = (3,) if len(found) % 2 else ()
         if key not in found and _host.plan_gemm(**request, batch=math.prod(batch), sm_count=sms)["repacked"]:
             found[key] = (case, sms, offset, batch)
+    return list(found.values())
+
+
+@functools.cache
+def phased() -> list[tuple[GemmCase, int, int]]:
+    """Odd lines along a long k, which are multiplied in phases: the smallest problem of each kernel and kind, the number of SMs and the
+    capability."""
+    found: dict[tuple, tuple] = {}
+    sizes = sorted(itertools.product((9, 24, 36), (19, 40), (500, 2003, 4001)), key=math.prod)
+    for (m, n, k), kind, capability, sms in itertools.product(sizes, ("plain", "fp32", "accumulate"), (90, 80), (2, 8)):
+        case = GemmCase(kind, m, n, k, True, True)
+        plan = _host.plan_gemm(**case.request, sm_count=sms, capability=capability)
+        key = (plan["kernel"], kind, m % 8 == 0)
+        if plan["in_phases"] and key not in found:
+            found[key] = (case, sms, capability)
     return list(found.values())
 
 

@@ -58,6 +58,8 @@ def requests():
                 "tma_b": lines[1] % 8 == 0,
                 "odd_operands": any(size % 2 for size in lines),
                 "tma_output": n % 8 == 0,
+                "ld_a": lines[0],
+                "ld_b": lines[1],
             }
 
 
@@ -73,14 +75,21 @@ EPILOGUES = (
 def assert_legal(plan: dict, request: dict) -> None:
     assert plan["splits"] >= 1
     assert plan["splits"] == 1 or -(-request["k"] // 64) // plan["splits"] >= 4, "a split with hardly any work"
+    aligned = request["tma_a"] and request["tma_b"]
+    if plan["in_phases"]:
+        assert not aligned
+        assert request["m_major_a"]
+        assert request["n_major_b"]
+        assert request["activation"] == "none"
+        assert request["k"] > 8
     if plan["kernel"] == "sm80":
-        assert not (request["tma_a"] and request["tma_b"])
+        assert not aligned
         assert not plan["repacked"]
         assert plan["tile"] < len(CANDIDATES["sm80"])
         assert not plan["swapped"]
         return
     assert plan["kernel"] == "sm90"
-    assert plan["repacked"] == (not (request["tma_a"] and request["tma_b"]))
+    assert plan["repacked"] == (not aligned and not plan["in_phases"])
     tile = CANDIDATES["sm90"][plan["tile"]]
     n_major_b = request["m_major_a"] if plan["swapped"] else request["n_major_b"]
     assert not n_major_b or tile["n"] // tile["cluster_m"] % 64 == 0, "boxes of 64 columns"
@@ -175,6 +184,34 @@ def test_a_copy_is_paid_for():
         assert time == pytest.approx(times[True, True] + copied + (not (a and b)) * launch)
 
 
+A100 = {"capability": 80, "sm_count": 108, "clock": 1410.0, "dram": 1.8e6}
+
+
+@pytest.mark.parametrize("chip", [{}, A100], ids=["H200", "A100"])
+def test_a_long_k_of_odd_lines_goes_in_phases(chip):
+    """The gradient of a convolution's weight: two thirds of the time of a copy or of odd accesses, and more on an H200."""
+    request = {"m_major_a": True, "n_major_b": True, "tma_b": False, "odd_operands": True, "out_bytes": 8, **chip}
+    phased = _host.plan_gemm(64, 147, 802816, **request, ld_a=64, ld_b=147)
+    other = _host.plan_gemm(64, 147, 802816, **request)
+    assert phased["in_phases"]
+    assert not phased["repacked"]
+    assert not other["in_phases"]
+    assert phased["microseconds"] < 0.66 * other["microseconds"]
+    dram = chip.get("dram", _host.gemm_rates()["dram"])
+    assert phased["microseconds"] < 1.4 * 2 * (64 + 147) * 802816 / dram, "far from the memory's rate"
+
+
+def test_phases_are_for_results_that_are_small_beside_the_operands():
+    odd = {"m_major_a": True, "n_major_b": True, "tma_a": False, "tma_b": False, "odd_operands": True}
+    for m, n, k in itertools.product((9, 147, 1001), (11, 999), (33, 4100, 40_007)):
+        plan = _host.plan_gemm(m, n, k, **odd, ld_a=m, ld_b=n)
+        if plan["in_phases"]:
+            assert 4 * 8 * m * n < 2 * k * (m + n), (m, n, k)
+    assert not _host.plan_gemm(4097, 4097, 4097, **odd, ld_a=4097, ld_b=4097)["in_phases"]
+    assert not _host.plan_gemm(64, 147, 802816, **odd, ld_a=64, ld_b=147, batch=2)["in_phases"]
+    assert not _host.plan_gemm(64, 147, 802816, **odd, ld_a=64, ld_b=147, batch_invariant=True)["in_phases"]
+
+
 def test_an_unknown_activation_is_refused():
     with pytest.raises(ValueError, match="activation is 'tanh'"):
         _host.plan_gemm(8, 8, 8, activation="tanh")
@@ -185,11 +222,11 @@ LAYOUTS = list(itertools.product((False, True), repeat=2))
 
 
 def test_the_gpu_tests_take_every_plan():
-    """Each tile, swapped or not, in splits or not, that some shape is given on an H200."""
+    """Each tile, swapped or not, in splits or not, in phases or not, that some shape is given on an H200."""
 
     def chosen(case):
         plan = _host.plan_gemm(**case.request)
-        return plan["kernel"], plan["tile"], plan["swapped"], plan["splits"] > 1
+        return plan["kernel"], plan["tile"], plan["swapped"], plan["splits"] > 1, plan["in_phases"]
 
     covered = {chosen(case) for case in gemm_cases.CASES}
     for m, n, k in itertools.product(SIZES_OF_CASES, SIZES_OF_CASES, (72, 1096, 4104)):

@@ -1,8 +1,9 @@
 // gemm, gemm_dact and gemm_accumulate_ on a GPU: checks, how the operands lie, outputs and scratch from
 // torch's allocator, and the launch that csrc/tuning/gemm.h chooses.
 //
-// An operand whose rows or columns are contiguous is taken as it lies; any other is copied once. On Hopper so are the
-// operands that TMA cannot read, where the planner finds that faster than the kernel that can.
+// An operand whose rows or columns are contiguous is taken as it lies; any other is copied once. What does not begin at
+// multiples of 16 bytes is multiplied in phases that do, or on Hopper copied for TMA, where the planner finds that
+// faster than the kernel that reads anything.
 #include "kernels/gemm.h"
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "kernels/gemm_column_sums.h"
+#include "kernels/gemm_phases.h"
 #include "kernels/gemm_repack_sm90.h"
 #include "math/activation.h"
 #include "ops/activation.h"
@@ -185,16 +187,27 @@ struct Call {
   }
 
   template <class T>
-  void launch([[maybe_unused]] const GemmPlan& plan, [[maybe_unused]] GemmOutput output) {
+  void launch(const GemmPlan& plan, GemmOutput output) {
+    if (!plan.in_phases) return product<T>(problem, plan, output);
+    const GemmPhases phases = gemm_phases(problem);
+    const Tensor memory = gpu.scratch(static_cast<size_t>(phases.size(problem.m, problem.n)) * 4);
+    auto* const parts = static_cast<float*>(memory.mutable_data_ptr());
+    product<T>(gemm_in_phases(problem, phases, parts), plan, GemmOutput::kFloat32);
+    gpu.launch(gemm_add_phases<T>, problem, phases, parts, output == GemmOutput::kAccumulate);
+  }
+
+  template <class T>
+  void product([[maybe_unused]] GemmProblem q, [[maybe_unused]] const GemmPlan& plan,
+               [[maybe_unused]] GemmOutput output) {
 #ifdef AK_HAS_SM90a
     if (plan.kernel == GemmKernel::kSm90) {
       const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
-      GemmProblem q = problem;
       std::optional<Tensor> copies;
-      if (const size_t bytes = gemm_repack_bytes(problem)) {
+      if (const size_t bytes = gemm_repack_bytes(q)) {
         copies = gpu.scratch(bytes);
-        q = gemm_repacked(problem, copies->mutable_data_ptr());
-        gpu.launch(gemm_repack, problem, q);
+        const GemmProblem lies = q;
+        q = gemm_repacked(lies, copies->mutable_data_ptr());
+        gpu.launch(gemm_repack, lies, q);
       }
       return gpu.launch(gemm_sm90<T>, q, config, output, scratch(gemm_sm90_scratch(q, config)));
     }
@@ -202,7 +215,7 @@ struct Call {
 #ifdef AK_HAS_GEMM_SM80
     if (plan.kernel == GemmKernel::kSm80) {
       const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
-      return gpu.launch(gemm_sm80<T>, problem, config, scratch(gemm_sm80_scratch(problem, config)));
+      return gpu.launch(gemm_sm80<T>, q, config, scratch(gemm_sm80_scratch(q, config)));
     }
 #endif
     fail(op,
