@@ -72,7 +72,8 @@ What the model cannot know:
   times: little where a tile's operand is residual or pre-activation, more in swiglu's backward, whose loads nothing hides. It was
   never timed;
 - `gemm_repack` and `gemm_sm80`: not in its basis. "repack": operands that TMA cannot read are copied first, at the rate of a copy; the
-  copy takes memory of their size, and the product then reads it as from memory;
+  copy takes memory of their size, and the product then reads it as from memory. "in phases": nothing is copied; lines along a long k are
+  read in eight interleaved sets, of which TMA can address each, and eight small results added up. No GPU has run that;
 - what the host adds: a product in splits that is captured in a CUDA graph has its counters zeroed by a memset of the graph's, which also
   keeps its launch from overlapping with the end of the kernel in front; outside of graphs neither happens. No time here has it;
 - data in L2: operands that the kernel in front has just written are faster, up to the memory's share;
@@ -138,7 +139,8 @@ def missed_products() -> str:
         f"Of {count} aligned products that cuBLAS brings to 0.9 of the roofline of that run, those that we do not, by the prediction or by "
         f"what was measured: {', '.join(told) or 'none'}. GPT-2's head, {head.name}: goal 2,100 us, {head_us:,.0f} predicted, "
         f"{product_us(head) or math.nan:,.0f} measured. A tall k, {tall.name}: the goal is near its floor of {tall_floor:.0f} us, "
-        f"{tall_us:.0f} predicted, {product_us(tall) or math.nan:.0f} measured, cuBLAS {product_us(tall, 'torch') or math.nan:.0f}. "
+        f"{tall_us:.0f} predicted; with a copy of its operand in front {product_us(tall) or math.nan:.0f} were measured, "
+        f"cuBLAS {product_us(tall, 'torch') or math.nan:.0f}. "
         f"{other.name}, which no run has: {us:.0f} us predicted, floor {floor:.0f}."
     )
     return textwrap.fill(text, 140)

@@ -23,9 +23,8 @@ constexpr int kMostLines = 8;  // that are left: as many as there are phases
 template <class T>
 struct AddPhasesArgs {
   const float* parts;
-  int64_t next_phase;  // from an element to that of the next phase
-  int64_t pitch;       // between rows of a phase
-  const T *a, *b;      // the first line that is left
+  int64_t pitch, next_phase;  // between rows of a phase; from an element to that of the next phase
+  const T *a, *b;             // the first line that is left
   int64_t ld_a, ld_b;
   int lines;  // that are left
   int m, n;
@@ -78,7 +77,7 @@ gemm_add_phases_kernel(AK_PARAM(AddPhasesArgs<T>) args) {
     AK_UNROLL
     for (int i = 0; i < kPhases; i++) sum += part[r][i];
     AK_UNROLL
-    for (int i = 0; i < kMostLines; i++) sum += shuffle(a, i * kRowsOfThread + r) * b[i];  // exact products
+    for (int i = 0; i < kMostLines; i++) sum = fma(shuffle(a, i * kRowsOfThread + r), b[i], sum);
     const int64_t at = row(r) * args.c.row_stride + column * args.c.column_stride;
     if (first + r < args.m && column < args.n) put(args.c, at, sum * args.alpha, args.accumulate);
   }

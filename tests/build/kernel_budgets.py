@@ -237,6 +237,13 @@ BUDGETS = {
     "gemm_repack_kernel": Budget(
         registers=32, shared=0, why="bandwidth, five loads of a thread in flight: 8 blocks of 256 share an SM"
     ),
+    "gemm_add_phases_kernel": Budget(
+        registers=64,
+        shared=0,
+        blocks=4,
+        opcodes={"LDG.E.EF": 2 * 4 * (2 + 4 + 8), "SHFL.IDX": 6 * 32},
+        why="bandwidth: 4 rows of up to 8 phases, 128 bytes of a thread in flight; 4 blocks of 256 share an SM",
+    ),
     "gemm_sm80_kernel": Budget(
         registers=255,
         shared=0,

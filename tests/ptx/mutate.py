@@ -202,6 +202,38 @@ def repacked_runs() -> list[Callable[[], Iterator]]:
     return [chained(), checked(GemmCase("plain", 131, 40, 521), 1), *(checked(*problem) for problem in copied()[::3])]
 
 
+def phased_runs() -> list[Callable[[], Iterator]]:
+    """Products in phases; what is wrong with one is an exception."""
+    import torch
+
+    import amp_kernels as ak
+
+    from .executed_gemm_edges import GemmCase, executed
+    from .gemm_cases import integers, phased
+    from .preloaded import machine, set_chip
+
+    def checked(case, sm_count, capability):
+        def go():
+            executed(case, torch.float16, sm_count, machine().seed, capability=capability)
+            yield from ()
+
+        return go
+
+    def scaled():
+        generator = torch.Generator().manual_seed(7)
+        a, b = integers(generator, 1000, 37).half(), integers(generator, 1000, 19).half()
+        want = 0.5 * (a.float().T @ b.float())
+
+        def go():
+            set_chip(80, 4)
+            yield ak.ops.gemm.gemm(a.cuda().T, b.cuda(), alpha=0.5, out_dtype=torch.float32).cpu(), want
+
+        return go
+
+    two = GemmCase("fp32", 36, 40, 2003, True, True)
+    return [scaled(), checked(two, 2, 80), *(checked(*problem) for problem in phased())]
+
+
 def op_runs(names: Sequence[str]) -> list[Callable[[], Iterator]]:
     """The ops' samples, against what the emulator makes of them."""
     import torch
@@ -236,9 +268,9 @@ def op_runs(names: Sequence[str]) -> list[Callable[[], Iterator]]:
 
 
 def runs_of(cases: str | Sequence[str]) -> list[Callable[[], Iterator]]:
-    """Of a list's cases: an architecture's products, those with copied operands, or the names of ops."""
-    if cases == "repacked":
-        return repacked_runs()
+    """Of a list's cases: an architecture's products, those with copied operands or in phases, or the names of ops."""
+    if cases in ("repacked", "phased"):
+        return repacked_runs() if cases == "repacked" else phased_runs()
     return gemm_runs(cases) if isinstance(cases, str) else op_runs(cases)
 
 
