@@ -270,6 +270,8 @@ def test_a_lone_row_is_that_of_many_that_are_copied():
     "how", [("plain", "plain"), ("transposed", "plain"), ("plain", "transposed"), ("odd", "plain")]
 )
 def test_unaligned_operands_are_copied(how, batch):
+    if how == ("transposed", "plain") and batch is None:
+        how = ("transposed", "odd")  # else in phases
     problem = Problem(41, 67, 1097, batch, torch.bfloat16, (*how, "plain"), "9.0", 3)
     bias = integers(problem.generator, (67,), torch.float32)
     start = problem.beside(67, torch.float32)

@@ -9,8 +9,8 @@ CAPABILITY = 90
 MUTANTS = [
     Mutant("a phase read one element further", r"(ld\.global\.cs\.u32 %r\d+, \[%rd\d+)\]", r"\1+4]", 3),
     Mutant("the last phase is not read", r"ld\.global\.cs\.u32 (%r\d+), \[%rd\d+\];", r"mov.u32 \1, 0;", -1),
-    Mutant("a distance cut to 11 bits", r"mul\.lo\.s64 (%rd\d+), (%rd\d+), (%rd\d+);",
-           r"mul.lo.s64 \1, \2, \3;\nand.b64 \1, \1, 2047;"),
+    Mutant("a distance cut to 8 bits", r"mul\.lo\.s64 (%rd\d+), (%rd\d+), (%rd\d+);",
+           r"mul.lo.s64 \1, \2, \3;\nand.b64 \1, \1, 255;"),
     Mutant("an element of the lane beside", r"(shfl\.sync\.idx\.b32 %r\d+\|%p\d+, %r\d+), %r\d+,", r"\1, 1,"),
     Mutant("elements from within eight lanes", r"(shfl\.sync\.idx\.b32 [^;]*), %r\d+, (%r\d+);", r"\1, 6175, \2;"),
     Mutant("an element of A is not there", r"(shfl\.sync\.idx\.b32 %r\d+\|%p\d+), %r\d+,", r"\1, 0,", 1),
