@@ -394,7 +394,7 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
     for (int in_box = 0; in_box < Walk::kColumns; in_box += kChunk) {
       const int column = boxes.first_column(step) + in_box;  // of the tile
       const int columns = boxes.columns - column;            // there are, from here on
-      if (columns <= 0) break;
+      if (kNarrow && columns <= 0) break;                    // a wide box is stored whole
       const int chunk = boxes.slice(step) * kInSlice + column / kChunk;
       const uint32_t at = further<kFloat, kNarrow>(mine + slot * kSliceBytes, in_box);
       float v[kValues], side[kValues], up[kValues], bias[kValues / 2];

@@ -29,8 +29,9 @@ EXHAUSTIVE = [
     *((tile, True) for tile in ("128x256", "192x192", "192x128", "128x128", "64x64")),
 ]
 
-# More of a sum where a tile's width does not divide into boxes, and the threads store its rounded rows themselves; in its narrow boxes; where
-# a consumer has two slices of 64 rows, for each of which it loads the bias and adds up the columns; and in fp32, in boxes of half the columns.
+# More of a sum where a tile's width does not divide into boxes, and the threads store its rounded rows themselves; in its narrow boxes;
+# where a consumer has two slices of 64 rows, for each of which it loads the bias and adds up the columns; and in fp32, in boxes of half
+# the columns.
 ROWS, NARROW, SLICES, FLOATS = 4, 0.7, 1.8, 0.6
 ODD_ROWS = {16: 43, 32: 23, 64: 15.5}  # by the columns staged at a time; of more 11
 IN_REGISTERS = ("plain", "alpha", "bias", "float_bias", "odd_rows")
@@ -64,8 +65,8 @@ def in_elements(epilogue: str, as_float: bool) -> bool:
 
 
 def of_elements(epilogue: str, as_float: bool) -> float:
-    """Into every other place: in fp32 they lie so far apart that a lane takes its elements along a row, each with addresses of its own. Of a
-    derivative with what it is taken of; of swiglu's there are two, and two results."""
+    """Into every other place: in fp32 they lie so far apart that a lane takes its elements along a row, each with addresses of its own.
+    Of a derivative with what it is taken of; of swiglu's there are two, and two results."""
     if epilogue in ("elements", "dswiglu"):
         return {"elements": 112 if as_float else 75, "dswiglu": 168}[epilogue]
     return 107 + ARITHMETIC[epilogue.removeprefix("d").removesuffix("_sums")] + 8 * epilogue.endswith("_sums")
