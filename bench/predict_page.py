@@ -65,15 +65,16 @@ What the model cannot know:
 
 - the power limit from one run to the next: a product's tiles were timed one after the other, and large ones took up to 15 % less where
   the GPU had cooled before;
-- what TMA cannot move goes element by element, 75 to 110 instructions each: a residual that is broadcast, or in FP32 beside a 16-bit
+- what TMA cannot move goes element by element, 75 to 170 instructions each: a residual that is broadcast, or in FP32 beside a 16-bit
   result (`ak.addmm`, `ak.baddbmm`), what is not aligned, and of the raw ops a 16-bit residual or a derivative beside an FP32 result, alpha
   with bias and pre-activation, and batches of swiglu that keep it: no layer of a training step asks for these;
 - epilogues other than a bias: their instructions are counted; what they wait for, barriers and operands on their way, is not in the
   times: little where a tile's operand is residual or pre-activation, more in swiglu's backward, whose loads nothing hides. It was
   never timed;
 - `gemm_repack` and `gemm_sm80`: not in its basis. "repack": operands that TMA cannot read are copied first, at the rate of a copy; the
-  copy takes memory of their size, and the product then reads it as from memory. "in phases": nothing is copied; lines along a long k are
-  read in eight interleaved sets, of which TMA can address each, and eight small results added up. No GPU has run that;
+  copy takes memory of their size, and the product then reads it as from memory. "in phases": nothing is copied; the lines, one for
+  each of a long k, are read in two to eight interleaved sets, of which TMA can address each, and as many small results added up. No GPU
+  has run that;
 - what the host adds: a product in splits that is captured in a CUDA graph has its counters zeroed by a memset of the graph's, which also
   keeps its launch from overlapping with the end of the kernel in front; outside of graphs neither happens. No time here has it;
 - data in L2: operands that the kernel in front has just written are faster, up to the memory's share;

@@ -311,8 +311,8 @@ class Rule:
         """One step; the op's signature (:class:`amp_kernels.ops._update.UpdateOp`). With ``squares`` half a step."""
         device, state = params[0].device, (moments, steps, masters, shadows, emas, layout.tolist(), flags)
         counters, classes = classes_of(params, grads, *state)
-        tables = Tables.of(counters, options, ema_decay, flags, lrs, weight_decays, device)
         with _tables.on(device):
+            tables = Tables.of(counters, options, ema_decay, flags, lrs, weight_decays, device)
             rows = prepare(self, tables, grad_scale, found_inf, sum_sq, max_norm)
             if self.first_pass is not None:
                 self.first_pass(classes, tables, rows, found_inf, squares, second)

@@ -154,8 +154,7 @@ def clip(
     norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for device, members in written.items():
-        # unscale_ also notes whether a product is infinite or NaN, which nobody asks here.
-        unscale_(members, torch.empty((), dtype=torch.float32, device=device), factor.to(device, non_blocking=True))
+        unscale_(members, None, factor.to(device, non_blocking=True))
     return norm
 
 

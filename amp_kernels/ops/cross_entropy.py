@@ -42,7 +42,7 @@ class Options(NamedTuple):
 def denominator(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
     """What a mean divides by, in fp32 or the dtype of ``weight``: the weights of the rows that count; of probabilities, their number."""
     if target.dtype != torch.int64:
-        return torch.full((), float(target.shape[0]), device=target.device)
+        return torch.full((), float(target.shape[0]), dtype=torch.float32, device=target.device)
     counted = target != options.ignore_index
     if weight is None:
         return counted.sum(dtype=torch.float32)
@@ -58,7 +58,7 @@ def reduced(loss: Tensor, reduction: str, divisor: Tensor | None) -> Tensor:
 
 def row_factors(rows: int, reduction: str, divisor: Tensor | None, grad: Tensor | None, device) -> Tensor:
     """What the gradient of each row is multiplied by; ``grad`` is the gradient of the reduced loss, 1 if ``None``."""
-    factor = torch.ones((), device=device) if grad is None else grad.float()
+    factor = torch.ones((), dtype=torch.float32, device=device) if grad is None else grad.float()
     return (factor if divisor is None else factor / divisor).expand(rows)
 
 

@@ -6,8 +6,8 @@ chunk of logits are all there is. The weight's gradient is summed over chunks in
 GEMM), so its error does not grow with their number, and rounded once.
 
 As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. In fp16,
-whose range ends where gradients of the logits of a mean begin, the forward makes those of the sum, at most 1 in magnitude,
-2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and weight, which are fp32
+whose range ends where gradients of the logits of a mean begin, the forward makes those of the sum, at most 1 in magnitude
+(33 with a z-loss), 2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and weight, which are fp32
 until then. Where that would not do, for ``reduction="none"`` and for fp16 without such a bound, backward computes the logits
 once more: a fourth GEMM, and nothing kept but the inputs.
 
@@ -84,7 +84,8 @@ def default_chunk(rows: int, dtype: torch.dtype, device_type: str) -> int:
     return max(least, -(-rows // chunks))
 
 
-FP16_SCALE = 2.0**10  # of gradients of at most 1: 64 times as much, which a z-loss may make of them, is in range
+FP16_SCALE = 2.0**10  # of gradients of at most 1: 33 times as much, which a z-loss may make of them, is in range
+MOST_Z_LOSS = 2.0**-12
 
 
 def forward_scale(
@@ -93,8 +94,8 @@ def forward_scale(
     """What the gradients that the forward makes are multiplied by; ``None``: backward has to make them."""
     if made_in_forward(reduction, dtype):
         return 1.0
-    # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p: below 64 as long as |lse| < 500.
-    bounded = not target.is_floating_point() and class_weight is None and options.z_loss <= 2.0**-4
+    # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p, where |lse| < 65,536: at most 32.
+    bounded = not target.is_floating_point() and class_weight is None and options.z_loss <= MOST_Z_LOSS
     return FP16_SCALE if reduction != "none" and bounded else None
 
 
@@ -113,7 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             factor = row_factors(x.shape[0], reduction, divisor, None, x.device)
             ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, x.dtype), None)
         elif ctx.scale is not None:
-            factor = torch.full((), ctx.scale, device=x.device).expand(x.shape[0])
+            factor = torch.full((), ctx.scale, dtype=torch.float32, device=x.device).expand(x.shape[0])
             ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, torch.float32), divisor)
         else:
             for rows, logits in head.chunks():
@@ -155,7 +156,7 @@ def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) ->
     dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None
     make = torch.empty_like if head.x.shape[0] else torch.zeros_like
     dw = make(head.weight, dtype=torch.float32, memory_format=torch.contiguous_format) if needs_weight else None
-    db = torch.zeros(head.weight.shape[0], device=head.x.device) if needs_bias else None
+    db = torch.zeros(head.weight.shape[0], dtype=torch.float32, device=head.x.device) if needs_bias else None
     for rows, logits in head.chunks():
         dz = logits  # the gradient takes their place
         cross_entropy_rows.op(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
@@ -305,7 +306,7 @@ def linear_cross_entropy(
             ``ignore_index=None`` means -100.
         chunk_size: rows whose logits exist at a time; by default an eighth of the rows, at least 1,024, for 16-bit work on
             a GPU a fourth, at least 2,048. Chunks cost a read and a write of the fp32 gradient of ``linear_weight`` each;
-            memory is that gradient, made in the forward, and one chunk of logits.
+            memory is that gradient and the input's, made in the forward (in fp16 both in fp32), and one chunk of logits.
 
     Returns:
         The loss, in the working dtype, inside torch.autocast in fp32. The working dtype is that of
@@ -314,7 +315,7 @@ def linear_cross_entropy(
 
     The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
     (:func:`amp_kernels.nn.accumulate_fp32`). ``reduction="none"`` takes a fourth GEMM, as do class weights, probabilities
-    and a ``z_loss`` above 1/16 in fp16. Not differentiable twice, but in float64.
+    and a ``z_loss`` above 2^-12 in fp16. Not differentiable twice, but in float64.
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.

@@ -1,7 +1,7 @@
 """Unscale gradients in place and record whether any of them is infinite or NaN: the explicit ``scaler.unscale_``.
 
 Without the record it is how the backward of a loss multiplies the gradients that its forward has made by that of the loss:
-``found_inf`` is ``None``, and where the factor is 1, which the host does not know, nothing is read or written.
+``found_inf`` is ``None``, and where the factor is 1, which the host does not know, kernels read and write nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from . import _lists
 
 def _reference(grads: Sequence[Tensor], found_inf: Tensor | None, inv_scale: Tensor) -> None:
     inv = inv_scale.reshape(())
-    flag = torch.zeros_like(inv, dtype=torch.bool) if found_inf is None else found_inf.reshape(()) != 0
+    flag = None if found_inf is None else found_inf.reshape(()) != 0
     for grad in grads:
         value = (grad if grad.dtype == torch.float64 else grad.float()) * inv
         grad.copy_(value)
-        flag = flag | ~grad.isfinite().all()
+        flag = None if flag is None else flag | ~grad.isfinite().all()
     if found_inf is not None:
         found_inf.copy_(torch.where(flag, torch.ones_like(found_inf), found_inf))
 

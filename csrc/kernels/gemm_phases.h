@@ -37,8 +37,7 @@ inline GemmPhases gemm_phases(const GemmProblem& q) {
   if (!is_plain(rest) || q.batch != 1 || !q.m_major_a || !q.n_major_b) return {};
   if (!begins_aligned(q.a) || !begins_aligned(q.b)) return {};
   const int count = static_cast<int>(8 / std::gcd(std::gcd(q.ld_a, q.ld_b), int64_t{8}));
-  const bool columns_end_in_next_line = q.ld_b >= 3;
-  if (count == 1 || q.k <= count || !columns_end_in_next_line) return {};
+  if (count == 1 || q.k <= count) return {};
   return {count, static_cast<int>(q.ld_a % 8), static_cast<int>(q.ld_b % 8)};
 }
 

@@ -38,7 +38,7 @@ struct Boxes {
   static constexpr int kBoxBytes = kSliceBytes / (kColumns / kBoxColumns);
   int m, n, batch;  ///< first row and column in C
   int beside;       ///< matrix of what is read
-  int columns;      ///< of the tile, and of C
+  int columns;      ///< that C has of the tile
   int in_slice, steps;
   bool pairs;
 

@@ -256,7 +256,8 @@ AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const 
   }
 }
 
-/// Stores a slice of 64 rows as 16-bit values, each warp its 16 rows, for widths that do not divide into boxes.
+/// Stores a slice of 64 rows as 16-bit values, each warp its 16 rows, for widths that do not divide into boxes of 64
+/// columns.
 template <class T, class Tile, class Change>
 AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const Change& change, uint32_t staging, int m,
                                   const Work& work, const Args& args) {

@@ -48,7 +48,7 @@ struct Tile {
   static_assert(!kPingpong || kConsumers == 2, "two take turns");
   static_assert(kConsumerRows % 64 == 0, "a consumer's rows are a multiple of 64");
   static_assert(kBlockN % 16 == 0, "columns divide into boxes");
-  static_assert(kFullBoxes || kTakesEpilogue, "what does not divide into full boxes is stored row by row or finished");
+  static_assert(kFullBoxes || kTakesEpilogue, "without an epilogue the staging buffer has no room for rows");
   static_assert(kCluster == 1 || kCluster == 2, "clusters are of one block or two");
   static_assert(
       kStages >= 2,

@@ -138,6 +138,8 @@ void products(Cases& cases) {
   product<bf16, float>(cases, {"added, with gaps", {40, 41}, {19, 19}, 45, 1, 1.0f, 3}, true);
   product<fp16, fp16>(cases, {"by columns", {9, 9}, {37, 37}, 61, 1, 1.0f, 5, Lies::kByColumns});
   product<bf16, float>(cases, {"short lines", {5, 5}, {3, 3}, 300});
+  product<fp16, float>(cases, {"the shortest", {3, 3}, {2, 2}, 57});
+  product<bf16, float>(cases, {"one row, one column", {1, 9}, {1, 11}, 77});
   for (int ld = 65; ld < 72; ld++) product<bf16, float>(cases, {"every distance", {64, ld}, {61, ld - 3}, 75});
   for (int k = 9; k <= 17; k++) product<fp16, float>(cases, {"lines left over", {16, 16}, {13, 15}, k});
 }
@@ -162,7 +164,6 @@ void refusals(Cases& cases) {
   none("A behind an odd element", usual, [](GemmProblem& q) { q.a = static_cast<const bf16*>(q.a) + 1; });
   none("B behind an odd element", usual, [](GemmProblem& q) { q.b = static_cast<const bf16*>(q.b) + 1; });
   none("no more lines than phases", usual, [](GemmProblem& q) { q.k = 8; });
-  none("lines shorter than what is read behind", usual, [](GemmProblem& q) { q.ld_b = q.n = 1; });
   none("a bias", usual, [](GemmProblem& q) { q.epilogue.bias.data = memory; });
   none("a residual", usual, [](GemmProblem& q) { q.epilogue.residual.data = memory; });
   none("an activation", usual, [](GemmProblem& q) { q.epilogue.activation = Activation::relu; });

@@ -264,7 +264,7 @@ void check_forward(Cases& cases) {
   cases.check("forward, wide rows, squares overflow", [] {
     return forward<float, float, float, float>(1, 29064, {.affine = false, .added = false, .scale = 1e30});
   });
-  cases.check("forward, rows that only registers have room for",
+  cases.check("forward, wide rows without room",
               [] { return forward<float, float, float, float>(1, 32768, {.added = false, .shared = 130000}); });
   // More columns than registers hold: two teams, one, and no room for one.
   cases.check("forward, resident rows", [] { return forward<bf16, float, float, fp16>(5, 16400, {.added = false}); });

@@ -1,5 +1,7 @@
 """torch.set_default_device and torch.set_default_dtype are the user's: nothing inside a step may depend on them."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -70,6 +72,15 @@ def public_functions():
         out = ak.addmm(ak.matmul(out, weight), out, weight)
     out.sum().backward()
     yield from (out.detach(), weight.grad)
+    rows, classes = x.detach().repeat(65, 1)[:257], torch.arange(257) % 6
+    probabilities = torch.full((257, 6), 1 / 6, dtype=f32)
+    for dtype, reduction in itertools.product((f32, torch.float16), ("mean", "sum")):
+        for target in (classes, probabilities.to(dtype)):
+            leaves = [t.detach().to(dtype).requires_grad_() for t in (rows, weight, weight[0])]
+            loss = ak.cross_entropy(leaves[0], target, reduction=reduction)
+            fused = ak.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction)
+            (loss + fused).backward()
+            yield from (loss.detach(), fused.detach(), *(leaf.grad for leaf in leaves))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])

@@ -130,14 +130,22 @@ def test_a_graph_of_one_device_while_the_other_is_current():
     device = torch.device("cuda", 1)
     grads = [torch.ones(300).to(device), torch.ones(70).half().to(device)]
     found, inverse = torch.zeros(()).to(device), torch.tensor(0.5).to(device)
+    param = torch.nn.Parameter(torch.ones(40).to(device))
+    param.grad = torch.ones(40).to(device)
+    optimizer = ak.optim.SGD([param], lr=0.25)
+    with ak.backend("triton"):
+        optimizer.step()
     kept = len(_tables._captured)
     graph = torch.cuda.CUDAGraph()
     with ak.backend("triton"), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), torch.cuda.device(0):
         ak.ops.unscale.unscale_(grads, found, inverse)
         ak.ops.check_and_norm.check_and_norm(grads, None)
-    assert len(_tables._captured) == kept + 4  # two tables, and what they are filled from
+        assert len(_tables._captured) == kept + 4  # two tables, and what they are filled from
+        optimizer.step()
+    assert len(_tables._captured) == kept + 6
     graph.replay()
     assert all(grad.cpu().eq(0.5).all() for grad in grads)
+    assert param.detach().cpu().eq(0.5).all()
 
 
 def test_tensors_of_two_devices_are_refused():

@@ -7,7 +7,7 @@ import pytest
 
 from . import build
 
-SOURCES = sorted([*(build.CSRC / "kernels").glob("*.cu"), *(build.CSRC / "ops" / "cpu").glob("*.cpp")])
+SOURCES = sorted([*(build.CSRC / "kernels").glob("*.cu"), *(build.CSRC / "ops" / "gpu").glob("*.cpp")])
 
 
 @pytest.mark.parametrize("source", SOURCES[::4], ids=lambda source: source.stem)

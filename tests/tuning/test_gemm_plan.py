@@ -17,8 +17,8 @@ SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
 
 def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
     """What one block needs: alignment, stages of A and B, of each consumer a buffer through which results leave and a desk, barriers."""
-    boxes = float_output or tile["n"] % 64 == 0
-    staging = 2 * 64 * 128 if boxes else 64 * (2 * tile["n"] + 16)
+    boxes, rows = 2 * 64 * 128, 64 * (2 * tile["n"] + 16)
+    staging = boxes if float_output or tile["n"] % 64 == 0 else max(boxes, rows)
     return (
         1024
         + stages * (tile["m"] + tile["n"]) * 128
@@ -189,7 +189,7 @@ A100 = {"capability": 80, "sm_count": 108, "clock": 1410.0, "dram": 1.8e6}
 
 @pytest.mark.parametrize("chip", [{}, A100], ids=["H200", "A100"])
 def test_a_long_k_of_odd_lines_goes_in_phases(chip):
-    """The gradient of a convolution's weight: two thirds of the time of a copy or of odd accesses, and more on an H200."""
+    """The gradient of a convolution's weight: at most two thirds of the time of a copy or of odd accesses, on an H200 half."""
     request = {"m_major_a": True, "n_major_b": True, "tma_b": False, "odd_operands": True, "out_bytes": 8, **chip}
     phased = _host.plan_gemm(64, 147, 802816, **request, ld_a=64, ld_b=147)
     other = _host.plan_gemm(64, 147, 802816, **request)

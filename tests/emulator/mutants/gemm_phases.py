@@ -31,8 +31,7 @@ MUTANTS = [
     Mutant(HOST, "!begins_aligned(q.a) ||", "", "an A behind an odd element"),
     Mutant(HOST, "|| !begins_aligned(q.b))", ")", "a B behind an odd element"),
     Mutant(HOST, "count == 1 ||", "", "aligned operands go a longer way"),
-    Mutant(HOST, "q.k <= count ||", "", "phases without a line"),
-    Mutant(HOST, "|| !columns_end_in_next_line", "", "short lines: what is read behind the last phase's is beyond all"),
+    Mutant(HOST, "|| q.k <= count", "", "phases without a line"),
     # ---- the sum
     Mutant(KERNEL, "i < kPhases; i++, from", "i < kPhases - 1; i++, from", "a phase is not read"),
     Mutant(KERNEL, "i++, from += args.next_phase", "i++", "the first phase is taken for all"),
