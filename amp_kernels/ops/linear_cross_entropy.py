@@ -7,9 +7,9 @@ GEMM), so its error does not grow with their number, and rounded once.
 
 As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. In fp16,
 whose range ends where gradients of the logits of a mean begin, the forward makes those of the sum, at most 1 in magnitude
-(33 with a z-loss), 2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and weight, which are fp32
-until then. Where that would not do, for ``reduction="none"`` and for fp16 without such a bound, backward computes the logits
-once more: a fourth GEMM, and nothing kept but the inputs.
+(33 with a z-loss), 2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and
+weight, which are fp32 until then. Where that would not do, for ``reduction="none"`` and for fp16 without such a bound,
+backward computes the logits once more: a fourth GEMM, and nothing kept but the inputs.
 
 float64, targets that require a gradient, and torch.func transforms take torch's own operations.
 """

@@ -167,22 +167,29 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
     return special + runs + small[:8]
 
 
+def checked(case, sm_count: int, *how, **options) -> Callable[[], Iterator]:
+    """A product whose result executed() checks; what is wrong with it is an exception."""
+    import torch
+
+    from .executed_gemm_edges import executed
+    from .preloaded import machine
+
+    def go():
+        executed(case, torch.float16, sm_count, machine().seed, *how, **options)
+        yield from ()
+
+    return go
+
+
 def repacked_runs() -> list[Callable[[], Iterator]]:
-    """Products whose operands are copied first; what is wrong with one is an exception."""
+    """Products whose operands are copied first."""
     import torch
 
     import amp_kernels as ak
 
-    from .executed_gemm_edges import GemmCase, executed
+    from .executed_gemm_edges import GemmCase
     from .gemm_cases import copied, integers
-    from .preloaded import machine, set_chip
-
-    def checked(case, sm_count, offset=0, batch=()):
-        def go():
-            executed(case, torch.float16, sm_count, machine().seed, offset, batch)
-            yield from ()
-
-        return go
+    from .preloaded import set_chip
 
     def chained():
         generator = torch.Generator().manual_seed(6)
@@ -203,21 +210,14 @@ def repacked_runs() -> list[Callable[[], Iterator]]:
 
 
 def phased_runs() -> list[Callable[[], Iterator]]:
-    """Products in phases; what is wrong with one is an exception."""
+    """Products in phases."""
     import torch
 
     import amp_kernels as ak
 
-    from .executed_gemm_edges import GemmCase, executed
+    from .executed_gemm_edges import GemmCase
     from .gemm_cases import integers, phased
-    from .preloaded import machine, set_chip
-
-    def checked(case, sm_count, capability):
-        def go():
-            executed(case, torch.float16, sm_count, machine().seed, capability=capability)
-            yield from ()
-
-        return go
+    from .preloaded import set_chip
 
     def scaled():
         generator = torch.Generator().manual_seed(7)
@@ -231,7 +231,8 @@ def phased_runs() -> list[Callable[[], Iterator]]:
         return go
 
     two = GemmCase("fp32", 36, 40, 2003, True, True)
-    return [scaled(), checked(two, 2, 80), *(checked(*problem) for problem in phased())]
+    problems = [(two, 2, 80), *phased()]
+    return [scaled(), *(checked(case, sm_count, capability=capability) for case, sm_count, capability in problems)]
 
 
 def op_runs(names: Sequence[str]) -> list[Callable[[], Iterator]]:
