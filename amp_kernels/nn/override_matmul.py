@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import PLAIN
 from ..ops._gemm import OPERAND_DTYPES
-from ..ops._products import gemm_options
+from ..ops._products import added_product, gemm_options
 from ..ops.gemm import gemm_op
 
 aten = torch.ops.aten
@@ -21,11 +21,7 @@ def _mm(a, b):
 
 
 def _addmm(input, a, b, *, beta=1, alpha=1):
-    options = gemm_options(a, None, float(alpha), is_batch_invariant())
-    if input.ndim == 1 and input.shape[0] == b.shape[-1] and beta == 1:  # as F.linear calls it: a bias
-        return gemm_op(a, b, input, **options)[0]
-    residual = None if beta == 0 else input.expand(*a.shape[:-1], b.shape[-1])
-    return gemm_op(a, b, None, residual, beta=float(beta), **options)[0]
+    return added_product(input, a, b, float(alpha), float(beta), is_batch_invariant())
 
 
 #: What is replaced, with the position of the first operand of the product.

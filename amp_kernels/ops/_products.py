@@ -99,6 +99,31 @@ def gemm_options(
     return options
 
 
+def added_product(
+    input: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """``beta * input + alpha * (a @ b)`` of 16-bit operands with two or three dimensions each. Below autograd.
+
+    A row that is added to all others goes as a bias, which a kernel reads once for a tile. What else broadcasts is read
+    element by element. With ``beta`` 0, ``input`` is not read.
+    """
+    options = gemm_options(a, None, alpha, batch_invariant)
+    if beta == 0:
+        return gemm_op(a, b, **options)[0]
+    if input.dtype not in (a.dtype, torch.float32):
+        input = input.float()
+    columns = b.shape[-1]
+    if input.numel() == columns and input.ndim and input.shape[-1] == columns:
+        row = input.reshape(columns)
+        return gemm_op(a, b, row if beta == 1 else beta * row.float(), **options)[0]
+    return gemm_op(a, b, None, input.expand(*a.shape[:-1], columns), beta=beta, **options)[0]
+
+
 def product(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: bool = False
 ) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """``baddbmm`` and ``addmm``: ``beta * input + alpha * (a @ b)``, differentiable to any order, with an autocast rule.
 
-One composite op serves both; it decomposes into ``gemm`` with ``input`` as the residual, which is added to the fp32 sums
-before the one rounding. fp32 and fp64 outside autocast, torch.func transforms and forward-mode AD take torch's own
-operations. Backward, with sums in fp32 and one rounding each: ``dinput = beta * grad``, summed where it was broadcast;
-``da = alpha * grad @ b^T``; ``db = alpha * a^T @ grad``.
+One composite op serves both; it decomposes into ``gemm`` with ``input`` as its residual, or as its bias where it is one
+row: it is added to the fp32 sums before the one rounding. fp32 and fp64 outside autocast, torch.func transforms and
+forward-mode AD take torch's own operations. Backward, with sums in fp32 and one rounding each: ``dinput = beta * grad``,
+summed where it was broadcast; ``da = alpha * grad @ b^T``; ``db = alpha * a^T @ grad``.
 """
 
 from __future__ import annotations
@@ -19,22 +19,14 @@ from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tenso
 from ._lists import FLOATS
 from ._products import (
     add_gradient,
+    added_product,
     cast,
-    gemm_options,
     reduced_product,
     sampler,
     under_transform,
     working_dtype,
     write_out,
 )
-from .gemm import gemm_op
-
-
-def _residual_product(input, a, b, alpha, beta, batch_invariant):
-    """Below autograd. With ``beta`` 0 the op does not read its residual."""
-    residual = input if input.dtype in (a.dtype, torch.float32) else input.float()
-    residual = residual.expand(*a.shape[:-1], b.shape[-1])
-    return gemm_op(a, b, None, residual, beta=beta, **gemm_options(a, None, alpha, batch_invariant))[0]
 
 
 class _Baddbmm(torch.autograd.Function):
@@ -49,7 +41,7 @@ class _Baddbmm(torch.autograd.Function):
         ctx.dtypes = input.dtype, a.dtype, b.dtype
         ctx.input_shape = input.shape
         ctx.save_for_backward(a16 if needs_b else None, b16 if needs_a else None)
-        out = _residual_product(input, a16, b16, alpha, beta, batch_invariant)
+        out = added_product(input, a16, b16, alpha, beta, batch_invariant)
         return out, a16 if needs_b and a16 is not a else None, b16 if needs_a and b16 is not b else None
 
     @staticmethod
@@ -81,7 +73,7 @@ def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_inva
         return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
     if torch.is_grad_enabled() and (input.requires_grad or a.requires_grad or b.requires_grad):
         return autocast.apply(_Baddbmm, input, a, b, alpha, beta, dtype, batch_invariant)[0]
-    return _residual_product(input, cast(a, dtype), cast(b, dtype), alpha, beta, batch_invariant)
+    return added_product(input, cast(a, dtype), cast(b, dtype), alpha, beta, batch_invariant)
 
 
 def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_kernels.ops.baddbmm import addmm, baddbmm
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
@@ -55,6 +56,38 @@ def test_beta_zero_ignores_input():
     assert torch.equal(out, baddbmm(torch.zeros_like(nan), a, b))
     out.sum().backward()
     assert not nan.grad.any()
+
+
+class Products(TorchDispatchMode):
+    """Bias, residual and beta of every ``gemm``."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.amp_kernels.gemm.default:
+            bias, residual = (*args, None, None)[2:4]
+            self.calls.append((bias, residual, (kwargs or {}).get("beta", 1)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("input_dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_row_goes_as_a_bias(input_dtype):
+    """A bias is read once for a tile, and a residual that is broadcast for every element."""
+    for shape in [(5,), (1, 5), (1, 1, 5)]:
+        row, a, b = problem(shape, torch.bfloat16, input_dtype=input_dtype)
+        with torch.autocast("cpu", torch.bfloat16), Products() as products:
+            baddbmm(row, a, b)
+            baddbmm(row, a, b, beta=0.3)
+            baddbmm(row.expand(3, 6, 5), a, b)
+        (bias, none, _), (scaled, none_either, _), (no_bias, residual, _) = products.calls
+        assert none is none_either is no_bias is None
+        assert bias.dtype is (torch.float32 if input_dtype is torch.float16 else input_dtype)
+        assert torch.equal(bias, row.flatten().to(bias.dtype))
+        assert scaled.dtype is torch.float32
+        assert torch.equal(scaled, 0.3 * row.flatten().float())
+        assert residual.shape == (3, 6, 5)
 
 
 def test_the_input_is_added_before_the_rounding():
