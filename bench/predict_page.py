@@ -67,7 +67,8 @@ What the model cannot know:
   the GPU had cooled before;
 - what TMA cannot move goes element by element, 75 to 170 instructions each: a residual with a row for each matrix or a value for each row
   (one row for all goes as a bias), or in FP32 beside a 16-bit result (`ak.addmm`, `ak.baddbmm`), what is not aligned, and of the raw ops a
-  16-bit residual or a derivative beside an FP32 result, alpha with bias and pre-activation, and batches of swiglu that keep it: no layer of a training step asks for these;
+  16-bit residual or a derivative beside an FP32 result, alpha with bias and pre-activation, and batches of swiglu that keep it:
+  no layer of a training step asks for these;
 - epilogues other than a bias: their instructions are counted; what they wait for, barriers and operands on their way, is not in the
   times: little where a tile's operand is residual or pre-activation, more in swiglu's backward, whose loads nothing hides. It was
   never timed;
