@@ -34,13 +34,20 @@ Step = Callable[[], torch.Tensor]
 
 
 def build(
-    provider: str, model: GPT2, data: tuple, dtype: torch.dtype, compiled: bool = False, graph: bool = False
+    provider: str,
+    model: GPT2,
+    data: tuple,
+    dtype: torch.dtype,
+    compiled: bool = False,
+    graph: bool = False,
+    fused_norms: bool = False,
 ) -> Step:
-    """The step of this trainer, its forward pass compiled, or all of it as one CUDA graph."""
+    """The step of this trainer, its forward pass compiled, all of it as one CUDA graph, or the model's additions in its norms."""
     device = data[0].device
     shadows = {"shadow_dtype": dtype} if has_shadows(provider) else {}
     trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL, **shadows)
     trainer.model.fused_loss = provider == OURS  # the loss that never holds the logits
+    trainer.model.fused_norms = fused_norms
     forward = torch.compile(trainer.model) if compiled else trainer.model
 
     def step(*data):
@@ -64,6 +71,7 @@ PROVIDERS = {
     "torch": {"provider": "torch"},
     "torch.compile": {"provider": "torch", "compiled": True},
     "amp_kernels": {"provider": OURS},
+    "amp_kernels fused norms": {"provider": OURS, "fused_norms": True},
     "amp_kernels graph": {"provider": OURS, "graph": True},
 }
 
@@ -142,7 +150,7 @@ def measure(options: argparse.Namespace, config: Config, dtype: str) -> list[dic
         row["speedup"] = statistics.median(a / b for a, b in zip(times[first], times[name], strict=True))
         memory = f", peak {row['peak_gib']:.2f} GiB" if "peak_gib" in row else ""
         print(
-            f"{dtype} {name:18} {row['ms']:8.1f} ms a step, {row['ktok_per_s']:7.1f} thousand tokens/s, "
+            f"{dtype} {name:23} {row['ms']:8.1f} ms a step, {row['ktok_per_s']:7.1f} thousand tokens/s, "
             f"{row['speedup']:.2f} of {first}{memory}, loss {row['losses'][0]:.4f} .. {row['losses'][-1]:.4f}",
             flush=True,
         )

@@ -1,4 +1,5 @@
-"""The training steps that `predict.py --model` prices: GPT-2 as in the measured runs, and the same after a conversion."""
+"""The training steps that `predict.py --model` prices: GPT-2 as in the measured runs, the same after a conversion, and with
+its residual stream written for this package's norms."""
 
 from __future__ import annotations
 
@@ -36,13 +37,28 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def attention(self, x: torch.Tensor, split: bool = False) -> torch.Tensor:
+        """With ``split`` autograd copies the gradients of q, k and v into one tensor once; of the view it makes a stack, and
+        copies that."""
         batch, context, width = x.shape
-        split = self.qkv(self.norm(x)).view(batch, context, 3, self.heads, width // self.heads)
-        q, k, v = split.permute(2, 0, 3, 1, 4)
+        size = width // self.heads
+        if split:
+            q, k, v = (t.view(batch, context, self.heads, size).transpose(1, 2) for t in self.qkv(x).split(width, -1))
+        else:
+            q, k, v = self.qkv(x).view(batch, context, 3, self.heads, size).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, context, width))
+        return self.out(y.transpose(1, 2).reshape(batch, context, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm(x))
         return x + self.mlp(self.norm_mlp(x))
+
+    def behind(self, branch: torch.Tensor | None, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same where each norm adds what came before it: the last branch, and the stream that it is still to be added
+        to."""
+        y, stream = self.norm(branch, residual=stream) if branch is not None else (self.norm(stream), stream)
+        y, stream = self.norm_mlp(self.attention(y, split=True), residual=stream)
+        return self.mlp(y), stream
 
 
 class GPT2(nn.Module):
@@ -51,28 +67,38 @@ class GPT2(nn.Module):
         self.token, self.position = nn.Embedding(WORDS, config.width), nn.Embedding(CONTEXT, config.width)
         self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, WORDS, bias=False)
-        self.fused_loss = False
+        self.fused_loss = self.fused_norms = False  # which take this package's head with loss, and its norms
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.norm(self.blocks(self.token(tokens) + self.position(positions))).flatten(0, 1)
+        x = self.token(tokens) + self.position(positions)
+        x = (self.behind(x) if self.fused_norms else self.norm(self.blocks(x))).flatten(0, 1)
         if self.fused_loss:
             chunk = default_chunk(x.shape[0], torch.bfloat16, "cuda")  # the trace is of CPU tensors
             return ak.linear_cross_entropy(x, self.head.weight, targets.flatten(), chunk_size=chunk)
         return F.cross_entropy(self.head(x).float(), targets.flatten())
 
+    def behind(self, stream: torch.Tensor) -> torch.Tensor:
+        branch = None
+        for block in self.blocks:
+            branch, stream = block.behind(branch, stream)
+        return self.norm(branch, residual=stream)[0]
 
-def step(config: Config, layers: int, converted: bool, shadowed: bool = True) -> Callable[[], Callable]:
+
+def step(
+    config: Config, layers: int, converted: bool, shadowed: bool = True, fused: bool = False
+) -> Callable[[], Callable]:
     """What `step_trace.trace` builds: a step of the model with so many layers. The converted one has its loss from
-    ``ak.linear_cross_entropy`` and, if ``shadowed``, its weights in 16 bits from the optimizer's shadows. Its update is not in
-    the trace: two passes over flat lists, priced by their bytes."""
+    ``ak.linear_cross_entropy``, if ``shadowed`` its weights in 16 bits from the optimizer's shadows, and if ``fused`` the
+    additions to the residual stream within the norms behind them. Its update is not in the trace: two passes over flat lists,
+    priced by their bytes."""
 
     def build():
         with _disable_current_modes(), torch.device("meta"):
             model = GPT2(config, layers)
             if converted:
                 model = ak.convert(model)
-                model.fused_loss = True
+                model.fused_loss, model.fused_norms = True, fused
         for module in model.modules():  # now with values that nobody holds
             for name, p in module._parameters.items():
                 if p is not None:

@@ -170,9 +170,9 @@ def fused(ops: list[Op]) -> list[Op]:
 
 
 @functools.cache
-def traces(config: Config, converted: bool, shadowed: bool = True) -> list[Trace]:
+def traces(config: Config, converted: bool, shadowed: bool = True, fused: bool = False) -> list[Trace]:
     """Steps of the model with one layer and with two: layers are alike."""
-    return [trace(step(config, layers, converted, shadowed)) for layers in (1, 2)]
+    return [trace(step(config, layers, converted, shadowed, fused)) for layers in (1, 2)]
 
 
 def whole(of: Callable[[Trace], Counter], config: Config, traced: list[Trace]) -> Counter:
@@ -187,17 +187,18 @@ def facts(traced: Trace) -> Counter:
 
 
 def steps(config: Config, chip: Chip) -> dict[str, Step]:
-    """A training step by torch, by torch.compile, and converted."""
+    """A training step by torch, by torch.compile, converted, and with its additions in the norms, too."""
 
     def made(traced: list[Trace], ops_of: Callable[[list[Op]], list[Op]], host_us: float) -> Step:
         found = whole(facts, config, traced)
         seconds = whole(lambda t: price(ops_of(t.ops), chip), config, traced)
         # The moments of our optimizer are not in the trace, and are there from the second step on.
-        peak = found["first_peak"] + 8 * parameters(config) if traced is ours else found["peak"]
+        peak = found["peak"] if traced is torchs else found["first_peak"] + 8 * parameters(config)
         return Step(dict(seconds), found["ops"] * host_us / 1e6, peak, found["casts"], found["copies"])
 
-    torchs, ours = traces(config, False), traces(config, True)
+    torchs = traces(config, False)
     found = {"torch eager": made(torchs, list, HOST_US), "torch.compile": made(torchs, fused, 0.0)}
-    found["converted"] = made(ours, list, HOST_US)
-    found["converted"].seconds["optimizer"] = update_seconds(parameters(config), chip)
+    for name, fused_norms in (("converted", False), ("fused norms", True)):
+        found[name] = made(traces(config, True, True, fused_norms), list, HOST_US)
+        found[name].seconds["optimizer"] = update_seconds(parameters(config), chip)
     return found

@@ -172,8 +172,8 @@ class _FusedAttention(TorchFunctionMode):
 
 def trace(build: Callable[[], tuple], dtype: torch.dtype = torch.bfloat16) -> Trace:
     """The ops of a step that ``build()`` returns; under CPU autocast, whose rules are CUDA's for what these models call."""
-    watched = mock.patch.object(autocast, "eager", return_value=True)  # the mode only watches
-    nowhere = mock.patch.object(FakeTensor, "data_ptr", return_value=0)  # shadows compare addresses
+    watched = mock.patch.object(autocast, "eager", _eager)
+    nowhere = mock.patch.object(FakeTensor, "data_ptr", _no_address)
     with watched, nowhere, FakeTensorMode(), _FusedAttention(dtype):
         step = build()
         recorded = Trace()
@@ -183,6 +183,19 @@ def trace(build: Callable[[], tuple], dtype: torch.dtype = torch.bfloat16) -> Tr
             recorded.first_peak, recorded.peak = recorded.peak, 0
             step(lambda call: _under(dtype, call))
     return recorded
+
+
+# In place of functions that are called with tensors. A Mock would keep these alive.
+
+
+def _eager(*tensors: torch.Tensor) -> bool:
+    """The mode only watches."""
+    return True
+
+
+def _no_address(tensor: torch.Tensor) -> int:
+    """Shadows compare addresses."""
+    return 0
 
 
 def _under(dtype: torch.dtype, call: Callable):

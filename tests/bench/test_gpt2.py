@@ -7,7 +7,7 @@ import torch
 
 from bench import gpt2, step_models
 
-PROVIDERS = ["torch", "amp_kernels", "amp_kernels graph"]
+PROVIDERS = ["torch", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
 
 
 @pytest.fixture

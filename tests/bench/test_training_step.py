@@ -1,15 +1,18 @@
 """The traced training step: what it casts at the sizes of GPT-2, and what of it has a measured rate."""
 
+from collections import Counter
+
 import pytest
 import torch
 
+import amp_kernels as ak
 from bench import loss_price, measured
 from bench.measured import COPY_BYTES_PER_S, norm_shares
 from bench.plan import CHIPS
 from bench.rows import OURS
-from bench.step_models import CONTEXT, MODELS
+from bench.step_models import CONTEXT, GPT2, MODELS, WORDS, Config
 from bench.step_price import COPIES, copied_bytes, facts, seconds, traces, whole
-from bench.step_trace import Op
+from bench.step_trace import Op, trace
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -35,6 +38,47 @@ def test_what_a_converted_step_casts():
     assert {(tuple(op.dtypes), op.shapes[0]) for op in cast} == {((torch.float32, torch.bfloat16), stream)}
     assert len(cast) == 4  # of two branches in two layers
     assert copied_bytes(one.ops) < copied_bytes(two.ops)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_that_add_leave_no_cast(name):
+    """Of attention's three gradients there is one copy, and none of any other; the peak of memory is that of the converted step."""
+    config = MODELS[name]
+    fused = traces(config, True, True, True)
+    eager, converted, found = (
+        whole(facts, config, each) for each in (traces(config, False), traces(config, True), fused)
+    )
+    assert found["casts"] == 0
+    assert found["copies"] <= 0.2 * eager["copies"]
+    copies = Counter((op.name, len(op.shapes)) for op in fused[1].ops if op.name in COPIES)
+    assert copies.pop(("cat", 3)) == 2  # in two layers
+    assert set(copies) == {("copy_", 2)}  # the loss puts its gradient's chunks together
+    assert found["first_peak"] <= 1.001 * converted["first_peak"]
+
+
+def test_norms_that_add_train_as_the_model_does():
+    torch.manual_seed(0)
+    model = ak.convert(GPT2(Config(width=32, heads=2, layers=3, batch=2), 3))
+    data = torch.randint(WORDS, (2, 2, 16))
+    found = []
+    for fused in (False, True):
+        model.fused_norms = fused
+        model.zero_grad()
+        loss = model(*data)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_trace_keeps_no_tensor_alive():
+    def build():
+        def step(under_autocast):
+            for _ in range(10):
+                ak.layer_norm(torch.empty(1000, 1000), (1000,))  # 4 MB, and its result
+
+        return step
+
+    assert trace(build).peak < 3 * 4_100_000
 
 
 def test_the_loss_is_priced_as_it_runs():
