@@ -12,6 +12,8 @@ from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from ..optim._devices import at
+
 Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 
 
@@ -44,7 +46,7 @@ class AbandonedIterations(_GradScaler):
             if not self._enabled:
                 return outputs
             if self._scale is not None and not self._per_optimizer_states:
-                return outputs * self._scale.to(outputs.device, non_blocking=True)
+                return outputs * at(self._scale, outputs.device)
         scaled = super().scale(outputs)
         records = self._per_optimizer_states.values() if self._enabled else ()
         unfinished = [r for r in records if r["stage"] is OptState.UNSCALED]

@@ -17,7 +17,7 @@ from ..ops import _lists
 from ..ops._capture import is_capturing
 from ..ops.check_and_norm import check_and_norm
 from ..optim._compiled import OneOpEach, Traced
-from ..optim._devices import largest_flag
+from ..optim._devices import at, largest_flag
 from ._readback import AsyncReader
 
 Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
@@ -181,7 +181,7 @@ class SkipTracking(OneOpEach):
                 grad = grad if _lists.is_dense(grad) else grad.contiguous()
                 by_device.setdefault(grad.device, []).append((param, grad))
         for device, pairs in by_device.items():
-            scale = None if grad_scale is None else grad_scale.to(device, non_blocking=True)
+            scale = at(grad_scale, device)
             params, grads = zip(*pairs, strict=True)
             self._nonfinite.append((optimizer, list(params), check_and_norm(grads, scale, per_tensor=True)[1]))
 

@@ -21,7 +21,7 @@ from ..distributed._local import is_dtensor, local, placed_as, summed
 from ..ops import _lists
 from ..ops.check_and_norm import op as check_and_norm
 from ..ops.unscale import op as unscale_
-from ..optim._devices import by_device
+from ..optim._devices import at, by_device
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a sum in float32 would cost float64 its precision
 _DEVICES = ("cpu", "cuda")
@@ -154,7 +154,7 @@ def clip(
     norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for device, members in written.items():
-        unscale_(members, None, factor.to(device, non_blocking=True))
+        unscale_(members, None, at(factor, device))
     return norm
 
 
@@ -184,7 +184,7 @@ def _total_norm(
     for mine in sorted(set(counts), reverse=True):
         members = by_device([piece for piece, own in zip(pieces, counts, strict=True) if own == mine])
         for tensors in members.values():
-            part = check_and_norm(tensors, norm_type=norm_type)[0].to(first, non_blocking=True)
+            part = at(check_and_norm(tensors, norm_type=norm_type)[0], first)
             parts.append(part if mine else part * 0.0)  # NaN if what counts elsewhere is not finite here
     parts = parts or [torch.zeros((), dtype=torch.float32, device=first)]
     if norm_type == math.inf:

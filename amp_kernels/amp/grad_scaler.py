@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
+from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -26,7 +26,7 @@ from ..ops.unscale import unscale_
 from ..ops.update_scale import update_scale_
 from ..optim._base import FusedOptimizer
 from ..optim._compiled import one_op
-from ..optim._devices import by_device, largest_flag
+from ..optim._devices import Copies, at, by_device, largest_flag
 from ._abandoned import AbandonedIterations
 from ._ranks import TogetherWithRanks, has_foreign, local_grads
 from ._skips import SkipTracking, stepped_flags
@@ -177,7 +177,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             self._note_nonfinite(optimizer, None)
             return flags
         agreement = self._agreement(optimizer)
-        inverse, flags = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
+        inverse, flags = Copies(inv_scale), Copies(found_inf)
         with torch.no_grad():
             for device, tensors in by_device(local_grads(optimizer)).items():
                 dense = [tensor if _lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
@@ -297,7 +297,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         if has_foreign(grads):
             return super()._check_inf_per_device(optimizer)
         agreement = self._agreement(optimizer)
-        scales = _MultiDeviceReplicator(self._scale if grad_scale is None else grad_scale)
+        scales = Copies(self._scale if grad_scale is None else grad_scale)
         dense = [grad if _lists.is_dense(grad) else grad.contiguous() for grad in grads]
         found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
         state["found_inf_per_device"] = self._agreed(agreement, found) or self._clean()
@@ -327,7 +327,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
         found_infs = [
-            flag.to(scale.device, non_blocking=True)
+            at(flag, scale.device)
             for state in self._per_optimizer_states.values()
             for flag in state["found_inf_per_device"].values()
         ]

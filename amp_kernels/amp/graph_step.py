@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -61,7 +62,7 @@ def graph_step(
             that requires a gradient has none in the step: no replay would ever update it.
         RuntimeError: when called, the step reads a value on the host (``.item()``, ``if tensor``, a mask as an index), or
             writes a number of the optimizer's groups, as a scheduler does: a replay would do neither. Nothing has been
-            changed when any of these is raised.
+            changed when any of these is raised; what a first step makes (moments of zero, the scale on the device) may be there.
 
     Examples:
         >>> model = ak.nn.Linear(4, 2)
@@ -114,12 +115,13 @@ class GraphedStep:
 
     def __call__(self, *inputs: Any) -> Any:
         """Take the step on a batch; the results are the same tensors every time."""
-        self._write_numbers()
         self._take_inputs(inputs)
-        if not _same(self._key, self._conditions()):
-            self._drop()
-            self._prepare()
-        self._run_eagerly() if self._graph is None else self._replay_graph(self._graph)
+        with _on(self._device()), self._rates_put_back_on_error():
+            self._write_numbers()
+            if not _same(self._key, self._conditions()):
+                self._drop()
+                self._prepare()
+            self._run_eagerly() if self._graph is None else self._replay_graph(self._graph)
         return self._outputs
 
     def release(self) -> None:
@@ -150,6 +152,17 @@ class GraphedStep:
             for own, decay in zip(self._decays, decays, strict=True):
                 own.fill_(decay)
             self._written_decays = decays
+
+    @contextlib.contextmanager
+    def _rates_put_back_on_error(self) -> Iterator[None]:
+        """So that a call that is refused leaves numbers where there were numbers."""
+        before = [(group, group["lr"]) for group in self._optimizer.param_groups]
+        try:
+            yield
+        except BaseException:
+            for group, rate in before:
+                group["lr"] = rate
+            raise
 
     def _device(self) -> torch.device:
         return self._optimizer.param_groups[0]["params"][0].device
@@ -279,6 +292,7 @@ class Before:
         self._grads = [(param, grad, None if grad is None else grad.clone()) for param, grad in grads]
         self._blocks: dict[Any, list[Tensor]] = {}
         devices = {param.device for param in optimizer._params() if param.is_cuda}
+        self._pythons = random.getstate()
         self._random = torch.get_rng_state(), [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
     def keep_state(self) -> None:
@@ -308,6 +322,7 @@ class Before:
                     count.zero_()  # made by the warm-up
             self._scaler._per_optimizer_states.clear()
             self._scaler._per_optimizer_states.update(self._unfinished)
+        random.setstate(self._pythons)
         torch.set_rng_state(self._random[0])
         for device, state in self._random[1]:
             torch.cuda.set_rng_state(state, device)
@@ -350,14 +365,22 @@ def _same(one: list[Any] | None, other: list[Any]) -> bool:
     return one is not None and identical(one[:-1], other[:-1]) and one[-1] == other[-1]
 
 
+def _on(device: torch.device) -> contextlib.AbstractContextManager:
+    """With the GPU of the step as the current one: streams are the current device's, and so is what a graph captures."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _beside(on_gpu: bool) -> Iterator[None]:
-    """On a stream of its own, as torch wants the steps before a capture; what follows waits for it."""
+    """On a stream of its own, as torch wants the steps before a capture; what follows waits for it, also what undoes a step
+    that failed."""
     if not on_gpu:
         yield
         return
     stream, main = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(main)
-    with torch.cuda.stream(stream):
-        yield
-    main.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        main.wait_stream(stream)

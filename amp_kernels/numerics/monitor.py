@@ -19,6 +19,7 @@ from ..amp._readback import AsyncReader
 from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..ops.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
+from ..optim._devices import at
 from . import _svg
 from ._statistics import FLUSHED_BELOW, shifted, values_of
 
@@ -122,7 +123,7 @@ class StepMonitor:
         """
         grads = [values_of(p.grad) for p in self._params() if p.grad is not None]
         device = grads[0].device if grads else torch.device("cpu")
-        scale = self._scale_then.to(device, non_blocking=True)
+        scale = at(self._scale_then, device)
         carried = torch.ones_like(scale) if self._unscaled else scale
         measured = self._before is not None
         nan = torch.full((), math.nan, device=device)
@@ -184,7 +185,7 @@ class StepMonitor:
             return torch.full(
                 (), math.nan if self._scaler is not None and self._scaler.is_enabled() else 0.0, device=device
             )
-        counted = counted.to(device, non_blocking=True)
+        counted = at(counted, device)
         new = counted - (0 if self._skipped is None else self._skipped)
         self._skipped = counted.clone()
         return new

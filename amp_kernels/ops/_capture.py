@@ -33,7 +33,8 @@ def rehearsal(active: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """Within the block launches are recorded into ``graph``, as by ``torch.cuda.graph``; one that fails leaves no trace.
+    """Within the block launches on the current device are recorded into ``graph``, as by ``torch.cuda.graph``, which has one stream
+    for all captures, of the device that was current at the first. One that fails leaves no trace.
 
     Where the end of a capture raises, torch 2.11 leaves its own stream the current one and the device's generator capturing:
     from then on whatever draws random numbers raises, replays of other graphs too. The next capture that succeeds ends that,
@@ -42,7 +43,7 @@ def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """
     stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
             yield
     except BaseException:
         with contextlib.suppress(RuntimeError):  # it knows, where the end did not raise
@@ -51,6 +52,6 @@ def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         with contextlib.suppress(RuntimeError):  # of a broken context: what broke it is raised
             torch.cuda.set_stream(stream)
             number = torch.zeros(1, device=stream.device)
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
                 number.zero_()  # torch warns of an empty graph
         raise

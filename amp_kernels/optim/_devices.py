@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import overload
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import _MultiDeviceReplicator
 
 
 def by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
@@ -15,8 +17,24 @@ def by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
     return groups
 
 
+@overload
+def at(tensor: Tensor, device: torch.device) -> Tensor: ...
+@overload
+def at(tensor: None, device: torch.device) -> None: ...
 def at(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
+    """On ``device``, without a wait; but what goes to the CPU is waited for, since it is read there at once."""
+    if tensor is None or tensor.device == device:
+        return tensor
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+class Copies(_MultiDeviceReplicator):
+    """A tensor on each device that asks for it, as torch's, which returns before what goes to the CPU is there."""
+
+    def get(self, device: torch.device) -> Tensor:
+        if device.type == "cpu" and device not in self._per_device_tensors:
+            self._per_device_tensors[device] = self.master.to(device, copy=True)
+        return super().get(device)
 
 
 def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:

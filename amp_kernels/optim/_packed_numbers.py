@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops._blocks import MAXIMIZE, STOCHASTIC
+from ._devices import at
 from ._hyper_parameters import HyperParameters
 from ._measure import MeasuredStep
 
@@ -31,11 +32,11 @@ class PackedNumbers(MeasuredStep):
     def _numbers_on(self, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
         """Learning rates and weight decays on the device: of every group if any learning rate is a tensor, else none."""
         rates = [group["lr"] for group in self.param_groups]
-        decays = [decay.to(device, non_blocking=True) for decay in self._decays]
+        decays = [at(decay, device) for decay in self._decays]
         if not any(isinstance(rate, Tensor) for rate in rates):
             return [], decays
         return [
-            rate.to(device, torch.float32, non_blocking=True).reshape(())
+            at(rate, device).float().reshape(())
             if isinstance(rate, Tensor)
             else torch.full((), rate, dtype=torch.float32, device=device)
             for rate in rates

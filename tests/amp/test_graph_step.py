@@ -1,11 +1,13 @@
 """``ak.graph_step``: the bits of the plain loop, a warm-up that leaves no trace, and refusals of what a graph cannot repeat."""
 
 import contextlib
+import random
 
 import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels.amp.graph_step import _beside
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim._state import Place
 
@@ -269,6 +271,36 @@ def test_what_is_refused_changes_nothing(function, words):
     run.scheduler = type("Same", (), {"state_dict": lambda self: {}})()
     after = run.state()
     assert_same(after, {key: value for key, value in before.items() if not key.startswith(".scheduler")})
+
+
+def test_a_refused_first_call_leaves_numbers_in_the_groups():
+    run = Run()
+    before = [group["lr"] for group in run.optimizer.param_groups]
+    drawn = random.getstate()
+    for function, inputs in ((reads_the_loss, (BATCHES[0],)), (reads_the_loss, (3.0,))):
+        with pytest.raises((RuntimeError, TypeError)):
+            run.graphed(lambda x, function=function: random.random() and function(run, x))(*inputs)
+        assert [group["lr"] for group in run.optimizer.param_groups] == before
+        assert not any(isinstance(group["lr"], torch.Tensor) for group in run.optimizer.param_groups)
+        assert random.getstate() == drawn
+
+
+def test_what_undoes_a_failed_step_waits_for_it(monkeypatch):
+    """On a GPU steps before the failure may still run on their stream."""
+    waits = []
+
+    class Stream:
+        def wait_stream(self, other):
+            waits.append((self, other))
+
+    side, main = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    with contextlib.suppress(KeyboardInterrupt), _beside(True):
+        assert waits == [(side, main)]
+        raise KeyboardInterrupt
+    assert waits == [(side, main), (main, side)]
 
 
 def test_an_exception_in_the_warm_up_changes_nothing():

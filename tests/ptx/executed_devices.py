@@ -123,6 +123,31 @@ def test_tritons_kernels_are_launched_on_the_device_of_the_tensors(work):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+def test_whole_steps_in_graphs_of_each_device():
+    """The GPU of the parameters is captured, whatever device is current, and whichever was captured first."""
+    it = machine()
+    it.seed = 0
+    found = {}
+    for index in (0, 1, 0):
+        device = torch.device("cuda", index)
+        param = torch.nn.Parameter(torch.ones(70).to(device))
+        optimizer = ak.optim.SGD([param], lr=0.25)
+
+        def update(grad, param=param, optimizer=optimizer):
+            param.grad = grad
+            optimizer.step()
+
+        step = ak.graph_step(update, model=torch.nn.ParameterList([param]), optimizer=optimizer)
+        for grad in (1.0, 2.0):
+            step(torch.full((70,), grad).to(device))
+            first = len(it.prepared)
+        assert param.detach().cpu().eq(0.25).all()
+        found[index] = step
+        assert torch.cuda.current_device() == 0
+        assert len(it.prepared) == first  # the second call prepared nothing: it replays
+    assert all(step._graph is not None for step in found.values())
+
+
 def test_a_graph_of_one_device_while_the_other_is_current():
     """What it reads of a table of tensors lives as long as the process, whatever is called in between."""
     from amp_kernels._triton import _tables

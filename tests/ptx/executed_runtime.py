@@ -156,6 +156,26 @@ def test_a_split_product_in_a_graph_has_counters_of_its_own():
         assert c.cpu().eq(4096 * i).all()
 
 
+def test_a_streams_counters_are_not_of_torchs_allocator():
+    """They stay for good; what warms up a graph's memory (torch.compile's graphs) has all that torch allocates given back to it."""
+    it = set_chip(90, 4)
+    it.seed = 0
+    a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
+    c = torch.zeros(8, 16).cuda()
+    assert _host.plan_gemm(8, 16, 4096, sm_count=4, out_bytes=8)["splits"] > 1
+    modes = [it.calls("cudaThreadExchangeStreamCaptureMode")]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for i in range(1, 3):
+            ak.ops.gemm.gemm_accumulate_(c, a, b)
+            assert c.cpu().eq(4096 * i).all()
+            modes.append(it.calls("cudaThreadExchangeStreamCaptureMode"))
+    assert modes == [
+        modes[0],
+        modes[0] + 2,
+        modes[0] + 2,
+    ]  # around the one allocation of the runtime's: another thread may capture
+
+
 def test_work_follows_the_stream_that_is_current():
     it = set_chip(90, 2)
     it.seed = 0

@@ -25,6 +25,10 @@ OWN cudaError_t cudaSetDevice(int device) {
   if (!error) own_device = device;
   return error;
 }
+OWN cudaError_t cudaMalloc(void** p, size_t bytes) {
+  if (const cudaError_t error = cudaSetDevice(own_device)) return error;
+  return OF_THE_DRIVER(cudaMalloc)(p, bytes);
+}
 OWN cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute which, int value) {
   if (const cudaError_t error = cudaSetDevice(own_device)) return error;
   return OF_THE_DRIVER(cudaFuncSetAttribute)(function, which, value);

@@ -51,22 +51,21 @@ class Target {
   }
 
   // Counters that belong to the stream, all 0 between its kernels. None while it is captured: a graph may run beside
-  // whatever the stream does later, so it zeroes memory of its own.
+  // whatever the stream does later, so it zeroes memory of its own. None either where there is no memory to be had.
   uint32_t* counters(size_t count) const {
     constexpr size_t kMost = 4096;
     cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
     STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &captured));
     if (count > kMost || captured != cudaStreamCaptureStatusNone) return nullptr;
     static std::mutex mutex;
-    static auto& of_streams = *new std::map<std::pair<int32_t, void*>, Tensor>;  // for good: no order at exit
+    static auto& of_streams = *new std::map<std::pair<int32_t, void*>, uint32_t*>;  // for good: no order at exit
     const std::lock_guard lock(mutex);
-    auto found = of_streams.find({index_, stream_});
-    if (found == of_streams.end()) {
-      const Tensor fresh = torch::stable::empty({kMost * 4}, ScalarType::Byte, std::nullopt, device());
-      zero(fresh.mutable_data_ptr(), kMost * 4);
-      found = of_streams.emplace(std::pair{index_, stream_}, fresh).first;
+    uint32_t*& own = of_streams[{index_, stream_}];
+    if (!own) {
+      own = static_cast<uint32_t*>(outside_of_pools(kMost * 4));
+      if (own) zero(own, kMost * 4);
     }
-    return static_cast<uint32_t*>(found->second.mutable_data_ptr());
+    return own;
   }
 
   void show(ArgName, const void*, size_t, bool, bool) const {}
@@ -83,6 +82,19 @@ class Target {
     int current = -1;
     STD_CUDA_CHECK(cudaGetDevice(&current));
     if (current != index) STD_CUDA_CHECK(cudaSetDevice(index));
+  }
+
+  // Memory that is never freed, or null. Not of torch's allocator: a thread may call this while it warms up what it will
+  // capture, and the allocator then takes all from the pool of the graph, which hands the memory out anew in a replay.
+  static void* outside_of_pools(size_t bytes) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another thread may be capturing
+    STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    if (error == cudaSuccess) return memory;
+    (void)cudaGetLastError();  // all memory is torch's: it finds some for this call
+    return nullptr;
   }
 
   int32_t index_;

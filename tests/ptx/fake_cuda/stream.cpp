@@ -165,7 +165,12 @@ FAKE_API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCap
   if (dependencies) *dependencies = 0;
   return cudaStreamIsCapturing(stream, status);
 }
-FAKE_API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+FAKE_API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  static thread_local cudaStreamCaptureMode of_thread = cudaStreamCaptureModeGlobal;
+  count("cudaThreadExchangeStreamCaptureMode");
+  std::swap(of_thread, *mode);
+  return cudaSuccess;
+}
 FAKE_API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = new CUgraphExec_st{*graph};
   return cudaSuccess;
