@@ -84,8 +84,9 @@ class Target {
     if (current != index) STD_CUDA_CHECK(cudaSetDevice(index));
   }
 
-  // Memory that is never freed, or null. Not of torch's allocator: a thread may call this while it warms up what it will
-  // capture, and the allocator then takes all from the pool of the graph, which hands the memory out anew in a replay.
+  // Memory that is never freed, or null. Not of torch's allocator: a thread may call this while it warms up what it
+  // will capture, and the allocator then takes all from the pool of the graph, which hands the memory out anew in a
+  // replay.
   static void* outside_of_pools(size_t bytes) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another thread may be capturing
     STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
