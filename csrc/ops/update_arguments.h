@@ -305,6 +305,8 @@ std::vector<UpdateParam> check_update_arguments(const UpdateArguments& t, const 
     AK_CHECK(
         t.squares->dim() == 2 && t.squares->size(0) == count && t.squares->size(1) == 2 && t.squares->is_contiguous(),
         t.op, ": squares must be contiguous with shape (", count, ", 2); got shape ", Ints{t.squares->sizes()});
+    AK_CHECK(reinterpret_cast<uintptr_t>(t.squares->const_data_ptr()) % 16 == 0, t.op,
+             ": squares must begin at a multiple of 16 bytes, as its rows are read");
   }
 
   std::vector<detail::BlockBuffers> blocks(t.steps.size());

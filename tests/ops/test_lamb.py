@@ -176,6 +176,7 @@ def test_halves_refuse_sums_that_do_not_fit():
         torch.zeros(1, 2, dtype=torch.float64),
         torch.zeros(2, 2),
         torch.zeros(2, 4, dtype=torch.float64)[:, ::2],
+        torch.zeros(5, dtype=torch.float64)[1:].view(2, 2),
     ):
         with pytest.raises(RuntimeError, match="lamb_half_: squares"):
             lamb_.half_op.overload(*update.arguments(), wrong, False)
