@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-# Not per thread, like the choice of a backend: one setting holds for a program, and torch.compile guards on a global.
-_enabled = False
+from .blocks import Setting
+
+SETTING: Setting[bool] = Setting()
 
 
 @contextlib.contextmanager
 def batch_invariant(enabled: bool = True) -> Iterator[None]:
-    """Within the block, in any thread, a row of a result does not depend on how many rows it is computed with.
+    """Within the block a row of a result does not depend on how many rows it is computed with.
 
     A GEMM is usually cut into tiles and partial sums that suit its shape, so the same row comes out with other last bits
     in a batch of 1 than in a batch of 64 (Horace He, "Defeating nondeterminism in LLM inference", 2025). Here
@@ -23,6 +24,9 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     the CPU kernels, also for any number of threads). What does not: the gradients of weights and biases, which are sums
     over the rows, and fp32 and fp64 work, which torch computes. The backward of a call follows the setting of its
     forward.
+
+    Blocks nest. One holds for its thread, and for every thread that is in no such block itself: these follow the open
+    block that was entered last.
 
     torch.compile: a compiled function guards on the setting and is compiled once for each. Enter the block outside of
     it; entering inside breaks the graph.
@@ -36,14 +40,10 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
         ...     torch.equal(ak.matmul(x[:1], w), ak.matmul(x, w)[:1])
         True
     """
-    global _enabled
-    previous, _enabled = _enabled, bool(enabled)
-    try:
+    with SETTING.block(bool(enabled)):
         yield
-    finally:
-        _enabled = previous
 
 
 def is_batch_invariant() -> bool:
-    """Whether :func:`batch_invariant` is in force."""
-    return _enabled
+    """Whether :func:`batch_invariant` is in force in this thread."""
+    return SETTING.here() is True

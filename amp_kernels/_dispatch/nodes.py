@@ -16,7 +16,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from . import batch_invariant, load
+from . import load
+from .batch_invariant import SETTING, is_batch_invariant
 
 #: Python backwards of the nodes, by the name of the function: ``(grads, saved, needs_input_grad, *options)`` to a
 #: gradient or ``None`` for each input. Of a product the options are ``input_dtypes, a_shape, compute_dtype, activation``,
@@ -77,7 +78,7 @@ def may_serve() -> bool:
     return (
         not is_dynamo_compiling()
         and _module is not None
-        and not batch_invariant._enabled
+        and (SETTING.newest is None or not is_batch_invariant())
         and forward_ad._current_level < 0
     )
 
@@ -90,12 +91,12 @@ def serve_gpu(index: int) -> None:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Within the block, in any thread, no call is plain, and no backward: the Python functions serve all."""
+    """While such a block is open, in any thread, no call is plain, and no backward: the Python functions serve all."""
     if _module is None:
         yield
         return
-    before = _module.allow(False)
+    _module.refuse(1)
     try:
         yield
     finally:
-        _module.allow(before)
+        _module.refuse(-1)

@@ -18,12 +18,12 @@ from typing import Protocol
 import torch
 
 from . import load, nodes
+from .blocks import Setting
 
 logger = logging.getLogger("amp_kernels")
 
 BACKENDS = ("cpu", "cuda", "triton", "reference", "emulate")
-# Not per thread: autograd runs the backward of CUDA tensors in threads of its own, which must see the choice.
-_override: str | None = None
+_chosen: Setting[str] = Setting()  # by blocks of backend()
 disabled = False  # by switch.py: every op on the reference, in FP32
 
 
@@ -173,14 +173,17 @@ def requested_backend() -> str | None:
     ``AMP_KERNELS_BACKEND``, else ``None``."""
     if disabled:
         return "reference"
-    if _override is None and "AMP_KERNELS_BACKEND" not in os.environ:  # quicker than get, at every call of an op
+    if _chosen.newest is None and "AMP_KERNELS_BACKEND" not in os.environ:  # quicker than get, at every call of an op
         return None
-    return _override or os.environ.get("AMP_KERNELS_BACKEND") or None
+    return _chosen.here() or os.environ.get("AMP_KERNELS_BACKEND") or None
 
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Within the block every op, in any thread, runs on backend ``name``, or raises :class:`BackendUnavailable`.
+    """Within the block every op runs on backend ``name``, or raises :class:`BackendUnavailable`.
+
+    Blocks nest. One holds for its thread, and for every thread that is in no such block itself, such as those in which
+    autograd runs the backward of CUDA tensors: these follow the open block that was entered last.
 
     Args:
         name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"reference"`` or ``"emulate"``.
@@ -197,13 +200,8 @@ def backend(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name is {name!r}; accepted: {', '.join(BACKENDS)}")
-    global _override
-    previous, _override = _override, name
-    try:
-        with nodes.refused():
-            yield
-    finally:
-        _override = previous
+    with nodes.refused(), _chosen.block(name):
+        yield
 
 
 class Op(Protocol):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 from . import nodes, policy
 
 _nodes_refused = contextlib.ExitStack()
+_switching = threading.Lock()
 
 
 def set_enabled(enabled: bool) -> None:
@@ -34,10 +36,11 @@ def set_enabled(enabled: bool) -> None:
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"set_enabled: enabled is {enabled!r}; accepted: True and False")
-    policy.disabled = not enabled
-    _nodes_refused.close()
-    if not enabled:
-        _nodes_refused.enter_context(nodes.refused())
+    with _switching:
+        policy.disabled = not enabled
+        _nodes_refused.close()
+        if not enabled:
+            _nodes_refused.enter_context(nodes.refused())
 
 
 def is_enabled() -> bool:

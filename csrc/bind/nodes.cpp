@@ -284,8 +284,11 @@ PyObject* bind(PyObject*, PyObject* const* args, Py_ssize_t) {
   Py_RETURN_NONE;
 }
 
-// allow(bool): whether a call may be plain at all. Returns what held before.
-PyObject* allow(PyObject*, PyObject* wanted) { return PyBool_FromLong(allowed.exchange(wanted == Py_True)); }
+// refuse(+1), refuse(-1): a block begins, or ends, in which no call is plain. A count, as they may end in any order.
+PyObject* refuse(PyObject*, PyObject* change) {
+  refusals += static_cast<int>(PyLong_AsLong(change));
+  Py_RETURN_NONE;
+}
 
 // serve_gpu(index): products of the CUDA device may be plain.
 PyObject* serve_gpu(PyObject*, PyObject* index) {
@@ -309,7 +312,7 @@ PyMethodDef methods[] = {
     {"cast_lists", as_method(cast_lists), METH_FASTCALL,
      "cast_lists(destinations, sources): True when done, None if not plain."},
     {"bind", as_method(bind), METH_FASTCALL, "bind(name, formula): the Python backward of a function's nodes."},
-    {"allow", allow, METH_O, "allow(bool): whether a call may be plain at all; returns what held before."},
+    {"refuse", refuse, METH_O, "refuse(+1 or -1): a block begins, or ends, in which no call is plain."},
     {"serve_gpu", serve_gpu, METH_O, "serve_gpu(index): products of this CUDA device may be plain from now on."},
     {"remember_tensors", as_method(remember_tensors), METH_FASTCALL, "See gradient_table.h."},
     {"refresh_addresses", as_method(refresh_addresses), METH_FASTCALL, "See gradient_table.h."},

@@ -22,8 +22,8 @@ using at::ScalarType;
 using at::Tensor;
 using torch::autograd::SavedVariable;
 
-inline std::atomic<bool> allowed{true};  // false while the user has chosen a backend
-inline std::atomic<uint64_t> gpus{0};    // a bit for each one whose products the policy gives to the CUDA kernels
+inline std::atomic<int> refusals{0};   // blocks in which no call is plain, such as those of a chosen backend
+inline std::atomic<uint64_t> gpus{0};  // a bit for each one whose products the policy gives to the CUDA kernels
 
 inline bool is_half(ScalarType type) { return type == ScalarType::Half || type == ScalarType::BFloat16; }
 inline bool is_narrow(ScalarType type) { return is_half(type) || type == ScalarType::Float; }
@@ -31,7 +31,7 @@ inline bool is_narrow(ScalarType type) { return is_half(type) || type == ScalarT
 inline bool nothing_between() {
   static constexpr c10::DispatchKeySet kTransforms{c10::DispatchKey::FuncTorchDynamicLayerFrontMode};
   const char* backend = std::getenv("AMP_KERNELS_BACKEND");
-  return allowed && !(backend && *backend) && !at::globalContext().deterministicAlgorithms() &&
+  return refusals == 0 && !(backend && *backend) && !at::globalContext().deterministicAlgorithms() &&
          !c10::impl::dispatch_mode_enabled() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          (c10::impl::tls_local_dispatch_key_set().included_ & kTransforms).empty() && !torch::jit::tracer::isTracing();
 }
