@@ -34,10 +34,10 @@ class _Norm(torch.autograd.Function):
     """What autograd follows of a norm: ``(y, sum)``, the sum ``None`` without a residual."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p):
+    def forward(ctx, x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p):
         ctx.set_materialize_grads(False)
-        y, total, mean, rstd = _forward(x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p)
-        ctx.options, ctx.dropout_p = (columns, eps, centred), dropout_p
+        y, total, mean, rstd = _forward(x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p)
+        ctx.options, ctx.dropout_p = (dimensions, eps, centred), dropout_p
         ctx.dtypes = [None if t is None else gradient_dtype(t) for t in (x, weight, bias, residual)]
         ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd, seed)
         return y, total
@@ -68,7 +68,10 @@ class _Norm(torch.autograd.Function):
         )
 
 
-def _forward(x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p) -> tuple[Tensor | None, ...]:
+def _forward(
+    x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p
+) -> tuple[Tensor | None, ...]:
+    columns = math.prod(x.shape[-dimensions:])
     y, total, mean, rstd = norm_forward.op(
         x.reshape(-1, columns),
         *(t if t is None else t.reshape(columns) for t in (weight, bias)),
@@ -83,9 +86,10 @@ def _forward(x, weight, bias, residual, seed, columns, eps, centred, out_dtype, 
 
 
 def _backward(
-    columns, x, weight, mean, rstd, grad, grad_sum, needs, seed=None, dropout_p=0.0, branch_dtype=None
+    dimensions, x, weight, mean, rstd, grad, grad_sum, needs, seed=None, dropout_p=0.0, branch_dtype=None
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the sum, of weight and bias, and that of the branch where it is not the sum's."""
+    columns = math.prod(x.shape[-dimensions:])
     _, needs_weight, needs_bias, _ = needs
     if branch_dtype not in OUTPUT_DTYPES or (seed is None and branch_dtype == x.dtype):
         seed, dropout_p, branch_dtype = None, 0.0, None
@@ -123,25 +127,15 @@ nodes.FORMULAS["norm"] = _backward_of_node
 
 def _differentiable_backward(options, x, weight, bias, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
     """The same through operations that autograd can differentiate again."""
-    _, eps, centred = options
+    dimensions, eps, centred = options
     inputs = [t if t is None or t.requires_grad else t.detach().requires_grad_() for t in (x, weight, bias)]
-    shape = x.shape[-_dimensions(x, options[0]) :]
-    y = _composed(inputs[0], shape, *inputs[1:], None, None, eps, centred, grad.dtype, 0.0)[0]
+    y = _composed(inputs[0], x.shape[-dimensions:], *inputs[1:], None, None, eps, centred, grad.dtype, 0.0)[0]
     wanted = [t for t in inputs if t is not None]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
     grads = [None if t is None else next(found) for t in inputs]
     if grad_sum is not None:
         grads[0] = grads[0] + grad_sum
     return tuple(grads)
-
-
-def _dimensions(x: Tensor, columns: int) -> int:
-    """How many of the last dimensions of ``x`` a row of ``columns`` elements covers."""
-    count, size = 0, 1
-    while size < columns or count == 0:
-        count += 1
-        size *= x.shape[-count]
-    return count
 
 
 def _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p) -> list[Tensor]:
@@ -180,8 +174,7 @@ def _norm(
     out_dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else own_dtype
     if x.dtype == torch.float64 or x.numel() == 0 or under_transform():
         return _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p)
-    columns = math.prod(shape)
-    arguments = x, weight, bias, residual, seed, columns, eps, centred, out_dtype, dropout_p
+    arguments = x, weight, bias, residual, seed, len(shape), eps, centred, out_dtype, dropout_p
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
     y, total = autocast.apply(_Norm, *arguments) if recorded else _forward(*arguments)[:2]
     return [y] if total is None else [y, total]

@@ -86,7 +86,7 @@ Tensor run(const Tensor& x, at::IntArrayRef shape, const Tensor& weight, const T
   }
   if (!recorded) return y;
   const auto node =
-      hold(new NormNode(norm_function, torch::autograd::collect_next_edges(x, weight, bias), {columns, eps, centred}));
+      hold(new NormNode(norm_function, torch::autograd::collect_next_edges(x, weight, bias), {covered, eps, centred}));
   for (const Tensor* saved : {&x, &weight, &bias}) node->save(*saved);
   node->save(centred ? mean.tensor() : Tensor());
   node->save(rstd.tensor());

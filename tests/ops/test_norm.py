@@ -356,15 +356,32 @@ def test_results_without_a_gradient_give_none(dropout_p):
     assert residual.grad is None
 
 
-def test_second_derivatives(kind):
-    def second(norm, dtype):
-        x, weight = normal(3, 8).to(dtype).requires_grad_(), normal(8, seed=1).to(dtype).requires_grad_()
-        y = norm(kind, x, (8,), weight, eps=1e-5)
-        first = torch.autograd.grad(y.square().sum(), [x, weight], create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), [x, weight])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (8, 1), (1, 2, 4), (1,)])
+def test_second_derivatives(implementation, kind, shape, with_residual):
+    """Also of rows that begin with dimensions of one element, which the number of columns does not tell apart."""
 
-    for ours, theirs in zip(second(call, torch.float32), second(stock, torch.float64), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+    def second(norm, dtype):
+        x = normal(3, *shape).to(dtype).requires_grad_()
+        residual = normal(3, *shape, seed=2).to(dtype).requires_grad_() if with_residual else None
+        weight = normal(*shape, seed=1).to(dtype).requires_grad_()
+        y, total = norm(x, weight, residual)
+        inputs = [t for t in (x, weight, residual) if t is not None]
+        loss = y.square().sum() + total.pow(3).sum()
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    def ours(x, weight, residual):
+        if residual is None:
+            return call(kind, x, shape, weight, eps=1e-5), x
+        return call(kind, x, shape, weight, eps=1e-5, residual=residual)
+
+    def theirs(x, weight, residual):
+        total = x if residual is None else x + residual
+        return stock(kind, total, shape, weight), total
+
+    for a, b in zip(second(ours, torch.float32), second(theirs, torch.float64), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
 
 
 def test_gradcheck_in_float64(kind):
