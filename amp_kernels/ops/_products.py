@@ -3,7 +3,7 @@ for backwards that may themselves be recorded, and writing into ``out``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -78,7 +78,20 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 def like(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """``[rows, N]`` with the leading dimensions of ``x``."""
-    return rows if x.ndim == 2 else rows.view(*x.shape[:-1], rows.shape[-1])
+    return rows if x.ndim == 2 else reshaped(rows, (*x.shape[:-1], rows.shape[-1]))
+
+
+def reshaped(fresh: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A contiguous tensor that nobody else holds, in another shape, for a result.
+
+    Not by ``view``: autograd lets nobody write in place to a view that a Function returned. torch's own linear ends in this
+    operation, too.
+    """
+    same = fresh.ndim == len(shape) and fresh.shape == shape
+    return fresh if same else _unsafe_view(fresh, shape)
+
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -133,12 +146,13 @@ def product(
     if a.ndim == 2 and b.ndim == 2:
         return gemm_op(a, b, **options)[0]
     if b.ndim == 2:  # one matrix for all batches: the batches are rows of one GEMM
-        return gemm_op(a.flatten(0, -2), b, **options)[0].unflatten(0, a.shape[:-1])
+        return like(a, gemm_op(a.flatten(0, -2), b, **options)[0])
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     if len(batch) == 1:
         return gemm_op(a, b, **options)[0]
-    return gemm_op(a.flatten(0, -3), b.flatten(0, -3), **options)[0].unflatten(0, batch)
+    out = gemm_op(a.flatten(0, -3), b.flatten(0, -3), **options)[0]
+    return reshaped(out, (*batch, *out.shape[-2:]))
 
 
 def differentiable_product(

@@ -26,7 +26,7 @@ from .._dispatch.library import Sample, define
 from . import cross_entropy_rows, unscale
 from ._gemm import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
 from ._lists import FLOATS, is_dense, names
-from ._products import under_transform
+from ._products import reshaped, under_transform
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -241,7 +241,7 @@ def _cross_entropy(
             rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
             cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())
             loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
-    return loss.view(shape).to(out_dtype) if reduction == "none" else loss.to(out_dtype)
+    return (reshaped(loss, shape) if reduction == "none" else loss).to(out_dtype)
 
 
 def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, inplace) -> None:

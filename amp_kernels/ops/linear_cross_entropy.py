@@ -29,7 +29,7 @@ from . import _main_grad, cross_entropy_rows
 from ._column_sums import column_sums
 from ._gemm import OPERAND_DTYPES, check_bias, check_same_device
 from ._lists import FLOATS
-from ._products import cast, gemm_options, under_transform, working_dtype
+from ._products import cast, gemm_options, reshaped, under_transform, working_dtype
 from ._shadows import fresh_shadow
 from .cross_entropy import (
     Options,
@@ -211,7 +211,7 @@ def _linear_cross_entropy(
                 cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
                 del logits
             loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
-    return (loss.view(input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
+    return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 
 
 def _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ignore_index, chunk_size) -> None:

@@ -21,7 +21,17 @@ from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
 from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
 from ._lists import FLOATS
-from ._products import Matmul, cast, plainly_16_bit, product, sampler, under_transform, working_dtype, write_out
+from ._products import (
+    Matmul,
+    cast,
+    plainly_16_bit,
+    product,
+    reshaped,
+    sampler,
+    under_transform,
+    working_dtype,
+    write_out,
+)
 
 
 def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
@@ -44,8 +54,11 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
         out = autocast.apply(Matmul, row, column, dtype, out_dtype, 1.0, batch_invariant)[0]
     else:
         out = product(cast(row, dtype), cast(column, dtype), out_dtype, 1.0, batch_invariant)
-    out = out.squeeze(-2) if a.ndim == 1 else out
-    return out.squeeze(-1) if b.ndim == 1 else out
+    if a.ndim > 1 and b.ndim > 1:
+        return out
+    rows = out.shape[-2:-1] if a.ndim > 1 else ()
+    columns = out.shape[-1:] if b.ndim > 1 else ()
+    return reshaped(out, (*out.shape[:-2], *rows, *columns))
 
 
 def _check_shapes(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ from . import dropout, norm_backward, norm_forward
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
 from ._norm import check_like, check_rate
-from ._products import cast, is_dense, under_transform
+from ._products import cast, is_dense, reshaped, under_transform
 from .dropout_add import Dropout
 from .linear import gradient_dtype
 
@@ -82,7 +82,7 @@ def _forward(
         out_dtype=out_dtype,
         dropout_p=dropout_p,
     )
-    return y.view(x.shape), None if residual is None else total.view(x.shape), mean, rstd
+    return reshaped(y, x.shape), None if residual is None else reshaped(total, x.shape), mean, rstd
 
 
 def _backward(

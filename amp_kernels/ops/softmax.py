@@ -18,7 +18,7 @@ from .._dispatch.library import Sample, define
 from . import softmax_rows
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
-from ._products import is_dense, under_transform
+from ._products import is_dense, reshaped, under_transform
 
 
 class _Softmax(torch.autograd.Function):
@@ -26,7 +26,7 @@ class _Softmax(torch.autograd.Function):
     def forward(ctx, x, mask, log, safe, out_dtype):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         y, statistics = softmax_rows.forward_op(rows, _rows_of(mask, x), log=log, safe=safe, out_dtype=out_dtype)
-        y = y.view(x.shape)
+        y = reshaped(y, x.shape)
         ctx.log, ctx.safe, ctx.dtype = log, safe, x.dtype
         # Of log-softmax the input: exp(y) of a y in 16 bits would lose the digits that y has before its point.
         ctx.save_for_backward(*((x, mask, statistics) if log else (y, None, None)))
@@ -117,7 +117,7 @@ def _softmax(
         y = _composed(x, mask, log, safe, out_dtype)
     else:
         y = _Softmax.apply(x, mask, log, safe, out_dtype)
-    return y.movedim(-1, dim).contiguous() if moved else y
+    return y.movedim(-1, dim).clone(memory_format=torch.contiguous_format) if moved else y
 
 
 def _check_mask(name: str, mask: Tensor, x: Tensor) -> None:
