@@ -79,13 +79,20 @@ def check_same_device(op: str, **tensors: torch.Tensor | None) -> None:
 
 
 def check_bias(
-    op: str, bias: torch.Tensor | None, width: int, dtypes: tuple[torch.dtype, ...], name: str = "bias"
+    op: str, bias: torch.Tensor | None, width: int, dtype: torch.dtype, autocast: bool, name: str = "bias"
 ) -> None:
+    """``dtype`` is the one to work in. Autocast takes any mix of dtypes, :func:`readable_bias` makes of it what kernels read."""
     if bias is None:
         return
-    check_tensor(op, name, bias, dtypes)
+    narrow = OUTPUT_DTYPES if autocast else tuple({dtype, torch.float32})
+    check_tensor(op, name, bias, narrow if dtype in OPERAND_DTYPES else (dtype,))
     if bias.ndim != 1 or bias.shape[0] != width:
         raise ValueError(f"{op}: {name} has shape {list(bias.shape)}; accepted: [{width}], one value per output column")
+
+
+def readable_bias(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A bias beside operands of ``dtype``: fp32 is read as it is, the other 16-bit dtype is rounded to ``dtype``."""
+    return bias if bias is None or bias.dtype in (dtype, torch.float32) else bias.to(dtype)
 
 
 def check_out_dtype(op: str, out_dtype: torch.dtype | None, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -34,6 +34,7 @@ from ._gemm import (
     check_gated_width,
     check_same_device,
     check_tensor,
+    readable_bias,
 )
 from ._lists import FLOATS
 from ._products import (
@@ -71,7 +72,7 @@ class _Linear(torch.autograd.Function):
         options = gemm_options(x16, batch_invariant=batch_invariant)
         if activation != "none":
             options |= {"activation": activation, "preact": True}
-        out, preact = gemm_op(flat(x16), weight16.t(), bias, **options)
+        out, preact = gemm_op(flat(x16), weight16.t(), readable_bias(bias, compute_dtype), **options)
         if preact is not None:
             preact = like(x, preact)
         ctx.activation = activation
@@ -162,7 +163,8 @@ def preactivation_gradient(
 
 def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=False):
     if not _plainly_right(x, weight, bias, shadow, activation, compute_dtype):
-        _check(x, weight, bias, shadow, working_dtype("linear", compute_dtype, x=x, weight=weight), activation)
+        dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
+        _check(x, weight, bias, shadow, dtype, compute_dtype is not None, activation)
     dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else x.dtype
     if dtype not in OPERAND_DTYPES:
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
@@ -178,7 +180,7 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     options = gemm_options(x16, batch_invariant=batch_invariant)
     if activation != "none":
         options["activation"] = activation
-    return like(x, gemm_op(x16, weight16.t(), bias, **options)[0])
+    return like(x, gemm_op(x16, weight16.t(), readable_bias(bias, dtype), **options)[0])
 
 
 def _plainly_right(x, weight, bias, shadow, activation: str, compute_dtype: torch.dtype | None) -> bool:
@@ -200,13 +202,13 @@ def _plainly_right(x, weight, bias, shadow, activation: str, compute_dtype: torc
     )
 
 
-def _check(x, weight, bias, shadow, dtype: torch.dtype, activation: str) -> None:
+def _check(x, weight, bias, shadow, dtype: torch.dtype, autocast: bool, activation: str) -> None:
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"linear: x has shape {list(x.shape)} and weight {list(weight.shape)}; accepted: [..., in_features] and "
             "[out_features, in_features]"
         )
-    check_bias("linear", bias, weight.shape[0], tuple({dtype, torch.float32}) if dtype in OPERAND_DTYPES else (dtype,))
+    check_bias("linear", bias, weight.shape[0], dtype, autocast)
     check_shadow("linear", "shadow", shadow, weight, dtype)
     check_same_device("linear", x=x, weight=weight, bias=bias, shadow=shadow)
     check_gated_width("linear", "weight", weight, 0, check_activation("linear", activation))
@@ -279,7 +281,8 @@ def linear(
     Args:
         x: ``[..., in_features]``, any strides.
         weight: ``[out_features, in_features]``, any strides.
-        bias: ``[out_features]``; for 16-bit work in the working dtype or fp32, otherwise in the dtype of ``x``.
+        bias: ``[out_features]``; for 16-bit work in the working dtype or fp32, in autocast in any of the three, otherwise in
+            the dtype of ``x``.
         activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``, computed in
             fp32 before the one rounding. ``"swiglu"`` is ``silu(gate) * up``; the first half of the output features are
             the gates.

@@ -27,7 +27,7 @@ from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
 from . import _main_grad, cross_entropy_rows
 from ._column_sums import column_sums
-from ._gemm import OPERAND_DTYPES, check_bias, check_same_device
+from ._gemm import OPERAND_DTYPES, check_bias, check_same_device, readable_bias
 from ._lists import FLOATS
 from ._products import cast, gemm_options, reshaped, under_transform, working_dtype
 from ._shadows import fresh_shadow
@@ -51,8 +51,9 @@ class _Head:
     """The layer on rows of the working dtype, 16 bits or fp32, by chunks."""
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int):
-        self.x, self.weight, self.bias, self.chunk = x, weight, bias, chunk
+        self.x, self.weight, self.chunk = x, weight, chunk
         self.half = x.dtype in OPERAND_DTYPES
+        self.bias = readable_bias(bias, x.dtype) if self.half else bias
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Rows, and their logits."""
@@ -188,7 +189,8 @@ def _linear_cross_entropy(
     op = "linear_cross_entropy"
     dtype = working_dtype(op, compute_dtype, input=input, linear_weight=linear_weight)
     check_options(op, reduction, label_smoothing, z_loss)
-    _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ignore_index, chunk_size)
+    mixed = compute_dtype is not None
+    _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, mixed, ignore_index, chunk_size)
     options = Options(ignore_index, label_smoothing, z_loss)
     out_dtype = dtype if compute_dtype is None or dtype == torch.float64 else torch.float32
     x = input.reshape(-1, input.shape[-1])
@@ -214,7 +216,9 @@ def _linear_cross_entropy(
     return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 
 
-def _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ignore_index, chunk_size) -> None:
+def _check(
+    input, linear_weight, target, linear_bias, weight, shadow, dtype, autocast, ignore_index, chunk_size
+) -> None:
     op = "linear_cross_entropy"
     if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
         raise ValueError(
@@ -222,8 +226,7 @@ def _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, ign
             "[..., in_features] and [classes, in_features]"
         )
     check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, weight, ignore_index)
-    biases = tuple({dtype, torch.float32}) if dtype in OPERAND_DTYPES else (dtype,)
-    check_bias(op, linear_bias, linear_weight.shape[0], biases, "linear_bias")
+    check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
     check_shadow(op, "shadow", shadow, linear_weight, dtype)
     if chunk_size is not None and not chunk_size >= 1:
         raise ValueError(f"{op}: chunk_size is {chunk_size}; accepted: None or at least 1 row")
@@ -301,7 +304,8 @@ def linear_cross_entropy(
         input: ``[..., in_features]``.
         linear_weight: ``[classes, in_features]``.
         target: classes of shape ``[...]`` (int64 or uint8), or probabilities ``[..., classes]``.
-        linear_bias: ``[classes]``; for 16-bit work in the working dtype or fp32, otherwise in the dtype of ``input``.
+        linear_bias: ``[classes]``; for 16-bit work in the working dtype or fp32, in autocast in any of the three, otherwise in
+            the dtype of ``input``.
         weight, reduction, ignore_index, label_smoothing, z_loss: as in :func:`amp_kernels.cross_entropy`;
             ``ignore_index=None`` means -100.
         chunk_size: rows whose logits exist at a time; by default an eighth of the rows, at least 1,024, for 16-bit work on

@@ -31,6 +31,7 @@ from ._gemm import (
     check_bias,
     check_gated_width,
     check_same_device,
+    readable_bias,
 )
 from ._lists import FLOATS
 from ._products import (
@@ -63,8 +64,8 @@ class _Mlp(torch.autograd.Function):
         w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
         w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
         options = gemm_options(x16, batch_invariant=batch_invariant)
-        h, z = gemm_op(flat(x16), w1_16.t(), b1, activation=activation, preact=True, **options)
-        out = gemm_op(h, w2_16.t(), b2, **options)[0]
+        h, z = gemm_op(flat(x16), w1_16.t(), readable_bias(b1, dtype), activation=activation, preact=True, **options)
+        out = gemm_op(h, w2_16.t(), readable_bias(b2, dtype), **options)[0]
         ctx.options = activation, batch_invariant
         ctx.x_shape = x.shape
         ctx.dtypes = x.dtype, gradient_dtype(w1), gradient_dtype(w2)
@@ -151,7 +152,7 @@ def _mlp(
     batch_invariant=False,
 ):
     dtype = working_dtype("mlp", compute_dtype, x=x, weight1=w1, weight2=w2)
-    _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype, activation)
+    _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype, compute_dtype is not None, activation)
     if dtype not in OPERAND_DTYPES:
         return F.linear(ACTIVATIONS[activation](F.linear(x, w1, b1)), w2, b2)
     if under_transform():
@@ -162,11 +163,11 @@ def _mlp(
     w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
     w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
     options = gemm_options(w1_16, batch_invariant=batch_invariant)
-    h = gemm_op(flat(cast(x, dtype)), w1_16.t(), b1, activation=activation, **options)[0]
-    return like(x, gemm_op(h, w2_16.t(), b2, **options)[0])
+    h = gemm_op(flat(cast(x, dtype)), w1_16.t(), readable_bias(b1, dtype), activation=activation, **options)[0]
+    return like(x, gemm_op(h, w2_16.t(), readable_bias(b2, dtype), **options)[0])
 
 
-def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, activation: str) -> None:
+def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, autocast: bool, activation: str) -> None:
     name = check_activation("mlp", activation)
     shapes = f"mlp: x has shape {list(x.shape)}, weight1 {list(w1.shape)} and weight2 {list(w2.shape)}"
     columns = "2 hidden_features" if name in GATED else "hidden_features"
@@ -176,9 +177,8 @@ def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, activation: 
     check_gated_width("mlp", "weight1", w1, 0, name)
     if w2.shape[1] != activated_width(name, w1.shape[0]):
         raise ValueError(f"{shapes}; {accepted}")
-    biases = tuple({dtype, torch.float32}) if dtype in OPERAND_DTYPES else (dtype,)
     for weight, bias, shadow, number in ((w1, b1, shadow1, 1), (w2, b2, shadow2, 2)):
-        check_bias("mlp", bias, weight.shape[0], biases, f"bias{number}")
+        check_bias("mlp", bias, weight.shape[0], dtype, autocast, f"bias{number}")
         check_shadow("mlp", f"shadow{number}", shadow, weight, dtype)
     check_same_device("mlp", x=x, weight1=w1, bias1=b1, weight2=w2, bias2=b2, shadow1=shadow1, shadow2=shadow2)
 
@@ -238,8 +238,8 @@ def mlp(
         x: ``[..., in_features]``, any strides.
         weight1: ``[hidden_features, in_features]``; with ``"swiglu"`` ``[2 hidden_features, in_features]``, the gates
             first: ``torch.cat([gate_proj, up_proj])`` of a Llama model.
-        bias1: one value per row of ``weight1``, or ``None``; for 16-bit work in the working dtype or fp32, otherwise in
-            the dtype of ``x``.
+        bias1: one value per row of ``weight1``, or ``None``; for 16-bit work in the working dtype or fp32, in autocast
+            in any of the three, otherwise in the dtype of ``x``.
         weight2: ``[out_features, hidden_features]``.
         bias2: ``[out_features]`` or ``None``; dtypes as for ``bias1``.
         activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``

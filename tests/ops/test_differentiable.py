@@ -184,3 +184,37 @@ def test_eager_calls_do_what_the_dispatcher_does(case, autocast, with_shadows, m
     )
     assert through
     assert not kept or not torch.equal(eager, case.run(tensors, autocast))
+
+
+TARGET = torch.tensor([0, 3, -100, 1])
+BIASED = {
+    "linear": lambda x, w, b: ak.linear(x, w, b, activation="silu"),
+    "mlp": lambda x, w, b: ak.mlp(x, w, b, w),
+    "mlp, second layer": lambda x, w, b: ak.mlp(x, w, None, w, b),
+    "linear_cross_entropy": lambda x, w, b: ak.linear_cross_entropy(x, w, TARGET, linear_bias=b),
+    "linear_cross_entropy of each row": lambda x, w, b: ak.linear_cross_entropy(
+        x, w, TARGET, linear_bias=b, reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", BIASED)
+def test_autocast_rounds_a_bias_of_the_other_16_bit_dtype(name, autocast, grad):
+    """As torch's autocast does: a model in fp16 runs in bf16. The bias gets the gradient of what it was rounded to, rounded once to
+    its own dtype."""
+    other = torch.bfloat16 if autocast == torch.float16 else torch.float16
+    x, w = normal(4, 8, dtype=other, seed=1, grad=grad), normal(8, 8, dtype=other, seed=2, grad=grad)
+    bias = normal(8, dtype=other, seed=3, grad=grad)
+    rounded = bias.detach().to(autocast).float().requires_grad_(grad)
+    with within(autocast):
+        ours, expected = BIASED[name](x, w, bias), BIASED[name](x, w, rounded)
+    assert torch.equal(ours, expected)
+    if grad:
+        for y in (ours, expected):
+            y.float().square().sum().backward()
+        assert bias.grad.dtype == other
+        assert torch.equal(bias.grad, rounded.grad.to(other))
+    with pytest.raises(TypeError, match=r"bias[12]? has dtype"):
+        BIASED[name](x.detach(), w.detach(), bias.detach().to(autocast))
