@@ -127,6 +127,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
     for i, param in enumerate(param for group in params for param in group):
         for key, value in saved["state"].get(i, {}).items():
             name = f"optimizer.state[{i}].{key}"
+            if value is None:  # torch's SGD has no momentum before its first step; whether one may lack is for the optimizer
+                continue
             if key in moments:
                 _check_like(name, value, param.shape, optimizer.state_dtype)
             elif isinstance(value, Tensor) and value.numel() != 1 and value.shape != param.shape:

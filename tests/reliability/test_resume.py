@@ -39,6 +39,23 @@ def test_it_goes_on_where_it_was(tmp_path, variant, background):
     assert_same(run(second, range(SAVED, TOTAL)).state(), expected)
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_it_goes_on_where_all_steps_were_skipped(tmp_path, variant):
+    """State exists and holds nothing yet: SGD's momentum is saved as None, as torch's is before its first step."""
+
+    def begin(loop):
+        for _ in range(2):
+            loop.step(poison=1)
+        return loop
+
+    expected = run(begin(Loop(*variant)), range(3)).state()
+    first = begin(Loop(*variant))
+    ak.checkpoint.save(tmp_path / "c.pt", **first.parts, extra=first.losses)
+    second = run(Loop(*variant, seed=1), range(2))
+    second.losses = ak.checkpoint.load(tmp_path / "c.pt", **second.parts)
+    assert_same(run(second, range(3)).state(), expected)
+
+
 def test_what_is_below_the_smallest_weight_is_kept(tmp_path):
     """A split master whose 16-bit weight is zero: a zero that somebody writes would clear its remainder."""
     model = torch.nn.Linear(2, 2).half()
