@@ -144,8 +144,11 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, (Tensor, Lazy)):
             return NotImplemented
         lazy = isinstance(value, Lazy)
-        # Tied weights are one tensor; so are views of the same elements.
-        key = id(value) if lazy or not value.numel() else (value.data_ptr(), value.dtype, value.shape, value.stride())
+        # Tied weights are one tensor; so are views of the same elements, unless one conjugates or negates them lazily.
+        if lazy or not value.numel():
+            key: Any = id(value)
+        else:
+            key = value.data_ptr(), value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg()
         if key not in self._storages:
             numel = value.shape.numel() * value.dtype.itemsize
             self._storages[key] = _Storage(str(len(self.tensors)), numel)

@@ -86,6 +86,24 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
         assert sum(info.file_size == 50 * 50 * 4 for info in archive.infolist()) == 1
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_views_of_the_same_memory_that_have_other_values(tmp_path, background):
+    """conj() and the imaginary part of it are lazy: same address, shape, strides and dtype, and another sign."""
+    z, x = torch.tensor([1 + 2j, 3 - 4j]), torch.arange(3.0)
+    extra = {
+        "z": z,
+        "conj": z.conj(),
+        "imag": z.imag,
+        "neg": z.conj().imag,
+        "x": x,
+        "-x": torch._neg_view(x),
+        "again": x[:],
+    }
+    ak.checkpoint.save(tmp_path / "c.pt", extra=extra, background=background)
+    loaded = ak.checkpoint.load(tmp_path / "c.pt")
+    assert_same(dict(flat(loaded)), dict(flat(extra)))
+
+
 def test_tensors_are_where_mmap_wants_them(tmp_path):
     ak.checkpoint.save(tmp_path / "c.pt", extra=content())
     for _, value in flat(torch.load(tmp_path / "c.pt", weights_only=True, mmap=True)):
