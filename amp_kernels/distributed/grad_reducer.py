@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -65,7 +67,8 @@ class GradReducer:
 
     Parameters and buffers of the group's first rank are copied to the others at the start; buffers that a forward changes
     are the model's own business after that. A parameter that a backward did not reach counts as zeros there, and has zeros
-    or the other ranks' average as its gradient after it. Every rank must run the backwards that communicate.
+    or the other ranks' average as its gradient after it. Every rank must run the backwards that communicate. If one ends in
+    an exception, the next one raises a ``RuntimeError``, and those after it count again.
 
     Args:
         model: the same on every rank, after ``accumulate_fp32`` if that is used; parameters on one device.
@@ -112,6 +115,7 @@ class GradReducer:
         self._hook: CommHook = allreduce_hook
         self._sync = True
         self._delivered: set[int] | None = None  # in the backward that runs, if one does that communicates
+        self._at_end: Callable[[], Any] = lambda: None  # a weak reference to what that backward calls when it ends
         self._next = 0  # buckets are sent in one order on all ranks
         self._handles = [p.register_post_accumulate_grad_hook(self._deliver) for p in params.values()]
 
@@ -149,19 +153,21 @@ class GradReducer:
 
     def _deliver(self, param: Tensor) -> None:
         """After a backward has added to ``param.grad``."""
+        if self._delivered is not None and self._at_end() is None:
+            self._abandon()
+            raise RuntimeError(
+                "GradReducer: an earlier backward ended in an exception, after it may have sent gradients; accepted: the next "
+                "backward, on all ranks"
+            )
         if not self._sync:
             return
         if self._delivered is None:
-            self._delivered, self._next = set(), 0
-            for bucket in self._buckets:
-                bucket.missing, bucket.sent = len(bucket.parameters()), None
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        if id(param) in self._delivered:
-            self._delivered = None
+            self._begin()
+        elif id(param) in self._delivered:
+            self._abandon()
             raise RuntimeError(
-                f"GradReducer: the gradient of {self._names[id(param)]} comes again, after it may have been sent: an earlier "
-                "backward ended in an exception, or the parameter is used in several reentrant checkpoints; accepted: "
-                "the next backward, on all ranks, and torch.utils.checkpoint(use_reentrant=False)"
+                f"GradReducer: the gradient of {self._names[id(param)]} comes again, after it may have been sent: the "
+                "parameter is used in several reentrant checkpoints; accepted: torch.utils.checkpoint(use_reentrant=False)"
             )
         self._delivered.add(id(param))
         bucket, i = self._place[id(param)]
@@ -175,6 +181,24 @@ class GradReducer:
         bucket.missing -= 1
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._send()
+
+    def _begin(self) -> None:
+        """At the first gradient of a backward."""
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters())
+        self._delivered, self._next = set(), 0
+        # The engine drops what a backward was to call at its end if that fails, and holds it while reentrant ones run.
+        finish = functools.partial(self._finish)
+        self._at_end = weakref.ref(finish)
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    def _abandon(self) -> None:
+        """Forget a backward that failed, once nothing that it has sent writes into a bucket any more."""
+        self._delivered = None
+        for bucket in self._buckets:
+            if bucket.sent is not None:
+                bucket.sent.wait()
+                bucket.sent = None
 
     def _send(self) -> None:
         bucket = self._buckets[self._next]
@@ -194,6 +218,7 @@ class GradReducer:
             averaged = bucket.sent.wait()
             if averaged.data_ptr() != bucket.buffer().data_ptr():
                 bucket.set_buffer(averaged)
+            bucket.sent = None
         self._delivered = None
 
 

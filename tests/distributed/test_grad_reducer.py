@@ -221,11 +221,16 @@ def refusals():
         late(torch.ones(1, 2, dtype=BF16)).sum().backward()
 
 
-def failed_backward():
-    """An exception in one backward: the next one says so, the one after it is right."""
+def test_what_is_refused(ranks):
+    ranks.run(refusals, world=2)
+
+
+def failed_backward(bucket_mb, after):
+    """An exception in one backward after the branch numbered 1 has come: the next one, of the branches ``after``, says so;
+    the one after it is right."""
     model = Branches()
     ak.nn.accumulate_fp32(model)
-    GradReducer(model)
+    GradReducer(model, bucket_mb=bucket_mb)
     x = torch.ones(1, 4, dtype=BF16)
 
     def fail(grad):
@@ -233,21 +238,42 @@ def failed_backward():
 
     hidden = model.branches[0](x)
     hidden.register_hook(fail)
-    with pytest.raises(ArithmeticError):
-        (model.branches[1](hidden).sum()).backward()
+    with pytest.raises(ArithmeticError) as kept:  # a traceback that lives on keeps nothing of the backward
+        (model.branches[1](hidden).sum() + model.branches[2](x).sum()).backward()
     model.zero_grad()
-    with pytest.raises(
-        RuntimeError, match=r"branches\.1\.weight comes again.*an earlier backward ended in an exception"
-    ):
-        model(x, [0, 1]).backward()
+    with pytest.raises(RuntimeError, match="an earlier backward ended in an exception"):
+        model(x, after).backward()
     model.zero_grad()
-    model(x, [0, 1, 2]).backward()
-    return [branch.weight.grad[0, 0].item() for branch in model.branches]
+    model(x * (1 + 2 * dist.get_rank()), [0, 1, 2]).backward()
+    return kept.type, [branch.weight.grad[0, 0].item() for branch in model.branches]
 
 
-def test_what_is_refused_and_what_a_failed_backward_leaves(ranks):
-    ranks.run(refusals, world=2)
-    assert ranks.run(failed_backward, world=2) == [[1.0, 1.0, 1.0]] * 2
+@pytest.mark.parametrize("bucket_mb", [25, 1e-6])
+@pytest.mark.parametrize("after", [[0, 1], [0]])
+def test_what_a_failed_backward_leaves(ranks, bucket_mb, after):
+    """``[0]``: a backward that shares no parameter with the failed one. Its gradients must not stay each rank's own."""
+    assert ranks.run(failed_backward, bucket_mb, after, world=2) == [(ArithmeticError, [2.0, 2.0, 2.0])] * 2
+
+
+def reentrant():
+    """Two branches within one reentrant checkpoint, one outside of it: its gradients come in a backward of their own."""
+    model = Branches()
+    ak.nn.accumulate_fp32(model)
+    GradReducer(model, bucket_mb=1e-6)
+    x = torch.full((1, 4), 1.0 + 2 * dist.get_rank(), dtype=BF16, requires_grad=True)
+    for _ in range(2):
+        model.zero_grad()
+        inner = torch.utils.checkpoint.checkpoint(lambda x: model(x, [0, 1]), x, use_reentrant=True)
+        (model(x, [2]) + inner).backward()
+    found = [branch.weight.grad[0, 0].item() for branch in model.branches]
+    twice = [torch.utils.checkpoint.checkpoint(lambda x: model(x, [0]), x, use_reentrant=True) for _ in range(2)]
+    with pytest.raises(RuntimeError, match=r"branches\.0\.weight comes again.*accepted: .*use_reentrant=False"):
+        (model(x, [2]) + sum(twice)).backward()
+    return found
+
+
+def test_reentrant_checkpoints(ranks):
+    assert ranks.run(reentrant, world=2) == [[2.0, 2.0, 2.0]] * 2
 
 
 def sharded_sums():
