@@ -127,7 +127,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
     for i, param in enumerate(param for group in params for param in group):
         for key, value in saved["state"].get(i, {}).items():
             name = f"optimizer.state[{i}].{key}"
-            if value is None:  # torch's SGD has no momentum before its first step; whether one may lack is for the optimizer
+            if value is None:  # SGD's momentum before its first step; what must be there is for the optimizer to say
                 continue
             if key in moments:
                 _check_like(name, value, param.shape, optimizer.state_dtype)
