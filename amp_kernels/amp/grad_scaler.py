@@ -40,8 +40,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
 
     Everything torch documents holds, checkpoints included. What differs, on purpose:
 
-    - an optimizer of this package or a fused one of torch is stepped without a host sync and without rewriting
-      gradients; with one of this package ``.grad`` is still scaled after the step (see its ``unscale_grads``);
+    - an optimizer of this package or a fused one of torch is stepped without a host sync and without a pass that
+      unscales gradients: one of this package leaves ``.grad`` scaled (see its ``unscale_grads``), torch's write it
+      unscaled within a step that they take, and leave it scaled where they skip;
     - finiteness is tested on the *unscaled* value (torch tests the scaled one and lets ``1e30 / 2**-30`` through);
     - flags of devices and optimizers are combined by maximum (torch adds them up, and its fused optimizers take 2.0 for
       "no overflow");

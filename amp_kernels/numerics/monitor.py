@@ -19,12 +19,16 @@ from ..amp._readback import AsyncReader
 from ..ops import _lists
 from ..ops.check_and_norm import check_and_norm
 from ..ops.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
+from ..optim._base import FusedOptimizer
 from ..optim._devices import at
 from . import _svg
 from ._statistics import FLUSHED_BELOW, shifted, values_of
 
 #: What the device tells of a step, in this order.
 _FIGURES = ("loss", "scale", "skipped", "grad_norm", "update_ratio", "flushed_share")
+
+#: Optimizers of torch whose fused step writes the gradients back, divided by the scale that it was given.
+_DIVIDING = (torch.optim.Adam, torch.optim.SGD)
 
 
 class StepMonitor:
@@ -37,9 +41,9 @@ class StepMonitor:
     Args:
         optimizer: whose parameters and gradients are measured.
         scaler: the gradient scaler, if there is one, of torch or of this package.
-        unscaled: whether ``.grad`` no longer carries the loss scale when :meth:`step` is called. By default so if the
-            optimizer is neither one of this package nor a fused one of torch; a call of ``scaler.unscale_`` makes it so
-            for all.
+        unscaled: whether ``.grad`` no longer carries the loss scale when :meth:`step` is called, also of a skipped step. By
+            default so for optimizers that are not fused, and not for those of this package; torch's fused ones divide
+            the gradients of the steps that they take. A call of ``scaler.unscale_`` makes it so for all.
         every: the update-to-weight ratio and the share of flushed gradients are measured in one step of so many; they
             cost a copy of the weights and two reads. 0: never.
         jsonl: write a line of JSON for each step to this file.
@@ -97,11 +101,14 @@ class StepMonitor:
         self.records: list[dict[str, float]] = []
         self._reader = AsyncReader()
         self._step = self._epoch = 0
-        self._skipped: Tensor | None = None  # the scaler's count at the last step
+        self._skipped: Tensor | None = getattr(scaler, "skipped_steps", None)  # the scaler's count at the last step
         self._unscaled = not getattr(optimizer, "_step_supports_amp_scaling", False) if unscaled is None else unscaled
+        self._divides = (
+            unscaled is None and isinstance(optimizer, _DIVIDING) and not isinstance(optimizer, FusedOptimizer)
+        )
         self._scale_then = self._scale()  # what the gradients of the next step carry
         self._then = time.perf_counter()
-        self._before = self._weights() if every else None  # of the step that will be measured
+        self._before = self._weights() if every else None  # of the step that will be measured, by parameter
 
     def __enter__(self) -> StepMonitor:
         return self
@@ -124,14 +131,17 @@ class StepMonitor:
         grads = [values_of(p.grad) for p in self._params() if p.grad is not None]
         device = grads[0].device if grads else torch.device("cpu")
         scale = at(self._scale_then, device)
-        carried = torch.ones_like(scale) if self._unscaled else scale
-        measured = self._before is not None
         nan = torch.full((), math.nan, device=device)
+        norm = _norm(grads) if grads else nan
+        carried = torch.ones_like(scale) if self._unscaled else scale
+        if self._divides:  # it takes the steps whose gradients are finite
+            carried = torch.where(norm.isfinite(), 1.0, carried)
+        measured = self._before is not None
         figures = (
             torch.as_tensor(loss, device=device, dtype=torch.float32).reshape(()),
             scale,
             self._newly_skipped(device),
-            _norm(grads) / carried if grads else nan,
+            norm / carried,
             self._update_ratio() if measured else nan,
             self._flushed_share(grads, scale / carried) if measured and grads else nan,
         )
@@ -169,8 +179,9 @@ class StepMonitor:
     def _params(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
-    def _weights(self) -> list[Tensor]:
-        return torch._foreach_add([values_of(p) for p in self._params()], 0.0)
+    def _weights(self) -> dict[Tensor, Tensor]:
+        params = self._params()
+        return dict(zip(params, torch._foreach_add([values_of(p) for p in params], 0.0), strict=True))
 
     def _scale(self) -> Tensor:
         """The loss scale as it is now; 1 without a scaler."""
@@ -186,13 +197,14 @@ class StepMonitor:
                 (), math.nan if self._scaler is not None and self._scaler.is_enabled() else 0.0, device=device
             )
         counted = at(counted, device)
-        new = counted - (0 if self._skipped is None else self._skipped)
-        self._skipped = counted.clone()
+        new = counted - at(self._skipped, device)
+        self._skipped = counted
         return new
 
     def _update_ratio(self) -> Tensor:
-        now = [values_of(p) for p in self._params()]
-        return _norm(torch._foreach_sub(now, self._before)) / _norm(self._before)
+        """Of the parameters that there were before the step; groups may have been added since then."""
+        now, before = [values_of(p) for p in self._before], list(self._before.values())
+        return _norm(torch._foreach_sub(now, before)) / _norm(before)
 
     def _flushed_share(self, grads: list[Tensor], factor: Tensor) -> Tensor:
         counts = exponent_histogram(grads)[0].sum(0)

@@ -60,6 +60,39 @@ def test_unscaled_by_hand():
     assert monitor.records[0]["grad_norm"] == 2.0
 
 
+@pytest.mark.parametrize("scaler", [ak.GradScaler, torch.amp.GradScaler])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_fused_optimizers_of_torch_by_hand(kind, scaler):
+    """Slopes 2^-30 and 2^-20, then with an infinity: the step divided the gradients that it took and left the others. At the
+    scale of 2^4 the first slope is lost, the second is not."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = kind([weight], lr=0.5, fused=True), scaler("cpu", init_scale=16.0, backoff_factor=0.75)
+    slopes = torch.tensor([2.0**-30, 2.0**-20, 2.0**-20, 0.0])
+    with StepMonitor(optimizer, scaler, every=1) as monitor:
+        train(monitor, optimizer, weight, scaler, [slopes, slopes + torch.tensor([0.0, 0.0, 0.0, torch.inf]), slopes])
+    assert [record["scale"] for record in monitor.records] == [16.0, 16.0, 12.0]
+    taken, skipped, again = (record["grad_norm"] for record in monitor.records)
+    assert taken == again == pytest.approx(2.0**-19.5)
+    assert math.isinf(skipped)
+    assert [record["flushed_share"] for record in monitor.records] == pytest.approx([1 / 3] * 3)
+
+
+def test_groups_come_and_go_and_skips_of_before_do_not_count():
+    """A group is added, and one is taken away: a step is measured on the parameters that there were before it."""
+    weight, head = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(2, 3))
+    optimizer, scaler = ak.optim.SGD([weight], lr=0.5), ak.GradScaler("cpu", init_scale=8.0)
+    with StepMonitor(optimizer, scaler, every=1) as monitor:
+        train(monitor, optimizer, weight, scaler, [torch.inf])
+    with StepMonitor(optimizer, scaler, every=1) as monitor:
+        optimizer.add_param_group({"params": [head]})
+        train(monitor, optimizer, weight, scaler, [1.0] * 2)
+        del optimizer.param_groups[1]
+        train(monitor, optimizer, weight, scaler, [0.0])
+    assert [record["skipped"] for record in monitor.records] == [0.0] * 3
+    ratios = [record["update_ratio"] for record in monitor.records]
+    assert ratios == pytest.approx([0.5, 1 / math.sqrt(4 * 0.5**2 + 6), 0.0])
+
+
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_flushed_share_is_at_the_current_scale(unscaled):
     """Slopes of 2^-30 and 2^-20 at scale 2^4: the first is lost, the second not."""
