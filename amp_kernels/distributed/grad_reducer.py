@@ -102,7 +102,7 @@ class GradReducer:
         _check(params, bucket_mb)
         self._group = process_group or dist.group.WORLD
         for tensor in chain(model.parameters(), model.buffers()):
-            dist.broadcast(tensor.detach(), group=self._group, group_src=0)
+            _copy_from_the_first(tensor.detach(), self._group)
         self._names = {id(param): name for name, param in params.items()}
         self._buckets = _buckets(list(params.values())[::-1], int(bucket_mb * 2**20))
         self._place = {id(p): (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters())}
@@ -232,6 +232,14 @@ def _keep(param: Tensor, view: Tensor) -> None:
     elif grad.stride() == view.stride():
         return
     param.grad = view
+
+
+def _copy_from_the_first(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Of any strides, and other ones on other ranks: backends send memory as it lies, or refuse it."""
+    dense = tensor.contiguous()
+    dist.broadcast(dense, group=group, group_src=0)
+    if dense is not tensor:
+        tensor.copy_(dense)
 
 
 def _check(params: dict[str, Tensor], bucket_mb: float) -> None:

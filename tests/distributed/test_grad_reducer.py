@@ -188,6 +188,26 @@ def test_what_a_rank_does_not_use_counts_as_zeros(ranks):
     assert ranks.run(unused, world=2) == [[0.5, 0.5, 0.0, 0.0, 0.0, 1.0]] * 2
 
 
+def starts():
+    """Values of the first rank, wherever the others keep theirs."""
+    rank = dist.get_rank()
+    values = torch.arange(12.0).view(3, 4) + 100 * rank
+    places = [torch.zeros(3, 4), torch.zeros(4, 3).t(), torch.zeros(3, 8)[:, ::2]]
+    model = torch.nn.Module()
+    for i in range(3):
+        place = places[(i + rank) % 3]
+        place.copy_(values)
+        model.register_parameter(f"weight{i}", torch.nn.Parameter(place))
+        model.register_buffer(f"buffer{i}", place.clone().t()[::2].t())
+    GradReducer(model)
+    return [tensor.tolist() for tensor in model.state_dict().values()]
+
+
+def test_all_start_from_the_first_rank(ranks):
+    want = torch.arange(12.0).view(3, 4)
+    assert ranks.run(starts, world=2) == [[want.tolist()] * 3 + [want[:, ::2].tolist()] * 3] * 2
+
+
 def refusals():
     model = torch.nn.Linear(2, 2)
     placed = torch.nn.ParameterList([distribute_tensor(torch.ones(4), everyone(), [Shard(0)])])
