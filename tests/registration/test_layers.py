@@ -18,7 +18,7 @@ ROOMS = {
     "testing": {"_dispatch", "ops"},
     "amp": {"_dispatch", "distributed", "ops", "optim"},
     "nn": {"_dispatch", "ops"},
-    "numerics": {"amp", "distributed", "ops"},
+    "numerics": {"amp", "distributed", "ops", "optim"},
     "optim": {"_dispatch", "distributed", "ops"},
     "distributed": {"_dispatch", "ops"},
     "ops": {"_dispatch"},
