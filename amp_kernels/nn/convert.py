@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -82,6 +83,13 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
         if isinstance(module, classes) or any(name == n or name.startswith(f"{n}.") for n in names)
     }
     changes = _Changes(report)
+    with changes.all_or_none():
+        _convert(modules, skipped, changes)
+    changes.summarise()
+    return model
+
+
+def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
     for name, module in modules:
         if module in skipped:
             changes.leave(name, module, "skip names it")
@@ -99,9 +107,7 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
             changes.replace(name, module, derived(type(module), forward))
             for each in activations:
                 if base_of(type(each)) is None:
-                    each.__class__ = derived(type(each), activation.FORWARDS[activation.recognised(each)])
-    changes.summarise()
-    return model
+                    changes.give(each, derived(type(each), activation.FORWARDS[activation.recognised(each)]))
 
 
 def revert(model: Model) -> Model:
@@ -162,10 +168,26 @@ class _Changes:
     def __init__(self, report: bool):
         self.report = report
         self.replaced, self.left = Counter(), Counter()
+        self._before: list[tuple[torch.nn.Module, type[torch.nn.Module]]] = []
+
+    @contextlib.contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """An error, such as one of a module's own attributes, leaves the model as it was."""
+        try:
+            yield
+        except BaseException:
+            for module, kind in reversed(self._before):
+                module.__class__ = kind
+            raise
+
+    def give(self, module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
+        before = type(module)
+        module.__class__ = kind
+        self._before.append((module, before))
 
     def replace(self, name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
         self.replaced[type(module).__name__] += 1
-        module.__class__ = kind
+        self.give(module, kind)
         self._tell(f"{name or 'the model'} is now {kind.__module__}.{kind.__qualname__}")
 
     def leave(self, name: str, module: torch.nn.Module, reason: str) -> None:

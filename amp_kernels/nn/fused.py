@@ -112,7 +112,7 @@ def _mixed(modules: dict[str, torch.nn.Module], x: Tensor) -> bool:
 def feed_forward(self, x: Tensor) -> Tensor:
     modules = self._modules
     names = CHAINS.get(frozenset(modules))
-    if names is None or _mixed(modules, x):
+    if names is None or None in modules.values() or _mixed(modules, x):
         return own_forward(self, x)
     return run([modules[name] for name in names], x)
 
@@ -120,7 +120,7 @@ def feed_forward(self, x: Tensor) -> Tensor:
 def gated_feed_forward(self, x: Tensor) -> Tensor:
     modules = self._modules
     names = GATED_CHAINS.get(frozenset(modules))
-    if names is None or _mixed(modules, x):
+    if names is None or None in modules.values() or _mixed(modules, x):
         return own_forward(self, x)
     up, gate, rest = names
     hidden = run([modules[name] for name in gate], x) * modules[up](x)
@@ -130,6 +130,8 @@ def gated_feed_forward(self, x: Tensor) -> Tensor:
 def fusible(module: torch.nn.Module, skipped: Callable[[torch.nn.Module], bool]) -> tuple[Callable, list] | None:
     """The forward that takes the place of that of ``module``, a container, and the activations that it runs together with
     the layer before them; ``None`` if it has none."""
+    if None in module._modules.values():  # what is done without that layer, its forward alone knows
+        return None
     kind = type(module)
     if kind.forward is torch.nn.Sequential.forward:
         forward, names = sequential, list(module._modules)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import parametrizations, prune
 
 import amp_kernels as ak
-from amp_kernels.nn import Linear, convert, revert
+from amp_kernels.nn import Linear, convert, fused, revert
 
 
 class Net(torch.nn.Module):
@@ -160,6 +160,23 @@ def test_skip():
         with pytest.raises(error, match=r"convert: skip holds"):
             convert(model, skip=skip)
         assert type(model.head) is torch.nn.Linear
+
+
+def test_an_error_in_the_middle_leaves_the_model_as_it_was(monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), torch.nn.LayerNorm(2))
+    kinds, fusible = [type(m) for m in model.modules()], fused.fusible
+
+    def fails_at_last(module, skipped):
+        if module is model[1]:
+            raise AttributeError("its own")
+        return fusible(module, skipped)
+
+    monkeypatch.setattr(fused, "fusible", fails_at_last)
+    with pytest.raises(AttributeError, match="its own"):
+        convert(model)
+    assert [type(m) for m in model.modules()] == kinds
+    monkeypatch.undo()
+    assert type(convert(model)[1]) is ak.nn.LayerNorm
 
 
 def test_revert():

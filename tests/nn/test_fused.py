@@ -239,6 +239,33 @@ def test_a_block_that_computes_something_else_is_left_alone(kind):
     assert type(convert(kind())) is kind
 
 
+class MayEndEarly(nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.fc1, self.activation_fn = nn.Linear(8, 8), nn.GELU()
+        self.fc2 = nn.Linear(8, 8) if last else None
+
+    def forward(self, x):
+        x = self.activation_fn(self.fc1(x))
+        return x if self.fc2 is None else self.fc2(x)
+
+
+def test_a_block_without_one_of_its_layers():
+    x = torch.randn(3, 8)
+    block = MayEndEarly(last=False)
+    ours = convert(copy.deepcopy(block))
+    assert (type(ours), type(ours.fc1)) == (MayEndEarly, Linear)
+    assert torch.equal(ours(x), block(x))
+    block = MayEndEarly(last=True)
+    ours = convert(copy.deepcopy(block))
+    assert type(ours) is not MayEndEarly
+    block.fc2 = ours.fc2 = None  # taken away later
+    assert torch.equal(ours(x), block(x))
+    hole = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    hole.add_module("2", None)
+    assert type(convert(hole)[0]) is Linear
+
+
 def test_a_block_of_two_dtypes_casts_as_it_did():
     block = T5Block().bfloat16()
     block.wo.float()
