@@ -57,7 +57,8 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
 
     Args:
         model: any module.
-        skip: what to leave as it is: names of modules (with all that is inside them) or classes.
+        skip: what to leave as it is: names of modules (with all that is inside them, also what is used elsewhere in the model
+            under another name) or classes.
         report: also print a line for each module that was replaced, or left alone although it has parameters of its own,
             with the reason.
 
@@ -76,12 +77,9 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     """
     check_module("convert", model)
     modules = list(model.named_modules())
-    names, classes = _skipped(dict(modules), skip)
-    skipped = {
-        module
-        for name, module in modules
-        if isinstance(module, classes) or any(name == n or name.startswith(f"{n}.") for n in names)
-    }
+    named, classes = _skipped(model, skip)
+    skipped = {inside for module in named for inside in module.modules()}
+    skipped |= {module for _, module in modules if isinstance(module, classes)}
     changes = _Changes(report)
     with changes.all_or_none():
         _convert(modules, skipped, changes)
@@ -148,18 +146,23 @@ def revert(model: Model) -> Model:
     return model
 
 
-def _skipped(modules: dict[str, torch.nn.Module], skip: Iterable[str | type]) -> tuple[list[str], tuple[type, ...]]:
+def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[torch.nn.Module], tuple[type, ...]]:
+    """The modules that ``skip`` names, and the classes that it holds."""
+    named = []
     skip = [skip] if isinstance(skip, (str, type)) else list(skip)
     for entry in skip:
         if not isinstance(entry, (str, type)):
             raise TypeError(
                 f"convert: skip holds {entry!r}, a {type(entry).__name__}; accepted: names of modules, classes"
             )
-        if isinstance(entry, str) and entry not in modules:
-            raise ValueError(
-                f"convert: skip holds {entry!r}; accepted: names of modules, as model.named_modules() has them"
-            )
-    return [e for e in skip if isinstance(e, str)], tuple(e for e in skip if isinstance(e, type))
+        if isinstance(entry, str):
+            try:
+                named.append(model.get_submodule(entry))  # by any of its names: named_modules() has the first alone
+            except AttributeError:
+                raise ValueError(
+                    f"convert: skip holds {entry!r}; accepted: names of modules, as model.named_modules() has them"
+                ) from None
+    return named, tuple(entry for entry in skip if isinstance(entry, type))
 
 
 class _Changes:

@@ -162,6 +162,18 @@ def test_skip():
         assert type(model.head) is torch.nn.Linear
 
 
+def test_skip_reaches_shared_modules_by_each_of_their_names():
+    def kinds(skip):
+        enc = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        model = torch.nn.ModuleDict({"enc": enc, "dec": torch.nn.ModuleList([enc[0], torch.nn.Linear(2, 2)])})
+        convert(model, skip=skip)
+        return [type(m) is Linear for m in (enc[0], enc[1], model["dec"][1])]
+
+    assert kinds(["dec"]) == [False, True, False]
+    assert kinds(["dec.0"]) == kinds(["enc.0"]) == [False, True, True]
+    assert kinds([""]) == [False, False, False]
+
+
 def test_an_error_in_the_middle_leaves_the_model_as_it_was(monkeypatch):
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), torch.nn.LayerNorm(2))
     kinds, fusible = [type(m) for m in model.modules()], fused.fusible
