@@ -25,12 +25,16 @@ class AsyncReader:
     def push(self, value: Tensor, note: Any = None) -> None:
         """Read ``value``, a 1-D tensor, as it is now in its stream's order. ``note`` comes back with it."""
         if not value.is_cuda:
-            self._pending.append((value.tolist(), None, note))
+            self.put(value.tolist(), note)
             return
         host, event = self._slot(value)
         host.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
         event.record(torch.cuda.current_stream(value.get_device()))  # an index is looked up faster than a device
         self._pending.append((host, event, note))
+
+    def put(self, values: list[float], note: Any = None) -> None:
+        """Add what the host knows already."""
+        self._pending.append((values, None, note))
 
     def _slot(self, value: Tensor) -> tuple[Tensor, torch.cuda.Event]:
         """Pinned memory for ``value`` and an event of its device: those of a value that was read, as a rule, because new ones

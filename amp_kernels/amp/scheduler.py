@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ._readback import AsyncReader
@@ -63,15 +65,18 @@ class SkipAwareScheduler:
             )
         self.scheduler, self._scaler, self._optimizer = scheduler, scaler, optimizer
         self._reader = AsyncReader()
-        self._seen = 0.0
         self._start()
+
+    def _taken(self) -> Tensor | None:
+        return self._scaler._steps_taken(self._optimizer) if self._scaler.is_enabled() else None
 
     def _start(self) -> None:
         """Only steps from now on count."""
         self._reader.clear()
-        taken = self._scaler._steps_taken(self._optimizer) if self._scaler.is_enabled() else None
+        taken = self._taken()
         if taken is not None:
             self._reader.push(taken)
+        self._seen = 0.0
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the scheduler with these arguments, now or later, unless all steps since the last call were skipped.
@@ -85,7 +90,9 @@ class SkipAwareScheduler:
         if not self._scaler.is_enabled():
             self.scheduler.step(*args, **kwargs)
             return
-        taken = self._scaler._steps_taken(self._optimizer)
+        taken = self._taken()
+        if taken is None and self._seen < 0:  # in a copy, made between update and this call
+            taken = torch.zeros(1, device="cpu")
         if taken is None:
             raise RuntimeError(
                 "SkipAwareScheduler.step: the scaler has not stepped this scheduler's optimizer yet; call "
@@ -115,6 +122,27 @@ class SkipAwareScheduler:
         """Load the scheduler's state. Steps that were still due belong to what is replaced, and are dropped."""
         self._start()
         self.scheduler.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy. A copied scaler counts from 0: counts are relative to that of now, calls that were not answered yet
+        included."""
+        self._reader.wait()
+        now, due = self._count(), list(self._reader.arrived())
+        for values, call in due:
+            self._reader.put(values, call)
+        return {**self.__dict__, "_reader": [(taken - now, call) for (taken,), call in due], "_seen": self._seen - now}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        due, self._reader, now = self._reader, AsyncReader(), self._count()
+        self._seen += now
+        for taken, call in due:
+            self._reader.put([taken + now], call)
+
+    def _count(self) -> float:
+        """Of the scaler, waiting for the device."""
+        taken = self._taken()
+        return 0.0 if taken is None else taken.item()
 
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler" or (name.startswith("__") and name.endswith("__")):

@@ -1,6 +1,7 @@
 """SkipAwareScheduler: as many scheduler steps as optimizer steps, with torch's schedulers, early or late."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -185,6 +186,59 @@ def test_a_disabled_scaler_skips_nothing():
         scheduler.step()
     assert scheduler.get_last_lr() == [0.25]
     assert scheduler.state_dict()["last_epoch"] == 2
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda parts: pickle.loads(pickle.dumps(parts))}
+
+
+@pytest.mark.filterwarnings("ignore:.*has been overridden")  # torch's, of its own schedulers' copies
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
+@pytest.mark.parametrize("owed", [False, True])
+def test_a_copy_goes_on(slow_device, copied, owed):
+    """With what is still due; ``owed``: the copy is made after an update, and its first call answers that one."""
+    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
+    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 1, 0.5), scaler)
+    for bad in (0, 1, 0):
+        iterate(scaler, optimizer, {0} if bad else ())
+        scheduler.step()
+    if owed:
+        iterate(scaler, optimizer)
+    assert scheduler.last_epoch == 0
+    original = optimizer, scaler, scheduler
+    for optimizer, scaler, scheduler in (copied(original), original, copied(copied(original))):
+        assert scheduler._optimizer is scheduler.optimizer is optimizer
+        if owed:
+            scheduler.step()
+        scheduler.drain()
+        assert scheduler.last_epoch == 2 + owed
+        for bad in (1, 0, 1):
+            iterate(scaler, optimizer, {0} if bad else ())
+            scheduler.step()
+        scheduler.drain()
+        assert scheduler.last_epoch == 3 + owed
+        assert optimizer.param_groups[0]["lr"] == 0.5 ** (3 + owed)
+
+
+def test_a_copy_beside_the_same_scaler():
+    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
+    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 100), scaler)
+    iterate(scaler, optimizer)
+    scheduler.step()
+    twin = copy.copy(scheduler)
+    iterate(scaler, optimizer, {0})
+    twin.step()
+    assert twin.last_epoch == 1
+    iterate(scaler, optimizer)
+    twin.step()
+    assert twin.last_epoch == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*has been overridden")  # torch's, of its own schedulers' copies
+def test_a_copy_under_a_disabled_scaler():
+    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu", enabled=False)
+    scheduler = copy.deepcopy(SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 1), scaler))
+    scheduler.step()
+    assert scheduler.last_epoch == 1
 
 
 def test_misuse():
