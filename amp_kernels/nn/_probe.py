@@ -6,6 +6,7 @@ once, on a few float64 or float32 numbers of the CPU, and is compared with the f
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -31,8 +32,12 @@ def same(
     x: torch.Tensor,
     rtol: float,
 ) -> bool:
-    """Whether both give the same for ``x``; not where ``found`` fails, whatever the reason."""
-    with torch.no_grad():
+    """Whether both give the same for ``x``; not where ``found`` fails, whatever the reason.
+
+    ``found`` is foreign code: the random numbers that it draws are put back, and what it warns of is not heard.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         expected = formula(x)
         try:
             result = found(x)

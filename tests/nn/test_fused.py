@@ -234,6 +234,21 @@ def test_a_block_drops_where_it_did(kind):
         block.eval(), ours.eval()
 
 
+class Noisy(Block):
+    def forward(self, x):
+        return super().forward(x) + torch.rand(())
+
+
+def test_random_numbers_and_warnings_are_the_programs_own(recwarn):
+    """RReLU draws in training, Softmax without a dimension warns, a block may do what it likes."""
+    models = [nn.Sequential(nn.Linear(4, 4), kind()) for kind in (nn.RReLU, nn.Softmax, nn.LogSoftmax)] + [Noisy()]
+    for model in models:
+        before = torch.get_rng_state()
+        convert(model)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("kind", [GatedOtherwise, DropsEarly, Scaled])
 def test_a_block_that_computes_something_else_is_left_alone(kind):
     assert type(convert(kind())) is kind
