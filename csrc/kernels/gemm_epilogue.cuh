@@ -12,6 +12,7 @@
 #include "device/memory.cuh"
 #include "device/mma.cuh"
 #include "device/warp.cuh"
+#include "kernels/element.cuh"
 #include "kernels/gemm.h"
 
 namespace ak {
@@ -54,13 +55,9 @@ struct Half {
   uint16_t bits;
 };
 AK_DEVICE float widen(float x, DType) { return x; }
-AK_DEVICE float widen(Half x, DType type) {
-  return type == DType::kBFloat16 ? to_float(bf16{x.bits}) : to_float(fp16{x.bits});
-}
+AK_DEVICE float widen(Half x, DType type) { return widen_half(type, x.bits); }
 AK_DEVICE void store_value(float* p, float x, DType) { store(p, x); }
-AK_DEVICE void store_value(Half* p, float x, DType type) {
-  store(p, Half{type == DType::kBFloat16 ? round_to<bf16>(x).bits : round_to<fp16>(x).bits});
-}
+AK_DEVICE void store_value(Half* p, float x, DType type) { store(p, Half{round_half(type, x)}); }
 AK_DEVICE void store_pair(float* p, float x, float y, DType) { store_vec(p, Vec<float, 2>{{x, y}}); }
 AK_DEVICE void store_pair(Half* p, float x, float y, DType type) {
   store(reinterpret_cast<uint32_t*>(p), type == DType::kBFloat16 ? round_pair<bf16>(x, y) : round_pair<fp16>(x, y));

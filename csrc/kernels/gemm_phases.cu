@@ -11,6 +11,7 @@
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "device/warp.cuh"
+#include "kernels/element.cuh"
 
 namespace ak {
 namespace {
@@ -33,18 +34,6 @@ struct AddPhasesArgs {
   bool accumulate;
   GemmValues c;
 };
-
-/// C[at] = sum, or in fp32 C[at] += sum.
-AK_DEVICE void put(const GemmValues& c, int64_t at, float sum, bool accumulate) {
-  if (c.type == DType::kFloat32) {
-    float* const to = static_cast<float*>(c.data) + at;
-    store(to, accumulate ? load(to) + sum : sum);
-  } else if (c.type == DType::kBFloat16) {
-    store(static_cast<bf16*>(c.data) + at, round_to<bf16>(sum));
-  } else {
-    store(static_cast<fp16*>(c.data) + at, round_to<fp16>(sum));
-  }
-}
 
 template <class T, int kPhases>
 AK_KERNEL(kAddThreads, 4)
@@ -79,7 +68,10 @@ gemm_add_phases_kernel(AK_PARAM(AddPhasesArgs<T>) args) {
     AK_UNROLL
     for (int i = 0; i < kMostLines; i++) sum = fma(shuffle(a, i * kRowsOfThread + r), b[i], sum);
     const int64_t at = row(r) * args.c.row_stride + column * args.c.column_stride;
-    if (first + r < args.m && column < args.n) put(args.c, at, sum * args.alpha, args.accumulate);
+    if (first + r >= args.m || column >= args.n) continue;
+    uint8_t* const to = element(args.c.data, args.c.type, at);
+    const float result = sum * args.alpha;
+    store_element(args.c.type, to, args.accumulate ? load(reinterpret_cast<const float*>(to)) + result : result);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
 #include "device/launch.cuh"
+#include "kernels/element.cuh"
 #include "kernels/norm_row.cuh"
 
 namespace ak {
@@ -25,14 +26,6 @@ inline constexpr int kPieceSumBytes = 2 * (kThreads / kWarpThreads) * 4;
 struct PieceShape {
   int columns, slots, slot_bytes, bytes, blocks;
 };
-
-/// Where an element of a matrix lies.
-AK_DEVICE const uint8_t* element(const void* data, DType dtype, int64_t index) {
-  return static_cast<const uint8_t*>(data) + index * bytes_of(dtype);
-}
-AK_DEVICE uint8_t* element(void* data, DType dtype, int64_t index) {
-  return static_cast<uint8_t*>(data) + index * bytes_of(dtype);
-}
 
 /// What a piece takes of shared memory in a matrix with elements of `bytes`, none where that is 0.
 AK_HD int64_t piece_bytes(int columns, int bytes) {

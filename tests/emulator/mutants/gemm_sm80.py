@@ -7,6 +7,7 @@ KERNEL = "kernels/gemm_sm80.cuh"
 OPERAND = "kernels/gemm_sm80_operand.cuh"
 HOST = "kernels/gemm_sm80.cu"
 EPILOGUE = "kernels/gemm_epilogue.cuh"
+ELEMENT = "kernels/element.cuh"
 
 MUTANTS = [
     # ---- the ring of steps
@@ -387,9 +388,9 @@ MUTANTS = [
         "rows and columns of a block change places",
     ),
     Mutant(
-        EPILOGUE,
-        "type == DType::kBFloat16 ? to_float(bf16{x.bits})",
-        "false ? to_float(bf16{x.bits})",
+        ELEMENT,
+        "dtype == DType::kBFloat16 ? to_float(bf16{bits})",
+        "false ? to_float(bf16{bits})",
         "bf16 is read as fp16",
     ),
     Mutant(
@@ -399,8 +400,8 @@ MUTANTS = [
         "pairs of fp16 are rounded to bf16",
     ),
     Mutant(
-        EPILOGUE,
-        "type == DType::kBFloat16 ? round_to<bf16>(x).bits",
+        ELEMENT,
+        "dtype == DType::kBFloat16 ? round_to<bf16>(x).bits",
         "true ? round_to<bf16>(x).bits",
         "single fp16 values are rounded to bf16",
     ),
