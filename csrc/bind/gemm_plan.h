@@ -120,7 +120,7 @@ inline void bind_gemm_plan(pybind11::module_& m) {
         constexpr const char* kNames[] = {"none", "sm80", "sm90"};
         return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
                               "splits"_a = plan.splits, "swapped"_a = plan.swapped, "repacked"_a = plan.repacked,
-                              "in_phases"_a = plan.in_phases, "microseconds"_a = plan.microseconds);
+                              "in_phases"_a = plan.phases.count > 0, "microseconds"_a = plan.microseconds);
       },
       "m"_a, "n"_a, "k"_a,
       "The kernel, tile and splits that serve a GEMM, and the predicted time: csrc/tuning. Keywords are the fields of "

@@ -17,7 +17,7 @@ struct GemmPlan {
   int splits = 1;
   bool swapped = false;
   bool repacked = false;    ///< gemm_repack comes first, for what gemm_sm90 cannot read
-  bool in_phases = false;   ///< or the kernel works on gemm_in_phases, and gemm_add_phases follows
+  GemmPhases phases;        ///< or, if there are any, the kernel works on gemm_in_phases, and gemm_add_phases follows
   double microseconds = 0;  ///< as the model has it
 };
 
@@ -62,7 +62,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     }
   };
   // `beside`: microseconds of what comes before or behind.
-  const auto consider_sm90 = [&](const GemmRequest& q, double beside, bool in_phases) {
+  const auto consider_sm90 = [&](const GemmRequest& q, double beside, GemmPhases phases = {}) {
     if (!chip.sm90 || chip.capability != 90) return;
     for (int i = 0; i < kGemmTileCount; i++) {
       for (bool swap : {false, true}) {
@@ -70,30 +70,30 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
         if (!detail::sm90_takes(q, kGemmTiles[i], swap)) continue;
         each_split(q.k, [&](int splits) {
           const double time = beside + detail::sm90_time(q, chip, kGemmTiles[i], splits, swap);
-          consider({GemmKernel::kSm90, i, splits, swap, !q.tma_operands(), in_phases, time});
+          consider({GemmKernel::kSm90, i, splits, swap, !q.tma_operands(), phases, time});
         });
       }
     }
   };
-  const auto consider_sm80 = [&](const GemmRequest& q, double beside, bool in_phases) {
+  const auto consider_sm80 = [&](const GemmRequest& q, double beside, GemmPhases phases = {}) {
     if (!chip.sm80 || chip.capability < 80) return;
     for (GemmSm80Tile tile : kGemmSm80Tiles) {
       const int i = static_cast<int>(tile);
       each_split(q.k, [&](int splits) {
         const double time = beside + detail::sm80_time(q, chip, detail::kSm80Tiles[i], splits);
-        consider({GemmKernel::kSm80, i, splits, false, false, in_phases, time});
+        consider({GemmKernel::kSm80, i, splits, false, false, phases, time});
       });
     }
   };
-  consider_sm90(r, detail::repack_time(r, chip.rates), false);
+  consider_sm90(r, detail::repack_time(r, chip.rates));
   if (best.kernel != GemmKernel::kNone && r.tma_operands()) return best;
-  consider_sm80(r, 0, false);
+  consider_sm80(r, 0);
   // Phases whose results take more memory than copies of the operands would are not worth their time.
   const bool small = 4 * r.phases.size(r.m, r.n) <= 2 * detail::unaligned_elements(r);
   if (r.phases.count > 0 && small && !r.batch_invariant) {
     const double add = detail::add_phases_time(r, chip.rates);
-    consider_sm90(detail::in_phases(r), add, true);
-    consider_sm80(detail::in_phases(r), add, true);
+    consider_sm90(detail::in_phases(r), add, r.phases);
+    consider_sm80(detail::in_phases(r), add, r.phases);
   }
   return best;
 }

@@ -188,8 +188,8 @@ struct Call {
 
   template <class T>
   void launch(const GemmPlan& plan, GemmOutput output) {
-    if (!plan.in_phases) return product<T>(problem, plan, output);
-    const GemmPhases phases = gemm_phases(problem);
+    const GemmPhases& phases = plan.phases;
+    if (phases.count == 0) return product<T>(problem, plan, output);
     const Tensor memory = gpu.scratch(static_cast<size_t>(phases.size(problem.m, problem.n)) * 4);
     auto* const parts = static_cast<float*>(memory.mutable_data_ptr());
     product<T>(gemm_in_phases(problem, phases, parts), plan, GemmOutput::kFloat32);
