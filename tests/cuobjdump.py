@@ -10,6 +10,6 @@ def cuobjdump(*arguments, cwd=None) -> str:
         import triton
 
         tool = triton.knobs.nvidia.cuobjdump.path
-    run = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, timeout=1200, cwd=cwd)
+    run = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, timeout=300, cwd=cwd)
     assert run.returncode == 0, run.stderr
     return run.stdout
