@@ -224,19 +224,21 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       });
       const int row = work.m + group * Tile::kConsumerRows;
       if (row >= args.m || work.n >= args.columns) continue;  // beside C: there only for the others' rows or columns
-      const bool last = args.schedule.splits == 1 ||
-                        reduce_splits<Tile>(args.schedule, work, group, consumer, p.desk(consumer).last(), acc);
       const auto ask = [&] {
         if (thread_of_warpgroup() == 0) mbarrier_arrive(p.desk(consumer).asked());
       };
-      if (Tile::kTakesEpilogue && args.asks) {
-        ask();
-        if (last && args.z_first) {
-          mbarrier_wait(p.desk(consumer).ready(0), phases & 1);
-          phases ^= 1;
+      if (args.detour) {
+        const bool last = args.schedule.splits == 1 ||
+                          reduce_splits<Tile>(args.schedule, work, group, consumer, p.desk(consumer).last(), acc);
+        if (Tile::kTakesEpilogue && args.asks) {
+          ask();
+          if (last && args.z_first) {
+            mbarrier_wait(p.desk(consumer).ready(0), phases & 1);
+            phases ^= 1;
+          }
         }
+        if (!last) continue;
       }
-      if (!last) continue;
       // Out, through shared memory.
       const auto store = [&](const auto& change) {
         store_tile<T, kFloat, Tile>(acc, change, args.z_first ? &map_z : &map_c, p.staging_of(consumer), consumer, row,
@@ -254,8 +256,11 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         store(Anything{e.alpha, e.bias.data, e.bias.type, args.n});
       }
       if constexpr (Tile::kTakesEpilogue) {
-        if (args.way.finish == Finish::kElements) finish_elements<kFloat, Tile>(acc, p.staging, work, args);
-        if (args.way.finish != Finish::kBoxes) continue;
+        if (args.way.finish == Finish::kNothing) continue;
+        if (args.way.finish == Finish::kElements) {
+          finish_elements<kFloat, Tile>(acc, p.staging, work, args);
+          continue;
+        }
         if (args.z_first) {  // it has left the staging buffer when its store has read it, or all warps
           if (!Tile::kFullBoxes) publish_staging(consumer);
           if (thread_of_warpgroup() == 0) bulk_wait_read<0>();

@@ -56,7 +56,8 @@ struct Boxes {
     pairs = !kFloat && args.epilogue.activation == Activation::swiglu && args.epilogue.preact.data;
   }
   AK_DEVICE int slice(int step) const { return Tile::kSlicesM > 1 && step >= in_slice; }
-  AK_DEVICE int first_column(int step) const { return (step - slice(step) * in_slice) * kColumns; }  ///< of the tile
+  AK_DEVICE int number_in_slice(int step) const { return step - slice(step) * in_slice; }
+  AK_DEVICE int first_column(int step) const { return number_in_slice(step) * kColumns; }  ///< of the tile
   AK_DEVICE int row(int step) const { return m + slice(step) * 64; }
   /// The first column of the chunk behind the one at `column`; at the tile's end anything.
   AK_DEVICE int next_chunk(int column) const {
@@ -148,30 +149,9 @@ AK_DEVICE void move_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* map
   }
 }
 
-// ---- a thread's values of 32 columns of a box: rows lane / 4 and 8 + lane / 4 of its warp's 16, columns 2 (lane % 4)
-// and the next of every 8; value 4 b + 2 h + i is in the b-th 8 columns, in row h, column i. As in the accumulators.
+// ---- a thread's values of 32 columns of a box, twice 16 as they are stored.
 
 constexpr int kValues = 64 * kChunk / kWarpgroupThreads;
-
-/// Where this lane reads and writes a slot's first 16 columns.
-template <bool kFloat, bool kNarrow>
-AK_DEVICE uint32_t lane_of_slot(uint32_t slot, int warp, int lane) {
-  if (kFloat) return slot + box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
-  const int row = warp * 16 + lane % 16, chunk = lane / 16;
-  return slot + (kNarrow ? row * 32 + ((chunk ^ (row / 4 & 1)) << 4) : box_offset(row, chunk));
-}
-/// The same of those that begin `column` columns further on, a multiple of 16.
-template <bool kFloat, bool kNarrow>
-AK_DEVICE uint32_t further(uint32_t at, int column) {
-  return kNarrow ? at + column * 128 : at ^ column * (kFloat ? 4 : 2);
-}
-
-/// The two values of a word, as round_pair() packs them.
-template <class T>
-AK_DEVICE void widen_pair(uint32_t pair, float& low, float& high) {
-  low = to_float(T{static_cast<uint16_t>(pair)});
-  high = to_float(T{static_cast<uint16_t>(pair >> 16)});
-}
 
 /// 16 of the columns.
 template <class T, bool kFloat>
@@ -187,18 +167,6 @@ AK_DEVICE void read_half(uint32_t at, float* v) {
     ldmatrix_x4(r, at);
     AK_UNROLL
     for (int i = 0; i < 4; i++) widen_pair<T>(r[i], v[2 * i], v[2 * i + 1]);
-  }
-}
-template <class T, bool kFloat>
-AK_DEVICE void write_half(uint32_t at, const float* v) {
-  if constexpr (kFloat) {
-    AK_UNROLL
-    for (int i = 0; i < 8; i += 2) store_shared_2((at ^ (i / 4 << 5)) + i / 2 % 2 * 1024, v[i], v[i + 1]);
-  } else {
-    uint32_t r[4];
-    AK_UNROLL
-    for (int i = 0; i < 4; i++) r[i] = round_pair<T>(v[2 * i], v[2 * i + 1]);
-    stmatrix_x4(at, r);
   }
 }
 
@@ -223,53 +191,65 @@ AK_DEVICE void write_chunk(uint32_t at, const float (&v)[kValues]) {
 
 // ---- what happens to the sums.
 
-/// This thread's columns of a bias in a chunk, as they lie in memory: in the inputs' type a pair in every other word.
-struct RawBias {
+/// This thread's columns of a bias in a chunk: in fp32, or as they lie in memory, in the inputs' type a pair in every
+/// other word.
+struct ChunkBias {
   uint32_t words[kValues / 2];
 };
 
-/// What no bias is: -0 changes no sum.
-AK_DEVICE RawBias no_bias() {
-  RawBias raw;
+/// What no bias is, in fp32: -0 changes no sum.
+AK_DEVICE ChunkBias no_bias() {
+  ChunkBias bias;
   AK_UNROLL
-  for (int i = 0; i < kValues / 2; i++) raw.words[i] = 0x80008000u;
-  return raw;
+  for (int i = 0; i < kValues / 2; i++) bias.words[i] = 0x80000000u;
+  return bias;
 }
 
-/// Those of the chunk at `column` of a bias with `end` columns, which is even.
-AK_DEVICE void load_bias(const void* bias, bool is_float, int column, int lane, int end, RawBias& raw) {
-  const uint32_t first = column + lane % 4 * 2;
-  const auto each = [&](auto load_pair) {
-    if (column + kChunk <= end) {
-      AK_UNROLL
-      for (int b = 0; b < kChunk / 8; b++) load_pair(b);
-    } else {
-      AK_UNROLL
-      for (int b = 0; b < kChunk / 8; b++) {
-        if (static_cast<int>(first) + 8 * b < end) load_pair(b);
-      }
-    }
-  };
-  if (is_float) {
-    const uint32_t* const from = static_cast<const uint32_t*>(bias) + first;
-    each([&](int b) {
-      const auto pair = load_vec<2>(from + 8 * b);
-      raw.words[2 * b] = pair[0], raw.words[2 * b + 1] = pair[1];
-    });
-  } else {
-    const uint32_t* const from = static_cast<const uint32_t*>(bias) + first / 2;
-    each([&](int b) { raw.words[2 * b] = load(from + 4 * b); });
+/// Where a lane's columns of a bias begin, and how many columns the bias has, an even number; 0: there is none.
+struct BiasOfLane {
+  const char* data;
+  bool is_float;
+  int end, first;
+
+  AK_DEVICE BiasOfLane(const Args& args, int lane)
+      : is_float(args.float_bias), end(args.epilogue.bias.data ? args.n : 0), first(lane % 4 * 2) {
+    data = opaque(args.epilogue.bias.data + first * (is_float ? 4 : 2));
   }
-}
+  /// Those of the chunk at `column`; what lies behind the last stays as it is.
+  AK_DEVICE void load_chunk(int column, ChunkBias& to) const {
+    const auto each = [&](auto load_pair) {
+      if (column + kChunk <= end) {
+        AK_UNROLL
+        for (int b = 0; b < kChunk / 8; b++) load_pair(b);
+      } else if (column < end) {
+        AK_UNROLL
+        for (int b = 0; b < kChunk / 8; b++) {
+          if (column + first + 8 * b < end) load_pair(b);
+        }
+      }
+    };
+    if (is_float) {
+      const auto* const from = reinterpret_cast<const uint32_t*>(data) + column;
+      each([&](int b) {
+        const auto pair = load_vec<2>(from + 8 * b);
+        to.words[2 * b] = pair[0], to.words[2 * b + 1] = pair[1];
+      });
+    } else {
+      const auto* const from = reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint16_t*>(data) + column);
+      each([&](int b) { to.words[2 * b] = load(from + 4 * b); });
+    }
+  }
+};
 
+/// All of it in fp32, in place: a copy would be moved from register to register also where nothing is to be done.
 template <class T>
-AK_DEVICE void widen_bias(bool is_float, const RawBias& raw, float (&v)[kValues / 2]) {
-  if (!is_float) {
-    AK_UNROLL
-    for (int i = 0; i < kValues / 2; i += 2) widen_pair<T>(raw.words[i], v[i], v[i + 1]);
-  } else {
-    AK_UNROLL
-    for (int i = 0; i < kValues / 2; i++) v[i] = float_of(raw.words[i]);
+AK_DEVICE void widen_bias(bool is_float, ChunkBias& bias) {
+  if (is_float) return;
+  AK_UNROLL
+  for (int i = 0; i < kValues / 2; i += 2) {
+    float low, high;
+    widen_pair<T>(bias.words[i], low, high);
+    bias.words[i + 1] = bits_of(high), bias.words[i] = bits_of(low);
   }
 }
 
@@ -278,8 +258,8 @@ constexpr int chunks_of(int columns) { return (columns + kChunk - 1) / kChunk; }
 /// v = alpha sums + bias, for chunk number `chunk` of those from kFirst to kEnd - 1; 0 beside the tile, where the last
 /// chunk of a slice may end. All threads pass the same.
 template <int kFirst, int kEnd, int kSlices, int kHalfBlockN>
-AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, float alpha,
-                         const float (&bias)[kValues / 2], float (&v)[kValues]) {
+AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, float alpha, const ChunkBias& bias,
+                         float (&v)[kValues]) {
   if constexpr (kEnd - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kEnd) / 2;
     if (chunk < kMiddle) {
@@ -292,7 +272,7 @@ AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, fl
     const float* sums = acc[kFirst / kInSlice] + kFrom;
     AK_UNROLL
     for (int i = 0; i < kValues; i++)
-      v[i] = kFrom + i < kHalfBlockN ? fma(alpha, sums[i], bias[i / 4 * 2 + i % 2]) : 0.0f;
+      v[i] = kFrom + i < kHalfBlockN ? fma(alpha, sums[i], float_of(bias.words[i / 4 * 2 + i % 2])) : 0.0f;
   }
 }
 
@@ -374,11 +354,12 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
   constexpr int kInSlice = chunks_of(Tile::kBlockN), kChunks = Tile::kSlicesM * kInSlice;
   const Epilogue& e = args.epilogue;
   const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
-  const uint32_t mine = lane_of_slot<kFloat, kNarrow>(slots, warp, lane);
+  const uint32_t mine = lane_of_box<kFloat, kNarrow>(slots, warp, lane);
   const bool gated = e.activation == Activation::swiglu, reads = kBackward || args.reads;
   const int end = opaque(args.n);
-  RawBias next_bias = no_bias();
-  if (!kBackward && e.bias.data) load_bias(e.bias.data, args.float_bias, boxes.n, lane, end, next_bias);
+  const BiasOfLane bias_of(args, lane);
+  ChunkBias bias = no_bias();
+  if (!kBackward) bias_of.load_chunk(boxes.n, bias);
   int slot = 0;
   AK_NO_UNROLL
   for (int step = 0; step < boxes.steps; step++, slot ^= boxes.pairs ? 0 : 1) {
@@ -390,23 +371,18 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
       const int64_t group = boxes.batch * static_cast<int64_t>((args.m + 15) / 16) + row / 16;
       sums = e.column_sums + group * (gated ? 2 * end : end);
     }
+    int chunk = boxes.slice(step) * kInSlice + boxes.number_in_slice(step) * (Walk::kColumns / kChunk);
     AK_NO_UNROLL
-    for (int in_box = 0; in_box < Walk::kColumns; in_box += kChunk) {
+    for (int in_box = 0; in_box < Walk::kColumns; in_box += kChunk, chunk++) {
       const int column = boxes.first_column(step) + in_box;  // of the tile
       const int columns = boxes.columns - column;            // there are, from here on
       if (kNarrow && columns <= 0) break;                    // a wide box is stored whole
-      const int chunk = boxes.slice(step) * kInSlice + column / kChunk;
       const uint32_t at = further<kFloat, kNarrow>(mine + slot * kSliceBytes, in_box);
-      float v[kValues], side[kValues], up[kValues], bias[kValues / 2];
-      if constexpr (kBackward) {
-        AK_UNROLL
-        for (int i = 0; i < kValues / 2; i++) bias[i] = -0.0f;
-      } else {
-        widen_bias<T>(args.float_bias, next_bias, bias);
-        if (e.bias.data)
-          load_bias(e.bias.data, args.float_bias, boxes.n + boxes.next_chunk(column), lane, end, next_bias);
-      }
+      float v[kValues], side[kValues], up[kValues];
+      if (!kBackward) widen_bias<T>(args.float_bias, bias);
       take_sums<0, kChunks>(acc, chunk, e.alpha, bias, v);
+      if (!kBackward)  // the next chunk's, into the registers that are free now
+        bias_of.load_chunk(boxes.n + boxes.next_chunk(column), bias);
       if constexpr (kBackward) {
         if (gated) {
           AK_UNROLL
@@ -428,10 +404,10 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
         if (e.activation != Activation::none && !gated) activate(e.activation, v);
         if constexpr (Tile::kBlockN % 128 == 0) {
           if (gated) {
-            RawBias value_bias = no_bias();
-            if (e.bias.data) load_bias(e.bias.data, args.float_bias, boxes.n + column + end / 2, lane, end, value_bias);
-            widen_bias<T>(args.float_bias, value_bias, bias);
-            take_sums<0, kChunks>(acc, chunk + Tile::kBlockN / 2 / kChunk, e.alpha, bias, up);
+            ChunkBias value_bias = no_bias();
+            bias_of.load_chunk(boxes.n + column + end / 2, value_bias);
+            widen_bias<T>(args.float_bias, value_bias);
+            take_sums<0, kChunks>(acc, chunk + Tile::kBlockN / 2 / kChunk, e.alpha, value_bias, up);
             AK_UNROLL
             for (int i = 0; i < kValues; i++) v[i] = swiglu(v[i], up[i]);
           }

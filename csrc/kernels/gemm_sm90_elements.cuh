@@ -11,23 +11,12 @@
 #include "device/mma.cuh"
 #include "device/shared.cuh"
 #include "device/warp.cuh"
+#include "kernels/element.cuh"
 #include "kernels/gemm_sm90_store.cuh"
 #include "kernels/gemm_sm90_tile.cuh"
 
 namespace ak {
 namespace gemm {
-
-// ---- an element of an operand.
-
-AK_DEVICE float load_element(DType type, const char* p) {
-  if (type == DType::kFloat32) return load(reinterpret_cast<const float*>(p));
-  const auto bits = load(reinterpret_cast<const uint16_t*>(p));
-  return type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(fp16{bits});
-}
-AK_DEVICE void store_element(DType type, char* p, float x) {
-  if (type == DType::kFloat32) return store(reinterpret_cast<float*>(p), x);
-  store(reinterpret_cast<uint16_t*>(p), type == DType::kBFloat16 ? round_to<bf16>(x).bits : round_to<fp16>(x).bits);
-}
 
 constexpr int log2(int x) { return x == 1 ? 0 : 1 + log2(x / 2); }
 

@@ -5,6 +5,7 @@
 #include "device/block.cuh"
 #include "device/mma.cuh"
 #include "device/tma.cuh"
+#include "kernels/element.cuh"
 #include "kernels/gemm_sm90_tile.cuh"
 
 namespace ak {
@@ -15,27 +16,42 @@ namespace gemm {
 AK_DEVICE uint32_t thread_of_warpgroup() { return static_cast<uint32_t>(opaque(thread_index())) % kWarpgroupThreads; }
 AK_DEVICE int lane_of_tile() { return static_cast<uint32_t>(opaque(thread_index())) % kWarpThreads; }
 
-// ---- what happens to a sum: pair(x, further) loads what two columns from x + further on need, apply(sum, pair, i) is
-// for the i-th of them. `further` is known at compile time, so that one address serves all pairs of a thread.
+/// The two values of a word, as round_pair() packs them.
+template <class T>
+AK_DEVICE void widen_pair(uint32_t pair, float& low, float& high) {
+  low = to_float(T{static_cast<uint16_t>(pair)});
+  high = to_float(T{static_cast<uint16_t>(pair >> 16)});
+}
+
+// ---- what happens to a sum: pair(x, further) loads what two columns from x + further on need, if anything is; apply(
+// sum, pair, i) is for the i-th of them. `further` is known at compile time, so that one address serves all pairs.
 
 struct AsItIs {
   struct Pair {};
-  AK_DEVICE Pair pair(int, int) const { return {}; }
   AK_DEVICE float apply(float sum, Pair, int) const { return sum; }
 };
 struct Scaled {
   float alpha;
   struct Pair {};
-  AK_DEVICE Pair pair(int, int) const { return {}; }
   AK_DEVICE float apply(float sum, Pair, int) const { return alpha * sum; }
 };
 template <class B>
 struct Biased {
   const B* bias;
-  int end;  ///< columns
-  using Pair = Vec<B, 2>;
-  AK_DEVICE Pair pair(int x, int further) const { return further < end - x ? load_vec<2>(bias + x + further) : Pair{}; }
-  AK_DEVICE float apply(float sum, const Pair& pair, int i) const { return sum + to_float(pair[i]); }
+  int end;                                    ///< columns
+  using Pair = Vec<uint32_t, sizeof(B) / 2>;  ///< as it lies in memory
+  AK_DEVICE Pair pair(int x, int further) const {
+    return load_vec<sizeof(B) / 2>(reinterpret_cast<const uint32_t*>(bias + x + further));
+  }
+  AK_DEVICE float apply(float sum, const Pair& pair, int i) const {
+    if constexpr (sizeof(B) == 4) {
+      return sum + float_of(pair[i]);
+    } else {
+      float low, high;
+      widen_pair<B>(pair[0], low, high);
+      return sum + (i == 0 ? low : high);
+    }
+  }
 };
 
 /// Any of these, for a C that TMA cannot write: then the threads store what is staged.
@@ -50,23 +66,26 @@ struct Anything {
   AK_DEVICE float apply(float sum, const Pair& pair, int i) const { return fma(alpha, sum, pair[i]); }
 
  private:
-  AK_DEVICE float value(int x) const {
-    if (x >= end) return 0.0f;
-    if (type == DType::kFloat32) return load(static_cast<const float*>(bias) + x);
-    const uint16_t bits = load(static_cast<const uint16_t*>(bias) + x);
-    return type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(fp16{bits});
-  }
+  AK_DEVICE float value(int x) const { return x < end ? load_element(type, element(bias, type, x)) : 0.0f; }
 };
 template <class Change>
 inline constexpr bool kByThreads = std::is_same_v<Change, Anything>;
 
-/// The kCount pairs of this thread from column `x` on, 8 columns apart.
+/// The kCount pairs of this thread from column `x` on, 8 columns apart. All threads have them all, but for C's last
+/// columns: only there each pair is asked for by itself.
 template <int kCount, class Change>
 AK_DEVICE void load_pairs(const Change& change, int x, typename Change::Pair* pairs) {
-  if constexpr (std::is_empty_v<typename Change::Pair>) return;
-  const int first = x + lane_of_tile() % 4 * 2;
-  AK_UNROLL
-  for (int j = 0; j < kCount; j++) pairs[j] = change.pair(first, 8 * j);
+  if constexpr (!std::is_empty_v<typename Change::Pair>) {
+    const int first = x + lane_of_tile() % 4 * 2;
+    if (x + 8 * kCount <= change.end) {
+      AK_UNROLL
+      for (int j = 0; j < kCount; j++) pairs[j] = change.pair(first, 8 * j);
+    } else {
+      AK_UNROLL
+      for (int j = 0; j < kCount; j++)
+        pairs[j] = first + 8 * j < change.end ? change.pair(first, 8 * j) : typename Change::Pair{};
+    }
+  }
 }
 
 template <int kCount>
@@ -79,19 +98,51 @@ AK_DEVICE void load_pairs(const Anything& change, int x, Anything::Pair* pairs) 
   for (int j = 0; j < kCount; j++) pairs[j] = change.pair(first, 8 * j);
 }
 
-/// The four registers that stmatrix_x4 takes: the 16 columns whose sums begin at `d`, rounded.
-template <class T, class Change>
-AK_DEVICE void round_16_columns(const float* d, const Change& change, const typename Change::Pair* pairs,
-                                uint32_t (&r)[4]) {
+/// This thread's values of 16 columns, whose sums begin at `sums`.
+template <class Change>
+AK_DEVICE void change_16_columns(const float* sums, const Change& change, const typename Change::Pair* pairs,
+                                 float (&v)[8]) {
   AK_UNROLL
-  for (int i = 0; i < 4; i++) {
-    const auto& pair = pairs[i / 2];
-    r[i] = round_pair<T>(change.apply(d[2 * i], pair, 0), change.apply(d[2 * i + 1], pair, 1));
-  }
+  for (int i = 0; i < 8; i++) v[i] = change.apply(sums[i], pairs[i / 4], i % 2);
+}
+
+/// Writes them rounded; `at` is this lane's row of stmatrix.
+template <class T>
+AK_DEVICE void store_rounded(uint32_t at, const float* v) {
+  uint32_t r[4];
+  AK_UNROLL
+  for (int i = 0; i < 4; i++) r[i] = round_pair<T>(v[2 * i], v[2 * i + 1]);
+  stmatrix_x4(at, r);
 }
 
 /// Byte offset, in a box with rows of 128 bytes, of 16-byte chunk `chunk` of row `row`.
 AK_DEVICE uint32_t box_offset(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+
+// ---- a thread's values of 16 columns of a box: rows lane / 4 and 8 + lane / 4 of its warp's 16, columns 2 (lane % 4)
+// and the next of every 8; value 4 b + 2 h + i is in the b-th 8 columns, in row h, column i. As in the accumulators.
+
+/// Where this lane reads and writes the first 16 columns of boxes that begin at `box`, a multiple of 1,024.
+template <bool kFloat, bool kNarrow>
+AK_DEVICE uint32_t lane_of_box(uint32_t box, int warp, int lane) {
+  if (kFloat) return box + box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  const int row = warp * 16 + lane % 16, chunk = lane / 16;
+  return box + (kNarrow ? row * 32 + ((chunk ^ (row / 4 & 1)) << 4) : box_offset(row, chunk));
+}
+/// The same of those that begin `column` columns further on, a multiple of 16.
+template <bool kFloat, bool kNarrow>
+AK_DEVICE uint32_t further(uint32_t at, int column) {
+  return kNarrow ? at + column * 128 : at ^ column * (kFloat ? 4 : 2);
+}
+
+template <class T, bool kFloat>
+AK_DEVICE void write_half(uint32_t at, const float* v) {
+  if constexpr (kFloat) {
+    AK_UNROLL
+    for (int i = 0; i < 8; i += 2) store_shared_2((at ^ (i / 4 << 5)) + i / 2 % 2 * 1024, v[i], v[i + 1]);
+  } else {
+    store_rounded<T>(at, v);
+  }
+}
 
 /// Before a consumer writes its staging buffer: the last store has left it.
 AK_DEVICE void wait_for_staging(int thread, int consumer) {
@@ -222,36 +273,47 @@ AK_DEVICE void store_words(const Lines& to, const Staged& staged, bool add = fal
   if ((end - skipped) % 2 != 0) store_one(end - 1);
 }
 
-/// Stores a slice of 64 rows as 16-bit values, kStageColumns at a time.
-template <class T, class Tile, class Change>
-AK_DEVICE void store_rounded_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map,
-                                   uint32_t staging, int consumer, int m, const Work& work, const Args& args) {
-  constexpr int kColumns = Tile::kStageColumns;
+/// Stores slices of 64 rows, `kColumns` columns at a time: one box or two. What these columns need is loaded once.
+template <class T, bool kFloat, class Tile, class Change>
+AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Change& change,
+                           const TensorMap* map, uint32_t staging, int consumer, int m, const Work& work,
+                           const Args& args) {
+  constexpr int kBox = kFloat ? 32 : 64, kColumns = kFloat ? 64 : Tile::kStageColumns;
+  const bool add = kFloat && args.output == GemmOutput::kAccumulate;
   const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const uint32_t mine = lane_of_box<kFloat, false>(staging, warp, lane);
   AK_UNROLL
   for (int part = 0; part < Tile::kBlockN / kColumns; part++) {
     typename Change::Pair pairs[kColumns / 8];
     AK_UNROLL
     for (int j = 0; j < kColumns; j += 64)
       load_pairs<8>(change, Columns<Tile>(args, work, part * kColumns + j).of_b, pairs + j / 8);
-    wait_for_staging(thread, consumer);
     AK_UNROLL
-    for (int j = 0; j < kColumns / 16; j++) {
-      uint32_t r[4];
-      round_16_columns<T>(acc + part * kColumns / 2 + 8 * j, change, pairs + 2 * j, r);
-      const int row = warp * 16 + lane % 16, chunk = j * 2 + lane / 16;
-      stmatrix_x4(staging + chunk / 8 * kSliceBytes + box_offset(row, chunk % 8), r);
-    }
-    publish_staging(consumer);
-    if constexpr (kByThreads<Change>) {
-      store_words<false, kColumns>(Lines(args, work.batch, m + warp * 16, work.n + part * kColumns),
-                                   RowsInBoxes{staging + warp * 16 * 128});
-    } else if (thread == 0) {
-      for (int box = 0; box < kColumns / 64; box++) {
-        const Columns<Tile> to(args, work, part * kColumns + box * 64);
-        if (to.x < args.columns) tma_store(map, staging + box * kSliceBytes, to.x, m, to.matrix);
+    for (int slice = 0; slice < Tile::kSlicesM; slice++) {
+      const int row = m + slice * 64;
+      wait_for_staging(thread, consumer);
+      AK_UNROLL
+      for (int j = 0; j < kColumns; j += 16) {
+        float v[8];
+        change_16_columns(acc[slice] + (part * kColumns + j) / 2, change, pairs + j / 8, v);
+        write_half<T, kFloat>(further<kFloat, false>(mine, j % kBox) + j / kBox * kSliceBytes, v);
       }
-      bulk_commit();
+      publish_staging(consumer);
+      if constexpr (kByThreads<Change>) {
+        store_words<kFloat, kColumns>(Lines(args, work.batch, row + warp * 16, work.n + part * kColumns),
+                                      RowsInBoxes{staging + warp * 16 * 128}, add);
+      } else if (thread == 0) {
+        for (int box = 0; box < kColumns / kBox; box++) {
+          const Columns<Tile> to(args, work, part * kColumns + box * kBox);
+          if (to.x >= args.columns) continue;
+          if (add) {
+            tma_reduce_add(map, staging + box * kSliceBytes, to.x, row, to.matrix);
+          } else {
+            tma_store(map, staging + box * kSliceBytes, to.x, row, to.matrix);
+          }
+        }
+        bulk_commit();
+      }
     }
   }
 }
@@ -264,13 +326,13 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const C
   constexpr int kPitch = Tile::kRowPitch, kChunks = Tile::kBlockN / 8;
   const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   const uint32_t mine = staging + warp * 16 * kPitch;
+  typename Change::Pair pairs[kChunks];
+  load_pairs<kChunks>(change, work.n, pairs);
   AK_UNROLL
   for (int j = 0; j < Tile::kBlockN / 16; j++) {
-    typename Change::Pair pairs[2];
-    load_pairs<2>(change, work.n + 16 * j, pairs);
-    uint32_t r[4];
-    round_16_columns<T>(acc + 8 * j, change, pairs, r);
-    stmatrix_x4(mine + lane % 16 * kPitch + (j * 2 + lane / 16) * 16, r);
+    float v[8];
+    change_16_columns(acc + 8 * j, change, pairs + 2 * j, v);
+    store_rounded<T>(mine + lane % 16 * kPitch + (j * 2 + lane / 16) * 16, v);
   }
   warp_sync();
   if constexpr (kByThreads<Change>) {
@@ -297,63 +359,18 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const C
   warp_sync();  // the rows are read before the next slice overwrites them
 }
 
-/// Stores a slice of 64 rows in fp32, or adds it, 64 columns at a time: two boxes with rows of 32 values.
-template <class Tile, class Change>
-AK_DEVICE void store_float_boxes(const float (&acc)[Tile::kBlockN / 2], const Change& change, const TensorMap* map,
-                                 uint32_t staging, int consumer, int m, const Work& work, const Args& args) {
-  const bool add = args.output == GemmOutput::kAccumulate;
-  const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
-  AK_UNROLL
-  for (int part = 0; part < Tile::kBlockN / 64; part++) {
-    typename Change::Pair pairs[8];
-    load_pairs<8>(change, Columns<Tile>(args, work, part * 64).of_b, pairs);
-    wait_for_staging(thread, consumer);
-    AK_UNROLL
-    for (int j = 0; j < 8; j++) {
-      const float* d = acc + part * 32 + j * 4;
-      const int row = warp * 16 + lane / 4, column = j * 8 + lane % 4 * 2;
-      const uint32_t box = staging + column / 32 * kSliceBytes, in_chunk = column % 4 * 4;
-      const int chunk = column % 32 / 4;
-      store_shared_2(box + box_offset(row, chunk) + in_chunk, change.apply(d[0], pairs[j], 0),
-                     change.apply(d[1], pairs[j], 1));
-      store_shared_2(box + box_offset(row + 8, chunk) + in_chunk, change.apply(d[2], pairs[j], 0),
-                     change.apply(d[3], pairs[j], 1));
-    }
-    publish_staging(consumer);
-    if constexpr (kByThreads<Change>) {
-      store_words<true, 64>(Lines(args, work.batch, m + warp * 16, work.n + part * 64),
-                            RowsInBoxes{staging + warp * 16 * 128}, add);
-    } else if (thread == 0) {
-      for (int box = 0; box < 2; box++) {
-        const Columns<Tile> to(args, work, part * 64 + box * 32);
-        if (to.x >= args.columns) continue;
-        if (add) {
-          tma_reduce_add(map, staging + box * kSliceBytes, to.x, m, to.matrix);
-        } else {
-          tma_store(map, staging + box * kSliceBytes, to.x, m, to.matrix);
-        }
-      }
-      bulk_commit();
-    }
-  }
-}
-
 /// Stores a consumer's accumulators, whose first row is `m`, each with its `change`, into C or, where `map` is one of
 /// z, there.
 template <class T, bool kFloat, class Tile, class Change>
 AK_DEVICE void store_tile(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Change& change,
                           const TensorMap* map, uint32_t staging, int consumer, int m, const Work& work,
                           const Args& args) {
-  AK_UNROLL
-  for (int i = 0; i < Tile::kSlicesM; i++) {
-    const int row = m + i * 64;
-    if constexpr (kFloat) {
-      store_float_boxes<Tile>(acc[i], change, map, staging, consumer, row, work, args);
-    } else if constexpr (Tile::kFullBoxes) {
-      store_rounded_boxes<T, Tile>(acc[i], change, map, staging, consumer, row, work, args);
-    } else {
-      store_rounded_rows<T, Tile>(acc[i], change, staging, row, work, args);
-    }
+  if constexpr (Tile::kFullBoxes) {
+    store_boxes<T, kFloat, Tile>(acc, change, map, staging, consumer, m, work, args);
+  } else {
+    AK_UNROLL
+    for (int i = 0; i < Tile::kSlicesM; i++)
+      store_rounded_rows<T, Tile>(acc[i], change, staging, m + i * 64, work, args);
   }
 }
 

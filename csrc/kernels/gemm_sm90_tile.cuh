@@ -159,6 +159,7 @@ struct Args {
   bool float_bias;
   bool reads;          // the boxes' epilogue beside the sums
   bool asks, z_first;  // before it gets boxes: it may not need them; or, also, it has z to store from there
+  bool detour;         // the sums do not leave at once: there are parts of k to add up, or it asks
   int batches_beside;  // 0 if all products of the batch share what is read
   GemmOutput output;
   int m, n, k;         // of A and B
@@ -209,10 +210,11 @@ Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
       e.alpha,           e.beta,       e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
       operand(e.preact), e.column_sums};
   args.way = way_of(p, kHalf, kFloat);
-  args.float_bias = e.bias.data && e.bias.type == DType::kFloat32;
+  args.float_bias = !e.bias.data || e.bias.type == DType::kFloat32;
   args.reads = args.way.finish == Finish::kBoxes && (e.preact.data || e.residual.data);
   args.z_first = args.way.finish == Finish::kBoxes && e.z.data;
   args.asks = args.z_first || (args.way.finish == Finish::kBoxes && splits > 1);
+  args.detour = splits > 1 || args.asks;
   args.batches_beside = (e.preact.data ? e.preact : e.residual).batch_stride != 0;
   args.output = output;
   args.m = q.m, args.n = q.n, args.k = q.k;

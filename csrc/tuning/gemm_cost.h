@@ -140,21 +140,21 @@ inline double sm90_word_instructions(bool as_float, const GemmTile& t) {
 
 /// Counted in the machine code (tests/build/test_epilogue_instructions.py).
 inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
-  const double rows = t.n % 64 == 0 ? 0 : 3.5;  // without full boxes the threads store the rounded rows themselves
+  const double rows = t.n % 64 == 0 ? 0 : 2.6;  // without full boxes the threads store the rounded rows themselves
   const double activation = activation_instructions(q), of_element = halves_columns(q) ? 2 : 1;
   const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
   switch (finish) {
     case Sm90Finish::kPlain:
-      return {75, 0.8 + rows};
+      return {75, 0.9 + rows};
     case Sm90Finish::kInRegisters:
-      return {80, 3.6 + rows};
+      return {85, 2.7 + rows};
     case Sm90Finish::kWords:
       return {80, 2 + sm90_word_instructions(q.out_bytes > 2, t)};
     case Sm90Finish::kBoxes: {
       const double chunks = 32 * whole(t.n, 32) / t.n;  // of 32 columns, the last of which may end beside the tile
-      const double element = 7.3 + activation + (residual ? 2 : 0);
+      const double element = 7 + activation + (residual ? 2 : 0);
       return {q.keeps_z ? 145.0 : 120.0,
-              chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 4 + rows : 0)};
+              chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)};
     }
     case Sm90Finish::kElements: {
       const int beside = q.keeps_z + (q.backward || residual);

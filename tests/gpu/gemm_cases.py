@@ -171,6 +171,7 @@ CASES = [
     GemmCase("fp32", 1544, 2568, 72),
     GemmCase("accumulate", 1544, 2569, 72),
     GemmCase("gelu", 264, 264, 4104),
+    GemmCase("gelu", 3080, 136, 4104),
     GemmCase("dact", 264, 264, 4104),
     GemmCase("plain", 264, 265, 4104),
     GemmCase("accumulate", 5128, 2568, 72),

@@ -6,6 +6,7 @@ TEST = "test_gemm_epilogue"
 KERNEL = "kernels/gemm_sm90.cuh"
 ELEMENTS = "kernels/gemm_sm90_elements.cuh"
 STORE = "kernels/gemm_sm90_store.cuh"
+ELEMENT = "kernels/element.cuh"
 ARGS = "kernels/gemm_sm90_tile.cuh"
 HOST = "kernels/gemm_sm90.h"
 SUMS = "kernels/gemm_column_sums.cu"
@@ -13,24 +14,29 @@ SUMS = "kernels/gemm_column_sums.cu"
 MUTANTS = [
     # ---- in registers
     Mutant(STORE, "return alpha * sum;", "return sum;", "alpha is forgotten"),
-    Mutant(STORE, "return sum + to_float(pair[i]);", "return sum + to_float(pair[0]);", "two columns share a bias"),
-    Mutant(STORE, "further < end - x ? load_vec<2>(bias + x + further) : Pair{}", "load_vec<2>(bias + x + further)", "the bias is read beyond the last column"),
+    Mutant(STORE, "return sum + (i == 0 ? low : high);", "return sum + low;", "two columns share a bias"),
+    Mutant(STORE, "first + 8 * j < change.end ? change.pair(first, 8 * j) : typename Change::Pair{}", "change.pair(first, 8 * j)", "the bias is read beyond the last column"),
     Mutant(STORE, "const int first = x + lane_of_tile() % 4 * 2;", "const int first = x;", "the lanes share a pair of the bias"),
     Mutant(STORE, "change.pair(first, 8 * j)", "change.pair(first, 16 * j)", "every other block of 8 columns is left out"),
-    Mutant(STORE, "pairs[i / 2]", "pairs[i % 2]", "rows and columns of the bias change places"),
+    Mutant(STORE, "pairs[i / 4], i % 2", "pairs[i / 2 % 2], i % 2", "rows and columns of the bias change places"),
     Mutant(STORE, "Columns<Tile>(args, work, part * kColumns + j).of_b", "Columns<Tile>(args, work, j).of_b", "all parts take the bias of the first"),
-    Mutant(STORE, "pairs + 2 * j, r);", "pairs, r);", "16 columns' bias for all of a part"),
-    Mutant(STORE, "load_pairs<2>(change, work.n + 16 * j, pairs);", "load_pairs<2>(change, work.n, pairs);", "rows: 16 columns' bias for all"),
-    Mutant(STORE, "Columns<Tile>(args, work, part * 64).of_b", "Columns<Tile>(args, work, 0).of_b", "fp32: all parts take the first one's bias"),
-    Mutant(STORE, "change.apply(d[3], pairs[j], 1)", "change.apply(d[3], pairs[j], 0)", "fp32: the lower row's second column takes the first one's bias"),
+    Mutant(STORE, "change, pairs + j / 8, v);", "change, pairs, v);", "16 columns' bias for all of a part"),
+    Mutant(STORE, "change, pairs + 2 * j, v);", "change, pairs, v);", "rows: 16 columns' bias for all"),
+    Mutant(STORE, "if (x + 8 * kCount <= change.end) {", "if (x <= change.end) {", "the bias is read beyond a tile's last columns"),
+    Mutant(STORE, "const int row = m + slice * 64; wait", "const int row = m; wait", "the second slice is stored over the first"),
+    Mutant(STORE, "acc[slice] + (part", "acc[0] + (part", "the second slice repeats the first"),
+    Mutant(STORE, "(mine, j % kBox) + j / kBox * kSliceBytes", "(mine, j % kBox)", "the second box is staged over the first"),
+    Mutant(STORE, "store_rounded_rows<T, Tile>(acc[i], change, staging, m + i * 64,", "store_rounded_rows<T, Tile>(acc[i], change, staging, m,", "rows: the second slice is stored over the first",
+           missed="no tile of such a width has two slices"),
+    Mutant(STORE, "pairs[i / 4], i % 2);", "pairs[i / 4], 0);", "the second column takes the first one's bias"),
     Mutant(STORE, "fence_proxy_async();", "", "no proxy fence before the store of staged results"),
     Mutant(STORE, "if (thread == 0) bulk_wait_read<0>();", "", "the staging buffer is reused under a store"),
     Mutant(STORE, "if (add) {", "if (false) {", "C is overwritten"),
     # ---- rows of C that begin anywhere
     Mutant(ARGS, "gemm_sm90_tma_writes(q, type) ? store_of(e, half) : Store::kWords", "store_of(e, half)", "TMA writes rows that it cannot"),
-    Mutant(STORE, "if (x >= end) return 0.0f;", "", "words: the bias is read beyond the last column"),
+    Mutant(STORE, "return x < end ? load_element", "return true ? load_element", "words: the bias is read beyond the last column"),
     Mutant(STORE, "value(x + further + 1)", "value(x + further)", "words: two columns share a bias"),
-    Mutant(STORE, "if (type == DType::kFloat32) return load(static_cast<const float*>(bias) + x);", "", "words: a bias in fp32 is read as one of 16 bits"),
+    Mutant(STORE, "load_element(type, element(bias, type, x))", "load_element(DType::kFloat16, element(bias, DType::kFloat16, x))", "words: any bias is read as fp16"),
     Mutant(STORE, "return fma(alpha, sum, pair[i]);", "return sum + pair[i];", "words: alpha is forgotten"),
     Mutant(STORE, "rows(args.m - row < 16 ? args.m - row : 16)", "rows(16)", "words: rows beyond the last are stored"),
     Mutant(STORE, "columns(args.columns - x)", "columns(args.columns)", "words: columns beyond the last are stored"),
@@ -60,8 +66,8 @@ MUTANTS = [
     Mutant(ARGS, "p.epilogue.residual = q.c;", "", "what is in C is forgotten where TMA cannot add to it"),
     Mutant(ARGS, "t.row_stride * size,", "t.row_stride * 2,", "fp32 rows lie half as far apart"),
     Mutant(STORE, "t.data + batch * t.batch_bytes", "t.data", "every product of a batch uses the first one's operands"),
-    Mutant(ELEMENTS, "? to_float(bf16{bits}) :", "&& false ? to_float(bf16{bits}) :", "bf16 are read as fp16"),
-    Mutant(ELEMENTS, "type == DType::kBFloat16 ? round_to<bf16>(x).bits", "true ? round_to<bf16>(x).bits", "fp16 values are rounded to bf16"),
+    Mutant(ELEMENT, "dtype == DType::kBFloat16 ? to_float(bf16{bits})", "false ? to_float(bf16{bits})", "bf16 are read as fp16"),
+    Mutant(ELEMENT, "dtype == DType::kBFloat16 ? round_to<bf16>(x).bits", "true ? round_to<bf16>(x).bits", "fp16 values are rounded to bf16"),
     Mutant(ELEMENTS, "last = column < end ? rows : 0;", "last = rows;", "columns beyond the last are worked on"),
     Mutant(ELEMENTS, "args.m - row0 < 16 ? args.m - row0 : 16;", "16;", "rows beyond the last are worked on"),
     Mutant(ELEMENTS, "&t == &e.bias ? 0 : batch", "batch", "the bias is looked for in each matrix of a batch",
