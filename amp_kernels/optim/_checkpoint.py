@@ -301,6 +301,8 @@ class BlockedState(CheckedGroups):
         for group in groups:
             if group.get("max_grad_norm") == 0:  # Apex, which keeps it in its groups: no clipping
                 group["max_grad_norm"] = None
+            if group.get("max_grad_norm") is not None:
+                _lists.check_number(self._name, "max_grad_norm", group["max_grad_norm"], 0.0)
         max_grad_norm = self._common("max_grad_norm", groups)
         for group in groups:
             group.pop("max_grad_norm", None)

@@ -86,7 +86,10 @@ class CheckedGroups(OneOpEach, torch.optim.Optimizer):
         for key, words in _NOT_NEGATIVE.items():
             if key in group:
                 self._check_range(key, group[key], math.inf, f"Invalid {words}")
-        for i, beta in enumerate(group.get("betas", ())):
+        betas, usual = group.get("betas", ()), self.__dict__.get("defaults", {}).get("betas")
+        if usual is not None and not (isinstance(betas, (tuple, list)) and len(betas) == len(usual)):
+            raise ValueError(f"{self._name}: betas is {betas!r}; accepted: {len(usual)} numbers")
+        for i, beta in enumerate(betas):
             self._check_range(f"betas[{i}]", beta, math.nextafter(1.0, 0.0), f"Invalid beta parameter at index {i}")
 
     def _check_range(self, label: str, value: Any, high: float, message: str) -> None:
