@@ -15,7 +15,7 @@ from ..ops import _lists
 from ..ops._blocks import state_layout, view_like
 from ..ops._lists import HALF_DTYPES
 from ..ops._master import join_master, split_master
-from ..ops._update import UpdateOp
+from ..ops._update import RULES, UpdateOp
 from ._cached_step import CachedStep
 from ._compiled import Traced
 from ._groups import CheckedGroups
@@ -146,6 +146,17 @@ class BlockedState(CheckedGroups):
             overwrite.append((param, weight))
         if "ema" in shown and values.get("ema") is None:
             shown["ema"].copy_(param if master is None or not {"master", "remainder"} & shown.keys() else master)
+
+    def _refuse_moments_of_others(self, states: Iterable[dict[str, Any]]) -> None:
+        """Raise for the state of another optimizer of this package that has all that this one needs, and more: Lion's moment
+        is not Adam's first one. What no rule declares is the user's own."""
+        others = {name for rule in RULES.values() for name in rule.declared.moments} - {*self._op.declared.moments}
+        foreign = sorted({name for values in states for name in others & values.keys() if values[name] is not None})
+        if foreign:
+            raise ValueError(
+                f"{self._name}: the loaded state has {', '.join(foreign)}; accepted: the state of the same kind of optimizer, "
+                f"with {', '.join(self._op.declared.moments)}"
+            )
 
     def _loaded_step(self, shown: dict, values: dict) -> Tensor | float:
         return values.get("step", 0.0)  # a tensor, or a number in old checkpoints
@@ -314,6 +325,7 @@ class BlockedState(CheckedGroups):
             for param in group["params"] if step is not None else ():
                 if loaded.get(param):
                     loaded[param] = {"step": step, **loaded[param]}
+        self._refuse_moments_of_others(values for values in loaded.values() if isinstance(values, dict))
         if any("remainder" in values for values in loaded.values() if isinstance(values, dict)):
             raise ValueError(
                 f"{self._name}: the loaded state has remainders of split masters and no masters; accepted: what state_dict "

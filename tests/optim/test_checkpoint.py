@@ -281,6 +281,28 @@ def test_groups_of_another_kind_are_refused(saved, loading, lacks):
         make(loading, weights()).load_state_dict(state)
 
 
+def test_the_moments_of_another_kind_are_refused():
+    """Lion asks for nothing that AdamW's checkpoint lacks. Adam's, AdamW's and LAMB's are of one kind."""
+    saved = make("AdamW", weights())
+    run(saved, 2)
+    lion = make("Lion", weights())
+    run(lion, 1)
+    before = snapshot(lion)
+    text = "Lion: the loaded state has exp_avg_sq; accepted: the state of the same kind of optimizer, with exp_avg$"
+    for state in (
+        saved.state_dict(),
+        torch.optim.AdamW(weights()).state_dict() | {"state": saved.state_dict()["state"]},
+    ):
+        with pytest.raises(ValueError, match=text):
+            lion.load_state_dict(state)
+    assert same(snapshot(lion), before)
+    for name in ("Adam", "LAMB"):
+        make(name, weights()).load_state_dict(saved.state_dict())
+    state = lion.state_dict()
+    state["state"][0]["mine"] = torch.ones(2)
+    lion.load_state_dict(state)
+
+
 # ---- hooks, pickles, what else is in a state ----
 
 
