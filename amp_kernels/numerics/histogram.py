@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..ops import _lists
 from ..ops.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 from . import _svg
+from ._hooks import TensorHooks
 from ._statistics import FLUSHED_BELOW, FP16_MAX, SUBNORMAL_BELOW, flushed_share, shifted, values_of
 
 _BAR = 50  # characters of the longest bar of the text
@@ -51,6 +52,7 @@ class GradientHistogram:
             raise TypeError(f"GradientHistogram: model is a {type(model).__name__}; accepted: a torch.nn.Module")
         self._model, self._scaler = model, scaler
         self._handles: list[Any] = []
+        self._hooks = TensorHooks()
         self._counts: dict[str, Tensor] = {}  # by name: activations of modules, "parameter <name>"
         self._largest: dict[str, Tensor] = {}
 
@@ -71,12 +73,13 @@ class GradientHistogram:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooks.remove()
 
     def _after(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             for leaf in torch.utils._pytree.tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    self._handles.append(leaf.register_hook(lambda grad: self._add(name, grad)))
+                    self._hooks.add(leaf, (name,), lambda grad: self._add(name, grad))
 
         return hook
 

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..ops import _lists
 from ..ops.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ._every_op import EveryOp
+from ._hooks import TensorHooks
 from ._statistics import Statistics, values_of
 
 _LISTED = 8  # of what a report names
@@ -121,6 +122,7 @@ class find_nonfinite:
         self._model, self._scaler, self._patience, self._on_detect = model, scaler, patience, on_detect
         self._every_op = EveryOp(self._before_operation, self._after_operation) if ops else None
         self._handles: list[Any] = []
+        self._hooks = TensorHooks()
         self._step = self._at_minimum = 0
         self._forget()
 
@@ -148,6 +150,7 @@ class find_nonfinite:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooks.remove()
         try:
             if kind is None:
                 self.check()
@@ -226,8 +229,7 @@ class find_nonfinite:
             self._look(call, "output", place, tensor)
 
     def _of_gradient(self, call: _Call, role: str, place: str, tensor: Tensor) -> None:
-        # The handle is kept: a hook outlives the block on a graph that is still there.
-        self._handles.append(tensor.register_hook(lambda grad: self._look(call, role, place, grad)))
+        self._hooks.add(tensor, (call.name, role, place), lambda grad: self._look(call, role, place, grad))
 
     def _of_parameter(self, name: str) -> Callable[[Tensor], None]:
         def hook(param: Tensor) -> None:
