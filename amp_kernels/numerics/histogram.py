@@ -105,9 +105,11 @@ class GradientHistogram:
         """The columns of :func:`amp_kernels.numerics.exponent_histogram`, int64 ``[280]`` on the CPU, added up.
 
         Args:
-            of: ``"activations"``, ``"parameters"``, either followed by a name, or ``""`` for everything.
+            of: ``"activations"``, ``"parameters"``, either followed by the name of a module, whose gradients and those of
+                all that is inside it are meant, or of a parameter, or ``""`` for everything.
         """
-        chosen = [counts.cpu() for name, counts in self._counts.items() if name.startswith(of)]
+        inside = (f"{of} ", f"{of}.") if of else ""
+        chosen = [counts.cpu() for name, counts in self._counts.items() if name == of or name.startswith(inside)]
         return torch.stack(chosen).sum(0) if chosen else torch.zeros(BINS, dtype=torch.int64, device="cpu")
 
     def flushed_share(self, of: str = "", *, scale: float) -> float:

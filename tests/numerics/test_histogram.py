@@ -54,6 +54,18 @@ def test_counts_by_hand():
     assert histogram.counts().sum() == 6 * 8
 
 
+def test_a_name_is_no_prefix_of_letters():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(11)))
+    with GradientHistogram(model) as histogram:
+        model(torch.ones(2)).sum().backward()
+    counted = {of: histogram.counts(of).sum().item() for of in ("activations 1", "activations 1.0", "parameters 10")}
+    assert counted == {"activations 1": 2, "activations 1.0": 2, "parameters 10": 6}
+    assert histogram.counts("parameters 1.0.weight").sum() == 4
+    assert histogram.counts("parameters").sum() == 11 * 6
+    assert histogram.counts("activations").sum() == 11 * 2
+    assert histogram.counts("act").sum() == 0
+
+
 @pytest.mark.parametrize("make", [ak.GradScaler, torch.amp.GradScaler])
 def test_the_loss_scale_is_divided_out(make):
     def counts(scaler):
