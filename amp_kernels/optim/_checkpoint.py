@@ -213,8 +213,10 @@ class BlockedState(CheckedGroups):
 
         In-place writes between steps (``model.load_state_dict``, ``clamp_``, a mask, an EMA swap) are taken over without
         it, element by element where the value changed. It is for writes that version counters do not show, through
-        ``.data`` or by captured code: with a master the next step would continue from the old weights. Averages
-        (``ema_decay``) stay as they are.
+        ``.data`` or by captured code: with a master the next step would continue from the old weights. And it is for writes
+        that a split master must follow exactly: of its 16 bits nobody knows whose weight was written, so that all stay, which
+        moves a written weight by up to half a unit in its last place, 0 and infinities excepted. Averages (``ema_decay``)
+        stay as they are.
         """
         with torch.no_grad():
             for place in self._places.values():

@@ -149,7 +149,12 @@ class Place:
 
     def adopt_write(self) -> None:
         """If the parameter was written since, bring its master in line. Elements that still are their master, rounded,
-        keep the bits that they lack."""
+        keep the bits that they lack.
+
+        The remainder of a split master does not tell which ones these are: it stays at every element. Where that would
+        make another number of a written one, at 0 (a mask would leave what is below the smallest weight) and at infinity
+        (it would be finite, or NaN), it is cleared. Elsewhere it moves what was written by half a unit in the last place at most.
+        """
         if self.tells_writes:
             versions = versions_of(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
@@ -158,7 +163,7 @@ class Place:
                 if master.dtype == torch.float32:
                     master.copy_(torch.where(master.to(piece.dtype) == piece, master, piece.float()))
                 else:
-                    master.masked_fill_(piece == 0, 0)  # else a mask would leave what is below the smallest weight
+                    master.masked_fill_((piece == 0) | piece.isinf(), 0)
         self.look()
 
 

@@ -83,6 +83,32 @@ def test_a_mask_leaves_nothing_in_the_export(mode, dtype):
     assert torch.equal(exported, masters(optimizer)[0])
 
 
+def test_infinities_are_what_was_written(mode, dtype):
+    """Low bits beside an infinity would be a NaN, or a large finite number."""
+    optimizer, ps = trained(mode, dtype)
+    before = masters(optimizer)
+    with torch.no_grad():
+        ps[0][:2], ps[0][2:4] = torch.inf, -torch.inf
+    infinite = ps[0].detach().float()
+    exported = ak.fp32_state_dict(torch.nn.ParameterList(ps), optimizer)["0"]
+    assert torch.equal(exported[:4], infinite[:4])
+    assert torch.equal(exported[4:], before[0][4:])
+    train(optimizer, ps, 1, grad=0.0)
+    assert torch.equal(masters(optimizer)[0], exported)
+    assert torch.equal(ps[0].float(), infinite)
+
+
+def test_how_far_a_master_is_from_what_was_written(mode, dtype):
+    """A split one half a unit in the last place, until it is told to take over the weights as they are."""
+    optimizer, ps = trained(mode, dtype)
+    with torch.no_grad():
+        ps[0].fill_(1.0)
+    distance = (masters(optimizer)[0] - 1).abs()
+    assert distance.max() <= (torch.finfo(dtype).eps / 2 if mode == "split" else 0)
+    optimizer.reload_model_params()
+    assert masters(optimizer)[0].eq(1).all()
+
+
 def test_memory_put_in_its_place_counts(mode, dtype):
     optimizer, ps = trained(mode, dtype)
     ps[0].data = torch.zeros_like(ps[0])
