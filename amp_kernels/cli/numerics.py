@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-from ..numerics import GradientHistogram, Run
-from ..numerics.comparison import PRECISIONS
+from ..numerics import GradientHistogram
+from ..numerics.comparison import PRECISIONS, seeded
 from . import _function
 
 
@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    torch.manual_seed(options.seed)
-    training = Run(options.precision, options.seed, torch.device(options.device))
+    training = seeded(options.precision, options.seed, torch.device(options.device))
     histograms: list[GradientHistogram] = []
     training.on_watch = lambda model: histograms.append(GradientHistogram(model, training.scaler).__enter__())
     options.function(training)

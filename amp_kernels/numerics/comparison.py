@@ -229,14 +229,19 @@ def parity(
     return Parity(tuple(outcomes), factor)
 
 
-def _train(train: Callable[[Run], float], precision: str, seed: int, device: torch.device) -> Outcome:
+def seeded(precision: str, seed: int, device: torch.device) -> Run:
+    """A run, with the generators of Python and torch seeded for it."""
     random.seed(seed)
     torch.manual_seed(seed)
+    return Run(precision, seed, device)
+
+
+def _train(train: Callable[[Run], float], precision: str, seed: int, device: torch.device) -> Outcome:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    run = Run(precision, seed, device)
+    run = seeded(precision, seed, device)
     begin = time.perf_counter()
     metric = train(run)
     if isinstance(metric, torch.Tensor) and metric.numel() == 1:

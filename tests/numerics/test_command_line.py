@@ -7,6 +7,8 @@ import pytest
 from amp_kernels.__main__ import main
 
 TRAINING = """
+import random
+
 import torch
 
 import amp_kernels as ak
@@ -30,6 +32,11 @@ def train(run, loss_weight=1.0, watch=True):
 
 def small(run):
     return train(run, loss_weight=2.0**-24)
+
+
+def draws(run):
+    run.watch(torch.nn.Linear(1, 1))
+    print("drew", random.random(), torch.rand(()).item())
 
 
 def unseen(run):
@@ -97,6 +104,16 @@ def test_numerics_prints_and_draws(module, capsys, tmp_path):
     assert "gradients of activations" in out
     assert "FP16 keeps them at loss scales from" in out
     assert "<svg" in (tmp_path / "figure.html").read_text()
+
+
+def test_numerics_seeds_python_and_torch(module, capsys):
+    def drawn(seed):
+        assert main(["numerics", f"{module}:draws", "--seed", seed]) == 0
+        return capsys.readouterr().out.splitlines()[0].split()
+
+    first, again, other = drawn("3"), drawn("3"), drawn("4")
+    assert first == again
+    assert not set(first[1:]) & set(other[1:])
 
 
 def test_a_function_that_shows_no_model(module, capsys):
