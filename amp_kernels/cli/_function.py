@@ -1,4 +1,4 @@
-"""A training function named on the command line."""
+"""A training function named on the command line, and the arguments that say how it is run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
+
+import torch
+
+Number = TypeVar("Number", int, float)
 
 CONTRACT = (
     "module:function, or path.py:function. The function takes an amp_kernels.numerics.Run and returns the metric that counts. "
@@ -30,6 +35,36 @@ def load(name: str) -> Callable:
     if not callable(function):
         raise argparse.ArgumentTypeError(f"module {source!r} has no function {function_name!r}")
     return function
+
+
+def device(name: str) -> torch.device:
+    """The device of that name, on which a tensor could be made.
+
+    Raises:
+        argparse.ArgumentTypeError: torch knows none, or finds none here.
+    """
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+_KINDS = {int: "whole number", float: "number"}
+
+
+def at_least(low: Number, kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """What turns a text into a number from ``low`` on; NaN is none."""
+
+    def number(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not value >= low:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {_KINDS[kind]} from {low} on")
+        return value
+
+    return number
 
 
 def _from_path(name: str) -> ModuleType:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-import torch
-
 from ..numerics import GradientHistogram
 from ..numerics.comparison import PRECISIONS, seeded
 from . import _function
@@ -19,12 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="to train in (default: fp32)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu", help="where to train (default: cpu)")
+    parser.add_argument("--device", type=_function.device, default="cpu", help="where to train (default: cpu)")
     parser.add_argument("--out", metavar="FILE", help="also write the figure to this HTML file")
 
 
 def run(options: argparse.Namespace) -> int:
-    training = seeded(options.precision, options.seed, torch.device(options.device))
+    training = seeded(options.precision, options.seed, options.device)
     histograms: list[GradientHistogram] = []
     training.on_watch = lambda model: histograms.append(GradientHistogram(model, training.scaler).__enter__())
     options.function(training)

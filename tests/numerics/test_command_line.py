@@ -39,6 +39,10 @@ def draws(run):
     print("drew", random.random(), torch.rand(()).item())
 
 
+def fails(run):
+    return 1 / 0
+
+
 def unseen(run):
     return train(run, watch=False)
 
@@ -96,6 +100,29 @@ def test_a_file_anywhere_and_what_lies_beside_it(tmp_path, monkeypatch, capsys):
     for name in (path, path.relative_to(tmp_path)):
         assert main(["parity", f"{name}:metric", "--precisions", "bf16", "--seeds", "2"]) == 0
     assert capsys.readouterr().out.count("parity\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--seeds 1", "argument --seeds: '1' is no whole number from 2 on"),
+        ("--seeds 2.5", "argument --seeds: '2.5' is no whole number from 2 on"),
+        ("--factor -1", "argument --factor: '-1' is no number from 0 on"),
+        ("--factor nan", "argument --factor: 'nan' is no number from 0 on"),
+        ("--device tpv", "argument --device: 'tpv' cannot be used: "),
+        ("--device cpu:x", "argument --device: 'cpu:x' cannot be used: "),
+    ],
+)
+def test_bad_arguments_are_told_from_a_difference(module, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit:
+        main(["parity", f"{module}:train", *arguments.split()])
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_training_that_fails_is_told_from_a_difference(module, capsys):
+    assert main(["parity", f"{module}:fails"]) == 2
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_numerics_prints_and_draws(module, capsys, tmp_path):
