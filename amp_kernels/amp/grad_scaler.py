@@ -51,7 +51,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
 
     Args:
         device: device type, as in torch.
-        init_scale: first scale.
+        init_scale: first scale, above 0 and not below ``min_scale``.
         growth_factor: above 1; what the scale is multiplied by after ``growth_interval`` iterations without overflow.
         backoff_factor: below 1; what it is multiplied by after an overflow.
         growth_interval: in iterations.
@@ -116,11 +116,11 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             check("GradScaler", "growth_factor", growth_factor)
             check("GradScaler", "backoff_factor", backoff_factor)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        if self._enabled:
-            check("GradScaler", "init_scale", init_scale, math.ulp(0.0))
+        check("GradScaler", "min_scale", min_scale, 0.0)
+        if self._enabled:  # a scale below its bound would rise with the first overflow
+            check("GradScaler", "init_scale", init_scale, max(min_scale, math.ulp(0.0)))
             check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
             check("GradScaler", "growth_interval", growth_interval, 0)
-        check("GradScaler", "min_scale", min_scale, 0.0)
         check("GradScaler", "max_scale", max_scale, min_scale)
         check("GradScaler", "hysteresis", hysteresis, 1)
         self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic

@@ -53,6 +53,14 @@ def test_bad_options(option, value):
         GradScaler("cpu", **{"min_scale": 1.0, option: value})
 
 
+def test_the_first_scale_is_within_the_lower_bound():
+    """Else the first overflow would raise it. (torch has no bounds.)"""
+    with pytest.raises(ValueError, match=r"GradScaler: init_scale is 8\.0; accepted: a number from 16\.0 to inf"):
+        GradScaler("cpu", init_scale=8.0, min_scale=16.0)
+    for enabled, init_scale in ((True, 16.0), (False, 8.0)):
+        GradScaler("cpu", init_scale=init_scale, min_scale=16.0, enabled=enabled)
+
+
 @pytest.mark.parametrize("option", ["hysteresis", "growth_interval", "growth_factor", "max_scale"])
 @pytest.mark.parametrize("value", ["a", None, [1]])
 def test_options_that_are_no_numbers(option, value):
