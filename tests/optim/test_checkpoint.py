@@ -194,6 +194,28 @@ def test_loading_an_unfused_checkpoint_keeps_the_scaler_protocol(name, options):
     scaler.update()
 
 
+@TORCHS_CASES
+@pytest.mark.parametrize("hint", [{"fused": True}, {"foreach": True}, {}], ids=["fused", "foreach", "neither"])
+def test_torch_goes_on_fused_from_ours_whatever_it_was_made_with(name, options, hint):
+    """torch's groups take the flags of a checkpoint. Without ``fused`` there, torch's fused optimizers would fail in
+    scaler.step."""
+    ours = make(name, weights(), **options)
+    run(ours, 1)
+    theirs = reference(name, weights(), **hint, **options)
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    assert theirs.param_groups[0]["fused"] is True
+    for optimizer in (ours, theirs):
+        for p in params_of(optimizer):
+            torch.nn.init.ones_(p)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer.zero_grad()
+        scaler.scale(sum(p.sum() for p in params_of(optimizer))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    for a, b in zip(params_of(ours), params_of(theirs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_momentum_buffer_that_no_step_has_written_is_saved_as_none():
     """torch has none at that point; a zero buffer would make it apply the dampening to the first gradient."""
     options = {"momentum": 0.9, "dampening": 0.5}
