@@ -45,6 +45,11 @@ def test_each_thread_has_its_own_and_the_rest_what_was_entered_last(setting, oth
     assert (first(now), second(now), now()) == (one, one, one)
     second(theirs.__enter__)
     assert (first(now), second(now), now()) == (one, two, two)
+    inner = block(two)
+    first(inner.__enter__)
+    assert first(now) == two
+    first(inner.__exit__, None, None, None)
+    assert (first(now), second(now), now()) == (one, two, two)
     first(mine.__exit__, None, None, None)
     assert (first(now), second(now), now()) == (two, two, two)
     second(theirs.__exit__, None, None, None)
