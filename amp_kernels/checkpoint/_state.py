@@ -127,11 +127,12 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
     for i, param in enumerate(param for group in params for param in group):
         for key, value in saved["state"].get(i, {}).items():
             name = f"optimizer.state[{i}].{key}"
-            if value is None:  # SGD's momentum before its first step; what must be there is for the optimizer to say
+            # SGD's momentum is None before its first step; what must be there is for the optimizer to say.
+            if not isinstance(value, Tensor):
                 continue
             if key in moments:
                 _check_like(name, value, param.shape, optimizer.state_dtype)
-            elif isinstance(value, Tensor) and value.numel() != 1 and value.shape != param.shape:
+            elif value.numel() != 1 and value.shape != param.shape:
                 _check_like(name, value, param.shape, value.dtype)
 
 

@@ -124,6 +124,8 @@ class BlockedState(CheckedGroups):
         required = {*self._required, *declared.moments} - {*declared.optional}
         for name in {**dict.fromkeys(shown), "master": None}:
             value = values.get(name)
+            if value is not None and name != "step" and not isinstance(value, Tensor):
+                raise TypeError(f"{self._name}: the loaded {name} is a {type(value).__name__}; accepted: a tensor")
             if value is not None and name != "step" and value.shape != param.shape:
                 raise ValueError(
                     f"{self._name}: the loaded {name} has shape {list(value.shape)}, its parameter {list(param.shape)}"
@@ -134,9 +136,10 @@ class BlockedState(CheckedGroups):
                 raise ValueError(
                     f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
                 )
-        step.copy_(
-            torch.as_tensor(self._loaded_step(shown, values), dtype=torch.float32, device=step.device).reshape(())
-        )
+        loaded_step = torch.as_tensor(self._loaded_step(shown, values), dtype=torch.float32, device=step.device)
+        if loaded_step.numel() != 1:
+            raise ValueError(f"{self._name}: the loaded step has shape {list(loaded_step.shape)}; accepted: 1 element")
+        step.copy_(loaded_step.reshape(()))
         master = values.get("master")
         if "master" in shown and master is None:
             shown["master"].copy_(param)
@@ -276,7 +279,7 @@ class BlockedState(CheckedGroups):
 
         Raises:
             ValueError: groups, shapes or keys do not fit. Nothing has been changed then.
-            TypeError: a hyper-parameter is no number. Nor then.
+            TypeError: a hyper-parameter is no number, or a moment no tensor. Nor then.
         """
 
         def shield(_, loaded):
@@ -322,6 +325,12 @@ class BlockedState(CheckedGroups):
             self._complete_group(group)
         seed = self._common("seed", groups)
         loaded = {key: value.value if isinstance(value, Uncast) else value for key, value in state["state"].items()}
+        owned = {param for group in groups for param in group["params"]}
+        for values in (loaded[param] for param in owned if param in loaded):
+            if not isinstance(values, dict):
+                raise TypeError(
+                    f"{self._name}: the loaded state of a parameter is a {type(values).__name__}; accepted: a dict"
+                )
         for group in groups:
             step = group.pop("step", None)  # Apex counts once for a group
             for param in group["params"] if step is not None else ():
@@ -333,7 +342,6 @@ class BlockedState(CheckedGroups):
                 f"{self._name}: the loaded state has remainders of split masters and no masters; accepted: what state_dict "
                 "returns (torch.distributed.checkpoint with flatten_optimizer_state_dict=False)"
             )
-        owned = {param for group in groups for param in group["params"]}
         with torch.no_grad():
             packed = self._pack(
                 (group, param, loaded[param]) for group in groups for param in group["params"] if loaded.get(param)

@@ -261,6 +261,10 @@ FAULTS = {
     "norm": change("param_groups", max_grad_norm=-5.0),
     "nan norm": change("param_groups", max_grad_norm=float("nan")),
     "text for a norm": change("param_groups", max_grad_norm="q"),
+    "vector of steps": change("state", step=torch.ones(3)),
+    "text for a step": change("state", step="a"),
+    "text for a moment": change("state", exp_avg="q"),
+    "text for a state": lambda state: state["state"].update({1: "q"}),
     "one beta": change("param_groups", betas=(0.9,)),
     "no betas": change("param_groups", betas=None),
 }
