@@ -111,12 +111,9 @@ def softmax_rows_kernel(
 @triton.jit
 def _finish(out, row, column, columns, mask, y, g, total, base, inverse, LOG: tl.constexpr):
     inside = column < columns
-    if LOG:
-        result = g - _exp(y - base) * inverse * total
-        if mask is not None:
-            result = tl.where(tl.load(mask + column, mask=inside, other=0) != 0, result, 0.0)
-    else:
-        result = y * (g - total)
+    result = g - _exp(y - base) * inverse * total if LOG else y * (g - total)
+    if mask is not None:
+        result = tl.where(tl.load(mask + column, mask=inside, other=0) != 0, result, 0.0)
     tl.store(out + row + column, result.to(out.dtype.element_ty), mask=inside)
 
 

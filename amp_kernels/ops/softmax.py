@@ -28,8 +28,9 @@ class _Softmax(torch.autograd.Function):
         y, statistics = softmax_rows.forward_op(rows, _rows_of(mask, x), log=log, safe=safe, out_dtype=out_dtype)
         y = reshaped(y, x.shape)
         ctx.log, ctx.safe, ctx.dtype = log, safe, x.dtype
-        # Of log-softmax the input: exp(y) of a y in 16 bits would lose the digits that y has before its point.
-        ctx.save_for_backward(*((x, mask, statistics) if log else (y, None, None)))
+        # Of log-softmax the input: exp(y) of a y in 16 bits would lose the digits that y has before its point. The y of
+        # softmax is 0 where the mask leaves an element out, and so is its gradient, unless the row is NaN.
+        ctx.save_for_backward(*((x, mask, statistics) if log else (y, None if safe else mask, None)))
         return y
 
     @staticmethod
@@ -52,10 +53,11 @@ class _Softmax(torch.autograd.Function):
 def _differentiable_backward(grad, of, mask, log: bool, safe: bool) -> Tensor:
     """The same through operations that autograd can differentiate again."""
     g = grad.float()
-    if not log:
+    if log:
+        result = g - _composed(of, mask, False, safe, torch.float32) * g.sum(-1, keepdim=True)
+    else:
         y = of.float()
-        return y * (g - (g * y).sum(-1, keepdim=True))
-    result = g - _composed(of, mask, False, safe, torch.float32) * g.sum(-1, keepdim=True)
+        result = y * (g - (g * y).sum(-1, keepdim=True))
     return result if mask is None else torch.where(mask, result, 0.0)
 
 
@@ -200,7 +202,7 @@ def softmax(
 
     Returns:
         A contiguous tensor in the dtype of ``input``, inside torch.autocast (fp16, bf16 and fp32) in autocast's dtype,
-        rounded once. Saved for backward: the result.
+        rounded once. What the mask leaves out has no gradient. Saved for backward: the result and, unless ``safe``, the mask.
 
     Raises:
         TypeError: a dtype or layout is not accepted.

@@ -3,6 +3,7 @@
 
 ``mask`` is bool ``[a, b, c, columns]`` with ``a * b * c`` rows, True where an element counts; any of the first three may be
 expanded. A row of which nothing counts, or that holds nothing but -inf, is NaN, or with ``safe`` softmax 0, log-softmax -inf.
+What does not count has gradient 0.
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ def _backward(
     check_backward(grad, of, statistics, mask)
     g, y = grad.float(), of.float()
     if statistics is None:
-        return (y * (g - (g * y).sum(1, keepdim=True))).to(out_dtype)
-    base, inverse = statistics[:, :, None]
-    result = g - (y - base).exp() * inverse * g.sum(1, keepdim=True)
+        result = y * (g - (g * y).sum(1, keepdim=True))
+    else:
+        base, inverse = statistics[:, :, None]
+        result = g - (y - base).exp() * inverse * g.sum(1, keepdim=True)
     if mask is not None:
         result = torch.where(mask.reshape(result.shape), result, 0.0)
     return result.to(out_dtype)
@@ -118,7 +120,7 @@ def _forward_samples(device: str) -> Iterator[Sample]:
 
 def _backward_samples(device: str) -> Iterator[Sample]:
     for x, mask, grad, out_dtype in _problems(device):
-        yield (grad, _forward(x, mask, safe=True, out_dtype=x.dtype)[0]), {"out_dtype": out_dtype}
+        yield (grad, _forward(x, mask, out_dtype=x.dtype)[0], None, mask), {"out_dtype": out_dtype}
         statistics = _forward(x, mask, safe=True, log=True, out_dtype=x.dtype)[1]
         yield (grad, x, statistics, mask), {"out_dtype": out_dtype}
 

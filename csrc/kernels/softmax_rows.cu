@@ -128,11 +128,11 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) s
           AK_UNROLL
           for (int j = 0; j < batch.kCount; j++)
             g[j] = log_softmax_gradient(exp_above(y[j], base) * inverse, g[j], sum);
-          pieces.for_each_left_out(2, batch, [&](int j) { g[j] = 0.0f; });
         } else {
           AK_UNROLL
           for (int j = 0; j < batch.kCount; j++) g[j] = softmax_gradient(y[j], g[j], sum);
         }
+        pieces.for_each_left_out(2, batch, [&](int j) { g[j] = 0.0f; });
         pieces.write(g, place, out, p.out_type, batch);
       });
       pieces.flush(place, out, bytes_of(p.out_type));
@@ -253,12 +253,12 @@ softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxGradient) p, int teams) {
     if (log) {
       AK_UNROLL
       for (int j = 0; j < kColumns; j++) g[j] = log_softmax_gradient(exp_above(y[j], base) * inverse, g[j], sum[0]);
-      kept.for_each_left_out([&](int j) { g[j] = 0.0f; });
-      kept.load_ahead(row + ring.step());
     } else {
       AK_UNROLL
       for (int j = 0; j < kColumns; j++) g[j] = softmax_gradient(y[j], g[j], sum[0]);
     }
+    kept.for_each_left_out([&](int j) { g[j] = 0.0f; });
+    kept.load_ahead(row + ring.step());
     store_row<kThreads, kRingVec>(g, p.out, p.out_type, row * p.columns, p.columns);
   }
   ring.finish();

@@ -37,7 +37,7 @@ Status softmax_rows(const SoftmaxRows& problem, Stream stream);
 struct SoftmaxGradient {
   const void *grad, *of;    // `of`: the y of softmax, the x of log-softmax
   const float* statistics;  // as above; null for softmax
-  RowMask mask;             // of log-softmax
+  RowMask mask;             // what it leaves out has no gradient
   void* out;
   DType grad_type, of_type, out_type;
   int64_t rows;

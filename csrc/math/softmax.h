@@ -2,7 +2,8 @@
 //   y_j = e_j / sum e      log y_j = (x_j - m) - log sum e      e_j = exp(x_j - m), m the largest of the row
 //   dx_j = y_j (dy_j - sum_k dy_k y_k)     of log-softmax: dx_j = dy_j - y_j sum_k dy_k
 // What a mask leaves out has the value -inf. A row of nothing else has no m; its result is NaN, as in torch, or, where
-// that is called safe, softmax 0 and log-softmax -inf. A NaN makes its row NaN either way.
+// that is called safe, softmax 0 and log-softmax -inf. A NaN makes its row NaN either way. The gradient of what a mask
+// leaves out is 0, also where its y is NaN.
 #pragma once
 
 #include "math/cross_entropy.h"

@@ -77,7 +77,9 @@ RINGS = {
     ),
     "softmax": Ring("softmax_rows", "softmax_rows_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
     "log_softmax": Ring("softmax_rows", "softmax_rows_ring", 16, 3, (BF16, BF16, True), 2, 4, 20, 0.9),
-    "softmax's gradient": Ring("softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, False), 4, 6, 17, 0.9),
+    "softmax's gradient": Ring(
+        "softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, False), 4, 6, 17.5, 0.9
+    ),
     "log_softmax's gradient": Ring(
         "softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, True), 4, 6, 20.5, 0.9
     ),

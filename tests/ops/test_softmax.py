@@ -116,6 +116,29 @@ def test_rows_that_are_no_numbers(device, log, safe):
     assert not y[3:].isnan().any()  # the NaN of row 3 is left out
 
 
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [8, 264, 1041, 8200])
+def test_what_is_masked_has_no_gradient(device, columns, dtype, log):
+    """Not even NaN, of rows of which nothing is kept: they are padding, as a rule, of which nobody reads the result."""
+    generator = torch.Generator().manual_seed(2)
+    mask = torch.rand(4, columns, generator=generator) < 0.5
+    mask[1], mask[:, 0] = False, torch.tensor([True, False, True, True])
+    x, grad, mask = normal(4, columns, dtype=dtype).to(device), normal(4, columns, seed=1).to(device), mask.to(device)
+    for of_padding in (1.0, 0.0):
+        grad[1] *= of_padding
+        for mask_dims in (mask, mask[:, :1]):
+            ours_x, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+            ours(log)(ours_x, -1, mask=mask_dims).backward(grad.to(dtype))
+            theirs(log)(wide.masked_fill(~mask_dims, -INF), -1).backward(grad.to(dtype).double())
+            assert (ours_x.grad[~mask_dims.expand(mask.shape)] == 0).all()
+            torch.testing.assert_close(
+                ours_x.grad.double(), wide.grad, rtol=2e-2, atol=2e-2 if dtype != torch.float32 else 1e-4
+            )
+    again = torch.autograd.grad(ours(log)(ours_x, -1, mask=mask), ours_x, grad.to(dtype), create_graph=True)[0]
+    assert (again[1] == 0).all()
+
+
 def test_a_fully_masked_row_has_no_gradient_when_safe(device):
     x = normal(3, 8, device=device).requires_grad_()
     mask = torch.tensor([True, False, True], device=device)[:, None]

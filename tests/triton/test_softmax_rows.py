@@ -16,7 +16,7 @@ def test_compiles(arch, columns, log):
     mask = torch.ones(1, 1, 1, columns, dtype=torch.bool).expand(1, 2, 2, columns)
     with aot.compiling_for(arch) as kernels:
         module.softmax_rows(x, mask, log=log, out_dtype=x.dtype)
-        module.softmax_rows_backward(x, x, torch.zeros(2, 4) if log else None, out_dtype=x.dtype)
+        module.softmax_rows_backward(x, x, torch.zeros(2, 4) if log else None, mask, out_dtype=x.dtype)
     assert len(kernels) == 2
     for kernel in kernels:
         assert not aot.count(r"\.f64", kernel)

@@ -41,7 +41,7 @@ struct SoftmaxBackwardCall {
   const void* of;  // the result of softmax, the input of log-softmax
   ScalarType of_type;
   const float* statistics;
-  SoftmaxMask mask;  // of log-softmax
+  SoftmaxMask mask;  // what it leaves out has no gradient
   int64_t rows, columns;
   void* grad_x;
   ScalarType grad_x_type;

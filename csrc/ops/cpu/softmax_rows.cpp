@@ -193,8 +193,11 @@ void softmax_gradient_of_long_row(const SoftmaxBackwardCall& call, int64_t r) {
   });
   make_tiles(call.grad_x, call.grad_x_type, row, n, of_tile, [&](float* to, int64_t c, int64_t count) {
     const T *const of = load_of(c, count), *const g = load_grad(c, count);
-    if (!call.statistics) return gradient_span(of, g, sum, to, count);
-    log_gradient_span(of, g, call.statistics[r], call.statistics[call.rows + r], sum, to, count);
+    if (call.statistics) {
+      log_gradient_span(of, g, call.statistics[r], call.statistics[call.rows + r], sum, to, count);
+    } else {
+      gradient_span(of, g, sum, to, count);
+    }
     if (call.mask.data) mask_span(call.mask.row(r) + c, 0.0f, to, to, count);
   });
 }
@@ -305,7 +308,7 @@ void softmax_backward_call(const SoftmaxBackwardCall& call) {
       };
       with_dtype(call.grad_x_type, [&]<typename T>(T) {
         T* const at = static_cast<T*>(call.grad_x) + first * n;
-        if (call.statistics && call.mask.data) {
+        if (call.mask.data) {
           float* const made = values.get();
           make(made);
           for (int64_t r = 0; r < rows; ++r) mask_span(call.mask.row(first + r), 0.0f, made + r * n, made + r * n, n);
