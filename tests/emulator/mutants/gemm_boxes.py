@@ -108,7 +108,8 @@ MUTANTS = [
     Mutant(BOXES, "} else if (column < end) {", "} else {", "behind the last column it is looked for, in vain",
            missed="it costs four comparisons, no more"),
     Mutant(BOXES, "load_chunk(boxes.n + boxes.next_chunk(column), bias)", "load_chunk(boxes.n + column, bias)", "a chunk takes the bias of the one before"),
-    Mutant(ARGS, "args.float_bias = !e.bias.data ||", "args.float_bias =", "no bias is taken for one of 16 bits"),
+    Mutant(ARGS, "args.float_bias = !e.bias.data ||", "args.float_bias =", "no bias is taken for one of 16 bits",
+           missed="it is then +0 here and there: only a sum of -0 would show it"),
     # ---- the sums
     Mutant(BOXES, "boxes.number_in_slice(step) * (", "step * (", "the second slice's sums are looked for behind them"),
     Mutant(BOXES, "in_box += kChunk, chunk++)", "in_box += kChunk)", "a box takes the sums of its first chunk twice"),
