@@ -1,5 +1,6 @@
 #include "emulator/shadow.h"
 
+#include <algorithm>
 #include <new>
 
 namespace ak::emu {
@@ -19,17 +20,26 @@ void Shadow::note_read(Cell& cell, const Clock& clock) {
     return;
   }
   if (!many) {
-    many_.push_back({cell.read});
+    many_.push_back({{cell.read}});
     cell.read = {kMany, static_cast<Epoch>(many_.size() - 1)};
   }
-  auto& reads = many_[cell.read.epoch];
-  for (Access& a : reads) {
-    if (clock.knows(a.actor(), a.epoch)) {
-      a = mine;
-      return;
-    }
+  many_[cell.read.epoch].add(mine, clock);
+}
+
+void Shadow::Reads::add(Access mine, const Clock& clock) {
+  if (clock.knows(all.back().actor(), all.back().epoch)) {
+    all.back() = mine;
+    return;
   }
-  reads.push_back(mine);
+  all.push_back(mine);
+  if (all.size() < limit) return;
+  std::sort(all.begin(), all.end(), [](Access a, Access b) {
+    return a.actor_plus_1 != b.actor_plus_1 ? a.actor_plus_1 < b.actor_plus_1 : a.epoch > b.epoch;
+  });
+  const auto same_actor = [](Access a, Access b) { return a.actor_plus_1 == b.actor_plus_1; };
+  all.erase(std::unique(all.begin(), all.end(), same_actor), all.end());
+  std::erase_if(all, [&](Access a) { return a != mine && clock.knows(a.actor(), a.epoch); });
+  limit = 2 * all.size() + kFewReads;
 }
 
 Access Shadow::read(std::size_t offset, std::size_t bytes, const Clock& clock) {
@@ -54,7 +64,7 @@ Shadow::Conflict Shadow::write(std::size_t offset, std::size_t bytes, const Cloc
     });
     if (racing) return {racing, false};
     cell.write = as;
-    if (cell.read.actor_plus_1 == kMany) many_[cell.read.epoch].clear();
+    if (cell.read.actor_plus_1 == kMany) many_[cell.read.epoch] = {};
     cell.read = {};
   }
   return {{}, false};

@@ -48,7 +48,7 @@ class Shadow {
   void for_each_read(std::size_t offset, Visit visit) const {
     const Cell& cell = cells_[offset / kGranule];
     if (cell.read.actor_plus_1 == kMany) {
-      for (Access a : many_[cell.read.epoch]) visit(a);
+      for (Access a : many_[cell.read.epoch].all) visit(a);
     } else if (cell.read) {
       visit(cell.read);
     }
@@ -64,10 +64,20 @@ class Shadow {
     void operator()(void* p) const { std::free(p); }
   };
 
+  static constexpr std::size_t kFewReads = 16;
+  /// Reads of one granule that are not known to be ordered, as those of an argument by all threads are. Those that a
+  /// later one stands for go when the list has doubled: a search at every read would take the square of the number of
+  /// threads.
+  struct Reads {
+    std::vector<Access> all;
+    std::size_t limit = kFewReads;
+    void add(Access mine, const Clock& clock);
+  };
+
   void note_read(Cell& cell, const Clock& clock);
 
   std::unique_ptr<Cell[], Free> cells_;  // from calloc: pages that nobody touches cost nothing
-  std::vector<std::vector<Access>> many_;
+  std::vector<Reads> many_;
 };
 
 }  // namespace ak::emu

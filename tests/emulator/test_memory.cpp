@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "device/block.cuh"
+#include "emulator/shadow.h"
 #include "harness.h"
 
 namespace ak::test {
@@ -63,6 +64,42 @@ void global_memory(Cases& cases) {
     emu::Buffer<float> from("from", std::vector<float>(384, 1.0f)), to("to", 512);
     return copy(from.data(), to.data(), 512);
   });
+}
+
+// ---- what is remembered of reads
+
+/// A hundred threads read one word three times, and know of each other's earlier reads. The writer knows of all of them
+/// but that `unknown`, which read it once.
+std::string writer_knows_all_but(int unknown) {
+  constexpr emu::Actor kReaders = 100, kWriter = kReaders;
+  const auto knowledge = [unknown](emu::Epoch epoch) {
+    emu::Snapshot seen{std::vector<emu::Epoch>(kReaders, epoch)};
+    if (unknown >= 0) seen.seen[static_cast<size_t>(unknown)] = 0;
+    return std::make_shared<const emu::Snapshot>(std::move(seen));
+  };
+  const auto clock = [](emu::Actor actor, emu::Epoch now, emu::Knowledge base) {
+    emu::Clock c;
+    c.actor = actor, c.now = now, c.base = std::move(base);
+    return c;
+  };
+  emu::Shadow shadow(4);
+  for (emu::Epoch now = 1; now <= 3; now++) {
+    for (emu::Actor reader = 0; reader < kReaders; reader++) {
+      if (now > 1 && static_cast<int>(reader) == unknown) continue;
+      if (shadow.read(0, 4, clock(reader, now, knowledge(now - 1)))) return "a read is no conflict";
+    }
+  }
+  const emu::Shadow::Conflict conflict =
+      shadow.write(0, 4, clock(kWriter, 1, knowledge(3)), emu::Access::of(kWriter, 1));
+  if (unknown < 0) return conflict.access ? "all reads were known" : "";
+  if (!conflict.access || conflict.was_write) return emu::format("the read of thread %d was forgotten", unknown);
+  return static_cast<int>(conflict.access.actor()) == unknown ? "" : "a read that was known";
+}
+
+void remembered_reads(Cases& cases) {
+  for (int unknown = -1; unknown < 100; unknown++) {
+    cases.check("reads by many", [unknown] { return writer_knows_all_but(unknown); });
+  }
 }
 
 // ---- races in shared memory
@@ -264,6 +301,7 @@ void atomics(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("memory", ak::test::Seeds(argc, argv, 12));
   ak::test::global_memory(cases);
+  ak::test::remembered_reads(cases);
   ak::test::shared_races(cases);
   ak::test::shared_words(cases);
   ak::test::shared_limits(cases);

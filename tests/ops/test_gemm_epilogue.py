@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels.ops.gemm import gemm, gemm_accumulate_
 from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
@@ -90,8 +91,9 @@ def test_alpha_scales_the_product_and_not_the_bias(device, generator):
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES)
 def test_swiglu_is_within_the_bound(device, generator, dtype, out_dtype):
-    """1050 columns of the result do not fit one tile of the CPU kernel."""
-    for batch, columns in itertools.product(((), (2,)), (66, 2100)):
+    """1050 columns of the result do not fit one tile of the CPU kernel; those of the emulator are narrower, and it takes its time."""
+    broad = 600 if requested_backend() == "emulate" else 2100
+    for batch, columns in itertools.product(((), (2,)), (66, broad)):
         a = operand(*batch, 9, 70, dtype=dtype, generator=generator, device=device, scale=0.3)
         b = operand(*batch, 70, columns, dtype=dtype, generator=generator, device=device, scale=0.4, layout="column")
         bias = torch.randn(columns, generator=generator).to(device)
