@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from . import policy
-from .library import LIBRARY, PLAIN, Op
+from .library import LIBRARY, PLAIN, Op, decompose_batches
 
 #: Dispatch key of autocast per device type.
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -39,7 +39,7 @@ def fp32_result(op: Op) -> None:
 def _register(op: Op, keyword: str, dtype_of: Callable[[str], torch.dtype], adapt: Callable | None = None) -> None:
     for device_type, key in KEYS.items():
         LIBRARY.impl(op.name, _rule(op, device_type, keyword, dtype_of, adapt), key)
-    LIBRARY.impl(op.name, _batched(op, keyword, dtype_of), "FuncTorchBatched")
+    decompose_batches(op, _batched(op, keyword, dtype_of))
 
 
 def _rule(op: Op, device_type: str, keyword: str, dtype_of: Callable, adapt: Callable | None) -> Callable:
@@ -70,8 +70,7 @@ def _wide(value: object) -> object:
 
 
 def _batched(op: Op, keyword: str, dtype_of: Callable) -> Callable:
-    """The rule of torch.vmap, which comes before that of autocast: the op's composition of torch's operations, which know
-    batches. Without it vmap would call the op once for each element, with a warning."""
+    """The rule of torch.vmap, which comes before that of autocast, and does what that would do."""
 
     def kernel(*args, **kwargs):
         device_type = args[0].device.type

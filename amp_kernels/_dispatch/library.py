@@ -224,6 +224,12 @@ def define(
     return op
 
 
+def decompose_batches(op: Op, rule: Callable | None = None) -> None:
+    """torch.vmap runs the composite ``op`` as its reference, or as ``rule``: torch's own operations, which know batches. Without
+    it vmap would call the op once for each element, with a warning."""
+    LIBRARY.impl(op.name, rule or op.reference, "FuncTorchBatched")
+
+
 def _below_autograd(function: Callable) -> Callable:
     """A kernel sits below autograd and autocast: the torch ops inside it record no graph, may write to leaves, as C++ kernels do,
     and compute in the dtypes that they are given."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._dispatch import autocast
 from .._dispatch.dtensor import by_rows, is_dtensor
-from .._dispatch.library import Sample, define
+from .._dispatch.library import Sample, decompose_batches, define
 from . import activation_backward, activation_forward
 from ._gemm import ACTIVATIONS
 from ._lists import FLOATS
@@ -54,6 +54,7 @@ def samples(device: str) -> Iterator[Sample]:
 
 
 op = define("activation(Tensor x, *, str activation) -> Tensor", _activation, samples=samples, composite=True)
+decompose_batches(op)
 
 
 def _call(x: Tensor, activation: str) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import autocast
-from .._dispatch.library import Sample, define
+from .._dispatch.library import Sample, decompose_batches, define
 from . import dropout
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
@@ -59,6 +59,7 @@ op = define(
     samples=samples,
     composite=True,
 )
+decompose_batches(op)
 
 
 def dropout_add(x: Tensor, residual: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

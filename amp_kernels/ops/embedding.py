@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._dispatch import autocast
 from .._dispatch.dtensor import by_rows, is_dtensor
-from .._dispatch.library import Sample, define
+from .._dispatch.library import Sample, decompose_batches, define
 from . import _main_grad, embedding_accumulate
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 from ._lists import FLOATS
@@ -86,6 +86,7 @@ op = define(
     samples=samples,
     composite=True,
 )
+decompose_batches(op)
 
 
 def embedding(

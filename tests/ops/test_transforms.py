@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
+from amp_kernels._dispatch.library import REGISTRY
 
 from .tensors import normal
 
@@ -113,3 +114,47 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm", "linear")
         return func(*args, **(kwargs or {}))
+
+
+IN_THEIR_OWN_DTYPE = {
+    "gelu": ak.gelu,
+    "silu": ak.silu,
+    "swiglu": ak.swiglu,
+    "dropout_add": lambda x: ak.dropout_add(x, -x, p=0.5),
+    "embedding": lambda x: ak.embedding((x[:, 0] > 0).long(), WEIGHTS[0]),
+    "embedding of a table": lambda x: ak.embedding(torch.tensor([[2, 0, 1]]), x, padding_idx=1),
+}
+
+
+@pytest.fixture
+def no_loop():
+    """vmap of an op that has no rule for batches is an error, not a loop over them."""
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    yield
+    torch._C._functorch._set_vmap_fallback_enabled(True)
+
+
+@pytest.mark.parametrize("name", IN_THEIR_OWN_DTYPE)
+def test_vmap_without_a_loop(setting, name, no_loop):
+    dtype, context = setting
+    function, x = IN_THEIR_OWN_DTYPE[name], normal(5, 3, 8).to(dtype)
+
+    def of(row):
+        torch.manual_seed(0)
+        return function(row)
+
+    def derivative(row):
+        return torch.func.grad(lambda row: of(row).float().square().sum())(row)
+
+    with context:
+        for f in (of, derivative):
+            torch.manual_seed(0)
+            found = torch.vmap(f, randomness="same")(x)
+            assert_close(found, torch.stack([f(row) for row in x]))
+            assert found.dtype == f(x[0]).dtype
+
+
+def test_every_composite_op_has_a_rule_for_batches():
+    for op in REGISTRY.values():
+        key = "FuncTorchBatched"
+        assert not op.composite or torch._C._dispatch_has_kernel_for_dispatch_key(f"amp_kernels::{op.name}", key)
