@@ -54,7 +54,7 @@ def build_reason(library: str) -> str:
     """Why the build has no ``library``, in the build's own words."""
     info = build_info()
     if not info:
-        return f"the package was never built ({BUILD})"
+        return f"the package in {PACKAGE} was never built ({BUILD}); one that is installed is imported from any other folder"
     entry = info.get("libraries", {}).get(library, {})
     return entry.get("reason") or f"lib {library} is missing from {PACKAGE} although it was built"
 

@@ -2,8 +2,8 @@
 
 The rule: bfloat16 has float32's exponent range, so it needs no loss scaling; where the hardware multiplies it at full
 speed it is the choice. float16 is the choice where only it has tensor cores (compute capability 7.0 and 7.5), and then
-small gradients fall below its range (6e-8) unless the loss is scaled. Without tensor cores 16-bit arithmetic is not
-worth its rounding.
+small gradients fall below its range (6e-8) unless the loss is scaled. GPUs of 7.5 without tensor cores (GTX 16) count
+as the others of theirs: they multiply float16 at twice float32's rate. On older ones 16-bit arithmetic is not worth its rounding.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     difference between sums over micro-batches that stand still and sums that are those of fp32; with fp32 parameters it
     saves the traffic of the addition, 12 bytes an element and micro-batch.
 
-    ``.grad`` remains what it is: the same memory as ``main_grad`` once a backward has run. Optimizers, scalers, clipping,
+    ``.grad`` remains what it is: the same memory as ``main_grad`` once a backward in 16 bits or under autocast has run; fp32
+    products are torch's own, which write ``.grad`` alone. Optimizers, scalers, clipping,
     ``zero_grad`` in both its forms, post-accumulate hooks and DistributedDataParallel work unchanged. After
     ``zero_grad(set_to_none=True)``, or ``.grad = None``, the first micro-batch overwrites ``main_grad`` without reading it.
     ``main_grad`` is kept, so gradients keep their addresses over the steps.

@@ -206,6 +206,7 @@ def softmax(
 
     Raises:
         TypeError: a dtype or layout is not accepted.
+        NotImplementedError: integers, as in torch.
         ValueError: the mask does not fit.
         IndexError: ``dim`` is out of range.
 

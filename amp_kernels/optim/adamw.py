@@ -43,7 +43,7 @@ class AdamW(AdamStep, torch.optim.AdamW):
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
-        RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+        RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)

@@ -38,7 +38,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
         TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
-        RuntimeError: ``fused=True`` together with ``foreach`` or ``differentiable``, as in torch.
+        RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
