@@ -43,7 +43,7 @@ def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """
     stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream(stream.device)):
             yield
     except BaseException:
         with contextlib.suppress(RuntimeError):  # it knows, where the end did not raise
@@ -52,6 +52,6 @@ def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         with contextlib.suppress(RuntimeError):  # of a broken context: what broke it is raised
             torch.cuda.set_stream(stream)
             number = torch.zeros(1, device=stream.device)
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(stream.device)):
                 number.zero_()  # torch warns of an empty graph
         raise

@@ -41,7 +41,8 @@ class Machine:
                 machine.device = max(machine.device, machine.host) + 1e-3 * self.calls
 
         @contextlib.contextmanager
-        def graph(captured, pool=(0, 0)):
+        def graph(captured, pool=(0, 0), *, stream):
+            assert stream is machine.own
             machine.capturing, machine.stream, machine.stuck = captured, "torch's own", True
             machine.pools.append(pool)
             try:
