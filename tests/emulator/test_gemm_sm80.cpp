@@ -299,6 +299,8 @@ void epilogues(Cases& cases) {
     both({.m = 40, .n = 67, .k = 32, .major_b = major, .activation = Activation::swiglu, .dact = true, .sums = true});
   }
   check<bf16>(cases, {.m = 50, .n = 2 * 140, .k = 40, .tile = kWide, .activation = Activation::swiglu, .z = true});
+  check<bf16>(cases, {.m = 35, .n = 75, .k = 16, .beta = 2, .residual = true});
+  check<bf16>(cases, {.m = 36, .n = 70, .k = 16, .activation = Activation::relu, .dact = true});
   both({.m = 50, .n = 40, .k = 32, .batch = 2, .activation = Activation::relu, .dact = true, .sums = true});
   both({.m = 20, .n = 40, .k = 16, .batch = 2, .bias = Bias::kColumn, .residual = true, .z = true});
 }
