@@ -53,7 +53,7 @@ class Block(nn.Module):
         x = x + self.attention(self.norm(x))
         return x + self.mlp(self.norm_mlp(x))
 
-    def behind(self, branch: torch.Tensor | None, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_fused(self, branch: torch.Tensor | None, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same where each norm adds what came before it: the last branch, and the stream that it is still to be added
         to."""
         y, stream = self.norm(branch, residual=stream) if branch is not None else (self.norm(stream), stream)
@@ -72,16 +72,17 @@ class GPT2(nn.Module):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions)
-        x = (self.behind(x) if self.fused_norms else self.norm(self.blocks(x))).flatten(0, 1)
+        x = (self.stream_fused(x) if self.fused_norms else self.norm(self.blocks(x))).flatten(0, 1)
         if self.fused_loss:
             chunk = default_chunk(x.shape[0], torch.bfloat16, "cuda")  # the trace is of CPU tensors
             return ak.linear_cross_entropy(x, self.head.weight, targets.flatten(), chunk_size=chunk)
         return F.cross_entropy(self.head(x).float(), targets.flatten())
 
-    def behind(self, stream: torch.Tensor) -> torch.Tensor:
+    def stream_fused(self, stream: torch.Tensor) -> torch.Tensor:
+        """The blocks and the last norm, where the norms make the additions."""
         branch = None
         for block in self.blocks:
-            branch, stream = block.behind(branch, stream)
+            branch, stream = block.forward_fused(branch, stream)
         return self.norm(branch, residual=stream)[0]
 
 

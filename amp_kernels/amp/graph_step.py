@@ -116,11 +116,12 @@ class GraphedStep:
     def __call__(self, *inputs: Any) -> Any:
         """Take the step on a batch; the results are the same tensors every time."""
         self._take_inputs(inputs)
-        with _on(self._device()), self._rates_put_back_on_error():
-            self._write_numbers()
-            if not _same(self._key, self._conditions()):
-                self._drop()
-                self._prepare()
+        with _on(self._device()):
+            with self._rates_put_back_on_error() if self._key is None else contextlib.nullcontext():
+                self._write_numbers()
+                if not _same(self._key, self._conditions()):
+                    self._drop()
+                    self._prepare()
             self._run_eagerly() if self._graph is None else self._replay_graph(self._graph)
         return self._outputs
 

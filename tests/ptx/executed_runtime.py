@@ -120,13 +120,17 @@ def test_a_step_in_a_graph_launches_what_an_eager_one_does(name, dtype):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
-def test_a_second_product_asks_the_runtime_for_nothing():
-    """Device, shared memory and tensor maps are known by then; the counters of a split product are 0 as the first one left them."""
+def split_product():
+    """The machine, zeros in fp32, and operands whose product its four multiprocessors add to them in parts of k."""
     it = set_chip(90, 4)
     it.seed = 0
-    a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
-    c = torch.zeros(8, 16).cuda()
     assert _host.plan_gemm(8, 16, 4096, sm_count=4, out_bytes=8)["splits"] > 1
+    return it, torch.zeros(8, 16).cuda(), torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
+
+
+def test_a_second_product_asks_the_runtime_for_nothing():
+    """Device, shared memory and tensor maps are known by then; the counters of a split product are 0 as the first one left them."""
+    it, c, a, b = split_product()
     names = ("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cuTensorMapEncodeTiled", "cudaMemsetAsync")
     counts = []
     for i in range(1, 4):
@@ -139,10 +143,7 @@ def test_a_second_product_asks_the_runtime_for_nothing():
 
 def test_a_split_product_in_a_graph_has_counters_of_its_own():
     """A graph may run beside what its stream does later, so it zeroes them itself."""
-    it = set_chip(90, 4)
-    it.seed = 0
-    a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
-    c = torch.zeros(8, 16).cuda()
+    it, c, a, b = split_product()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # has counters from here on
         ak.ops.gemm.gemm_accumulate_(c, a, b)
@@ -158,11 +159,7 @@ def test_a_split_product_in_a_graph_has_counters_of_its_own():
 
 def test_a_streams_counters_are_not_of_torchs_allocator():
     """They stay for good; what warms up a graph's memory (torch.compile's graphs) has all that torch allocates given back to it."""
-    it = set_chip(90, 4)
-    it.seed = 0
-    a, b = torch.ones(8, 4096).half().cuda(), torch.ones(16, 4096).half().cuda().T
-    c = torch.zeros(8, 16).cuda()
-    assert _host.plan_gemm(8, 16, 4096, sm_count=4, out_bytes=8)["splits"] > 1
+    it, c, a, b = split_product()
     modes = [it.calls("cudaThreadExchangeStreamCaptureMode")]
     with torch.cuda.stream(torch.cuda.Stream()):
         for i in range(1, 3):
