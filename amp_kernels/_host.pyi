@@ -1,4 +1,4 @@
-"""The formulas of csrc/math over numpy arrays. 16-bit floats travel as uint16 codes."""
+"""The formulas of csrc over numpy arrays. 16-bit floats travel as uint16 codes."""
 
 from collections.abc import Sequence
 from typing import Any, Literal

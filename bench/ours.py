@@ -39,7 +39,7 @@ def _under(backend: str, prepare: Callable[[Any], Call], inputs: Any) -> Call:
 
 
 def gemm_plan(shape: Shape, sm_count: int, capability: tuple[int, int]) -> str | None:
-    """What csrc/tuning picks for a product on such a GPU; None where the module that says so is not built.
+    """What csrc/gemm/plan.h picks for a product on such a GPU; None where the module that says so is not built.
 
     The profiler's kernel names in the same row say what really ran; this says which part of the table it was.
     """

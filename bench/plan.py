@@ -1,4 +1,4 @@
-"""What csrc/tuning picks for a product, and what its model says that this takes: a prediction, from no run."""
+"""What csrc/gemm/plan.h picks for a product, and what its model says that this takes: a prediction, from no run."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from .rows import OURS, TRAINING
 from .tiles import TIMED, Product
 
 PLAIN = ("16", "fp32", "fp32+")  # results without an epilogue
-BASIS = "PREDICTION for {chip}, from the cost model of csrc/tuning/gemm_cost.h."
+BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h."
 STEP_BASIS = (
     "PREDICTION for {chip}: bytes over {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, "
 )

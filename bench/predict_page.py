@@ -41,7 +41,7 @@ writes the tables of products, steps and training for its own GPU, `predicted.tx
 
 {measured}
 
-The model (`csrc/tuning/gemm_cost.h`) ranks the tiles at run time. A step of k costs a tile the larger of its products (2,048
+The model (`csrc/gemm/cost.h`) ranks the tiles at run time. A step of k costs a tile the larger of its products (2,048
 multiply-adds a cycle) and of the bytes that come into its multiprocessor (64 a cycle, the width of the port), and 27 cycles for each
 group of consumers that hands a stage over. Then come 1,700 cycles to turn to the next tile, and the epilogue's instructions, counted in
 the machine code, at 0.325 a cycle and warp; a pingpong tile hides both under its neighbour's products. Tiles go in rounds over the
@@ -86,7 +86,7 @@ What the model cannot know:
 - other GPUs: an H100 differs in its memory's rate alone, an A100 in clock, tensor cores and memory, at the H200's shares of the data sheet.
 """
 
-LOSS_BASIS = """PREDICTION for H200, from the cost model of csrc/tuning/gemm_cost.h and, beside the products, by bytes at 80 % of a copy's
+LOSS_BASIS = """PREDICTION for H200, from the cost model of csrc/gemm/cost.h and, beside the products, by bytes at 80 % of a copy's
 rate: bf16, the reduction a mean, `chunk_size` by default. The goal, 1.02 of the three products, is **missed**, and is out of reach of
 a loss that is a pass of its own: at a copy's whole rate, with products of all rows at once, one read and one write of the logits alone
 make the last column. Chunks cost the rest: each reads and writes the weight's fp32 gradient, which a larger `chunk_size` makes rarer for

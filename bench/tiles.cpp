@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm_sm90.h"
+#include "gemm/sm90/gemm.h"
 
 namespace {
 

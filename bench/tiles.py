@@ -3,7 +3,7 @@
 python -m bench.tiles --out bench/results/nvidia-h200    # compute capability 9.0, nvcc: minutes to compile, minutes to run
 python -m bench.tiles --list                             # the products, without a GPU
 
-The planner's model (csrc/tuning/gemm_cost.h) is held against the times. `tiles.cpp` is the program that takes them.
+The planner's model (csrc/gemm/cost.h) is held against the times. `tiles.cpp` is the program that takes them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "dgelu_s": {"activation": "gelu", "backward": True, "side_bytes": 2, "column_sums": True},
 }
 
-# Those whose code is what was timed; the others were written anew since (csrc/kernels/gemm_sm90_boxes.cuh).
+# Those whose code is what was timed; the others were written anew since (csrc/gemm/sm90/boxes.cuh).
 TIMED = ("none", "bias")
 
 
@@ -128,7 +128,7 @@ def build(program: Path) -> None:
     """Compiles `tiles.cpp` with the kernel, for Hopper."""
     csrc = HERE.parent / "csrc"
     options = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
-    sources = [HERE / "tiles.cpp", csrc / "kernels" / "gemm_bf16_sm90.cu"]
+    sources = [HERE / "tiles.cpp", csrc / "gemm" / "sm90" / "gemm_bf16.cu"]
     subprocess.run(["nvcc", *options, "-I", csrc, "-o", program, *sources], check=True)
 
 

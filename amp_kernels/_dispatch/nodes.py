@@ -1,5 +1,5 @@
 """The module ``_nodes``: ``linear``, ``matmul``, norms, softmax and cross-entropy in C++ for the plain case, autograd node
-included (csrc/bind/nodes.cpp), ``cast_``, and the walk over the parameters of a cached step (csrc/bind/gradient_table.cpp).
+included (csrc/autograd/linear.cpp), ``cast_``, and the walk over the parameters of a cached step (csrc/autograd/gradient_table.cpp).
 
 The module ``_nodes`` is compiled against torch's C++ interface, which holds no promise between versions, so it is loaded
 only by the torch that it was built for. Without it the Python functions, which specify it, serve every call.
@@ -55,7 +55,7 @@ def load_module() -> None:
 
 
 def step_walk() -> Any:
-    """The module, for the loops of a step over all its tensors (csrc/bind/gradient_table.h); ``None`` if there is none."""
+    """The module, for the loops of a step over all its tensors (csrc/autograd/gradient_table.h); ``None`` if there is none."""
     return _module
 
 

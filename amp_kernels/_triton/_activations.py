@@ -1,4 +1,4 @@
-"""The activations of csrc/math/activation.h for Triton: the same formulas, constants and order of operations, in fp32.
+"""The activations of csrc/activation/formula.h for Triton: the same formulas, constants and order of operations, in fp32.
 
 Every fused multiply-add is written out and the kernels that call these functions are compiled with ``enable_fp_fusion=False``, so
 that a result has the bits of the CPU and CUDA kernels. Nothing comes from libdevice, which the interpreter does not have.

@@ -23,7 +23,7 @@ def load_row(base, at, inside):
 
 @triton.jit
 def deviation(mean_square, eps, FACTOR: tl.constexpr):
-    """1 / sqrt(mean square + eps), of a row that was multiplied by ``FACTOR`` (csrc/math/layer_norm.h)."""
+    """1 / sqrt(mean square + eps), of a row that was multiplied by ``FACTOR`` (csrc/norm/formula.h)."""
     if FACTOR == 1.0:
         return tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
     return tl.div_rn(FACTOR, tl.sqrt_rn(mean_square))

@@ -1,4 +1,4 @@
-"""csrc/math/rounding.h and philox.h for Triton: stochastic rounding to 16 bits, bit for bit the same.
+"""csrc/base/rounding.h and philox.h for Triton: stochastic rounding to 16 bits, bit for bit the same.
 
 All of it is arithmetic on the bits, in unsigned 32-bit integers that wrap around.
 """

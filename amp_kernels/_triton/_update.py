@@ -1,5 +1,5 @@
 """A step of any rule in Triton, over a list of parameters: kernels that know the optimizer by two functions alone, which are
-what ``<name>.py`` holds. The formula is csrc/math/<name>.h.
+what ``<name>.py`` holds. The formula is csrc/update/rules/<name>.h.
 
 ``prepare_kernel``, one lane a parameter: increments the step count and derives from it, in double, the few scalars that
 all elements of the parameter share. It runs before the update, so no program ever reads a count that another one is about
@@ -62,7 +62,7 @@ def read_scalars(row, COUNT: tl.constexpr):
 
 @triton.jit
 def power(base, exponent):
-    """base^exponent by squaring, for an unsigned exponent: the bits of csrc/math."""
+    """base^exponent by squaring, for an unsigned exponent: the bits of csrc/base."""
     result = tl.full(base.shape, 1.0, tl.float64)
     for _ in range(32):
         result = tl.where((exponent & 1) != 0, result * base, result)

@@ -2,7 +2,7 @@
 
 Work: 4 to 8 bytes an element, read once and written once: bandwidth is the limit. Pairs of tensors of the same two dtypes
 and alignment make a class, and each class is one launch of its own specialization, a persistent grid over its chunks
-(``_tables.py``); a model has one or two. The random bits are csrc/math/philox.h's, numbered by element.
+(``_tables.py``); a model has one or two. The random bits are csrc/base/philox.h's, numbered by element.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """check_and_norm in Triton: one read of a list of gradients of any dtypes, then a small kernel that joins partial results.
 
 Programs walk over the chunks of the whole list (``_tables.py``). A lane keeps the sum of its squares and its peak
-(``csrc/math/norm.h``), the largest magnitude and the check in one. Sums are kept in fp32 within a chunk and in fp64 above, and
+(``csrc/gradients/grad_norm.h``), the largest magnitude and the check in one. Sums are kept in fp32 within a chunk and in fp64 above, and
 nothing is added by atomics, so a call gives the same bits each time. For results per tensor each chunk leaves a partial
 result in a slot of its own, else each program does.
 
 Squares below fp32's range: a chunk in which some lane has a small, but not zero sum is read once more, multiplied by a
-power of two, for these lanes (``csrc/math/norm.h`` has the bounds).
+power of two, for these lanes (``csrc/gradients/grad_norm.h`` has the bounds).
 
 The speed hangs on ``tl.multiple_of`` in ``_add_chunk``: without the hint, or under a mask of unknown divisibility, every
 load becomes scalar. The elements before the first 16-byte boundary are peeled off, so that the hint is true for any

@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits and its gradient in Triton, one program a row: csrc/math/cross_entropy.h has the
+"""Cross-entropy of rows of logits and its gradient in Triton, one program a row: csrc/loss/formula.h has the
 formulas.
 
 A program walks over its row in blocks. Each lane keeps the largest logit it has seen and the sum of exponentials relative

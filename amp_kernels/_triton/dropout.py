@@ -1,4 +1,4 @@
-"""``amp_kernels::dropout`` in Triton: one read of what comes, one write; csrc/math/dropout.h bit for bit.
+"""``amp_kernels::dropout`` in Triton: one read of what comes, one write; csrc/dropout/formula.h bit for bit.
 
 The limit is memory; the generator is some 25 instructions an element. Operands with gaps are made contiguous first.
 """

@@ -1,4 +1,4 @@
-"""``amp_kernels::embedding_accumulate_`` in Triton: a program a piece of the sorted entries, as csrc/kernels does it.
+"""``amp_kernels::embedding_accumulate_`` in Triton: a program a piece of the sorted entries, as csrc/embedding does it.
 
 The limit is memory: reads grad once, reads and writes the rows that occur. A run of equal indices inside a piece is
 finished there; one that crosses pieces leaves a partial sum in each, which a second kernel adds in order.

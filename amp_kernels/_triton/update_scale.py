@@ -1,6 +1,6 @@
 """update_scale_ in Triton: one program looks at every check's found_inf, moves the loss scale and counts skips.
 
-The rule is csrc/math/loss_scale.h, its products formed in fp64 as there. Kernel arguments are fp32 in Triton, so the
+The rule is csrc/gradients/loss_scale.h, its products formed in fp64 as there. Kernel arguments are fp32 in Triton, so the
 factors and bounds travel as the bits of fp64 numbers in front of the flags' addresses. Flags are tested one by one and
 never added up, where a -1 or a NaN could hide an overflow.
 """

@@ -35,7 +35,7 @@ from ._stochastic import round_stochastic, rounding_bits
 MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32  # a group's flags
 MAX_SEED = 2**63 - 1
 
-TABLE_COLUMNS, TABLE_GRAD = 10, 1  # csrc/ops/tensor_table.h
+TABLE_COLUMNS, TABLE_GRAD = 10, 1  # csrc/base/tensor_table.h
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
 
 PARAMS = (torch.float16, torch.bfloat16, torch.float32)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
 
-#: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/math/layer_norm.h).
+#: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/norm/formula.h).
 SHRINK = 2.0**-80
 
 

@@ -2,7 +2,7 @@
 
 :func:`define_update` makes one from a declaration and the formula for one parameter. All have the same signature, so that
 one glue serves them in every backend; what an optimizer has of its own is packed into ``moments`` and ``options``, in
-the order of the declaration. The compiled rule of the same op, ``csrc/math/<name>.h``, counts on that order, and so does
+the order of the declaration. The compiled rule of the same op, ``csrc/update/rules/<name>.h``, counts on that order, and so does
 ``_triton/<name>.py``.
 """
 

@@ -2,7 +2,7 @@
 ``cross_entropy`` and ``linear_cross_entropy`` are made of.
 
 ``loss[i] = sum_j c_j (lse - x_j) + z_loss u lse^2``, where for a target class ``t`` ``c_j = (1 - s) w_t [j = t] + s w_j / V``
-and ``u = w_t``, for probabilities ``y`` ``c_j = w_j ((1 - s) y_j + s / V)`` and ``u = 1``: csrc/math/cross_entropy.h.
+and ``u = w_t``, for probabilities ``y`` ``c_j = w_j ((1 - s) y_j + s / V)`` and ``u = 1``: csrc/loss/formula.h.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Softmax and log-softmax of rows, and their gradients, in fp32 from what is read once. Raw: the ops that ``softmax`` and
-``log_softmax`` are made of. The formulas: csrc/math/softmax.h.
+``log_softmax`` are made of. The formulas: csrc/softmax/formula.h.
 
 ``mask`` is bool ``[a, b, c, columns]`` with ``a * b * c`` rows, True where an element counts; any of the first three may be
 expanded. A row of which nothing counts, or that holds nothing but -inf, is NaN, or with ``safe`` softmax 0, log-softmax -inf.

@@ -1,5 +1,5 @@
 """Loops over all tensors of a step that look at each one alone: in C++ where there is the module ``_nodes``
-(csrc/bind/gradient_table.h), in Python elsewhere. A model has hundreds of tensors, some thousands."""
+(csrc/autograd/gradient_table.h), in Python elsewhere. A model has hundreds of tensors, some thousands."""
 
 from __future__ import annotations
 

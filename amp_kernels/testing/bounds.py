@@ -10,7 +10,7 @@ p between two roundings of the accumulator, the error of ``activation(z) + beta 
 The first term is the one rounding of the result (u_out half an ulp), the second the fp32 accumulation (2^-23 and not
 2^-24, because tensor cores truncate), carried through the activation by its largest slope (through a product
 ``silu(gate) up`` by the product rule), the third the evaluation of an activation that is not piecewise linear
-(csrc/math/activation.h: 4 u |z|; of a gated one ``2^-22 |gate up|`` and the product's rounding), the
+(csrc/activation/formula.h: 4 u |z|; of a gated one ``2^-22 |gate up|`` and the product's rounding), the
 fourth the sum with c, the last half the smallest subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical
 behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021.
 

@@ -1,6 +1,6 @@
 #pragma once
 // Functions that the hardware approximates, in a unit of its own beside the arithmetic ones. For what is measured
-// against a bound; formulas whose bits count stand in csrc/math.
+// against a bound; formulas whose bits count are the families'.
 #include "device/platform.cuh"
 
 #ifdef AK_EMULATE

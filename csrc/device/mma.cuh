@@ -2,8 +2,8 @@
 // Tensor-core instructions of one warp: ldmatrix, stmatrix, mma.sync. Fragments in the PTX manual's order: lane l
 // holds, of an 8 x 8 matrix of 16-bit elements, row l / 4, columns 2 (l % 4) and the next, in one 32-bit register (the
 // lower column in the lower half).
+#include "base/half.h"
 #include "device/platform.cuh"
-#include "math/half.h"
 
 namespace ak {
 

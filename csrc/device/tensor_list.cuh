@@ -8,7 +8,7 @@
 #pragma once
 #include <cstdint>
 
-#include "math/config.h"
+#include "base/config.h"
 
 namespace ak {
 

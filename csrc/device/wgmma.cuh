@@ -8,10 +8,10 @@
 //
 // Thread t of the warpgroup holds, of d, rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the
 // next: d[4 j + 2 h + c] is row h of those, column c of those, for j = 0 .. N / 8 - 1.
+#include "base/half.h"
 #include "device/mma.cuh"
 #include "device/platform.cuh"
 #include "device/tensor_map.cuh"
-#include "math/half.h"
 
 namespace ak {
 

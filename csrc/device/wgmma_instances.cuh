@@ -3,8 +3,8 @@
 // are the names of the first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
 #include <type_traits>
 
+#include "base/half.h"
 #include "device/platform.cuh"
-#include "math/half.h"
 
 #define AK_OUTPUT_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define AK_NAMES_1 "%0,%1,%2,%3"

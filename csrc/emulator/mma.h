@@ -3,8 +3,8 @@
 #include <span>
 #include <type_traits>
 
+#include "base/half.h"
 #include "emulator/machine.h"
-#include "math/half.h"
 
 namespace ak {
 namespace emu {

@@ -209,7 +209,7 @@ def test_training_steps_are_those_measured(name):
 
 
 def test_what_is_priced_as_ours_is_ours_on_a_gpu():
-    glue = "".join(path.read_text() for path in (ROOT / "csrc" / "ops" / "gpu").glob("*.cpp"))
+    glue = "".join(path.read_text() for path in (ROOT / "csrc").rglob("glue*.cpp"))
     names = {op.name for each in traces(MODELS["gpt2-124m"], True) for op in each.ops if op.name.startswith("ak::")}
     assert "ak::gemm" in names
     assert not [name for name in names if f'"{name.removeprefix("ak::")}"' not in glue]
@@ -257,6 +257,6 @@ def test_launches_carry_the_bytes_that_predictions_count():
         optimizer.step()
         seen |= {launch.name: launch.arguments for launch in launches()}
     assert seen == predict.STEP_ARGUMENTS
-    tuned = (ROOT / "csrc" / "kernels" / "adamw.cu").read_text()
+    tuned = (ROOT / "csrc" / "update" / "rules" / "adamw.cu").read_text()
     for constant, name in (("kPrepareTensors", "update_prepare"), ("kTensors", "adamw_")):
         assert f" {constant} = {predict.UPDATE_TENSORS[name]}" in tuned

@@ -3,7 +3,7 @@
 // thread with. TILE and FLOAT say which.
 #include <cstdio>
 
-#include "kernels/gemm_sm90.cuh"
+#include "gemm/sm90/gemm.cuh"
 
 namespace ak::gemm {
 namespace {

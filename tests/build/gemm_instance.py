@@ -13,7 +13,7 @@ def compile_instance(folder: Path, number: int, as_float: bool = False, csrc: Pa
     kernel = "gemm_sm90_kernel<bf16, Major::kK, Major::kK, FLOAT, Staged<TILE, stages<TILE, FLOAT>()>>"
     maps = "AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(Args)"
     source.write_text(
-        f'#include "kernels/gemm_sm90.cuh"\nnamespace ak::gemm {{ template __global__ void {kernel}({maps}); }}\n'
+        f'#include "gemm/sm90/gemm.cuh"\nnamespace ak::gemm {{ template __global__ void {kernel}({maps}); }}\n'
     )
     cubin = folder / "instance.cubin"
     defines = [f"-DTILE={number}", f"-DFLOAT={str(as_float).lower()}"]

@@ -56,15 +56,15 @@ def binaries(tmp_path_factory) -> list[Path]:
         return [LIBRARY]
     folder = tmp_path_factory.mktemp("kernels")
     objects = []
-    for source in sorted((ROOT / "csrc" / "kernels").glob("*.cu")):
-        only = re.search(r"_sm(\d+)\.cu$", source.name)
+    for source in sorted((ROOT / "csrc").rglob("*.cu")):
+        only = re.match(r"sm(\d+)$", source.parent.name)
         numbers = [arch.removesuffix("+PTX").replace(".", "") for arch in default_archs()]
         if only and only[1] == "80":  # and everything newer
             numbers = [number for number in numbers if int(number.removesuffix("a")) >= 80]
         elif only:
             numbers = [only[1] + "a"]
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
-        objects.append(folder / f"{source.stem}.o")
+        objects.append(folder / f"{len(objects)}.o")
         command = ["nvcc", "-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", *codes, "-I", ROOT / "csrc"]
         subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True, timeout=1200)
     return objects

@@ -16,8 +16,8 @@ from .kernel_budgets import BUDGETS
 from .test_kernel_budgets import crowded, too_little_in_flight
 
 ROOT = Path(__file__).parents[2]
-NORM, WALK, GEMM = "kernels/check_and_norm.cu", "kernels/vector_walk.cuh", "kernels/gemm_sm90.cuh"
-TILE = "kernels/gemm_sm90_tile.cuh"
+NORM, WALK, GEMM = "gradients/check_and_norm.cu", "base/vector_walk.cuh", "gemm/sm90/gemm.cuh"
+TILE = "gemm/sm90/tile.cuh"
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: nothing can be compiled")
 

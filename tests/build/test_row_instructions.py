@@ -67,21 +67,21 @@ class Ring(NamedTuple):
 
 
 RINGS = {
-    "norm_forward, 16 bits": Ring("norm_forward", "norm_forward_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
+    "norm_forward, 16 bits": Ring("norm/forward", "norm_forward_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
     "norm_forward, added to a stream of fp32": Ring(
-        "norm_forward", "norm_forward_ring", 16, 3, (BF16, BF16, True), 6, 12, 24, 0.9
+        "norm/forward", "norm_forward_ring", 16, 3, (BF16, BF16, True), 6, 12, 24, 0.9
     ),
-    "norm_backward, 16 bits": Ring("norm_backward", "norm_backward_ring", 8, 3, (BF16, BF16, False), 4, 6, 26.5, 0.8),
+    "norm_backward, 16 bits": Ring("norm/backward", "norm_backward_ring", 8, 3, (BF16, BF16, False), 4, 6, 26.5, 0.8),
     "norm_backward, of a stream of fp32": Ring(
-        "norm_backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8
+        "norm/backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8
     ),
-    "softmax": Ring("softmax_rows", "softmax_rows_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
-    "log_softmax": Ring("softmax_rows", "softmax_rows_ring", 16, 3, (BF16, BF16, True), 2, 4, 20, 0.9),
+    "softmax": Ring("softmax/rows", "softmax_rows_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
+    "log_softmax": Ring("softmax/rows", "softmax_rows_ring", 16, 3, (BF16, BF16, True), 2, 4, 20, 0.9),
     "softmax's gradient": Ring(
-        "softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, False), 4, 6, 17.5, 0.9
+        "softmax/rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, False), 4, 6, 17.5, 0.9
     ),
     "log_softmax's gradient": Ring(
-        "softmax_rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, True), 4, 6, 20.5, 0.9
+        "softmax/rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, True), 4, 6, 20.5, 0.9
     ),
 }
 
@@ -96,9 +96,9 @@ class Code(NamedTuple):
 def kernels_of(source: str, folder: Path) -> dict[str, Code]:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH: there is no machine code to follow")
-    cubin = folder / f"{source}.cubin"
+    cubin = folder / f"{Path(source).stem}.cubin"
     flags = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "--extended-lambda", "-arch=sm_90a"]
-    command = ["nvcc", *flags, "-I", ROOT / "csrc", "-cubin", ROOT / "csrc" / "kernels" / source, "-o", cubin]
+    command = ["nvcc", *flags, "-I", ROOT / "csrc", "-cubin", ROOT / "csrc" / source, "-o", cubin]
     subprocess.run(command, check=True, timeout=600)
     tables = branch_tables(cuobjdump("-elf", cubin))
     return {name: Code(code, tables.get(name, [])) for name, code in parse(cuobjdump("-sass", cubin)).items()}
@@ -113,14 +113,14 @@ def compiled(tmp_path_factory):
 @pytest.fixture(scope="module")
 def norms(compiled) -> dict[str, Code]:
     """The kernels whose rows stay in shared memory, by whether they add a residual."""
-    found = compiled("norm_forward.cu")
+    found = compiled("norm/forward.cu")
     return {re.search(r"Lb([01])E", n)[1]: c for n, c in found.items() if "norm_forward_resident_kernel" in n}
 
 
 @pytest.fixture(scope="module")
 def loss(compiled) -> Code:
     """The kernel of the longest rows."""
-    found = compiled("cross_entropy_rows.cu")
+    found = compiled("loss/cross_entropy.cu")
     (name,) = (name for name in found if f"cross_entropy_rows_kernelILi{LOSS_THREADS}E" in name)
     return found[name]
 
@@ -221,7 +221,7 @@ def test_norms_of_rows_in_all_registers(compiled):
     """Of fp32: the copies of the next row are on their way through all passes over a row."""
     (code,) = (
         c
-        for name, c in compiled("norm_forward.cu").items()
+        for name, c in compiled("norm/forward.cu").items()
         if "norm_forward_ring_kernelINS_7RowTeamILi16ELi64E" in name
     )
     threads = [Copying(*code, norm(FP32, MEAN | BIAS, rows), 37) for rows in (2, 3)]

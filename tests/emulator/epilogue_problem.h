@@ -1,11 +1,11 @@
 #pragma once
 // A product with an epilogue on the emulator, bit for bit: the sums of A B are small integers, so the expected values
-// come from csrc/math alone. What lies beyond an edge is uninitialised, and reading it is an error.
+// come from the formulas alone. What lies beyond an edge is uninitialised, and reading it is an error.
 #include <cmath>
 
+#include "gemm/column_sums.cu"
+#include "gemm/sm90/gemm.cuh"
 #include "harness.h"
-#include "kernels/gemm_column_sums.cu"
-#include "kernels/gemm_sm90.cuh"
 
 namespace ak::test::epilogue {
 

@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "device/wgmma.cuh"
+#include "gemm/gemm.h"
 #include "harness.h"
-#include "kernels/gemm.h"
 
 namespace ak::test {
 

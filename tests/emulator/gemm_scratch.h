@@ -1,7 +1,7 @@
 // What a split product needs besides its operands, for the tests of the GEMM kernels.
 #pragma once
+#include "gemm/gemm.h"
 #include "harness.h"
-#include "kernels/gemm.h"
 
 namespace ak::test {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "gemm/gemm.h"
 #include "harness.h"
-#include "kernels/gemm.h"
 
 namespace ak::test {
 

@@ -1,4 +1,4 @@
-"""A pytest file against the emulated library with a bug in its host code: the half of ``mutate.py`` that is about ``csrc/ops``.
+"""A pytest file against the emulated library with a bug in its host code: the half of ``mutate.py`` that is about glue.
 
 The build folder of the package knows how each object is compiled and which headers it reads; only the objects that read the
 changed file are compiled again, without optimisation, and linked with the others. The tests run in a copy of the package.

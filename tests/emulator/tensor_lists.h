@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "device/tensor_list.cuh"
+#include "gradients/list.h"
 #include "harness.h"
-#include "kernels/grad_list.h"
-#include "math/half.h"
 
 namespace ak::test {
 

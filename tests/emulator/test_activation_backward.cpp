@@ -1,6 +1,6 @@
-// activation_backward on the emulator: activations, types, alignments and tails, bit for bit against csrc/math.
+// activation_backward on the emulator: activations, types, alignments and tails, bit for bit against the formula.
+#include "activation/backward.cu"
 #include "harness.h"
-#include "kernels/activation_backward.cu"
 
 namespace ak::test {
 namespace {

@@ -1,6 +1,6 @@
-// activation_forward on the emulator: activations, types, alignments and tails, bit for bit against csrc/math.
+// activation_forward on the emulator: activations, types, alignments and tails, bit for bit against the formula.
+#include "activation/forward.cu"
 #include "harness.h"
-#include "kernels/activation_forward.cu"
 
 namespace ak::test {
 namespace {

@@ -1,5 +1,5 @@
-// adamw_ on the emulator: models of all kinds of parameters against math/adamw.h.
-#include "kernels/adamw.cu"
+// adamw_ on the emulator: models of all kinds of parameters against update/rules/adamw.h.
+#include "update/rules/adamw.cu"
 #include "update_models.h"
 
 namespace ak::test {

@@ -1,13 +1,13 @@
 // The emulator's own tests, part 3: mbarriers, TMA, bulk groups, proxies, cp.async.
 #include <cmath>
 
+#include "base/config.h"
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"
 #include "device/tma.cuh"
 #include "harness.h"
-#include "math/config.h"
 
 namespace ak::test {
 namespace {

@@ -1,12 +1,12 @@
 // The emulator's own tests, part 2: warps, blocks, clusters, registers, launches; deadlocks and who is to blame; replay
 // by seed.
+#include "base/config.h"
 #include "device/block.cuh"
 #include "device/cluster.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/mbarrier.cuh"
 #include "device/registers.cuh"
 #include "harness.h"
-#include "math/config.h"
 
 namespace ak::test {
 namespace {

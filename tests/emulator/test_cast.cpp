@@ -2,7 +2,7 @@
 // conversions one by one, under many schedules.
 #include <cmath>
 
-#include "kernels/cast.cu"
+#include "cast/cast.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

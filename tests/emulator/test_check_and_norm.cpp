@@ -2,7 +2,7 @@
 // the same sum formed serially, under many schedules.
 #include <sstream>
 
-#include "kernels/check_and_norm.cu"
+#include "gradients/check_and_norm.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "harness.h"
-#include "kernels/cross_entropy_rows.cu"
+#include "loss/cross_entropy.cu"
 
 namespace ak::test {
 namespace {

@@ -1,6 +1,6 @@
-// dropout on the emulator: types, alignments, tails and places, bit for bit against csrc/math/dropout.h.
+// dropout on the emulator: types, alignments, tails and places, bit for bit against csrc/dropout/formula.h.
+#include "dropout/dropout.cu"
 #include "harness.h"
-#include "kernels/dropout.cu"
 
 namespace ak::test {
 namespace {

@@ -3,8 +3,8 @@
 // addresses.
 #include <cmath>
 
+#include "embedding/accumulate.cu"
 #include "harness.h"
-#include "kernels/embedding_accumulate.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

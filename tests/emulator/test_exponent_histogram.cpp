@@ -2,7 +2,7 @@
 // value at a time with frexp, under many schedules.
 #include <cmath>
 
-#include "kernels/exponent_histogram.cu"
+#include "gradients/exponent_histogram.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

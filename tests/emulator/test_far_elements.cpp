@@ -1,17 +1,17 @@
 // Elements beyond 2^32: a place that was counted in 32 bits, signed or not, is one before it. Of each large tensor only
 // the end exists, at the address that the kernel works out from that of an element which is nowhere; of each grid only
 // the last block runs, which finds its work there. It must give what the same rows give alone, to the bit.
+#include "activation/backward.cu"
+#include "activation/forward.cu"
+#include "cast/cast.cu"
+#include "dropout/dropout.cu"
+#include "embedding/accumulate.cu"
+#include "gemm/column_sums.cu"
 #include "harness.h"
-#include "kernels/activation_backward.cu"
-#include "kernels/activation_forward.cu"
-#include "kernels/cast.cu"
-#include "kernels/cross_entropy_rows.cu"
-#include "kernels/dropout.cu"
-#include "kernels/embedding_accumulate.cu"
-#include "kernels/gemm_column_sums.cu"
-#include "kernels/norm_backward.cu"
-#include "kernels/norm_forward.cu"
-#include "kernels/softmax_rows.cu"
+#include "loss/cross_entropy.cu"
+#include "norm/backward.cu"
+#include "norm/forward.cu"
+#include "softmax/rows.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

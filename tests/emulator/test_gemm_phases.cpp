@@ -1,13 +1,13 @@
 // Products in phases on the emulator, bit for bit: every distance of lines, what a phase reads and what nobody may, the
 // lines that are left over, every C, and both kernels that work on the phases. Between the lines, and in what the
 // phases take of their neighbours, stands NaN.
-#include "kernels/gemm_phases.cu"
+#include "gemm/phases.cu"
 
 #include <algorithm>
 
+#include "gemm/sm80/gemm.cu"
+#include "gemm/sm90/gemm.cuh"
 #include "gemm_problem.h"
-#include "kernels/gemm_sm80.cu"
-#include "kernels/gemm_sm90.cuh"
 
 namespace ak::test {
 namespace {

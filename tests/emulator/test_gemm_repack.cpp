@@ -1,12 +1,12 @@
 // gemm_repack on the emulator: lines of every alignment, length and distance, matrices that share an operand or lie
 // apart, one operand or both, and products of the copies, bit for bit. What lies between the lines is uninitialised,
 // and reading it is an error.
-#include "kernels/gemm_repack_sm90.cu"
+#include "gemm/sm90/repack.cu"
 
 #include <numeric>
 
+#include "gemm/sm90/gemm.cuh"
 #include "gemm_problem.h"
-#include "kernels/gemm_sm90.cuh"
 
 namespace ak::test {
 namespace {

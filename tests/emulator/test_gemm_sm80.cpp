@@ -4,9 +4,9 @@
 // element may be read.
 #include <cmath>
 
+#include "gemm/sm80/gemm.cu"
 #include "gemm_scratch.h"
 #include "harness.h"
-#include "kernels/gemm_sm80.cu"
 #include "matrices.h"
 
 namespace ak::test {

@@ -1,8 +1,8 @@
 // The main loop of gemm_sm90 on the emulator: every layout, kind of tile and cluster over tails of m, n and k, batches,
 // splits and exchanged operands, bit for bit. Epilogues are tested in test_gemm_epilogue.cpp.
+#include "gemm/sm90/gemm.cuh"
 #include "gemm_problem.h"
 #include "gemm_scratch.h"
-#include "kernels/gemm_sm90.cuh"
 
 namespace ak::test {
 namespace {

@@ -39,14 +39,15 @@ def test_on_emulator(programs: Path, test: str):
 def test_every_kernel_is_tested():
     """A kernel that cannot run on the emulator is not finished."""
     sources = "".join(path.read_text() for path in HERE.glob("test_*.cpp"))
-    for kernel in (HERE.parents[1] / "csrc" / "kernels").glob("*.cu"):
+    csrc = HERE.parents[1] / "csrc"
+    for kernel in csrc.rglob("*.cu"):
         text = kernel.read_text()
         # A file that only instantiates a header's kernel for one type is tested with the header.
         only_instances = set(re.findall(r"^template Status (\w+)<", text, re.MULTILINE)) and "{" not in text.replace(
             "namespace ak {", ""
         )
-        header = re.search(r'#include ("kernels/\w+\.cuh")', text) if only_instances else None
-        name = header[1] if header else f'"kernels/{kernel.name}"'
+        header = re.search(r'#include ("[\w/]+\.cuh")', text) if only_instances else None
+        name = header[1] if header else f'"{kernel.relative_to(csrc)}"'
         assert name in sources, f"no test_*.cpp includes {name}"
 
 

@@ -1,6 +1,6 @@
-// lamb_ on the emulator: models of all kinds of parameters against math/lamb.h; tensors of many chunks, and the trust
-// ratios that are 1.
-#include "kernels/lamb.cu"
+// lamb_ on the emulator: models of all kinds of parameters against update/rules/lamb.h; tensors of many chunks, and the
+// trust ratios that are 1.
+#include "update/rules/lamb.cu"
 #include "update_models.h"
 
 namespace ak::test {

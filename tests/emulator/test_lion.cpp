@@ -1,5 +1,5 @@
-// lion_ on the emulator: models of all kinds of parameters against math/lion.h.
-#include "kernels/lion.cu"
+// lion_ on the emulator: models of all kinds of parameters against update/rules/lion.h.
+#include "update/rules/lion.cu"
 #include "update_models.h"
 
 namespace ak::test {

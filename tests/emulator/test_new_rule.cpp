@@ -1,7 +1,7 @@
-// A rule that the package does not have, Adagrad (Duchi et al., JMLR 2011): the struct that csrc/math/X.h would hold
-// and the tuning of kernels/X.cu are all that the shared kernels want to know of an optimizer.
-#include "kernels/update_step.cuh"
-#include "math/update.h"
+// A rule that the package does not have, Adagrad (Duchi et al., JMLR 2011): the struct that csrc/update/rules/X.h would
+// hold and the tuning of update/rules/X.cu are all that the shared kernels want to know of an optimizer.
+#include "update/rule.h"
+#include "update/step.cuh"
 #include "update_models.h"
 
 namespace ak {

@@ -2,10 +2,10 @@
 // alignments and absent operands.
 #include <cmath>
 
+#include "gemm/column_sums.cu"
 #include "harness.h"
-#include "kernels/gemm_column_sums.cu"
-#include "kernels/norm_backward.cu"
-#include "kernels/norm_forward.cu"
+#include "norm/backward.cu"
+#include "norm/forward.cu"
 
 namespace ak::test {
 namespace {

@@ -1,5 +1,6 @@
-// sgd_ on the emulator: models of all kinds of parameters against math/sgd.h, and the first step of a momentum buffer.
-#include "kernels/sgd.cu"
+// sgd_ on the emulator: models of all kinds of parameters against update/rules/sgd.h, and the first step of a momentum
+// buffer.
+#include "update/rules/sgd.cu"
 #include "update_models.h"
 
 namespace ak::test {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "harness.h"
-#include "kernels/softmax_rows.cu"
+#include "softmax/rows.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/unscale.cu"
+#include "gradients/unscale.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

@@ -1,8 +1,8 @@
-// update_scale_ on the emulator: sequences of steps against math/loss_scale.h, lists of flags that take one launch and
-// several, an overflow at every place.
+// update_scale_ on the emulator: sequences of steps against gradients/loss_scale.h, lists of flags that take one launch
+// and several, an overflow at every place.
 #include <cmath>
 
-#include "kernels/update_scale.cu"
+#include "gradients/update_scale.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {

@@ -67,7 +67,7 @@ def test_gemm_main_loop(major_a, major_b, as_float, tile, tmp_path):
     of which it tells)."""
     source = tmp_path / "gemm.cu"
     source.write_text(
-        '#include "kernels/gemm_sm90.cuh"\n'
+        '#include "gemm/sm90/gemm.cuh"\n'
         f"template ak::Status ak::gemm::launch_gemm<ak::bf16, ak::Major::{major_a}, ak::Major::{major_b}, {as_float}, "
         f"ak::gemm::Tile<{tile}>>(const ak::GemmProblem&, ak::GemmOutput, int, const ak::GemmScratch&, ak::Stream);\n"
     )

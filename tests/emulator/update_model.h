@@ -2,7 +2,7 @@
 //
 // A test describes its optimizer:
 //   struct Optimizer {
-//     using Rule = ...;                                 // math/X.h
+//     using Rule = ...;                                 // update/rules/X.h
 //     static Rule::Options options(int group);          // of groups 0, 1 and 2
 //   };
 // and may add
@@ -14,8 +14,8 @@
 #pragma once
 #include <cstring>
 
-#include "kernels/update_step.cuh"
 #include "tensor_lists.h"
+#include "update/step.cuh"
 
 namespace ak::test {
 

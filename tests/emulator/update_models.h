@@ -1,5 +1,5 @@
 // Models for the tests of the optimizer kernels: every way to keep a weight, every dtype of gradient and moments, with
-// and without an average of the weights, all alignments, sizes and tails, bit for bit against the formula of csrc/math
+// and without an average of the weights, all alignments, sizes and tails, bit for bit against the formula
 // applied element by element, under many schedules.
 //
 // The test of one optimizer includes its .cu and describes it (update_model.h):

@@ -1,11 +1,11 @@
-// Each version of csrc/ops/cpu/half_spans.cpp that this CPU runs against math/half.h: every fp16 code, floats around
+// Each version of csrc/base/cpu/half_spans.cpp that this CPU runs against base/half.h: every fp16 code, floats around
 // every rounding boundary of fp16 and bf16 and at random, and every length up to three vectors, with what lies behind
 // left alone.
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
-#include "ops/cpu/half_spans.cpp"
+#include "base/cpu/half_spans.cpp"
 
 using namespace ak;
 

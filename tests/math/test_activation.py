@@ -1,4 +1,4 @@
-"""csrc/math/activation.h against float64, within the bounds that the header states."""
+"""csrc/activation/formula.h against float64, within the bounds that the header states."""
 
 import math
 

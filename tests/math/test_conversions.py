@@ -1,4 +1,4 @@
-"""csrc/math/half.h against torch's own conversions: every 16-bit code, every rounding boundary between two of them."""
+"""csrc/base/half.h against torch's own conversions: every 16-bit code, every rounding boundary between two of them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The vector forms of fp16's conversions on the CPU give the bits of csrc/math/half.h."""
+"""The vector forms of fp16's conversions on the CPU give the bits of csrc/base/half.h."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""csrc/math/loss_scale.h: torch's rule with the defaults, and Megatron-LM's bounds and hysteresis."""
+"""csrc/gradients/loss_scale.h: torch's rule with the defaults, and Megatron-LM's bounds and hysteresis."""
 
 import math
 import random

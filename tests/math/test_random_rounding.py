@@ -1,4 +1,4 @@
-"""csrc/math/philox.h against the published vectors, and csrc/math/rounding.h: stochastic rounding is unbiased."""
+"""csrc/base/philox.h against the published vectors, and csrc/base/rounding.h: stochastic rounding is unbiased."""
 
 import math
 

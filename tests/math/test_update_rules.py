@@ -1,4 +1,4 @@
-"""csrc/math/adamw.h, sgd.h, lion.h, lamb.h and ema.h: against float64, and bit for bit against the formula as written."""
+"""csrc/update/rules/adamw.h, sgd.h, lion.h, lamb.h and ema.h: against float64, and bit for bit against the formula as written."""
 
 import math
 

@@ -45,7 +45,7 @@ def check(x, name):
     x64 = x.detach().double().requires_grad_()
     want = ACTIVATIONS[name](x64)
     want.sum().backward()
-    # csrc/math/activation.h: 4 u |x|, and in the tail where the result is far below that, 2^-10 of it or 2^-33.
+    # csrc/activation/formula.h: 4 u |x|, and in the tail where the result is far below that, 2^-10 of it or 2^-33.
     size = x.detach().double().abs() if name != "swiglu" else x.detach().double().chunk(2, -1)[1].abs()
     slack = 4 * 2.0**-24 * size + 2.0**-10 * want.abs() * (want.abs() < 2.0**-10) + 2.0**-33
     slack = slack + (2.0**-22 * want.abs() if name == "swiglu" else 0.0)

@@ -1,4 +1,4 @@
-"""linear and matmul in C++ (csrc/bind/nodes.cpp): bit by bit what the Python functions give, taken where a call is plain and only
+"""linear and matmul in C++ (csrc/autograd/linear.cpp): bit by bit what the Python functions give, taken where a call is plain and only
 there; one 16-bit copy of a weight for a region of autocast; host work that stays below torch's, counted."""
 
 import contextlib

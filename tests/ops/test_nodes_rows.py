@@ -1,4 +1,4 @@
-"""Norms, softmax and cross-entropy in C++ (csrc/bind/nodes_rows.h): bit by bit what the Python functions give, taken where a
+"""Norms, softmax and cross-entropy in C++ (csrc/autograd/rows_node.h): bit by bit what the Python functions give, taken where a
 call is plain and only there."""
 
 import contextlib

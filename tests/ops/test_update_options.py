@@ -39,7 +39,7 @@ def stepped(op: str, backend: str = "cpu", *, kinds, change=None, seed=SEED, lr=
 @BACKENDS
 @pytest.mark.parametrize("kind", [Kind(F32, ema=True), Kind(BF16, master=F32, ema=True)], ids=str)
 def test_average_of_a_kept_weight_bit_for_bit(op, backend, kind):
-    """Where the float32 weight can be read back, the average is the formula of csrc/math over it."""
+    """Where the float32 weight can be read back, the average is the formula over it."""
     before, after = Update(op, [kind]), stepped(op, backend, kinds=[kind])
     for i in range(len(after.params)):
         wanted = before.ema(i).numpy()
@@ -110,7 +110,7 @@ def unrounded(op: str, kind: Kind, shapes: tuple) -> list[torch.Tensor]:
 @BACKENDS
 @HALVES
 def test_bits_are_those_of_seed_step_index_and_element(op, backend, dtype):
-    """Against csrc/math alone: the float32 result of the step, rounded with the numbers of its key. Sizes with tails of
+    """Against the formula alone: the float32 result of the step, rounded with the numbers of its key. Sizes with tails of
     every kind, one across several chunks."""
     kind, shapes = Kind(dtype, stochastic=True), ((7, 5), (0,), (), (1031,), (8,), (40_003,))
     after = stepped(op, backend, kinds=[kind], shapes=shapes)

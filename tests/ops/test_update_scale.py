@@ -1,4 +1,4 @@
-"""update_scale_ on the CPU: the rule of csrc/math/loss_scale.h (tests/math/test_loss_scale.py) over tensors."""
+"""update_scale_ on the CPU: the rule of csrc/gradients/loss_scale.h (tests/math/test_loss_scale.py) over tensors."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def run(
 
 @pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
 def test_follows_the_rule(op):
-    """All combinations of state, flag and options, against csrc/math."""
+    """All combinations of state, flag and options, against the formula."""
     grid = itertools.product(
         (1024.0, 2.0**-149, 3e38, 1.5),
         (0, 1, 4),

@@ -1,4 +1,4 @@
-"""The update ops on the CPU, each rule by its row of the table: against float64, the reference and csrc/math (bit for bit),
+"""The update ops on the CPU, each rule by its row of the table: against float64, the reference and the formula (bit for bit),
 and what a step must leave alone. What only one of them has is tested in test_<name>.py."""
 
 import math
@@ -98,7 +98,7 @@ def test_the_python_reference_has_the_same_bits(rule, optional, moment_dtype):
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17, 1023, 1024, 1025, 16383, 16384, 16385, 40000])
 @pytest.mark.parametrize("optional", [False, True])
 def test_bit_for_bit_the_formula_at_every_tail(rule, n, optional):
-    """csrc/math compiled for any CPU, in a plain loop, against the op's loops for this CPU."""
+    """The formula compiled for any CPU, in a plain loop, against the op's loops for this CPU."""
     call = {"grad_scale": 3.0, "sum_sq": 50.0, "max_norm": 1.0}
     for before_step in (0.0, 1.0):
         update, before = (Update(rule, [Kind(F32, ema=True)], shapes=((n,),), optional=optional) for _ in range(2))

@@ -121,7 +121,7 @@ TABLE = {
 
 
 def formula(name: str, weight: np.ndarray, moments: list[np.ndarray], grad: np.ndarray, *, flags=0, step=1.0, **rest):
-    """A step of csrc/math in place, a plain loop for any CPU, with options by name; of LAMB the length of the step."""
+    """A step of the formula in place, a plain loop for any CPU, with options by name; of LAMB the length of the step."""
     values = {**RULES[name].declared.options, **{k: v for k, v in rest.items() if k in RULES[name].declared.options}}
     scalars = {k: v for k, v in rest.items() if k not in values}
     return _host.update(name, weight, moments, grad, list(values.values()), flags, step, **scalars)

@@ -26,7 +26,8 @@ COMMON = ["-std=c++20", f"-I{CSRC}"]
 # --fmad=false and contraction off as in CMakeLists.txt
 NVCC = ["-O3", "--fmad=false", "--expt-relaxed-constexpr", "-DNDEBUG", "-cudart=none", "-no-compress"]
 NVCC += ["-Xcompiler=-fPIC,-ffp-contract=off,-fvisibility=hidden"]
-ARCHS = {"": ["80", "90a", "120"], "_sm80": ["80", "120"], "_sm90": ["90a"]}  # by the suffix of the file
+ARCHS = {"sm80": ["80", "120"], "sm90": ["90a"]}  # by the file's folder
+EVERY_ARCH = ["80", "90a", "120"]
 
 
 def cuda_include() -> str:
@@ -77,8 +78,10 @@ def compile_one(source: Path, flags: list[str], compiler: list[str]) -> Path:
 
 
 def kernel_flags(source: Path, archs: list[str] | None = None) -> list[str]:
-    suffix = re.search(r"(_sm\d+)?$", source.stem)[0]
-    return [*NVCC, *(f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs or ARCHS[suffix])]
+    return [
+        *NVCC,
+        *(f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs or ARCHS.get(source.parent.name, EVERY_ARCH)),
+    ]
 
 
 def compile_kernel(source: Path, archs: list[str] | None = None) -> Path:
@@ -127,9 +130,9 @@ def is_newer(made: Path, sources: Iterable[Path]) -> bool:
 
 def library_objects(cuda: str, pool: Executor) -> list[Path]:
     """The package's, and of sources that have changed since, objects compiled here."""
-    jobs = [(source, kernel_flags(source), ["nvcc"]) for source in (CSRC / "kernels").glob("*.cu")]
-    jobs.sort(key=lambda job: "_sm90" not in job[0].stem)  # the longest first
-    jobs += [(source, glue_flags(cuda), [CXX]) for source in (CSRC / "ops/gpu").glob("*.cpp")]
+    jobs = [(source, kernel_flags(source), ["nvcc"]) for source in CSRC.rglob("*.cu")]
+    jobs.sort(key=lambda job: job[0].parent.name != "sm90")  # the longest first
+    jobs += [(source, glue_flags(cuda), [CXX]) for source in CSRC.rglob("glue*.cpp")]
     there = package_objects()
     return list(pool.map(lambda job: there.get(job[0]) or compile_one(*job), jobs))
 

@@ -7,7 +7,7 @@ import pytest
 
 from . import build
 
-SOURCES = sorted([*(build.CSRC / "kernels").glob("*.cu"), *(build.CSRC / "ops" / "gpu").glob("*.cpp")])
+SOURCES = sorted([*build.CSRC.rglob("*.cu"), *build.CSRC.rglob("glue*.cpp")])
 
 
 @pytest.mark.parametrize("source", SOURCES[::4], ids=lambda source: source.stem)
@@ -27,12 +27,12 @@ def built(tmp_path, monkeypatch):
     files = {
         "CMakeLists.txt": 'set(AMP_KERNELS_CUDA_ARCHS "8.0+PTX;9.0a" CACHE STRING "")',
         "csrc/device/warp.h": "",
-        "csrc/kernels/row.h": '#include "device/warp.h"',
-        "csrc/kernels/norm.cu": '#include "kernels/row.h"',
-        "csrc/kernels/cast.cu": "",
+        "csrc/base/row.h": '#include "device/warp.h"',
+        "csrc/norm/norm.cu": '#include "base/row.h"',
+        "csrc/cast/cast.cu": "",
         "build/cmake-1/CMakeCache.txt": "AMP_KERNELS_CUDA_ARCHS:STRING=8.0+PTX;9.0a",
-        "build/cmake-1/CMakeFiles/amp_kernels_cuda.dir/csrc/kernels/norm.cu.o": "",
-        "build/cmake-1/CMakeFiles/amp_kernels_cuda.dir/csrc/kernels/cast.cu.o": "",
+        "build/cmake-1/CMakeFiles/amp_kernels_cuda.dir/csrc/norm/norm.cu.o": "",
+        "build/cmake-1/CMakeFiles/amp_kernels_cuda.dir/csrc/cast/cast.cu.o": "",
         "build/cmake-1/libamp_kernels_cuda.so": "",
     }
     for name, text in files.items():
@@ -51,8 +51,8 @@ def taken() -> set[str]:
     ("changed", "left"),
     [
         ("csrc/device/warp.h", {"cast"}),
-        ("csrc/kernels/norm.cu", {"cast"}),
-        ("csrc/kernels/cast.cu", {"norm"}),
+        ("csrc/norm/norm.cu", {"cast"}),
+        ("csrc/cast/cast.cu", {"norm"}),
         ("CMakeLists.txt", set()),
     ],
 )

@@ -47,19 +47,19 @@ def test_of_the_library():
     assert not unknown_registers(texts)
 
 
-FILES = sorted(file.stem for file in (CSRC / "kernels").glob("*.cu") if not re.search(r"_sm\d+$", file.stem))
+FILES = sorted(str(file.relative_to(CSRC)) for file in CSRC.rglob("*.cu") if not re.match(r"sm\d+$", file.parent.name))
 
 
 @pytest.mark.parametrize(
     "file",
     [
-        name if name in ("cast", "cross_entropy_rows") else pytest.param(name, marks=pytest.mark.exhaustive)
+        name if name in ("cast/cast.cu", "loss/cross_entropy.cu") else pytest.param(name, marks=pytest.mark.exhaustive)
         for name in FILES
     ],
 )
 def test_of_turing(file):
     """sm_75 ships as machine code alone, so its PTX is not in the library. It has no bf16: conversions are arithmetic there."""
-    texts = kernels(compile_kernel(CSRC / "kernels" / f"{file}.cu", ["75"]))
+    texts = kernels(compile_kernel(CSRC / file, ["75"]))
     assert len(opcodes(texts)) > 20
     assert not [form for form in opcodes(texts) if "bf16" in form or form.startswith(("cp.async", "griddepcontrol"))]
     assert not missing(opcodes(texts))

@@ -1,4 +1,4 @@
-"""The Triton activations in the interpreter against csrc/math/activation.h, compiled for the host; run by test_interpreted.py."""
+"""The Triton activations in the interpreter against csrc/activation/formula.h, compiled for the host; run by test_interpreted.py."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The model of csrc/tuning/gemm_cost.h: held against products timed on an H200, and its plans against changes of its rates."""
+"""The model of csrc/gemm/cost.h: held against products timed on an H200, and its plans against changes of its rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of GEMM kernel, tile and splits (csrc/tuning/gemm.h): every shape gets a plan that its kernel accepts."""
+"""The choice of GEMM kernel, tile and splits (csrc/gemm/plan.h): every shape gets a plan that its kernel accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // A gemm_sm90 that computes nothing: it checks the problem as the kernel would and takes a time that names the call.
 #include <cuda_runtime.h>
 
-#include "kernels/gemm_sm90.h"
+#include "gemm/sm90/gemm.h"
 
 namespace ak {
 

@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_activation_backward"
-KERNEL = "kernels/activation_backward.cu"
-WALK = "kernels/elementwise.cuh"
+KERNEL = "activation/backward.cu"
+WALK = "base/elementwise.cuh"
 
 MUTANTS = [
     Mutant(WALK, "rest = vectors * kVec +", "rest = vectors * kVec + 1 +", "an element of the tail is left out"),

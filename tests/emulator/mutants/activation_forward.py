@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_activation_forward"
-KERNEL = "kernels/activation_forward.cu"
-WALK = "kernels/elementwise.cuh"
+KERNEL = "activation/forward.cu"
+WALK = "base/elementwise.cuh"
 
 MUTANTS = [
     Mutant(WALK, "f.template operator()<1>(rest);", ";", "the tail is left out"),

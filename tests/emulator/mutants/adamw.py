@@ -3,9 +3,9 @@
 from . import Mutant
 
 TEST = "test_adamw"
-STEP = "kernels/update_step.cuh"
-WEIGHTS = "kernels/update.cuh"
-PLAN = "kernels/tensor_list.h"
+STEP = "update/step.cuh"
+WEIGHTS = "update/update.cuh"
+PLAN = "base/tensor_list.h"
 CHUNKS = "device/tensor_list.cuh"
 
 MUTANTS = [

@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_cast"
-KERNEL = "kernels/cast.cu"
-LIST = "kernels/cast.h"
+KERNEL = "cast/cast.cu"
+LIST = "cast/cast.h"
 
 MUTANTS = [
     # ---- which elements

@@ -3,11 +3,11 @@
 from . import Mutant
 
 TEST = "test_check_and_norm"
-KERNEL = "kernels/check_and_norm.cu"
-WALK = "kernels/vector_walk.cuh"
-PLAN = "kernels/tensor_list.h"
-NORM = "math/norm.h"
-LIST = "kernels/grad_list.h"
+KERNEL = "gradients/check_and_norm.cu"
+WALK = "base/vector_walk.cuh"
+PLAN = "base/tensor_list.h"
+NORM = "gradients/grad_norm.h"
+LIST = "gradients/list.h"
 
 MUTANTS = [
     # ---- elements

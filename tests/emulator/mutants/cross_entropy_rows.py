@@ -3,10 +3,10 @@
 from . import Mutant
 
 TEST = "test_cross_entropy_rows"
-KERNEL = "kernels/cross_entropy_rows.cu"
-EXP_SUM = "kernels/exp_sum.cuh"
-PIECES = "kernels/row_pieces.cuh"
-FORMULA = "math/cross_entropy.h"
+KERNEL = "loss/cross_entropy.cu"
+EXP_SUM = "softmax/exp_sum.cuh"
+PIECES = "base/row_pieces.cuh"
+FORMULA = "loss/formula.h"
 
 MUTANTS = [
     Mutant(EXP_SUM, "top = max_number(value(j), top);", "top = value(j) < top ? value(j) : top;", "the smallest logit in place of the largest"),

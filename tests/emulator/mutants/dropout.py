@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_dropout"
-KERNEL = "kernels/dropout.cu"
-FORMULA = "math/dropout.h"
+KERNEL = "dropout/dropout.cu"
+FORMULA = "dropout/formula.h"
 
 MUTANTS = [
     Mutant(KERNEL, "left >= kVec", "left > 0", "the tail is moved as a vector"),

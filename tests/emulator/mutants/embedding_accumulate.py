@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_embedding_accumulate"
-KERNEL = "kernels/embedding_accumulate.cu"
-LIST = "kernels/embedding_accumulate.h"
+KERNEL = "embedding/accumulate.cu"
+LIST = "embedding/accumulate.h"
 
 MUTANTS = [
     # ---- runs

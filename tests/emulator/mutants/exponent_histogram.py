@@ -3,9 +3,9 @@
 from . import Mutant
 
 TEST = "test_exponent_histogram"
-KERNEL = "kernels/exponent_histogram.cu"
-FORMULA = "math/exponent.h"
-LIST = "kernels/grad_list.h"
+KERNEL = "gradients/exponent_histogram.cu"
+FORMULA = "gradients/exponent.h"
+LIST = "gradients/list.h"
 
 MUTANTS = [
     # ---- the bin

@@ -3,13 +3,13 @@
 from . import Mutant
 
 TEST = "test_far_elements"
-RING = "kernels/row_ring.cuh"
-FORWARD = "kernels/norm_forward.cu"
-BACKWARD = "kernels/norm_backward.cu"
-SOFTMAX = "kernels/softmax_rows.cu"
-LOSS = "kernels/cross_entropy_rows.cu"
-ELEMENTS = "kernels/elementwise.cuh"
-EMBEDDING = "kernels/embedding_accumulate.cu"
+RING = "base/row_ring.cuh"
+FORWARD = "norm/forward.cu"
+BACKWARD = "norm/backward.cu"
+SOFTMAX = "softmax/rows.cu"
+LOSS = "loss/cross_entropy.cu"
+ELEMENTS = "base/elementwise.cuh"
+EMBEDDING = "embedding/accumulate.cu"
 AT = "const int64_t at = row * p.columns;"
 SHORT = "const int at = static_cast<int>(row * p.columns);"
 
@@ -47,14 +47,12 @@ MUTANTS = [
         BACKWARD, "static_cast<int64_t>(share) * p.parameters", "share * p.parameters", "slots of sums lie elsewhere"
     ),
     Mutant(
-        "kernels/norm_row.cuh",
+        "norm/row.cuh",
         "static_cast<uint64_t>(at)",
         "static_cast<uint32_t>(at)",
         "rows beyond 2^32 have the mask of earlier ones",
     ),
-    Mutant(
-        "kernels/softmax_rows.h", "last * strides[2]", "static_cast<int>(last * strides[2])", "masks are read elsewhere"
-    ),
+    Mutant("softmax/rows.h", "last * strides[2]", "static_cast<int>(last * strides[2])", "masks are read elsewhere"),
     Mutant(
         SOFTMAX,
         "element(p.x, p.x_type, row * p.columns)",
@@ -92,19 +90,19 @@ MUTANTS = [
         "elements are counted in ints",
     ),
     Mutant(
-        "kernels/dropout.cu",
+        "dropout/dropout.cu",
         "const int64_t at = i * kVec,",
         "const int64_t at = static_cast<int>(i * kVec),",
         "elements are counted in ints",
     ),
     Mutant(
-        "kernels/activation_forward.cu",
+        "activation/forward.cu",
         "at = row * columns + i * kVec;",
         "at = static_cast<int>(row * columns + i * kVec);",
         "gates are counted in ints",
     ),
     Mutant(
-        "kernels/activation_backward.cu",
+        "activation/backward.cu",
         "at = row * columns + i * kVec;",
         "at = static_cast<uint32_t>(row * columns + i * kVec);",
         "gates are counted in 32 bits",

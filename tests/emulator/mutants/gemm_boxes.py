@@ -3,12 +3,12 @@
 from . import Mutant
 
 TEST = "test_gemm_boxes"
-KERNEL = "kernels/gemm_sm90.cuh"
-BOXES = "kernels/gemm_sm90_boxes.cuh"
-STORE = "kernels/gemm_sm90_store.cuh"
-PRODUCER = "kernels/gemm_sm90_producer.cuh"
-ARGS = "kernels/gemm_sm90_tile.cuh"
-HOST = "kernels/gemm_sm90.h"
+KERNEL = "gemm/sm90/gemm.cuh"
+BOXES = "gemm/sm90/boxes.cuh"
+STORE = "gemm/sm90/store.cuh"
+PRODUCER = "gemm/sm90/producer.cuh"
+ARGS = "gemm/sm90/tile.cuh"
+HOST = "gemm/sm90/gemm.h"
 
 MUTANTS = [
     # ---- which boxes

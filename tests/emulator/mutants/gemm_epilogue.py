@@ -3,13 +3,13 @@
 from . import Mutant
 
 TEST = "test_gemm_epilogue"
-KERNEL = "kernels/gemm_sm90.cuh"
-ELEMENTS = "kernels/gemm_sm90_elements.cuh"
-STORE = "kernels/gemm_sm90_store.cuh"
-ELEMENT = "kernels/element.cuh"
-ARGS = "kernels/gemm_sm90_tile.cuh"
-HOST = "kernels/gemm_sm90.h"
-SUMS = "kernels/gemm_column_sums.cu"
+KERNEL = "gemm/sm90/gemm.cuh"
+ELEMENTS = "gemm/sm90/elements.cuh"
+STORE = "gemm/sm90/store.cuh"
+ELEMENT = "base/element.cuh"
+ARGS = "gemm/sm90/tile.cuh"
+HOST = "gemm/sm90/gemm.h"
+SUMS = "gemm/column_sums.cu"
 
 MUTANTS = [
     # ---- in registers

@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_gemm_phases"
-KERNEL = "kernels/gemm_phases.cu"
-HOST = "kernels/gemm_phases.h"
+KERNEL = "gemm/phases.cu"
+HOST = "gemm/phases.h"
 
 MUTANTS = [
     # ---- the phases

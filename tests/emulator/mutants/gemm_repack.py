@@ -3,8 +3,8 @@
 from . import Mutant
 
 TEST = "test_gemm_repack"
-KERNEL = "kernels/gemm_repack_sm90.cu"
-HOST = "kernels/gemm_sm90.h"
+KERNEL = "gemm/sm90/repack.cu"
+HOST = "gemm/sm90/gemm.h"
 
 MUTANTS = [
     # ---- a chunk

@@ -3,11 +3,11 @@
 from . import Mutant
 
 TEST = "test_gemm_sm80"
-KERNEL = "kernels/gemm_sm80.cuh"
-OPERAND = "kernels/gemm_sm80_operand.cuh"
-HOST = "kernels/gemm_sm80.cu"
-EPILOGUE = "kernels/gemm_epilogue.cuh"
-ELEMENT = "kernels/element.cuh"
+KERNEL = "gemm/sm80/gemm.cuh"
+OPERAND = "gemm/sm80/operand.cuh"
+HOST = "gemm/sm80/gemm.cu"
+EPILOGUE = "gemm/epilogue.cuh"
+ELEMENT = "base/element.cuh"
 
 MUTANTS = [
     # ---- the ring of steps

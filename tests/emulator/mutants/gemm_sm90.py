@@ -3,10 +3,10 @@
 from . import Mutant
 
 TEST = "test_gemm_sm90"
-KERNEL = "kernels/gemm_sm90.cuh"
-PRODUCER = "kernels/gemm_sm90_producer.cuh"
-TILE = "kernels/gemm_sm90_tile.cuh"
-HOST = "kernels/gemm_sm90.h"
+KERNEL = "gemm/sm90/gemm.cuh"
+PRODUCER = "gemm/sm90/producer.cuh"
+TILE = "gemm/sm90/tile.cuh"
+HOST = "gemm/sm90/gemm.h"
 
 MUTANTS = [
     # ---- the ring of stages

@@ -3,13 +3,13 @@
 from . import Mutant
 
 TEST = "test_glue.py"
-NORM = "ops/gpu/check_and_norm.cpp"
-SCALE = "ops/gpu/update_scale.cpp"
-ACTIVATION = "ops/gpu/activation_backward.cpp"
-GEMM = "ops/gpu/gemm.cpp"
-UPDATE = "ops/gpu/update.h"
-CALL = "ops/gpu/call.h"
-PLAN = "tuning/gemm.h"
+NORM = "gradients/glue_check_and_norm.cpp"
+SCALE = "gradients/glue_update_scale.cpp"
+ACTIVATION = "activation/glue_backward.cpp"
+GEMM = "gemm/glue.cpp"
+UPDATE = "update/glue.h"
+CALL = "base/gpu/call.h"
+PLAN = "gemm/plan.h"
 
 MUTANTS = [
     # ---- check_and_norm, unscale_, update_scale_

@@ -6,10 +6,10 @@ The formula itself is tested against another one written down in tests/math: her
 from . import Mutant
 
 TEST = "test_lamb"
-KERNEL = "kernels/lamb.cu"
-STEP = "kernels/update_step.cuh"
-WEIGHTS = "kernels/update.cuh"
-PLAN = "kernels/tensor_list.h"
+KERNEL = "update/rules/lamb.cu"
+STEP = "update/step.cuh"
+WEIGHTS = "update/update.cuh"
+PLAN = "base/tensor_list.h"
 
 
 MUTANTS = [

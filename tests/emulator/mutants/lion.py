@@ -6,7 +6,7 @@ The formula itself is tested against another one written down in tests/math: her
 from . import Mutant
 
 TEST = "test_lion"
-STEP = "kernels/update_step.cuh"
+STEP = "update/step.cuh"
 UPDATE = "Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);"
 
 MUTANTS = [

@@ -3,12 +3,12 @@
 from . import Mutant
 
 TEST = "test_norm"
-ROW = "kernels/norm_row.cuh"
-RING = "kernels/row_ring.cuh"
-FORWARD = "kernels/norm_forward.cu"
-BACKWARD = "kernels/norm_backward.cu"
-FORMULA = "math/layer_norm.h"
-MASK = "math/dropout.h"
+ROW = "norm/row.cuh"
+RING = "base/row_ring.cuh"
+FORWARD = "norm/forward.cu"
+BACKWARD = "norm/backward.cu"
+FORMULA = "norm/formula.h"
+MASK = "dropout/formula.h"
 
 MUTANTS = [
     Mutant(ROW, "if (column < left) f", "if (column <= left) f", "a vector behind the row is touched"),

@@ -3,7 +3,7 @@
 from . import Mutant
 
 TEST = "test_sgd"
-STEP = "kernels/update_step.cuh"
+STEP = "update/step.cuh"
 
 MUTANTS = [
     # ---- the rule
@@ -19,7 +19,7 @@ MUTANTS = [
         "the first step takes the buffer for history",
     ),
     Mutant(STEP, "Rule::scalars(options, step)", "Rule::scalars(options, 1.0f)", "every step is the first"),
-    Mutant("math/sgd.h", "kRequiredMoments = 0", "kRequiredMoments = 1", "a missing buffer is read"),
+    Mutant("update/rules/sgd.h", "kRequiredMoments = 0", "kRequiredMoments = 1", "a missing buffer is read"),
     Mutant(
         STEP,
         "kCommonMoments = Rule::kMoments",

@@ -3,11 +3,11 @@
 from . import Mutant
 
 TEST = "test_softmax_rows"
-KERNEL = "kernels/softmax_rows.cu"
-LIST = "kernels/softmax_rows.h"
-PIECES = "kernels/row_pieces.cuh"
-EXP_SUM = "kernels/exp_sum.cuh"
-FORMULA = "math/softmax.h"
+KERNEL = "softmax/rows.cu"
+LIST = "softmax/rows.h"
+PIECES = "base/row_pieces.cuh"
+EXP_SUM = "softmax/exp_sum.cuh"
+FORMULA = "softmax/formula.h"
 
 MUTANTS = [
     # ---- rows by way of shared memory, forward

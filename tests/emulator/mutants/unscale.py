@@ -3,9 +3,9 @@
 from . import Mutant
 
 TEST = "test_unscale"
-KERNEL = "kernels/unscale.cu"
-WALK = "kernels/vector_walk.cuh"
-LIST = "kernels/grad_list.h"
+KERNEL = "gradients/unscale.cu"
+WALK = "base/vector_walk.cuh"
+LIST = "gradients/list.h"
 
 MUTANTS = [
     # ---- values

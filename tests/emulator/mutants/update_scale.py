@@ -3,7 +3,7 @@
 from . import Mutant
 
 TEST = "test_update_scale"
-KERNEL = "kernels/update_scale.cu"
+KERNEL = "gradients/update_scale.cu"
 
 MUTANTS = [
     # ---- flags
@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(KERNEL, "if (at.skipped_steps != nullptr) store", "store", "a counter that is not there"),
     Mutant(
-        "math/loss_scale.h",
+        "gradients/loss_scale.h",
         "AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? before + 1 : before; }",
         "AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? static_cast<int32_t>(before) + 1 : before; }",
         "a counter of 32 bits",

@@ -1,0 +1,168 @@
+// What the host does for each parameter in a cached step (amp_kernels/optim/_cached_step.py): see that parameter and
+// gradient are what they were, and note where the gradient is.
+//
+// The Python form asks for each gradient's Python object, which torch makes anew where nobody holds one, and looks at
+// every tensor five times; with thousands of small tensors that is most of a step. Here one walk looks at the C++
+// objects alone. They lie scattered in memory, half a dozen cache lines a parameter, and each address is found through
+// the one before: so a block of parameters is walked in stages, for the misses of one stage to overlap.
+#include "autograd/gradient_table.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace ak {
+namespace {
+
+using at::Tensor;
+using at::TensorImpl;
+
+constexpr char kCapsule[] = "amp_kernels.tensors";
+constexpr size_t kBlock = 32;
+
+const Tensor& tensor(PyObject* list, size_t i) {
+  return THPVariable_Unpack(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
+}
+
+// What decides how a kernel reads a tensor, but for its address.
+struct Form {
+  c10::DispatchKeySet keys;  // layout, device type, and whether memory says all (no negated view, no subclass)
+  c10::Device device;
+  c10::ScalarType dtype;
+  size_t extents;  // place of sizes, then strides
+  int64_t dim;
+};
+
+// Owns no tensor: Python's garbage collector could not see that, and a parameter may reach its optimizer.
+struct Known {
+  std::vector<const void*> addresses;
+  std::vector<Form> forms;  // of parameter and gradient in turn
+  std::vector<int64_t> extents;
+
+  void remember(const Tensor& t) {
+    forms.push_back({t.key_set(), t.device(), t.scalar_type(), extents.size(), t.dim()});
+    extents.insert(extents.end(), t.sizes().begin(), t.sizes().end());
+    extents.insert(extents.end(), t.strides().begin(), t.strides().end());
+  }
+
+  bool has_form(const TensorImpl& t, const Form& form) const {
+    if (t.key_set() != form.keys || t.dtype() != c10::scalarTypeToTypeMeta(form.dtype) || t.dim() != form.dim ||
+        t.device() != form.device)
+      return false;
+    const int64_t* expected = extents.data() + form.extents;
+    return std::equal(t.sizes().begin(), t.sizes().end(), expected) &&
+           std::equal(t.strides().begin(), t.strides().end(), expected + form.dim);
+  }
+
+  bool refresh(PyObject* list, int64_t* words, size_t stride) const {
+    TensorImpl* params[kBlock];
+    const TensorImpl* grads[kBlock];
+    const size_t count = addresses.size();
+    for (size_t begin = 0; begin < count; begin += kBlock) {
+      const size_t end = std::min(begin + kBlock, count);
+      for (size_t i = begin; i < end; i++) params[i - begin] = tensor(list, i).unsafeGetTensorImpl();
+      for (size_t i = begin; i < end; i++) {
+        if (!has_form(*params[i - begin], forms[2 * i])) return false;
+        grads[i - begin] = params[i - begin]->grad().unsafeGetTensorImpl();
+      }
+      for (size_t i = begin; i < end; i++) {
+        if (!has_form(*grads[i - begin], forms[2 * i + 1])) return false;
+        if (params[i - begin]->mutable_data() != addresses[i]) return false;
+      }
+      for (size_t i = begin; i < end; i++) words[i * stride] = reinterpret_cast<int64_t>(grads[i - begin]->data());
+    }
+    return true;
+  }
+};
+
+// The version counters of a list of tensors, each of which has one.
+std::vector<int64_t> versions(PyObject* list) {
+  std::vector<int64_t> found(static_cast<size_t>(PyList_GET_SIZE(list)));
+  for (size_t i = 0; i < found.size(); i++)
+    found[i] = tensor(list, i).unsafeGetTensorImpl()->version_counter().current_version();
+  return found;
+}
+
+// Whether `use` was given the words of a buffer of int64.
+template <typename Use>
+bool with_words(PyObject* object, int flags, Use use) {
+  Py_buffer words;
+  if (PyObject_GetBuffer(object, &words, flags) != 0) return false;
+  const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&words, PyBuffer_Release);
+  use(static_cast<int64_t*>(words.buf), static_cast<size_t>(words.len) / sizeof(int64_t));
+  return true;
+}
+
+void forget(PyObject* capsule) { delete static_cast<Known*>(PyCapsule_GetPointer(capsule, kCapsule)); }
+
+}  // namespace
+
+PyObject* remember_tensors(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  auto known = std::make_unique<Known>();
+  for (size_t i = 0; i < static_cast<size_t>(PyList_GET_SIZE(args[0])); i++) {
+    const Tensor& param = tensor(args[0], i);
+    known->addresses.push_back(param.mutable_data_ptr());
+    known->remember(param);
+    known->remember(tensor(args[1], i));
+  }
+  return PyCapsule_New(known.release(), kCapsule, forget);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* refresh_addresses(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const auto* known = static_cast<const Known*>(PyCapsule_GetPointer(args[0], kCapsule));
+  const size_t begin = PyLong_AsSize_t(args[3]), stride = PyLong_AsSize_t(args[4]);
+  if (known == nullptr || PyErr_Occurred()) return nullptr;
+  bool same = false;
+  const auto refresh = [&](int64_t* words, size_t) { same = known->refresh(args[1], words + begin, stride); };
+  return with_words(args[2], PyBUF_WRITABLE, refresh) ? PyBool_FromLong(same) : nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* same_objects(PyObject*, PyObject* const* args, Py_ssize_t) {
+  for (int i = 0; i < 2; i++) {
+    if (!PyList_Check(args[i]) && !PyTuple_Check(args[i])) return PyErr_Format(PyExc_TypeError, "a list or tuple");
+  }
+  PyObject **const first = PySequence_Fast_ITEMS(args[0]), **const second = PySequence_Fast_ITEMS(args[1]);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(args[0]);
+  return PyBool_FromLong(count == PySequence_Fast_GET_SIZE(args[1]) && std::equal(first, first + count, second));
+}
+
+PyObject* same_versions(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const std::vector<int64_t> now = versions(args[0]);
+  bool same = false;
+  const auto compare = [&](const int64_t* words, size_t count) {
+    same = std::equal(now.begin(), now.end(), words, words + count);
+  };
+  return with_words(args[1], PyBUF_SIMPLE, compare) ? PyBool_FromLong(same) : nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* note_versions(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const std::vector<int64_t> now = versions(args[0]);
+  const auto note = [&](int64_t* words, size_t count) {
+    TORCH_CHECK(count == now.size(), "note_versions: ", now.size(), " tensors and ", count, " words");
+    std::copy(now.begin(), now.end(), words);
+  };
+  if (!with_words(args[1], PyBUF_WRITABLE, note)) return nullptr;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* bump_versions(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const size_t count = static_cast<size_t>(PyList_GET_SIZE(args[0]));
+  for (size_t i = 0; i < count; i++) tensor(args[0], i).unsafeGetTensorImpl()->bump_version();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace ak

@@ -1,0 +1,207 @@
+// What linear and matmul in C++ (nodes.cpp) compute with: 16-bit copies of operands, and their product, on a CPU by
+// pointers, on a GPU by the op.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/sum.h>
+#include <ATen/record_function.h>
+
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "activation/cpu_call.h"
+#include "autograd/plain.h"
+#include "gemm/cpu/call.h"
+
+namespace ak {
+namespace {
+
+// ---- casts
+
+// Whether autocast's copy of a weight was made of the weight as it is. Copies of weights that have died are forgotten
+// when the table has grown to twice its size.
+class SeenCopies {
+ public:
+  bool is_of(const Tensor& copy, const Tensor& weight) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (seen_.size() > most_) {
+      std::erase_if(seen_, [](const auto& entry) { return entry.second.copy.expired(); });
+      most_ = 2 * seen_.size() + 64;
+    }
+    Seen& seen = seen_.try_emplace(weight.unsafeGetTensorImpl(), copy, weight).first->second;
+    if (seen.copy.expired() || seen.copy.lock().get() != copy.unsafeGetTensorImpl()) seen = Seen(copy, weight);
+    return seen.version == weight._version() && seen.address == weight.const_data_ptr();
+  }
+
+ private:
+  struct Seen {
+    c10::weak_intrusive_ptr<c10::TensorImpl> copy;
+    int64_t version;
+    const void* address;
+
+    Seen(const Tensor& of, const Tensor& weight)
+        : copy(of.getIntrusivePtr()), version(weight._version()), address(weight.const_data_ptr()) {}
+  };
+  std::mutex mutex_;
+  std::unordered_map<c10::TensorImpl*, Seen> seen_;
+  size_t most_ = 64;
+};
+
+struct Copy {
+  Tensor tensor;
+  bool reaches;  // autograd gets from the tensor to what it was made of
+};
+
+// Not from the cache on a GPU: a graph that is captured in the region would keep a copy that was made before.
+Copy cast(const Tensor& t, ScalarType dtype, bool autocast) {
+  if (t.scalar_type() == dtype) return {t, true};
+  if (autocast && t.is_cpu() && t.requires_grad() && t.is_leaf() && !t.is_inference() &&
+      !c10::InferenceMode::is_enabled()) {
+    static SeenCopies seen;
+    // With its graph also where no gradient is recorded: the cache takes no other, and a loop of inference gains from
+    // it.
+    const at::AutoGradMode recorded(true);
+    const Tensor copy = at::autocast::cached_cast(dtype, t, at::kCPU);
+    if (copy.requires_grad() && seen.is_of(copy, t)) return {copy, true};
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return {t.to(dtype), false};
+}
+
+// ---- products
+
+Float float_of(ScalarType type) {
+  return type == ScalarType::Half ? Float::fp16 : type == ScalarType::BFloat16 ? Float::bf16 : Float::fp32;
+}
+
+// A tensor [..., columns] as a matrix with one unit stride.
+struct Matrix {
+  Tensor tensor;
+  int64_t rows, columns, row_stride, column_stride;
+  bool transposed = false;  // it is the transpose of `tensor`
+
+  explicit Matrix(const Tensor& t) : tensor(t.dim() == 2 ? t : flat(t)) {
+    if (!has_unit_stride()) tensor = tensor.contiguous();
+    rows = tensor.size(0), columns = tensor.size(1);
+    row_stride = tensor.stride(0), column_stride = tensor.stride(1);
+  }
+
+  Matrix t() const {
+    Matrix other = *this;
+    std::swap(other.rows, other.columns);
+    std::swap(other.row_stride, other.column_stride);
+    other.transposed = !transposed;
+    return other;
+  }
+
+  Tensor view() const { return transposed ? tensor.t() : tensor; }
+  StridedMatrix strided() const { return {tensor.const_data_ptr(), row_stride, column_stride}; }
+
+ private:
+  static Tensor flat(const Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
+  bool has_unit_stride() const {
+    return tensor.stride(0) == 1 || tensor.size(0) == 1 || tensor.stride(1) == 1 || tensor.size(1) == 1;
+  }
+};
+
+const char* activation_name(Activation activation) { return kActivationNames[static_cast<int>(activation)]; }
+
+std::pair<Tensor, Tensor> multiply_on_gpu(const Matrix& a, const Matrix& b, const std::optional<Tensor>& bias,
+                                          Activation activation, bool with_preact, ScalarType out_type,
+                                          at::IntArrayRef like) {
+  using Op = std::tuple<Tensor, Tensor>(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+                                        const std::optional<Tensor>& residual, double alpha, double beta,
+                                        c10::string_view activation, std::optional<ScalarType> out_dtype,
+                                        bool batch_invariant, bool preact);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("amp_kernels::gemm", "").typed<Op>();
+  const auto out_dtype = out_type == a.tensor.scalar_type() ? std::nullopt : std::optional(out_type);
+  const auto [out, preact] = op.call(a.view(), b.view(), bias, std::nullopt, 1.0, 1.0, activation_name(activation),
+                                     out_dtype, /*batch_invariant=*/false, with_preact);
+  const auto shaped = [&](const Tensor& rows) {
+    at::DimVector sizes(like.begin(), like.end());
+    sizes.back() = rows.size(1);
+    return like.size() == 2 ? rows : rows.view(sizes);
+  };
+  return {shaped(out), with_preact ? shaped(preact) : Tensor()};
+}
+
+// activation(a @ b + bias), shaped as `like` with its last dimension replaced, and where it is asked for a @ b + bias.
+// Undefined on a CPU's portable path.
+std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::optional<Tensor>& bias,
+                                   Activation activation, bool with_preact, ScalarType out_type, at::IntArrayRef like) {
+  if (a.tensor.is_cuda()) return multiply_on_gpu(a, b, bias, activation, with_preact, out_type, like);
+  RECORD_FUNCTION("amp_kernels::gemm", c10::ArrayRef<const c10::IValue>{});
+  at::DimVector sizes(like.begin(), like.end());
+  const auto empty = [&](int64_t columns) {
+    sizes.back() = columns;
+    return empty_cpu(sizes, out_type);
+  };
+  const Tensor bias_row = bias ? bias->contiguous() : Tensor();
+  Tensor out = empty(is_gated(activation) ? b.columns / 2 : b.columns);
+  Tensor preact = with_preact ? empty(b.columns) : Tensor();
+  const bool done = gemm_call({.a = a.strided(),
+                               .b = b.strided(),
+                               .m = a.rows,
+                               .n = b.columns,
+                               .k = a.columns,
+                               .operands = float_of(a.tensor.scalar_type()),
+                               .bias = bias ? bias_row.const_data_ptr() : nullptr,
+                               .bias_type = bias ? float_of(bias->scalar_type()) : Float::fp32,
+                               .activation = activation,
+                               .out = out.mutable_data_ptr(),
+                               .preact = with_preact ? preact.mutable_data_ptr() : nullptr,
+                               .out_type = float_of(out_type)});
+  return done ? std::pair{out, preact} : std::pair<Tensor, Tensor>{};
+}
+
+Tensor multiply(const Matrix& a, const Matrix& b, ScalarType out_type, at::IntArrayRef like) {
+  return multiply(a, b, std::nullopt, Activation::none, false, out_type, like).first;
+}
+
+// ---- gradients of the pre-activation
+
+struct PreactivationGradient {
+  Matrix dz;
+  Tensor sums;  // of its columns, in fp32
+};
+
+Tensor activation_backward(const Tensor& grad, const Tensor& preact, Activation activation) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("amp_kernels::activation_backward", "")
+                             .typed<Tensor(const Tensor&, const Tensor&, c10::string_view)>();
+  return op.call(grad, preact, activation_name(activation));
+}
+
+// Where sums are wanted on a CPU, both in one pass; none on its portable path.
+std::optional<PreactivationGradient> preactivation_gradient(const Tensor& grad, const Tensor& preact,
+                                                            Activation activation, bool with_sums) {
+  const bool is_own = activation == Activation::none;
+  if (!with_sums || grad.is_cuda()) {
+    const Matrix dz(is_own ? grad : activation_backward(grad, preact, activation));
+    return {{dz, with_sums ? at::sum(dz.tensor, {0}, /*keepdim=*/false, at::kFloat) : Tensor()}};
+  }
+  RECORD_FUNCTION(is_own ? "amp_kernels::_column_sums" : "amp_kernels::activation_backward",
+                  c10::ArrayRef<const c10::IValue>{});
+  const auto own = is_own ? std::optional<Matrix>(grad) : std::nullopt;
+  const Tensor dense = (own ? own->tensor : grad).contiguous(), z = is_own ? dense : preact.contiguous();
+  const int64_t width = z.size(-1), rows = z.numel() / std::max<int64_t>(1, width);
+  const Tensor dz = is_own ? Tensor() : empty_cpu(z.sizes(), z.scalar_type()), sums = empty_cpu({width}, at::kFloat);
+  float* const to = static_cast<float*>(sums.mutable_data_ptr());
+  const bool done = is_own ? column_sums_call(dense.const_data_ptr(), dense.scalar_type(), rows, width, to)
+                           : activation_backward_call({.activation = activation,
+                                                       .grad = dense.const_data_ptr(),
+                                                       .preact = z.const_data_ptr(),
+                                                       .dz = dz.mutable_data_ptr(),
+                                                       .type = z.scalar_type(),
+                                                       .rows = rows,
+                                                       .width = width,
+                                                       .sums = to});
+  return done ? std::optional(PreactivationGradient{own ? *own : Matrix(dz), sums}) : std::nullopt;
+}
+
+}  // namespace
+}  // namespace ak

@@ -1,0 +1,152 @@
+// Sums over a row of floats, in 64 lanes that meet at the end: their order is that of the code, not of the machine's
+// vectors, so every version gives the same bits; and the additions of one lane, which wait for each other, are few.
+#pragma once
+
+#include <cstdint>
+
+#include "base/cpu/lanes.h"
+#include "base/cpu/tile.h"
+
+namespace ak {
+
+inline constexpr int64_t kLanes = 64;
+
+// Adds the terms of i < n, as far as they fill all lanes, and returns how many that are. terms(i, t) makes t those of i
+// to i + 15. Four sums in registers, which an array that is indexed would not be.
+template <typename Floats, typename Terms>
+AK_SIMD_INLINE int64_t add_lanes(int64_t n, const Terms& terms, Floats& a, Floats& b, Floats& c, Floats& d) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    Floats t;
+    terms(i, t), a = a + t;
+    terms(i + kFloats, t), b = b + t;
+    terms(i + 2 * kFloats, t), c = c + t;
+    terms(i + 3 * kFloats, t), d = d + t;
+  }
+  return i;
+}
+
+// The numbers at i, ..., end - 1, at most 16 of them, with `instead` behind them. One masked load where the machine has
+// it.
+template <typename T>
+AK_SIMD_INLINE void part_of_lanes(const T* from, int64_t i, int64_t end, float instead, float* part) {
+  const int count = static_cast<int>(end - i < kFloats ? end - i : kFloats);
+#pragma GCC ivdep
+#pragma GCC unroll 1
+  for (int lane = 0; lane < kFloats; ++lane) part[lane] = lane < count ? to_float(from[i + lane]) : instead;
+}
+
+// What is left of a row, less than 16 numbers of each operand: results[lane] = f(numbers of the operands), of zeros
+// behind them. A formula under the mask itself would be worked out in the lanes that a masked load leaves alone, too,
+// and there stands what the register held before: bits of 16-bit numbers are subnormal floats, and an instruction that
+// meets one takes a hundred cycles.
+template <typename F, typename... T>
+AK_SIMD_INLINE void make_rest(int64_t i, int64_t end, float* results, const F& f, const T*... from) {
+  const auto make = [=](const auto&... parts) __attribute__((always_inline)) {
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (int lane = 0; lane < kFloats; ++lane) results[lane] = f(parts.numbers[lane]...);
+  };
+  struct Part {
+    float numbers[kFloats];
+  };
+  const auto part_of = [=](const auto* at) __attribute__((always_inline)) {
+    Part part;
+    part_of_lanes(at, i, end, 0.0f, part.numbers);
+    return part;
+  };
+  make(part_of(from)...);
+}
+AK_SIMD_INLINE void store_rest(const float* results, float* to, int64_t count) {
+#pragma GCC ivdep
+#pragma GCC unroll 1
+  for (int lane = 0; lane < kFloats; ++lane) {
+    if (lane < count) to[lane] = results[lane];
+  }
+}
+
+// to[i] = f(from[i]...) for i < n: 32 at a time, a vector of 16-bit numbers, then 16, and the rest under a mask, where
+// the machine has that; a loop over i alone ends in steps of one. `to` may be where an operand is. Expanded into the
+// clones that call it. `ahead(i)` may fetch what comes after i numbers.
+template <typename Ahead, typename F, typename... T>
+AK_SIMD_INLINE void map_lanes_ahead(int64_t n, const Ahead& ahead, float* to, const F& f, const T*... from) {
+  constexpr int kHalves = 2 * kFloats;
+  int64_t i = 0;
+  for (; i + kHalves <= n; i += kHalves) {
+    ahead(i);
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (int lane = 0; lane < kHalves; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
+  }
+  if (i + kFloats <= n) {
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (int lane = 0; lane < kFloats; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
+    i += kFloats;
+  }
+  if (i == n) return;
+  float results[kFloats];
+  make_rest(i, n, results, f, from...);
+  store_rest(results, to + i, n - i);
+}
+template <typename F, typename... T>
+AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from) {
+  map_lanes_ahead(n, [](int64_t) {}, to, f, from...);
+}
+
+// The sum of n terms in 16 lanes: terms(i, t) makes t those of i to i + 15, rest(i, results) those from i on that do
+// not fill t, whatever it leaves behind them. What does not fill all lanes goes to 16 of them at a time.
+template <typename Floats, typename Terms, typename Rest>
+AK_SIMD_INLINE Floats lanes_of_sum(int64_t n, const Terms& terms, const Rest& rest) {
+  Floats a = all_lanes<Floats>(0.0f), b = a, c = a, d = a;
+  int64_t i = add_lanes(n, terms, a, b, c, d);
+  const auto add = [&](Floats& sum) __attribute__((always_inline)) {
+    Floats t;
+    if (i + kFloats <= n) {
+      terms(i, t);
+    } else {
+      float results[kFloats], part[kFloats];
+      rest(i, results);
+      part_of_lanes(results, 0, n - i, 0.0f, part);
+      load_floats(part, t);
+    }
+    sum = sum + t;
+    i += kFloats;
+  };
+  if (i < n) add(a);
+  if (i < n) add(b);
+  if (i < n) add(c);
+  if (i < n) add(d);
+  return (a + c) + (b + d);
+}
+template <typename Floats, typename Terms, typename Rest>
+AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& rest) {
+  return lanes_total(lanes_of_sum<Floats>(n, terms, rest));
+}
+
+template <typename Floats, typename T, typename Ahead>
+AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n, const Ahead& ahead) {
+  return sum_of_lanes<Floats>(
+      n, [=](int64_t i, Floats& t) AK_ALWAYS_INLINE { load_floats(x + i, t), prefetch_ahead(x + i), ahead(i); },
+      [=](int64_t i, float* rest) __attribute__((always_inline)) { part_of_lanes(x, i, n, 0.0f, rest); });
+}
+template <typename T>
+float sum_of_span(const T* x, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n, [](int64_t) {}); });
+}
+
+// of_row(r), the lanes of a row, joined by op into results[r], for r < rows. Four rows share the last steps.
+template <typename OfRow, typename Op>
+AK_SIMD_INLINE void join_rows(int64_t rows, float* results, const OfRow& of_row, const Op& op) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    Four fours[4];
+#pragma GCC unroll 1
+    for (int k = 0; k < 4; ++k) fours[k] = four_of(of_row(r + k), op);
+    const Four joined = fours_joined(fours[0], fours[1], fours[2], fours[3], op);
+    std::memcpy(results + r, &joined, sizeof joined);
+  }
+  for (; r < rows; ++r) results[r] = lanes_joined(of_row(r), op);
+}
+
+}  // namespace ak

@@ -1,0 +1,168 @@
+// A stretch of a 16-bit or fp32 tensor as floats, small enough to stay in the L1 cache. Kernels load their operands
+// into tiles, run one loop over floats, and store: the number of loops to compile is the sum over dtypes, not the
+// product, and the extra traffic is L1's.
+#pragma once
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#include "base/cpu/half_spans.h"
+#include "base/cpu/simd.h"
+#include "base/half.h"
+#include "update/split_master.h"
+
+namespace ak {
+
+using torch::headeronly::ScalarType;
+
+inline constexpr int64_t kTile = 1024;
+
+// A line that the first pass over a row will need soon; a hint that may point behind the last row. One at a time
+// between the numbers: many at once wait for each other, and what follows for them.
+template <bool kWrites = false, typename T>
+AK_SIMD_INLINE void prefetch_ahead(const T* at) {
+  constexpr int kBytes = 2048;
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + kBytes, kWrites);
+}
+
+// Memory for n floats from the beginning of a line on: a vector that lies in two lines takes two loads or stores.
+inline constexpr std::align_val_t kLineAlignment{64};
+struct DeleteAligned {
+  void operator()(float* at) const { ::operator delete[](at, kLineAlignment); }
+};
+using Buffer = std::unique_ptr<float[], DeleteAligned>;
+inline Buffer make_buffer(int64_t n) {
+  return Buffer(static_cast<float*>(::operator new[](static_cast<size_t>(n) * sizeof(float), kLineAlignment)));
+}
+
+// Memory for n floats, of which a tile costs no allocation.
+class RowBuffer {
+ public:
+  explicit RowBuffer(int64_t n) : more_(n > kTile ? make_buffer(n) : nullptr) {}
+  float* get() { return more_ ? more_.get() : own_; }
+
+ private:
+  alignas(64) float own_[kTile];
+  Buffer more_;
+};
+
+inline int64_t bytes_of(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
+
+// Calls f with a value of the type that a 16-bit or fp32 dtype names.
+template <typename F>
+void with_dtype(ScalarType dtype, const F& f) {
+  if (dtype == ScalarType::Half) {
+    f(fp16{});
+  } else if (dtype == ScalarType::BFloat16) {
+    f(bf16{});
+  } else {
+    f(float{});
+  }
+}
+
+template <typename T>
+AK_SIMD_INLINE void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
+}
+// What is next is fetched from the L2 cache meanwhile: 64 bytes, two vectors of results, at a time.
+AK_SIMD_INLINE void widen_span(const bf16* from, float* to, int64_t n) {
+  constexpr int kLine = 32;
+  int64_t i = 0;
+  for (; i + kLine <= n; i += kLine) {
+    prefetch_ahead(from + i);
+#pragma GCC ivdep
+#pragma GCC unroll 1
+    for (int64_t k = i; k < i + kLine; ++k) to[k] = to_float(from[k]);
+  }
+#pragma GCC ivdep
+  for (; i < n; ++i) to[i] = to_float(from[i]);
+}
+AK_SIMD_INLINE void widen_span(const fp16* from, float* to, int64_t n) { widen_half(from, to, n); }
+
+template <typename T>
+AK_SIMD_INLINE void round_span(const float* __restrict from, T* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = round_to<T>(from[i]);
+}
+AK_SIMD_INLINE void round_span(const float* from, fp16* to, int64_t n) { round_half(from, to, n); }
+AK_SIMD_INLINE void round_span(const float* from, bf16* to, int64_t n) { round_bf16(from, to, n); }
+
+// `make(out)` writes n floats; 16-bit numbers are made as floats in `tile` and rounded by the machine's instructions.
+template <typename T, typename Make>
+void make_rounded(T* out, float* tile, int64_t n, const Make& make) {
+  if constexpr (std::is_same_v<T, float>) {
+    make(out);
+  } else {
+    make(tile);
+    round_span(tile, out, n);
+  }
+}
+
+template <typename T>
+AK_SIMD_CLONES void join_span(const T* __restrict weight, const int16_t* __restrict remainder, float* __restrict master,
+                              int64_t n) {
+  for (int64_t i = 0; i < n; ++i) master[i] = join_master(weight[i], remainder[i]);
+}
+
+template <typename T>
+AK_SIMD_CLONES void split_span(const float* __restrict master, T* __restrict weight, int16_t* __restrict remainder,
+                               int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const SplitMaster<T> s = split_master<T>(master[i]);
+    weight[i].bits = s.weight.bits;  // by member: gcc does not vectorise the copy of a struct out of a struct
+    remainder[i] = s.remainder;
+  }
+}
+
+template <typename T>
+AK_SIMD_CLONES bool any_non_finite(const T* x, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= is_finite(x[i]) ? 0u : 1u;
+  return found != 0;
+}
+
+// Elements [at, at + n) of an fp16, bf16 or fp32 tensor: in place if they are fp32, else converted into `buffer`.
+// The first two are for functions that have clones themselves.
+AK_SIMD_INLINE const float* load_span(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+  if (dtype == ScalarType::Float) return static_cast<const float*>(data) + at;
+  if (dtype == ScalarType::Half) {
+    widen_span(static_cast<const fp16*>(data) + at, buffer, n);
+  } else {
+    widen_span(static_cast<const bf16*>(data) + at, buffer, n);
+  }
+  return buffer;
+}
+
+// Rounds to the tensor's dtype. Elements of an fp32 tensor were changed in place.
+AK_SIMD_INLINE void store_span(const float* values, void* data, ScalarType dtype, int64_t at, int64_t n) {
+  if (dtype == ScalarType::Half) {
+    round_span(values, static_cast<fp16*>(data) + at, n);
+  } else if (dtype == ScalarType::BFloat16) {
+    round_span(values, static_cast<bf16*>(data) + at, n);
+  }
+}
+
+AK_SIMD_CLONES inline const float* load_tile(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+  return load_span(data, dtype, at, n, buffer);
+}
+
+// The same for elements that will be changed.
+inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+  return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
+}
+
+// `n` values as floats, in `buffer` unless they are that; without data, `absent` for each.
+inline const float* values_or(const void* data, ScalarType dtype, float absent, int64_t n, float* buffer) {
+  if (data) return load_tile(data, dtype, 0, n, buffer);
+  std::fill_n(buffer, n, absent);
+  return buffer;
+}
+
+AK_SIMD_CLONES inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {
+  store_span(tile, data, dtype, at, n);
+}
+
+}  // namespace ak

@@ -1,0 +1,60 @@
+// A pass over neighbouring elements: a thread takes a vector of them at a time, 16 bytes of its widest operand. So
+// every store of a warp fills the 32-byte sectors it touches (cast/cast.cu says why), and the bytes in flight come
+// from as many threads as an SM holds. Where an operand is not aligned, a thread takes one element at a time.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "device/launch.cuh"
+#include "device/memory.cuh"
+
+namespace ak {
+
+inline constexpr int kElementThreads = 256;
+
+/// Blocks that share an SM, which holds 2,048, 1,536 or 1,024 threads: 32, 40 or 64 registers are left to each.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+inline constexpr int kElementBlocksPerSm = 4;
+#elif defined(__CUDA_ARCH__) && ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100)
+inline constexpr int kElementBlocksPerSm = 6;
+#else
+inline constexpr int kElementBlocksPerSm = 8;
+#endif
+
+/// The same at least where a thread has two or three vectors and a place in a row: with fewer registers than 64 a load
+/// would wait until another one is used.
+inline constexpr int kGatedBlocksPerSm = 4;
+
+/// Blocks of a grid for each SM, at most: whole rounds of 8, 6 or 4, and more than one, so that a faster SM does more.
+inline constexpr int kElementGridPerSm = 24;
+
+/// Elements that a thread takes at a time, where every operand is one of T.
+template <class... T>
+inline constexpr int kVectorOf = 16 / std::max({sizeof(T)...});
+
+/// Calls f(i) for this thread's share of i < count.
+template <class F>
+AK_DEVICE void for_each_in_grid(int64_t count, F f) {
+  const int64_t stride = static_cast<int64_t>(grid_blocks()) * kElementThreads;
+  for (int64_t i = static_cast<int64_t>(block_index()) * kElementThreads + thread_index(); i < count; i += stride) f(i);
+}
+
+/// Calls f<n>(first) for this thread's share of `count` elements: n = kVec of them, or 1 of what is no whole vector.
+template <int kVec, class F>
+AK_DEVICE void for_each_vector_of(int64_t count, F f) {
+  const int64_t vectors = count / kVec;
+  for_each_in_grid(vectors, [&](int64_t i) { f.template operator()<kVec>(i * kVec); });
+  const int64_t rest = vectors * kVec + static_cast<int64_t>(block_index()) * kElementThreads + thread_index();
+  if (rest < count) f.template operator()<1>(rest);
+}
+
+/// The launch of a kernel whose threads share `count` vectors.
+inline LaunchConfig elementwise_launch(const char* name, int64_t count, Stream stream) {
+  const int64_t blocks = (std::max<int64_t>(1, count) + kElementThreads - 1) / kElementThreads;
+  return {.name = name,
+          .grid = static_cast<int>(std::min<int64_t>(blocks, device_sm_count() * kElementGridPerSm)),
+          .block = kElementThreads,
+          .stream = stream};
+}
+
+}  // namespace ak

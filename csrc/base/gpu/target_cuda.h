@@ -1,0 +1,106 @@
+// The GPU behind base/gpu/call.h: torch's current stream and allocator, and the CUDA runtime.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/gpu/properties.h"
+#include "device/device_facts.h"
+#include "device/status.h"
+
+#define AK_GPU_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m)
+
+namespace ak {
+
+// The device of a tensor, made current while the object lives, and torch's current stream on it. Everything is enqueued
+// there, nothing waits, and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
+class Target {
+ public:
+  static constexpr const char* kDevices = "a CUDA device";
+  static constexpr bool kLooks = false;  // kernels reach all memory of the device, so nothing is shown to them
+  static bool has(const Tensor& t) { return t.is_cuda(); }
+
+  explicit Target(const Tensor& first) : index_(first.get_device_index()), guard_(index_) {
+    make_current(index_);
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream_));
+  }
+
+  bool holds(const Tensor& t) const { return t.is_cuda() && t.get_device_index() == index_; }
+  std::string name() const { return "cuda:" + std::to_string(index_); }
+  torch::stable::Device device() const {
+    return {torch::headeronly::DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(index_)};
+  }
+  Stream stream() const { return stream_; }
+
+  GpuProperties properties() const {
+    DeviceFacts facts{};
+    STD_CUDA_CHECK(device_facts(index_, &facts));
+    return {facts.sm_count, facts.capability};
+  }
+
+  void zero(void* data, size_t bytes) const {
+    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream_)));
+  }
+
+  // Counters that belong to the stream, all 0 between its kernels. None while it is captured: a graph may run beside
+  // whatever the stream does later, so it zeroes memory of its own. None either where there is no memory to be had.
+  uint32_t* counters(size_t count) const {
+    constexpr size_t kMost = 4096;
+    cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
+    STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &captured));
+    if (count > kMost || captured != cudaStreamCaptureStatusNone) return nullptr;
+    static std::mutex mutex;
+    static auto& of_streams = *new std::map<std::pair<int32_t, void*>, uint32_t*>;  // for good: no order at exit
+    const std::lock_guard lock(mutex);
+    uint32_t*& own = of_streams[{index_, stream_}];
+    if (!own) {
+      own = static_cast<uint32_t*>(outside_of_pools(kMost * 4));
+      if (own) zero(own, kMost * 4);
+    }
+    return own;
+  }
+
+  void show(ArgName, const void*, size_t, bool, bool) const {}
+  void show_fresh(ArgName, void*, size_t) const {}
+
+  static std::string failure(const Status& status) {
+    return "a kernel could not be launched: CUDA error " + std::to_string(status.code) + " (" + status.message + ")";
+  }
+
+ private:
+  // The guard has told torch's runtime. Ours is another, linked statically, with a current device of its own, which
+  // follows the driver's context by its implementation alone.
+  static void make_current(int32_t index) {
+    int current = -1;
+    STD_CUDA_CHECK(cudaGetDevice(&current));
+    if (current != index) STD_CUDA_CHECK(cudaSetDevice(index));
+  }
+
+  // Memory that is never freed, or null. Not of torch's allocator: a thread may call this while it warms up what it
+  // will capture, and the allocator then takes all from the pool of the graph, which hands the memory out anew in a
+  // replay.
+  static void* outside_of_pools(size_t bytes) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another thread may be capturing
+    STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    if (error == cudaSuccess) return memory;
+    (void)cudaGetLastError();  // all memory is torch's: it finds some for this call
+    return nullptr;
+  }
+
+  int32_t index_;
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+};
+
+}  // namespace ak

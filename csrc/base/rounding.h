@@ -1,0 +1,78 @@
+// Rounding to 16 bits by other rules than nearest-even: stochastic, and half away from zero.
+//
+// Both rest on the "wide code" of a value: 32 bits, sign and exponent as in the 16-bit type, with 16 more mantissa
+// bits. The upper half of the code is then the 16-bit float below the value in magnitude, the lower half the fraction
+// of a unit in its last place that was cut off, and any rounding is "add something to the lower half, keep the upper
+// half"; a carry into the exponent is the right result.
+//   bf16: the wide code is the fp32 code.
+//   fp16: 5 exponent bits, 26 mantissa bits. 3 more than fp32 has, so 2^-14 <= |x| < 65536 are exact; below 2^-14 the
+//   code is a
+//         fixed-point number of units of 2^-40, which is exact from 2^-17 on (where the last bit of an fp32 weighs
+//         2^-40) and rounds to nearest, ties to even, below. 65536 and above is inf.
+#pragma once
+
+#include "base/half.h"
+
+namespace ak {
+
+template <typename T>
+AK_HD uint32_t wide_code(float x);
+
+template <>
+AK_HD uint32_t wide_code<bf16>(float x) {
+  return is_nan(x) ? bits_of(x) | 0x00400000u : bits_of(x);
+}
+
+template <>
+AK_HD uint32_t wide_code<fp16>(float x) {
+  const uint32_t sign = bits_of(x) & 0x80000000u;
+  const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
+  const uint32_t normal = (magnitude - (112u << 23)) << 3;
+  // In units of 2^-40; the limit keeps the conversion to int in range when the value is normal. From 2^23 units on
+  // there is no fraction, below that adding and subtracting 2^23 rounds it away.
+  const float units = float_of(magnitude < (113u << 23) ? magnitude : (113u << 23)) * 0x1p40f;
+  const float rounded = (units + 0x1p23f) - 0x1p23f;
+  const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(units < 0x1p23f ? rounded : units));
+  const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
+  const uint32_t limited = magnitude < (143u << 23) ? finite : 0x7c000000u;
+  return sign | (magnitude > 0x7f800000u ? 0x7e000000u : limited);
+}
+
+template <typename T>
+AK_HD float from_wide_code(uint32_t code);
+
+template <>
+AK_HD float from_wide_code<bf16>(uint32_t code) {
+  return float_of(code);
+}
+
+// Rounds codes that wide_code never returns: a normal one with more than 23 mantissa bits is truncated.
+template <>
+AK_HD float from_wide_code<fp16>(uint32_t code) {
+  const uint32_t sign = code & 0x80000000u;
+  const uint32_t magnitude = code & 0x7fffffffu;
+  const uint32_t normal = (magnitude >> 3) + (112u << 23);
+  const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-40f);
+  const uint32_t finite = magnitude < (1u << 26) ? subnormal : normal;
+  const uint32_t special = magnitude > 0x7c000000u ? 0x7fc00000u : 0x7f800000u;
+  return float_of(sign | (magnitude < 0x7c000000u ? finite : special));
+}
+
+template <typename T>
+AK_HD T round_half_away(float x) {
+  return {static_cast<uint16_t>(is_nan(x) ? 0x7fffu : (wide_code<T>(x) + 0x8000u) >> 16)};
+}
+
+// Rounds up in magnitude with a probability equal to the fraction cut off, given `random16` uniform in [0, 65536):
+// unbiased, exactly for bf16 and for fp16 from 2^-17 on, to within 2^-41 below. inf and NaN stay.
+template <typename T>
+AK_HD T round_stochastic(float x, uint32_t random16) {
+  return {static_cast<uint16_t>(is_nan(x) ? 0x7fffu : (wide_code<T>(x) + (random16 & 0xffffu)) >> 16)};
+}
+
+template <>
+AK_HD float round_stochastic<float>(float x, uint32_t) {
+  return x;
+}
+
+}  // namespace ak

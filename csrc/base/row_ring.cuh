@@ -1,0 +1,324 @@
+#pragma once
+// Rows of matrices on their way through shared memory. A team, kWarps warps of a block, takes every n-th row and holds
+// it in registers, kColumns columns a thread, or reads it part by part where registers have no room; cp.async has
+// meanwhile its next rows on their way into a ring of slots of its own. So the bytes in flight cost no registers and do
+// not depend on types, and a team of one warp needs no barrier. One block fills an SM.
+#include <algorithm>
+#include <cstdint>
+
+#include "device/async_copy.cuh"
+#include "device/block.cuh"
+#include "device/launch.cuh"
+#include "norm/row.cuh"
+
+namespace ak {
+
+inline constexpr int kRingVec =
+    4;  ///< columns of a vector: 16 bytes of fp32; a warp's 16-bit ones are 256 bytes in one
+
+/// A matrix of which the ring brings rows; data is null where there is none. `stride`: elements from row to row.
+struct RingMatrix {
+  const void* data;
+  DType dtype;
+  int64_t stride;
+
+  AK_HD int row_bytes(int columns) const { return data == nullptr ? 0 : columns * bytes_of(dtype); }
+};
+
+/// kTeamWarps warps that share a row; a thread holds kThreadColumns columns of it.
+template <int kTeamWarps, int kThreadColumns>
+struct RowTeam {
+  static constexpr int kWarps = kTeamWarps, kColumns = kThreadColumns;
+  static constexpr int kThreads = kWarps * kWarpThreads;
+  static constexpr bool kLong = kWarps * kColumns > 256;  // more than kRingColumns
+  /// Slots of a team; one where a row fills most of the memory: it is free as soon as the row is in registers.
+  static constexpr int kStages = kLong ? 1 : kWarps == 16 ? 2 : std::max(2, 72 / kColumns);
+};
+
+template <class Team, int kMatrices>
+class RowRing {
+ public:
+  /// Starts the copies of the team's first rows.
+  AK_DEVICE RowRing(const RingMatrix (&matrices)[kMatrices], int64_t rows, int columns, int teams)
+      : rows_(rows), columns_(columns), teams_(teams) {
+    AK_UNROLL
+    for (int m = 0; m < kMatrices; m++) {
+      matrices_[m] = matrices[m];
+      slot_bytes_ += matrices[m].row_bytes(columns);
+    }
+    slot_ = slots_of(team());
+    int64_t row = first();
+    AK_NO_UNROLL
+    for (int stage = 0; stage < Team::kStages; stage++, row += step()) {
+      copy(row);
+      turn();
+    }
+  }
+
+  /// The rows of this team: for (row = first(); row < rows; row += step()).
+  AK_DEVICE int64_t first() const { return static_cast<int64_t>(team()) * grid_blocks() + block_index(); }
+  AK_DEVICE int64_t step() const { return static_cast<int64_t>(teams_) * grid_blocks(); }
+  AK_DEVICE bool leads() const { return thread_index() % Team::kThreads == 0; }
+
+  /// Waits for the next row, which read() then gives.
+  AK_DEVICE void wait() const {
+    copy_wait<Team::kStages - 1>();
+    sync();
+  }
+  AK_DEVICE void read(float (&values)[Team::kColumns], int matrix, float outside = 0.0f) const {
+    AK_UNROLL
+    for (int j = 0; j < Team::kColumns; j++) values[j] = outside;
+    visit(matrix, [&](int j, float x) { values[j] = x; });
+  }
+  /// Adds the matrix's row to the values.
+  AK_DEVICE void add(float (&values)[Team::kColumns], int matrix) const {
+    visit(matrix, [&](int j, float x) { values[j] += x; });
+  }
+  /// Calls f(index, value) for what this thread holds of the row.
+  template <class F>
+  AK_DEVICE void visit(int matrix, F f) const {
+    with_row_dtype(matrices_[matrix].dtype, [&]<class T>(T) {
+      for_each_held<Team::kThreads, kRingVec, Team::kColumns>(columns_, [&](int held, int column) {
+        const auto v = vector<T>(matrix, column);
+        AK_UNROLL
+        for (int j = 0; j < kRingVec; j++) f(held + j, v[j]);
+      });
+    });
+  }
+
+  /// Columns from a vector of this thread to its next.
+  static constexpr int kStep = Team::kThreads * kRingVec;
+  /// Walks over a row that stays in its slot: calls f<n>(column) for n vectors of this thread, the first from that
+  /// column on, each kStep behind the last; kTimes at a time, and then one by one. After that all lanes of the warp,
+  /// also those whose vector lies behind the row, call after<n>(column of the first lane).
+  template <int kTimes, class F, class After>
+  AK_DEVICE void for_each_vectors(F f, After after) const {
+    const int lane = lane_index() * kRingVec;
+    int begin = first_column<Team::kThreads, kRingVec>() - lane;  // of the warp's vectors, so that it stays together
+    AK_NO_UNROLL
+    for (; begin + (kTimes - 1) * kStep + kWarpThreads * kRingVec <= columns_; begin += kTimes * kStep) {
+      f.template operator()<kTimes>(begin + lane);
+      after.template operator()<kTimes>(begin);
+    }
+    AK_NO_UNROLL
+    for (; begin < columns_; begin += kStep) {
+      if (begin + lane < columns_) f.template operator()<1>(begin + lane);
+      after.template operator()<1>(begin);
+    }
+  }
+  template <int kTimes, class F>
+  AK_DEVICE void for_each_vectors(F f) const {
+    for_each_vectors<kTimes>(f, []<int>(int) {});
+  }
+  /// The vector from a column on in a matrix of type T.
+  template <class T>
+  AK_DEVICE Vec<float, kRingVec> vector(int matrix, int column) const {
+    const Packed<T, kRingVec> words = vector_at<T>(matrix, column)[0];
+    return unpacked<T>(words);
+  }
+  /// Puts another one in its place.
+  template <class T>
+  AK_DEVICE void replace(int matrix, int column, const Vec<T, kRingVec>& v) const {
+    vector_at<T>(matrix, column)[0] = packed(v);
+  }
+  /// The value in a column of the row.
+  AK_DEVICE float value(int column, int matrix) const {
+    float result = 0.0f;
+    with_row_dtype(matrices_[matrix].dtype,
+                   [&]<class T>(T) { result = to_float(shared_at<T>(place(matrix))[column]); });
+    return result;
+  }
+  /// The row has been read: its slot is for the one that comes kStages rows of the team after it.
+  AK_DEVICE void refill(int64_t row) {
+    sync();
+    copy(row + Team::kStages * step());
+    turn();
+  }
+
+  /// Where the team's next row begins in a matrix of type T; null if there is none.
+  template <class T>
+  AK_DEVICE const T* next_row(int64_t row, int matrix) const {
+    const RingMatrix& m = matrices_[matrix];
+    return row + step() < rows_ ? static_cast<const T*>(m.data) + (row + step()) * m.stride : nullptr;
+  }
+  /// A warp has read n vectors of a row that stays for the last time, the first from column `begin` on: starts the
+  /// copies of the same columns of the next one. When that is done for all, refilled().
+  template <int kVectors, class T>
+  AK_DEVICE void refill_vectors(const T* next, int matrix, int begin) const {
+    constexpr int kColumnsOfWord = kWord / sizeof(T), kWords = kWarpThreads * kRingVec / kColumnsOfWord;
+    warp_sync();
+    const int lane = lane_index(), first = begin + lane / kWords * kStep + lane % kWords * kColumnsOfWord;
+    if (next == nullptr || (kVectors == 1 && (lane >= kWords || first >= columns_))) return;
+    AK_UNROLL
+    for (int k = 0; k < kVectors; k += kWarpThreads / kWords)
+      copy_async<kWord>(place(matrix) + (first + k * kStep) * sizeof(T), next + first + k * kStep);
+  }
+  AK_DEVICE void refilled() const { copy_commit(); }
+
+  /// No row is left: the slots are free.
+  AK_DEVICE void finish() const {
+    copy_wait<0>();
+    sync();
+  }
+
+  /// Each of the values becomes what `op` makes of it over the threads of the team, in an order that never changes.
+  template <int N, class Op>
+  AK_DEVICE void reduce(float (&values)[N], Op op) {
+    AK_UNROLL
+    for (int i = 0; i < N; i++) values[i] = warp_reduce(values[i], op);
+    if constexpr (Team::kWarps > 1) {
+      static_assert(N * 4 <= kSumBytes);
+      // Two places in turn: whoever writes the first again has seen all come to the call in between.
+      const auto of_warp = shared_at<float>(dynamic_shared() + ((team() * 2 + turn_) * Team::kWarps) * kSumBytes);
+      turn_ ^= 1;
+      AK_UNROLL
+      for (int i = 0; i < N; i++) {
+        if (lane_index() == 0) of_warp[i * Team::kWarps + warp_index() % Team::kWarps] = values[i];
+      }
+      sync();
+      AK_UNROLL
+      for (int i = 0; i < N; i++) {
+        values[i] = of_warp[i * Team::kWarps];
+        AK_UNROLL
+        for (int w = 1; w < Team::kWarps; w++)
+          values[i] = op(values[i], static_cast<float>(of_warp[i * Team::kWarps + w]));
+      }
+    }
+  }
+  template <int N>
+  AK_DEVICE void sum(float (&values)[N]) {
+    reduce(values, [](float a, float b) { return a + b; });
+  }
+
+  /// The slots of a team, and of this one, for other use when no row is left: at least 8 bytes a column.
+  AK_DEVICE uint32_t own_slots() const { return slots_of(opaque(team())); }  // no register is kept for it
+  AK_DEVICE uint32_t slots_of(int team) const {
+    return dynamic_shared() + sum_bytes(teams_) + team * Team::kStages * slot_bytes_;
+  }
+
+  /// Bytes of shared memory of a block.
+  static int shared_bytes(const RingMatrix (&matrices)[kMatrices], int columns, int teams) {
+    int bytes = 0;
+    for (const RingMatrix& m : matrices) bytes += m.row_bytes(columns);
+    return sum_bytes(teams) + teams * Team::kStages * bytes;
+  }
+
+ private:
+  static constexpr int kSumBytes = 8;  // of a warp, for up to two values
+
+  /// Where the matrix's row lies in the slot.
+  AK_DEVICE uint32_t place(int matrix) const {
+    uint32_t at = slot_;
+    AK_UNROLL
+    for (int m = 0; m < matrix; m++) at += matrices_[m].row_bytes(columns_);
+    return at;
+  }
+
+  template <class T>
+  AK_DEVICE auto vector_at(int matrix, int column) const {
+    return shared_at<Packed<T, kRingVec>>(place(matrix) + column * sizeof(T));
+  }
+
+  AK_HD static int sum_bytes(int teams) { return Team::kWarps == 1 ? 0 : teams * 2 * Team::kWarps * kSumBytes; }
+  AK_DEVICE static int team() { return thread_index() / Team::kThreads; }
+
+  AK_DEVICE void sync() const {
+    if constexpr (Team::kWarps == 1) {
+      warp_sync();
+    } else {
+      named_barrier(1 + team(), Team::kThreads);
+    }
+  }
+  /// Starts the copies of a row, if there is one, into the slot.
+  AK_DEVICE void copy(int64_t row) const {
+    if (row < rows_) {
+      constexpr int kApart = Team::kThreads * kWord;
+      const int first = thread_index() % Team::kThreads * kWord;
+      uint32_t to = slot_ + first;
+      AK_UNROLL
+      for (int m = 0; m < kMatrices; m++) {
+        if (matrices_[m].data == nullptr) continue;
+        const int bytes = matrices_[m].row_bytes(columns_);
+        const int64_t at_row = row * matrices_[m].stride * bytes_of(matrices_[m].dtype);
+        const auto* from = opaque(static_cast<const uint8_t*>(matrices_[m].data) + at_row + first);
+        if constexpr (Team::kColumns > 0) {
+          AK_UNROLL
+          for (int at = 0; at < Team::kColumns * 4 * Team::kThreads; at += kApart) {
+            if (at + first < bytes) copy_async<kWord>(to + at, from + at);
+          }
+        } else {
+          AK_NO_UNROLL
+          for (int at = 0; at + first < bytes; at += kApart) copy_async<kWord>(to + at, from + at);
+        }
+        to += bytes;
+      }
+    }
+    copy_commit();
+  }
+  AK_DEVICE void turn() {
+    stage_ = stage_ + 1 == Team::kStages ? 0 : stage_ + 1;
+    slot_ = slots_of(team()) + stage_ * slot_bytes_;
+  }
+
+  RingMatrix matrices_[kMatrices];
+  int64_t rows_;
+  int columns_, teams_, slot_bytes_ = 0, stage_ = 0, turn_ = 0;
+  uint32_t slot_;
+};
+
+/// Teams of a block: as many as `most`, as shared memory has room for, and as find a row. 0 if not even one has room.
+template <class Team, int kMatrices>
+int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int columns, int most) {
+  const auto bytes = [&](int teams) { return RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams); };
+  const int sms = device_sm_count();
+  int teams = static_cast<int>(std::min<int64_t>(most, (rows + sms - 1) / sms));
+  while (teams > 0 && bytes(teams) > device_shared_limit()) teams--;
+  return teams;
+}
+
+/// Launches kernel(p, teams) with up to `most` teams a block. *blocks becomes their number, or 0 where shared memory
+/// has no room for a team and nothing was launched.
+template <class Team, int kMatrices, class Kernel, class Problem>
+Status launch_ring(const char* name, Kernel kernel, const Problem& p, const RingMatrix (&matrices)[kMatrices],
+                   int columns, int most, Stream stream, int64_t* blocks) {
+  const int teams = ring_teams<Team>(matrices, p.rows, columns, most);
+  *blocks = teams == 0 ? 0 : std::min<int64_t>(p.rows, device_sm_count());
+  if (teams == 0) return {};
+  const LaunchConfig config{
+      .name = name,
+      .grid = static_cast<int>(*blocks),
+      .block = teams * Team::kThreads,
+      .shared_bytes = static_cast<std::size_t>(RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams)),
+      .stream = stream};
+  return launch(kernel, config, p, teams);
+}
+
+/// Warps of an SM whose registers hold a team's columns of three rows.
+constexpr int three_row_warps(int columns) { return columns <= 24 ? 16 : 12; }
+
+inline constexpr int kRingColumns = 8192;
+/// Calls f with the team for rows of `columns`, at most kRingColumns; Widest for those of more than 4,096.
+template <class Widest, class F>
+Status with_row_team(int columns, const F& f) {
+  if (columns <= 256) return f(RowTeam<1, 8>{});
+  if (columns <= 512) return f(RowTeam<1, 16>{});
+  if (columns <= 768) return f(RowTeam<1, 24>{});
+  if (columns <= 1024) return f(RowTeam<1, 32>{});
+  if (columns <= 2048) return f(RowTeam<4, 16>{});
+  if (columns <= 3072) return f(RowTeam<4, 24>{});
+  if (columns <= 4096) return f(RowTeam<4, 32>{});
+  static_assert(Widest::kThreads * Widest::kColumns == kRingColumns);
+  return f(Widest{});
+}
+
+inline constexpr int kLongRingColumns = 16384;
+using LongRowTeam = RowTeam<16, 32>;  ///< for rows of more, up to kLongRingColumns
+inline constexpr int kWideRingColumns = 32768;
+using WideRowTeam = RowTeam<16, 64>;              ///< for rows of more, up to kWideRingColumns: all an SM's registers
+inline constexpr int kResidentColumns = 1 << 17;  ///< more than shared memory holds, few enough for ints
+/// For rows of more, which stay in shared memory as long as it has room for them: no column is held.
+struct ResidentRowTeam {
+  static constexpr int kWarps = 16, kColumns = 0, kThreads = kWarps * kWarpThreads, kStages = 1;
+};
+
+}  // namespace ak

@@ -1,0 +1,46 @@
+// Parameters and gradients as addresses, in the place of lists of tensors: an int64 CPU tensor, a row per parameter.
+//
+// A tensor in a list costs a call some 140 ns of host time, and most of what it says was said a step ago. An optimizer
+// therefore checks that nothing but addresses can have changed and passes a table (amp_kernels/optim/_cached_step.py).
+// What can still be told from a row is checked as for a list; that an address is right cannot be, so only optimizers
+// pass one.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+
+#include "base/check.h"
+
+namespace ak {
+
+// As amp_kernels/ops/_blocks.py has them. dtypes are torch's codes (ScalarType).
+struct TableRow {
+  int64_t param, grad, numel, param_dtype, grad_dtype;
+  int64_t block, offset, slot, group, index;
+};
+inline constexpr int64_t kTableColumns = 10;
+static_assert(sizeof(TableRow) == kTableColumns * sizeof(int64_t));
+
+inline std::span<const TableRow> table_rows(const char* op, ArgName name, const Tensor& table) {
+  check_dtype(op, name, table, {ScalarType::Long});
+  AK_CHECK(table.is_cpu(), op, ": ", name, " must be on the CPU");
+  AK_CHECK(table.dim() == 2 && table.size(1) == kTableColumns && table.is_contiguous(), op, ": ", name,
+           " must be contiguous with shape (n, ", kTableColumns, "); got shape ", Ints{table.sizes()});
+  return {static_cast<const TableRow*>(table.const_data_ptr()), static_cast<size_t>(table.size(0))};
+}
+
+inline ScalarType table_dtype(const char* op, ArgName name, int64_t code, std::initializer_list<ScalarType> accepted) {
+  const ScalarType dtype = code == static_cast<int8_t>(code) ? static_cast<ScalarType>(code) : ScalarType::Undefined;
+  check_dtype(op, name, dtype, accepted);
+  return dtype;
+}
+
+inline char* table_address(const char* op, ArgName name, int64_t address, int64_t numel, ScalarType dtype) {
+  const int64_t size = dtype == ScalarType::Double ? 8 : is_half(dtype) ? 2 : 4;
+  AK_CHECK(numel >= 0, op, ": ", name, " has ", numel, " elements");
+  AK_CHECK(numel == 0 || (address != 0 && address % size == 0), op, ": ", name, " is at address ", address,
+           ", where no ", dtype_name(dtype), " can be");
+  return reinterpret_cast<char*>(address);
+}
+
+}  // namespace ak

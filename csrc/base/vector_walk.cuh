@@ -1,0 +1,64 @@
+// A run of elements walked by a whole block in 16-byte accesses, wherever its first element lies.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "base/half.h"
+#include "device/memory.cuh"
+#include "device/tensor_list.cuh"
+
+namespace ak {
+
+/// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec that
+/// was loaded from `address`: one element before the first 16-byte boundary and after the last one, 16 bytes between
+/// them. `f` may store to `address`. Which elements a thread gets, and in which order, depends on alignment and count
+/// alone. `kCache` is how it is loaded: kDefault for a run that is read again; `kInFlight`: how many vectors a thread
+/// loads before it waits for the first, 4 or more; at the end 4, then one by one.
+template <int kThreads, Cache kCache = Cache::kStreaming, int kInFlight = 4, class T, class F>
+AK_DEVICE void for_each_vector(T* data, int count, F f) {
+  constexpr int kWide = 16 / sizeof(T);
+  const int thread = thread_index();
+
+  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % kWide);
+  const int to_boundary = (kWide - misaligned) % kWide;
+  const int head = to_boundary < count ? to_boundary : count;
+  const int vectors = (count - head) / kWide;
+  const int tail = head + vectors * kWide;
+  if (thread < head) f(data + thread, load_vec<1, kCache>(data + thread));
+  if (thread < count - tail) f(data + tail + thread, load_vec<1, kCache>(data + tail + thread));
+
+  constexpr int kStride = kThreads * kWide;
+  T* at = data + head + thread * kWide;
+  int left = vectors - thread;  // this thread's are every kThreads-th of them
+  auto together = [&]<int kLoads>(std::integral_constant<int, kLoads>) {
+    Vec<std::remove_const_t<T>, kWide> v[kLoads];
+    AK_UNROLL
+    for (int k = 0; k < kLoads; k++) v[k] = load_vec<kWide, kCache>(at + k * kStride);
+    AK_UNROLL
+    for (int k = 0; k < kLoads; k++) f(at + k * kStride, v[k]);
+    left -= kLoads * kThreads;
+    at += kLoads * kStride;
+  };
+  if constexpr (kInFlight > 4) {
+    while (left > (kInFlight - 1) * kThreads) together(std::integral_constant<int, kInFlight>{});
+  }
+  while (left > 3 * kThreads) together(std::integral_constant<int, 4>{});
+  for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, kCache>(at));
+}
+
+/// Calls f with a value of the type that `dtype` names.
+template <class F>
+AK_DEVICE void with_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(fp16{});
+    case DType::kBFloat16:
+      return f(bf16{});
+    case DType::kFloat32:
+      return f(float{});
+    case DType::kFloat64:
+      return f(double{});
+  }
+}
+
+}  // namespace ak

@@ -1,0 +1,124 @@
+// cast_: copies a list of tensors into another one, each element widened or rounded to the dtype of its destination.
+//
+// Work: 4 to 8 bytes an element, read once and written once, and a conversion: memory bandwidth is the limit. Plan: a
+// persistent grid of four blocks per SM walks over the chunks of the whole list, and a thread fetches 64 bytes before
+// it converts the first: 64 KB in flight an SM. It takes as many neighbouring elements as are 16 bytes of the
+// destination, so that every store of a warp fills the 32-byte sectors it touches. A sector written in two halves may
+// leave the L2 cache between them, and memory is then read to complete it; a load in halves finds the other one in L1.
+// The nine pairs of dtypes are loops of their own. Traps: source and destination have accesses of different widths, so
+// no peel aligns both; a pair that is not aligned to 16 bytes goes element by element. Random bits are numbered by
+// element, so that they do not depend on which of the two walks is taken.
+#include "cast/cast.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "base/tensor_list.h"
+#include "device/launch.cuh"
+#include "update/update.cuh"
+
+namespace ak {
+namespace {
+
+constexpr int kCastThreads = 256;
+constexpr int kCastBlocksPerSm = 4;
+constexpr int kCastBytesInFlight = 64;  // a thread
+
+/// Elements begin .. end - 1, a multiple of V of them, by a whole block.
+template <int kThreads, int V, class From, class Destination>
+AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, int64_t end, const RoundingKey& key) {
+  constexpr int kLoads = std::min<int>(kCastBytesInFlight / (V * sizeof(From)), 8);
+  constexpr int kStride = kThreads * V;
+  const From* from = static_cast<const From*>(source);
+  const auto convert = [&]<bool kWhole>(std::bool_constant<kWhole>, int64_t i) {
+    Vec<From, V> raw[kLoads];
+    AK_UNROLL
+    for (int k = 0; k < kLoads; k++) {  // in place of what lies beyond the end the last elements are loaded again
+      const int64_t at = i + k * kStride;
+      raw[k] = load_vec<V, Cache::kStreaming>(from + (kWhole || at < end ? at : end - V));
+    }
+    AK_UNROLL
+    for (int k = 0; k < kLoads; k++) {
+      const int64_t at = i + k * kStride;
+      if (!kWhole && at >= end) break;
+      float x[V];
+      PlainWeight<From>::template decode<V>(raw[k], x);
+      Destination::template store<V>(destination, nullptr, at, x, key);
+    }
+  };
+  int64_t i = begin + thread_index() * V;
+  for (; i + (kLoads - 1) * kStride < end; i += kLoads * kStride) convert(std::true_type{}, i);
+  if (i < end) convert(std::false_type{}, i);
+}
+
+/// Calls f with a value of the type that `dtype`, not fp64, names.
+template <class F>
+AK_DEVICE void with_narrow_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(fp16{});
+    case DType::kBFloat16:
+      return f(bf16{});
+    default:
+      return f(float{});
+  }
+}
+
+template <class T, bool kStochastic>
+struct Destination : StochasticWeight<T> {};
+template <class T>
+struct Destination<T, false> : PlainWeight<T> {};
+template <>
+struct Destination<float, true> : PlainWeight<float> {};
+
+template <int kThreads, bool kStochastic, class Args>
+AK_KERNEL(kThreads, kCastBlocksPerSm)
+cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
+  const uint32_t count = kStochastic && step != nullptr ? static_cast<uint32_t>(load(step)) : 0;
+  int tensor = 0;
+  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
+    const TensorChunk chunk = args.map.find(index, tensor);
+    tensor = chunk.tensor;
+    const void* source = args.source[tensor];
+    void* destination = args.destination[tensor];
+    const bool aligned = (reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination)) % 16 == 0;
+    const int64_t end = chunk.begin + chunk.count;
+    const int64_t middle = aligned ? end - chunk.count % 8 : chunk.begin;
+    const RoundingKey key{seed, count, args.index[tensor]};
+    with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
+      with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
+        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, chunk.begin,
+                                                                                middle, key);
+        cast_run<kThreads, 1, From, Destination<To, kStochastic>>(source, destination, middle, end, key);
+      });
+    });
+  }
+}
+
+}  // namespace
+
+namespace detail {
+
+template <int kThreads, bool kStochastic, class Args>
+Status cast_on(int resident_blocks, std::span<const CastRef> casts, uint64_t seed, const float* step, Stream stream) {
+  LaunchPlan<Args, CastRef> plan(casts);
+  Args args;
+  while (plan.next(args)) {
+    const int grid = grid_for(args.map.chunks, resident_blocks);
+    const LaunchConfig config{.name = "cast", .grid = grid, .block = kThreads, .stream = stream};
+    const Status status = launch(cast_kernel<kThreads, kStochastic, Args>, config, args, seed, step);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace detail
+
+Status cast(std::span<const CastRef> casts, std::optional<uint64_t> seed, const float* step, Stream stream) {
+  const int blocks = device_sm_count() * kCastBlocksPerSm;
+  using Args = CastListArgs<kCastListTensors>;
+  if (seed) return detail::cast_on<kCastThreads, true, Args>(blocks, casts, *seed, step, stream);
+  return detail::cast_on<kCastThreads, false, Args>(blocks, casts, 0, nullptr, stream);
+}
+
+}  // namespace ak

@@ -1,0 +1,57 @@
+// gemm_column_sums: adds up what the tiles of a GEMM left of the sums of its columns.
+//
+// Work: reads 4 bytes per 16 elements of C, so memory is the limit. Plan: a block takes 32 columns, each of its 8 warps
+// every 8th row, 4 rows in flight; the warps' sums meet in shared memory. Trap: the order of additions may depend on
+// the shape alone, for the result is a gradient and must be reproducible.
+#include "gemm/column_sums.h"
+
+#include "device/block.cuh"
+#include "device/launch.cuh"
+#include "device/memory.cuh"
+
+namespace ak {
+namespace {
+
+constexpr int kSumThreads = 256;
+constexpr int kSumWarps = kSumThreads / kWarpThreads;
+constexpr int kSumInFlight = 4;
+
+AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int64_t columns, float* out) {
+  auto of_warp = shared<float, kSumThreads>();
+  const int lane = lane_index(), warp = warp_index();
+  const int64_t x = static_cast<int64_t>(block_index()) * kWarpThreads + lane;
+  float sum = 0.0f;
+  if (x < columns) {
+    int64_t row = warp;
+    for (; row + (kSumInFlight - 1) * kSumWarps < rows; row += kSumInFlight * kSumWarps) {
+      float v[kSumInFlight];
+      AK_UNROLL
+      for (int i = 0; i < kSumInFlight; i++) v[i] = load(sums + (row + i * kSumWarps) * columns + x);
+      AK_UNROLL
+      for (int i = 0; i < kSumInFlight; i++) sum += v[i];
+    }
+    for (; row < rows; row += kSumWarps) sum += load(sums + row * columns + x);
+  }
+  of_warp[thread_index()] = sum;
+  block_sync();
+  if (warp != 0 || x >= columns) return;
+  for (int w = 1; w < kSumWarps; w++) sum += of_warp[w * kWarpThreads + lane];
+  store(out + x, sum);
+}
+
+}  // namespace
+
+Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out, Stream stream) {
+  const LaunchConfig config{.name = "gemm_column_sums",
+                            .grid = static_cast<int>((columns + kWarpThreads - 1) / kWarpThreads),
+                            .block = kSumThreads,
+                            .stream = stream};
+  return launch(gemm_column_sums_kernel, config, sums, rows, columns, out);
+}
+
+Status gemm_column_sums(const GemmProblem& q, float* out, Stream stream) {
+  const int64_t columns = columns_of_c(q);
+  return column_sums(q.epilogue.column_sums, column_sums_size(q) / columns, columns, out, stream);
+}
+
+}  // namespace ak

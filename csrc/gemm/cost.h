@@ -1,0 +1,256 @@
+// What a GEMM takes on a GPU, in microseconds: a model of the work, on the host.
+//
+// A step of k costs a tile the larger of its products and of the bytes that come into its multiprocessor, and each
+// group of consumers a hand-over; then the tile is finished or, pingpong, finished under the next tile's products.
+// Tiles go round by round over the multiprocessors, at the clock that power allows, side by side with memory. The rates
+// are those of GemmRates. wgmma reads 128 bytes of shared memory a cycle and makes 2,048 multiply-adds, so instructions
+// narrower than 64 columns starve (measured by arXiv:2402.13499: 63 % at 32 columns, 38 % at 16; the formula below
+// gives 67 and 40). tests/tuning/test_gemm_cost.py holds the model against measured times.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "gemm/phases.h"
+#include "gemm/sm80/gemm.h"
+#include "gemm/sm90/gemm.h"
+
+namespace ak {
+
+/// What the model multiplies by. `clock` and `l2` are the data sheet's and the width of the port, and a free fit finds
+/// them again (2,010 and 63); `dram` was measured with a copy; the others fit what every tile took on an H200
+/// (bench/results/nvidia-h200/gemm_tiles.csv).
+struct GemmRates {
+  double clock = 1980;     ///< cycles a microsecond, where power allows it
+  double power = 1.85e8;   ///< multiply-adds a microsecond, above which it does not
+  double dram = 4.25e6;    ///< bytes a microsecond: of a copy, read and written
+  double reduce = 1.35e6;  ///< bytes of fp32 a microsecond that are added to C: red in L2
+  double crossing = 0.36;  ///< of an operand that blocks in both halves of the chip read: from the other half's L2
+  double l2 = 64;          ///< bytes a cycle into one multiprocessor, its own or multicast
+  double start = 2500;     ///< cycles outside the rounds: launch, barriers, first loads and last store
+  double turn = 1700;      ///< cycles from a tile's last product to the first of the next, its instructions aside
+  double hand_over = 27;   ///< cycles of a step of k that a group of consumers takes to wait for a stage and free it
+  double issue = 0.325;    ///< instructions a cycle that a warp issues between products
+};
+
+/// The GPU, and what was compiled for it.
+struct GemmChip {
+  int sm_count = 132;
+  int capability = 90;  ///< 10 major + minor
+  bool sm90 = true, sm80 = true;
+  GemmRates rates;
+};
+
+/// What the choice depends on.
+struct GemmRequest {
+  int m = 1, n = 1, k = 1, batch = 1;  ///< of A and B
+  bool m_major_a = false, n_major_b = false;
+  bool tma_a = true;          ///< A is 16-byte aligned, as are the distances between its rows and matrices
+  bool tma_b = true;          ///< the same of B
+  bool tma_output = true;     ///< C as well, and of the inputs' type or fp32
+  bool row_output = true;     ///< C is of such a type, and its rows have no gaps
+  bool odd_operands = false;  ///< of A and B, one is aligned to 2 bytes only
+  GemmPhases phases;          ///< whose operands are, where they are not: gemm_phases()
+  int out_bytes = 2;          ///< an element of C
+  int side_bytes = 0;         ///< that the epilogue reads and writes besides, per element of C
+  Activation activation = Activation::none;
+  bool backward = false, keeps_z = false, column_sums = false;
+  bool plain = true;             ///< nothing is done to the sums: is_plain()
+  bool in_registers = true;      ///< what is done needs nothing but alpha or a bias: gemm_sm90_in_registers()
+  bool in_boxes = true;          ///< TMA moves all that is read and written besides: gemm_sm90_in_boxes()
+  bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
+
+  bool tma_operands() const { return tma_a && tma_b; }
+
+  bool operator==(const GemmRequest&) const = default;
+};
+
+namespace detail {
+
+constexpr double kNever = 1e300;
+inline double whole(double x, double y) {
+  return static_cast<double>((static_cast<int64_t>(x) + static_cast<int64_t>(y) - 1) / static_cast<int64_t>(y));
+}
+
+/// Two things that run side by side, and get into each other's way the more the closer they are.
+inline double side_by_side(double a, double b) { return std::cbrt(a * a * a + b * b * b); }
+
+/// What `microseconds` at the full clock become under the power limit. Power grows with the cube of the clock, because
+/// voltage follows it, so the clock falls with the cube root of what is asked for too much.
+inline double under_power(double microseconds, const GemmRequest& r, const GemmRates& rates) {
+  const double multiply_adds = static_cast<double>(r.batch) * r.m * r.n * r.k;
+  return microseconds * std::cbrt(std::max(1.0, multiply_adds / (microseconds * rates.power)));
+}
+
+inline bool halves_columns(const GemmRequest& q) { return q.activation == Activation::swiglu && !q.backward; }
+
+/// Microseconds of memory, for a C in `tiles_m` x `tiles_n` tiles or clusters: all is read and written once.
+inline double memory_time(const GemmRequest& r, const GemmRates& rates, double tiles_m, double tiles_n) {
+  const double columns = r.activation != Activation::swiglu ? r.n : r.backward ? 2.0 * r.n : r.n / 2.0;
+  const double a = 2.0 * r.k * r.m * (tiles_n > 1 ? 1 + rates.crossing : 1);
+  const double b = 2.0 * r.k * r.n * (tiles_m > 1 ? 1 + rates.crossing : 1);
+  const double stored = r.out_bytes / rates.dram;
+  const double c = r.out_bytes == 8 ? std::max(stored, 4 / rates.reduce) : stored;  // 8: added to
+  return r.batch * ((a + b) / rates.dram + r.m * columns * (c + r.side_bytes / rates.dram));
+}
+
+/// Instructions per element of C that an activation takes, or its derivative, as nvcc compiles activation/formula.h.
+inline double activation_instructions(const GemmRequest& q) {
+  switch (q.activation) {
+    case Activation::none:
+      return 0;
+    case Activation::relu:
+      return 2;
+    case Activation::gelu:
+      return 20;
+    case Activation::gelu_tanh:
+      return 22;
+    case Activation::silu:
+      return 20;
+    case Activation::swiglu:
+      return q.backward ? 32 : 24;
+  }
+  return 0;
+}
+
+/// How the sums leave gemm_sm90 (Store and Finish in its gemm_sm90_tile.cuh): as they are, changed in registers, stored
+/// by the threads word by word, finished in boxes, or element by element.
+enum class Sm90Finish { kPlain, kInRegisters, kWords, kBoxes, kElements };
+
+inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
+  if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElements;
+  if (!r.in_registers) return r.in_boxes ? Sm90Finish::kBoxes : Sm90Finish::kElements;
+  if (!r.tma_output) return Sm90Finish::kWords;
+  return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
+}
+
+/// Instructions of a consumer's thread between the last wgmma of a tile and the next tile: those of a tile, and those
+/// of each of its sums. With swiglu two sums make an element of C.
+struct Sm90Epilogue {
+  double tile, sum;
+};
+
+/// Of each sum that the threads store word by word: a warp's 16 rows, so much for each of them and for each of its
+/// words that a lane takes.
+inline double sm90_word_instructions(bool as_float, const GemmTile& t) {
+  const int columns = as_float ? 64 : gemm_sm90_stage_columns(t.n);
+  const double words = whole(columns * (as_float ? 4 : 2) / 4, 32), sums = columns / 2;
+  return 16 * (as_float ? 10 + 5 * words : 16 + 8 * words) / sums;
+}
+
+/// Counted in the machine code (tests/build/test_epilogue_instructions.py).
+inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
+  const double rows = t.n % 64 == 0 ? 0 : 2.6;  // without full boxes the threads store the rounded rows themselves
+  const double activation = activation_instructions(q), of_element = halves_columns(q) ? 2 : 1;
+  const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
+  switch (finish) {
+    case Sm90Finish::kPlain:
+      return {75, 0.9 + rows};
+    case Sm90Finish::kInRegisters:
+      return {85, 2.7 + rows};
+    case Sm90Finish::kWords:
+      return {80, 2 + sm90_word_instructions(q.out_bytes > 2, t)};
+    case Sm90Finish::kBoxes: {
+      const double chunks = 32 * whole(t.n, 32) / t.n;  // of 32 columns, the last of which may end beside the tile
+      const double element = 7 + activation + (residual ? 2 : 0);
+      return {q.keeps_z ? 145.0 : 120.0,
+              chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)};
+    }
+    case Sm90Finish::kElements: {
+      const int beside = q.keeps_z + (q.backward || residual);
+      return {80, (72 + 26 * beside + activation) / of_element + (q.column_sums ? 7.5 : 0)};
+    }
+  }
+  return {};
+}
+
+/// Elements of the operands that gemm_sm90 cannot read.
+inline double unaligned_elements(const GemmRequest& r) {
+  return r.batch * static_cast<double>(r.k) * ((r.tma_a ? 0 : r.m) + (r.tma_b ? 0.0 : r.n));
+}
+/// Microseconds of gemm_repack: their copy.
+inline double repack_time(const GemmRequest& r, const GemmRates& rates) {
+  return r.tma_operands() ? 0 : rates.start / rates.clock + 4 * unaligned_elements(r) / rates.dram;
+}
+
+/// A product's phases, as gemm_in_phases makes them.
+inline GemmRequest in_phases(const GemmRequest& request) {
+  GemmRequest r = request;
+  r.m = request.phases.rows(request.m), r.n = request.phases.columns(request.n), r.k = request.phases.lines(request.k);
+  r.batch = request.phases.count;
+  r.tma_a = r.tma_b = r.tma_output = r.row_output = r.plain = true;
+  r.odd_operands = false;
+  r.out_bytes = 4;
+  return r;
+}
+/// Microseconds of gemm_add_phases.
+inline double add_phases_time(const GemmRequest& r, const GemmRates& rates) {
+  const double bytes = 4.0 * r.phases.size(r.m, r.n) + static_cast<double>(r.m) * r.n * r.out_bytes;
+  return rates.start / rates.clock + bytes / rates.dram;
+}
+
+/// Microseconds of a product with one of the tiles of gemm_sm90; kNever if nothing speaks for it.
+inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTile& t, int splits, bool swap) {
+  const GemmRates& rate = chip.rates;
+  const int m = swap ? r.n : r.m, n = swap ? r.m : r.n;
+  const bool halved = halves_columns(r);
+  const double columns = halved ? n / 2 : n, tile_columns = halved ? t.n / 2 : t.n;
+  const double cluster = t.cluster_m * t.cluster_n;
+  const double clusters_m = whole(m, t.m * t.cluster_m), clusters_n = whole(columns, tile_columns * t.cluster_n);
+  const double works = r.batch * clusters_m * clusters_n * splits;
+  const double rounds = whole(works, std::max(1.0, std::floor(chip.sm_count / cluster)));
+  if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles fill the chip
+  const double steps = whole(whole(r.k, 64), splits);
+
+  const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one on each scheduler
+  const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
+  const double loads = (t.m + t.n) * 128 / rate.l2;  // what lies beside A and B is written as zeros, as slowly
+  const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
+
+  const Sm90Finish finish = sm90_finish(r, t, swap);
+  const double sums = finish >= Sm90Finish::kBoxes  // only these stop at the end of C
+                          ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
+                          : t.m * t.n;
+  const Sm90Epilogue instructions = sm90_epilogue_instructions(r, finish, t);
+  const double slots = groups * instructions.tile + sums / 128 * instructions.sum;  // a scheduler's
+  const double epilogue = rate.turn + slots / std::min(0.9, groups * rate.issue);
+  const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
+  double outside = rate.start;
+  // The parts of a sum are written and waited for; who comes last reads them.
+  if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
+  const double cycles = rounds * busy + (t.pingpong ? epilogue : 0);
+  return outside / rate.clock +
+         side_by_side(under_power(cycles / rate.clock, r, rate),
+                      memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
+}
+
+struct Sm80TileCost {
+  int m, n, resident;  // blocks that share a multiprocessor
+};
+/// By the number of the tile.
+inline constexpr Sm80TileCost kSm80Tiles[] = {{128, 256, 1}, {128, 128, 2}, {64, 64, 4}};
+
+/// The same for a tile of the mma.sync kernel.
+inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80TileCost& t, int splits) {
+  constexpr double kL2Bytes = 32, kStoreBytes = 16, kFill = 2000;
+  const double multiply_adds = chip.capability == 90 ? 1270 : chip.capability == 80 ? 1024 : 512;  // a cycle
+  const bool halved = halves_columns(r);
+  const double columns = halved ? r.n / 2 : r.n, tile_columns = halved ? t.n / 2 : t.n;
+  const double tiles_m = whole(r.m, t.m), tiles_n = whole(columns, tile_columns);
+  const double works = r.batch * tiles_m * tiles_n * splits;
+  const double rounds = whole(works, static_cast<double>(chip.sm_count) * t.resident);
+  const double together = std::min<double>(t.resident, whole(works, chip.sm_count));
+  const double depth = whole(whole(r.k, 64), splits) * 64;
+  const double loads = (t.m + t.n) * 2.0 / kL2Bytes * (r.tma_operands() ? 1 : r.odd_operands ? 2.5 : 1.5);
+  const double elements = t.m * tile_columns;
+  double finish = std::max(elements * (r.out_bytes + r.side_bytes) / kStoreBytes,
+                           elements * ((r.side_bytes ? 8 : 4) + activation_instructions(r)) / 128);
+  if (splits > 1) finish += elements * 4 / kStoreBytes + splits * elements * 4 / kL2Bytes / 2;
+  const double cycles = rounds * (kFill + together * (depth * std::max(t.m * t.n / multiply_adds, loads) + finish));
+  const double outside = splits > 1 ? 2 * chip.rates.start : 0;
+  return outside / chip.rates.clock + side_by_side(under_power(cycles / chip.rates.clock, r, chip.rates),
+                                                   memory_time(r, chip.rates, tiles_m, tiles_n));
+}
+
+}  // namespace detail
+}  // namespace ak

@@ -1,0 +1,219 @@
+// The blocked product (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3),
+// 2008), over the micro-kernels of one instruction set.
+//
+// Work: 2 M N K flops at the rate of the multiply-adds. A thread takes a block of columns of b, packs it once into
+// panels, and goes down the rows, kRowUnit at a time, read where they lie if the kernel can.
+// These rows by one panel are summed depth after depth of K, so that a depth of the panel stays in the L1 cache. A few
+// panels on, `finish` gets their sums, which are still there, too.
+//
+// An element is summed over K in one fixed order, which neither the other sizes nor the number of threads change.
+#include "gemm/cpu/blocked.h"
+
+#include <algorithm>
+
+#include "gemm/cpu/scratch.h"
+
+namespace ak {
+namespace {
+
+// How many columns, and steps of K, of b are packed at a time: up to 1.5 MB, which streams from the L2 or L3 cache.
+struct Blocking {
+  int64_t columns, steps;
+};
+constexpr Blocking kRowsInPlace{192, 2048};
+// Rows that must be packed are packed for each block of columns, so these are wide.
+constexpr Blocking kRowsPacked{768, 512};
+// More columns than kRowsInPlace has, where the kernel asks for them, are as many as the L2 cache holds: 1 MB.
+constexpr int64_t kWordsInPlace = 256 << 10;
+// Columns of a unit of rows that are finished together: 48 KB of sums, from the L1 or L2 cache.
+constexpr int64_t kPieceColumns = 192;
+// Where K is longer, this many units of rows are summed side by side, and b is packed again for the next ones.
+constexpr int64_t kUnitsTogether = 16;
+// What a thread should have to do before a second one is woken: some 10 us.
+constexpr int64_t kFlopsPerThread = 4 << 20;
+
+// The words of a block of rows of `a`, as panels of some lanes each, a power of two.
+struct Rows {
+  Words first;
+  int64_t lanes_log2, panel_bytes;
+
+  Words from(int64_t row, int64_t step) const {
+    const int64_t panel = row >> lanes_log2, lane = row - (panel << lanes_log2);
+    return {first.data + panel * panel_bytes + lane * first.lane_bytes + step * first.step_bytes, first.lane_bytes,
+            first.step_bytes};
+  }
+};
+
+class Product {
+ public:
+  Product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish)
+      : kernel_(kernel),
+        p_(problem),
+        finish_(finish),
+        steps_(round_up(problem.k, kernel.group) / kernel.word_elements),
+        columns_(problem.n / problem.halves),
+        row_blocks_(divide_up(problem.m, kRowUnit)),
+        in_place_(kernel.in_place && problem.a.matrix.k_stride == 1 && problem.k % kernel.group == 0),
+        blocking_(in_place_ ? in_place_blocking() : kRowsPacked) {
+    // As many columns as the caches like, but a few tasks for each thread that is worth waking; and where it can be as
+    // many blocks for each, so that none is packed twice.
+    const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), flops() / kFlopsPerThread + 1);
+    const int64_t least = divide_up(2 * threads, p_.batches * row_blocks_);
+    const int64_t blocks = std::max({least, divide_up(columns_, blocking_.columns / p_.halves),
+                                     std::min(threads, divide_up(columns_, kRowsInPlace.columns / p_.halves))});
+    const int64_t even = blocks < threads ? blocks : round_up(blocks, threads);
+    const int64_t lanes = threads > 1 ? int64_t{1} << kernel.lanes_log2 : kernel.columns;
+    block_columns_ = round_up(divide_up(columns_, even), lanes);
+    column_blocks_ = divide_up(columns_, block_columns_);
+    block_room_ = round_up(block_columns_, kernel.columns);
+    // Sums of several chunks of K wait for the last one, all of them.
+    piece_columns_ = steps_ > blocking_.steps
+                         ? block_room_
+                         : kernel.columns * std::max<int64_t>(1, kPieceColumns / p_.halves / kernel.columns);
+  }
+
+  void run() const {
+    // Cut by columns of units, not by tasks, of which those of the last block are smaller.
+    const int64_t columns = p_.batches * row_blocks_ * columns_;
+    const int64_t grain = std::max<int64_t>(1, columns * kFlopsPerThread / flops());
+    torch::stable::parallel_for(0, columns, grain,
+                                [this](int64_t begin, int64_t end) { work(first_task(begin), first_task(end)); });
+  }
+
+ private:
+  Blocking in_place_blocking() const {
+    const int64_t fit = kWordsInPlace / std::max<int64_t>(1, steps_);
+    return {std::clamp(fit, kRowsInPlace.columns, kernel_.most_columns), kRowsInPlace.steps};
+  }
+
+  int64_t flops() const { return 2 * p_.batches * p_.m * p_.n * std::max<int64_t>(1, p_.k); }
+
+  int64_t width() const { return p_.halves * piece_columns_; }
+
+  // The first task that begins with this column or a later one, where the columns of all tasks are counted.
+  int64_t first_task(int64_t column) const {
+    const int64_t batch = column / (row_blocks_ * columns_), rest = column % (row_blocks_ * columns_);
+    const int64_t block = batch * column_blocks_ + rest / (row_blocks_ * block_columns_);
+    return block * row_blocks_ + divide_up(rest % (row_blocks_ * block_columns_), columns_of(block));
+  }
+
+  // Some columns of a unit of rows, and where their sums are.
+  struct Piece {
+    int64_t block, unit, column, columns;
+    float* sums;
+  };
+
+  // A task is a unit of rows by a block of columns; those of one block of columns follow each other.
+  void work(int64_t begin, int64_t end) const {
+    thread_local Scratch panels_scratch, rows_scratch, sums_scratch;
+    const int64_t chunk = std::min(steps_, blocking_.steps), together = steps_ > chunk ? kUnitsTogether : 1;
+    uint32_t* panels = panels_scratch.of<uint32_t>(p_.halves * block_room_ * chunk);
+    uint32_t* packed_rows = in_place_ ? nullptr : rows_scratch.of<uint32_t>(kRowUnit * chunk);
+    float* sums = sums_scratch.of<float>(std::min(together, end - begin) * kRowUnit * width());
+    int64_t packed_block = -1;
+    if (kernel_.begin) kernel_.begin();
+    for (int64_t task = begin; task < end;) {
+      const int64_t block = task / row_blocks_, unit = task % row_blocks_;
+      const int64_t units = std::min({together, end - task, row_blocks_ - unit}), columns = columns_of(block);
+      int64_t step = 0;
+      do {
+        const int64_t steps = std::min(chunk, steps_ - step);
+        if (block != packed_block || steps < steps_) pack_columns(block, step, steps, panels);
+        packed_block = block;
+        for (int64_t i = 0; i < units; ++i) {
+          const Rows rows = pack_rows(block, unit + i, step, steps, packed_rows);
+          for (int64_t column = 0; column < columns; column += piece_columns_) {
+            const Piece piece{block, unit + i, column, std::min(piece_columns_, columns - column),
+                              sums + i * kRowUnit * width()};
+            multiply(piece, rows, step, steps, panels);
+            if (step + steps == steps_) finish(piece);
+          }
+        }
+        step += steps;
+      } while (step < steps_);  // once for K = 0, whose sums are 0
+      task += units;
+    }
+    if (kernel_.end) kernel_.end();
+  }
+
+  int64_t first_column(int64_t block) const { return block % column_blocks_ * block_columns_; }
+  int64_t columns_of(int64_t block) const { return std::min(block_columns_, columns_ - first_column(block)); }
+  int64_t rows_of(int64_t unit) const { return std::min(kRowUnit, p_.m - unit * kRowUnit); }
+
+  // How many elements of K `steps` have from `step` on; the last one may be padded.
+  int64_t elements(int64_t step, int64_t steps) const {
+    return std::min(p_.k, (step + steps) * kernel_.word_elements) - std::min(p_.k, step * kernel_.word_elements);
+  }
+
+  void pack_columns(int64_t block, int64_t step, int64_t steps, uint32_t* panels) const {
+    const Operand b = p_.b.of(block / column_blocks_);
+    for (int64_t half = 0; half < p_.halves; ++half)
+      kernel_.pack_panels(b.at(half * columns_ + first_column(block), step * kernel_.word_elements), columns_of(block),
+                          elements(step, steps), steps, kernel_.columns, panels + half * block_room_ * steps);
+  }
+
+  Rows pack_rows(int64_t block, int64_t unit, int64_t step, int64_t steps, uint32_t* packed) const {
+    const Operand a = p_.a.of(block / column_blocks_).at(unit * kRowUnit, step * kernel_.word_elements);
+    if (in_place_) return {{reinterpret_cast<const char*>(a.data), 2 * a.lane_stride, 4}, kRowUnitLog2, 0};
+    const char* data = reinterpret_cast<const char*>(packed);
+    if (kernel_.packs_rows || a.k_stride == 1) {
+      kernel_.pack_rows(a, rows_of(unit), elements(step, steps), steps, packed);
+      return {{data, 4 * steps, 4}, kRowUnitLog2, 0};
+    }
+    const int64_t lanes = 1 << kernel_.lanes_log2;
+    kernel_.pack_panels(a, rows_of(unit), elements(step, steps), steps, lanes, packed);
+    return {{data, 4, 4 * lanes}, kernel_.lanes_log2, 4 * lanes * steps};
+  }
+
+  // The sums of a piece (+)= `steps` of a and b. A depth of a panel stays in the L1 cache.
+  void multiply(const Piece& piece, const Rows& a, int64_t step, int64_t steps, const uint32_t* panels) const {
+    const int64_t rows = rows_of(piece.unit), depth = kernel_.depth / kernel_.word_elements;
+    for (int64_t half = 0; half < p_.halves; ++half) {
+      for (int64_t column = 0; column < piece.columns; column += kernel_.columns) {
+        const uint32_t* panel = panels + (half * block_room_ + piece.column + column) * steps;
+        float* sums = piece.sums + half * piece_columns_ + column;
+        int64_t p = 0;
+        do {
+          const int64_t some = std::min(depth, steps - p);
+          for (int64_t row = 0; row < rows; row += kernel_.rows)
+            kernel_.multiply(some, a.from(row, p), panel + p * kernel_.columns, sums + row * width(), width(),
+                             std::min(kernel_.rows, rows - row), std::min(kernel_.columns, piece.columns - column),
+                             step + p > 0);
+          p += some;
+        } while (p < steps);
+      }
+    }
+  }
+
+  void finish(const Piece& piece) const {
+    const int64_t batch = piece.block / column_blocks_;
+    finish_({.sums = piece.sums,
+             .stride = width(),
+             .half = p_.halves == 2 ? piece_columns_ : 0,
+             .row = batch * p_.m + piece.unit * kRowUnit,
+             .rows = rows_of(piece.unit),
+             .column = first_column(piece.block) + piece.column,
+             .columns = piece.columns,
+             .unit = batch * row_blocks_ + piece.unit});
+  }
+
+  const Kernel& kernel_;
+  const BlockedProblem& p_;
+  const Finish& finish_;
+  const int64_t steps_;       // of all of K
+  const int64_t columns_;     // of a half
+  const int64_t row_blocks_;  // of one matrix
+  const bool in_place_;       // rows of `a` are read where they lie
+  const Blocking blocking_;
+  int64_t block_columns_, column_blocks_;  // of a half
+  int64_t block_room_;                     // its columns in whole panels
+  int64_t piece_columns_;                  // of a half, whose sums are finished together
+};
+
+}  // namespace
+
+void blocked_product(const Kernel& kernel, const BlockedProblem& problem, const Finish& finish) {
+  Product(kernel, problem, finish).run();
+}
+
+}  // namespace ak

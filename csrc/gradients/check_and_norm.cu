@@ -1,0 +1,287 @@
+// check_and_norm: reads every gradient once and answers two questions, is one of them inf or NaN, and how long is their
+// vector; for the whole list, or for each tensor.
+//
+// Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
+// Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list. A thread has eight loads of 16
+// bytes in flight, all of its share of a chunk of 16-bit elements: 128 KB an SM at most, less in the mean, for
+// blocks wait and add in turn. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a microsecond
+// away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the largest
+// magnitude and the check in one. Within a chunk it adds squares in the gradient's precision (at least fp32), across
+// chunks in double, so that the error of the sum is that of a few additions, however long the list. Each block leaves a
+// partial result in a slot of its own; the block that finishes last joins the slots.
+//
+// Per tensor: block b takes the chunks b, b + G, b + 2G, ... of a grid of G blocks, so it meets a tensor's chunks one
+// right after the other. It leaves one partial result per tensor it met, when it moves on, in the slot of the first
+// chunk it had of it. These are the first min(chunks, G) slots of the tensor, side by side: at most 12 bytes written
+// and read for a chunk of 32 KB, and no counters. A second, small kernel joins them, one warp a tensor.
+//
+// Traps: the check looks at each *unscaled* element and never at the sum, which may overflow on finite gradients.
+// Nothing is added with atomics: their order changes from run to run, and with it the last bits of the norm and of
+// every weight after the clip. Squares of values below 2^-63 lose bits in fp32, below 2^-75 they vanish. Products in
+// double would cure that, but a conversion and an fma in double per element run at 2 a cycle and SM where there are few
+// such units (compute capability 7.5, 8.6, 8.9, 12.0), and that is slower than memory delivers 16-bit gradients. So a
+// thread whose share of a chunk has a small sum reads this share once more, multiplied by a power of two: the loop is
+// the same, the bytes are in L2, and shares that are all zero, the frequent small ones, are told apart by their peak.
+#include "gradients/check_and_norm.h"
+
+#include "base/tensor_list.h"
+#include "base/vector_walk.cuh"
+#include "device/block.cuh"
+#include "device/launch.cuh"
+#include "device/memory.cuh"
+#include "gradients/clip.h"
+
+namespace ak {
+namespace {
+
+constexpr int kNormThreads = 256;
+constexpr int kNormBlocksPerSm = 4;
+constexpr int kNormLoads = 8;  // of 16 bytes, in flight a thread
+
+AK_DEVICE double widen(double x) { return x; }
+template <class T>
+AK_DEVICE float widen(T x) {
+  return to_float(x);
+}
+AK_DEVICE float add_square(float sum, float x) { return fma(x, x, sum); }
+AK_DEVICE double add_square(double sum, double x) { return sum + x * x; }
+struct Larger {
+  template <class T>
+  AK_DEVICE T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+
+/// What was found in some of the elements, kept by a thread or a block.
+struct Found {
+  double sum = 0;  ///< of squares
+  uint32_t peak = 0;
+};
+
+/// Adds this thread's share of the `count` gradients of a chunk to `found`.
+template <int kThreads, class T>
+AK_DEVICE void add_share(const T* grads, int count, float inv_scale, Found& found) {
+  float factor = inv_scale;
+  bool lifted = false;
+  while (true) {
+    decltype(widen(T{})) sum = 0;
+    decltype(magnitude_bits(sum)) largest = 0;
+    for_each_vector<kThreads, Cache::kStreaming, kNormLoads>(grads, count, [&]<int N>(const T*, const Vec<T, N>& v) {
+      AK_UNROLL
+      for (int j = 0; j < N; j++) {
+        const auto x = unscale(widen(v[j]), factor);
+        largest = Larger{}(largest, magnitude_bits(x));
+        sum = add_square(sum, x);
+      }
+    });
+    if (lifted) {
+      found.sum += static_cast<double>(sum) * kUnlift;
+      return;
+    }
+    found.peak = Larger{}(found.peak, peak_of(largest));
+    lifted = sizeof(sum) == sizeof(float) && sum < kSmallSum && largest != 0;
+    if (!lifted) {
+      found.sum += sum;
+      return;
+    }
+    factor = inv_scale * kLift;
+  }
+}
+
+template <int kThreads, class Args>
+AK_DEVICE void add_chunk(const Args& args, const TensorChunk& chunk, float inv_scale, Found& found) {
+  with_dtype(args.dtype[chunk.tensor], [&]<class T>(T) {
+    const T* grads = static_cast<const T*>(args.data[chunk.tensor]) + chunk.begin;
+    add_share<kThreads>(grads, chunk.count, inv_scale, found);
+  });
+}
+
+/// What all threads of the block found.
+template <int kThreads>
+AK_DEVICE Found block_total(Found found) {
+  return {block_sum<kThreads>(found.sum), block_reduce<kThreads>(found.peak, Larger{})};
+}
+
+AK_DEVICE float load_inverse_scale(const float* grad_scale) {
+  return grad_scale == nullptr ? 1.0f : inverse_scale(load(grad_scale));
+}
+
+/// Where partial results lie.
+struct NormSlots {
+  double* sum;
+  uint32_t* peak;
+
+  static NormSlots in(void* scratch, size_t slots) {
+    double* sum = static_cast<double*>(scratch);
+    return {sum, reinterpret_cast<uint32_t*>(sum + slots)};
+  }
+  static constexpr size_t kBytes = sizeof(double) + sizeof(uint32_t);
+};
+AK_DEVICE void store_slot(const NormSlots& slots, uint32_t slot, const Found& found) {
+  store(slots.sum + slot, found.sum);
+  store(slots.peak + slot, found.peak);
+}
+AK_DEVICE void add_slot(Found& found, const NormSlots& slots, uint32_t slot) {
+  found.sum += load(slots.sum + slot);
+  found.peak = Larger{}(found.peak, load(slots.peak + slot));
+}
+
+/// Where results go.
+struct NormResults {
+  float* norm;
+  float* found_inf;
+  Norm kind;
+};
+AK_DEVICE void store_result(const NormResults& results, int position, const Found& found) {
+  const bool largest = results.kind == Norm::kLargest;
+  store(results.norm + position, largest ? peak_value(found.peak) : static_cast<float>(found.sum));
+  store(results.found_inf + position, peak_is_finite(found.peak) ? 0.0f : 1.0f);
+}
+
+// ---- the whole list ----
+
+/// One of the launches of a list, and how their blocks find each other.
+struct NormLaunch {
+  int number, launches;
+  uint32_t* blocks_done;
+};
+
+template <int kThreads, class Args>
+AK_KERNEL(kThreads, kNormBlocksPerSm)
+check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, AK_PARAM(NormLaunch) launch,
+                      const float* grad_scale, AK_PARAM(NormResults) results) {
+  const float inv_scale = load_inverse_scale(grad_scale);
+  Found found;
+  int tensor = 0;
+  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
+    const TensorChunk chunk = args.map.find(index, tensor);
+    tensor = chunk.tensor;
+    add_chunk<kThreads>(args, chunk, inv_scale, found);
+  }
+
+  found = block_total<kThreads>(found);
+  if (thread_index() == 0) store_slot(slots, launch.number * grid_blocks() + block_index(), found);
+  // Launches run one after the other, so the last block of the last launch sees all slots.
+  if (launch.number + 1 < launch.launches || !last_block_done(launch.blocks_done)) return;
+
+  Found total;
+  const int count = launch.launches * grid_blocks();
+  AK_NO_UNROLL
+  for (int slot = thread_index(); slot < count; slot += kThreads) add_slot(total, slots, slot);
+  total = block_total<kThreads>(total);
+  if (thread_index() == 0) store_result(results, 0, total);
+}
+
+/// The same grid for every launch of a call, so that the slots need no bookkeeping.
+template <class Args>
+int norm_launches(std::span<const GradRef> grads) {
+  return std::max(1, launch_count<Args>(grads));  // even an empty list has an answer
+}
+
+// ---- each tensor ----
+
+template <int kThreads, class Args>
+AK_KERNEL(kThreads, kNormBlocksPerSm)
+per_tensor_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, const float* grad_scale) {
+  const float inv_scale = load_inverse_scale(grad_scale);
+  int tensor = 0;
+  for (uint32_t index = block_index(); index < args.map.chunks;) {
+    const uint32_t first = index;
+    tensor = args.map.find(first, tensor).tensor;
+    Found found;
+    for (; index < args.map.end[tensor]; index += grid_blocks()) {
+      add_chunk<kThreads>(args, args.map.find(index, tensor), inv_scale, found);
+    }
+    found = block_total<kThreads>(found);
+    if (thread_index() == 0) store_slot(slots, first, found);
+  }
+}
+
+/// One warp a tensor. `blocks`: the grid that left the partial results.
+template <int kThreads, class Args>
+AK_KERNEL(kThreads, 1)
+per_tensor_finish_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int blocks, AK_PARAM(NormResults) results) {
+  constexpr int kWarps = kThreads / kWarpThreads;
+  for (int tensor = block_index() * kWarps + warp_index(); tensor < args.map.tensors;
+       tensor += grid_blocks() * kWarps) {
+    const uint32_t begin = tensor == 0 ? 0 : args.map.end[tensor - 1];
+    const uint32_t chunks = args.map.end[tensor] - begin;
+    const uint32_t count = chunks < static_cast<uint32_t>(blocks) ? chunks : static_cast<uint32_t>(blocks);
+    Found found;
+    for (uint32_t slot = lane_index(); slot < count; slot += kWarpThreads) add_slot(found, slots, begin + slot);
+    found = {warp_sum(found.sum), warp_reduce(found.peak, Larger{})};
+    if (lane_index() == 0) store_result(results, args.position[tensor], found);
+  }
+}
+
+}  // namespace
+
+namespace detail {
+
+template <int kThreads, class Args>
+Status check_and_norm_on(int blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
+                         uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
+  const int launches = norm_launches<Args>(grads);
+  const NormSlots slots = NormSlots::in(scratch, static_cast<size_t>(blocks) * launches);
+  const NormResults results{result, found_inf, norm};
+  LaunchPlan<Args, GradRef> plan(grads);
+  Args args;
+  for (int i = 0; i < launches; i++) {
+    plan.next(args);
+    const NormLaunch number{i, launches, blocks_done};
+    const LaunchConfig config{.name = "check_and_norm", .grid = blocks, .block = kThreads, .stream = stream};
+    const Status status =
+        launch(check_and_norm_kernel<kThreads, Args>, config, args, slots, number, grad_scale, results);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+template <int kThreads, class Args>
+Status check_and_norm_per_tensor_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale,
+                                    Norm norm, void* scratch, float* results, float* found_infs, Stream stream) {
+  const NormSlots slots = NormSlots::in(scratch, most_chunks<Args>(grads));
+  constexpr int kWarps = kThreads / kWarpThreads;
+  LaunchPlan<Args, GradRef> plan(grads);
+  Args args;
+  while (plan.next(args)) {
+    const int blocks = grid_for(args.map.chunks, resident_blocks);
+    LaunchConfig config{.name = "check_and_norm (per tensor)", .grid = blocks, .block = kThreads, .stream = stream};
+    Status status = launch(per_tensor_norm_kernel<kThreads, Args>, config, args, slots, grad_scale);
+    if (!status.ok()) return status;
+    config.name = "check_and_norm (per tensor, end)";
+    config.grid = grid_for((args.map.tensors + kWarps - 1) / kWarps, resident_blocks);
+    const NormResults to{results, found_infs, norm};
+    status = launch(per_tensor_finish_kernel<kThreads, Args>, config, args, slots, blocks, to);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace detail
+
+size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads) {
+  const size_t slots = static_cast<size_t>(norm_launches<GradListArgs<const void, kGradListTensors>>(grads)) *
+                       device_sm_count() * kNormBlocksPerSm;
+  return slots * NormSlots::kBytes;
+}
+
+size_t check_and_norm_per_tensor_scratch_bytes(std::span<const GradRef> grads) {
+  return most_chunks<PlacedGradListArgs<const void, kPlacedGradListTensors>>(grads) * NormSlots::kBytes;
+}
+
+Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
+                      uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
+  return with_grad_list(grads, [&]<class Args>() {
+    return detail::check_and_norm_on<kNormThreads, Args>(device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm,
+                                                         scratch, blocks_done, result, found_inf, stream);
+  });
+}
+
+Status check_and_norm_per_tensor(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
+                                 float* results, float* found_infs, Stream stream) {
+  return detail::check_and_norm_per_tensor_on<kNormThreads, PlacedGradListArgs<const void, kPlacedGradListTensors>>(
+      device_sm_count() * kNormBlocksPerSm, grads, grad_scale, norm, scratch, results, found_infs, stream);
+}
+
+}  // namespace ak

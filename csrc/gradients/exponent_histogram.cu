@@ -1,0 +1,102 @@
+// exponent_histogram: counts for each tensor how many of its values lie in each power of two, and how many are zero,
+// infinite or NaN.
+//
+// Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a bin by a few integer instructions, and one increment of a
+// counter in shared memory. Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list in
+// 16-byte accesses. A block counts in shared memory as long as it stays with a tensor, which with chunks b, b + G, ...
+// of a grid of G it does for all its chunks of that tensor, and then adds its counters to the tensor's. Counts are
+// integers, so the order of the atomics does not show in the result.
+//
+// Traps: values of a tensor share a dozen exponents, so most threads of a warp increment the same counter. The compiler
+// makes an increment by one whose old value nobody reads an instruction of its own (ATOMS.POPC.INC), which adds up the
+// threads of a warp that hit one address. A counter of a block is 32 bits wide: enough for a tensor of 2^32 elements a
+// block, more than a GPU holds.
+#include "gradients/exponent_histogram.h"
+
+#include "base/tensor_list.h"
+#include "base/vector_walk.cuh"
+#include "device/block.cuh"
+#include "device/launch.cuh"
+#include "device/memory.cuh"
+#include "gradients/exponent.h"
+#include "gradients/grad_norm.h"
+
+namespace ak {
+namespace {
+
+constexpr int kHistogramThreads = 256;
+constexpr int kHistogramBlocksPerSm = 4;
+
+AK_DEVICE float narrowed(double x) { return static_cast<float>(x); }
+template <class T>
+AK_DEVICE float narrowed(T x) {
+  return to_float(x);
+}
+
+struct BinCounters;
+
+template <int kThreads, class Args>
+AK_KERNEL(kThreads, kHistogramBlocksPerSm)
+exponent_histogram_kernel(AK_PARAM(Args) args, uint64_t* counts, uint32_t* largest) {
+  auto counters = shared<uint32_t, kExponentBins, BinCounters>();
+  int tensor = 0;
+  for (uint32_t index = block_index(); index < args.map.chunks;) {
+    tensor = args.map.find(index, tensor).tensor;
+    for (int bin = thread_index(); bin < kExponentBins; bin += kThreads) counters[bin] = 0u;
+    block_sync();
+
+    uint32_t most = 0;
+    for (; index < args.map.end[tensor]; index += grid_blocks()) {
+      const TensorChunk chunk = args.map.find(index, tensor);
+      with_dtype(args.dtype[tensor], [&]<class T>(T) {
+        const T* values = static_cast<const T*>(args.data[tensor]) + chunk.begin;
+        for_each_vector<kThreads>(values, chunk.count, [&]<int N>(const T*, const Vec<T, N>& v) {
+          AK_UNROLL
+          for (int j = 0; j < N; j++) {
+            const uint32_t magnitude = magnitude_bits(narrowed(v[j]));
+            const uint32_t bin = exponent_bin(magnitude);
+            atomic_add(counters + static_cast<int>(bin), 1u);
+            if (bin < static_cast<uint32_t>(kInfinityBin) && magnitude > most) most = magnitude;
+          }
+        });
+      });
+    }
+
+    block_sync();
+    const int64_t position = args.position[tensor];
+    for (int bin = thread_index(); bin < kExponentBins; bin += kThreads) {
+      const uint32_t count = counters[bin];
+      if (count != 0) atomic_add(counts + position * kExponentBins + bin, static_cast<uint64_t>(count));
+    }
+    // Its barriers also stand between this tensor's counters and the next one's.
+    most = block_reduce<kThreads>(most, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+    if (thread_index() == 0) atomic_max(largest + position, most);
+  }
+}
+
+}  // namespace
+
+namespace detail {
+
+template <int kThreads, class Args>
+Status exponent_histogram_on(int resident_blocks, std::span<const GradRef> tensors, uint64_t* counts, uint32_t* largest,
+                             Stream stream) {
+  LaunchPlan<Args, GradRef> plan(tensors);
+  Args args;
+  while (plan.next(args)) {
+    const int grid = grid_for(args.map.chunks, resident_blocks);
+    const LaunchConfig config{.name = "exponent_histogram", .grid = grid, .block = kThreads, .stream = stream};
+    const Status status = launch(exponent_histogram_kernel<kThreads, Args>, config, args, counts, largest);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace detail
+
+Status exponent_histogram(std::span<const GradRef> tensors, uint64_t* counts, uint32_t* largest, Stream stream) {
+  return detail::exponent_histogram_on<kHistogramThreads, PlacedGradListArgs<const void, kPlacedGradListTensors>>(
+      device_sm_count() * kHistogramBlocksPerSm, tensors, counts, largest, stream);
+}
+
+}  // namespace ak

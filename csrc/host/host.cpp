@@ -1,0 +1,330 @@
+// amp_kernels._host: the formulas over numpy arrays, and what the build was made of. It includes no torch header and
+// needs no GPU: the tests compare every formula with an independent oracle through it, without torch's or an op's own
+// code in between.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "activation/formula.h"
+#include "base/cpu/simd.h"
+#include "base/half.h"
+#include "base/philox.h"
+#include "base/rounding.h"
+#include "gradients/clip.h"
+#include "gradients/loss_scale.h"
+#include "host/gemm_plan.h"
+#include "update/ema.h"
+#include "update/rules/adamw.h"
+#include "update/rules/lamb.h"
+#include "update/rules/lion.h"
+#include "update/rules/sgd.h"
+#include "update/split_master.h"
+
+#ifndef AK_BUILD_FLAGS
+#define AK_BUILD_FLAGS "unknown"
+#endif
+
+namespace py = pybind11;
+
+namespace ak {
+namespace {
+
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Codes = py::array_t<uint16_t, py::array::c_style>;
+using Remainders = py::array_t<int16_t, py::array::c_style>;
+using State = py::array_t<float, py::array::c_style>;  // updated in place, so never converted
+
+std::vector<py::ssize_t> shape_of(const py::array& a) { return {a.shape(), a.shape() + a.ndim()}; }
+
+void check_sizes(const char* function, const py::array& a, const py::array& b) {
+  if (a.size() != b.size()) {
+    throw std::invalid_argument(std::string(function) + ": arrays of " + std::to_string(a.size()) + " and " +
+                                std::to_string(b.size()) + " elements");
+  }
+}
+
+// Calls f with a value of the type that `dtype` names.
+template <typename F>
+auto with_half(const std::string& dtype, const F& f) {
+  if (dtype == "float16") return f(fp16{});
+  if (dtype == "bfloat16") return f(bf16{});
+  throw std::invalid_argument("dtype is '" + dtype + "'; accepted: float16, bfloat16");
+}
+
+Activation activation_of(const std::string& name) {
+  if (const auto activation = find_activation(name); activation && !is_gated(*activation)) return *activation;
+  throw std::invalid_argument("activation is '" + name + "'; accepted: none, relu, gelu, gelu_tanh, silu");
+}
+
+template <typename Out, typename In, typename F>
+py::array_t<Out> map(const py::array_t<In, py::array::c_style>& in, const F& f) {
+  py::array_t<Out> out(shape_of(in));
+  const In* from = in.data();
+  Out* to = out.mutable_data();
+  for (py::ssize_t i = 0; i < in.size(); ++i) to[i] = f(from[i], i);
+  return out;
+}
+
+py::array_t<float> widen(const Codes& codes, const std::string& dtype) {
+  return with_half(dtype, [&](auto half) {
+    return map<float>(codes, [](uint16_t code, py::ssize_t) { return to_float(decltype(half){code}); });
+  });
+}
+
+py::array_t<uint16_t> round_nearest(const Floats& x, const std::string& dtype) {
+  return with_half(dtype, [&](auto half) {
+    return map<uint16_t, float>(x, [](float v, py::ssize_t) { return round_to<decltype(half)>(v).bits; });
+  });
+}
+
+py::array_t<uint16_t> round_away(const Floats& x, const std::string& dtype) {
+  return with_half(dtype, [&](auto half) {
+    return map<uint16_t, float>(x, [](float v, py::ssize_t) { return round_half_away<decltype(half)>(v).bits; });
+  });
+}
+
+py::array_t<uint16_t> round_random(const Floats& x, const std::string& dtype, uint64_t seed, uint32_t step,
+                                   uint32_t param) {
+  return with_half(dtype, [&](auto half) {
+    return map<uint16_t, float>(x, [&](float v, py::ssize_t i) {
+      const Philox4 bits = rounding_bits(seed, step, param, static_cast<uint64_t>(i) / 8);
+      return round_stochastic<decltype(half)>(v, random16(bits, static_cast<int>(i % 8))).bits;
+    });
+  });
+}
+
+std::tuple<py::array_t<uint16_t>, py::array_t<int16_t>> split(const Floats& x, const std::string& dtype) {
+  return with_half(dtype, [&](auto half) {
+    using T = decltype(half);
+    return std::tuple{map<uint16_t, float>(x, [](float v, py::ssize_t) { return split_master<T>(v).weight.bits; }),
+                      map<int16_t, float>(x, [](float v, py::ssize_t) { return split_master<T>(v).remainder; })};
+  });
+}
+
+py::array_t<float> join(const Codes& weight, const Remainders& remainder, const std::string& dtype) {
+  check_sizes("join_master", weight, remainder);
+  const int16_t* r = remainder.data();
+  return with_half(dtype, [&](auto half) {
+    return map<float>(weight, [&](uint16_t w, py::ssize_t i) { return join_master(decltype(half){w}, r[i]); });
+  });
+}
+
+// Whether csrc/update/split_master.h keeps its promises for one fp32 code, 1 or 0. Every case is computed and one
+// chosen, so that the loop over all codes is vectorised.
+template <typename T>
+AK_HD uint32_t split_is_right(uint32_t code);
+
+template <>
+AK_HD uint32_t split_is_right<bf16>(uint32_t code) {
+  const float x = float_of(code);
+  const SplitMaster<bf16> s = split_master<bf16>(x);
+  const uint32_t back = bits_of(join_master(s.weight, s.remainder));
+  const uint32_t expected = is_nan(x) ? code | 0x00400000u : code;
+  return uint32_t{back == expected} & uint32_t{is_nan(s.weight) == is_nan(x)};
+}
+
+template <>
+AK_HD uint32_t split_is_right<fp16>(uint32_t code) {
+  const float x = float_of(code);
+  const SplitMaster<fp16> s = split_master<fp16>(x);
+  const float back = join_master(s.weight, s.remainder);
+  const uint32_t sign = code & 0x80000000u, magnitude = code & 0x7fffffffu;
+  const uint32_t weight = s.weight.bits & 0x7fffu;
+  const uint32_t close =
+      uint32_t{(bits_of(back) & 0x80000000u) == sign} & uint32_t{bits_of(abs(back - x)) <= bits_of(0x1p-41f)};
+  const uint32_t exact =
+      uint32_t{bits_of(back) == code} & uint32_t{(weight == 0x7c00u) == (magnitude >= 0x477ff000u)};  // 65520
+  const uint32_t overflow = uint32_t{bits_of(back) == (sign | 0x7f800000u)} & uint32_t{weight == 0x7c00u};
+  const uint32_t nan = uint32_t{is_nan(back)} & uint32_t{weight > 0x7c00u};
+  const uint32_t finite = magnitude < 0x37000000u ? close : exact;      // 2^-17
+  const uint32_t number = magnitude < 0x47800000u ? finite : overflow;  // 65536
+  return magnitude <= 0x7f800000u ? number : nan;
+}
+
+template <typename T>
+AK_SIMD_CLONES uint32_t count_broken(uint32_t first, uint32_t count) {
+  uint32_t broken = 0;
+  for (uint32_t i = 0; i < count; ++i) broken += 1u - split_is_right<T>(first + i);
+  return broken;
+}
+
+uint64_t check_split_master(const std::string& dtype) {
+  return with_half(dtype, [&](auto half) {
+    using T = decltype(half);
+    constexpr uint32_t kBlock = 1u << 20;
+    const py::gil_scoped_release release;
+    std::atomic<uint64_t> broken{0};
+    std::atomic<uint32_t> next{0};
+    const auto work = [&] {
+      for (uint32_t block; (block = next++) < (1ull << 32) / kBlock;) broken += count_broken<T>(block * kBlock, kBlock);
+    };
+    std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
+    for (std::thread& t : threads) t = std::thread(work);
+    for (std::thread& t : threads) t.join();
+    return broken.load();
+  });
+}
+
+std::array<uint32_t, 4> philox(const std::array<uint32_t, 4>& counter, uint64_t key) {
+  const Philox4 bits = philox4x32_10({{counter[0], counter[1], counter[2], counter[3]}}, key);
+  return {bits.word[0], bits.word[1], bits.word[2], bits.word[3]};
+}
+
+py::array_t<float> activation(const std::string& name, const Floats& x) {
+  const Activation a = activation_of(name);
+  return map<float, float>(x, [a](float v, py::ssize_t) { return activate(a, v); });
+}
+
+py::array_t<float> activation_gradient(const std::string& name, const Floats& grad, const Floats& x) {
+  const Activation a = activation_of(name);
+  check_sizes("activate_backward", grad, x);
+  const float* g = grad.data();
+  return map<float, float>(x, [&](float v, py::ssize_t i) { return activate_backward(a, g[i], v); });
+}
+
+py::array_t<float> swiglu_of(const Floats& gate, const Floats& up) {
+  check_sizes("swiglu", gate, up);
+  const float* u = up.data();
+  return map<float, float>(gate, [u](float g, py::ssize_t i) { return swiglu(g, u[i]); });
+}
+
+std::tuple<py::array_t<float>, py::array_t<float>> swiglu_gradient(const Floats& grad, const Floats& gate,
+                                                                   const Floats& up) {
+  check_sizes("swiglu_backward", grad, gate);
+  check_sizes("swiglu_backward", gate, up);
+  const float *d = grad.data(), *u = up.data();
+  return {map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).gate; }),
+          map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).up; })};
+}
+
+// Those that `update` knows.
+using Rules = std::tuple<AdamW, Lamb, Lion, Sgd>;
+
+// One step of a tensor; of LAMB, which takes it in two passes, returns the length.
+template <typename Rule>
+std::optional<float> take_step(State& p, std::vector<State>& moments, const Floats& grad,
+                               const std::vector<double>& options, int64_t flags, float step, float inv_scale,
+                               float clip) {
+  const bool optional = moments.size() == Rule::kMoments;
+  if ((!optional && moments.size() != Rule::kRequiredMoments) || options.size() != Rule::kOptions) {
+    throw std::invalid_argument(std::string(Rule::kName) + ": " + std::to_string(moments.size()) + " moments and " +
+                                std::to_string(options.size()) + " options");
+  }
+  check_sizes(Rule::kName, p, grad);
+  float *weights = p.mutable_data(), *states[Rule::kMoments] = {};
+  for (size_t k = 0; k < moments.size(); ++k) {
+    check_sizes(Rule::kName, p, moments[k]);
+    states[k] = moments[k].mutable_data();
+  }
+  auto s = Rule::scalars(Rule::options(options.data(), flags), step);
+  const auto gradient = [&](py::ssize_t i) { return effective_grad(grad.data()[i], inv_scale, clip); };
+  std::optional<float> rate;
+  if constexpr (std::is_same_v<Rule, Lamb>) {
+    double weight_sq = 0, direction_sq = 0;
+    for (py::ssize_t i = 0; i < p.size(); ++i) {
+      Lamb::move_moments(states[0][i], states[1][i], gradient(i), s);
+      const double weight = weights[i], direction = Lamb::direction(weights[i], states[0][i], states[1][i], s);
+      weight_sq += weight * weight;
+      direction_sq += direction * direction;
+    }
+    rate = s.rate = Lamb::rate_of(weight_sq, direction_sq, s);
+  }
+  for (py::ssize_t i = 0; i < p.size(); ++i) {
+    float of_element[Rule::kMoments] = {};
+    for (size_t k = 0; k < moments.size(); ++k) of_element[k] = states[k][i];
+    Rule::update(weights[i], of_element, optional, gradient(i), s);
+    for (size_t k = 0; k < moments.size(); ++k) states[k][i] = of_element[k];
+  }
+  return rate;
+}
+
+std::optional<float> update(const std::string& op, State p, std::vector<State> moments, const Floats& grad,
+                            const std::vector<double>& options, int64_t flags, float step, float inv_scale,
+                            float clip) {
+  return std::apply(
+      [&](auto... rule) {
+        std::optional<float> rate;
+        const auto take = [&]<typename Rule>(Rule) {
+          if (op != Rule::kName) return false;
+          rate = take_step<Rule>(p, moments, grad, options, flags, step, inv_scale, clip);
+          return true;
+        };
+        if (!(take(rule) || ...)) throw std::invalid_argument("op is '" + op + "', which is no update op");
+        return rate;
+      },
+      Rules{});
+}
+
+void ema_step(State average, const Floats& weight, double decay) {
+  check_sizes("ema", average, weight);
+  float* to = average.mutable_data();
+  for (py::ssize_t i = 0; i < average.size(); ++i) to[i] = ema(to[i], weight.data()[i], ema_take(decay));
+}
+
+std::tuple<float, int32_t, int32_t> loss_scale(float scale, int32_t growth_tracker, int32_t hysteresis_tracker,
+                                               bool overflow, double growth_factor, double backoff_factor,
+                                               int64_t growth_interval, double min_scale, double max_scale,
+                                               int64_t hysteresis, bool consecutive) {
+  const LossScale s = update_loss_scale(
+      {scale, growth_tracker, hysteresis_tracker}, overflow,
+      {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis, consecutive});
+  return {s.scale, s.growth_tracker, s.hysteresis_tracker};
+}
+
+py::dict build_info() {
+  py::dict info;
+#if defined(__clang__)
+  info["compiler"] = "clang " __clang_version__;
+#elif defined(__GNUC__)
+  info["compiler"] = "gcc " __VERSION__;
+#else
+  info["compiler"] = "unknown";
+#endif
+  info["flags"] = AK_BUILD_FLAGS;
+  return info;
+}
+
+}  // namespace
+}  // namespace ak
+
+PYBIND11_MODULE(_host, m) {
+  using namespace pybind11::literals;
+  m.doc() =
+      "The formulas of csrc over numpy arrays; 16-bit floats travel as uint16 codes, dtype is 'float16' or "
+      "'bfloat16'.";
+  m.def("build_info", &ak::build_info);
+  ak::bind_gemm_plan(m);
+  m.def("to_float", &ak::widen, "codes"_a.noconvert(), "dtype"_a);
+  m.def("round_to", &ak::round_nearest, "x"_a, "dtype"_a);
+  m.def("round_half_away", &ak::round_away, "x"_a, "dtype"_a);
+  m.def("round_stochastic", &ak::round_random, "x"_a, "dtype"_a, "seed"_a, "step"_a, "param"_a);
+  m.def("split_master", &ak::split, "x"_a, "dtype"_a);
+  m.def("join_master", &ak::join, "weight"_a.noconvert(), "remainder"_a.noconvert(), "dtype"_a);
+  m.def("check_split_master", &ak::check_split_master, "dtype"_a,
+        "Splits and joins all 2^32 fp32 codes; how many break the promises of csrc/update/split_master.h.");
+  m.def("philox4x32_10", &ak::philox, "counter"_a, "key"_a);
+  m.def("activate", &ak::activation, "activation"_a, "x"_a);
+  m.def("activate_backward", &ak::activation_gradient, "activation"_a, "grad"_a, "x"_a);
+  m.def("swiglu", &ak::swiglu_of, "gate"_a, "up"_a);
+  m.def("swiglu_backward", &ak::swiglu_gradient, "grad"_a, "gate"_a, "up"_a);
+  m.def("inverse_scale", &ak::inverse_scale, "scale"_a);
+  m.def("clip_factor", &ak::clip_factor, "sum_sq"_a, "max_norm"_a);
+  m.def("update", &ak::update, "op"_a, "p"_a.noconvert(), "moments"_a.noconvert(), "grad"_a, "options"_a, "flags"_a = 0,
+        "step"_a = 1.0f, "inv_scale"_a = 1.0f, "clip"_a = 1.0f);
+  m.def("ema", &ak::ema_step, "average"_a.noconvert(), "weight"_a, "decay"_a);
+  m.def("update_loss_scale", &ak::loss_scale, "scale"_a, "growth_tracker"_a, "hysteresis_tracker"_a, "overflow"_a,
+        "growth_factor"_a = 2.0, "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "min_scale"_a = 0.0,
+        "max_scale"_a = std::numeric_limits<double>::infinity(), "hysteresis"_a = 1, "consecutive"_a = false);
+}

@@ -1,0 +1,299 @@
+// cross_entropy_rows: the loss of every row of logits and, on request, its gradient, which may replace the logits.
+//
+// Work: memory bandwidth. The least is one read and one write of the logits; an element needs two exponentials, which
+// the special function unit computes at 16 a cycle and SM: 4 bytes an element and 3 TB/s leave it a third idle, while
+// the polynomial of base/ would be the limit. Plan: softmax's. Aligned rows of up to 8,192 classes are in the
+// registers of a team, a warp or 4 or 16, and read once; an element needs one exponential. cp.async brings the next
+// rows: 16 to 64 KB an SM are on their way of 16-bit rows of 128 classes and more, where 4.25 TB/s of reads and writes
+// need some 13 KB of reads.
+// All other rows, as those of 50,257 classes, of which one in eight begins at a 16-byte boundary, go by way of shared
+// memory: row_pieces.cuh, words of 16 bytes and one order of sums wherever a row begins. In the first walk every thread
+// takes columns one by one, and keeps the largest logit of its share and the sum of exponentials relative to it,
+// rescaled when a larger one comes (Milakov and Gimelshein, arXiv:1805.02867), and of smoothing and probabilities what
+// they weigh, moved likewise; the second, in which no sum depends on an order, takes the row's words and writes those
+// of the gradient. Rows of 16 bits and up to 58,000 classes are read once, longer ones again from L2. 512 threads share
+// a row: twice as many would each execute once more what a row needs beside its columns. Followed through the machine
+// code (tests/build), a bf16 logit of GPT-2 takes 23.5 instructions of a thread: 15.5 in the two walks, 0.5 in what
+// batches of 8 leave of 98 columns a thread, 1.5 in copies, 6 as its share of what a row needs once.
+// Beside 4 bytes at a copy's rate an SM of the H200 issues some 25, of which 16 warps alone, for whose row there is
+// room, reach 60 to 70 % in the model of norm_forward.cu: a prediction of two thirds to three quarters of that rate,
+// not measured.
+//
+// Traps: a thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in
+// torch. What an ignored row holds must not count; the second kernel reads no word of it.
+#include "loss/cross_entropy.h"
+
+#include <cmath>
+
+#include "base/row_pieces.cuh"
+#include "base/row_ring.cuh"
+#include "device/block.cuh"
+#include "device/launch.cuh"
+#include "softmax/exp_sum.cuh"
+
+namespace ak {
+namespace {
+
+/// Whether a row with this class has a loss. Where not, loss and gradient are 0, or NaN for a class that is none.
+AK_DEVICE bool counts(const CrossEntropyRows& p, int64_t target) {
+  return target != p.ignore_index && target >= 0 && target < p.classes;
+}
+AK_DEVICE float fill_of(const CrossEntropyRows& p, int64_t target) {
+  return target == p.ignore_index ? 0.0f : float_of(0x7fc00000u);
+}
+
+AK_DEVICE int64_t target_of(const CrossEntropyRows& p, int64_t row) {
+  return load(static_cast<const int64_t*>(p.target) + row * p.target_stride);
+}
+
+/// The logits and, of soft targets, the probabilities. Of an ignored row only the few elements beside its whole words
+/// are read.
+struct LogitPieces {
+  const CrossEntropyRows& p;
+  AK_DEVICE const uint8_t* at(int m, int64_t row) const {
+    return m == 0 ? element(p.logits, p.type, row * p.logits_stride)
+                  : element(p.target, p.target_type, row * p.target_stride);
+  }
+  AK_DEVICE bool reads(int64_t row) const { return p.soft || counts(p, target_of(p, row)); }
+};
+
+/// Of a thread's share of the coefficients c: their sum, and that of c (x - base), where the base changes with the
+/// largest logit so far. All terms are of one sign, so that the changes cancel nothing.
+struct RunningMean {
+  float total = 0.0f, moved = 0.0f;
+
+  AK_DEVICE void move(float from, float to) { moved = fma(total, from - to, moved); }
+  AK_DEVICE void add(float c, float above) {
+    total += c;
+    moved = fma(c, above, moved);
+  }
+};
+
+template <int kThreads>
+AK_KERNEL(kThreads, kPieceThreads / kThreads)
+cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) shape) {
+  const bool spread = p.soft || p.terms.shared != 0.0f;  // whether more than one class has a coefficient
+  RowPieces<kThreads, 2, LogitPieces> pieces({bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.rows,
+                                             p.classes, shape, {p}, p.grad != nullptr);
+  AK_NO_UNROLL
+  for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
+    const int64_t target = p.soft ? 0 : target_of(p, row);
+    const int column = p.soft || !counts(p, target) ? -1 : static_cast<int>(target);
+    const bool counted = p.soft || column >= 0;
+    CrossEntropyRow result{fill_of(p, target), 0.0f};
+    CrossEntropySums sums{};
+    sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
+
+    float v[kBatch], c[kBatch];  // c: the coefficients, without what the target's class has of its own
+    const auto read_coefficients = [&](auto batch, int begin) {
+      AK_UNROLL
+      for (int j = 0; j < batch.kCount; j++) c[j] = 0.0f;
+      if (p.soft) pieces.read(c, 1, p.target_type, batch);
+      AK_UNROLL
+      for (int j = 0; j < batch.kCount; j++) c[j] = fma(p.terms.own, c[j], p.terms.shared);
+      if (p.weight == nullptr) return;
+      const float* weight = p.weight + begin + batch.column;
+      AK_UNROLL
+      for (int j = 0; j < batch.kCount; j++) c[j] *= load(weight + j * batch.kStep);
+    };
+
+    RunningSum running;
+    RunningMean mean;
+    float target_logit = 0.0f;
+    pieces.for_each_piece(false, [&](int begin) {
+      if (!counted) return;
+      if (pieces.has(column - begin)) target_logit = pieces.value(column - begin, 0, p.type);
+      with_row_dtype(p.type, [&]<class T>(T) {
+        pieces.for_each_batch([&](auto batch) {
+          pieces.template read<T>(v, 0, batch);
+          const float before = softmax_base(running.largest);
+          running.add<batch.kCount>([&](int j) { return v[j]; });
+          if (!spread) return;
+          read_coefficients(batch, begin);
+          const float base = softmax_base(running.largest);
+          mean.move(before, base);
+          AK_UNROLL
+          for (int j = 0; j < batch.kCount; j++) mean.add(c[j], v[j] - base);
+        });
+      });
+    });
+    const float factor = p.grad != nullptr ? load(p.factor + row * p.factor_stride) : 0.0f;
+    const float own = p.terms.own * sums.row;  // of the target's class
+    if (counted) {
+      sums.largest = pieces.reduce(running.largest, max_number);
+      sums.sum_exp = pieces.sum(running.relative_to(sums.largest));
+      if (spread) {
+        mean.move(softmax_base(running.largest), sums.largest);
+        sums.total = pieces.sum(mean.total);
+        sums.moved = pieces.sum(mean.moved);
+      }
+      if (column >= 0) {
+        sums.total += own;
+        sums.moved = fma(own, target_logit - sums.largest, sums.moved);
+      }
+      result = cross_entropy_row(p.terms, sums);
+    }
+    if (thread_index() == 0) store(p.loss + row, result.loss);
+    if (p.grad == nullptr) continue;
+
+    const float slope = factor * result.slope;
+    float at_target = slope * exp_above(target_logit, sums.largest);
+    at_target = fma(-factor, own, fma(-factor, p.terms.shared * sums.row, at_target));
+    const bool apart = spread && (p.soft || p.weight != nullptr);  // whether columns have coefficients of their own
+    const float same = spread && !apart ? -factor * p.terms.shared : 0.0f;
+    pieces.for_each_piece(true, [&](int begin) {
+      with_row_dtype(p.type, [&]<class T>(T) {
+        T* grad = static_cast<T*>(p.grad) + row * p.grad_stride + begin;
+        if (!counted) {
+          AK_UNROLL
+          for (int j = 0; j < kBatch; j++) v[j] = result.loss;
+          return pieces.write_words(v, grad, 0, {-1, 0.0f}, [](auto) {});
+        }
+        pieces.write_words(v, grad, 0, {column - begin, at_target}, [&](auto batch) {
+          pieces.template read_word<T>(v, 0, batch);
+          AK_UNROLL
+          for (int j = 0; j < batch.kCount; j++) v[j] = fma(slope, exp_above(v[j], sums.largest), same);
+          if (!apart) return;
+          AK_UNROLL
+          for (int j = 0; j < batch.kCount; j++) {
+            read_coefficients(Batch<1, 1>{batch.column + j}, begin);
+            v[j] = fma(-factor, c[0], v[j]);
+          }
+        });
+      });
+    });
+  }
+  pieces.finish();
+}
+
+AK_HD RingMatrix logits_of(const CrossEntropyRows& p) { return {p.logits, p.type, p.logits_stride}; }
+AK_HD RingMatrix probabilities_of(const CrossEntropyRows& p) {
+  return {p.soft ? p.target : nullptr, p.target_type, p.target_stride};
+}
+
+/// Short rows: a team keeps one in registers, first the logits, then their exponentials.
+template <class Team>
+AK_KERNEL(kWarpThreads* three_row_warps(Team::kColumns), 1)
+cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
+  constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
+  const bool spread = p.soft || p.terms.shared != 0.0f;  // whether more than one class has a coefficient
+  RowRing<Team, 2> ring({logits_of(p), probabilities_of(p)}, p.rows, p.classes, teams);
+  int64_t next_target = 0;
+  float next_factor = 0.0f;  // of the next row: loaded a row ahead
+  const auto load_ahead = [&](int64_t row) {
+    if (row >= p.rows) return;
+    if (!p.soft) next_target = target_of(p, row);
+    if (p.grad != nullptr) next_factor = load(p.factor + row * p.factor_stride);
+  };
+  load_ahead(ring.first());
+  AK_NO_UNROLL
+  for (int64_t row = ring.first(); row < p.rows; row += ring.step()) {
+    const int64_t target = next_target;
+    const float factor = next_factor;
+    load_ahead(row + ring.step());
+    const bool counted = p.soft || counts(p, target);
+    const int column = p.soft || !counted ? -1 : static_cast<int>(target);
+    CrossEntropySums sums{};
+    sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
+    const float own = column >= 0 ? p.terms.own * sums.row : 0.0f;
+
+    float v[kColumns], c[kColumns] = {};  // c: the coefficients, without what the target's class has of its own
+    ring.wait();
+    ring.read(v, 0, -HUGE_VALF);
+    if (p.soft) ring.read(c, 1);
+    const float target_logit = column >= 0 ? ring.value(column, 0) : 0.0f;
+    ring.refill(row);
+    if (spread) {
+      AK_UNROLL
+      for (int j = 0; j < kColumns; j++) c[j] = fma(p.terms.own, c[j], p.terms.shared);
+      if (p.weight != nullptr) {
+        float weight[kColumns];
+        load_row<kThreads, kRingVec>(weight, p.weight, DType::kFloat32, 0, p.classes);
+        AK_UNROLL
+        for (int j = 0; j < kColumns; j++) c[j] *= weight[j];
+      }
+    }
+
+    float largest[1] = {-HUGE_VALF}, sum[1] = {};
+    AK_UNROLL
+    for (int j = 0; j < kColumns; j++) largest[0] = max_number(v[j], largest[0]);
+    ring.reduce(largest, max_number);
+    sums.largest = largest[0];
+    if (spread) {
+      float coefficients[2] = {};  // their sum, and that of their products with the logits
+      for_each_held<kThreads, kRingVec, kColumns>(p.classes, [&](int held, int) {
+        AK_UNROLL
+        for (int j = held; j < held + kRingVec; j++) {
+          coefficients[0] += c[j];
+          coefficients[1] = fma(c[j], v[j] - sums.largest, coefficients[1]);
+        }
+      });
+      ring.sum(coefficients);
+      sums.total = coefficients[0];
+      sums.moved = coefficients[1];
+    }
+    AK_UNROLL
+    for (int j = 0; j < kColumns; j++) {
+      v[j] = exp_above(v[j], sums.largest);
+      sum[0] += v[j];
+    }
+    ring.sum(sum);
+    sums.sum_exp = sum[0];
+    if (column >= 0) {
+      sums.total += own;
+      sums.moved = fma(own, target_logit - sums.largest, sums.moved);
+    }
+    const CrossEntropyRow result = cross_entropy_row(p.terms, sums);
+    if (ring.leads()) store(p.loss + row, counted ? result.loss : fill_of(p, target));
+    if (p.grad == nullptr) continue;
+
+    const float slope = factor * result.slope;
+    AK_UNROLL
+    for (int j = 0; j < kColumns; j++) v[j] *= slope;
+    if (spread) {
+      AK_UNROLL
+      for (int j = 0; j < kColumns; j++) v[j] = fma(-factor, c[j], v[j]);
+    }
+    for_each_held<kThreads, kRingVec, kColumns>(p.classes, [&](int held, int first) {
+      if (column < first || column >= first + kRingVec) return;
+      AK_UNROLL
+      for (int j = 0; j < kRingVec; j++) {
+        if (column == first + j) v[held + j] = fma(-factor, own, v[held + j]);
+      }
+    });
+    if (!counted) {
+      AK_UNROLL
+      for (int j = 0; j < kColumns; j++) v[j] = fill_of(p, target);
+    }
+    store_row<kThreads, kRingVec>(v, p.grad, p.type, row * p.grad_stride, p.classes);
+  }
+  ring.finish();
+}
+
+/// Whether its vectors are those of the rows.
+bool ring_takes(const CrossEntropyRows& p) {
+  const auto aligned = [&](const void* data, int64_t stride) {
+    return rows_aligned(data, p.classes) && (p.rows == 1 || stride % kWideRow == 0);
+  };
+  return p.classes <= kRingColumns && aligned(p.logits, p.logits_stride) && aligned(p.grad, p.grad_stride) &&
+         vector_aligned(p.weight) && (!p.soft || aligned(p.target, p.target_stride));
+}
+
+}  // namespace
+
+Status cross_entropy_rows(const CrossEntropyRows& p, Stream stream) {
+  if (p.rows == 0) return {};
+  if (ring_takes(p)) {
+    int64_t blocks = 0;
+    const Status status = with_row_team<RowTeam<16, 16>>(p.classes, [&]<class Team>(Team) {
+      return launch_ring<Team, 2>("cross_entropy_rows", cross_entropy_rows_ring_kernel<Team>, p,
+                                  {logits_of(p), probabilities_of(p)}, p.classes,
+                                  three_row_warps(Team::kColumns) / Team::kWarps, stream, &blocks);
+    });
+    if (blocks > 0) return status;
+  }
+  return launch_pieces("cross_entropy_rows", {bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.classes, p,
+                       stream, [](auto threads) { return cross_entropy_rows_kernel<threads()>; });
+}
+
+}  // namespace ak

@@ -1,0 +1,230 @@
+// norm_backward on the CPU: the gradient of the rows, and of weight and bias as sums over the rows.
+//
+// Work: reads grad and x once, writes as much as x. The rows are cut into strips that depend on their number alone; a
+// strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of threads.
+// There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache. Trap: the
+// sums over rows are fp32 whatever the dtypes, one strip per 1/64 of the rows keeps their error that of a few
+// additions.
+#include <algorithm>
+
+#include "base/cpu/chunks.h"
+#include "base/cpu/empty.h"
+#include "base/cpu/row_sums.h"
+#include "base/cpu/tile.h"
+#include "dropout/cpu_span.h"
+#include "norm/arguments.h"
+#include "norm/cpu_call.h"
+#include "norm/formula.h"
+
+namespace ak {
+namespace {
+
+constexpr int64_t kStrips = 64;
+constexpr int64_t kRowsPerStrip = 4;  // fewer are not worth a slot
+
+struct RowSums {
+  float g = 0, gn = 0;
+};
+// What is left of a row and of the sums over rows.
+struct Parts {
+  float x[kFloats], grad[kFloats], weight[kFloats], of_weight[kFloats], of_bias[kFloats];
+};
+
+// The sums of g and g * n over a row, with n the normalised x and g the gradient of n; adds the row to the sums over
+// rows.
+template <int kParameters>
+RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd, float* sums,
+                int64_t columns) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    Floats g[2] = {all_lanes<Floats>(0.0f), all_lanes<Floats>(0.0f)}, gn[2] = {g[0], g[0]};
+    // 16 columns: of the row, or what is left of it with zeros behind.
+    const auto add = [&](const float* at_x, const float* at_grad, const float* at_weight, float* of_weight,
+                         float* of_bias, auto lane) AK_ALWAYS_INLINE {
+      Floats n, dy, w, sum;
+      load_floats(at_x, n), load_floats(at_grad, dy), load_floats(at_weight, w);
+      n = of_lanes([=](float v) AK_ALWAYS_INLINE { return normalized(v, mean, rstd); }, n);
+      w = of_lanes([](float a, float b) AK_ALWAYS_INLINE { return a * b; }, w, dy);
+      g[lane] = g[lane] + w;
+      const auto add_product = [](float s, float a, float b) AK_ALWAYS_INLINE { return s + a * b; };
+      gn[lane] = of_lanes(add_product, gn[lane], w, n);
+      if constexpr (kParameters > 0)
+        load_floats(of_weight, sum), store_floats(of_lanes(add_product, sum, dy, n), of_weight);
+      if constexpr (kParameters > 1) load_floats(of_bias, sum), store_floats(sum + dy, of_bias);
+    };
+    const std::integral_constant<int, 0> even;
+    const std::integral_constant<int, 1> odd;
+    float *const of_weight = sums, *const of_bias = sums + columns;
+    int64_t i = 0;
+    for (; i + 2 * kFloats <= columns; i += 2 * kFloats) {
+      const int64_t next = i + kFloats;
+      add(x + i, grad + i, weight + i, of_weight + i, of_bias + i, even);
+      add(x + next, grad + next, weight + next, of_weight + next, of_bias + next, odd);
+    }
+    if (i + kFloats <= columns) {
+      add(x + i, grad + i, weight + i, of_weight + i, of_bias + i, even);
+      i += kFloats;
+    }
+    if (i < columns) {
+      Parts parts;
+      part_of_lanes(x, i, columns, mean, parts.x), part_of_lanes(grad, i, columns, 0.0f, parts.grad);
+      part_of_lanes(weight, i, columns, 0.0f, parts.weight);
+      if constexpr (kParameters > 0) part_of_lanes(of_weight, i, columns, 0.0f, parts.of_weight);
+      if constexpr (kParameters > 1) part_of_lanes(of_bias, i, columns, 0.0f, parts.of_bias);
+      add(parts.x, parts.grad, parts.weight, parts.of_weight, parts.of_bias, odd);
+      if constexpr (kParameters > 0) store_rest(parts.of_weight, of_weight + i, columns - i);
+      if constexpr (kParameters > 1) store_rest(parts.of_bias, of_bias + i, columns - i);
+    }
+    return RowSums{lanes_total(g[0] + g[1]), lanes_total(gn[0] + gn[1])};
+  });
+}
+
+AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sums, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sums[i] += from[i];
+}
+
+// `out` may be where x is.
+template <bool kAdds>
+AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
+                                  float mean_g, float mean_gn, const float* grad_sum, float* out, int64_t n) {
+  const auto gradient = [=](float v, float dy, float w) AK_ALWAYS_INLINE {
+    return norm_gradient(dy * w, normalized(v, mean, rstd), rstd, mean_g, mean_gn);
+  };
+  if constexpr (kAdds) {
+    const auto with_sum = [=](float v, float dy, float w, float added)
+                              AK_ALWAYS_INLINE { return gradient(v, dy, w) + added; };
+    map_lanes(n, out, with_sum, x, grad, weight, grad_sum);
+  } else {
+    map_lanes(n, out, gradient, x, grad, weight);
+  }
+}
+
+// The elements [at, at + n) of grad_x, as they were rounded, to the branch.
+void store_branch(const NormBackwardCall& p, int64_t at, int64_t n, float* buffer) {
+  const float* values = load_tile(static_cast<const void*>(p.grad_x), p.x_type, at, n, buffer);
+  float* const result = p.branch_type == ScalarType::Float ? static_cast<float*>(p.branch) + at : buffer;
+  if (p.mask.seed) {
+    drop_span(values, at, n, static_cast<uint64_t>(*p.mask.seed), p.mask.rate, nullptr, result);
+  } else if (result != values) {
+    std::copy_n(values, n, result);
+  }
+  store_tile(result, p.branch, p.branch_type, at, n);
+}
+
+template <int kParameters, typename X>
+void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  const int64_t columns = p.columns;
+  const float count = static_cast<float>(columns);
+  RowBuffer grad_buffer(columns), x_buffer(columns), added_buffer(p.grad_sum ? columns : 0);
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t at = r * columns;
+    const float* grad = load_tile(p.grad, p.grad_type, at, columns, grad_buffer.get());
+    const float* x = load_tile(p.x, p.x_type, at, columns, x_buffer.get());
+    const float mean = p.mean ? p.mean[r] : 0.0f, rstd = p.rstd[r];
+    const RowSums row = add_row<kParameters>(x, grad, weight, mean, rstd, sums, columns);
+    const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
+    const float* added = p.grad_sum ? load_tile(p.grad_sum, p.grad_sum_type, at, columns, added_buffer.get()) : nullptr;
+    make_rounded(static_cast<X*>(p.grad_x) + at, x_buffer.get(), columns, [&](float* out) {
+      if (added) {
+        gradient_span<true>(x, grad, weight, mean, rstd, mean_g, mean_gn, added, out, columns);
+      } else {
+        gradient_span<false>(x, grad, weight, mean, rstd, mean_g, mean_gn, nullptr, out, columns);
+      }
+    });
+    if (p.branch) store_branch(p, at, columns, grad_buffer.get());
+  }
+}
+
+template <typename X>
+void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  if (p.parameters == 0) return backward_rows<0, X>(p, weight, begin, end, sums);
+  if (p.parameters == 1) return backward_rows<1, X>(p, weight, begin, end, sums);
+  backward_rows<2, X>(p, weight, begin, end, sums);
+}
+
+// The rows [begin, end), whose sums are added to `sums`: those of the weight, then those of the bias.
+void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  if (p.x_type == ScalarType::Float) return backward_rows<float>(p, weight, begin, end, sums);
+  if (p.x_type == ScalarType::Half) return backward_rows<fp16>(p, weight, begin, end, sums);
+  backward_rows<bf16>(p, weight, begin, end, sums);
+}
+
+std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in,
+                                                 const std::optional<Tensor> mean_in,
+                                                 const std::optional<Tensor> weight,
+                                                 const std::optional<Tensor> grad_sum_in,
+                                                 const std::optional<Tensor> seed, const int64_t parameters,
+                                                 const double dropout_p, const std::optional<ScalarType> branch_dtype) {
+  check_norm_backward(grad_in, x_in, rstd_in, mean_in, weight, grad_sum_in, seed, parameters, dropout_p, branch_dtype);
+  for (const auto* t : {&mean_in, &weight, &grad_sum_in, &seed})
+    AK_CHECK(grad_in.is_cpu() && x_in.is_cpu() && rstd_in.is_cpu() && (!*t || (*t)->is_cpu()),
+             "norm_backward: all tensors must be on the CPU");
+  const Tensor grad = torch::stable::contiguous(grad_in), x = torch::stable::contiguous(x_in),
+               rstd = torch::stable::contiguous(rstd_in), mean = mean_in ? torch::stable::contiguous(*mean_in) : rstd,
+               grad_sum = grad_sum_in ? torch::stable::contiguous(*grad_sum_in) : grad;
+  const int64_t rows = x.size(0), columns = x.size(1);
+  const Tensor dense_weight = weight ? torch::stable::contiguous(*weight) : rstd;
+  const Tensor out = empty_tensor({rows, columns}, x.scalar_type());
+  const Tensor sums = empty_tensor({parameters, columns}, ScalarType::Float);
+  float* const sums_data = static_cast<float*>(sums.mutable_data_ptr());
+  const Tensor branch =
+      branch_dtype ? empty_tensor({rows, columns}, *branch_dtype) : empty_tensor({0}, x.scalar_type());
+  norm_backward_call(
+      {.grad = grad.const_data_ptr(),
+       .grad_type = grad.scalar_type(),
+       .x = x.const_data_ptr(),
+       .x_type = x.scalar_type(),
+       .mean = mean_in ? static_cast<const float*>(mean.const_data_ptr()) : nullptr,
+       .rstd = static_cast<const float*>(rstd.const_data_ptr()),
+       .weight = weight ? NormParameter{dense_weight.const_data_ptr(), dense_weight.scalar_type()} : NormParameter{},
+       .grad_sum = grad_sum_in ? grad_sum.const_data_ptr() : nullptr,
+       .grad_sum_type = grad_sum.scalar_type(),
+       .rows = rows,
+       .columns = columns,
+       .grad_x = out.mutable_data_ptr(),
+       .parameters = parameters,
+       .of_parameters = {{sums_data}, {sums_data + (parameters > 1 ? columns : 0)}},
+       .branch = branch_dtype ? branch.mutable_data_ptr() : nullptr,
+       .branch_type = branch.scalar_type(),
+       .mask = {seed ? static_cast<const int64_t*>(seed->const_data_ptr()) : nullptr, dropout_rate(dropout_p)}});
+  return {out, sums, branch};
+}
+
+}  // namespace
+
+void norm_backward_call(const NormBackwardCall& p) {
+  const int64_t width = p.parameters * p.columns;
+  RowBuffer scale_buffer(p.columns);
+  const float* scale = values_or(p.weight.data, p.weight.type, 1.0f, p.columns, scale_buffer.get());
+  const int64_t strips = std::clamp<int64_t>((p.rows + kRowsPerStrip - 1) / kRowsPerStrip, 1, kStrips);
+  const int64_t slots = width == 0 ? strips : std::min<int64_t>(strips, torch::stable::get_num_threads());
+  RowBuffer sums(slots * width), total(width);
+  std::fill_n(total.get(), width, 0.0f);
+  const int64_t grain = std::max<int64_t>(1, strips * kGrain / std::max<int64_t>(1, p.rows * p.columns));
+  for (int64_t first = 0; first < strips; first += slots) {
+    const int64_t count = std::min(slots, strips - first);
+    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        float* const slot = sums.get() + s * width;
+        std::fill_n(slot, width, 0.0f);
+        backward_rows(p, scale, p.rows * (first + s) / strips, p.rows * (first + s + 1) / strips, slot);
+      }
+    });
+    torch::stable::parallel_for(0, width, std::max<int64_t>(1, kGrain / count), [&](int64_t begin, int64_t end) {
+      for (int64_t s = 0; s < count; ++s) add_span(sums.get() + s * width + begin, total.get() + begin, end - begin);
+    });
+  }
+  for (int64_t k = 0; k < p.parameters; ++k) {
+    const NormSums& to = p.of_parameters[k];
+    if (!to.data) continue;
+    const float* const from = total.get() + k * p.columns;
+    if (to.type == ScalarType::Float) {
+      std::copy_n(from, p.columns, static_cast<float*>(to.data));
+    } else {
+      store_tile(from, to.data, to.type, 0, p.columns);
+    }
+  }
+}
+
+}  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("norm_backward", TORCH_BOX(&ak::norm_backward)); }

@@ -1,0 +1,43 @@
+// Layer norm and RMS norm of a row, and their gradients. RMS norm is layer norm with a mean of 0.
+//
+// With the row's statistics, n = (x - mean) * rstd and y = n * weight + bias. Statistics take two passes over the row:
+// first the mean, then the mean square around it, for E[x^2] - E[x]^2 cancels where the mean is large.
+#pragma once
+
+#include "base/config.h"
+
+namespace ak {
+
+// Squares of numbers from 2^64 on overflow fp32. Where the mean square of a row is not finite, the row is measured once
+// more, multiplied by kShrink: then no sum of up to 2^31 squares overflows, and eps is nothing beside them.
+inline constexpr float kShrink = 0x1p-80f;
+inline constexpr float kUnshrink = 0x1p80f;
+
+// Statistics of a row from those of the row times `factor`, which is 1 or kShrink.
+AK_HD float unshrunk_mean(float mean, float factor) { return factor == 1.0f ? mean : mean * kUnshrink; }
+AK_HD float reciprocal_deviation(float mean_square, float eps, float factor) {
+  return div(factor, sqrt(factor == 1.0f ? mean_square + eps : mean_square));
+}
+
+// Of a part of a row: how many numbers, their mean, and the sum of the squares of their distances from it.
+struct RowMoments {
+  float count = 0.0f, mean = 0.0f, squares = 0.0f;
+};
+
+// Of two parts together. T. Chan, G. Golub, R. LeVeque: Updating formulae and a pairwise algorithm for computing sample
+// variances, 1979. Of parts whose mean is called 0, as for RMS norm, the squares are added. The
+// square of `apart` may overflow where nothing, of no weight, comes first: it is never formed.
+AK_HD RowMoments joined(const RowMoments& a, const RowMoments& b) {
+  const float count = a.count + b.count, share = div(b.count, count), apart = b.mean - a.mean;
+  return {count, fma(apart, share, a.mean), fma(apart * share * a.count, apart, a.squares + b.squares)};
+}
+
+AK_HD float normalized(float x, float mean, float rstd) { return (x - mean) * rstd; }
+AK_HD float scaled_and_shifted(float n, float weight, float bias) { return fma(n, weight, bias); }
+
+// The gradient of x, with g that of n, and the means of g and of g * n over the row.
+AK_HD float norm_gradient(float g, float n, float rstd, float mean_g, float mean_gn) {
+  return fma(-n, mean_gn, g - mean_g) * rstd;
+}
+
+}  // namespace ak

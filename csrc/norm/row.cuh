@@ -1,0 +1,166 @@
+#pragma once
+// A row of a matrix in the registers of kThreads threads, a block or one of its warps: thread t of them holds the
+// vectors t, t + kThreads, ... of a piece of the row. A row that is longer than they can hold is walked piece by piece.
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/half.h"
+#include "device/block.cuh"
+#include "device/memory.cuh"
+#include "device/tensor_list.cuh"
+#include "dropout/formula.h"
+
+namespace ak {
+
+inline constexpr int kWord = 16;  ///< bytes of an access
+
+inline constexpr int kHeld = 16;    ///< columns that a thread of a block holds
+inline constexpr int kWideRow = 8;  ///< columns of a vector where all rows are aligned; else 1
+
+using RowValues = float[kHeld];
+
+/// Calls f with a value of the type that `dtype` names: fp16, bf16 or fp32.
+template <class F>
+AK_DEVICE void with_row_dtype(DType dtype, F f) {
+  if (dtype == DType::kFloat16) {
+    f(fp16{});
+  } else if (dtype == DType::kBFloat16) {
+    f(bf16{});
+  } else {
+    f(float{});
+  }
+}
+
+/// A vector of kVec values of T as registers hold it.
+template <class T, int kVec>
+using Packed = Vec<uint32_t, kVec * sizeof(T) / 4>;
+
+/// Its values. A register with two of bf16 takes an operation for each: left to nvcc, the upper half would be moved
+/// down before it is shifted.
+template <class T, int N>
+AK_DEVICE Vec<float, N * 4 / sizeof(T)> unpacked(const Vec<uint32_t, N>& words) {
+  Vec<float, N * 4 / sizeof(T)> values;
+  AK_UNROLL
+  for (int i = 0; i < N; i++) {
+    if constexpr (sizeof(T) == 4) {
+      values[i] = float_of(words[i]);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+      values[2 * i] = float_of(words[i] << 16);
+      values[2 * i + 1] = float_of(words[i] & 0xffff0000u);
+    } else {
+      values[2 * i] = to_float(T{static_cast<uint16_t>(words[i])});
+      values[2 * i + 1] = to_float(T{static_cast<uint16_t>(words[i] >> 16)});
+    }
+  }
+  return values;
+}
+template <class T, int N>
+AK_DEVICE Packed<T, N> packed(const Vec<T, N>& v) {
+  Packed<T, N> words;
+  memcpy(words.data, v.data, sizeof words);
+  return words;
+}
+template <class T, int N>
+AK_DEVICE Vec<float, N> to_floats(const Vec<T, N>& v) {
+  if constexpr (sizeof v % 4 == 0) {
+    return unpacked<T>(packed(v));
+  } else {
+    static_assert(N == 1);
+    return {{to_float(v[0])}};
+  }
+}
+
+/// The column of the first value that this thread holds; value `held`, the first of a vector, is that of the column
+/// held * kThreads further.
+template <int kThreads, int kVec>
+AK_DEVICE int first_column() {
+  return thread_index() % kThreads * kVec;
+}
+
+/// Calls f(first held value, column) for the vectors of this thread of which a piece with `left` columns has any.
+template <int kThreads, int kVec, int kColumns = kHeld, class F>
+AK_DEVICE void for_each_held(int left, F f) {
+  AK_UNROLL
+  for (int k = 0; k < kColumns / kVec; k++) {
+    const int column = first_column<kThreads, kVec>() + k * kVec * kThreads;
+    if (column < left) f(k * kVec, column);
+  }
+}
+
+/// values = the elements of `data` from `at` on, 0 beyond the `left` columns of the piece. All loads are on their way
+/// before the first is waited for.
+template <int kThreads, int kVec, int kColumns>
+AK_DEVICE void load_row(float (&values)[kColumns], const void* data, DType dtype, int64_t at, int left) {
+  AK_UNROLL
+  for (int j = 0; j < kColumns; j++) values[j] = 0.0f;
+  with_row_dtype(dtype, [&]<class T>(T) {
+    const T* from = static_cast<const T*>(data) + at + first_column<kThreads, kVec>();
+    for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int) {
+      const auto v = to_floats(load_vec<kVec>(from + held * kThreads));
+      AK_UNROLL
+      for (int j = 0; j < kVec; j++) values[held + j] = v[j];
+    });
+  });
+}
+
+/// Rounds the values and stores them; they become what was stored.
+template <int kThreads, int kVec, int kColumns>
+AK_DEVICE void store_row(float (&values)[kColumns], void* data, DType dtype, int64_t at, int left) {
+  with_row_dtype(dtype, [&]<class T>(T) {
+    T* to = static_cast<T*>(data) + at + first_column<kThreads, kVec>();
+    for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int) {
+      Vec<T, kVec> v;
+      AK_UNROLL
+      for (int j = 0; j < kVec; j++) {
+        v[j] = round_to<T>(values[held + j]);
+        values[held + j] = to_float(v[j]);
+      }
+      store_vec(to + held * kThreads, v);
+    });
+  });
+}
+
+/// Dropout of kVec values, of which the first is `element` of the tensor: the mask of dropout/dropout.cu. Vectors of
+/// whole groups begin with one.
+template <int kVec>
+AK_DEVICE void drop_vector(float* values, uint64_t seed, DropoutRate rate, uint64_t element) {
+  if constexpr (kVec % kDropoutGroup == 0) {
+    AK_UNROLL
+    for (int j = 0; j < kVec; j += kDropoutGroup) {
+      const Philox4 bits = dropout_bits(seed, (element + j) / kDropoutGroup);
+      AK_UNROLL
+      for (int k = 0; k < kDropoutGroup; k++) values[j + k] = dropped_out(values[j + k], bits.word[k], rate);
+    }
+  } else {
+    static_assert(kVec == 1);
+    values[0] = dropped_out(values[0], dropout_word(seed, element), rate);
+  }
+}
+
+/// Dropout of a piece of a row, whose first value is element `at` of the tensor.
+template <int kThreads, int kVec, int kColumns>
+AK_DEVICE void drop_row(float (&values)[kColumns], const DropoutMask& mask, int64_t at, int left) {
+  if (mask.seed == nullptr) return;
+  const uint64_t seed = static_cast<uint64_t>(load(mask.seed));
+  for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int column) {
+    drop_vector<kVec>(values + held, seed, mask.rate, static_cast<uint64_t>(at) + column);
+  });
+}
+
+/// Whether rows of `columns` elements from `data` on can be read in vectors.
+inline bool rows_aligned(const void* data, int columns) { return columns % kWideRow == 0 && vector_aligned(data); }
+
+/// Calls f with the template arguments <threads of a block, columns of a vector, whether a block holds a row>.
+template <class F>
+Status with_row_shape(int columns, bool aligned, const F& f) {
+  const auto with_vector = [&]<int kVec>() {
+    if (columns <= 32 * kHeld) return f.template operator()<32, kVec, true>();
+    if (columns <= 128 * kHeld) return f.template operator()<128, kVec, true>();
+    if (columns <= 512 * kHeld) return f.template operator()<512, kVec, true>();
+    return f.template operator()<512, kVec, false>();
+  };
+  return aligned ? with_vector.template operator()<kWideRow>() : with_vector.template operator()<1>();
+}
+
+}  // namespace ak

@@ -1,0 +1,33 @@
+#pragma once
+// The sum of the exponentials of a row, relative to its largest value, in one read (Milakov and Gimelshein,
+// arXiv:1805.02867).
+#include "device/approx.cuh"
+#include "softmax/formula.h"
+
+namespace ak {
+
+/// exp(x - base), by the special function unit; base is a number.
+AK_DEVICE float exp_above(float x, float base) { return exp2_approx((x - base) * 1.4426950408889634f); }
+
+/// The largest value of a thread's share of a row, and the sum of exp(x - largest), rescaled when a larger one comes.
+struct RunningSum {
+  float largest = kMasked, sum = 0.0f;
+
+  /// Adds value(0) to value(N - 1).
+  template <int N, class F>
+  AK_DEVICE void add(F value) {
+    float top = largest;
+    AK_UNROLL
+    for (int j = 0; j < N; j++) top = max_number(value(j), top);
+    const float base = softmax_base(top);  // only -inf so far: their exponentials are 0
+    float added = 0.0f;
+    AK_UNROLL
+    for (int j = 0; j < N; j++) added += exp_above(value(j), base);
+    sum = fma(sum, exp_above(largest, base), added);
+    largest = top;
+  }
+  /// The sum of exp(x - base), where no x is larger; 0 of a share of nothing but -inf, whatever the base.
+  AK_DEVICE float relative_to(float base) const { return sum * exp_above(largest, base); }
+};
+
+}  // namespace ak

@@ -1,0 +1,17 @@
+// Stochastic rounding of a tile to a 16-bit tensor (base/rounding.h).
+#pragma once
+
+#include "base/cpu/tile.h"
+
+namespace ak {
+
+// What the random bits of a tensor's elements depend on besides the element.
+struct RandomKey {
+  uint64_t seed;
+  uint32_t step, index;
+};
+
+// Elements [at, at + n) of an fp16 or bf16 tensor, rounded with random bits of their own; `at` is a multiple of 8.
+void store_stochastic(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n, const RandomKey& key);
+
+}  // namespace ak

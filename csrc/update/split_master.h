@@ -1,0 +1,48 @@
+// An fp32 master weight kept as the 16-bit weight the model uses and a 16-bit remainder, 4 bytes in all instead of 6.
+//
+// weight = the master rounded half away from zero; remainder = the lower half of the master's wide code
+// (base/rounding.h) as a signed number, negative when the weight was rounded up. Joining adds the remainder back below
+// the weight's last bit. Why not ties to even: a tie rounded down needs a remainder of +0x8000, which an int16 cannot
+// hold; away from zero it is always -0x8000.
+//
+// What is kept:
+//   bf16: every finite value, both infinities and every quiet NaN, bit for bit (a signalling NaN comes back quiet).
+//   fp16: bit for bit for 2^-17 <= |x| < 65536, zeros and infinities; below 2^-17 to the nearest multiple of 2^-40, an
+//   error of
+//         at most 2^-41; finite values from 65536 on become inf; NaN stays NaN.
+//   Overflow shows in the weight: an fp16 weight is infinite from |x| >= 65520 on, where the model cannot use it any
+//   more.
+//
+// Source of the idea: the bf16 remainders of Apex's distributed Adam and Transformer Engine's FusedAdam; the fp16 form
+// and the treatment of NaN are this project's.
+#pragma once
+
+#include "base/rounding.h"
+
+namespace ak {
+
+template <typename T>
+struct SplitMaster {
+  T weight;
+  int16_t remainder;
+};
+
+template <typename T>
+AK_HD SplitMaster<T> split_master(float x) {
+  const uint32_t code = wide_code<T>(x);
+  // A NaN is not rounded: the carry could run into the sign.
+  const uint32_t carry = is_nan(x) ? 0u : 0x8000u;
+  return {T{static_cast<uint16_t>((code + carry) >> 16)}, static_cast<int16_t>(static_cast<uint16_t>(code))};
+}
+
+// No split has a weight of zero and a negative remainder, but a weight that was set to zero (a pruning mask) may still
+// have its old one: it is zero, and not the NaN that lies below zero's code.
+template <typename T>
+AK_HD float join_master(T weight, int16_t remainder) {
+  const uint32_t upper = static_cast<uint32_t>(weight.bits) << 16;
+  const int32_t valid = (upper << 1) == 0 && remainder < 0 ? 0 : remainder;
+  const uint32_t borrow = is_nan(weight) ? static_cast<uint16_t>(remainder) : static_cast<uint32_t>(valid);
+  return from_wide_code<T>(upper + borrow);
+}
+
+}  // namespace ak

@@ -1,0 +1,375 @@
+// One optimizer step over a list of parameters, as two kernels that know the optimizer by its Rule alone.
+//
+// update_prepare_kernel, one thread a parameter: increments the step count and derives from it, in double, the few
+// scalars that all elements of the parameter share (bias corrections, decay, clip factor). It runs before the update,
+// so no block ever reads a count that another one is about to change, and the update is spared the double arithmetic
+// and its registers. update_kernel, a persistent grid over the chunks of the whole list: reads gradient, moments and
+// weight, writes moments and weight. Bandwidth is the limit as long as enough loads are in flight, so a thread fetches
+// eight elements of each operand, up to 128 bytes, before it computes. Traps: a skip (found_inf) must leave every byte
+// as it was, the count too. Gradients may start at any element (views into a communication bucket) while the state is
+// always aligned, so no peel could align both: such tensors go element by element.
+//
+// Most steps need none of the extras: an average of the weights, moments that few ask for, stochastic rounding. Their
+// code and registers would cost every step, so update_kernel exists with and without them, and a list with no extra at
+// all takes the latter.
+//
+// `Rule` is update/rule.h's with what is tuned for it, Tuned<Rule> in update/rules/X.cu:
+//   kCommonMoments                  how many moments the kernel without extras knows
+//   kMovesMoments                   false: update_kernel finds the moments up to date and does not touch the gradient
+//   kBlocksPerSm, kExtrasBlocksPerSm, kTensors, kExtrasTensors   of update_kernel: blocks at most, tensors of a launch
+//   kPrepareTensors                 of update_prepare_kernel
+// and, for a rule of two passes over memory, first_pass_bytes(params) and first_pass(params, decisions, rows, scratch,
+// half, stream), which runs before update_kernel.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "base/tensor_list.h"
+#include "device/launch.cuh"
+#include "gradients/clip.h"
+#include "update/ema.h"
+#include "update/update.cuh"
+#include "update/update.h"
+
+namespace ak {
+
+template <class Rule>
+struct Tuned;
+
+/// What holds for most rules; the base of their Tuned.
+template <class Rule>
+struct Untuned : Rule {
+  static constexpr int kCommonMoments = Rule::kMoments;
+  static constexpr bool kMovesMoments = true;
+};
+
+template <class Rule>
+inline constexpr bool kTwoPasses = requires(std::span<const ParamState> params) { Rule::first_pass_bytes(params); };
+
+inline constexpr int kUpdateThreads = 256;
+inline constexpr int kPrepareThreads = 128;
+
+/// What update_prepare_kernel hands to update_kernel for one parameter.
+template <class Rule>
+struct alignas(16) UpdateRow {
+  typename Rule::Scalars scalars;
+  float inv_scale;
+  float clip;  // negative when maximizing
+  // Of the extras; last, so that the kernel without them need not load them.
+  float ema_take;
+  uint32_t step, index;
+};
+
+/// The parameters of one launch of update_prepare_kernel.
+template <class Rule, int N>
+struct PrepareArgs {
+  int tensors;
+  typename Rule::Options options[N];
+  float* step[N];
+  const float* lr[N];
+  const double* weight_decay[N];
+  float ema_take[N];
+  uint32_t index[N];
+  bool maximize[N];
+};
+
+template <class Rule, bool kExtras>
+inline constexpr int kMomentsOf = kExtras ? Rule::kMoments : Rule::kCommonMoments;
+
+/// Where the elements of one tensor are, and what they are.
+template <class Rule, bool kExtras>
+struct UpdateOperands {
+  static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
+  const void* grad;
+  void *main, *second;
+  void* moments[kMoments];
+  float* ema;  // null without extras
+  DType grad_dtype, moment_dtypes[kMoments];
+};
+
+/// The running averages of one launch.
+template <bool kExtras, int N>
+struct EmaArgs {
+  float* ema[N];
+};
+template <int N>
+struct EmaArgs<false, N> {};
+
+/// The parameters of one launch of update_kernel.
+template <class Rule, bool kExtras, int N>
+struct UpdateArgs {
+  static constexpr int kTensors = N;
+  static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
+  ChunkMap<N> map;
+  const void* grad[N];
+  void* main[N];
+  void* second[N];
+  void* moments[kMoments][N];
+  EmaArgs<kExtras, N> extras;
+  uint32_t row[N];
+  WeightKind kind[N];
+  DType grad_dtype[N], moment_dtypes[kMoments][N];
+  bool aligned[N];  // every operand to 16 bytes
+
+  void set(int place, const ParamState& p, size_t position) {
+    const WeightPlace weight = weight_place(p);
+    grad[place] = p.grad;
+    main[place] = weight.main;
+    second[place] = weight.second;
+    kind[place] = weight.kind;
+    row[place] = static_cast<uint32_t>(position);
+    grad_dtype[place] = p.grad_dtype;
+    aligned[place] = vector_aligned(weight.main) && vector_aligned(weight.second);
+    if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && vector_aligned(p.grad);
+    for (int m = 0; m < kMoments; m++) {
+      moments[m][place] = p.moments[m];
+      moment_dtypes[m][place] = p.moment_dtypes[m];
+      aligned[place] = aligned[place] && vector_aligned(p.moments[m]);
+    }
+    if constexpr (kExtras) {
+      extras.ema[place] = p.ema;
+      aligned[place] = aligned[place] && vector_aligned(p.ema);
+    }
+  }
+
+  AK_DEVICE UpdateOperands<Rule, kExtras> operands(int tensor) const {
+    UpdateOperands<Rule, kExtras> t;
+    t.grad = grad[tensor];
+    t.main = main[tensor];
+    t.second = second[tensor];
+    t.ema = nullptr;
+    if constexpr (kExtras) t.ema = extras.ema[tensor];
+    t.grad_dtype = grad_dtype[tensor];
+    AK_UNROLL
+    for (int m = 0; m < kMoments; m++) {
+      t.moments[m] = moments[m][tensor];
+      t.moment_dtypes[m] = moment_dtypes[m][tensor];
+    }
+    return t;
+  }
+};
+
+AK_DEVICE bool skipped(const StepDecisions& decisions) {
+  return decisions.found_inf != nullptr && found(load(decisions.found_inf));
+}
+
+template <class Rule, int kThreads, int kTensors>
+AK_KERNEL(kThreads, 1)
+update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepDecisions) decisions,
+                      UpdateRow<Rule>* rows) {
+  const int i = block_index() * kThreads + thread_index();
+  if (i >= args.tensors || skipped(decisions)) return;
+  const float step = load(args.step[i]) + 1.0f;
+  store(args.step[i], step);
+
+  typename Rule::Options options = args.options[i];
+  if (args.lr[i] != nullptr) options.lr = load(args.lr[i]);
+  if (args.weight_decay[i] != nullptr) options.weight_decay = load(args.weight_decay[i]);
+  UpdateRow<Rule> row{};
+  row.scalars = Rule::scalars(options, step);
+  row.inv_scale = decisions.grad_scale == nullptr ? 1.0f : inverse_scale(load(decisions.grad_scale));
+  row.clip = decisions.sum_sq == nullptr ? 1.0f : clip_factor(load(decisions.sum_sq), decisions.max_norm);
+  if (args.maximize[i]) row.clip = -row.clip;
+  row.ema_take = args.ema_take[i];
+  row.step = static_cast<uint32_t>(step);
+  row.index = args.index[i];
+  store(rows + i, row);
+}
+
+/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time where every operand is aligned; one
+/// by one where not, and at the end.
+template <int kThreads, class F>
+AK_DEVICE void for_each_share(const TensorChunk& chunk, bool aligned, F f) {
+  const int by_eight = aligned ? chunk.count / 8 * 8 : 0;
+  for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8) f.template operator()<8>(chunk.begin + i);
+  for (int i = by_eight + thread_index(); i < chunk.count; i += kThreads) f.template operator()<1>(chunk.begin + i);
+}
+
+/// Elements i .. i + V - 1.
+template <class Rule, bool kExtras, bool kOptionalMoments, class Weight, int V>
+AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const UpdateRow<Rule>& row, uint64_t seed,
+                               int64_t i) {
+  constexpr int kMoments = kMomentsOf<Rule, kExtras>;
+  constexpr int kThere = kOptionalMoments ? kMoments : Rule::kRequiredMoments;
+  RawElements<V> raw_grad{};
+  if constexpr (Rule::kMovesMoments) raw_grad = fetch<V>(t.grad, t.grad_dtype, i);
+  RawElements<V> raw_moments[kMoments] = {};
+  AK_UNROLL
+  for (int m = 0; m < kThere; m++) raw_moments[m] = fetch<V>(t.moments[m], t.moment_dtypes[m], i);
+  const auto raw_weight = Weight::template fetch<V>(t.main, t.second, i);
+  Vec<float, V> average{};
+  if (kExtras && t.ema != nullptr) average = load_vec<V, Cache::kStreaming>(t.ema + i);
+
+  float grad[V], moments[kMoments][V], weight[V];
+  decode(raw_grad, t.grad_dtype, grad);  // no instruction without a gradient
+  AK_UNROLL
+  for (int m = 0; m < kMoments; m++) decode(raw_moments[m], t.moment_dtypes[m], moments[m]);
+  Weight::decode(raw_weight, weight);
+  AK_UNROLL
+  for (int j = 0; j < V; j++) {
+    float of_element[Rule::kMoments] = {};
+    AK_UNROLL
+    for (int m = 0; m < kMoments; m++) of_element[m] = moments[m][j];
+    const float g = effective_grad(grad[j], row.inv_scale, row.clip);
+    Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);
+    AK_UNROLL
+    for (int m = 0; m < kMoments; m++) moments[m][j] = of_element[m];
+  }
+  if constexpr (Rule::kMovesMoments) {
+    AK_UNROLL
+    for (int m = 0; m < kThere; m++) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
+  }
+  Weight::store(t.main, t.second, i, weight, {seed, row.step, row.index});
+  if (kExtras && t.ema != nullptr) store_ema(t.ema, i, average, weight, row.ema_take);
+}
+
+template <class Rule, bool kExtras, int kThreads, int kTensors>
+AK_KERNEL(kThreads, (kExtras ? Rule::kExtrasBlocksPerSm : Rule::kBlocksPerSm))
+update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepDecisions) decisions,
+              const UpdateRow<Rule>* rows, uint64_t seed) {
+  if (skipped(decisions)) return;
+  int tensor = 0;
+  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
+    const TensorChunk chunk = args.map.find(index, tensor);
+    tensor = chunk.tensor;
+    const UpdateRow<Rule> row = load(rows + args.row[tensor]);
+    const UpdateOperands<Rule, kExtras> t = args.operands(tensor);
+    with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
+      auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
+        for_each_share<kThreads>(chunk, args.aligned[tensor], [&]<int V>(int64_t i) {
+          update_elements<Rule, kExtras, kOptional, Weight, V>(t, row, seed, i);
+        });
+      };
+      if constexpr (kMomentsOf<Rule, kExtras> > Rule::kRequiredMoments) {
+        if (t.moments[Rule::kRequiredMoments] != nullptr) return update(std::true_type{});
+      }
+      update(std::false_type{});
+    });
+  }
+}
+
+namespace detail {
+
+/// Counts the step of every parameter and fills its row.
+template <class Rule, int kThreads, int kTensors>
+Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
+                    const StepDecisions& decisions, UpdateRow<Rule>* rows, Stream stream) {
+  static_assert(sizeof(PrepareArgs<Rule, kTensors>) + 128 <= kArgumentBytes,
+                "the list and the other arguments must fit one launch");
+  PrepareArgs<Rule, kTensors> args;
+  for (size_t begin = 0; begin < params.size(); begin += kTensors) {
+    args.tensors = static_cast<int>(std::min<size_t>(kTensors, params.size() - begin));
+    for (int i = 0; i < args.tensors; i++) {
+      const ParamState& p = params[begin + i];
+      const auto& group = groups[p.group];
+      args.options[i] = group.options;
+      args.step[i] = p.step;
+      args.lr[i] = group.lr;
+      args.weight_decay[i] = group.weight_decay;
+      args.ema_take[i] = ema_take(group.ema_decay);
+      args.index[i] = p.index;
+      args.maximize[i] = group.maximize;
+    }
+    const LaunchConfig config{.name = "update_prepare",
+                              .grid = (args.tensors + kThreads - 1) / kThreads,
+                              .block = kThreads,
+                              .stream = stream};
+    const Status status =
+        launch(update_prepare_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows + begin);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+/// Whether a parameter needs what the kernel without extras does not have.
+template <class Rule>
+bool has_extras(const ParamState& p) {
+  const bool moments = Rule::kMoments > Rule::kCommonMoments && p.moments[Rule::kMoments - 1] != nullptr;
+  return moments || p.ema != nullptr || weight_place(p).stochastic();
+}
+
+/// Bytes that the step of an element reads, without extras.
+template <class Rule>
+int64_t bytes_read(const ParamState& p) {
+  int64_t bytes = p.master_kind == Master::kNone ? bytes_of(p.param_dtype) : 4;
+  if (Rule::kMovesMoments) bytes += bytes_of(p.grad_dtype);
+  for (int m = 0; m < Rule::kCommonMoments; m++) bytes += p.moments[m] == nullptr ? 0 : bytes_of(p.moment_dtypes[m]);
+  return bytes;
+}
+
+/// Blocks that share an SM, in the kernel without extras. The best that was measured are 56 KB in flight, eight
+/// elements of 14 bytes in two blocks of 256 threads: more blocks disturb each other's memory pages. Of 10 bytes three
+/// have as much.
+template <class Rule>
+int blocks_per_sm(std::span<const ParamState> params) {
+  int64_t elements = 0, bytes = 0;
+  for (const ParamState& p : params) {
+    elements += p.numel;
+    bytes += p.numel * bytes_read<Rule>(p);
+  }
+  return bytes <= 12 * elements ? Rule::kBlocksPerSm : std::min(Rule::kBlocksPerSm, 2);
+}
+
+/// Updates every parameter by its row.
+template <class Rule, bool kExtras, int kThreads, int kTensors>
+Status update_params(int resident_blocks, std::span<const ParamState> params, const StepDecisions& decisions,
+                     uint64_t seed, const UpdateRow<Rule>* rows, Stream stream) {
+  using Args = UpdateArgs<Rule, kExtras, kTensors>;
+  static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
+  LaunchPlan<Args, ParamState> plan(params);
+  Args args;
+  while (plan.next(args)) {
+    const int grid = grid_for(args.map.chunks, resident_blocks);
+    const LaunchConfig config{.name = Rule::kName, .grid = grid, .block = kThreads, .stream = stream};
+    const Status status = launch(update_kernel<Rule, kExtras, kThreads, kTensors>, config, args, decisions, rows, seed);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+/// The same with the kernel that the parameters need, as the package ships it.
+template <class Rule>
+Status update_params_as_shipped(std::span<const ParamState> params, const StepDecisions& decisions, uint64_t seed,
+                                const UpdateRow<Rule>* rows, Stream stream) {
+  if (std::any_of(params.begin(), params.end(), has_extras<Rule>)) {
+    return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(device_sm_count() * Rule::kExtrasBlocksPerSm,
+                                                                           params, decisions, seed, rows, stream);
+  }
+  return update_params<Rule, false, kUpdateThreads, Rule::kTensors>(device_sm_count() * blocks_per_sm<Rule>(params),
+                                                                    params, decisions, seed, rows, stream);
+}
+
+}  // namespace detail
+
+template <class Rule>
+size_t update_scratch_bytes(std::span<const ParamState> params) {
+  const size_t rows = params.size() * sizeof(UpdateRow<Tuned<Rule>>);
+  if constexpr (kTwoPasses<Tuned<Rule>>) return rows + Tuned<Rule>::first_pass_bytes(params);
+  return rows;
+}
+
+template <class Rule>
+Status update(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
+              const StepDecisions& decisions, uint64_t seed, void* scratch, const StepHalf& half, Stream stream) {
+  using Kernel = Tuned<Rule>;
+  auto* rows = static_cast<UpdateRow<Kernel>*>(scratch);
+  Status status =
+      detail::prepare_rows<Kernel, kPrepareThreads, Kernel::kPrepareTensors>(params, groups, decisions, rows, stream);
+  if constexpr (kTwoPasses<Kernel>) {
+    if (status.ok()) status = Kernel::first_pass(params, decisions, rows, rows + params.size(), half, stream);
+  }
+  if (!status.ok() || !half.second) return status;
+  return detail::update_params_as_shipped<Kernel>(params, decisions, seed, rows, stream);
+}
+
+}  // namespace ak
+
+/// At the end of update/rules/X.cu.
+#define AK_UPDATE_KERNELS(Rule)                                                                                  \
+  template size_t ak::update_scratch_bytes<Rule>(std::span<const ak::ParamState>);                               \
+  template ak::Status ak::update<Rule>(std::span<const ak::ParamState>,                                          \
+                                       std::span<const ak::ParamGroup<Rule::Options>>, const ak::StepDecisions&, \
+                                       uint64_t, void*, const ak::StepHalf&, ak::Stream);

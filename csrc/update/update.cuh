@@ -1,0 +1,306 @@
+// What every optimizer kernel shares: elements of a dtype known at run time, the ways a weight is kept and rounded, and
+// the average of the weights.
+//
+// One launch serves tensors of many dtypes. Compiling a loop for each combination of gradient, moments and weight would
+// make a hundred of them; instead the few instructions of a conversion are chosen at run time (uniformly for a block,
+// and arithmetic is not what an update waits for), and only the ways to keep a weight are separate loops. The order is
+// always: fetch everything, then convert. A conversion waits for its load, so a load issued after one would wait too,
+// and the memory would idle.
+#pragma once
+#include "base/half.h"
+#include "base/philox.h"
+#include "base/rounding.h"
+#include "device/memory.cuh"
+#include "device/tensor_list.cuh"
+#include "update/ema.h"
+#include "update/split_master.h"
+#include "update/update.h"
+
+namespace ak {
+
+/// `V` consecutive elements of fp32, fp16 or bf16 as they lie in memory: V words, or V/2 (one for V = 1) of which the
+/// rest is unused.
+template <int V>
+struct RawElements;
+
+template <>
+struct RawElements<8> {
+  Vec<uint32_t, 4> low, high;
+};
+
+template <>
+struct RawElements<1> {
+  uint32_t word;
+};
+
+AK_DEVICE RawElements<8> fetch8(const void* tensor, DType dtype, int64_t i) {
+  RawElements<8> raw{};  // defined on every path: an undefined `high` would keep its registers alive around the loop
+  const auto* words = reinterpret_cast<const uint32_t*>(static_cast<const char*>(tensor) + i * bytes_of(dtype));
+  raw.low = load_vec<4, Cache::kStreaming>(words);
+  if (dtype == DType::kFloat32) raw.high = load_vec<4, Cache::kStreaming>(words + 4);
+  return raw;
+}
+
+AK_DEVICE RawElements<1> fetch1(const void* tensor, DType dtype, int64_t i) {
+  if (dtype == DType::kFloat32) return {load<Cache::kStreaming>(static_cast<const uint32_t*>(tensor) + i)};
+  return {load<Cache::kStreaming>(static_cast<const uint16_t*>(tensor) + i)};
+}
+
+/// Elements i .. i + V - 1; for V = 8 the tensor is aligned to 16 bytes and i is a multiple of 8.
+template <int V>
+AK_DEVICE RawElements<V> fetch(const void* tensor, DType dtype, int64_t i) {
+  if constexpr (V == 8) {
+    return fetch8(tensor, dtype, i);
+  } else {
+    return fetch1(tensor, dtype, i);
+  }
+}
+
+namespace detail {
+
+template <class T>
+AK_DEVICE void decode16(const RawElements<8>& raw, float (&x)[8]) {
+  AK_UNROLL
+  for (int j = 0; j < 4; j++) {
+    x[2 * j] = to_float(T{static_cast<uint16_t>(raw.low[j])});
+    x[2 * j + 1] = to_float(T{static_cast<uint16_t>(raw.low[j] >> 16)});
+  }
+}
+template <class T>
+AK_DEVICE void decode16(const RawElements<1>& raw, float (&x)[1]) {
+  x[0] = to_float(T{static_cast<uint16_t>(raw.word)});
+}
+AK_DEVICE void decode32(const RawElements<8>& raw, float (&x)[8]) {
+  AK_UNROLL
+  for (int j = 0; j < 4; j++) {
+    x[j] = float_of(raw.low[j]);
+    x[j + 4] = float_of(raw.high[j]);
+  }
+}
+AK_DEVICE void decode32(const RawElements<1>& raw, float (&x)[1]) { x[0] = float_of(raw.word); }
+
+}  // namespace detail
+
+template <int V>
+AK_DEVICE void decode(const RawElements<V>& raw, DType dtype, float (&x)[V]) {
+  if (dtype == DType::kFloat32) {
+    detail::decode32(raw, x);
+  } else if (dtype == DType::kBFloat16) {
+    detail::decode16<bf16>(raw, x);
+  } else {
+    detail::decode16<fp16>(raw, x);
+  }
+}
+
+/// Stores x rounded to nearest-even as elements i .. i + V - 1 of a T tensor.
+template <class T, int V>
+AK_DEVICE void store_rounded(void* tensor, int64_t i, const float (&x)[V]) {
+  Vec<T, V> v;
+  AK_UNROLL
+  for (int j = 0; j < V; j++) v[j] = round_to<T>(x[j]);
+  store_vec<Cache::kStreaming>(static_cast<T*>(tensor) + i, v);
+}
+
+/// The same for an fp32 or bf16 tensor.
+template <int V>
+AK_DEVICE void store_moment(void* tensor, DType dtype, int64_t i, const float (&x)[V]) {
+  if (dtype == DType::kFloat32) {
+    store_rounded<float>(tensor, i, x);
+  } else {
+    store_rounded<bf16>(tensor, i, x);
+  }
+}
+
+/// What a fetch of x gives after it was stored as elements of an fp32 or bf16 tensor.
+template <int V>
+AK_DEVICE void as_stored(DType dtype, float (&x)[V]) {
+  if (dtype == DType::kFloat32) return;
+  AK_UNROLL
+  for (int j = 0; j < V; j++) x[j] = to_float(round_to<bf16>(x[j]));
+}
+
+/// How the weights of a tensor are kept: `main` is read and written, `second` depends.
+enum class WeightKind : uint8_t {
+  kFp32,          ///< main: fp32
+  kFp32CopyFp16,  ///< main: fp32; second: an fp16 copy, written only (the weight of an fp32 master, or the shadow of an
+                  ///< fp32 weight)
+  kFp32CopyBf16,  ///< the same with a bf16 copy
+  kFp16,          ///< main: fp16, its own master
+  kBf16,          ///< main: bf16, its own master
+  kSplitFp16,     ///< main: fp16 weight; second: 16-bit remainder, read and written
+  kSplitBf16,     ///< main: bf16 weight; second: 16-bit remainder, read and written
+  kStochasticFp16,  ///< main: fp16, its own master, rounded stochastically
+  kStochasticBf16,  ///< main: bf16, its own master, rounded stochastically
+};
+inline constexpr int kWeightKinds = 9;
+
+/// Where a weight is.
+struct WeightPlace {
+  WeightKind kind;
+  void *main, *second;
+
+  bool stochastic() const { return kind == WeightKind::kStochasticFp16 || kind == WeightKind::kStochasticBf16; }
+};
+
+inline WeightPlace weight_place(const ParamState& p) {
+  const bool half = p.param_dtype == DType::kFloat16;
+  auto of_copy = [](bool is_fp16) { return is_fp16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16; };
+  if (p.master_kind == Master::kFloat32) return {of_copy(half), p.master, p.param};
+  if (p.master_kind == Master::kSplit)
+    return {half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16, p.param, p.master};
+  if (p.shadow != nullptr) return {of_copy(p.shadow_dtype == DType::kFloat16), p.param, p.shadow};
+  if (p.param_dtype == DType::kFloat32) return {WeightKind::kFp32, p.param, nullptr};
+  if (p.stochastic) return {half ? WeightKind::kStochasticFp16 : WeightKind::kStochasticBf16, p.param, nullptr};
+  return {half ? WeightKind::kFp16 : WeightKind::kBf16, p.param, nullptr};
+}
+
+/// What the random bits of a parameter's elements depend on besides the element: never on who computes them, nor on the
+/// shape of the launch.
+struct RoundingKey {
+  uint64_t seed;
+  uint32_t step, index;
+};
+
+// A weight class has Raw<V>, fetch, decode and store, for elements i .. i + V - 1.
+
+/// A weight kept as one T (fp32, fp16 or bf16).
+template <class T>
+struct PlainWeight {
+  template <int V>
+  using Raw = Vec<T, V>;
+
+  template <int V>
+  static AK_DEVICE Raw<V> fetch(const void* main, const void*, int64_t i) {
+    return load_vec<V, Cache::kStreaming>(static_cast<const T*>(main) + i);
+  }
+  template <int V>
+  static AK_DEVICE void decode(const Raw<V>& raw, float (&x)[V]) {
+    AK_UNROLL
+    for (int j = 0; j < V; j++) x[j] = to_float(raw[j]);
+  }
+  template <int V>
+  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey&) {
+    store_rounded<T>(main, i, x);
+  }
+};
+
+/// A 16-bit weight that is rounded stochastically: eight elements, aligned to eight, share one call of Philox.
+template <class T>
+struct StochasticWeight : PlainWeight<T> {
+  template <int V>
+  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey& key) {
+    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, static_cast<uint64_t>(i) / 8);
+    Vec<T, V> v;
+    if constexpr (V == 8) {
+      AK_UNROLL
+      for (int j = 0; j < 8; j++) v[j] = round_stochastic<T>(x[j], random16(bits, j));
+    } else {
+      uint32_t random = 0;
+      AK_UNROLL
+      for (int j = 0; j < 8; j++) random = i % 8 == j ? random16(bits, j) : random;  // an index would need local memory
+      v[0] = round_stochastic<T>(x[0], random);
+    }
+    store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, v);
+  }
+};
+
+/// An fp32 weight of which a T copy is written.
+template <class T>
+struct CopiedWeight : PlainWeight<float> {
+  template <int V>
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey&) {
+    store_rounded<float>(main, i, x);
+    store_rounded<T>(second, i, x);
+  }
+};
+
+/// An fp32 weight split into a T and a 16-bit remainder (update/split_master.h).
+template <class T>
+struct SplitWeight {
+  template <int V>
+  struct Raw {
+    Vec<T, V> weight;
+    Vec<int16_t, V> remainder;
+  };
+
+  template <int V>
+  static AK_DEVICE Raw<V> fetch(const void* main, const void* second, int64_t i) {
+    return {load_vec<V, Cache::kStreaming>(static_cast<const T*>(main) + i),
+            load_vec<V, Cache::kStreaming>(static_cast<const int16_t*>(second) + i)};
+  }
+  template <int V>
+  static AK_DEVICE void decode(const Raw<V>& raw, float (&x)[V]) {
+    AK_UNROLL
+    for (int j = 0; j < V; j++) x[j] = join_master(raw.weight[j], raw.remainder[j]);
+  }
+  template <int V>
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey&) {
+    Raw<V> raw;
+    AK_UNROLL
+    for (int j = 0; j < V; j++) {
+      const SplitMaster<T> split = split_master<T>(x[j]);
+      raw.weight[j] = split.weight;
+      raw.remainder[j] = split.remainder;
+    }
+    store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, raw.weight);
+    store_vec<Cache::kStreaming>(static_cast<int16_t*>(second) + i, raw.remainder);
+  }
+};
+
+/// Calls `f` with the weight class of `kind`; without `kStochastic` there is no code for those kinds.
+template <bool kStochastic, class F>
+AK_DEVICE void with_weight(WeightKind kind, F f) {
+  switch (kind) {
+    case WeightKind::kFp32:
+      return f(PlainWeight<float>{});
+    case WeightKind::kFp32CopyFp16:
+      return f(CopiedWeight<fp16>{});
+    case WeightKind::kFp32CopyBf16:
+      return f(CopiedWeight<bf16>{});
+    case WeightKind::kFp16:
+      return f(PlainWeight<fp16>{});
+    case WeightKind::kBf16:
+      return f(PlainWeight<bf16>{});
+    case WeightKind::kSplitFp16:
+      return f(SplitWeight<fp16>{});
+    case WeightKind::kSplitBf16:
+      return f(SplitWeight<bf16>{});
+    case WeightKind::kStochasticFp16:
+      if constexpr (kStochastic) f(StochasticWeight<fp16>{});
+      return;
+    case WeightKind::kStochasticBf16:
+      if constexpr (kStochastic) f(StochasticWeight<bf16>{});
+      return;
+  }
+}
+
+/// Calls `f` with a weight class that reads weights of `kind`. Copies and the ways to round make no difference to that.
+template <class F>
+AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
+  switch (kind) {
+    case WeightKind::kFp32:
+    case WeightKind::kFp32CopyFp16:
+    case WeightKind::kFp32CopyBf16:
+      return f(PlainWeight<float>{});
+    case WeightKind::kFp16:
+    case WeightKind::kStochasticFp16:
+      return f(PlainWeight<fp16>{});
+    case WeightKind::kBf16:
+    case WeightKind::kStochasticBf16:
+      return f(PlainWeight<bf16>{});
+    case WeightKind::kSplitFp16:
+      return f(SplitWeight<fp16>{});
+    case WeightKind::kSplitBf16:
+      return f(SplitWeight<bf16>{});
+  }
+}
+
+/// The running average of the weights, fetched with the other operands and brought up to date with the new weights.
+template <int V>
+AK_DEVICE void store_ema(float* ema, int64_t i, Vec<float, V> average, const float (&weight)[V], float take) {
+  AK_UNROLL
+  for (int j = 0; j < V; j++) average[j] = ak::ema(average[j], weight[j], take);
+  store_vec<Cache::kStreaming>(ema + i, average);
+}
+
+}  // namespace ak
