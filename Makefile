@@ -9,6 +9,8 @@ BASE   ?= python3
 CUDA   := $(shell command -v nvcc nvidia-smi 2>/dev/null | head -n 1)
 # Triton, which a CPU build does not bring, is for the tests: its interpreter and its compiler need no GPU. A CUDA build asks for this one.
 TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0 $(if $(filter Linux,$(shell uname)),triton==3.7.1))
+GPU    := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+DEMO_READY := $(if $(PYTHON),,$(VENV)/.demo)
 READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
@@ -22,7 +24,8 @@ SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo paper test examples exhaustive sass ptx abi gpu bench docs lint format mutants build clean
 
-demo: $(BUILT)
+# The demo builds the parts that it runs, the CUDA kernels for the GPU that is here alone. A full build serves it too.
+demo: $(if $(wildcard $(BUILT)),$(BUILT),$(BUILT)-demo)
 	$(RUN) -m bench.train --out runs/demo $(ARGS)
 
 # The table of Micikevicius et al. in the small, failures included: docs/paper.md. A run that is killed goes on where it was.
@@ -101,7 +104,7 @@ bench: $(BUILT)
 mutants: $(READY)
 	$(RUN) tests/emulator/mutate.py $(ARGS)
 
-# The site, from docs/ and the docstrings, into build/site; a warning is an error. The package is read, not imported.
+# The site, from docs/ and the docstrings, into build/site; a warning is an error. The package is read, not imported: no torch.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
@@ -118,23 +121,38 @@ format: $(READY)
 
 build: $(BUILT)
 
-$(VENV)/.ready: pyproject.toml
-	@echo "Setting up $(VENV) with $(TORCH) ($(if $(CUDA),found $(CUDA),no CUDA toolkit or GPU found))"
-	test -x $(VENV)/bin/python || $(BASE) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	$(VENV)/bin/python -m pip install --quiet $(TORCH)
+$(VENV)/bin/python:
+	$(BASE) -m venv $(VENV)
+	$@ -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	@echo "Setting up $(VENV) with $(TORCH) ($(if $(CUDA),found $(CUDA),no CUDA toolkit or GPU found)); a CUDA build is a download of 3 GB"
+	$(VENV)/bin/python -m pip install --progress-bar on $(TORCH)
+	$(VENV)/bin/python -m pip install --quiet --group demo
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.demo
 	$(VENV)/bin/python -m pip install --quiet --group test --group lint
 	touch $@
 
-$(VENV)/.docs: $(READY)
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --group docs
 	touch $@
 
-$(BUILT): $(SOURCES) $(READY)
-	@echo "Building amp_kernels for $$($(RUN) -c 'import torch; print("torch", torch.__version__)')"
-	$(if $(PYTHON),$(RUN) setup.py --quiet build_ext --inplace,PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --no-build-isolation --no-deps -e .)
+# $(call compile,variables of setup.py). The editable install finds everything built.
+define compile
+	$(1) $(RUN) setup.py --quiet build_ext --inplace
+	$(if $(PYTHON),,$(1) PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --no-build-isolation --no-deps -e .)
 	mkdir -p build && touch $@
 	$(RUN) -m amp_kernels info --brief
+endef
+
+$(BUILT): $(SOURCES) $(READY)
+	$(call compile)
+
+$(BUILT)-demo: $(SOURCES) $(DEMO_READY)
+	$(call compile,$(if $(GPU),AMP_KERNELS_PARTS="cpu cuda host nodes" \
+	  TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(RUN) -m bench.gpu --arch)}",AMP_KERNELS_PARTS="cpu host nodes"))
 
 clean:
 	rm -rf build dist *.egg-info amp_kernels/*.so amp_kernels/_build_info.json runs
