@@ -3,7 +3,7 @@
 Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
 """
 
-from . import amp, checkpoint, distributed, nn, numerics, ops, optim
+from . import _raw, _updates, amp, checkpoint, distributed, nn, numerics, ops, optim  # noqa: F401 (they define ops)
 from ._dispatch import load, nodes
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
@@ -25,7 +25,7 @@ from .ops.norm import layer_norm, rms_norm
 from .ops.softmax import log_softmax, softmax
 from .optim import fp32_state_dict, refresh_shadows
 
-load.load()  # after the schemas of ops/: C++ only adds implementations
+load.load()  # after the schemas: C++ only adds implementations
 nodes.load_module()
 read_environment()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from amp_kernels.ops._capture import capture
+from amp_kernels._dispatch.capture import capture
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from .blocks import Setting
+from .scoped import Setting
 
 SETTING: Setting[bool] = Setting()
 

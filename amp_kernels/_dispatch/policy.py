@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from . import load, nodes
-from .blocks import Setting
+from .scoped import Setting
 
 logger = logging.getLogger("amp_kernels")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..ops._norm import SHRINK
+from .._raw._norm import SHRINK
 from .dropout import dropout_word, dropout_words, dropped_out
 
 #: Columns of a piece of a row that is too long for registers.

@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops._blocks import MAXIMIZE, STOCHASTIC
+from .._updates.state import MAXIMIZE, STOCHASTIC
 from . import _tables
 from ._rounding import round_stochastic, rounding_bits
 from ._split_master import join_master, split_master
@@ -308,7 +308,7 @@ class Rule:
         squares: torch.Tensor | None = None,
         second: bool = True,
     ) -> None:
-        """One step; the op's signature (:class:`amp_kernels.ops._update.UpdateOp`). With ``squares`` half a step."""
+        """One step; the op's signature (:class:`amp_kernels._updates.op.UpdateOp`). With ``squares`` half a step."""
         device, state = params[0].device, (moments, steps, masters, shadows, emas, layout.tolist(), flags)
         counters, classes = classes_of(params, grads, *state)
         with _tables.on(device):

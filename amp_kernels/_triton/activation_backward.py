@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops._gemm import GATED
-from ..ops.activation_backward import check
+from .._checks.operands import GATED
+from .._raw.activation_backward import check
 from . import _tiles
 from ._activations import activate_backward, swiglu_backward
 from ._tiles import tile
@@ -60,7 +60,7 @@ def activation_backward_kernel(
 
 
 def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/activation_backward.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/activation_backward.py``."""
     check(grad, preact, activation)
     out = torch.empty(preact.shape, dtype=preact.dtype, device=preact.device)
     if out.numel() > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..ops._blocks import COUPLED_DECAY
+from .._updates.state import COUPLED_DECAY
 from ._update import Rule, power
 
 FLAG_COUPLED = tl.constexpr(COUPLED_DECAY)

@@ -194,7 +194,7 @@ def check_and_norm(
     norm_type: float = 2.0,
     per_tensor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``amp_kernels::check_and_norm`` for tensors that Triton can reach; see ``amp_kernels/ops/check_and_norm.py``."""
+    """``amp_kernels::check_and_norm`` for tensors that Triton can reach; see ``amp_kernels/_raw/check_and_norm.py``."""
     device = grads[0].device
     entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype], i) for i, g in enumerate(grads)]
     with _tables.on(device):

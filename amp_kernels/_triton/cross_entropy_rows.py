@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.cross_entropy_rows import check
+from .._raw.cross_entropy_rows import check
 
 BLOCK = 4096
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -175,7 +175,7 @@ def cross_entropy_rows_(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> None:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/cross_entropy_rows.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/cross_entropy_rows.py``."""
     check(logits, target, weight, factor, loss, grad)
     rows, classes = logits.shape
     if rows == 0:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.dropout import check, rate
+from .._raw.dropout import check, rate
 
 _BLOCK = 2048  # elements a program
 
@@ -68,7 +68,7 @@ def dropout(
     p: float,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/dropout.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/dropout.py``."""
     check(x, seed, residual, p, out_dtype)
     out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     if out.numel() > 0:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.embedding_accumulate import check
+from .._raw.embedding_accumulate import check
 from ._tables import on
 
 SMALLEST_PIECE, MOST_PIECES = 16, 1024
@@ -120,7 +120,7 @@ def embedding_accumulate_(
     padding_idx: int = -1,
     scale_by_frequency: bool = False,
 ) -> None:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/embedding_accumulate.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/embedding_accumulate.py``."""
     check(out, grad, sorted, order)
     entries, columns = grad.shape
     if entries * columns == 0:

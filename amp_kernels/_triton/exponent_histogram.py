@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.exponent_histogram import BINS, INFINITY_BIN, NAN_BIN
+from .._raw.exponent_histogram import BINS, INFINITY_BIN, NAN_BIN
 from . import _tables
 from ._tables import chunk_ends, find_chunk
 from .check_and_norm import DTYPE_CODES
@@ -105,7 +105,7 @@ def exponent_histogram_kernel(
 
 
 def exponent_histogram(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """``amp_kernels::exponent_histogram`` for tensors that Triton can reach; see ``amp_kernels/ops/exponent_histogram.py``."""
+    """``amp_kernels::exponent_histogram`` for tensors that Triton can reach; see ``amp_kernels/_raw/exponent_histogram.py``."""
     device = tensors[0].device
     counts = torch.zeros(len(tensors), BINS, dtype=torch.int64, device=device)
     largest = torch.zeros(len(tensors), dtype=torch.int32, device=device)  # bits: ordered as the magnitudes are

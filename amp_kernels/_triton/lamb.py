@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
+from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
 from ._tables import chunk_ends, find_chunk
 from ._update import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, pointer, power, read_scalars

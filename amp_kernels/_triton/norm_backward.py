@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops._norm import check_backward
-from ..ops.dropout import GROUP, rate
+from .._raw._norm import check_backward
+from .._raw.dropout import GROUP, rate
 from ._norm import block_of, drop_columns, load_row, warps_of
 from ._tables import on, programs
 
@@ -165,7 +165,7 @@ def norm_backward(
     dropout_p: float = 0.0,
     branch_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/norm_backward.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/norm_backward.py``."""
     check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
     tensors = (grad, x, rstd, mean, weight, grad_sum)
     grad, x, rstd, mean, weight, grad_sum = (t if t is None else t.contiguous() for t in tensors)

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops._norm import check_forward
-from ..ops.dropout import GROUP, rate
+from .._raw._norm import check_forward
+from .._raw.dropout import GROUP, rate
 from ._norm import INFINITY, SMALLER, block_of, deviation, drop_columns, load_row, warps_of
 from ._tables import on
 
@@ -138,7 +138,7 @@ def norm_forward(
     out_dtype: torch.dtype,
     dropout_p: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/norm_forward.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/norm_forward.py``."""
     check_forward(x, weight, bias, residual, seed, dropout_p, out_dtype)
     x, weight, bias, residual = (t if t is None else t.contiguous() for t in (x, weight, bias, residual))
     rows, columns = x.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..ops._blocks import NESTEROV
+from .._updates.state import NESTEROV
 from ._update import Rule
 
 FLAG_NESTEROV = tl.constexpr(NESTEROV)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.softmax_rows import check_backward, check_forward
+from .._raw.softmax_rows import check_backward, check_forward
 from ._norm import INFINITY, block_of, load_row, warps_of
 from ._tables import on
 
@@ -188,7 +188,7 @@ def softmax_rows(
     safe: bool = False,
     out_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/softmax_rows.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/softmax_rows.py``."""
     check_forward(x, mask, out_dtype)
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
@@ -205,7 +205,7 @@ def softmax_rows_backward(
     *,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The op for tensors that Triton can reach; see ``amp_kernels/ops/softmax_rows.py``."""
+    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/softmax_rows.py``."""
     check_backward(grad, of, statistics, mask)
     rows, columns = grad.shape
     out = torch.empty((rows, columns), dtype=out_dtype, device=grad.device)

@@ -84,7 +84,7 @@ def unscale_kernel(table, tensors, found_inf, inv_scale, TENSORS: tl.constexpr, 
 
 
 def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor | None, inv_scale: torch.Tensor) -> None:
-    """``amp_kernels::unscale_`` for tensors that Triton can reach; see ``amp_kernels/ops/unscale.py``."""
+    """``amp_kernels::unscale_`` for tensors that Triton can reach; see ``amp_kernels/_raw/unscale.py``."""
     device = grads[0].device
     entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads]
     programs = _tables.programs(device, PROGRAMS_PER_SM)

@@ -67,7 +67,7 @@ def update_scale_(
     skipped_steps: torch.Tensor | None = None,
     consecutive_skips: torch.Tensor | None = None,
 ) -> None:
-    """``amp_kernels::update_scale_`` for tensors that Triton can reach; see ``amp_kernels/ops/update_scale.py``."""
+    """``amp_kernels::update_scale_`` for tensors that Triton can reach; see ``amp_kernels/_raw/update_scale.py``."""
     bits = _tables.bits
     factors, bounds = (bits(growth_factor), bits(backoff_factor)), (bits(min_scale), bits(max_scale))
     row = (*factors, growth_interval, *bounds, hysteresis, int(consecutive), *(f.data_ptr() for f in found_infs))

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from ..optim._devices import at
+from .._dispatch.devices import at
 
 Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 

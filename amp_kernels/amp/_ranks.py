@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..distributed._agreement import Agreement
-from ..distributed._local import is_dtensor, local
+from .._dispatch.devices import largest_flag
+from .._dispatch.walks import identical
+from .._sharding.agreement import Agreement
+from .._sharding.local import is_dtensor, local
 from ..optim._base import FusedOptimizer
-from ..optim._devices import largest_flag
-from ..optim._walks import identical
 
 
 class TogetherWithRanks:

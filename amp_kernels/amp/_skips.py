@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..distributed._agreement import Agreement
-from ..distributed._local import local
-from ..ops import _lists
-from ..ops._capture import is_capturing
-from ..ops.check_and_norm import check_and_norm
-from ..optim._compiled import OneOpEach, Traced
-from ..optim._devices import at, largest_flag
+from .._checks import lists
+from .._dispatch.capture import is_capturing
+from .._dispatch.compiled import OneOpEach, Traced
+from .._dispatch.devices import at, largest_flag
+from .._raw.check_and_norm import check_and_norm
+from .._sharding.agreement import Agreement
+from .._sharding.local import local
 from ._readback import AsyncReader
 
 Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
@@ -28,7 +28,7 @@ class SkipTracking(OneOpEach):
 
     def _init_skips(self, max_consecutive_skips: int | None) -> None:
         if max_consecutive_skips is not None:
-            _lists.check_number("GradScaler", "max_consecutive_skips", max_consecutive_skips, 1)
+            lists.check_number("GradScaler", "max_consecutive_skips", max_consecutive_skips, 1)
         self._max_consecutive_skips = max_consecutive_skips
         self._init_skip_counts = (0, 0)
         self._start_tracking()
@@ -178,7 +178,7 @@ class SkipTracking(OneOpEach):
                     continue
                 grad = local(grad)
                 grad = grad._values() if grad.is_sparse else grad
-                grad = grad if _lists.is_dense(grad) else grad.contiguous()
+                grad = grad if lists.is_dense(grad) else grad.contiguous()
                 by_device.setdefault(grad.device, []).append((param, grad))
         for device, pairs in by_device.items():
             scale = at(grad_scale, device)
@@ -204,7 +204,7 @@ def _describe(nonfinite: Flags, together: Agreement | None) -> str:
         number = str(len(names))
     if not names:
         return "No gradient here was infinite or NaN in the last of them: the flag came from elsewhere."
-    return f"In the last of them {number} gradients were infinite or NaN: " + _lists.some(names, "; ")
+    return f"In the last of them {number} gradients were infinite or NaN: " + lists.some(names, "; ")
 
 
 def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..distributed._agreement import Agreement
-from ..distributed._local import is_dtensor, local, placed_as, summed
-from ..ops import _lists
-from ..ops.check_and_norm import op as check_and_norm
-from ..ops.unscale import op as unscale_
-from ..optim._devices import at, by_device
+from .._checks import lists
+from .._dispatch.devices import at, by_device
+from .._raw.check_and_norm import op as check_and_norm
+from .._raw.unscale import op as unscale_
+from .._sharding.agreement import Agreement
+from .._sharding.local import is_dtensor, local, placed_as, summed
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a sum in float32 would cost float64 its precision
 _DEVICES = ("cpu", "cuda")
@@ -149,7 +149,7 @@ def clip(
     pieces = [local(placed_as(param.grad, param)) if is_dtensor(param) else param.grad for param, _ in counted]
     written = by_device([local(param.grad) for param, _ in counted])  # a factor goes into summands just as well
     # What two gradients share is scaled twice by torch, one after the other; one pass would do both at once.
-    if not _fusible(pieces, norm_type, agreement) or any(map(_lists.overlap, written.values())):
+    if not _fusible(pieces, norm_type, agreement) or any(map(lists.overlap, written.values())):
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
@@ -168,7 +168,7 @@ def _fusible(tensors: Sequence[Tensor], norm_type: float, agreement: Agreement) 
             and tensor.dtype in _DTYPES
             and tensor.device.type in _DEVICES
             and tensor.layout is torch.strided
-            and _lists.is_dense(tensor)
+            and lists.is_dense(tensor)
             for tensor in tensors
         )
     )

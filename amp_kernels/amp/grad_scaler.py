@@ -18,15 +18,15 @@ from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from .._checks import lists
+from .._dispatch.compiled import one_op
+from .._dispatch.devices import Copies, at, by_device, largest_flag
 from .._dispatch.switch import is_enabled
-from ..distributed._zero import inner_optimizer
-from ..ops import _lists
-from ..ops.check_and_norm import check_and_norm
-from ..ops.unscale import unscale_
-from ..ops.update_scale import update_scale_
+from .._raw.check_and_norm import check_and_norm
+from .._raw.unscale import unscale_
+from .._raw.update_scale import update_scale_
+from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
-from ..optim._compiled import one_op
-from ..optim._devices import Copies, at, by_device, largest_flag
 from ._abandoned import AbandonedIterations
 from ._ranks import TogetherWithRanks, has_foreign, local_grads
 from ._skips import SkipTracking, stepped_flags
@@ -111,7 +111,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
-        check = _lists.check_number
+        check = lists.check_number
         if enabled:  # torch's own checks: some versions let NaN pass, some fail on it without a word
             check("GradScaler", "growth_factor", growth_factor)
             check("GradScaler", "backoff_factor", backoff_factor)
@@ -181,7 +181,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         inverse, flags = Copies(inv_scale), Copies(found_inf)
         with torch.no_grad():
             for device, tensors in by_device(local_grads(optimizer)).items():
-                dense = [tensor if _lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
+                dense = [tensor if lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
                 unscale_(dense, flags.get(device), inverse.get(device))
                 for tensor, copy in zip(tensors, dense, strict=True):
                     if copy is not tensor:
@@ -211,7 +211,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             ValueError: ``max_norm`` is negative or NaN, or gradients of an optimizer that is not fused are float16.
         """
         if max_norm is not None:
-            _lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
+            lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
         if self._enabled:
             if "closure" in kwargs or any(callable(arg) for arg in args):
                 raise RuntimeError(_CLOSURE)
@@ -299,7 +299,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             return super()._check_inf_per_device(optimizer)
         agreement = self._agreement(optimizer)
         scales = Copies(self._scale if grad_scale is None else grad_scale)
-        dense = [grad if _lists.is_dense(grad) else grad.contiguous() for grad in grads]
+        dense = [grad if lists.is_dense(grad) else grad.contiguous() for grad in grads]
         found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
         state["found_inf_per_device"] = self._agreed(agreement, found) or self._clean()
         return state["found_inf_per_device"]
@@ -335,7 +335,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED) if self._taken else {}
         if new_scale is not None:
             if not isinstance(new_scale, Tensor):
-                _lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
+                lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
                 new_scale = float(new_scale)
             elif new_scale.numel() == 1:
                 new_scale = new_scale.reshape(())  # torch accepts shape [1], and then fails to copy it

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ops import _lists
-from ..ops._capture import capture, rehearsal
+from .._checks import lists
+from .._dispatch.capture import capture, rehearsal
+from .._dispatch.walks import identical
 from ..optim._base import FusedOptimizer
-from ..optim._walks import identical
 from .grad_scaler import GradScaler
 
 
@@ -101,7 +101,7 @@ class GraphedStep:
             )
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise TypeError(f"graph_step: scaler is a {type(scaler).__name__}; accepted: None, amp_kernels.GradScaler")
-        _lists.check_number("graph_step", "warmup", warmup, 2)
+        lists.check_number("graph_step", "warmup", warmup, 2)
         self._step_fn, self._warmup = step_fn, warmup
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._rates: list[Tensor] = []
@@ -178,7 +178,7 @@ class GraphedStep:
             return
         own, known = self._inputs
         if spec != known or any(_what(a) != _what(b) for a, b in zip(own, values, strict=True)):
-            found, wanted = (", ".join(map(_lists.describe, tensors)) or "nothing" for tensors in (values, own))
+            found, wanted = (", ".join(map(lists.describe, tensors)) or "nothing" for tensors in (values, own))
             raise ValueError(f"graph_step: the inputs are {found}; accepted: those of the first call, {wanted}")
         for static, value in zip(own, values, strict=True):
             static.copy_(value, non_blocking=True)
@@ -236,7 +236,7 @@ class GraphedStep:
         if params:
             named = [names.get(id(param), f"one of shape {list(param.shape)}") for param in params]
             raise ValueError(
-                f"graph_step: parameters have no gradient in the step: {_lists.some(named)}; accepted: a gradient "
+                f"graph_step: parameters have no gradient in the step: {lists.some(named)}; accepted: a gradient "
                 "for each, or requires_grad=False"
             )
         before.keep_state()

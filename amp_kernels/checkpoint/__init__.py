@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..ops import _lists
+from .._checks import lists
 from . import _folder, _state
 from ._file import map_tensors, on_host, read, write
 from ._folder import latest
@@ -88,7 +88,7 @@ def save(
         <All keys matched successfully>
     """
     if keep is not None:
-        _lists.check_number("checkpoint.save", "keep", keep, 1)
+        lists.check_number("checkpoint.save", "keep", keep, 1)
     wait()
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "data": data}
     with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._master import join_master
+from .._raw._split_master import join_master
 from ..optim._base import FusedOptimizer
 from ._file import Lazy, map_tensors, plain
 

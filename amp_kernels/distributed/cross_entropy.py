@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ops import cross_entropy_rows
-from ..ops._gemm import OUTPUT_DTYPES, check_tensor
+from .._checks.operands import OUTPUT_DTYPES, check_tensor
+from .._raw import cross_entropy_rows
+from .._sharding.local import is_dtensor, local
 from ..ops.cross_entropy import Options, check_options, denominator, once, reduced, row_factors
-from ._local import is_dtensor, local
 
 _OP = "vocab_parallel_cross_entropy"
 _IGNORED = -1  # of the raw op: such rows have loss and gradient zero

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from ..ops._blocks import state_layout, view_like
-from ._local import is_dtensor
+from .._sharding.local import is_dtensor
+from .._updates.state import state_layout, view_like
 
 FIRST_BUCKET_BYTES = 2**20  # small, as DistributedDataParallel's: communication begins sooner
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from .._dispatch.dtensor import is_dtensor
+from .._checks.modules import check_module
+from .._sharding.dtensor import is_dtensor
 from . import activation, conv1d, copied_norm, fused
-from ._check import check_module
 from ._derived import base_of, derived
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding

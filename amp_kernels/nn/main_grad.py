@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._checks.modules import check_module
+from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES
 from ..ops import _main_grad
-from ..ops._gemm import OPERAND_DTYPES, OUTPUT_DTYPES
-from ._check import check_module
 from .embedding import Embedding
 from .linear import Linear
 

@@ -7,11 +7,11 @@ from collections import Counter
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._checks.operands import OPERAND_DTYPES
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import PLAIN
-from ..ops._gemm import OPERAND_DTYPES
+from .._raw.gemm import gemm_op
 from ..ops._products import added_product, gemm_options
-from ..ops.gemm import gemm_op
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import torch
 
-from ..ops._lists import HALF_DTYPES, names
-from ._check import check_module
+from .._checks.lists import HALF_DTYPES, names
+from .._checks.modules import check_module
 from .norm import LayerNorm, RMSNorm
 
 Model = TypeVar("Model", bound=torch.nn.Module)

@@ -7,7 +7,7 @@ Examples:
     ...     model(torch.ones(1, 2)).sum().backward()
 """
 
-from ..ops.exponent_histogram import exponent_histogram
+from .._raw.exponent_histogram import exponent_histogram
 from .comparison import Outcome, Parity, Run, parity
 from .histogram import GradientHistogram
 from .monitor import StepMonitor

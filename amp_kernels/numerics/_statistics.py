@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed._local import local
-from ..ops import _lists
-from ..ops.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, NAN_BIN
+from .._checks import lists
+from .._raw.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, NAN_BIN
+from .._sharding.local import local
 
 #: FP16 rounds what is below 2^-25 to zero; its smallest subnormal is 2^-24, its smallest normal number 2^-14.
 FLUSHED_BELOW, SUBNORMAL_BELOW = -25, -14
@@ -75,5 +75,5 @@ def values_of(tensor: Tensor) -> Tensor:
     they know."""
     values = local(tensor.detach())
     values = values.coalesce()._values() if values.is_sparse else values
-    values = values if values.dtype in _lists.FLOATS else values.float()  # 8-bit formats
-    return values if _lists.is_dense(values) else values.contiguous()
+    values = values if values.dtype in lists.FLOATS else values.float()  # 8-bit formats
+    return values if lists.is_dense(values) else values.contiguous()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from .._checks import lists
 from ..amp import GradScaler
-from ..ops import _lists
 
 PRECISIONS = {
     "fp32": torch.float32,
@@ -216,8 +216,8 @@ def parity(
     unknown = [precision for precision in precisions if precision not in PRECISIONS]
     if unknown:
         raise ValueError(f"parity: precisions has {unknown[0]!r}; accepted: {', '.join(PRECISIONS)}")
-    _lists.check_number("parity", "seeds", seeds, 2)
-    _lists.check_number("parity", "factor", factor, 0.0)
+    lists.check_number("parity", "seeds", seeds, 2)
+    lists.check_number("parity", "factor", factor, 0.0)
     outcomes = []
     for seed in range(seeds):
         for precision in dict.fromkeys(("fp32", *precisions)):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import _lists
-from ..ops.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
+from .._checks import lists
+from .._raw.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 from . import _svg
 from ._hooks import TensorHooks
 from ._statistics import FLUSHED_BELOW, FP16_MAX, SUBNORMAL_BELOW, flushed_share, shifted, values_of
@@ -114,7 +114,7 @@ class GradientHistogram:
 
     def flushed_share(self, of: str = "", *, scale: float) -> float:
         """Of the values that are not zero, what share FP16 rounds to zero at this loss scale (below ``2**-25``)."""
-        _lists.check_number("GradientHistogram.flushed_share", "scale", scale, math.ulp(0.0))
+        lists.check_number("GradientHistogram.flushed_share", "scale", scale, math.ulp(0.0))
         return flushed_share(self.counts(of), scale)
 
     def advise(self, tolerance: float = 1e-3) -> tuple[float, float]:
@@ -128,7 +128,7 @@ class GradientHistogram:
             finite gradient is below FP16's maximum. Where ``low > high`` no scale does both. ``(1.0, inf)`` if there was
             nothing but zeros.
         """
-        _lists.check_number("GradientHistogram.advise", "tolerance", tolerance, 0.0, 1.0)
+        lists.check_number("GradientHistogram.advise", "tolerance", tolerance, 0.0, 1.0)
         counts = self.counts()
         numbers = counts[1:INFINITY_BIN]
         if not numbers.sum():

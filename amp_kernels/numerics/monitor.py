@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .._checks import lists
+from .._dispatch.devices import at
+from .._raw.check_and_norm import check_and_norm
+from .._raw.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
 from ..amp._readback import AsyncReader
-from ..ops import _lists
-from ..ops.check_and_norm import check_and_norm
-from ..ops.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
 from ..optim._base import FusedOptimizer
-from ..optim._devices import at
 from . import _svg
 from ._statistics import FLUSHED_BELOW, shifted, values_of
 
@@ -89,7 +89,7 @@ class StepMonitor:
         tensorboard: str | Path | None = None,
         show: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
-        _lists.check_number("StepMonitor", "every", every, 0)
+        lists.check_number("StepMonitor", "every", every, 0)
         self._optimizer, self._scaler, self._every, self._show = optimizer, scaler, every, show
         self._report = None if report is None else Path(report)
         self._lines = None if jsonl is None else Path(jsonl).open("a")  # noqa: SIM115 - until close(); a resumed run goes on

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..ops import _lists
-from ..ops.exponent_histogram import INFINITY_BIN, exponent_histogram
+from .._checks import lists
+from .._raw.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ._every_op import EveryOp
 from ._hooks import TensorHooks
 from ._statistics import Statistics, values_of
@@ -118,7 +118,7 @@ class find_nonfinite:
             raise TypeError(f"find_nonfinite: model is a {type(model).__name__}; accepted: a torch.nn.Module")
         if on_detect not in ("raise", "warn"):
             raise ValueError(f"find_nonfinite: on_detect is {on_detect!r}; accepted: 'raise' and 'warn'")
-        _lists.check_number("find_nonfinite", "patience", patience, 1)
+        lists.check_number("find_nonfinite", "patience", patience, 1)
         self._model, self._scaler, self._patience, self._on_detect = model, scaler, patience, on_detect
         self._every_op = EveryOp(self._before_operation, self._after_operation) if ops else None
         self._handles: list[Any] = []

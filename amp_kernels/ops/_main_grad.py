@@ -29,7 +29,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .gemm import gemm_accumulate_op
+from .._raw.gemm import gemm_accumulate_op
 
 #: ``add_to(main, fresh)`` adds a gradient to ``main``; ``fresh``: overwrites what is there.
 AddTo = Callable[[Tensor, bool], None]

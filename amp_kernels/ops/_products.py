@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import torch
 from torch.autograd import forward_ad
 
+from .._checks.lists import FLOATS, names
+from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
-from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
-from ._lists import FLOATS, names
-from .gemm import gemm_op
+from .._raw.gemm import gemm_op
 
 
 def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.Tensor) -> torch.dtype:

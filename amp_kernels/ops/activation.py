@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks.lists import FLOATS
+from .._checks.operands import ACTIVATIONS
 from .._dispatch import autocast
-from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, decompose_batches, define
-from . import activation_backward, activation_forward
-from ._gemm import ACTIVATIONS
-from ._lists import FLOATS
+from .._raw import activation_backward, activation_forward
+from .._sharding.dtensor import by_rows, is_dtensor
 from ._products import is_dense, under_transform
 from .linear import gradient_dtype
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import torch
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tensor
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
-from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tensor
-from ._lists import FLOATS
 from ._products import (
     add_gradient,
     added_product,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from .._checks import lists
+from .._checks.operands import OUTPUT_DTYPES
 from .._dispatch import nodes
 from .._dispatch.library import PLAIN, Sample, define
-from . import _lists
-from ._gemm import OUTPUT_DTYPES
-from ._stochastic import round_stochastic, rounding_bits
+from .._raw._stochastic import round_stochastic, rounding_bits
 
 
 def _reference(
@@ -23,7 +23,7 @@ def _reference(
         else:
             count = torch.zeros((), device=source.device) if step is None else step.reshape(())
             random = rounding_bits(seed, count, index, source.numel())
-            _lists.flat(destination).copy_(round_stochastic(_lists.flat(source).float(), destination.dtype, random))
+            lists.flat(destination).copy_(round_stochastic(lists.flat(source).float(), destination.dtype, random))
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -73,14 +73,14 @@ def _plainly_right(destinations: Sequence[Tensor], sources: Sequence[Tensor]) ->
 
 def _check(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     for name, tensors in (("destinations", destinations), ("sources", sources)):
-        _lists.check_list("cast_", name, tensors, OUTPUT_DTYPES)
+        lists.check_list("cast_", name, tensors, OUTPUT_DTYPES)
     if len(sources) != len(destinations):
         raise ValueError(f"cast_: there are {len(destinations)} destinations and {len(sources)} sources")
     for i, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
-        if source.shape != destination.shape or not _lists.same_order(source, destination):
+        if source.shape != destination.shape or not lists.same_order(source, destination):
             raise ValueError(
-                f"cast_: destinations[{i}] is {_lists.describe(destination)} and sources[{i}] "
-                f"{_lists.describe(source)}; accepted: one shape and the same strides"
+                f"cast_: destinations[{i}] is {lists.describe(destination)} and sources[{i}] "
+                f"{lists.describe(source)}; accepted: one shape and the same strides"
             )
     if sources[0].device != destinations[0].device:
         raise ValueError(
@@ -126,15 +126,15 @@ def cast_(
     sources = sources if isinstance(sources, Tensor) else list(sources)
     if not _plainly_right(destinations, sources):
         _check(destinations, sources)
-    shared = _lists.overlap(destinations, sources)
+    shared = lists.overlap(destinations, sources)
     if shared is not None:
         i, j = shared
         other = f"destinations[{j}]" if j < len(destinations) else f"sources[{j - len(destinations)}]"
         raise ValueError(f"cast_: destinations[{i}] and {other} share memory; accepted: destinations of their own")
     if seed is not None:
-        _lists.check_number("cast_", "seed", seed, 0, 2**63 - 1)
+        lists.check_number("cast_", "seed", seed, 0, 2**63 - 1)
     if step is not None:
         if seed is None:
             raise ValueError("cast_: step was given without seed, and only stochastic rounding reads it")
-        _lists.check_scalar("cast_", "step", step, destinations[0].device)
+        lists.check_scalar("cast_", "step", step, destinations[0].device)
     op(destinations, sources, seed=seed, step=step)

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks.lists import FLOATS, is_dense, names
+from .._checks.operands import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
-from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
-from . import cross_entropy_rows, unscale
-from ._gemm import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
-from ._lists import FLOATS, is_dense, names
+from .._raw import cross_entropy_rows, unscale
+from .._sharding.dtensor import is_dtensor
 from ._products import reshaped, under_transform
 
 REDUCTIONS = ("mean", "sum", "none")

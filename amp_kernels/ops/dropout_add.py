@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define
-from . import dropout
-from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
-from ._lists import FLOATS
-from ._norm import check_like, check_rate
+from .._raw import dropout
+from .._raw._norm import check_like, check_rate
 from ._products import under_transform
 from .linear import gradient_dtype
 

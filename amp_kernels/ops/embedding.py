@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
 from .._dispatch import autocast
-from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, decompose_batches, define
-from . import _main_grad, embedding_accumulate
-from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
-from ._lists import FLOATS
+from .._raw import embedding_accumulate
+from .._sharding.dtensor import by_rows, is_dtensor
+from . import _main_grad
 from ._products import is_dense, under_transform
 from .linear import gradient_dtype
 

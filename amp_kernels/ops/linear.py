@@ -19,13 +19,8 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from .._dispatch import autocast, nodes
-from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.dtensor import is_dtensor, of_weight
-from .._dispatch.library import Sample, define
-from . import _main_grad, activation_backward
-from ._column_sums import column_sums
-from ._gemm import (
+from .._checks.lists import FLOATS
+from .._checks.operands import (
     ACTIVATIONS,
     GATED,
     OPERAND_DTYPES,
@@ -36,7 +31,14 @@ from ._gemm import (
     check_tensor,
     readable_bias,
 )
-from ._lists import FLOATS
+from .._dispatch import autocast, nodes
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
+from .._raw import activation_backward
+from .._raw._column_sums import column_sums
+from .._raw.gemm import gemm_op
+from .._sharding.dtensor import is_dtensor, of_weight
+from . import _main_grad
 from ._products import (
     add_gradient,
     cast,
@@ -51,7 +53,6 @@ from ._products import (
     working_dtype,
 )
 from ._shadows import fresh_shadow, shadows_exist
-from .gemm import gemm_op
 
 
 class _Linear(torch.autograd.Function):

@@ -22,13 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OPERAND_DTYPES, check_bias, check_same_device, readable_bias
 from .._dispatch import autocast
-from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
-from . import _main_grad, cross_entropy_rows
-from ._column_sums import column_sums
-from ._gemm import OPERAND_DTYPES, check_bias, check_same_device, readable_bias
-from ._lists import FLOATS
+from .._raw import cross_entropy_rows
+from .._raw._column_sums import column_sums
+from .._raw.gemm import gemm_accumulate_op, gemm_op
+from .._sharding.dtensor import is_dtensor
+from . import _main_grad
 from ._products import cast, gemm_options, reshaped, under_transform, working_dtype
 from ._shadows import fresh_shadow
 from .cross_entropy import (
@@ -43,7 +45,6 @@ from .cross_entropy import (
     row_factors,
     scaled,
 )
-from .gemm import gemm_accumulate_op, gemm_op
 from .linear import check_shadow, gradient_dtype
 
 

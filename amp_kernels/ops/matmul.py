@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 import torch
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.dtensor import is_dtensor
 from .._dispatch.library import Sample, define
-from ._gemm import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
-from ._lists import FLOATS
+from .._sharding.dtensor import is_dtensor
 from ._products import (
     Matmul,
     cast,

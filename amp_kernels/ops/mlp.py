@@ -16,13 +16,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from .._dispatch import autocast
-from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.dtensor import is_dtensor
-from .._dispatch.library import Sample, define
-from . import _main_grad, activation_backward
-from ._column_sums import column_sums
-from ._gemm import (
+from .._checks.lists import FLOATS
+from .._checks.operands import (
     ACTIVATIONS,
     GATED,
     OPERAND_DTYPES,
@@ -33,7 +28,14 @@ from ._gemm import (
     check_same_device,
     readable_bias,
 )
-from ._lists import FLOATS
+from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
+from .._raw import activation_backward
+from .._raw._column_sums import column_sums
+from .._raw.gemm import gemm_dact_op, gemm_op
+from .._sharding.dtensor import is_dtensor
+from . import _main_grad
 from ._products import (
     add_gradient,
     cast,
@@ -46,7 +48,6 @@ from ._products import (
     working_dtype,
 )
 from ._shadows import fresh_shadow
-from .gemm import gemm_dact_op, gemm_op
 from .linear import check_shadow, gradient_dtype, linear, weight_gradient
 
 

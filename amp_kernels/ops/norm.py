@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
-from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, define
-from . import dropout, norm_backward, norm_forward
-from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
-from ._lists import FLOATS
-from ._norm import check_like, check_rate
+from .._raw import dropout, norm_backward, norm_forward
+from .._raw._norm import check_like, check_rate
+from .._sharding.dtensor import by_rows, is_dtensor
 from ._products import cast, is_dense, reshaped, under_transform
 from .dropout_add import Dropout
 from .linear import gradient_dtype

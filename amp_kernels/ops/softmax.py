@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .._checks.lists import FLOATS
+from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
-from .._dispatch.dtensor import by_rows, is_dtensor
 from .._dispatch.library import Sample, define
-from . import softmax_rows
-from ._gemm import OUTPUT_DTYPES, check_same_device, check_tensor
-from ._lists import FLOATS
+from .._raw import softmax_rows
+from .._sharding.dtensor import by_rows, is_dtensor
 from ._products import is_dense, reshaped, under_transform
 
 

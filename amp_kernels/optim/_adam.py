@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ops._blocks import COUPLED_DECAY
-from ..ops.adamw import adamw_
+from .._updates.adamw import adamw_
+from .._updates.state import COUPLED_DECAY
 from ._base import FusedOptimizer
 
 

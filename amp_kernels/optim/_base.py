@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._checks import lists
 from .._dispatch import policy
-from ..distributed._agreement import shard_number
-from ..distributed._local import is_dtensor, local, placed_as
-from ..ops import _lists
-from ..ops._blocks import GRADS, PARAMS
-from ..ops._capture import is_capturing
+from .._dispatch.capture import is_capturing
+from .._dispatch.compiled import Traced, one_op
+from .._dispatch.devices import at, largest_flag
+from .._raw.check_and_norm import op as check_and_norm
+from .._sharding.agreement import shard_number
+from .._sharding.local import is_dtensor, local, placed_as
+from .._updates.state import GRADS, PARAMS
 from ..ops._shadows import ShadowList
-from ..ops.check_and_norm import op as check_and_norm
 from ._cached_step import CachedStep, Launch, addressable
-from ._compiled import Traced, one_op
-from ._devices import at, largest_flag
 from ._hooks import hooked_if_watched
 from ._hyper_parameters import HyperParameters
 from ._measure import StepRequest
@@ -86,7 +86,7 @@ class FusedOptimizer(PackedNumbers):
     def _check_param(self, label: str, param: Tensor) -> None:
         """Raise unless the kernels can update it."""
         if param.dtype not in PARAMS:
-            raise TypeError(f"{label} is {param.dtype}; accepted: {_lists.names(PARAMS)}")
+            raise TypeError(f"{label} is {param.dtype}; accepted: {lists.names(PARAMS)}")
         if param.layout is not torch.strided:
             raise TypeError(f"{label} has layout {param.layout}; accepted: torch.strided (dense)")
         if is_dtensor(param):
@@ -102,9 +102,9 @@ class FusedOptimizer(PackedNumbers):
                 f"{label} is a {type(param).__name__}; accepted: plain tensors and DTensors "
                 f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
             )
-        if param.requires_grad and not is_lazy(param) and not _lists.is_dense(local(param)):
+        if param.requires_grad and not is_lazy(param) and not lists.is_dense(local(param)):
             raise ValueError(
-                f"{label} is {_lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
+                f"{label} is {lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
                 "accepted: any order of dimensions that covers its memory once"
             )
 
@@ -195,24 +195,24 @@ class FusedOptimizer(PackedNumbers):
         if grad.dtype not in GRADS:
             raise TypeError(
                 f"{self._name}: the gradient of a {param.dtype} parameter is {grad.dtype}; "
-                f"accepted: {_lists.names(GRADS)}"
+                f"accepted: {lists.names(GRADS)}"
             )
         if is_traceable_wrapper_subclass(grad):
             raise TypeError(f"{self._name}: a gradient is a {type(grad).__name__}; accepted: plain tensors")
         if self.zero_grads and torch._debug_has_internal_overlap(grad) == 1:
             raise ValueError(
-                f"{self._name}: a gradient is {_lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "
+                f"{self._name}: a gradient is {lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "
                 "write it"
             )
-        if _lists.same_order(param, grad):
+        if lists.same_order(param, grad):
             return grad
         if not getattr(self, "_warned_strides", False):
             self._warned_strides = True
             logger.warning(
                 "%s copies gradients whose strides differ from their parameter's, first %s for %s",
                 self._name,
-                _lists.describe(grad),
-                _lists.describe(param),
+                lists.describe(grad),
+                lists.describe(param),
             )
         return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from .._dispatch import nodes
-from ..distributed._local import is_dtensor, local_tensor, spec
-from ..ops._blocks import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
+from .._dispatch.walks import bump_versions, identical
+from .._sharding.local import is_dtensor, local_tensor, spec
+from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ._state import DeviceBatch
-from ._walks import bump_versions, identical
 
 _grad = operator.attrgetter("grad")
 _TORCHS_OWN = (torch.nn.Parameter, Tensor)
@@ -123,7 +123,7 @@ def _kind(param: Tensor) -> type[_Chunk] | type[_PlainChunk]:
 
 
 class TensorTable:
-    """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels.ops._blocks`."""
+    """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels._updates.state`."""
 
     def __init__(self, batch: DeviceBatch, grads: list[Tensor]):
         pieces = batch.pieces

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..distributed._local import like, local, local_value
-from ..ops import _lists
-from ..ops._blocks import state_layout, view_like
-from ..ops._lists import HALF_DTYPES
-from ..ops._master import join_master, split_master
-from ..ops._update import RULES, UpdateOp
+from .._checks import lists
+from .._checks.lists import HALF_DTYPES
+from .._dispatch.compiled import Traced
+from .._raw._split_master import join_master, split_master
+from .._sharding.local import like, local, local_value
+from .._updates.op import RULES, UpdateOp
+from .._updates.state import state_layout, view_like
 from ._cached_step import CachedStep
-from ._compiled import Traced
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
 from ._state import Block, Place, ShownState, signature
@@ -72,9 +72,9 @@ class BlockedState(CheckedGroups):
         sets: dict[tuple, tuple[dict, list[tuple[Tensor, Tensor, dict]]]] = {}
         for group, param, values in entries:
             piece = local(param)
-            if not _lists.is_dense(piece):
+            if not lists.is_dense(piece):
                 raise ValueError(
-                    f"{self._name}: a parameter is {_lists.describe(piece)}, which leaves gaps in memory or overlaps "
+                    f"{self._name}: a parameter is {lists.describe(piece)}, which leaves gaps in memory or overlaps "
                     "itself; accepted: any order of dimensions that covers its memory once"
                 )
             names, averaged = self._wanted(group, values)
@@ -318,7 +318,7 @@ class BlockedState(CheckedGroups):
             if group.get("max_grad_norm") == 0:  # Apex, which keeps it in its groups: no clipping
                 group["max_grad_norm"] = None
             if group.get("max_grad_norm") is not None:
-                _lists.check_number(self._name, "max_grad_norm", group["max_grad_norm"], 0.0)
+                lists.check_number(self._name, "max_grad_norm", group["max_grad_norm"], 0.0)
         max_grad_norm = self._common("max_grad_norm", groups)
         for group in groups:
             group.pop("max_grad_norm", None)

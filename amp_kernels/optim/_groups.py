@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compiled import OneOpEach
+from .._dispatch.compiled import OneOpEach
 from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.

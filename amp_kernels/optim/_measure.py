@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..distributed._agreement import Agreement
-from ..distributed._local import local
-from ..ops.check_and_norm import of_table as check_and_norm_of_table
-from ..ops.check_and_norm import op as check_and_norm
+from .._dispatch.devices import at, largest_flag
+from .._dispatch.walks import identical
+from .._raw.check_and_norm import of_table as check_and_norm_of_table
+from .._raw.check_and_norm import op as check_and_norm
+from .._sharding.agreement import Agreement
+from .._sharding.local import local
 from ._cached_step import Launch
 from ._checkpoint import BlockedState
-from ._devices import at, largest_flag
-from ._walks import identical
 
 
 @dataclass

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..ops import _lists
-from ..ops._blocks import MAX_SEED
-from ..ops._lists import HALF_DTYPES
+from .._checks import lists
+from .._checks.lists import HALF_DTYPES
+from .._updates.state import MAX_SEED
 
 
 class MixedPrecision(TypedDict, total=False):
@@ -124,7 +124,7 @@ def complete(optimizer: str, options: MixedPrecision) -> MixedPrecision:
             wanted = ", ".join(map(repr, accepted)).replace("torch.", "")
             raise ValueError(f"{optimizer}: {name} is {options[name]!r}; accepted: {wanted}")
     if options["max_grad_norm"] is not None:
-        _lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
+        lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
     check_group_options(optimizer, options)
     return options
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._blocks import MAXIMIZE, STOCHASTIC
-from ._devices import at
+from .._dispatch.devices import at
+from .._updates.state import MAXIMIZE, STOCHASTIC
 from ._hyper_parameters import HyperParameters
 from ._measure import MeasuredStep
 

@@ -1,6 +1,6 @@
 """Where optimizer state lives: flat buffers per block, and views of them per parameter.
 
-A block's layout and what the update ops read of it: :mod:`amp_kernels.ops._blocks`.
+A block's layout and what the update ops read of it: :mod:`amp_kernels._updates.state`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..distributed._local import is_dtensor, local
-from ..ops._blocks import view_like
+from .._dispatch.walks import note_versions, same_versions
+from .._dispatch.walks import versions as versions_of
+from .._sharding.local import is_dtensor, local
+from .._updates.state import view_like
 from ..ops._shadows import ShadowList, refresh_shadow
 from ._hyper_parameters import HyperParameters
-from ._walks import note_versions, same_versions
-from ._walks import versions as versions_of
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
-from ..ops.lamb import lamb_
+from .._updates.lamb import lamb_
+from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from ._base import Update
 from ._cached_step import Launch
 from ._options import MixedPrecision, takes_options

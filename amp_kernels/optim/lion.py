@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops.lion import lion_
+from .._updates.lion import lion_
 from ._options import MixedPrecision, takes_options
 from ._standalone import StandaloneOptimizer
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops import _lists
-from ..ops._blocks import NESTEROV
-from ..ops._master import join_master
-from ..ops.sgd import sgd_
+from .._checks import lists
+from .._raw._split_master import join_master
+from .._updates.sgd import sgd_
+from .._updates.state import NESTEROV
 from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
 
@@ -74,7 +74,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        _lists.check_number(self._name, "dampening", group["dampening"])
+        lists.check_number(self._name, "dampening", group["dampening"])
         if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
 

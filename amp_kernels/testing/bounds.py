@@ -29,8 +29,8 @@ import math
 
 import torch
 
+from .._checks.operands import ACTIVATIONS, GATED, halves
 from .._dispatch import cpu_isa
-from ..ops._gemm import ACTIVATIONS, GATED, halves
 
 #: Half an ulp relative to the result, and half the smallest subnormal.
 UNIT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}

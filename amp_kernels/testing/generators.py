@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..ops._lists import HALF_DTYPES as HALF_DTYPES
+from .._checks.lists import HALF_DTYPES as HALF_DTYPES
 from .poison import embed
 
 #: Sizes around the edges of tiles and vectors, with nothing and with one element.

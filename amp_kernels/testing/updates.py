@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from .._checks.lists import flat
 from .._dispatch.library import Op
-from ..ops._lists import flat
-from ..ops._master import join_master
-from ..ops._samples import Blocks, Kind
-from ..ops._update import RULES
+from .._raw._split_master import join_master
+from .._updates.op import RULES
+from .._updates.samples import Blocks, Kind
 
 _F16, _BF16, _F32 = torch.float16, torch.bfloat16, torch.float32
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_kernels.ops.activation_backward import activation_backward
+from amp_kernels._raw.activation_backward import activation_backward
 
 from .. import ours
 from ..harness import Case, Scope

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels.testing.updates import draw
 
 from .. import lists, ours

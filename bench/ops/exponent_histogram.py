@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_kernels.ops.exponent_histogram import exponent_histogram, op
+from amp_kernels._raw.exponent_histogram import exponent_histogram, op
 from amp_kernels.testing.updates import draw
 
 from .. import lists, ours

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_
 
 from .. import ours
 from ..gemm_shapes import CPU, CUDA, QUICK, Shape

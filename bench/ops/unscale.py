@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_kernels.ops.unscale import unscale_
+from amp_kernels._raw.unscale import unscale_
 from amp_kernels.testing.updates import draw
 
 from .. import lists, ours

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_kernels.ops.update_scale import update_scale_
+from amp_kernels._raw.update_scale import update_scale_
 
 from .. import ours
 from ..harness import Call, Case, Scope

@@ -13,7 +13,7 @@
 
 namespace ak {
 
-// As amp_kernels/ops/_blocks.py has them. dtypes are torch's codes (ScalarType).
+// As amp_kernels/_updates/state.py has them. dtypes are torch's codes (ScalarType).
 struct TableRow {
   int64_t param, grad, numel, param_dtype, grad_dtype;
   int64_t block, offset, slot, group, index;

@@ -1,4 +1,4 @@
-// What all updates share on every device: their arguments (blocks of flat state, see amp_kernels/ops/_blocks.py), the
+// What all updates share on every device: their arguments (blocks of flat state, see amp_kernels/_updates/state.py), the
 // checks that keep each access of an update inside its tensor, and the registration of a rule's ops.
 #pragma once
 
@@ -81,7 +81,7 @@ void update_table_op(const Tensor& table, const TensorList& moments, const Tenso
                        sum_sq,      options, ema_decay, flags, max_norm,      seed});
 }
 
-// Half a step of a rule that needs norms of whole tensors, where these are pieces (UpdateOp.half in ops/_update.py).
+// Half a step of a rule that needs norms of whole tensors, where these are pieces (UpdateOp.half in _updates/op.py).
 template <typename Rule, auto step>
 void update_half_op(const TensorList& params, const TensorList& grads, const TensorList& moments,
                     const TensorList& steps, const TensorList& masters, const TensorList& shadows,

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
+from amp_kernels._raw.check_and_norm import check_and_norm
+from amp_kernels._raw.unscale import unscale_
 from amp_kernels.amp import GradScaler
-from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.unscale import unscale_
 from amp_kernels.optim import SGD, AdamW
 
 

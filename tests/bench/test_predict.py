@@ -10,8 +10,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.update_scale import update_scale_
+from amp_kernels._raw.check_and_norm import check_and_norm
+from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels.testing.emulator import launches
 from bench import measured, predict, predict_page, tiles
 from bench.gemm_shapes import Shape

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
-from amp_kernels.distributed._local import local
+from amp_kernels._sharding.local import local
 from amp_kernels.testing.ranks import Failure
 
 from .worlds import LAYOUTS, give, make_model, states, whole

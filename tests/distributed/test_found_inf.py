@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from amp_kernels.ops.check_and_norm import check_and_norm
+from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels.optim import LAMB, SGD, AdamW, Lion
 
 WORLD = 2

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import amp_kernels as ak
-from amp_kernels.distributed._local import local
+from amp_kernels._sharding.local import local
 
 from .test_optimizers import BAD, WORLDS
 from .worlds import compare, difference, everyone, make_model

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import amp_kernels as ak
-from amp_kernels.distributed._local import local
+from amp_kernels._sharding.local import local
 
 from .worlds import LAYOUTS, compare, everyone, give, make_model, whole
 

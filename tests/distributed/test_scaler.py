@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import amp_kernels as ak
-from amp_kernels.distributed._local import local
+from amp_kernels._sharding.local import local
 
 from .worlds import LAYOUTS, difference, everyone, give, make_model, whole, without_sync
 

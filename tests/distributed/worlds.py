@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import amp_kernels as ak
-from amp_kernels.distributed._local import local
+from amp_kernels._sharding.local import local
 
 SCALE = 64.0
 

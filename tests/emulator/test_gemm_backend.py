@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.emulator import Launch, launches
 

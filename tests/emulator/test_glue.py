@@ -11,12 +11,12 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._raw.activation_backward import activation_backward
+from amp_kernels._raw.check_and_norm import check_and_norm
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
+from amp_kernels._raw.unscale import unscale_
+from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels.ops._shadows import fresh_shadow
-from amp_kernels.ops.activation_backward import activation_backward
-from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
-from amp_kernels.ops.unscale import unscale_
-from amp_kernels.ops.update_scale import update_scale_
 from amp_kernels.testing.emulator import launches
 
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import amp_kernels as ak
-from amp_kernels.distributed._agreement import Agreement
+from amp_kernels._sharding.agreement import Agreement
 
 pytestmark = pytest.mark.gpu
 DEVICE, BACKEND = "cuda", "nccl"

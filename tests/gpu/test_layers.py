@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.ops.gemm import gemm_op
+from amp_kernels._raw.gemm import gemm_op
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops._capture import capture
+from amp_kernels._dispatch.capture import capture
 
 from . import launches
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops.gemm import gemm
+from amp_kernels._raw.gemm import gemm
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from amp_kernels import _host
-from amp_kernels.ops._blocks import ADAPT_ALL, COUPLED_DECAY, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY, NESTEROV, NO_BIAS_CORRECTION
 
 from ..ops.update_rules import formula
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import amp_kernels as ak
+from amp_kernels._raw.exponent_histogram import exponent_histogram
 from amp_kernels.numerics import GradientHistogram
 from amp_kernels.numerics._statistics import flushed_share, shifted
-from amp_kernels.ops.exponent_histogram import exponent_histogram
 
 
 def spread(n=5000, low=-40, high=4):

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.ops._gemm import ACTIVATIONS
-from amp_kernels.ops.activation_forward import op as forward_op
+from amp_kernels._checks.operands import ACTIVATIONS
+from amp_kernels._raw.activation_forward import op as forward_op
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import embed, poisoned_allocations

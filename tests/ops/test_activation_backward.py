@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from amp_kernels._checks.operands import ACTIVATIONS, GATED
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels.ops._gemm import ACTIVATIONS, GATED
-from amp_kernels.ops.activation_backward import activation_backward, differentiable
+from amp_kernels._raw.activation_backward import activation_backward, differentiable
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import embed, poisoned_allocations

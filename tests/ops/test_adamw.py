@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from amp_kernels.ops._samples import Kind
-from amp_kernels.ops.adamw import adamw_
+from amp_kernels._updates.adamw import adamw_
+from amp_kernels._updates.samples import Kind
 from amp_kernels.testing.updates import Update
 
 from .update_rules import F32

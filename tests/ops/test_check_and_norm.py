@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import amp_kernels.ops.check_and_norm as module
+import amp_kernels._raw.check_and_norm as module
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 OP = torch.ops.amp_kernels.check_and_norm.default

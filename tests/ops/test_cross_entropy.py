@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_kernels as ak
+from amp_kernels._raw.cross_entropy_rows import op
 from amp_kernels.ops.cross_entropy import cross_entropy
-from amp_kernels.ops.cross_entropy_rows import op
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import poisoned_allocations

@@ -8,8 +8,8 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
-from amp_kernels.ops import dropout
-from amp_kernels.ops._norm import statistics
+from amp_kernels._raw import dropout
+from amp_kernels._raw._norm import statistics
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.poison import embed, poisoned_allocations
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
+from amp_kernels._raw.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

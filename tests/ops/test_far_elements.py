@@ -7,7 +7,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops._stochastic import philox4x32_10
+from amp_kernels._raw._stochastic import philox4x32_10
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from amp_kernels._checks.operands import ACTIVATIONS
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels.ops._gemm import ACTIVATIONS
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_
 from amp_kernels.testing.bounds import assert_frobenius, assert_unbiased, assert_within, reference_and_bound
 from amp_kernels.testing.generators import (
     EDGE_SIZES,

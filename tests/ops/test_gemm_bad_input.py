@@ -4,7 +4,7 @@ words: a call of torch.ops passes by the checks of the raw functions, and must n
 import pytest
 import torch
 
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 
 from .tensors import half
 

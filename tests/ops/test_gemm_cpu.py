@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from amp_kernels._dispatch import cpu_isa
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.generators import HALF_DTYPES, integers, operand
 
 #: Around tiles (4, 8, 16, 32; 16, 24, 32, 48), units of 64 rows, blocks of 192 columns, depths of 192 to 512.
@@ -153,7 +153,7 @@ GUARDED = """
 import ctypes, mmap, sys
 import torch
 from amp_kernels._dispatch.cpu_isa import cpu_isa
-from amp_kernels.ops.gemm import gemm
+from amp_kernels._raw.gemm import gemm
 
 libc = ctypes.CDLL(None, use_errno=True)
 kept = []
@@ -253,7 +253,7 @@ IN_WORKERS = """
 import os
 import torch
 from torch.utils.data import DataLoader, Dataset
-from amp_kernels.ops.gemm import gemm
+from amp_kernels._raw.gemm import gemm
 
 def right():
     a = torch.arange(40 * 64).remainder(5).view(40, 64).bfloat16()

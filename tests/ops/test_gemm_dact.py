@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops._gemm import ACTIVATIONS, GATED
-from amp_kernels.ops.gemm import gemm, gemm_dact
+from amp_kernels._checks.operands import ACTIVATIONS, GATED
+from amp_kernels._raw.gemm import gemm, gemm_dact
 from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, integers, operand
 from amp_kernels.testing.poison import embed, poisoned_allocations

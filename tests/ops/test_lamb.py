@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.ops._blocks import ADAPT_ALL, NO_BIAS_CORRECTION
-from amp_kernels.ops._samples import Kind
-from amp_kernels.ops.lamb import lamb_
+from amp_kernels._updates.lamb import lamb_
+from amp_kernels._updates.samples import Kind
+from amp_kernels._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.updates import KINDS, Update, flat
 

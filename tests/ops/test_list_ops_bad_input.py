@@ -7,10 +7,10 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops._update import RULES
-from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.unscale import unscale_
-from amp_kernels.ops.update_scale import update_scale_
+from amp_kernels._raw.check_and_norm import check_and_norm
+from amp_kernels._raw.unscale import unscale_
+from amp_kernels._raw.update_scale import update_scale_
+from amp_kernels._updates.op import RULES
 
 ONE = torch.ones(())
 META = torch.ones(2, device="meta")

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.ops.norm_backward import norm_backward
-from amp_kernels.ops.norm_forward import norm_forward
+from amp_kernels._raw.norm_backward import norm_backward
+from amp_kernels._raw.norm_forward import norm_forward
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_kernels as ak
-from amp_kernels.ops import dropout
-from amp_kernels.ops._norm import statistics
-from amp_kernels.ops.embedding_accumulate import op as embedding_op
-from amp_kernels.ops.norm_backward import op as norm_backward_op
-from amp_kernels.ops.norm_forward import op as norm_forward_op
-from amp_kernels.ops.softmax_rows import forward_op as softmax_op
+from amp_kernels._raw import dropout
+from amp_kernels._raw._norm import statistics
+from amp_kernels._raw.embedding_accumulate import op as embedding_op
+from amp_kernels._raw.norm_backward import op as norm_backward_op
+from amp_kernels._raw.norm_forward import op as norm_forward_op
+from amp_kernels._raw.softmax_rows import forward_op as softmax_op
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.poison import embed, poisoned_allocations
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from amp_kernels.ops._blocks import NESTEROV
-from amp_kernels.ops._samples import Kind
+from amp_kernels._updates.samples import Kind
+from amp_kernels._updates.state import NESTEROV
 from amp_kernels.testing.updates import Update
 
 from .update_rules import F32

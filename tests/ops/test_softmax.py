@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.ops.softmax_rows import backward_op, forward_op
+from amp_kernels._raw.softmax_rows import backward_op, forward_op
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.poison import poisoned_allocations
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from amp_kernels.ops._master import join_master, split_master
+from amp_kernels._raw._split_master import join_master, split_master
 
 EDGES = (0x0000, 0x0001, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
 

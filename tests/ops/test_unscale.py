@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import amp_kernels.ops.unscale as module
+import amp_kernels._raw.unscale as module
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 OP = torch.ops.amp_kernels.unscale_.default

@@ -8,9 +8,9 @@ import torch
 
 from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops._samples import Kind
-from amp_kernels.ops._stochastic import philox4x32_10, round_stochastic, rounding_bits
-from amp_kernels.ops._update import RULES
+from amp_kernels._raw._stochastic import philox4x32_10, round_stochastic, rounding_bits
+from amp_kernels._updates.op import RULES
+from amp_kernels._updates.samples import Kind
 from amp_kernels.testing.updates import Update, flat
 
 from .update_rules import BF16, EMA_DECAY, F16, F32, NAMES, codes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops._update import RULES
+from amp_kernels._updates.op import RULES
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.updates import KINDS, Update, flat
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-import amp_kernels.ops.update_scale as module
+import amp_kernels._raw.update_scale as module
 from amp_kernels import _host
 
 OP = torch.ops.amp_kernels.update_scale_.default

@@ -9,9 +9,9 @@ import torch
 
 from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops._blocks import COUPLED_DECAY, MAXIMIZE
-from amp_kernels.ops._samples import Kind
-from amp_kernels.ops._update import RULES
+from amp_kernels._updates.op import RULES
+from amp_kernels._updates.samples import Kind
+from amp_kernels._updates.state import COUPLED_DECAY, MAXIMIZE
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.updates import KINDS, Update
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from amp_kernels import _host
-from amp_kernels.ops._blocks import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
-from amp_kernels.ops._lists import flat
-from amp_kernels.ops._samples import Kind
-from amp_kernels.ops._update import RULES
+from amp_kernels._checks.lists import flat
+from amp_kernels._updates.op import RULES
+from amp_kernels._updates.samples import Kind
+from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
 from amp_kernels.testing.updates import Update
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import amp_kernels
-from amp_kernels.optim._devices import Copies, at
+from amp_kernels._dispatch.devices import Copies, at
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PACKAGE = Path(amp_kernels.__file__).parent

@@ -9,8 +9,8 @@ import torch
 
 import amp_kernels as ak
 import amp_kernels.optim as akopt
+from amp_kernels._updates.state import ALIGN, state_layout
 from amp_kernels.ops import _shadows
-from amp_kernels.ops._blocks import ALIGN, state_layout
 from amp_kernels.ops._shadows import fresh_shadow
 
 from .optimizers import EACH, STATEFUL, bf16, copies, f16, f32, fill, make, reference

@@ -6,9 +6,10 @@ import torch
 import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops import _blocks, check_and_norm
-from amp_kernels.ops.adamw import adamw_
-from amp_kernels.ops.lamb import lamb_
+from amp_kernels._raw import check_and_norm
+from amp_kernels._updates import state
+from amp_kernels._updates.adamw import adamw_
+from amp_kernels._updates.lamb import lamb_
 from amp_kernels.optim import _cached_step
 from amp_kernels.testing.emulator import launches
 
@@ -96,7 +97,7 @@ def test_check_and_norm_reads_the_table():
     for wrong in (table[:, :9], table.int(), table.t().contiguous()[:3]):
         with pytest.raises(RuntimeError, match="check_and_norm: table must"):
             check_and_norm.of_table(grads[0], wrong, None, False)
-    assert _blocks.TABLE_DTYPES[torch.float64] == 7
+    assert state.TABLE_DTYPES[torch.float64] == 7
 
 
 @pytest.mark.skipif(not adamw_.op.built.emulate, reason="the emulated library is not built")
@@ -122,7 +123,7 @@ def test_halves_of_a_step_from_a_table(backend):
         for from_table in (False, True):
             params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
             grads, table, state, tail = table_of(params, akopt.LAMB)
-            layout = table[:, _blocks.TABLE_COLUMNS - 5 :].contiguous()
+            layout = table[:, state.TABLE_COLUMNS - 5 :].contiguous()
             squares = torch.zeros(2, 2, dtype=torch.float64)
             for second in (False, True):
                 if from_table:

@@ -5,8 +5,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.ops.check_and_norm import check_and_norm
-from amp_kernels.ops.unscale import unscale_
+from amp_kernels._raw.check_and_norm import check_and_norm
+from amp_kernels._raw.unscale import unscale_
 
 from .preloaded import machine, set_chip
 

@@ -401,7 +401,7 @@ def test_no_memory_in_a_forward(call):
 
 def test_no_memory_in_a_backward(monkeypatch):
     """An op of the backward gets no memory: the error is torch's, some gradients are there, and the next step is right."""
-    from amp_kernels.ops import norm_backward
+    from amp_kernels._raw import norm_backward
 
     real, twin = norm_backward.op._overloads["cpu"], started("AdamW", torch.bfloat16)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._raw.cross_entropy_rows import op
 from amp_kernels._triton import cross_entropy_rows as module
-from amp_kernels.ops.cross_entropy_rows import op
 from amp_kernels.testing.backends import check_backend
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

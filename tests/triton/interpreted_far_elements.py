@@ -6,6 +6,8 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
+from amp_kernels._raw._stochastic import philox4x32_10
+from amp_kernels._raw.dropout import GROUP
 from amp_kernels._triton import (
     activation_backward,
     activation_forward,
@@ -17,8 +19,6 @@ from amp_kernels._triton import (
     norm_forward,
     softmax_rows,
 )
-from amp_kernels.ops._stochastic import philox4x32_10
-from amp_kernels.ops.dropout import GROUP
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 COLUMNS = 48

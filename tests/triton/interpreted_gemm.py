@@ -12,9 +12,9 @@ from triton.runtime.interpreter import GridExecutor
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_
 from amp_kernels._triton import gemm as host
 from amp_kernels._triton._autotune import GemmConfig
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.generators import EXACT_INTEGERS, HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._checks.operands import ACTIVATIONS, GATED, output_shape
+from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels._triton import gemm as host
 from amp_kernels._triton._autotune import GemmConfig
-from amp_kernels.ops._gemm import ACTIVATIONS, GATED, output_shape
-from amp_kernels.ops.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._raw._norm import statistics
 from amp_kernels._triton import norm_backward, norm_forward
-from amp_kernels.ops._norm import statistics
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 

@@ -13,10 +13,10 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables, _update, lamb
 from amp_kernels._triton._rounding import round_stochastic, rounding_bits
 from amp_kernels._triton._split_master import join_master, split_master
-from amp_kernels.ops._blocks import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
-from amp_kernels.ops._blocks import STOCHASTIC as FLAG_STOCHASTIC
-from amp_kernels.ops._samples import Kind
-from amp_kernels.ops._update import RULES
+from amp_kernels._updates.op import RULES
+from amp_kernels._updates.samples import Kind
+from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels._updates.state import STOCHASTIC as FLAG_STOCHASTIC
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.updates import KINDS, Update, flat

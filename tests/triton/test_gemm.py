@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from amp_kernels._checks.operands import ACTIVATIONS
 from amp_kernels._triton import _autotune, activation_backward, activation_forward, gemm
 from amp_kernels._triton._autotune import GemmConfig, gemm_config
-from amp_kernels.ops._gemm import ACTIVATIONS
 
 from . import aot
 

@@ -1,0 +1,1 @@
+"""Argument checks that more than one op shares. A message names the argument, its value and what is accepted."""

@@ -1,0 +1,101 @@
+"""What the two passes of a normalisation share: argument checks, and the statistics of a row in torch's operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+
+#: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/norm/formula.h).
+SHRINK = 2.0**-80
+
+
+def check_rows(op: str, name: str, tensor: Tensor) -> None:
+    check_tensor(op, name, tensor, OUTPUT_DTYPES)
+    if tensor.ndim != 2 or tensor.shape[1] == 0:
+        raise ValueError(f"{op}: {name} has shape {list(tensor.shape)}; accepted: [rows, columns], with columns > 0")
+
+
+def check_like(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...], dtypes=OUTPUT_DTYPES) -> None:
+    if tensor is None:
+        return
+    check_tensor(op, name, tensor, dtypes)
+    if tensor.shape != shape:
+        raise ValueError(f"{op}: {name} has shape {list(tensor.shape)}; accepted: {list(shape)}")
+
+
+def check_rate(op: str, name: str, p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{op}: {name} is {p}; accepted: a number from 0 to 1")
+
+
+def check_mask(op: str, seed: Tensor | None, dropout_p: float) -> None:
+    check_rate(op, "dropout_p", dropout_p)
+    check_like(op, "seed", seed, (1,), (torch.int64,))
+
+
+def check_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    out_dtype: torch.dtype,
+) -> None:
+    op = "norm_forward"
+    check_rows(op, "x", x)
+    check_like(op, "weight", weight, x.shape[1:])
+    check_like(op, "bias", bias, x.shape[1:])
+    check_like(op, "residual", residual, x.shape)
+    check_mask(op, seed, dropout_p)
+    if seed is not None and residual is None:
+        raise ValueError(f"{op}: there is a seed, but no residual")
+    if out_dtype not in OUTPUT_DTYPES:
+        raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: float16, bfloat16, float32")
+    check_same_device(op, x=x, weight=weight, bias=bias, residual=residual, seed=seed)
+
+
+def check_backward(
+    grad: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    mean: Tensor | None,
+    weight: Tensor | None,
+    grad_sum: Tensor | None,
+    seed: Tensor | None,
+    parameters: int,
+    dropout_p: float,
+    branch_dtype: torch.dtype | None,
+) -> None:
+    op = "norm_backward"
+    check_rows(op, "x", x)
+    check_like(op, "grad", grad, x.shape)
+    check_like(op, "grad_sum", grad_sum, x.shape)
+    check_like(op, "weight", weight, x.shape[1:])
+    check_like(op, "rstd", rstd, x.shape[:1], (torch.float32,))
+    check_like(op, "mean", mean, x.shape[:1], (torch.float32,))
+    if parameters not in (0, 1, 2):
+        raise ValueError(f"{op}: parameters is {parameters}; accepted: 0, 1 (weight) or 2 (weight and bias)")
+    check_mask(op, seed, dropout_p)
+    if branch_dtype not in (None, *OUTPUT_DTYPES):
+        raise TypeError(f"{op}: branch_dtype is {branch_dtype}; accepted: float16, bfloat16, float32")
+    if seed is not None and branch_dtype is None:
+        raise ValueError(f"{op}: there is a seed, but no branch_dtype")
+    check_same_device(op, grad=grad, x=x, rstd=rstd, mean=mean, weight=weight, grad_sum=grad_sum, seed=seed)
+
+
+def statistics(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal standard deviation of each row of an fp32 ``x``, in two passes; the mean is 0 unless
+    ``centred``."""
+    mean, square = _moments(x, centred)
+    small_mean, small_square = _moments(x * SHRINK, centred)
+    fits = square.isfinite()
+    rstd = torch.where(fits, 1 / (square + eps).sqrt(), SHRINK / small_square.sqrt())
+    return torch.where(fits, mean, small_mean / SHRINK), rstd
+
+
+def _moments(x: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
+    mean = x.mean(1) if centred else x.new_zeros(x.shape[0])
+    return mean, (x - mean[:, None]).square().mean(1)

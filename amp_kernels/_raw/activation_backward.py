@@ -1,0 +1,114 @@
+"""The gradient of an activation: ``grad * activation'(preact)``, elementwise in fp32 and rounded once.
+
+``preact`` is the ``z = x @ w + b`` that ``gemm`` saved. The op is raw; ``amp_kernels.linear`` is the
+differentiable one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .._checks.operands import (
+    ACTIVATIONS,
+    GATED,
+    OPERAND_DTYPES,
+    OUTPUT_DTYPES,
+    activated_width,
+    check_activation,
+    check_gated_width,
+    check_same_device,
+    check_tensor,
+    halves,
+)
+from .._dispatch.library import Sample, define
+
+aten = torch.ops.aten
+
+
+def _silu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    s = torch.sigmoid(z)  # aten.silu_backward itself has no derivative
+    return grad * (s + z * s * (1 - s))
+
+
+def _swiglu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    gate, up = halves(z)
+    return torch.cat([_silu_backward(grad * up, gate), grad * torch.nn.functional.silu(gate)], dim=-1)
+
+
+#: ``name -> (grad, z) -> grad of z``, in torch's own operations, which are differentiable themselves.
+DERIVATIVES = {
+    "none": lambda grad, z: grad,
+    "relu": lambda grad, z: aten.threshold_backward(grad, z, 0),
+    "gelu": lambda grad, z: aten.gelu_backward(grad, z),
+    "gelu_tanh": lambda grad, z: aten.gelu_backward(grad, z, approximate="tanh"),
+    "silu": _silu_backward,
+    "swiglu": _swiglu_backward,
+}
+
+
+def differentiable(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> torch.Tensor:
+    """What the op computes, through operations that autograd can differentiate again."""
+    return DERIVATIVES[activation](grad.float(), preact.float()).to(preact.dtype)
+
+
+def check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
+    op = "activation_backward"
+    check_tensor(op, "preact", preact, OUTPUT_DTYPES)
+    check_tensor(op, "grad", grad, tuple({preact.dtype, torch.float32}))
+    name = check_activation(op, activation)
+    if name in GATED and preact.ndim == 0:
+        raise ValueError(f"{op}: preact has no dimension; accepted with activation={name!r}: [..., 2 F]")
+    check_gated_width(op, "preact", preact, -1, name)
+    shape = (*preact.shape[:-1], activated_width(name, preact.shape[-1])) if name in GATED else preact.shape
+    if grad.shape != shape:
+        raise ValueError(
+            f"{op}: grad has shape {list(grad.shape)}; accepted: that of activation(preact), {list(shape)}"
+        )
+    check_same_device(op, grad=grad, preact=preact)
+    return name
+
+
+def _reference(grad, preact, *, activation):
+    check(grad, preact, activation)
+    g = grad.float().contiguous()
+    z = preact.float().contiguous()
+    return DERIVATIVES[activation](g, z).to(preact.dtype, copy=True)
+
+
+def samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+    for activation in ACTIVATIONS:
+        for dtype in OUTPUT_DTYPES:
+            grad, z = (4 * torch.randn(2, 6, 6, generator=generator) for _ in range(2))
+            if activation in GATED:
+                grad = grad[..., ::2]
+            yield (grad.to(device, dtype), z.to(device, dtype)), {"activation": activation}
+    for dtype in OPERAND_DTYPES:
+        z = torch.randn(6, 4, generator=generator).to(device, dtype)
+        yield (torch.ones((), device=device).expand(6, 4), z), {"activation": "silu"}
+        yield (z, z.t().contiguous().t()), {"activation": "relu"}
+        yield (z[:0], z[:0]), {"activation": "gelu"}
+
+
+op = define("activation_backward(Tensor grad, Tensor preact, *, str activation) -> Tensor", _reference, samples=samples)
+
+
+def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
+    """``grad * activation'(preact)``, computed in fp32. Not differentiable.
+
+    Args:
+        grad: gradient of ``activation(preact)``, any strides, the dtype of ``preact`` or fp32.
+        preact: the pre-activation, fp16, bf16 or fp32, any strides.
+        activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``: ``grad`` and ``preact`` have one
+            shape; or ``"swiglu"``: ``grad`` is ``[..., F]``, ``preact`` ``[..., 2 F]``, gates before values.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``preact``. relu's derivative at 0 is 0, as in torch.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted.
+        ValueError: shapes, devices or ``activation`` do not fit.
+    """
+    return op(grad, preact, activation=check(grad, preact, activation))

@@ -1,0 +1,46 @@
+"""An activation: ``activation(preact)``, elementwise in fp32 and rounded once.
+
+The op is raw; ``amp_kernels.gelu``, ``silu`` and ``swiglu`` are the differentiable ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .._checks.operands import ACTIVATIONS, GATED, OUTPUT_DTYPES, check_activation, check_gated_width, check_tensor
+from .._dispatch.library import Sample, define
+
+
+def check(
+    preact: torch.Tensor,
+    activation: str,
+    dtypes: tuple[torch.dtype, ...] = OUTPUT_DTYPES,
+    *,
+    op: str = "activation_forward",
+    name: str = "preact",
+) -> None:
+    check_tensor(op, name, preact, dtypes)
+    if check_activation(op, activation) in GATED:
+        if preact.ndim == 0:
+            raise ValueError(f"{op}: {name} has no dimension; accepted with activation={activation!r}: [..., 2 F]")
+        check_gated_width(op, name, preact, -1, activation)
+
+
+def _reference(preact, *, activation):
+    check(preact, activation)
+    return ACTIVATIONS[activation](preact.float().contiguous()).to(preact.dtype, copy=True)
+
+
+def samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+    for i, activation in enumerate(ACTIVATIONS):
+        z = (4 * torch.randn(2, 6, 6, generator=generator)).to(device, OUTPUT_DTYPES[i % 3])
+        yield (z if i % 2 else z.transpose(1, 2),), {"activation": activation}
+    yield (torch.randn(3, 2200, generator=generator).to(device, torch.bfloat16),), {"activation": "swiglu"}
+    yield (torch.randn(2, 1033, generator=generator).to(device, torch.float16),), {"activation": "gelu"}
+    yield (z[:0],), {"activation": "silu"}
+
+
+op = define("activation_forward(Tensor preact, *, str activation) -> Tensor", _reference, samples=samples)

@@ -1,0 +1,85 @@
+"""Rows of gradients added to the rows of a table that they belong to: the backward of ``embedding``. Raw.
+
+``out[r] += sum of grad[order[i]] over the i with sorted[i] == r``, summed in fp32 and rounded once: no sum stands still
+where 16 bits end. Equal indices lie side by side, so the sums need no atomics and have the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .._checks.operands import OUTPUT_DTYPES, check_tensor
+from .._dispatch.library import Sample, define
+
+
+def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor) -> None:
+    """What the C++ kernels check too: what would read or write beyond a tensor."""
+    name = "embedding_accumulate_"
+    for argument, tensor in {"out": out, "grad": grad}.items():
+        check_tensor(name, argument, tensor, OUTPUT_DTYPES)
+        if tensor.ndim != 2 or not tensor.is_contiguous():
+            raise ValueError(f"{name}: {argument} has shape {list(tensor.shape)}; accepted: a contiguous matrix")
+    if out.shape[1] != grad.shape[1]:
+        raise ValueError(f"{name}: out has {out.shape[1]} columns and grad {grad.shape[1]}; accepted: as many")
+    for argument, tensor in {"sorted": sorted, "order": order}.items():
+        check_tensor(name, argument, tensor, (torch.int64,))
+        if tensor.shape != grad.shape[:1] or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name}: {argument} has shape {list(tensor.shape)}; accepted: [{grad.shape[0]}], contiguous"
+            )
+
+
+def _reference(
+    out: Tensor,
+    grad: Tensor,
+    sorted: Tensor,
+    order: Tensor,
+    *,
+    padding_idx: int = -1,
+    scale_by_frequency: bool = False,
+) -> None:
+    check(out, grad, sorted, order)
+    if out.is_meta:  # nothing is returned, so there is nothing to compute
+        return
+    rows = out.shape[0]
+    counted = (sorted >= 0) & (sorted < rows) & (sorted != padding_idx)
+    index = torch.where(counted, sorted, 0)
+    each = torch.where(counted[:, None], grad[order].float(), 0.0)
+    total = torch.zeros_like(out, dtype=torch.float32).index_add_(0, index, each)
+    count = torch.zeros(rows, device=out.device).index_add_(0, index, counted.float())
+    if scale_by_frequency:
+        total = total / count.clamp_min(1)[:, None]
+    out.copy_(torch.where((count > 0)[:, None], out.float() + total, out))
+
+
+def samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def call(rows: int, columns: int, entries: int, dtype: torch.dtype, grad: torch.dtype, **options) -> Sample:
+        index = torch.randint(rows, (entries,), generator=generator)
+        index[::3] = rows // 2
+        ordered, order = index.sort(stable=True)
+        values = [torch.randn(n, columns, generator=generator) for n in (rows, entries)]
+        out, grad = (v.to(device, d) for v, d in zip(values, (dtype, grad), strict=True))
+        return (out, grad, ordered.to(device), order.to(device)), options
+
+    for i, dtype in enumerate(OUTPUT_DTYPES):
+        yield call(11, 24, 70, dtype, OUTPUT_DTYPES[i - 1], padding_idx=3)
+        yield call(5, 7, 40, dtype, dtype, scale_by_frequency=True)
+    yield call(9, 264, 33, torch.float32, torch.bfloat16)
+    yield call(4, 8, 0, torch.float32, torch.float32)
+
+
+op = define(
+    "embedding_accumulate_(Tensor(a!) out, Tensor grad, Tensor sorted, Tensor order, *, int padding_idx=-1, "
+    "bool scale_by_frequency=False) -> ()",
+    _reference,
+    samples=samples,
+)
+#: The op's arguments: ``out`` [rows, D] and ``grad`` [N, D], fp16, bf16 or fp32 each, contiguous; ``sorted`` int64 [N],
+#: ascending row numbers, and ``order`` int64 [N], whose they are: ``indices.sort(stable=True)``. Entries of
+#: ``padding_idx`` count for nothing; ``scale_by_frequency`` divides a row's sum by the number of its entries. A row out
+#: of range: an error on the CPU; nothing where that would cost a synchronisation.

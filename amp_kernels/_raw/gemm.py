@@ -1,0 +1,344 @@
+"""GEMM with fp16 or bf16 operands: fp32 accumulation, epilogue in fp32, one rounding to the output type.
+
+The raw ops of this file are what every matrix product of the package ends in. With ``z = alpha * (a @ b) + bias``:
+
+- ``gemm``: ``activation(z) + beta * residual``, and with ``preact`` also ``z``, which a backward needs;
+- ``gemm_dact``: ``activation'(preact) * (a @ b)``, the gradient of an activation, taken back through it at once;
+- ``gemm_accumulate_``: ``c = alpha * (a @ b) + beta * c`` with an fp32 ``c``, as gradient accumulation wants it.
+
+They take any strides and have no autograd formula; ``amp_kernels.linear``, ``amp_kernels.matmul`` and
+``amp_kernels.baddbmm`` are the differentiable ops. A second result that was not asked for is ``None``: a tensor, be it
+empty, would cost each call a microsecond.
+
+Numerics: products of 16-bit numbers are exact in fp32. Partial sums are never rounded to 16 bits, the epilogue sees the
+unrounded fp32 sums, and the only rounding is the final one, to nearest even. So for K terms
+``|error| <= u_out |result| + c K 2^-23 (|a| @ |b|)``, with ``u_out`` half an ulp of the output type
+(amp_kernels/testing/bounds.py). One exception: on Hopper an accumulation with alpha = beta = 1 is an addition in the L2
+cache, which takes and gives subnormal numbers as zeros.
+
+Why ``gemm_dact``: in the backward of ``y = activation(z) @ w2`` the gradient of ``activation(z)`` is ``dy @ w2^T``, and
+all that is wanted of it is ``dz = activation'(z) * (dy @ w2^T)`` and the bias gradient, the sum of the rows of ``dz``.
+Fused, the gradient of ``activation(z)`` is never rounded to 16 bits and never stored: of M N elements one read (``z``)
+and one write (``dz``) remain, where separate kernels take three of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+
+from .._checks.operands import (
+    ACTIVATIONS,
+    GATED,
+    OPERAND_DTYPES,
+    OUTPUT_DTYPES,
+    check_activation,
+    check_gemm,
+    check_no_internal_overlap,
+    check_operands,
+    check_out_dtype,
+    check_same_device,
+    check_tensor,
+    finished,
+    output_shape,
+    preactivation,
+    product32,
+)
+from .._dispatch.library import Sample, define
+from .activation_backward import DERIVATIVES
+
+# ---- checks and references
+
+
+def _gemm_reference(
+    a,
+    b,
+    bias=None,
+    residual=None,
+    *,
+    alpha=1.0,
+    beta=1.0,
+    activation="none",
+    out_dtype=None,
+    batch_invariant=False,
+    preact=False,
+):
+    check_gemm(a, b, bias, residual, activation, out_dtype)
+    z = preactivation(product32(a, b, batch_invariant), bias, alpha)
+    out = finished(z, residual, activation, beta, out_dtype or a.dtype)
+    # "none" gives back z itself, and an op's results may not share memory.
+    return out, z.to(out.dtype, copy=True) if preact else None
+
+
+def check_dact(a, b, preact, activation: str, out_dtype: torch.dtype | None) -> str:
+    op = "gemm_dact"
+    check_operands(op, a, b)
+    name = check_activation(op, activation)
+    check_tensor(op, "preact", preact, (a.dtype, torch.float32))
+    shape = (*a.shape[:-1], b.shape[-1] * (2 if name in GATED else 1))
+    if tuple(preact.shape) != shape:
+        raise ValueError(
+            f"{op}: preact has shape {list(preact.shape)}; accepted with a {list(a.shape)}, b {list(b.shape)} and "
+            f"activation={name!r}: {list(shape)}"
+        )
+    check_same_device(op, a=a, b=b, preact=preact)
+    check_out_dtype(op, out_dtype, OUTPUT_DTYPES)
+    return name
+
+
+def _gemm_dact_reference(a, b, preact, *, activation, bias_grad=False, out_dtype=None, batch_invariant=False):
+    check_dact(a, b, preact, activation, out_dtype)
+    dz = DERIVATIVES[activation](product32(a, b, batch_invariant), preact.float().contiguous())
+    return dz.to(out_dtype or a.dtype), dz.flatten(0, -2).sum(0) if bias_grad else None
+
+
+def check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    op = "gemm_accumulate_"
+    check_operands(op, a, b)
+    check_tensor(op, "c", c, (torch.float32,))
+    if c.shape != (*a.shape[:-1], b.shape[-1]):
+        raise ValueError(
+            f"{op}: c has shape {list(c.shape)}; accepted: {[*a.shape[:-1], b.shape[-1]]}, the shape of a @ b"
+        )
+    check_same_device(op, c=c, a=a, b=b)
+
+
+def _gemm_accumulate_reference(c, a, b, *, alpha=1.0, beta=1.0, batch_invariant=False):
+    check_accumulate(c, a, b)
+    product = alpha * product32(a, b, batch_invariant)
+    # beta = 0: what stands in c, be it NaN, is not read.
+    c.copy_(product if beta == 0 else torch.add(product, c, alpha=beta))
+
+
+# ---- samples for opcheck and `info --check`
+
+
+def _operands(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    for dtype in OPERAND_DTYPES:
+        yield normal(5, 7).to(device, dtype), normal(7, 10).to(device, dtype)
+        yield normal(7, 16).to(device, dtype).t(), normal(8, 7).to(device, dtype).t()
+        yield normal(2, 3, 8).to(device, dtype), normal(2, 4, 8).to(device, dtype).mT
+    yield normal(3, 0).to(device, torch.bfloat16), normal(0, 4).to(device, torch.bfloat16)
+    yield normal(0, 5).to(device, torch.float16), normal(5, 4).to(device, torch.float16)
+
+
+def gemm_samples(device: str) -> Iterator[Sample]:
+    for i, (a, b) in enumerate(_operands(device)):
+        bias = torch.linspace(-1, 1, b.shape[-1]).to(device)
+        rows = torch.linspace(1, 2, a.shape[-2]).to(device, a.dtype)[:, None]
+        activation = list(ACTIVATIONS)[i % len(ACTIVATIONS)]
+        residual = torch.ones(output_shape(a, b, activation), device=device)
+        yield (a, b), {}
+        yield (a, b, bias), {"activation": activation, "out_dtype": OUTPUT_DTYPES[i % 3]}
+        yield (a, b, bias.to(a.dtype), residual.to(a.dtype)), {"activation": activation, "beta": 0.5}
+        yield (a, b, rows, residual[..., :1].expand_as(residual)), {"activation": activation, "alpha": -2.0}
+        yield (a, b, None, torch.full_like(residual, torch.nan)), {"activation": activation, "beta": 0.0}
+        yield (a, b, bias), {"activation": "swiglu", "batch_invariant": True, "out_dtype": torch.float32}
+    for i, (a, b) in enumerate(_operands(device)):
+        rows = torch.linspace(1, 2, a.shape[-2]).to(device, a.dtype)[:, None]
+        for activation in list(ACTIVATIONS)[i % 2 :: 2]:
+            options = {"activation": activation, "out_dtype": OUTPUT_DTYPES[i % 3], "preact": True}
+            yield (a, b, rows, torch.ones(output_shape(a, b, activation), device=device)), options
+
+
+def gemm_accumulate_samples(device: str) -> Iterator[Sample]:
+    for i, (a, b) in enumerate(_operands(device)):
+        c = torch.ones(*a.shape[:-1], b.shape[-1], device=device)
+        yield (c.clone(), a, b), {}
+        yield (c.mT.contiguous().mT, a, b), {"alpha": 0.5, "beta": float(i % 2), "batch_invariant": i % 4 > 1}
+
+
+def gemm_dact_samples(device: str) -> Iterator[Sample]:
+    for i, (a, b) in enumerate(_operands(device)):
+        for j, activation in enumerate(ACTIVATIONS):
+            generator = torch.Generator().manual_seed(i)
+            columns = b.shape[-1] * (2 if activation in GATED else 1)
+            preact = (2 * torch.randn(*a.shape[:-1], columns, generator=generator)).to(device)
+            yield (
+                (a, b, preact.to(a.dtype) if (i + j) % 3 else preact.mT.contiguous().mT),
+                {
+                    "activation": activation,
+                    "bias_grad": (i + j) % 2 == 0,
+                    "out_dtype": (None, *OUTPUT_DTYPES)[(i + j) % 4],
+                    "batch_invariant": j == 3,
+                },
+            )
+
+
+# ---- ops
+
+
+def _product_flops(a_shape, b_shape, *args, **kwargs) -> int:
+    """2 M N K, times the batch: what torch counts for mm and bmm; an epilogue counts nothing, as torch has it."""
+    return 2 * math.prod(a_shape) * b_shape[-1]
+
+
+gemm_op = define(
+    "gemm(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, float alpha=1.0, float beta=1.0, "
+    'str activation="none", ScalarType? out_dtype=None, bool batch_invariant=False, bool preact=False) '
+    "-> (Tensor, Tensor)",
+    _gemm_reference,
+    samples=gemm_samples,
+    tensor_cores=True,
+    flop_count=_product_flops,
+)
+gemm_dact_op = define(
+    "gemm_dact(Tensor a, Tensor b, Tensor preact, *, str activation, bool bias_grad=False, ScalarType? out_dtype=None, "
+    "bool batch_invariant=False) -> (Tensor, Tensor)",
+    _gemm_dact_reference,
+    samples=gemm_dact_samples,
+    tensor_cores=True,
+    flop_count=_product_flops,
+)
+gemm_accumulate_op = define(
+    "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0, "
+    "bool batch_invariant=False) -> ()",
+    _gemm_accumulate_reference,
+    samples=gemm_accumulate_samples,
+    tensor_cores=True,
+    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: _product_flops(a_shape, b_shape),
+)
+
+
+# ---- raw functions
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+    preact: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``activation(alpha * (a @ b) + bias) + beta * residual`` of 16-bit operands. Not differentiable.
+
+    Accumulated and finished in fp32, rounded once.
+
+    Args:
+        a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides.
+        b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides.
+        bias: ``[N]``, one value per column, or ``[M, 1]``, one per row; the dtype of ``a`` or fp32.
+        residual: a tensor of the shape of the result, or one that broadcasts to it; the dtype of ``a`` or fp32, any
+            strides. Added after the activation.
+        alpha: factor of the product.
+        beta: factor of ``residual``. With 0, ``residual`` is not read.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"``, or ``"swiglu"``:
+            ``silu(z[..., :N / 2]) * z[..., N / 2:]``, gates in the first half of the columns, values in the second.
+        out_dtype: fp16, bf16 or fp32; the dtype of ``a`` by default.
+        batch_invariant: the order of summation depends on N, K and the dtypes only, so that a row's result does not
+            depend on how many rows and batches stand beside it.
+        preact: whether to return ``z = alpha * (a @ b) + bias``, too, for :func:`activation_backward` and
+            :func:`gemm_dact`.
+
+    Returns:
+        A contiguous tensor ``[M, N]`` or ``[B, M, N]``, with ``"swiglu"`` of N / 2 columns. With K = 0 the product is 0.
+        With ``preact`` a pair: the same, and ``z``, contiguous, of N columns, rounded to the same dtype; the activation
+        is computed from the unrounded one.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted; fp16 and bf16 are never mixed.
+        ValueError: shapes, devices or ``activation`` do not fit.
+    """
+    if isinstance(residual, torch.Tensor):
+        check_operands("gemm", a, b)
+        shape = output_shape(a, b, check_activation("gemm", activation))
+        with contextlib.suppress(RuntimeError):  # an error is left to the checks that follow
+            residual = residual.expand(shape)
+    name = check_gemm(a, b, bias, residual, activation, out_dtype)
+    out, z = gemm_op(
+        a,
+        b,
+        bias,
+        residual,
+        alpha=alpha,
+        beta=beta,
+        activation=name,
+        out_dtype=out_dtype,
+        batch_invariant=batch_invariant,
+        preact=preact,
+    )
+    return (out, z) if preact else out
+
+
+def gemm_dact(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    preact: torch.Tensor,
+    *,
+    activation: str,
+    bias_grad: bool = False,
+    out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``dz``, the gradient of ``preact``, where ``a @ b`` is the gradient of ``activation(preact)``. Not differentiable.
+
+    Args:
+        a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides: the gradient that arrived.
+        b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides: the weight, ``[out_features, in_features]``, of
+            the layer that follows the activation.
+        preact: ``[M, N]`` or ``[B, M, N]``, with ``"swiglu"`` of 2 N columns (gates, then values); the dtype of ``a`` or
+            fp32, any strides.
+        activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``.
+        bias_grad: whether to sum the rows of ``dz``, too.
+        out_dtype: dtype of ``dz``: fp16, bf16 or fp32; that of ``a`` by default.
+        batch_invariant: as in :func:`gemm`, for ``dz``. The bias gradient is a sum over the rows and depends on all.
+
+    Returns:
+        ``(dz, sums)``: ``dz`` contiguous, in the shape of ``preact``, from fp32 sums and derivatives, rounded once; and
+        the fp32 sums of the unrounded ``dz`` over rows and batches, one per column of ``preact``, added in a fixed
+        order, or without ``bias_grad`` ``None``.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted.
+        ValueError: shapes, devices or ``activation`` do not fit.
+    """
+    name = check_dact(a, b, preact, activation, out_dtype)
+    return gemm_dact_op(
+        a, b, preact, activation=name, bias_grad=bias_grad, out_dtype=out_dtype, batch_invariant=batch_invariant
+    )
+
+
+def gemm_accumulate_(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """``c = alpha * (a @ b) + beta * c`` in place, in fp32 throughout. Not differentiable.
+
+    Args:
+        c: fp32, ``[M, N]`` or ``[B, M, N]``, any strides whose elements do not overlap.
+        a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides.
+        b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides.
+        alpha: factor of the product.
+        beta: factor of ``c``. With 0, ``c`` is written without being read, as BLAS has it.
+        batch_invariant: as in :func:`gemm`.
+
+    Returns:
+        ``c``.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted.
+        ValueError: shapes or devices do not fit, or elements of ``c`` share memory.
+    """
+    check_accumulate(c, a, b)
+    check_no_internal_overlap("gemm_accumulate_", "c", c)
+    gemm_accumulate_op(c, a, b, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+    return c

@@ -1,0 +1,113 @@
+"""The gradients of layer norm and RMS norm: of the rows, and of weight and bias as sums over the rows in fp32.
+
+With ``n = (x - mean) * rstd`` and ``g = grad * weight``, and means over a row::
+
+    grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_sum
+    grad_weight = sum over rows of grad * n        grad_bias = sum over rows of grad
+
+RMS norm has no mean(g). What was added to a residual before the norm, perhaps through dropout, gets its gradient from
+grad_x as that was rounded, in the same pass. The sums over rows are partial sums of strips of rows, added in order: deterministic, without
+atomics. The op is raw; ``amp_kernels.layer_norm`` and ``amp_kernels.rms_norm`` are the differentiable ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .._checks.operands import OUTPUT_DTYPES
+from .._dispatch.library import Sample, define
+from . import dropout
+from ._norm import check_backward, statistics
+
+
+def _reference(
+    grad, x, rstd, mean=None, weight=None, grad_sum=None, seed=None, *, parameters=0, dropout_p=0.0, branch_dtype=None
+):
+    check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
+    dy, n = grad.float(), x.float()
+    n = (n if mean is None else n - mean[:, None]) * rstd[:, None]
+    g = dy if weight is None else dy * weight.float()
+    dx = g - n * (g * n).mean(1, keepdim=True)
+    dx = (dx if mean is None else dx - g.mean(1, keepdim=True)) * rstd[:, None]
+    if grad_sum is not None:
+        dx = dx + grad_sum.float()
+    sums = [(dy * n).sum(0), dy.sum(0)][:parameters]
+    dx = dx.to(x.dtype).contiguous()
+    if branch_dtype is None:
+        branch = dx.new_empty(0)
+    elif seed is None:
+        branch = dx.to(branch_dtype, copy=True)
+    else:
+        branch = dropout.composed(dx, seed, None, dropout_p, branch_dtype)
+    return dx, torch.stack(sums) if sums else rstd.new_empty(0, x.shape[1]), branch
+
+
+def samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    for i, dtype in enumerate(OUTPUT_DTYPES):
+        other, third = OUTPUT_DTYPES[i - 1], OUTPUT_DTYPES[i - 2]
+        for rows, columns in ((5, 40), (3, 1100), (9, 7), (0, 4)):
+            x, grad = normal(rows, columns, dtype=dtype), normal(rows, columns, dtype=other)
+            mean, rstd = statistics(x.float(), 1e-5, True)
+            weight, grad_sum = normal(columns, dtype=third), normal(rows, columns, dtype=other)
+            yield (grad, x, rstd, mean, weight), {"parameters": 2}
+            _, rstd = statistics(x.float(), 1e-5, False)
+            yield (grad, x, rstd, None, weight, grad_sum), {"parameters": 1, "branch_dtype": other}
+            seed = torch.tensor([(0x9E3779B97F4A7C15 * (i + 1)) % 2**63], device=device)
+            yield (grad, x, rstd, None, weight, grad_sum, seed), {"dropout_p": 0.3, "branch_dtype": third}
+        yield (grad, x, rstd), {}
+
+
+op = define(
+    "norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? mean=None, Tensor? weight=None, Tensor? grad_sum=None, "
+    "Tensor? seed=None, *, int parameters=0, float dropout_p=0.0, ScalarType? branch_dtype=None) -> (Tensor, Tensor, Tensor)",
+    _reference,
+    samples=samples,
+)
+
+
+def norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    rstd: torch.Tensor,
+    mean: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    grad_sum: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    *,
+    parameters: int = 0,
+    dropout_p: float = 0.0,
+    branch_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of :func:`norm_forward` from what it returned. Not differentiable.
+
+    Args:
+        grad: gradient of ``y``, ``[rows, columns]``, fp16, bf16 or fp32, any strides.
+        x: what was normalised: ``x``, or the sum with the residual; any of these dtypes.
+        rstd, mean: fp32 ``[rows]``; without a mean the gradient is that of RMS norm.
+        weight: ``[columns]``, any of these dtypes.
+        grad_sum: the gradient that the sum has besides, the shape of ``x``, any of these dtypes.
+        seed, dropout_p: those of the forward, if it had dropout.
+        parameters: how many sums over the rows are wanted: 0, 1 (of the weight) or 2 (and of the bias).
+        branch_dtype: of the third result, fp16, bf16 or fp32; None: it is not wanted.
+
+    Returns:
+        ``(grad_x, grad_parameters, grad_branch)``: the first contiguous, in the dtype of ``x``, rounded once, with
+        ``grad_sum`` added; the second fp32 ``[parameters, columns]``; the third, of ``branch_dtype``, is the gradient of
+        what was added to a residual: the first as it was rounded, through the dropout of the seed. Without
+        ``branch_dtype`` it has no elements.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted.
+        ValueError: shapes, devices or ``parameters`` do not fit, ``dropout_p`` is out of range, or there is a seed and no
+            ``branch_dtype``.
+    """
+    check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
+    options = {"parameters": parameters, "dropout_p": dropout_p, "branch_dtype": branch_dtype}
+    return op(grad, x, rstd, mean, weight, grad_sum, seed, **options)

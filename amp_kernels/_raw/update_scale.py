@@ -1,0 +1,168 @@
+"""The next loss scale, decided on the device from what the optimizers' checks found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .._checks import lists
+from .._dispatch.library import Sample, define
+
+
+def _reference(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    hysteresis_tracker: Tensor,
+    found_infs: Sequence[Tensor],
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    min_scale: float,
+    max_scale: float,
+    hysteresis: int,
+    consecutive: bool = False,
+    skipped_steps: Tensor | None = None,
+    consecutive_skips: Tensor | None = None,
+) -> None:
+    found = torch.stack([f.reshape(()) > 0 for f in found_infs]).any()
+    tolerated = hysteresis_tracker - 1  # overflows left before the scale yields, once this one is counted
+    backed_off = (scale.double() * backoff_factor).float().clamp(min=min_scale)
+    after_overflow = torch.where(tolerated <= 0, backed_off, scale)
+
+    streak = growth_tracker + 1
+    due = streak == growth_interval
+    grown = (scale.double() * growth_factor).float()
+    after_success = torch.where(due & grown.isfinite(), grown.clamp(max=max_scale), scale)
+
+    scale.copy_(torch.where(found, after_overflow, after_success))
+    growth_tracker.copy_(torch.where(found | due, torch.zeros_like(streak), streak))
+    refills = torch.full_like(due, True) if consecutive else due & grown.isfinite()
+    refilled = torch.where(refills, torch.full_like(tolerated, hysteresis), hysteresis_tracker)
+    hysteresis_tracker.copy_(torch.where(found, tolerated, refilled))
+    if skipped_steps is not None:
+        skipped_steps.add_(found)
+    if consecutive_skips is not None:
+        consecutive_skips.add_(1).mul_(found)
+
+
+def samples(device: str) -> Iterator[Sample]:
+    def call(scale, tracker, left, found, interval=2, low=0.0, high=math.inf, hysteresis=1, **options) -> Sample:
+        scalars = (
+            torch.tensor(scale, device=device),
+            torch.tensor(tracker, dtype=torch.int32, device=device),
+            torch.tensor(left, dtype=torch.int32, device=device),
+        )
+        return (
+            *scalars,
+            [torch.tensor(f, device=device) for f in found],
+            2.0,
+            0.5,
+            interval,
+            low,
+            high,
+            hysteresis,
+        ), options
+
+    yield call(1024.0, 0, 1, [0.0])
+    yield call(1024.0, 1, 1, [0.0, 0.0])  # grows
+    yield call(1024.0, 1, 1, [0.0, 1.0])  # backs off
+    yield call(1024.0, 1, 1, [2.0])  # flags of two devices, summed
+    yield call(3e38, 1, 1, [0.0])  # growth would overflow
+    yield call(1024.0, 5, 1, [0.0], interval=0)  # interval 0 never grows
+    yield call(1.0, 0, 1, [1.0], low=1.0)  # at the floor
+    yield call(1024.0, 1, 0, [0.0], high=1500.0, hysteresis=3)  # at the ceiling, hysteresis refilled
+    yield call(1024.0, 1, 3, [1.0], hysteresis=3)  # tolerated
+    yield call(1024.0, 1, 1, [1.0], hysteresis=3)  # the last straw
+    yield call(1024.0, 0, 1, [0.0], hysteresis=3, consecutive=True)  # refilled without growth
+    for found in (0.0, 1.0):
+        counters = (torch.tensor(n, device=device) for n in (7, 2))
+        yield call(1024.0, 0, 1, [found], **dict(zip(("skipped_steps", "consecutive_skips"), counters, strict=True)))
+
+
+op = define(
+    "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor(c!) hysteresis_tracker, Tensor[] found_infs, "
+    "float growth_factor, float backoff_factor, int growth_interval, float min_scale, float max_scale, "
+    "int hysteresis, bool consecutive=False, Tensor(d!)? skipped_steps=None, Tensor(e!)? consecutive_skips=None) -> ()",
+    _reference,
+    samples=samples,
+)
+
+
+def update_scale_(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    hysteresis_tracker: Tensor,
+    found_infs: Sequence[Tensor],
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+    min_scale: float = 0.0,
+    max_scale: float = math.inf,
+    hysteresis: int = 1,
+    consecutive: bool = False,
+    skipped_steps: Tensor | None = None,
+    consecutive_skips: Tensor | None = None,
+) -> None:
+    """Advance a dynamic loss scale by one iteration, in place and without a host sync.
+
+    An overflow (any of ``found_infs`` positive; flags are never added up) resets the growth tracker and takes one from
+    the hysteresis tracker; once that is at or below zero, ``scale = max(scale * backoff_factor, min_scale)``. Otherwise
+    the growth tracker counts up, and when it reaches ``growth_interval`` it restarts; unless ``scale * growth_factor``
+    overflows, the scale becomes ``min(scale * growth_factor, max_scale)`` and the hysteresis tracker is refilled. The
+    defaults are exactly :class:`torch.amp.GradScaler`'s rule; the floor and the hysteresis are Megatron-LM's,
+    ``consecutive`` is DeepSpeed's ``consecutive_hysteresis``.
+
+    Args:
+        scale: float32, one element; overwritten.
+        growth_tracker: int32, one element: iterations without overflow since the scale last changed; overwritten.
+        hysteresis_tracker: int32, one element: overflows left before the scale yields; overwritten.
+        found_infs: non-empty list of float32 single elements on the same device, one per check.
+        growth_factor: at least 1.
+        backoff_factor: above 0, at most 1.
+        growth_interval: iterations; 0 never grows.
+        min_scale: lower bound of a backoff, at least 0.
+        max_scale: upper bound of a growth, at least ``min_scale``.
+        hysteresis: overflows that make the scale yield, at least 1.
+        consecutive: every iteration without overflow refills the hysteresis tracker, not only one in which the scale grows.
+        skipped_steps: int64, one element: counts the iterations with an overflow.
+        consecutive_skips: int64, one element: counts the last ones in a row; 0 after one without.
+
+    Raises:
+        TypeError: a tensor is not one element of its dtype.
+        ValueError: a number is out of range or NaN, ``found_infs`` is empty, or devices differ.
+    """
+    found_infs = list(found_infs)
+    if not found_infs:
+        raise ValueError("update_scale_: found_infs is an empty list; at least one check must have been made")
+    lists.check_scalar("update_scale_", "scale", scale, scale.device)
+    lists.check_scalar("update_scale_", "growth_tracker", growth_tracker, scale.device, torch.int32)
+    lists.check_scalar("update_scale_", "hysteresis_tracker", hysteresis_tracker, scale.device, torch.int32)
+    for name, counter in (("skipped_steps", skipped_steps), ("consecutive_skips", consecutive_skips)):
+        if counter is not None:
+            lists.check_scalar("update_scale_", name, counter, scale.device, torch.int64)
+    for i, found_inf in enumerate(found_infs):
+        lists.check_scalar("update_scale_", f"found_infs[{i}]", found_inf, scale.device)
+    lists.check_number("update_scale_", "growth_factor", growth_factor, 1.0)
+    lists.check_number("update_scale_", "backoff_factor", backoff_factor, math.ulp(0.0), 1.0)
+    lists.check_number("update_scale_", "growth_interval", growth_interval, 0)
+    lists.check_number("update_scale_", "min_scale", min_scale, 0.0)
+    lists.check_number("update_scale_", "max_scale", max_scale, min_scale)
+    lists.check_number("update_scale_", "hysteresis", hysteresis, 1)
+    op(
+        scale,
+        growth_tracker,
+        hysteresis_tracker,
+        found_infs,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        min_scale,
+        max_scale,
+        hysteresis,
+        consecutive,
+        skipped_steps,
+        consecutive_skips,
+    )

@@ -1,0 +1,69 @@
+"""DTensors and the pieces of them that this rank holds."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from .dtensor import is_dtensor
+
+#: Attributes of a DTensor, read at the speed of C.
+local_tensor, spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds, as a plain tensor over the same memory; a plain tensor itself."""
+    if not is_dtensor(tensor):
+        return tensor
+    piece = tensor._local_tensor
+    return piece.wait() if hasattr(piece, "wait") else piece  # of a collective that may still run
+
+
+def like(piece: Tensor, param: Tensor) -> Tensor:
+    """``piece``, over the same memory, as a DTensor placed as ``param``; itself if that is a plain tensor."""
+    if not is_dtensor(param):
+        return piece
+    if piece.storage_offset():
+        # A storage of its own over the same memory: asynchronous saving takes a DTensor with an offset for a plain tensor.
+        piece = from_dlpack(to_dlpack(piece))
+    placed = {"run_check": False, "shape": param.shape, "stride": param.stride()}  # uneven shards need both
+    return type(param).from_local(piece, param.device_mesh, param.placements, **placed)
+
+
+def local_value(value: Any, param: Tensor) -> Any:
+    """This rank's piece of a loaded state of ``param``: a DTensor of any placement, the whole tensor, or a scalar.
+
+    Raises:
+        ValueError: the shape is not the parameter's.
+    """
+    if not is_dtensor(param):
+        return value.full_tensor() if is_dtensor(value) else value
+    if not isinstance(value, Tensor) or value.dim() == 0 < param.dim():
+        return local(value) if isinstance(value, Tensor) else value
+    if value.shape != param.shape:
+        raise ValueError(f"a loaded state has shape {list(value.shape)}, its parameter {list(param.shape)}")
+    return local(placed_as(value, param))
+
+
+def placed_as(value: Tensor, param: Tensor) -> Tensor:
+    """A DTensor of any placement, or a whole tensor that every rank has, with the placements of ``param``."""
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = param.device_mesh, param.placements
+    if not is_dtensor(value):
+        return distribute_tensor(value.to(param.device), mesh, placements, src_data_rank=None)
+    if value.device_mesh != mesh:
+        return distribute_tensor(value.full_tensor(), mesh, placements, src_data_rank=None)
+    return value if value.placements == placements else value.redistribute(mesh, placements)
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """A tensor whose pieces no longer have to be added up over ranks (``Partial``), to tell what its values are."""
+    if not is_dtensor(tensor) or not any(placement.is_partial() for placement in tensor.placements):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    return tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])

@@ -1,0 +1,7 @@
+"""The update ops, one for each optimizer: declaration, argument checks, reference. Importing this package defines all."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,173 @@
+"""Blocks: how an optimizer's state reaches the update ops, and what their references share.
+
+Only parameters and gradients travel as lists of tensors. Everything else lives in flat 1-D buffers: a *block* is a set
+of parameters of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus
+one step counter per parameter. ``layout``, an int64 CPU tensor ``[n, 5]``, says where: row ``i`` is ``(block, offset,
+slot, group, index)``; the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``,
+its step counter is ``steps[slot]``, its hyper-parameters are those of ``group``. ``index``, 0 to 2^32 - 1, is its
+number in the optimizer, which its random bits depend on. Elements are taken in memory order, so state and parameter
+match whatever the strides.
+
+A buffer with 0 elements means the block has no such state. Masters: float32 holds full masters of 16-bit parameters,
+int16 the remainders of :mod:`.._raw._split_master`; without one the parameter is its own master, rounded to nearest even or, with
+the flag ``STOCHASTIC`` of its group, stochastically (:mod:`.._raw._stochastic`). Shadows: float16 or bfloat16 copies of
+float32 parameters. Emas: float32 exponential moving averages of the float32 weights.
+
+Optimizers pass a *table* in the place of lists and layout, to private ops: int64 ``[n, 10]`` on the CPU, a row is
+``(address of the parameter, address of the gradient, numel, dtype of the parameter, dtype of the gradient)`` and the row
+of the layout. That saves some 140 ns a tensor and list. An address cannot be checked:
+:mod:`amp_kernels.optim._cached_step` makes the tables, and no public op takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._checks import lists
+from .._checks.lists import HALF_DTYPES
+from .._raw._split_master import join_master, split_master
+from .._raw._stochastic import round_stochastic, rounding_bits
+
+MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32  # a group's flags
+MAX_SEED = 2**63 - 1
+
+TABLE_COLUMNS, TABLE_GRAD = 10, 1  # csrc/base/tensor_table.h
+TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
+
+PARAMS = (torch.float16, torch.bfloat16, torch.float32)
+GRADS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+ALIGN = 16  # elements: a parameter's piece starts 16-byte aligned in a buffer of any dtype, 64-byte aligned in float32
+
+
+def state_layout(numels: Sequence[int]) -> tuple[list[int], int]:
+    """Offsets of consecutive pieces in a flat buffer, multiples of :data:`ALIGN`, and the number of elements it
+    needs."""
+    offsets, total = [], 0
+    for numel in numels:
+        offsets.append(total)
+        total += -(-numel // ALIGN) * ALIGN
+    return offsets, total
+
+
+def view_like(buffer: Tensor, param: Tensor, offset: int) -> Tensor:
+    """The piece of a flat buffer that belongs to ``param``, with its shape and strides: both walk memory in the same
+    order."""
+    return buffer.as_strided(param.shape, param.stride(), offset)
+
+
+def fma(a: Tensor | float, b: Tensor, c: Tensor) -> Tensor:
+    """float32 ``a * b + c`` with one rounding, as the compiled kernels compute it (the product is exact in double)."""
+    return (b.double() * a + c.double()).float()
+
+
+def decayed(g: Tensor, weight_decay: float | Tensor, p: Tensor) -> Tensor:
+    """float32 ``g + weight_decay * p``; ``g`` where there is no decay, which an infinite weight must not reach."""
+    if not isinstance(weight_decay, Tensor):
+        return g if weight_decay == 0 else fma(rounded(weight_decay), p, g)
+    return torch.where(weight_decay == 0, g, fma(rounded(weight_decay), p, g))
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """float32 root, correctly rounded: torch's own on the CPU (a vector math library) may be one unit off."""
+    return x.double().sqrt().float()
+
+
+def rounded(value: float | Tensor) -> float | Tensor:
+    """A scalar derived in double, rounded once to float32."""
+    return value.float() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32, device="cpu").item()
+
+
+@dataclass
+class StepScalars:
+    """What the device decided about this step."""
+
+    inv_scale: Tensor | float
+    clip: Tensor | float
+    taken: Tensor | None  # None: never skipped
+
+    @classmethod
+    def make(
+        cls, grad_scale: Tensor | None, found_inf: Tensor | None, sum_sq: Tensor | None, max_norm: float
+    ) -> StepScalars:
+        clip: Tensor | float = 1.0
+        if sum_sq is not None:
+            clip = (max_norm / (sqrt(sum_sq.reshape(())) + 1e-6)).clamp(max=1.0)
+        taken = None if found_inf is None else ~(found_inf.reshape(()) > 0)
+        return cls(lists.inverse_scale(grad_scale), clip, taken)
+
+    def gradient(self, grad: Tensor, flags: int) -> Tensor:
+        """The gradient that the update sees, float32 in memory order."""
+        value = lists.flat(grad).float() * self.inv_scale * self.clip
+        return -value if flags & MAXIMIZE else value
+
+    def store(self, target: Tensor, value: Tensor) -> None:
+        """Write ``value`` rounded to nearest even, unless the step is skipped."""
+        value = value.to(target.dtype)
+        target.copy_(value if self.taken is None else torch.where(self.taken, value, target))
+
+
+def piece(buffer: Tensor, offset: int, numel: int) -> Tensor | None:
+    """One parameter's part of a block's buffer, or ``None`` if the block has none."""
+    return None if buffer.numel() == 0 else buffer[offset : offset + numel]
+
+
+@dataclass
+class Weight:
+    """One parameter's weight in every form that is kept of it."""
+
+    param: Tensor  # in memory order, as all of them
+    master: Tensor | None
+    shadow: Tensor | None
+    ema: Tensor | None
+    ema_decay: float
+    random16: Tensor | None  # bits for stochastic rounding
+
+    @classmethod
+    def at(
+        cls,
+        param: Tensor,
+        row: Sequence[int],
+        masters: Sequence[Tensor],
+        shadows: Sequence[Tensor],
+        emas: Sequence[Tensor],
+        ema_decay: Sequence[float],
+        flags: Sequence[int],
+        seed: int,
+        step: Tensor,
+    ) -> Weight:
+        """The weight that row ``row`` of the layout places; ``step``: its count after the increment."""
+        block, offset, _, group, index = row
+        n = param.numel()
+        master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (masters, shadows, emas))
+        stochastic = flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES
+        random16 = rounding_bits(seed, step, index, n) if stochastic else None
+        return cls(lists.flat(param), master, shadow, ema, ema_decay[group], random16)
+
+    def load(self) -> Tensor:
+        """The float32 weight to be updated."""
+        if self.master is None:
+            return self.param.float()
+        return self.master.clone() if self.master.dtype == torch.float32 else join_master(self.param, self.master)
+
+    def store(self, scalars: StepScalars, weight: Tensor) -> None:
+        if self.ema is not None:  # torch.lerp's form: an average that equals the weight stays
+            scalars.store(self.ema, fma(rounded(1 - self.ema_decay), weight - self.ema, self.ema))
+        if self.master is not None and self.master.dtype == torch.int16:
+            half, remainder = split_master(weight, self.param.dtype)
+            scalars.store(self.param, half)
+            scalars.store(self.master, remainder)
+            return
+        if self.random16 is not None:
+            scalars.store(self.param, round_stochastic(weight, self.param.dtype, self.random16))
+        else:
+            scalars.store(self.param, weight)
+        if self.master is not None:
+            scalars.store(self.master, weight)
+        if self.shadow is not None:
+            scalars.store(self.shadow, weight)
