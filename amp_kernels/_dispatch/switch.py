@@ -20,6 +20,9 @@ def set_enabled(enabled: bool) -> None:
     which autocast must be switched off (``torch.autocast(..., enabled=ak.is_enabled())``), and 16-bit parameters, which
     stay what they are: sums and updates are FP32, results have their dtype.
 
+    Optimizers of this package compute torch's formulas then, but round as their kernels do (fused multiply-adds), so that
+    weights can differ from those of :mod:`torch.optim` in their last bits. To rule the optimizer out, use torch's.
+
     Args:
         enabled: ``False`` switches off. ``AMP_KERNELS_DISABLE=1`` in the environment does it from the import on.
 

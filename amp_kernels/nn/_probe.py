@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 import torch
 
+from ._wrapped import own_class
+
 
 def standing_in(module: torch.nn.Module, **replaced: dict) -> torch.nn.Module:
-    """A module of the class and with the attributes of ``module``, except ``_parameters`` or ``_modules``."""
-    kind = type(module)
+    """A module of the own class and with the attributes of ``module``, except ``_parameters`` or ``_modules``."""
+    kind = own_class(module)
     probe = kind.__new__(kind)
     probe.__dict__ = vars(module) | replaced
     return probe

@@ -14,6 +14,7 @@ from .._checks.modules import check_module
 from .._sharding.dtensor import is_dtensor
 from . import activation, conv1d, copied_norm, fused
 from ._derived import base_of, derived
+from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
 from .linear import Linear
@@ -49,7 +50,10 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     ``nn.Sequential`` or a feed-forward block as those of GPT-2, Llama, BERT, T5 and ViT runs them one after another. Only the
     container changes; each call fuses what has no hooks and was not replaced, parametrised or pruned by then.
 
-    Left alone: subclasses (they may override forward), norms of another formula (Gemma's adds one to its weight), modules
+    ``fully_shard`` and ``replicate`` may come before or after; a module that they wrapped stays wrapped, also after
+    :func:`revert`. They add hooks, so a layer that is wrapped on its own runs unfused; wrap the block around it instead.
+
+    Left alone: other subclasses (they may override forward), norms of another formula (Gemma's adds one to its weight), modules
     whose forward was replaced on the instance, and modules whose weight is not a plain parameter or a DTensor (parametrised,
     pruned, quantised); and an activation that follows no linear layer, as torch's kernels, too, read and write its 4 bytes an
     element in 16 bits and compute in fp32. The logger ``amp_kernels`` tells in one INFO line what was replaced and what was left, by class,
@@ -99,10 +103,10 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
         elif replacement is not None:
             changes.replace(name, module, replacement)
     for name, module in modules:  # what holds layers comes when these are converted
-        found = None if module in skipped or base_of(type(module)) else fused.fusible(module, skipped.__contains__)
+        found = None if module in skipped or base_of(own_class(module)) else fused.fusible(module, skipped.__contains__)
         if found:
             forward, activations = found
-            changes.replace(name, module, derived(type(module), forward))
+            changes.replace(name, module, derived(own_class(module), forward))
             for each in activations:
                 if base_of(type(each)) is None:
                     changes.give(each, derived(type(each), activation.FORWARDS[activation.recognised(each)]))
@@ -133,7 +137,7 @@ def revert(model: Model) -> Model:
     originals = {ours: theirs for theirs, ours in REPLACEMENTS.items()}
     check_module("revert", model)
     for name, module in model.named_modules():
-        kind = type(module)
+        kind = own_class(module)
         base = base_of(kind)
         original = base or originals.get(kind)
         if original is None:
@@ -142,7 +146,7 @@ def revert(model: Model) -> Model:
         if more:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
-            module.__class__ = original
+            module.__class__ = wrapped_as(module, original)
     return model
 
 
@@ -185,7 +189,7 @@ class _Changes:
 
     def give(self, module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
         before = type(module)
-        module.__class__ = kind
+        module.__class__ = wrapped_as(module, kind)
         self._before.append((module, before))
 
     def replace(self, name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
@@ -213,7 +217,7 @@ def _counted(counter: Counter[str]) -> str:
 
 def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
     """The class that takes the place of that of ``module``, whatever holds it."""
-    kind = type(module)
+    kind = own_class(module)
     if kind in REPLACEMENTS or base_of(kind):
         return REPLACEMENTS.get(kind)
     if conv1d.is_conv1d(kind):
@@ -226,7 +230,8 @@ def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 def _unknown(module: torch.nn.Module) -> str | None:
     """Why a module that nothing stands for is left alone; ``None`` if there is nothing to say."""
-    if type(module) in REPLACEMENTS.values() or base_of(type(module)):
+    kind = own_class(module)
+    if kind in REPLACEMENTS.values() or base_of(kind):
         return None
     base = next((known for known in REPLACEMENTS if isinstance(module, known)), None)
     if base:

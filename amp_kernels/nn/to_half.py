@@ -26,8 +26,9 @@ def to_half(model: Model, dtype: torch.dtype = torch.float16, *, keep_norms: boo
     Args:
         model: any module; call :func:`convert` first, so that LayerNorm and RMSNorm are those of this package.
         dtype: float16 or bfloat16.
-        keep_norms: leave BatchNorm, SyncBatchNorm and this package's LayerNorm and RMSNorm as they are. Other norms become
-            16 bits wide, because torch's kernels for them take no mix of dtypes.
+        keep_norms: leave BatchNorm, SyncBatchNorm and this package's LayerNorm and RMSNorm as they are. The parameters of
+            GroupNorm, InstanceNorm and the norms of model files (LlamaRMSNorm) become 16 bits wide, because not all of these take
+            such a mix and some return float32 then. torch's GroupNorm and InstanceNorm still compute statistics in float32.
 
     Returns:
         ``model``.

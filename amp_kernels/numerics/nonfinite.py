@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._checks import lists
 from .._raw.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ._every_op import EveryOp
 from ._hooks import TensorHooks
+from ._nested import tensors_in
 from ._statistics import Statistics, values_of
 
 _LISTED = 8  # of what a report names
@@ -39,11 +39,9 @@ class _Call:
     name: str
     kind: str  # the class, or the operation
     parent: _Call | None
-    made_by: str = ""  # the autograd node of its first output, which is the last operation within
 
     def __str__(self) -> str:
-        last = f", last operation {self.made_by}" if self.made_by else ""
-        return f"{self.name} ({self.kind}){last}"
+        return f"{self.name} ({self.kind})"
 
 
 @dataclass(eq=False)
@@ -57,6 +55,7 @@ class _Look:
     dtype: torch.dtype
     counts: Tensor
     largest: Tensor
+    made_by: str = ""  # the autograd node of an output, which is the last operation that made it
 
     def __str__(self) -> str:
         statistics = Statistics.of(self.counts.tolist(), self.largest.item(), self.shape, self.dtype)
@@ -77,8 +76,8 @@ class find_nonfinite:
     backing off does not help any more. A forward that is not finite is always reported: no scale helps there.
 
     Args:
-        model: the module whose training is watched. Inputs and outputs may be nested (tuples, lists, dicts, whatever
-            torch's pytree knows); tensors that are not of floating point are passed over.
+        model: the module whose training is watched. Inputs and outputs may be nested (tuples, lists, dicts, dataclasses,
+            whatever torch's pytree knows); tensors that are not of floating point are passed over.
         scaler: the gradient scaler, if one is in use; torch's or this package's.
         patience: steps in a row at the minimum scale after which an overflow is a fault.
         on_detect: ``"raise"`` a :class:`amp_kernels.numerics.NonFiniteError`, or ``"warn"`` once a step and go on.
@@ -178,7 +177,7 @@ class find_nonfinite:
 
     # ---- looking ----
 
-    def _look(self, call: _Call | None, role: Any, place: str, tensor: Tensor) -> None:
+    def _look(self, call: _Call | None, role: Any, place: str, tensor: Tensor, made_by: str = "") -> None:
         if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta":
             return
         version = 0 if tensor.is_inference() else tensor._version
@@ -187,14 +186,14 @@ class find_nonfinite:
             with torch.no_grad(), _disable_current_modes():
                 (counts,), (largest,) = exponent_histogram([values_of(tensor)])
             known = self._known[tensor] = (version, counts, largest)
-        self._looks.append(_Look(call, role, place, tuple(tensor.shape), tensor.dtype, *known[1:]))
+        self._looks.append(_Look(call, role, place, tuple(tensor.shape), tensor.dtype, *known[1:], made_by))
 
     def _before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             if module is self._model and not self._open and self._looks:
                 self.check()
             call = _Call(name, type(module).__name__, self._open[-1] if self._open else None)
-            for place, tensor in _tensors((args, kwargs) if kwargs else args):
+            for place, tensor in tensors_in((args, kwargs) if kwargs else args):
                 self._look(call, "input", place, tensor)
                 if tensor.requires_grad:
                     self._of_gradient(call, "gradient of input", place, tensor)
@@ -212,24 +211,24 @@ class find_nonfinite:
         call = self._open.pop()
         if self._every_op is not None and not self._open:
             self._every_op.__exit__(None, None, None)
-        for place, tensor in _tensors(output):
-            self._look(call, "output", place, tensor)
-            if tensor.grad_fn is not None:
-                call.made_by = call.made_by or tensor.grad_fn.name()
-                self._of_gradient(call, "gradient of output", place, tensor)
+        for place, tensor in tensors_in(output):
+            made_by = "" if tensor.grad_fn is None else tensor.grad_fn.name()
+            self._look(call, "output", place, tensor, made_by)
+            if made_by:
+                self._of_gradient(call, "gradient of output", place, tensor, made_by)
 
     def _before_operation(self, operation: str, inputs: Any) -> _Call:
         call = _Call(self._open[-1].name, operation, self._open[-1])
-        for place, tensor in _tensors(inputs):
+        for place, tensor in tensors_in(inputs):
             self._look(call, "input", place, tensor)
         return call
 
     def _after_operation(self, call: _Call, outputs: Any) -> None:
-        for place, tensor in _tensors(outputs):
+        for place, tensor in tensors_in(outputs):
             self._look(call, "output", place, tensor)
 
-    def _of_gradient(self, call: _Call, role: str, place: str, tensor: Tensor) -> None:
-        self._hooks.add(tensor, (call.name, role, place), lambda grad: self._look(call, role, place, grad))
+    def _of_gradient(self, call: _Call, role: str, place: str, tensor: Tensor, made_by: str = "") -> None:
+        self._hooks.add(tensor, (call.name, role, place), lambda grad: self._look(call, role, place, grad, made_by))
 
     def _of_parameter(self, name: str) -> Callable[[Tensor], None]:
         def hook(param: Tensor) -> None:
@@ -266,13 +265,14 @@ class find_nonfinite:
         first = next((look for look in bad if look.role != "output" or look.call not in tainted), bad[0])
         if first.role == "output":
             producer = first.call
-            lines = [f"made in the forward of {producer}"]
+            lines = [f"made in the forward of {_with_operations(producer, bad, 'output')}"]
             lines += [f"  {look}" for look in self._looks if look.call is producer and look.role in ("input", "output")]
         else:
             lines = [f"came in with {first.role} {first.place} of {first.call}", f"  {first}"]
         others = [call for call in producers if not _within(first.call, call)]
         passed_on = [call for call in calls if call in tainted and call is not first.call]
-        return lines + _listed("also made by", others) + _listed("passed on by", passed_on)
+        also = [_with_operations(call, bad, "output") for call in others]
+        return lines + _listed("also made by", also) + _listed("passed on by", passed_on)
 
     def _of_backward(self, bad: list[_Look]) -> list[str]:
         first = bad[0]
@@ -282,14 +282,15 @@ class find_nonfinite:
         makers = [look.call for look in same if look.role == "gradient of input" and look.call not in entered]
         if makers:
             producer = makers[-1]
-            lines = [f"made in the backward of {producer}"]
+            lines = [f"made in the backward of {_with_operations(producer, self._looks, 'gradient of output')}"]
             lines += [f"  {look}" for look in self._looks if look.call is producer and look.role.startswith("gradient")]
         elif first.role == "gradient of parameter":
             lines = [f"made in the gradient of parameter {first.place!r}"]
         elif first.call is not None and (parent := first.call.parent) is not None and parent not in entered:
             lines = [f"made in the backward of {parent}, by an operation of its own after {first.call}", f"  {first}"]
         else:
-            lines = [f"came into the model from the loss, as the gradient of an output of {first.call}", f"  {first}"]
+            named = _with_operations(first.call, [first], "gradient of output")
+            lines = [f"came into the model from the loss, as the gradient of an output of {named}", f"  {first}"]
         grads = [look for look in bad if look.role == "gradient of parameter"]
         every = sum(look.role == "gradient of parameter" for look in self._looks)
         return lines + _listed(f"not finite, of {every} gradients of parameters:", [look.place for look in grads])
@@ -303,10 +304,13 @@ def _within(inner: _Call | None, outer: _Call | None) -> bool:
     return False
 
 
-def _tensors(nested: Any) -> Iterator[tuple[str, Tensor]]:
-    for path, leaf in tree_flatten_with_path(nested)[0]:
-        if isinstance(leaf, Tensor):
-            yield keystr(path), leaf
+def _with_operations(call: _Call, looks: Sequence[_Look], role: str) -> str:
+    """``call``, and the last operations that made what ``looks`` saw of it in ``role``."""
+    operations = dict.fromkeys(
+        look.made_by for look in looks if look.call is call and look.role == role and look.made_by
+    )
+    several = "s" if len(operations) > 1 else ""
+    return f"{call}, last operation{several} {' and '.join(operations)}" if operations else str(call)
 
 
 def _not_finite(looks: list[_Look]) -> list[_Look]:

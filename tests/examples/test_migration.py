@@ -89,8 +89,75 @@ def test_lightning(precision, tmp_path, monkeypatch):
     assert (max(after for _, after in norms) < 1.001) == by_trainer
 
 
+def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
+    """And refuses to clip where the optimizer unscales inside its step."""
+    lightning = needed("lightning")
+    plugins = importlib.import_module("lightning.pytorch.plugins.precision")
+    monkeypatch.chdir(tmp_path)
+    norms = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self, options):
+            super().__init__()
+            self.model, self.options = ak.convert(build()), options
+
+        def training_step(self, batch):
+            return 100 * self.model(batch[0]).float().square().sum()
+
+        def configure_optimizers(self):
+            return ak.optim.AdamW(self.parameters(), **self.options)
+
+        def optimizer_step(self, *args, **kwargs):
+            super().optimizer_step(*args, **kwargs)
+            norms.append(ak.get_total_norm([p.grad for p in self.parameters()]))
+
+    def fit(**options):
+        plugin = plugins.MixedPrecision("16-mixed", "cpu", scaler=ak.GradScaler("cpu", init_scale=4.0))
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = lightning.Trainer(plugins=[plugin], accelerator="cpu", max_steps=3, gradient_clip_val=1.0, **quiet)
+        trainer.fit(Module(options), torch.utils.data.DataLoader(rows(), batch_size=16))
+
+    fit(unscale_grads=True)
+    assert torch.stack(norms).tolist() == pytest.approx([1.0] * 3, rel=1e-4)
+    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+        fit()
+
+
+@pytest.mark.parametrize(
+    ("scaler", "options", "aware", "told", "rates"),
+    [
+        (torch.amp.GradScaler, {}, False, [False, False, False], [0.5, 0.25, 0.125]),
+        (torch.amp.GradScaler, {"unscale_grads": True}, False, [False, True, False], [0.5, 0.5, 0.25]),
+        (ak.GradScaler, {}, False, [False, False, False], [0.5, 0.25, 0.125]),
+        (ak.GradScaler, {}, True, [False, False, False], [0.5, 0.5, 0.25]),
+    ],
+)
+def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
+    """What it says of the second step, which overflows, and what a scheduler does; our scaler answers in each case."""
+    accelerate = needed("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")  # it has FP16 on a GPU alone
+    accelerator.scaler = scaler("cpu")
+    model = ak.convert(nn.Linear(4, 2))
+    optimizer = ak.optim.AdamW(model.parameters(), lr=1.0, **options)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    scheduler = ak.amp.SkipAwareScheduler(scheduler, accelerator.scaler) if aware else accelerator.prepare(scheduler)
+    found, skipped = [], []
+    for factor in (1.0, torch.inf, 1.0):
+        optimizer.zero_grad()
+        before = model.weight.detach().clone()
+        accelerator.backward(model(torch.ones(2, 4)).float().sum() * factor)
+        optimizer.step()
+        scheduler.step()
+        skipped.append(torch.equal(model.weight, before))
+        if scaler is ak.GradScaler:
+            assert accelerator.scaler.last_step_skipped == skipped[-1]
+        found.append((optimizer.step_was_skipped, scheduler.get_last_lr()[0]))
+    assert skipped == [False, True, False]
+    assert found == list(zip(told, rates, strict=True))
+
+
 def test_accelerate():
-    """Also what it says of steps that are skipped."""
     accelerate = needed("accelerate")
     (recipe,) = blocks("accelerate")
     data = torch.utils.data.DataLoader(rows(), batch_size=16)

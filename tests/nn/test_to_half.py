@@ -38,6 +38,30 @@ def test_everything_but_the_norms(dtype):
     assert model[1].running_var.dtype == dtype
 
 
+class LlamaRMSNorm(torch.nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(columns)), 1e-6
+
+    def forward(self, x):
+        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_other_norms_become_16_bits_wide_and_their_statistics_do_not(dtype):
+    """The squares of 300 overflow in FP16."""
+    model = ak.convert(
+        torch.nn.ModuleList([torch.nn.GroupNorm(4, 4), torch.nn.InstanceNorm1d(4, affine=True), LlamaRMSNorm(8)])
+    )
+    ak.nn.to_half(model, dtype)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    x = torch.tensor([300.0, 0.0]).repeat(2, 4, 4).to(dtype)
+    for norm in model[:2]:
+        torch.testing.assert_close(
+            norm(x), torch.tensor([1.0, -1.0], dtype=dtype).repeat(2, 4, 4), rtol=2**-7, atol=0.0
+        )
+
+
 def test_tied_weights_stay_tied_and_such_a_model_trains():
     model = ak.convert(network())
     model.append(torch.nn.Linear(2, 8, bias=False))

@@ -2,6 +2,7 @@
 is left behind."""
 
 import contextlib
+import dataclasses
 import warnings
 
 import pytest
@@ -118,6 +119,99 @@ def test_nested_outputs(output, place):
             return output(x)
 
     assert place in report_of(Nested(), torch.ones(2), backward=False)
+
+
+class Chunks(dict):
+    """A dict for everyone but pytree."""
+
+
+@dataclasses.dataclass
+class Found:
+    """As models of transformers return."""
+
+    loss: object
+    states: object = None
+
+
+class Several(nn.Module):
+    """Outputs of different operations, arranged by ``arrange``, of which the last is ``bad``."""
+
+    def __init__(self, arrange, bad=None):
+        super().__init__()
+        self.arrange, self.bad = arrange, bad or (lambda x: (x - x) / (x - x))
+
+    def forward(self, x):
+        return self.arrange(x.exp(), self.bad(x))
+
+
+NESTED = {
+    "tuple": (lambda good, bad: (good, bad), "[1]"),
+    "tuple in a dict": (lambda good, bad: {"a": good, "b": (None, 3, bad)}, "['b'][2]"),
+    "dict of a class": (lambda good, bad: Chunks(a=good, b=[bad]), "['b'][0]"),
+    "dataclass": (lambda good, bad: Found(good, (good, bad)), ".states[1]"),
+    "dataclass in a dict": (lambda good, bad: {"a": [Found(good, Chunks(b=bad))]}, "['a'][0].states['b']"),
+}
+
+
+@pytest.mark.parametrize("case", NESTED)
+def test_the_operation_is_that_of_the_bad_output(case):
+    arrange, place = NESTED[case]
+    report = report_of(Several(arrange), torch.ones(2, requires_grad=True), backward=False)
+    assert report.startswith("step 0: made in the forward of the model (Several), last operation DivBackward0\n")
+    assert f"output {place}: float32[2]: 2 NaN" in report
+
+
+def test_a_bad_output_without_an_operation_names_none():
+    model = Several(lambda good, bad: (good, bad), bad=lambda x: torch.full_like(x, torch.nan))
+    report = report_of(model, torch.ones(2, requires_grad=True), backward=False)
+    assert report.startswith("step 0: made in the forward of the model (Several)\n")
+
+
+def test_the_receiver_of_a_bad_input_did_not_make_it():
+    assert "last operation" not in report_of(net(), torch.full((2, 4), torch.nan))
+
+
+def step_of_outputs(arrange, loss):
+    with find_nonfinite(Several(arrange, bad=torch.sin)) as finder:
+        loss(finder._model(torch.ones(2, requires_grad=True))).backward()
+
+
+def test_gradients_name_the_output_that_they_came_into():
+    def loss(found):
+        return found.loss.sum() + found.states["b"].sum() * torch.inf
+
+    with pytest.raises(NonFiniteError) as caught:
+        step_of_outputs(lambda good, other: Found(good, Chunks(b=other)), loss)
+    first, second, *_ = str(caught.value).splitlines()
+    assert first.endswith("as the gradient of an output of the model (Several), last operation SinBackward0")
+    assert second.startswith("  gradient of output .states['b']: float32[2]")
+
+
+def test_a_backward_names_the_operations_of_all_outputs_that_had_a_gradient():
+    class Root(nn.Module):
+        def forward(self, x):
+            return x.exp(), x.cos(), x.sqrt()
+
+    def step():
+        model = Root()
+        with find_nonfinite(model):
+            _, cosine, root = model(torch.zeros(2, requires_grad=True))
+            (cosine.sum() + root.sum()).backward()
+
+    with pytest.raises(
+        NonFiniteError, match=r"(?m)made in the backward of the model .Root., last operations Sqrt.* and CosBackward0$"
+    ):
+        step()
+
+
+def test_an_output_that_holds_itself():
+    def around(good, bad):
+        found = Found(good)
+        found.states = [found, bad]
+        return found
+
+    report = report_of(Several(around), torch.ones(2, requires_grad=True), backward=False)
+    assert "output .states[1]: float32[2]: 2 NaN" in report
 
 
 def test_backward_of_a_module():
