@@ -4,7 +4,7 @@
 // bandwidth is the limit. Plan: that of base/elementwise.cuh; with swiglu a thread takes a vector of gates and that
 // of the values that belong to them. Trap: a view may begin anywhere and rows may be odd; then a thread takes one
 // element at a time.
-#include "activation/backward.h"
+#include "activation/call.h"
 
 #include "base/elementwise.cuh"
 #include "base/half.h"
@@ -73,7 +73,7 @@ swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t 
 }
 
 template <class Z, class G, int kVec>
-Status run_gradient(const ActivationGradient& p, Stream stream) {
+Status run_gradient(const ActivationBackward& p, Stream stream) {
   const bool gated = is_gated(p.activation);
   const int64_t columns = gated ? p.columns / 2 : p.columns;
   const LaunchConfig config = elementwise_launch("activation_backward", p.rows * columns / kVec, stream);
@@ -85,7 +85,7 @@ Status run_gradient(const ActivationGradient& p, Stream stream) {
 }
 
 template <class Z, class G>
-Status run_gradient(const ActivationGradient& p, Stream stream) {
+Status run_gradient(const ActivationBackward& p, Stream stream) {
   const bool rows_aligned = !is_gated(p.activation) || p.columns / 2 % kVectorOf<Z, G> == 0;
   return vector_aligned(p.grad) && vector_aligned(p.z) && vector_aligned(p.out) && rows_aligned
              ? run_gradient<Z, G, kVectorOf<Z, G>>(p, stream)
@@ -94,7 +94,7 @@ Status run_gradient(const ActivationGradient& p, Stream stream) {
 
 }  // namespace
 
-Status activation_backward(const ActivationGradient& p, Stream stream) {
+Status activation_backward(const ActivationBackward& p, Stream stream) {
   if (p.rows * p.columns == 0) return {};
   const bool wide_grad = p.grad_type == DType::kFloat32;
   if (p.type == DType::kFloat32) return run_gradient<float, float>(p, stream);

@@ -4,7 +4,7 @@
 // some 20 to 40 instructions, so memory bandwidth is the limit. Plan: that of base/elementwise.cuh; with swiglu a
 // thread takes a vector of gates and that of the values that belong to them. Trap: a view may begin anywhere and rows
 // may be odd; then a thread takes one element at a time.
-#include "activation/forward.h"
+#include "activation/call.h"
 
 #include "base/elementwise.cuh"
 #include "base/half.h"

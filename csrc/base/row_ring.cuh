@@ -9,7 +9,7 @@
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
 #include "device/launch.cuh"
-#include "norm/row.cuh"
+#include "base/row.cuh"
 
 namespace ak {
 

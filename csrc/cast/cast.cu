@@ -8,7 +8,7 @@
 // The nine pairs of dtypes are loops of their own. Traps: source and destination have accesses of different widths, so
 // no peel aligns both; a pair that is not aligned to 16 bytes goes element by element. Random bits are numbered by
 // element, so that they do not depend on which of the two walks is taken.
-#include "cast/cast.h"
+#include "cast/call.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -19,6 +19,28 @@
 
 namespace ak {
 namespace {
+
+/// The pairs of one launch.
+template <int N>
+struct CastListArgs {
+  static constexpr int kTensors = N;
+  ChunkMap<N> map;
+  void* destination[N];
+  const void* source[N];
+  uint32_t index[N];  ///< position in the list, part of the key of the random bits
+  DType to[N], from[N];
+
+  void set(int place, const CastRef& cast, size_t position) {
+    destination[place] = cast.destination;
+    source[place] = cast.source;
+    index[place] = static_cast<uint32_t>(position);
+    to[place] = cast.to;
+    from[place] = cast.from;
+  }
+};
+constexpr int kCastListTensors = 928;
+static_assert(sizeof(CastListArgs<kCastListTensors>) + 128 <= kArgumentBytes,
+              "the list and the other arguments must fit one launch");
 
 constexpr int kCastThreads = 256;
 constexpr int kCastBlocksPerSm = 4;

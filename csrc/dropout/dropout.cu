@@ -6,11 +6,11 @@
 //
 // Trap: a thread with fewer than 8 elements left, or between boundaries, moves them one by one; the mask is by place,
 // not by thread, so it is the same mask.
-#include "dropout/dropout.h"
+#include "dropout/call.h"
 
 #include "base/elementwise.cuh"
 #include "device/memory.cuh"
-#include "norm/row.cuh"
+#include "base/row.cuh"
 
 namespace ak {
 namespace {

@@ -9,7 +9,7 @@
 //
 // Traps: of a run of three pieces the middle one is both begun before and continued behind. Entries of padding_idx are
 // many and must cost no read. An index of no row, which the CPU refuses, must not be followed.
-#include "embedding/accumulate.h"
+#include "embedding/call.h"
 
 #include "base/half.h"
 #include "device/launch.cuh"

@@ -22,7 +22,7 @@
 // such units (compute capability 7.5, 8.6, 8.9, 12.0), and that is slower than memory delivers 16-bit gradients. So a
 // thread whose share of a chunk has a small sum reads this share once more, multiplied by a power of two: the loop is
 // the same, the bytes are in L2, and shares that are all zero, the frequent small ones, are told apart by their peak.
-#include "gradients/check_and_norm.h"
+#include "gradients/list.h"
 
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"

@@ -11,7 +11,7 @@
 // makes an increment by one whose old value nobody reads an instruction of its own (ATOMS.POPC.INC), which adds up the
 // threads of a warp that hit one address. A counter of a block is 32 bits wide: enough for a tensor of 2^32 elements a
 // block, more than a GPU holds.
-#include "gradients/exponent_histogram.h"
+#include "gradients/list.h"
 
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"

@@ -1,4 +1,4 @@
-// Lists of gradients for the kernels that look at each element once: what they are made of, and how many fit a launch.
+// Lists of gradients as kernel arguments, for the kernels that read each element once.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,17 +6,9 @@
 
 #include "base/tensor_list.h"
 #include "device/tensor_list.cuh"
+#include "gradients/call.h"
 
 namespace ak {
-
-template <class Void>  // void or const void
-struct GradRefTo {
-  Void* data;  // aligned to its element; elements in memory order
-  int64_t numel;
-  DType dtype;
-};
-using GradRef = GradRefTo<const void>;
-using MutableGradRef = GradRefTo<void>;
 
 /// The gradients of one launch.
 template <class Void, int N>

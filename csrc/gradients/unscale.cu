@@ -9,7 +9,7 @@
 //
 // Without a flag it is what a backward multiplies gradients by that its forward has made: a factor that the host does
 // not know, and that is 1 in most steps. Then every thread reads it and is done.
-#include "gradients/unscale.h"
+#include "gradients/list.h"
 
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"

@@ -4,7 +4,7 @@
 // stay small; a longer list takes a chain of launches, each of which hands on whether it or one before it has seen an
 // overflow, and only the last one touches the scale. Trap: flags are tested one by one and never added up, where a -1
 // or a NaN could hide an overflow.
-#include "gradients/update_scale.h"
+#include "gradients/call.h"
 
 #include <algorithm>
 

@@ -21,7 +21,7 @@
 //
 // Traps: a thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in
 // torch. What an ignored row holds must not count; the second kernel reads no word of it.
-#include "loss/cross_entropy.h"
+#include "loss/call.h"
 
 #include <cmath>
 

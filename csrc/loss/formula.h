@@ -20,7 +20,13 @@ struct CrossEntropyTerms {
   float z_loss;
 };
 
-// What one read of a row finds.
+// Host only.
+inline CrossEntropyTerms cross_entropy_terms(double label_smoothing, double z_loss, int64_t classes) {
+  return {static_cast<float>(1.0 - label_smoothing), static_cast<float>(label_smoothing / static_cast<double>(classes)),
+          static_cast<float>(z_loss)};
+}
+
+// The sums of one pass over a row.
 struct CrossEntropySums {
   float largest;  // m
   float sum_exp;  // sum of exp(x_j - m)

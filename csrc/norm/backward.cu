@@ -20,7 +20,7 @@
 //
 // Traps: no atomics, whose order would change the bits from run to run. A block without a row has no slot: the grid is
 // never larger than the number of rows.
-#include "norm/backward.h"
+#include "norm/call.h"
 
 #include <algorithm>
 
@@ -28,7 +28,7 @@
 #include "device/launch.cuh"
 #include "gemm/column_sums.h"
 #include "norm/formula.h"
-#include "norm/row.cuh"
+#include "dropout/row.cuh"
 
 namespace ak {
 namespace {
@@ -272,7 +272,7 @@ int64_t norm_backward_blocks(int64_t rows, int columns) {
 
 }  // namespace
 
-int64_t norm_backward_slots_size(int64_t rows, int columns, int parameters) {
+int64_t norm_backward_slots(int64_t rows, int columns, int parameters) {
   const bool whole = columns <= kRingColumns;  // by a block or less
   return rows == 0 ? 0
                    : (whole ? norm_backward_blocks(rows, columns) : strip_shares(rows, columns)) * columns * parameters;

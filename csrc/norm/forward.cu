@@ -28,14 +28,14 @@
 //
 // Traps: lanes beyond the end of a row must not enter the mean square, as their distance from the mean is not 0. It is
 // the rounded sum that is normalised, which backward will find in memory.
-#include "norm/forward.h"
+#include "norm/call.h"
 
 #include <algorithm>
 
 #include "base/row_ring.cuh"
 #include "device/launch.cuh"
 #include "norm/formula.h"
-#include "norm/row.cuh"
+#include "dropout/row.cuh"
 
 namespace ak {
 namespace {

@@ -17,7 +17,7 @@
 // Traps: lanes beyond the row must be -inf, not 0. A thread that has seen only -inf must not compute -inf - (-inf), nor
 // 0 times exp(0 - a very negative base). The largest value of a row with NaN may be -inf, which does not make the row
 // an empty one: its sum says that.
-#include "softmax/rows.h"
+#include "softmax/call.h"
 
 #include <algorithm>
 
@@ -86,7 +86,7 @@ softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, AK_PARAM(PieceShape) shape) {
 
 /// The result or x, its gradient, and the mask.
 struct SoftmaxGradientPieces {
-  const SoftmaxGradient& p;
+  const SoftmaxRowsBackward& p;
   AK_DEVICE const uint8_t* at(int m, int64_t row) const {
     if (m == 2) return p.mask.row(row);
     return m == 0 ? element(p.of, p.of_type, row * p.columns) : element(p.grad, p.grad_type, row * p.columns);
@@ -96,7 +96,7 @@ struct SoftmaxGradientPieces {
 
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
-softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) shape) {
+softmax_rows_backward_kernel(AK_PARAM(SoftmaxRowsBackward) p, AK_PARAM(PieceShape) shape) {
   const bool log = p.statistics != nullptr;
   RowPieces<kThreads, 3, SoftmaxGradientPieces> pieces(
       {bytes_of(p.of_type), bytes_of(p.grad_type), p.mask.data != nullptr}, p.rows, p.columns, shape, {p});
@@ -224,7 +224,7 @@ softmax_rows_ring_kernel(AK_PARAM(SoftmaxRows) p, int teams) {
 
 template <class Team>
 AK_KERNEL(kWarpThreads* kRingWarps, 1)
-softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxGradient) p, int teams) {
+softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxRowsBackward) p, int teams) {
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   const bool log = p.statistics != nullptr;
   RowRing<Team, 2> ring({{p.of, p.of_type, p.columns}, {p.grad, p.grad_type, p.columns}}, p.rows, p.columns, teams);
@@ -286,7 +286,7 @@ Status softmax_rows(const SoftmaxRows& p, Stream stream) {
                        [](auto threads) { return softmax_rows_kernel<threads()>; });
 }
 
-Status softmax_rows_backward(const SoftmaxGradient& p, Stream stream) {
+Status softmax_rows_backward(const SoftmaxRowsBackward& p, Stream stream) {
   if (p.rows == 0) return {};
   const bool aligned =
       rows_aligned(p.grad, p.columns) && rows_aligned(p.of, p.columns) && rows_aligned(p.out, p.columns);

@@ -16,8 +16,8 @@ UpdateDecision decide(const UpdateArguments& a) {
 }
 
 float* load_weights(const UpdateParam& p, int64_t at, int64_t n, float* buffer) {
-  if (!p.master.data) return load_tile(p.param.data, p.param.dtype, at, n, buffer);
-  if (p.master.dtype == ScalarType::Float) return load_tile(p.master.data, p.master.dtype, at, n, buffer);
+  if (!p.master.data) return load_tile(p.param.data, dtype_of(p.param.dtype), at, n, buffer);
+  if (p.master.dtype == ScalarType::Float) return load_tile(p.master.data, dtype_of(p.master.dtype), at, n, buffer);
   const int16_t* remainder = reinterpret_cast<const int16_t*>(p.master.data) + at;
   if (p.param.dtype == ScalarType::Half) {
     join_span(reinterpret_cast<const fp16*>(p.param.data) + at, remainder, buffer, n);
@@ -46,11 +46,11 @@ void store_weights(const UpdateParam& p, const float* weights, int64_t at, int64
     return;
   }
   if (r.stochastic && !p.master.data && is_half(p.param.dtype)) {
-    store_stochastic(weights, p.param.data, p.param.dtype, at, n, {r.seed, r.step, p.index});
+    store_stochastic(weights, p.param.data, dtype_of(p.param.dtype), at, n, {r.seed, r.step, p.index});
   } else {
-    store_tile(weights, p.param.data, p.param.dtype, at, n);
+    store_tile(weights, p.param.data, dtype_of(p.param.dtype), at, n);
   }
-  if (p.shadow.data) store_tile(weights, p.shadow.data, p.shadow.dtype, at, n);
+  if (p.shadow.data) store_tile(weights, p.shadow.data, dtype_of(p.shadow.dtype), at, n);
 }
 
 void update_ema(const UpdateParam& p, const float* weights, int64_t at, int64_t n, float take) {

@@ -52,23 +52,21 @@ void update_ema(const UpdateParam& p, const float* weights, int64_t at, int64_t 
 // finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
 template <typename Update, typename Finish>
 void for_each_tile(const std::vector<UpdateParam>& params, const Update& update, const Finish& finish) {
-  const std::vector<Chunk> chunks =
-      make_chunks(static_cast<int64_t>(params.size()), [&](int64_t i) { return params[static_cast<size_t>(i)].numel; });
-  for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) {
+  for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {
     constexpr int kMaxMoments = UpdateParam::kMaxMoments;
     alignas(64) float buffers[2 + kMaxMoments][kTile];
     const UpdateParam& p = params[static_cast<size_t>(chunk.tensor)];
     for (int64_t at = chunk.begin; at < chunk.end; at += kTile) {
       const int64_t n = std::min(kTile, chunk.end - at);
       float* weights = load_weights(p, at, n, buffers[0]);
-      const float* grads = load_tile(p.grad.as_const(), p.grad.dtype, at, n, buffers[1]);
+      const float* grads = load_tile(p.grad.as_const(), dtype_of(p.grad.dtype), at, n, buffers[1]);
       float* moments[kMaxMoments] = {};
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k].data) moments[k] = load_tile(p.moments[k].data, p.moments[k].dtype, at, n, buffers[2 + k]);
+        if (p.moments[k].data) moments[k] = load_tile(p.moments[k].data, dtype_of(p.moments[k].dtype), at, n, buffers[2 + k]);
       }
       update(chunk.tensor, weights, grads, moments, at, n);
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k].data) store_tile(moments[k], p.moments[k].data, p.moments[k].dtype, at, n);
+        if (p.moments[k].data) store_tile(moments[k], p.moments[k].data, dtype_of(p.moments[k].dtype), at, n);
       }
       finish(chunk.tensor, weights, at, n);
     }

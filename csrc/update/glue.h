@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "base/gpu/call.h"
+#include "base/op_call.h"
 #include "update/arguments.h"
 #include "update/update.h"
 
@@ -39,7 +39,7 @@ inline ParamState param_state(const UpdateParam& p, bool stochastic) {
 
 // The parameters with their state, all checked, and named for the kernels.
 template <typename Rule>
-std::vector<ParamState> check_update(GpuCall& call, const UpdateArguments& a) {
+std::vector<ParamState> check_update(OpCall& call, const UpdateArguments& a) {
   const std::vector<UpdateParam> params =
       check_update_arguments<Rule>(a, [&](ArgName name, const Tensor& tensor) { call.check_place(name, tensor); });
   const auto reach = [&](const char* name, const TensorList& buffers) {
@@ -66,7 +66,7 @@ template <typename Rule>
 void take_step(const UpdateArguments& a) {
   const TensorList& first = a.table ? a.steps : a.params;  // an address does not tell its device
   if (first.empty()) return;
-  GpuCall call(a.op, {a.table ? "steps" : "params", 0}, first[0]);
+  OpCall call(a.op, {a.table ? "steps" : "params", 0}, first[0]);
   const std::vector<ParamState> states = check_update<Rule>(call, a);
   std::vector<ParamGroup<typename Rule::Options>> groups;
   groups.reserve(a.flags.size());
@@ -84,8 +84,8 @@ void take_step(const UpdateArguments& a) {
     call.write({"squares"}, *a.squares);
     half.squares = static_cast<double*>(a.squares->mutable_data_ptr());
   }
-  const Tensor scratch = call.scratch(update_scratch_bytes<Rule>(states));
-  call.launch(update<Rule>, states, groups, decisions, static_cast<uint64_t>(a.seed), scratch.mutable_data_ptr(), half);
+  void* const scratch = call.scratch(update_scratch_bytes<Rule>(states));
+  call.launch(update<Rule>, states, groups, decisions, static_cast<uint64_t>(a.seed), scratch, half);
 }
 
 }  // namespace ak

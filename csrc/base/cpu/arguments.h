@@ -9,14 +9,11 @@ inline void check_cpu(const char* op, ArgName name, const Tensor& t) {
   AK_CHECK(t.is_cpu(), op, ": ", name, " must be on the CPU like the other arguments");
 }
 
-inline constexpr std::initializer_list<ScalarType> kListDtypes = {ScalarType::Half, ScalarType::BFloat16,
-                                                                  ScalarType::Float, ScalarType::Double};
-
 // A list whose elements the kernel takes in the order of memory.
 inline void check_list(const char* op, const char* argument, const TensorList& list) {
   for (size_t i = 0; i < list.size(); ++i) {
     const ArgName name{argument, static_cast<int64_t>(i)};
-    check_dtype(op, name, list[i], kListDtypes);
+    check_dtype(op, name, list[i], kFloatDtypes);
     check_cpu(op, name, list[i]);
     check_dense(op, name, list[i]);
   }

@@ -1,4 +1,4 @@
-// The emulator behind base/gpu/call.h: CPU tensors, of which kernels reach only those that the glue has named.
+// The emulator behind base/op_call.h: CPU tensors, of which kernels reach only those that the glue has named.
 //
 // AMP_KERNELS_EMULATE_SEED chooses the schedule of threads and copies (0), AMP_KERNELS_EMULATE_CAPABILITY and
 // AMP_KERNELS_EMULATE_SMS the GPU that launches are planned for ("9.0", 132). All are read at each call.
@@ -20,12 +20,13 @@
 #include "emulator/machine.h"
 #include "emulator/visible.h"
 
-#define AK_GPU_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels_emulated, CPU, m)
+#define AK_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels_emulated, CPU, m)
 
 namespace ak {
 
 class Target {
  public:
+  static constexpr bool kOnCpu = false;
   static constexpr const char* kDevices = "the CPU, where the emulator runs,";
   static constexpr bool kLooks = true;  // kernels reach the memory that they are shown
   static bool has(const Tensor& t) { return t.is_cpu(); }
@@ -39,8 +40,12 @@ class Target {
 
   bool holds(const Tensor& t) const { return t.is_cpu(); }
   std::string name() const { return "the CPU"; }
-  torch::stable::Device device() const { return {torch::headeronly::DeviceType::CPU}; }
   Stream stream() const { return nullptr; }
+
+  Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) const {
+    return torch::stable::empty(size, dtype, std::nullopt,
+                                torch::stable::Device{torch::headeronly::DeviceType::CPU});
+  }
 
   // Plans are those of an H200 unless the environment says otherwise; how many SMs the emulator has only sizes
   // persistent grids.

@@ -3,4 +3,4 @@
 
 #include "update/glue.h"
 
-AK_GPU_OPS(m) { ak::register_update<ak::AdamW, ak::take_step<ak::AdamW>>(m); }
+AK_OPS(m) { ak::register_update<ak::AdamW, ak::take_step<ak::AdamW>>(m); }

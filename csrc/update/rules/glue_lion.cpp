@@ -3,4 +3,4 @@
 
 #include "update/glue.h"
 
-AK_GPU_OPS(m) { ak::register_update<ak::Lion, ak::take_step<ak::Lion>>(m); }
+AK_OPS(m) { ak::register_update<ak::Lion, ak::take_step<ak::Lion>>(m); }

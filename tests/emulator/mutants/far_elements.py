@@ -47,7 +47,7 @@ MUTANTS = [
         BACKWARD, "static_cast<int64_t>(share) * p.parameters", "share * p.parameters", "slots of sums lie elsewhere"
     ),
     Mutant(
-        "norm/row.cuh",
+        "base/row.cuh",
         "static_cast<uint64_t>(at)",
         "static_cast<uint32_t>(at)",
         "rows beyond 2^32 have the mask of earlier ones",

@@ -5,11 +5,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/dtype.h"
 #include "base/half.h"
 #include "device/block.cuh"
 #include "device/memory.cuh"
-#include "device/tensor_list.cuh"
-#include "dropout/formula.h"
+#include "device/status.h"
 
 namespace ak {
 
@@ -118,33 +118,6 @@ AK_DEVICE void store_row(float (&values)[kColumns], void* data, DType dtype, int
       }
       store_vec(to + held * kThreads, v);
     });
-  });
-}
-
-/// Dropout of kVec values, of which the first is `element` of the tensor: the mask of dropout/dropout.cu. Vectors of
-/// whole groups begin with one.
-template <int kVec>
-AK_DEVICE void drop_vector(float* values, uint64_t seed, DropoutRate rate, uint64_t element) {
-  if constexpr (kVec % kDropoutGroup == 0) {
-    AK_UNROLL
-    for (int j = 0; j < kVec; j += kDropoutGroup) {
-      const Philox4 bits = dropout_bits(seed, (element + j) / kDropoutGroup);
-      AK_UNROLL
-      for (int k = 0; k < kDropoutGroup; k++) values[j + k] = dropped_out(values[j + k], bits.word[k], rate);
-    }
-  } else {
-    static_assert(kVec == 1);
-    values[0] = dropped_out(values[0], dropout_word(seed, element), rate);
-  }
-}
-
-/// Dropout of a piece of a row, whose first value is element `at` of the tensor.
-template <int kThreads, int kVec, int kColumns>
-AK_DEVICE void drop_row(float (&values)[kColumns], const DropoutMask& mask, int64_t at, int left) {
-  if (mask.seed == nullptr) return;
-  const uint64_t seed = static_cast<uint64_t>(load(mask.seed));
-  for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int column) {
-    drop_vector<kVec>(values + held, seed, mask.rate, static_cast<uint64_t>(at) + column);
   });
 }
 

@@ -1,0 +1,139 @@
+// One call of an op: where its tensors must lie, its memory, and the launch of its kernel. Glue between schema and
+// kernel is written once over this object, for three targets: the CPU library, CUDA, and the emulator, whose ops are in
+// a second namespace and take CPU tensors. So the emulator checks the glue of the CUDA library without a GPU.
+//
+// read, write and empty take the argument's name for error messages, and for the emulator: a kernel that touches memory
+// without a name is stopped.
+#pragma once
+
+#if defined(AK_EMULATE)
+#include "base/gpu/target_emulator.h"
+#elif defined(AK_ON_CPU)
+#include "base/cpu/target.h"
+#else
+#include "base/gpu/target_cuda.h"
+#endif
+
+#include <utility>
+
+#include "base/check.h"
+#include "device/status.h"
+
+namespace ak {
+
+class OpCall {
+ public:
+  // CPU kernels need no scratch, and glue may read the values of their tensors.
+  static constexpr bool kOnCpu = Target::kOnCpu;
+
+  // The call runs on the device of `first`.
+  OpCall(const char* op, ArgName name, const Tensor& first) : op_(op), target_(checked(op, name, first)) {}
+
+  const char* op() const { return op_; }
+  const Target& target() const { return target_; }
+
+  // ---- arguments
+
+  void check_place(ArgName name, const Tensor& t) const {
+    AK_CHECK(target_.holds(t), op_, ": ", name, " must be on ", target_.name(), " like the other arguments");
+  }
+  // The address of a tensor that kernels read.
+  const void* read(ArgName name, const Tensor& t) {
+    show(name, t, true, false);
+    return t.const_data_ptr();
+  }
+  const void* read(ArgName name, const std::optional<Tensor>& t) { return t ? read(name, *t) : nullptr; }
+  template <typename T, typename MaybeTensor>
+  const T* read(ArgName name, const MaybeTensor& t) {
+    return static_cast<const T*>(read(name, t));
+  }
+  // The address of a tensor that kernels write, and also read if it `holds_values`.
+  void* write(ArgName name, const Tensor& t, bool holds_values = true) {
+    show(name, t, holds_values, true);
+    return t.mutable_data_ptr();
+  }
+  // Memory that is known by its address alone.
+  void reach(ArgName name, const void* data, int64_t bytes, bool writable) {
+    if (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable);
+  }
+  const float* scalar(ArgName name, const Tensor& t) {
+    check_one_element(op_, name, t, ScalarType::Float);
+    return read<float>(name, t);
+  }
+  const float* scalar(ArgName name, const std::optional<Tensor>& t) { return t ? scalar(name, *t) : nullptr; }
+  template <typename T>
+  T* mutable_scalar(ArgName name, const Tensor& t) {
+    check_one_element(op_, name, t, kScalarType<T>);
+    return static_cast<T*>(write(name, t));
+  }
+  template <typename T>
+  T* mutable_scalar(ArgName name, const std::optional<Tensor>& t) {
+    return t ? mutable_scalar<T>(name, *t) : nullptr;
+  }
+
+  // ---- memory
+
+  // An output.
+  Tensor empty(ArgName name, torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) {
+    const Tensor t = target_.empty(size, dtype);
+    if (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
+    return t;
+  }
+  // Memory of the call, the first `zeroed` bytes 0; null for no bytes. It goes with this object: the allocator then
+  // hands it to later work of the same stream only.
+  void* scratch(size_t bytes, size_t zeroed = 0) {
+    if (bytes == 0) return nullptr;
+    const Tensor& t = scratch_.emplace_back(empty({"scratch"}, {static_cast<int64_t>(bytes)}, ScalarType::Byte));
+    zero(t, zeroed);
+    return t.mutable_data_ptr();
+  }
+  // Counters that are 0, for a kernel that leaves them 0: the stream's own, or memory of the call.
+  uint32_t* counters(size_t count) {
+    if (kOnCpu) return nullptr;
+    if (uint32_t* of_stream = target_.counters(count)) return of_stream;
+    counters_took_memset_ = true;
+    return static_cast<uint32_t*>(scratch(count * 4, count * 4));
+  }
+  // Whether counters() took a memset: while a graph is captured, or for more counters than a stream has.
+  bool counters_took_memset() const { return counters_took_memset_; }
+  // Sets the first `bytes` of a tensor to 0, in the stream's order. An empty tensor may be null, which memset need not
+  // take.
+  void zero(const Tensor& t, size_t bytes) {
+    if (bytes > 0) target_.zero(t.mutable_data_ptr(), bytes);
+  }
+
+  // ---- the kernel
+
+  // Calls launcher(args..., stream), which returns a Status, and raises if it failed.
+  template <typename Launcher, typename... Args>
+  void launch(const Launcher& launcher, Args&&... args) {
+    const Status status = launcher(std::forward<Args>(args)..., target_.stream());
+    AK_CHECK(status.ok(), op_, ": ", Target::failure(status));
+  }
+
+ private:
+  static const Tensor& checked(const char* op, ArgName name, const Tensor& t) {
+    AK_CHECK(Target::has(t), op, ": ", name, " must be on ", Target::kDevices, " like the other arguments");
+    return t;
+  }
+
+  // From the first element to the last, gaps included.
+  static size_t bytes_of_span(const Tensor& t) {
+    if (t.numel() == 0) return 0;
+    int64_t last = 0;
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    return static_cast<size_t>(last + 1) * t.element_size();
+  }
+
+  void show(ArgName name, const Tensor& t, bool holds_values, bool writable) {
+    check_place(name, t);
+    if (Target::kLooks) target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable);
+  }
+
+  const char* op_;
+  Target target_;
+  std::vector<Tensor> scratch_;
+  bool counters_took_memset_ = false;
+};
+
+}  // namespace ak
