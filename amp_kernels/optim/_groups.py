@@ -9,13 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from .._dispatch.compiled import OneOpEach
-from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete
-=======
-from ._compiled import OneOpEach
 from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete, misspelt
->>>>>>> main
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
 _NOT_NEGATIVE = {

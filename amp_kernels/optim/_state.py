@@ -15,16 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from .._dispatch.walks import note_versions, same_versions
 from .._dispatch.walks import versions as versions_of
-from .._sharding.local import is_dtensor, local
+from .._raw._split_master import join_master, split_master
+from .._sharding.local import is_dtensor, like, local, local_value
 from .._updates.state import view_like
-=======
-from ..distributed._local import is_dtensor, like, local, local_value
-from ..ops._blocks import view_like
-from ..ops._master import join_master, split_master
->>>>>>> main
 from ..ops._shadows import ShadowList, refresh_shadow
 from ._hyper_parameters import HyperParameters
 
