@@ -20,13 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.lists import FLOATS, is_dense, names
-from .._checks.operands import OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
+from .._checks.lists import FLOATS, KERNEL_DTYPES, is_dense, names
+from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define
 from .._raw import cross_entropy_rows, unscale
 from .._sharding.dtensor import is_dtensor
-from ._products import reshaped, under_transform
+from ._autograd import under_transform
+from ._tensors import reshaped
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -257,11 +258,11 @@ def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_l
         )
     check_same_device(op, logits=logits, target=target, weight=weight)
     if inplace:
-        if logits.dtype not in OUTPUT_DTYPES or logits.ndim != 2 or (logits.shape[1] > 1 and logits.stride(1) != 1):
+        if logits.dtype not in KERNEL_DTYPES or logits.ndim != 2 or (logits.shape[1] > 1 and logits.stride(1) != 1):
             raise ValueError(
                 f"{op}: inplace=True, but logits of shape {list(logits.shape)}, strides {list(logits.stride())} and dtype "
                 f"{names([logits.dtype])} cannot take the gradient; accepted: [N, C] with adjacent classes, "
-                f"{names(OUTPUT_DTYPES)}"
+                f"{names(KERNEL_DTYPES)}"
             )
         check_no_internal_overlap(op, "logits", logits)
 
