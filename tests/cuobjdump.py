@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 
+from amp_kernels.testing.patience import PATIENCE
+
 
 def cuobjdump(*arguments, cwd=None) -> str:
     tool = shutil.which("cuobjdump")
@@ -10,6 +12,6 @@ def cuobjdump(*arguments, cwd=None) -> str:
         import triton
 
         tool = triton.knobs.nvidia.cuobjdump.path
-    run = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, timeout=300, cwd=cwd)
+    run = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
     assert run.returncode == 0, run.stderr
     return run.stdout
