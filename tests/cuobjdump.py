@@ -3,10 +3,10 @@
 import shutil
 import subprocess
 
-from amp_kernels.testing.patience import PATIENCE
-
 
 def cuobjdump(*arguments, cwd=None) -> str:
+    from amp_kernels.testing.patience import PATIENCE  # here, since tests/ptx has a library to put in place before that
+
     tool = shutil.which("cuobjdump")
     if tool is None:
         import triton
