@@ -322,7 +322,8 @@ def linear_cross_entropy(
 
     The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
     (:func:`amp_kernels.nn.accumulate_fp32`). ``reduction="none"`` takes a fourth GEMM, as do class weights, probabilities
-    and a ``z_loss`` above 2^-12 in fp16. Not differentiable twice, but in float64.
+    and a ``z_loss`` above 2^-12 in fp16. Where the incoming gradient of the loss is no power of two, the input's gradient is
+    rounded twice, as in :func:`amp_kernels.cross_entropy`; in fp16 once. Not differentiable twice, but in float64.
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.
