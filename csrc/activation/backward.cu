@@ -1,9 +1,8 @@
-// activation_backward: the gradient of the pre-activation z, grad times activation'(z), in fp32, rounded once.
+// activation_backward: the gradient of the pre-activation z, grad * activation'(z), in fp32, rounded once.
 //
-// Work: reads grad and z, writes as much as z: 6 bytes an element in 16 bits, and some 20 to 60 instructions, so memory
-// bandwidth is the limit. Plan: that of base/elementwise.cuh; with swiglu a thread takes a vector of gates and that
-// of the values that belong to them. Trap: a view may begin anywhere and rows may be odd; then a thread takes one
-// element at a time.
+// Work: reads grad and z, writes as much as z: 6 bytes an element in 16 bits and 20 to 60 instructions, so memory
+// bandwidth is the limit. Plan: base/elementwise.cuh; with swiglu a thread takes a vector of gates and the matching
+// vector of values. Trap: a view may begin anywhere and rows may be odd; then a thread takes one element at a time.
 #include "activation/call.h"
 
 #include "base/elementwise.cuh"
@@ -22,7 +21,7 @@ AK_DEVICE void gradient_of(Activation activation, const G* grad, const Z* z, Z* 
     AK_UNROLL
     for (int i = 0; i < kVec; i++) result[i] = round_to<Z>(f(to_float(g[i]), to_float(x[i])));
   };
-  switch (activation) {  // out here, so that each loop is of straight code
+  switch (activation) {  // hoisted, so that each loop is branch-free
     case Activation::relu:
       each([](float dy, float v) { return activate_backward(Activation::relu, dy, v); });
       break;
@@ -56,7 +55,7 @@ AK_KERNEL(kElementThreads, kGatedBlocksPerSm)
 swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t columns) {
   const int64_t per_row = columns / kVec;
   for_each_in_grid(rows * per_row, [&](int64_t i) {
-    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad lies at i
+    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad is at i
     const auto g = load_vec<kVec, Cache::kStreaming>(grad + i * kVec);
     const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
     const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);

@@ -1,5 +1,5 @@
-// cast_ of lists of contiguous tensors on the CPU, rounded to nearest. Specification: amp_kernels/ops/cast.py. Python and
-// the dispatcher take ten times as long as the cast of a small tensor.
+// cast_ of lists of contiguous tensors on the CPU, rounded to nearest. Specification: amp_kernels/ops/cast.py. Python
+// and the dispatcher take ten times as long as the cast of a small tensor.
 #include "cast/call.h"
 
 #include <ATen/record_function.h>

@@ -19,8 +19,7 @@ Status dropout(const Dropout& call, Stream) {
     for (int64_t at = begin * kTile; at < std::min(call.count, end * kTile); at += kTile) {
       const int64_t n = std::min(kTile, call.count - at);
       const float* x = load_tile(call.x, call.x_type, at, n, x_tile);
-      const float* added =
-          call.residual ? load_tile(call.residual, call.residual_type, at, n, added_tile) : nullptr;
+      const float* added = call.residual ? load_tile(call.residual, call.residual_type, at, n, added_tile) : nullptr;
       float* result = call.out_type == DType::kFloat32 ? static_cast<float*>(call.out) + at : x_tile;
       drop_span(x, at, n, seed, call.rate, added, result);
       store_tile(result, call.out, call.out_type, at, n);

@@ -5,8 +5,7 @@
 
 namespace ak {
 
-/// Dropout of kVec values, of which the first is `element` of the tensor. Vectors of
-/// whole groups begin with one.
+/// Dropout of kVec values, the first of which is `element` of the tensor. A vector of whole groups begins with a group.
 template <int kVec>
 AK_DEVICE void drop_vector(float* values, uint64_t seed, DropoutRate rate, uint64_t element) {
   if constexpr (kVec % kDropoutGroup == 0) {
@@ -22,7 +21,7 @@ AK_DEVICE void drop_vector(float* values, uint64_t seed, DropoutRate rate, uint6
   }
 }
 
-/// Dropout of a piece of a row, whose first value is element `at` of the tensor.
+/// Dropout of a piece of a row that begins with element `at` of the tensor.
 template <int kThreads, int kVec, int kColumns>
 AK_DEVICE void drop_row(float (&values)[kColumns], const DropoutMask& mask, int64_t at, int left) {
   if (mask.seed == nullptr) return;

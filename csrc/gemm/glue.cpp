@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
-#include "activation/name.h"
 #include "activation/formula.h"
+#include "activation/name.h"
 #include "base/op_call.h"
 #include "gemm/column_sums.h"
 #include "gemm/operand.h"
@@ -155,7 +155,8 @@ struct Call {
     problem.ld_a = a.ld, problem.ld_b = b.ld;
     problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
     problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
-    const GemmPlan plan = plan_gemm_once(request_of(problem, output, half, batch_invariant), chip_of(gpu.target().properties()));
+    const GemmPlan plan =
+        plan_gemm_once(request_of(problem, output, half, batch_invariant), chip_of(gpu.target().properties()));
     half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
   }
 
@@ -174,7 +175,6 @@ struct Call {
     b = zeros(b.tensor, d - 2);
     problem.k = 8;
   }
-
 
   // For the parts of a split product; lives as long as the call.
   GemmScratch scratch(const GemmScratchSize& size) {

@@ -27,9 +27,9 @@ using MutableGradRef = GradRefTo<void>;
 size_t check_and_norm_scratch_bytes(std::span<const GradRef> grads);
 size_t check_and_norm_per_tensor_scratch_bytes(std::span<const GradRef> grads);
 
-/// *result = the norm of all elements g * inv, inv = 1 / *grad_scale (1 if `grad_scale` is null); *found_inf = 1 if some
-/// g * inv is inf or NaN, else 0. `scratch` is aligned to 16 bytes; *blocks_done is 0 before the call and after it. The
-/// bits of the result depend on values, sizes, dtypes, alignments and the number of SMs alone.
+/// *result = the norm of all elements g * inv, inv = 1 / *grad_scale (1 if `grad_scale` is null); *found_inf = 1 if
+/// some g * inv is inf or NaN, else 0. `scratch` is aligned to 16 bytes; *blocks_done is 0 before the call and after
+/// it. The bits of the result depend on values, sizes, dtypes, alignments and the number of SMs alone.
 Status check_and_norm(std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
                       uint32_t* blocks_done, float* result, float* found_inf, Stream stream);
 

@@ -1,7 +1,7 @@
 // check_and_norm on the CPU. Reads every gradient once.
 //
 // The sum is formed in double: squares of fp32 values neither overflow nor vanish in it. Its order is fixed (64 lanes
-// within a chunk, chunks in order), so the result has the same bits for any number of threads. found_inf comes from the
+// within a chunk, chunks in order), so the bits are the same for any number of threads. found_inf comes from the
 // elements: finite gradients whose sum is not finite in fp32 are no overflow.
 #include "base/cpu/chunks.h"
 #include "base/cpu/tile.h"
@@ -49,8 +49,8 @@ AK_SIMD_INLINE void add_to_lanes(const T* __restrict x, Lanes<Wide>& lanes, int6
   }
 }
 
-// In one loop, so that the memory is busy while the processor adds: a pass for each question over a tile in the L1
-// cache costs a quarter of the bandwidth.
+// One loop for both, so that the memory is busy while the processor adds: a pass each over a tile in the L1 cache would
+// cost a quarter of the bandwidth.
 template <bool kSum, typename T, typename Wide>
 AK_SIMD_CLONES void add_span(const T* __restrict x, Lanes<Wide>& lanes, int64_t n, float inv_scale) {
   for (; n >= kLanes; n -= kLanes, x += kLanes) add_to_lanes<kSum>(x, lanes, kLanes, inv_scale);

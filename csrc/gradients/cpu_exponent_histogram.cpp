@@ -1,9 +1,7 @@
-// exponent_histogram(tensors) -> (counts, largest): how many elements of each tensor lie in each power of two, and the
-// largest finite magnitude. Every element is read once.
+// exponent_histogram on the CPU. Reads every element once.
 //
-// The bins of a tile are computed in a loop of their own, which vectorises, and counted in another. Neighbours mostly
-// share a bin, and an increment that waits for the one before it takes five cycles or so: four sets of counters take
-// turns.
+// One loop computes the bins of a tile, so that it vectorises, and another counts them. Neighbours mostly share a bin,
+// and an increment that depends on the previous one takes some five cycles, so four sets of counters take turns.
 #include <algorithm>
 #include <array>
 

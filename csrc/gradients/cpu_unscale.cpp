@@ -1,8 +1,6 @@
-// unscale_(grads, found_inf, inv_scale): grads *= inv_scale in place, found_inf = 1 if any result is not finite.
-// Without found_inf nothing is read or written for a factor of 1.
-//
-// torch's _amp_foreach_non_finite_check_and_unscale_ for a list of mixed dtypes, with one difference: the stored result
-// is tested, not the scaled gradient, so a finite gradient that a scale below one unscales to inf is found.
+// unscale_ on the CPU: torch's _amp_foreach_non_finite_check_and_unscale_ for a list of mixed dtypes, with one
+// difference: the stored result is tested, not the scaled gradient, so a finite gradient that a scale below one
+// unscales to inf is found.
 #include <atomic>
 
 #include "base/cpu/chunks.h"

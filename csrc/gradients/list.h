@@ -30,7 +30,7 @@ inline constexpr int kShortGradListTensors = 188;
 static_assert(sizeof(GradListArgs<void, kShortGradListTensors>) + 128 <= kFewArgumentBytes,
               "a short list and the other arguments must fit a launch of few bytes");
 
-/// f<Args>() with the GradListArgs that the package ships for a list of this length. Results are the same with both.
+/// f<Args>() with the GradListArgs for a list of this length. Results are the same with both.
 template <class Void, class F>
 auto with_grad_list(std::span<const GradRefTo<Void>> grads, F f) {
   using Short = GradListArgs<Void, kShortGradListTensors>;
@@ -38,7 +38,7 @@ auto with_grad_list(std::span<const GradRefTo<Void>> grads, F f) {
   return f.template operator()<GradListArgs<Void, kGradListTensors>>();
 }
 
-/// The same with their places in the whole list, empty tensors included.
+/// Also holds their positions in the whole list, empty tensors included.
 template <class Void, int N>
 struct PlacedGradListArgs : GradListArgs<Void, N> {
   int32_t position[N];

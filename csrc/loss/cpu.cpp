@@ -1,6 +1,6 @@
-// cross_entropy_rows_ on the CPU: losses of rows of logits and, on request, their gradients, which may take the place
-// of the logits. A thread works on a row at a time, or on several short ones, widened to fp32 into memory of its own,
-// which fits into the L2 cache: so the logits are read once and each exponential is computed once.
+// cross_entropy_rows_ on the CPU: the losses of rows of logits and, on request, their gradients, which may overwrite
+// the logits. A thread takes a row, or several short ones, widened to fp32 in a buffer that fits the L2 cache: the
+// logits are read once and each exponential is computed once.
 //
 // Sums go over kLanes lanes within a tile, then over tiles in order: the same bits for any number of threads and rows.
 #include <torch/csrc/stable/ops.h>
@@ -15,7 +15,7 @@
 namespace ak {
 namespace {
 
-// c_j of probabilities, or the part of it that smoothing gives each class, for a tile.
+// c_j of a tile of probabilities.
 AK_SIMD_CLONES void soft_span(const float* __restrict y, const CrossEntropyTerms& terms, float* __restrict c,
                               int64_t n) {
   const float own = terms.own, shared = terms.shared;
@@ -51,27 +51,27 @@ AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, const 
   map_lanes(n, grad, gradient, e, c);
 }
 
-// How many rows are worked on together: of few classes so many that what a block costs, its calls and the latency of
-// its logarithms, is little beside its exponentials.
+// The rows of a block: with few classes enough rows that the calls and the latency of logarithms, paid once a block,
+// are small beside its exponentials.
 constexpr int64_t kMostRows = 64, kBlock = 4 * kTile;
 int64_t rows_of_block(int64_t classes) { return std::clamp<int64_t>(kBlock / classes, 1, kMostRows); }
 using OfRows = float[kMostRows];
 
-// What one read of the rows of a block finds (loss/formula.h).
+// CrossEntropySums (loss/formula.h) of the rows of a block.
 struct BlockSums {
   OfRows largest, sum_exp, total, moved, row;
 
-  // Ones behind the rows, to the end of a vector: what else is there may be subnormal numbers, which take time.
+  // Fills the last vector with ones behind the rows: leftovers may be subnormal numbers, which are slow.
   void fill_from(int64_t rows) {
     for (float* of : {largest, sum_exp, total, moved, row})
       std::fill(of + rows, of + (rows + kFloats - 1) / kFloats * kFloats, 1.0f);
   }
 };
 
-// The rows of a block that count: where their logits are, and how many they are.
+// The rows of a block that are not ignored.
 struct BlockRows {
   const float* x[kMostRows];
-  float* e;  // memory for their exponentials, which may be where the logits are
+  float* e;  // a buffer for their exponentials, which may hold the logits
   int64_t index[kMostRows];
   int64_t count = 0, classes;
 };
@@ -82,7 +82,7 @@ void largest_of_rows(const BlockRows& rows, float* largest) {
     join_rows(count, largest, of_row, Larger{});
   });
 }
-// Rows of several tiles add them in order.
+// A row of several tiles adds them in order.
 template <bool kKeeps>
 void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
   with_lanes([=, x = rows.x, e = rows.e, count = rows.count, n = rows.classes]<typename Floats>() AK_ALWAYS_INLINE {
@@ -101,7 +101,7 @@ void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
     }
   });
 }
-// By vectors, those of the last one without a row too.
+// By whole vectors, including the lanes of the last one that have no row.
 AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums& sums, int64_t rows, float* loss,
                                 float* slope) {
   const CrossEntropyTerms of = terms;
@@ -116,17 +116,17 @@ AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums&
   }
 }
 
-// At most rows_of_block(classes) rows from `first` on. `e`: memory for all of their classes; fp32 logits are read where
-// they are.
+// At most rows_of_block(classes) rows from `first` on. `e`: a buffer for all of their classes; fp32 logits are read in
+// place.
 template <typename T>
 void block_of_rows(const CrossEntropyRows& p, int64_t first, int64_t count, const T* logits, T* grad, float* e) {
   constexpr bool kIsFloat = std::is_same_v<T, float>;
   const int64_t classes = p.classes;
-  const bool soft = p.soft, spread = soft || p.terms.shared != 0.0f;  // whether more than one c_j is not zero
+  const bool soft = p.soft, spread = soft || p.terms.shared != 0.0f;  // more than one c_j is not zero
   BlockRows rows;
   rows.e = e;
   rows.classes = classes;
-  // 16-bit rows that lie one behind the other are widened together.
+  // Adjacent 16-bit rows are widened together.
   const bool dense = p.logits_stride == classes && classes <= kTile;
   int64_t wide = 0;
   const auto widen = [&](int64_t end) {  // the rows of the block from `wide` on, which are adjacent
@@ -138,7 +138,7 @@ void block_of_rows(const CrossEntropyRows& p, int64_t first, int64_t count, cons
   const int64_t stride = p.logits_stride, target_stride = p.target_stride;
   int64_t kept = 0;
   for (int64_t row = first; row < first + count; ++row) {
-    if (targets && targets[row * target_stride] == ignored) {  // whatever the row holds
+    if (targets && targets[row * target_stride] == ignored) {  // whatever values the row has
       p.loss[row] = 0.0f;
       if (grad) std::fill_n(grad + row * p.grad_stride, classes, T{});
       if (dense && !kIsFloat) widen(kept);

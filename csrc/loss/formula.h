@@ -1,19 +1,19 @@
-// The cross-entropy of one row of logits x, and its gradient, in fp32, with everything that may be in it:
+// The cross-entropy of one row of logits x, and its gradient, in fp32, with weights, smoothing and z-loss:
 //   loss = sum_j c_j (lse - x_j) + z_loss u lse^2,   lse = log sum_j exp(x_j)
 //   dloss/dx_j = p_j (C + 2 z_loss u lse) - c_j,     p_j = exp(x_j - lse),  C = sum_j c_j
-// A target that is a class t makes c_j = (1 - s) w_t [j = t] + s w_j / V, with the class weights w (or 1), the label
-// smoothing s and V classes; one of probabilities y makes c_j = w_j ((1 - s) y_j + s / V). u, the weight of the row, is
-// w_t or 1. The z-loss is that of PaLM (Chowdhery et al., arXiv:2204.02311).
+// For a class target t, c_j = (1 - s) w_t [j = t] + s w_j / V, with the class weights w (or 1), the label smoothing s
+// and V classes; for probabilities y, c_j = w_j ((1 - s) y_j + s / V). u, the weight of the row, is w_t or 1. The
+// z-loss is PaLM's (Chowdhery et al., arXiv:2204.02311).
 //
-// All logits are taken relative to the largest one, m, also that of the target: adding a number to a row changes the
-// loss only by what the addition itself rounds, and lse, which does grow with m, enters by the z-loss alone.
+// All logits, also the target's, are taken relative to the maximum m: adding a constant to a row changes the loss only
+// by the rounding of that addition. lse, which does grow with m, enters through the z-loss alone.
 #pragma once
 
 #include "base/config.h"
 
 namespace ak {
 
-// What all rows have in common.
+// Shared by all rows.
 struct CrossEntropyTerms {
   float own;     // 1 - s
   float shared;  // s / V
@@ -37,10 +37,10 @@ struct CrossEntropySums {
 
 struct CrossEntropyRow {
   float loss;
-  float slope;  // C + 2 z_loss u lse, over sum_exp: what exp(x_j - m) is multiplied by in the gradient
+  float slope;  // (C + 2 z_loss u lse) / sum_exp: the factor of exp(x_j - m) in the gradient
 };
 
-// The larger of two; of a number and NaN the number.
+// The larger of two; NaN is ignored if the other is a number.
 AK_HD float max_number(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return fmaxf(a, b);
@@ -92,7 +92,7 @@ AK_HD float scaled_exp(float x) {
   p = fma(p, r, 1.0f);
   return p * float_of(bits_of(shifted) << 23);
 }
-// What has an exponential that rounds to zero, -inf included, as the least number whose scaled_exp is right.
+// Clamps logits whose exponential rounds to zero, -inf included, to the least number whose scaled_exp is right.
 AK_HD float logit_in_range(float x) { return x < kLeastLogit ? kLeastLogit : x; }
 // exp(x) for x <= 0.
 AK_HD float exp_of_logit(float x) { return scaled_exp(logit_in_range(x)) * kExpUnscale; }

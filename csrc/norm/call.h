@@ -11,8 +11,8 @@ namespace ak {
 inline constexpr int64_t kMaxColumns = int64_t{1} << 30;
 
 /// y = norm(s) * weight + bias of the rows of s = x, or s = x + residual, or with a seed in `mask`
-/// s = dropout(x) + residual. x, residual, sum and y are dense, [rows, columns], fp16, bf16 or fp32; `sum` receives s in
-/// the type of residual. weight, bias, residual and sum may be null; without mean it is RMS norm.
+/// s = dropout(x) + residual. x, residual, sum and y are dense, [rows, columns], fp16, bf16 or fp32; `sum` receives s
+/// in the type of residual. weight, bias, residual and sum may be null; without mean it is RMS norm.
 struct NormForward {
   const void *x, *residual, *weight, *bias;
   void *sum, *y;

@@ -1,10 +1,9 @@
 // norm_backward on the CPU: the gradient of the rows, and of weight and bias as sums over the rows.
 //
-// Work: reads grad and x once, writes as much as x. The rows are cut into strips that depend on their number alone; a
-// strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of threads.
-// There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache. Trap: the
-// sums over rows are fp32 whatever the dtypes, one strip per 1/64 of the rows keeps their error that of a few
-// additions.
+// Work: reads grad and x once, writes as much as x. The number of rows alone determines the strips into which they are
+// cut. A strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of
+// threads. There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache.
+// Sums over rows are fp32 for any dtype; one strip per 1/64 of the rows keeps their error that of a few additions.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -20,24 +19,24 @@ namespace ak {
 namespace {
 
 constexpr int64_t kStrips = 64;
-constexpr int64_t kRowsPerStrip = 4;  // fewer are not worth a slot
+constexpr int64_t kRowsPerStrip = 4;  // at least: fewer are not worth a slot
 
 struct RowSums {
   float g = 0, gn = 0;
 };
-// What is left of a row and of the sums over rows.
+// The rest of a row, and of the sums over rows, after its whole vectors.
 struct Parts {
   float x[kFloats], grad[kFloats], weight[kFloats], of_weight[kFloats], of_bias[kFloats];
 };
 
-// The sums of g and g * n over a row, with n the normalised x and g the gradient of n; adds the row to the sums over
+// The sums of g and g * n over a row, with n the normalized x and g the gradient of n; adds the row to the sums over
 // rows.
 template <int kParameters>
 RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd, float* sums,
                 int64_t columns) {
   return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
     Floats g[2] = {all_lanes<Floats>(0.0f), all_lanes<Floats>(0.0f)}, gn[2] = {g[0], g[0]};
-    // 16 columns: of the row, or what is left of it with zeros behind.
+    // Adds 16 columns.
     const auto add = [&](const float* at_x, const float* at_grad, const float* at_weight, float* of_weight,
                          float* of_bias, auto lane) AK_ALWAYS_INLINE {
       Floats n, dy, w, sum;
@@ -82,7 +81,7 @@ AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sum
   for (int64_t i = 0; i < count; ++i) sums[i] += from[i];
 }
 
-// `out` may be where x is.
+// `out` may alias x.
 template <bool kAdds>
 AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
                                   float mean_g, float mean_gn, const float* grad_sum, float* out, int64_t n) {
@@ -98,7 +97,7 @@ AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float
   }
 }
 
-// The elements [at, at + n) of out, as they were rounded, to the branch.
+// Writes elements [at, at + n) of the rounded `out` to the branch.
 void store_branch(const NormBackward& p, int64_t at, int64_t n, float* buffer) {
   const float* values = load_tile(static_cast<const void*>(p.out), p.x_type, at, n, buffer);
   float* const result = p.branch_type == DType::kFloat32 ? static_cast<float*>(p.branch) + at : buffer;

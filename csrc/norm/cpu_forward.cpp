@@ -1,9 +1,8 @@
-// norm_forward on the CPU: y = (s - mean) * rstd * weight + bias of the rows of s = x + residual, or
-// dropout(x) + residual.
+// norm_forward on the CPU.
 //
-// Work: reads x (and residual), writes y (and s). Short rows are worked on several together, in passes for mean, mean
-// square and result, 16-bit ones widened into a buffer first. A row longer than a tile goes through the L1 cache tile
-// by tile, once for each pass. Rows are independent, so the result has the same bits for any number of threads.
+// Work: reads x (and residual), writes y (and s). Short rows are batched, in passes for mean, mean square and result,
+// 16-bit ones widened into a buffer first. A row longer than a tile passes through the L1 cache tile by tile, once a
+// pass. Rows are independent, so the result has the same bits for any number of threads.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -19,8 +18,8 @@
 namespace ak {
 namespace {
 
-// The sum of the squares of a row around `mean`, of numbers times `factor`: 1, or kShrink where their squares overflow.
-// Meanwhile `ahead(i)` may fetch what comes after i numbers.
+// The sum of the squares around `mean` of a row times `factor`, which is kShrink if the squares overflow, else 1.
+// `ahead(i)` may prefetch other data on the way.
 template <typename Floats, typename Ahead>
 AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n, const Ahead& ahead) {
   const auto square = [=](float v) AK_ALWAYS_INLINE {
@@ -48,7 +47,7 @@ AK_SIMD_INLINE auto normalization(float mean, float rstd) {
 // ---- rows of at most a tile
 
 // Mean and reciprocal deviation of at most kRowsTogether rows. Returns whether all mean squares are finite. The pass
-// for the squares finds the rows in the L1 cache, and has the lines of the result fetched that will be written next.
+// for the squares finds the rows in the L1 cache and prefetches the lines of the result.
 template <bool kCentred, typename Y>
 bool statistics_of_rows(const float* x, int64_t rows, int64_t n, float eps, float factor, const Y* y, float* mean,
                         float* rstd) {
@@ -84,7 +83,7 @@ AK_SIMD_CLONES void normalize_rows(const float* x, int64_t rows, int64_t n, cons
     map_lanes(n, y + r * n, normalization(kCentred ? mean[r] : 0.0f, rstd[r]), x + r * n, weight, bias);
 }
 
-// The rows [first, first + rows), which begin at x; `buffer` may be where they are.
+// The rows [first, first + rows), which begin at x; `buffer` may alias them.
 template <bool kCentred, typename Y>
 void norm_of_rows(const NormForward& call, const float* weight, const float* bias, const float* x, int64_t first,
                   int64_t rows, float* buffer) {
@@ -96,7 +95,7 @@ void norm_of_rows(const NormForward& call, const float* weight, const float* bia
     return statistics_of_rows<kCentred>(x + r * n, count, n, call.eps, factor, y + r * n, own_mean, rstd + r);
   };
   if (!measure(0, rows, 1.0f)) [[unlikely]] {
-    for (int64_t r = 0; r < rows; ++r) {  // a row that is finite keeps the bits that it has alone
+    for (int64_t r = 0; r < rows; ++r) {  // a finite row keeps the bits that it has alone
       if (!measure(r, 1, 1.0f)) measure(r, 1, kShrink);
     }
   }
@@ -113,7 +112,7 @@ float squares_span(const float* x, float factor, float mean, int64_t n) {
   return with_lanes([=]<typename Floats>()
                         AK_ALWAYS_INLINE { return sum_of_squares<Floats>(x, factor, mean, n, [](int64_t) {}); });
 }
-// Of a row that may be far longer than the L1 cache: the lines of x and y are fetched ahead.
+// A row may be far longer than the L1 cache, so the lines of x and y are prefetched.
 AK_SIMD_CLONES void normalize_span(const float* x, float mean, float rstd, const float* weight, const float* bias,
                                    float* y, int64_t n) {
   const auto lines = [=](int64_t i) AK_ALWAYS_INLINE {
@@ -123,9 +122,9 @@ AK_SIMD_CLONES void normalize_span(const float* x, float mean, float rstd, const
   map_lanes_ahead(n, lines, y, normalization(mean, rstd), x, weight, bias);
 }
 
-// Row r of x, which is of `dtype`.
-void norm_of_long_row(const NormForward& call, const float* weight, const float* bias, const void* x,
-                      DType dtype, int64_t r) {
+// Row r of x of `dtype`.
+void norm_of_long_row(const NormForward& call, const float* weight, const float* bias, const void* x, DType dtype,
+                      int64_t r) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float tile[kTile];
   const auto load = [&](int64_t c, int64_t some) { return load_tile(x, dtype, row + c, some, tile); };
@@ -153,7 +152,7 @@ void norm_of_long_row(const NormForward& call, const float* weight, const float*
 
 // ---- the addition in front
 
-// `sum` may be where y is.
+// `sum` may alias y.
 AK_SIMD_CLONES void add_spans(const float* x, const float* y, float* sum, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];

@@ -64,8 +64,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_norm_forward(const Tensor& x_in, 
   check_dtype(op, {"out_dtype"}, out_dtype, kNarrowDtypes);
   const int64_t rows = x.size(0);
   const Tensor y = call.empty({"y"}, x.sizes(), out_dtype);
-  const Tensor sum = residual ? call.empty({"sum"}, x.sizes(), residual->scalar_type())
-                              : call.empty({"sum"}, {0}, x.scalar_type());
+  const Tensor sum =
+      residual ? call.empty({"sum"}, x.sizes(), residual->scalar_type()) : call.empty({"sum"}, {0}, x.scalar_type());
   const Tensor mean = call.empty({"mean"}, {centred ? rows : 0}, ScalarType::Float);
   const Tensor rstd = call.empty({"rstd"}, {rows}, ScalarType::Float);
   const NormForward p{.x = call.read({"x"}, x),

@@ -1,7 +1,7 @@
-// softmax_rows and softmax_rows_backward on the CPU. Short rows are widened into a buffer, some together, where the
-// passes for the largest value, the sum and the result find them. A row longer than a tile goes through the L1 cache
-// tile by tile, once for each pass: its 16-bit numbers, widened again, are half the bytes of a widened copy. Rows are
-// independent: the bits are the same for any number of threads.
+// softmax_rows and softmax_rows_backward on the CPU. Short rows are batched and widened into a buffer, in which the
+// passes for maximum, sum and result find them. A row longer than a tile passes through the L1 cache tile by tile, once
+// a pass: widening its 16-bit values again moves half the bytes of a widened copy. Rows are independent, so the bits
+// are the same for any number of threads.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace ak {
 namespace {
 
-// `to` may be x.
+// `to` may alias x.
 AK_SIMD_CLONES void mask_span(const uint8_t* counts, float instead, const float* x, float* to, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) to[i] = counts[i] ? x[i] : instead;
@@ -29,8 +29,7 @@ AK_SIMD_INLINE void softmax_result_row(const float* from, SoftmaxRow row, float*
   map_lanes(n, to, result, from);
 }
 
-// At most kRowsTogether rows from their values, which `e` may take the place of; y may be where e is. Of log-softmax
-// writes base and inverse of each row.
+// At most kRowsTogether rows. `e` may alias x, and y may alias e. Log-softmax also writes base and inverse of each row.
 template <bool kLog>
 void softmax_of_rows(const float* x, float* e, float* y, int64_t rows, int64_t n, bool safe, float* bases,
                      float* inverses) {
@@ -62,7 +61,7 @@ AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
   round_span(from, to, n);
 }
 
-// Meanwhile `ahead(i)` may fetch what else comes after i numbers.
+// `ahead(i)` may prefetch other data on the way.
 template <typename Floats, typename T, typename Ahead>
 AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n, const Ahead& ahead) {
   const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
@@ -90,8 +89,8 @@ AK_SIMD_INLINE void log_softmax_gradient_row(const T* x, const T* g, float base,
   };
   map_lanes(n, out, gradient, x, g);
 }
-// The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
-// While the sums are formed, the lines are fetched that the gradients are written to.
+// The gradients of at most kRowsTogether rows; the operands are floats or bf16, and `out` may alias one of them. While
+// the sums are formed, the lines of the gradients are prefetched.
 template <typename T>
 void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
   with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
@@ -147,7 +146,7 @@ AK_SIMD_CLONES void log_gradient_span(const T* x, const T* g, float base, float 
   log_softmax_gradient_row(x, g, base, inverse, sum, to, n);
 }
 
-// `exponentials`: memory for those of a row, unless it is of log-softmax.
+// `exponentials`: a buffer for those of a row; log-softmax needs none.
 void softmax_of_long_row(const SoftmaxRows& call, int64_t r, float* exponentials) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float tile[kTile];
@@ -174,7 +173,7 @@ void softmax_of_long_row(const SoftmaxRows& call, int64_t r, float* exponentials
   if (call.statistics) call.statistics[r] = of.base, call.statistics[call.rows + r] = of.inverse;
 }
 
-// T: bf16 where both operands are that, which is read as it is; float, what others are widened to.
+// T: bf16 if both operands are bf16, which is read directly; else float, to which others are widened.
 template <typename T>
 void softmax_gradient_of_long_row(const SoftmaxRowsBackward& call, int64_t r) {
   const int64_t n = call.columns, row = r * n;
@@ -237,7 +236,7 @@ AK_EXPORT Status softmax_rows(const SoftmaxRows& call, Stream) {
 
 AK_EXPORT Status softmax_rows_backward(const SoftmaxRowsBackward& call, Stream) {
   const int64_t n = call.columns, block = rows_together(n);
-  const bool direct = call.grad_type == DType::kBFloat16 && call.of_type == call.grad_type;  // read as they are
+  const bool direct = call.grad_type == DType::kBFloat16 && call.of_type == call.grad_type;  // bf16 is read directly
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
     if (n > kTile) {
       const auto long_row = direct ? softmax_gradient_of_long_row<bf16> : softmax_gradient_of_long_row<float>;

@@ -1,9 +1,9 @@
 // Softmax and log-softmax of a row, and their gradients, in fp32:
 //   y_j = e_j / sum e      log y_j = (x_j - m) - log sum e      e_j = exp(x_j - m), m the largest of the row
 //   dx_j = y_j (dy_j - sum_k dy_k y_k)     of log-softmax: dx_j = dy_j - y_j sum_k dy_k
-// What a mask leaves out has the value -inf. A row of nothing else has no m; its result is NaN, as in torch, or, where
-// that is called safe, softmax 0 and log-softmax -inf. A NaN makes its row NaN either way. The gradient of what a mask
-// leaves out is 0, also where its y is NaN.
+// Masked elements have the value -inf. A fully masked row has no m; its result is NaN, as in torch, or with `safe`
+// softmax 0 and log-softmax -inf. A NaN makes its row NaN either way. Masked elements have the gradient 0, even if
+// their y is NaN.
 #pragma once
 
 #include "loss/formula.h"
@@ -12,10 +12,10 @@ namespace ak {
 
 inline constexpr float kMasked = -__builtin_huge_valf();
 
-// What x is relative to: m, or 0 where there is none, so that e is 0 and not NaN.
+// The subtrahend of x: m, or 0 for a fully masked row, so that e is 0 and not NaN.
 AK_HD float softmax_base(float largest) { return largest == kMasked ? 0.0f : largest; }
 
-// What one read of a row finds.
+// The results of one pass over a row.
 struct SoftmaxRow {
   float base;
   float inverse;  // 1 / sum e

@@ -62,7 +62,8 @@ void for_each_tile(const std::vector<UpdateParam>& params, const Update& update,
       const float* grads = load_tile(p.grad.as_const(), dtype_of(p.grad.dtype), at, n, buffers[1]);
       float* moments[kMaxMoments] = {};
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k].data) moments[k] = load_tile(p.moments[k].data, dtype_of(p.moments[k].dtype), at, n, buffers[2 + k]);
+        if (p.moments[k].data)
+          moments[k] = load_tile(p.moments[k].data, dtype_of(p.moments[k].dtype), at, n, buffers[2 + k]);
       }
       update(chunk.tensor, weights, grads, moments, at, n);
       for (int k = 0; k < kMaxMoments; ++k) {

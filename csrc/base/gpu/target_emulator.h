@@ -43,8 +43,7 @@ class Target {
   Stream stream() const { return nullptr; }
 
   Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) const {
-    return torch::stable::empty(size, dtype, std::nullopt,
-                                torch::stable::Device{torch::headeronly::DeviceType::CPU});
+    return torch::stable::empty(size, dtype, std::nullopt, torch::stable::Device{torch::headeronly::DeviceType::CPU});
   }
 
   // Plans are those of an H200 unless the environment says otherwise; how many SMs the emulator has only sizes

@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "activation/name.h"
 #include "activation/cpu_gradient.h"
+#include "activation/name.h"
 #include "base/check.h"
 #include "gemm/cpu/column_sums.h"
 #include "gemm/cpu/product.h"
@@ -58,10 +58,9 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   const Tensor dz = empty_tensor(sizes, type);
   const int64_t d = a.dim(), units = row_units(d == 3 ? a.size(0) : 1, a.size(d - 2));
   std::vector<float> partial(static_cast<size_t>(bias_grad ? units * width : 0));
-  const Backward backward{
-      {activation, columns, width, z.const_data_ptr(), dtype_of(z.scalar_type()), dz.mutable_data_ptr(),
-       dtype_of(type)},
-      bias_grad ? partial.data() : nullptr};
+  const Backward backward{{activation, columns, width, z.const_data_ptr(), dtype_of(z.scalar_type()),
+                           dz.mutable_data_ptr(), dtype_of(type)},
+                          bias_grad ? partial.data() : nullptr};
   product(a, b, {.batch_invariant = batch_invariant}, [&backward](const SumsBlock& block) { finish(backward, block); });
   Tensor sums;
   if (bias_grad) {

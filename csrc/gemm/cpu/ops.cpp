@@ -9,8 +9,8 @@
 #include <string>
 #include <tuple>
 
-#include "activation/name.h"
 #include "activation/formula.h"
+#include "activation/name.h"
 #include "base/check.h"
 #include "base/cpu/simd.h"
 #include "base/cpu/tile.h"
