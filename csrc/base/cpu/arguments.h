@@ -1,4 +1,4 @@
-// Arguments of CPU kernels whose values the kernel reads: everything must be host memory.
+// Checks of arguments in host memory.
 #pragma once
 
 #include "base/check.h"
@@ -7,23 +7,6 @@ namespace ak {
 
 inline void check_cpu(const char* op, ArgName name, const Tensor& t) {
   AK_CHECK(t.is_cpu(), op, ": ", name, " must be on the CPU like the other arguments");
-}
-
-// A list whose elements the kernel takes in the order of memory.
-inline void check_list(const char* op, const char* argument, const TensorList& list) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    const ArgName name{argument, static_cast<int64_t>(i)};
-    check_dtype(op, name, list[i], kFloatDtypes);
-    check_cpu(op, name, list[i]);
-    check_dense(op, name, list[i]);
-  }
-}
-
-template <typename T>
-T* scalar_data(const char* op, ArgName name, const Tensor& t) {
-  check_one_element(op, name, t, kScalarType<T>);
-  check_cpu(op, name, t);
-  return static_cast<T*>(t.mutable_data_ptr());
 }
 
 template <typename T>
