@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/cpu/row_sums.h"
-#include "loss/formula.h"
+#include "softmax/formula.h"
 
 namespace ak {
 
