@@ -395,7 +395,7 @@ void check_backward(Cases& cases) {
     emu::options().sm_count = 132;
     const bool right = norm_backward_slots(2048, 32768, 2) == 12 * 2 * 32768 &&
                        norm_backward_slots(5, 32768, 1) == 5 * 32768 && norm_backward_slots(9, 1 << 20, 1) == 1 << 20 &&
-                       norm_backward_slots_size(0, 32768, 2) == 0;
+                       norm_backward_slots(0, 32768, 2) == 0;
     return right ? "" : "other sizes";
   });
   for (const double p : {-1.0, 0.0, 0.3, 1.0}) {
