@@ -25,7 +25,6 @@ pytestmark = [
 
 HINTS = {
     "prefetch.tensormap",
-    "cp.async.bulk.prefetch.tensor.3d.L2.global.tile",
     "griddepcontrol.launch_dependents",
 }  # which nothing but time depends on
 
