@@ -9,6 +9,7 @@ CAPABILITY = 90
 WGMMA = r"(wgmma\.mma_async\S+ \{[^}]*\}, )(%rd\d+), (%rd\d+), p, 1, 1, "
 LOAD = r"(cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S+ \[%r\d+\], \[%rd\d+, \{)(%r\d+), (%r\d+), (%r\d+)\}"
 STORE = r"(cp\.async\.bulk\.tensor\.3d\.global\.shared::cta\.bulk_group \[%rd\d+, \{)(%r\d+), (%r\d+), (%r\d+)\}"
+PREFETCH = r"(cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile \[%rd\d+, \{)(%r\d+), (%r\d+), (%r\d+)\}"
 EXPECT = r"(mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%r\d+\]), (%r\d+);"
 WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 P1, \[(%r\d+)\], (%r\d+);"
 DESCRIPTOR = "4611686293305360384"  # 128-byte swizzle, 1024 bytes between groups of 8 rows
@@ -65,6 +66,9 @@ MUTANTS = [
            missed="the next kernel sees what this one wrote, whether or not it waited"),
     Mutant("fence.proxy.async left out", r"fence\.proxy\.async\.shared::cta;", ""),
     Mutant("fence.proxy.async for the wrong memory", r"fence\.proxy\.async\.shared::cta;", "fence.proxy.async.global;"),
+    Mutant("prefetch: coordinates exchanged", PREFETCH, r"\1\3, \2, \4}"),
+    Mutant("prefetch: the first rows alone", PREFETCH, r"\1\2, 0, \4}"),
+    Mutant("prefetch left out", r"cp\.async\.bulk\.prefetch\.tensor[^;]*;", ""),
     # ---- mbarriers
     Mutant("no bytes announced", EXPECT, r"\1, 0;"),
     Mutant("a plain arrival where bytes are to be announced",
