@@ -76,7 +76,7 @@ void check_async_global_read(Region& region, std::size_t offset, std::size_t byt
     // fence_proxy_async() covers shared memory only; csrc/device has no wider fence, since no kernel needs it.
     fail(format("race: '%s' + %zu bytes, written by %s in this launch, is to be read by the async proxy%s",
                 region.name.c_str(), i, machine->describe(write.actor()).c_str(),
-                generic ? ", which no fence of the vocabulary orders" : " with nothing that orders the two"));
+                generic ? ", which no fence of csrc/device orders" : " with nothing that orders the two"));
   }
 }
 

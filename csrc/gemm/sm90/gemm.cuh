@@ -221,8 +221,8 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         }
       });
       const int row = work.m + group * Tile::kConsumerRows;
-      if (row >= args.m || work.n >= args.columns)
-        continue;  // out of bounds: the tile is computed for another consumer or the cluster peer
+      // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
+      if (row >= args.m || work.n >= args.columns) continue;
       const auto request_slots = [&] {
         if (thread_in_warpgroup() == 0) mbarrier_arrive(p.mailbox(consumer).slot_requested());
       };
@@ -424,7 +424,7 @@ Status run(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput 
            Stream stream) {
   if (output == GemmOutput::kPartials) return {1, "gemm_sm90: parts are added in the launch"};
   if (output == GemmOutput::kAccumulate && (problem.epilogue.residual.data || problem.epilogue.z.data))
-    return {1, "gemm_sm90: what is added to C takes no residual and keeps no z beside"};
+    return {1, "gemm_sm90: accumulation into C takes neither a residual nor z"};
   if (const char* why = gemm_sm90_refuses(problem, config)) return {1, why};
   GemmSm90Config c = config;
   c.splits = gemm_sm90_splits(problem.k, config.splits);

@@ -70,18 +70,18 @@ constexpr int staged_columns() {
   return kWanted >= 64 ? 64 : kWanted >= 32 ? 32 : 16;
 }
 
-/// Shared memory through which a consumer and its scheduler warp communicate: mbarriers (with who arrives on them) and
-/// words.
+/// Shared memory through which a consumer and its scheduler warp communicate: mbarriers and words. A barrier's comment
+/// names the threads that arrive and what they signal.
 struct Mailbox {
   uint32_t at;
   static constexpr int kBytes = 96;
   AK_DEVICE uint32_t work_full() const { return at; }            ///< scheduler warp: work() holds the next tile
   AK_DEVICE uint32_t work_empty() const { return at + 8; }       ///< consumer's warps: work() has been read
   AK_DEVICE uint32_t slot_requested() const { return at + 16; }  ///< consumer: slots may be filled, if is_last_split()
-  AK_DEVICE uint32_t slot_ready(int slot) const {
-    return at + 24 + slot * 8;
-  }  ///< scheduler warp or TMA: consumer may use it
-  AK_DEVICE uint32_t slot_done(int slot) const { return at + 40 + slot * 8; }  ///< consumer's warps: it may be stored
+  /// Scheduler warp or TMA: the consumer may use the slot.
+  AK_DEVICE uint32_t slot_ready(int slot) const { return at + 24 + slot * 8; }
+  /// Consumer's warps: the slot may be stored.
+  AK_DEVICE uint32_t slot_done(int slot) const { return at + 40 + slot * 8; }
   AK_DEVICE uint32_t is_last_split() const { return at + 56; }  ///< split k: the consumer's part arrived last
   AK_DEVICE uint32_t work() const { return at + 64; }
 };
@@ -156,9 +156,8 @@ struct Args {
   Epilogue epilogue;
   EpiloguePath path;
   bool float_bias;
-  bool reads_aux;  // the TMA epilogue reads residual or pre-activation
-  bool
-      needs_slot_request;  // slots are filled on request only: z is staged there first, or the part may not be the last
+  bool reads_aux;           // the TMA epilogue reads residual or pre-activation
+  bool needs_slot_request;  // slots are filled on request: z is staged there first, or the part may not be the last
   bool stores_z_first;
   bool has_slow_exit;  // between main loop and store: a split-k reduction or a slot request
   int aux_batched;     // 0 if the batch shares the auxiliary input, else 1
