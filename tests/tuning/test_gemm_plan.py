@@ -16,7 +16,7 @@ SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
 
 
 def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
-    """What one block needs: alignment, stages of A and B, of each consumer a buffer through which results leave and a desk, barriers."""
+    """What one block needs: alignment, stages of A and B, of each consumer a buffer through which results leave and a mailbox, barriers."""
     boxes, rows = 2 * 64 * 128, 64 * (2 * tile["n"] + 16)
     staging = boxes if float_output or tile["n"] % 64 == 0 else max(boxes, rows)
     return (

@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant("an mbarrier that is not initialised", r"mbarrier\.init\.shared::cta\.b64 \[%r\d+\], %r\d+;", "", 1),
     Mutant("fence.mbarrier_init left out", r"fence\.mbarrier_init\.release\.cluster;", ""),
     Mutant("another fence in place of fence.mbarrier_init", r"fence\.mbarrier_init\.release\.cluster;", "fence.acq_rel.cluster;"),
-    Mutant("no arrival between consumer and assistant", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
+    Mutant("no arrival between consumer and scheduler warp", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
     Mutant("an arrival at the next mbarrier", r"(mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+)\];", r"\1+8];"),
     Mutant("an arrival for two", r"(mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\]);", r"\1, 2;"),
     Mutant("two arrivals for one", r"mbarrier\.arrive\.shared::cluster\.b64 _, \[r\];", "mbarrier.arrive.shared::cluster.b64 _, [r], 2;"),
