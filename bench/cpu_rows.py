@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 
-from .roofline import DTYPES
+from .harness.case import DTYPES
 
 SHAPES = "4x16 16x64 64x64 1024x64 1024x100 255x257 256x768 2048x768 16384x768 64x4097 16x50257 256x50257"
 EPS = 1e-5

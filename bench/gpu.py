@@ -21,9 +21,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ops import modules
-from .peers import MODULES, PEERS
-from .watch import CEILINGS
+import torch
+
+from .harness.environment import results_folder
+from .harness.watch import CEILINGS
+from .ops import OPS
+from .ops.peers import MODULES, PEERS
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "triton", "pytest", "setuptools", "cmake", "ninja")
@@ -61,7 +64,7 @@ class Part:
 def parts() -> list[Part]:
     """bf16 stands for both 16-bit formats in the products, and the whole step for adamw_, which is most of it."""
     products = ("gemm", "linear", "mlp")
-    rest = tuple(name for name in modules() if name not in (*products, "step", "adamw"))
+    rest = tuple(name for name in OPS if name not in (*products, "step", "adamw"))
     return [
         Part("products", products, 110, ("--dtype", "bf16")),  # measured: 100
         Part("step", ("step",), 95),  # measured: 87
@@ -81,8 +84,6 @@ def check() -> str | None:
     absent = missing(NEEDED)
     if absent:
         return f"make gpu needs these packages or programs: {', '.join(absent)}"
-    import torch
-
     if not torch.cuda.is_available():
         return f"make gpu needs a CUDA GPU; torch {torch.__version__} sees none"
     return None
@@ -101,13 +102,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--check"]:
         return 0
-    import torch
-
     if argv == ["--arch"]:
         print(arch(torch.cuda.get_device_capability()))
         return 0
-
-    from .environment import results_folder
 
     print(f"absent, not used: {', '.join(missing(OPTIONAL)) or 'nothing'}")
     results = Path(os.environ.get("RESULTS") or results_folder(torch.device("cuda")))
@@ -145,7 +142,7 @@ def tests(folder: Path) -> list[Outcome]:
             ONE_TEST_SECONDS,
             "--timeout-method",
             "thread",
-        ]  # which ends the worker; signals wait for kernels
+        ]  # ends the worker; signals wait for kernels
         commands.append(("gpu tests", folder / "tests", [*pytest, *options, *TESTS]))
 
     def one(test: tuple[str, Path, list]) -> Outcome:

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from bench.paper_tasks import SIZES, Task
 from torch import nn
 
 from bench import paper, paper_report
-from bench.paper_tasks import SIZES, Task
 
 STEPS = 4
 

@@ -7,11 +7,11 @@ import types
 
 import pytest
 import torch
+from bench.rows import KEY
 
 from amp_kernels._dispatch import cpu_isa
 from bench import cpu, peers, run, timing, watch
 from bench.harness import Case, Scope
-from bench.rows import KEY
 
 OPS = {
     "activation",

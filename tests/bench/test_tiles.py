@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from bench.gemm_shapes import Shape
 
 from bench import measured, tiles
-from bench.gemm_shapes import Shape
 from bench.tiles import Choice, Product
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bench.timing import Effort, Timer
 
 from bench import ours, timing
 from bench.harness import Scope
 from bench.ops import gemm
 from bench.run import modules
-from bench.timing import Effort, Timer
 
 GPU = torch.device("cuda", 0)
 EFFORT = Effort(settle=0.0, warmup=0.1, sample=0.02, rounds=5)

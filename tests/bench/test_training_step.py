@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 import torch
-
-import amp_kernels as ak
-from bench import loss_price, measured
 from bench.measured import COPY_BYTES_PER_S, norm_shares
 from bench.plan import CHIPS
 from bench.rows import OURS
 from bench.step_models import CONTEXT, GPT2, MODELS, WORDS, Config
 from bench.step_price import COPIES, copied_bytes, facts, seconds, traces, whole
 from bench.step_trace import Op, trace
+
+import amp_kernels as ak
+from bench import loss_price, measured
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-
 from bench.data import load_text
 from bench.model import MODELS
 from bench.trainers import TRAINERS

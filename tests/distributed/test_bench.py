@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench import ranks as bench_ranks
 from bench import train
-from bench.collectives import CountSent
-from bench.data import load_text
-from bench.model import GPT, MODELS
-from bench.trial import Settings
+from bench.training import ranks as bench_ranks
+from bench.training.collectives import CountSent
+from bench.training.data import load_text
+from bench.training.gpt import GPT, MODELS
+from bench.training.trial import Settings
 
 from .worlds import everyone
 

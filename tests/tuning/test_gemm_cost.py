@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gemm_shapes import CUDA, Shape
-from bench.measured import product, product_us, tiles
-from bench.plan import CHIPS, choice, floor_us, plan, request
-from bench.tiles import EPILOGUES, tile_name
+from bench.ops.gemm_shapes import CUDA, Shape
+from bench.prediction.chips import CHIPS, choice, floor_us, plan
+from bench.prediction.measured import product, product_us, tiles
+from bench.prediction.tile_times import EPILOGUES, tile_name
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -32,7 +32,7 @@ GOLDEN = {timed: {c: us for c, us in found.items() if c.tile in NAMES} for timed
 
 def asked(timed, rates: dict) -> dict:
     s = timed.shape
-    return {"m": s.m, "n": s.n, "k": s.k, **request(s), **EPILOGUES[timed.epilogue], **rates}
+    return {"m": s.m, "n": s.n, "k": s.k, **s.request, **EPILOGUES[timed.epilogue], **rates}
 
 
 def rms(errors) -> float:
@@ -138,7 +138,7 @@ def test_every_tile_that_is_compiled_is_the_choice_for_something():
     used = {
         plan["tile"]
         for shape, kind in itertools.product([*SUITE, *LINEAR, Shape(8, 4096, 4096, "NT")], kinds)
-        if (plan := _host.plan_gemm(shape.m, shape.n, shape.k, **request(shape) | kind))["kernel"] == "sm90"
+        if (plan := _host.plan_gemm(shape.m, shape.n, shape.k, **shape.request | kind))["kernel"] == "sm90"
     }
     assert used == set(range(len(TILES)))
 
