@@ -7,12 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gemm_shapes import Shape
-from bench.measured import STEPS
-from bench.plan import CHIPS
-from bench.step_models import MODELS
-from bench.step_price import fused, steps, traces
-from bench.step_trace import Op
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
@@ -20,6 +14,12 @@ from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels.testing.emulator import launches
 from bench import measured, predict, predict_page, tiles
+from bench.gemm_shapes import Shape
+from bench.measured import STEPS
+from bench.plan import CHIPS
+from bench.step_models import MODELS
+from bench.step_price import fused, steps, traces
+from bench.step_trace import Op
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
