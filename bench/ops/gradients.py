@@ -19,13 +19,7 @@ from .providers import compared
 
 INF = float("inf")
 # dtype, options: the largest magnitude instead of the sum of squares, and one result per tensor, have rows of their own
-VARIANTS = [
-    ("bf16", {}),
-    ("bf16", {"norm_type": INF}),
-    ("bf16", {"per_tensor": True}),
-    ("fp32", {}),
-    ("fp16", {}),
-]
+VARIANTS = [("bf16", {}), ("bf16", {"norm_type": INF}), ("bf16", {"per_tensor": True}), ("fp32", {}), ("fp16", {})]
 INVERSE = 0.5
 GROWTH, BACKOFF, NEVER = 2.0, 0.5, 10**9  # growth interval: the scale stays what it is however often this runs
 

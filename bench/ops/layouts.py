@@ -52,10 +52,7 @@ LAYOUTS = (
     Layout("bf16 + fp32 master", torch.bfloat16, 28, {"master_weights": "fp32"}),
     Layout("bf16 + split master", torch.bfloat16, 26, {"master_weights": "split"}),
     Layout(
-        "bf16 + split, bf16 moments",
-        torch.bfloat16,
-        18,
-        {"master_weights": "split", "state_dtype": torch.bfloat16},
+        "bf16 + split, bf16 moments", torch.bfloat16, 18, {"master_weights": "split", "state_dtype": torch.bfloat16}
     ),
 )
 

@@ -157,14 +157,14 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
         ),
     },
     "swiglu": {
-        "liger": ("liger_kernel.ops.swiglu", "LigerSiLUMulFunction", lambda f: lambda x: f.apply(*x.chunk(2, -1))),
+        "liger": ("liger_kernel.ops.swiglu", "LigerSiLUMulFunction", lambda f: lambda x: f.apply(*x.chunk(2, -1)))
     },
     "embedding": {
         "liger": (
             "liger_kernel.ops.experimental.embedding",
             "LigerEmbeddingFunction",
             lambda f: lambda table, indices: f.apply(table, indices),
-        ),
+        )
     },
 }
 

@@ -30,7 +30,9 @@ H200 = CHIPS["H200"]
 
 def test_the_page_is_up_to_date_and_calls_every_table_a_prediction(capsys):
     page = predict_page.page()
-    assert (ROOT / "docs" / "predictions.md").read_text() == page, "python -m bench.predict --page > docs/predictions.md"
+    assert (ROOT / "docs" / "predictions.md").read_text() == page, (
+        "python -m bench.predict --page > docs/predictions.md"
+    )
     for section in page.split("\n## ")[1:]:
         assert section.split("\n\n")[1].startswith(("PREDICTION for H200", "PREDICTION of a training step on H200"))
     predict.main([])
