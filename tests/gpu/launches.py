@@ -1,12 +1,25 @@
-"""What a piece of code launches on the GPU, for tests that count kernels."""
+"""The kernels that a piece of code launches on the GPU, and a guard against waits for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+
+@contextlib.contextmanager
+def no_waits(forbidden: bool = True) -> Iterator[None]:
+    """Within the block a wait of the host for the GPU is an error, where that is ``forbidden``."""
+    if forbidden:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def kernels(function: Callable[[], object]) -> list[str]:
