@@ -92,7 +92,7 @@ def least_times(pair: tuple[Call, Call], rounds: int, sample: float, clock: Call
 
 
 def keep_freed_memory() -> None:
-    """Of glibc; on other systems nothing happens."""
+    """Tells glibc to keep freed memory; does nothing on other systems."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for parameter, size in ((-1, 2**30), (-3, 2**25)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and its largest value
         if mallopt is not None:

@@ -1,4 +1,4 @@
-"""What the kernels are to reach on a GPU, and what the rows of a run say to it.
+"""The goals of the kernels on a GPU, and whether the rows of a run meet them.
 
 A goal is on a number of each case that belongs to it: on their geometric mean, on the least, or on the most. Cases that were wrong
 or not run are not in the number; a goal that the others meet is then open.

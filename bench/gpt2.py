@@ -64,7 +64,7 @@ def build(
 
 
 def has_shadows(provider: str) -> bool:
-    """Whether the update writes 16-bit weights, so that no forward casts any."""
+    """The update writes 16-bit weights, so that no forward casts any."""
     return provider == OURS
 
 

@@ -2,8 +2,8 @@
 
 The tests, ``info --check`` beside them, each part of the benchmarks and GPT-2's training step run in processes of their own, within
 their share of the time. A kernel that hangs or breaks the GPU's context is reported with the test or case (op and shape) that was
-running. Behind it the benchmarks go on, and the tests where pytest-xdist and pytest-timeout are installed; else the tests of other
-files. Results go to RESULTS (default ``bench/results/<gpu>``): rows.jsonl, gpt2.jsonl, table.txt, plots,
+running. The benchmarks then go on with the next case, the tests with the next test where pytest-xdist and pytest-timeout are installed,
+else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``): rows.jsonl, gpt2.jsonl, table.txt, plots,
 predicted.txt (what the cost model says, beside what was measured), summary.txt.
 """
 
@@ -162,7 +162,7 @@ def tests(folder: Path) -> list[Outcome]:
 
 
 def bench(part: Part, runner: list, results: Path, progress: Path) -> list[Outcome]:
-    """Runs a part; where a case takes its process with it, again from behind that case, as long as there is time."""
+    """Runs a part; if a case ends its process, again from the next case on, as long as there is time."""
     outcomes: list[Outcome] = []
     end = time.monotonic() + part.seconds
     after: list[str] = []
@@ -204,7 +204,7 @@ def run(name: str, command: list, seconds: float, log: Path | None = None) -> Ou
 
 
 def _where(progress: Path) -> str:
-    """What was running in a process that left its progress file behind."""
+    """The case and provider that a process left in its progress file."""
     return " in " + ", ".join(progress.read_text().splitlines()) if progress.exists() else ""
 
 

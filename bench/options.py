@@ -1,4 +1,4 @@
-"""What the options of several commands share: positive numbers, lists of names, the device."""
+"""Types of options that several commands have: positive numbers, lists of names, the device."""
 
 import argparse
 from collections.abc import Iterable

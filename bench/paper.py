@@ -1,4 +1,4 @@
-"""The paper's table in the small: `make paper`, or `python -m bench.paper`.
+"""The paper's table, scaled down: `make paper`, or `python -m bench.paper`.
 
 Micikevicius et al., "Mixed Precision Training" (ICLR 2018), trained classifiers, detectors, speech and language models, translation
 and GANs in FP32 and in mixed precision with equal results, and showed what fails without loss scaling and without FP32 master
@@ -29,6 +29,7 @@ import amp_kernels as ak
 from . import options as common
 from .harness import environment
 from .harness.memory import cpu_peak, held_bytes
+from .harness.rows import read
 from .training import paper_table
 from .training.language import LstmLanguage, TransformerLanguage, Translation
 from .training.progress import Progress
@@ -62,7 +63,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What decides a run: a row of the results carries the same keys."""
+    """Everything that decides a run: a row of the results has the same keys."""
 
     task: str
     column: str
@@ -126,17 +127,8 @@ def _train_alone(cell: Cell) -> dict:
     return train(cell)
 
 
-def read(path: Path) -> list[dict]:
-    """The rows that are there. What a killed run left of a line is passed over."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
-
-
 def append(path: Path, row: dict) -> None:
-    """A line of JSON, after whatever a killed run left of one."""
+    """Appends a line of JSON, behind an incomplete one that a killed run may have left."""
     torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     with path.open("a") as file:
         file.write(("\n" if torn else "") + json.dumps(row) + "\n")
@@ -147,7 +139,7 @@ def of(row: dict) -> Cell:
 
 
 def missing(cells: list[Cell], rows: list[dict]) -> list[Cell]:
-    """Those of ``cells`` that no row is of."""
+    """The cells that have no row yet."""
     done = {of(row).key() for row in rows}
     return [cell for cell in cells if cell.key() not in done]
 

@@ -1,4 +1,4 @@
-"""What GPUs that are not here are predicted to take, from no run: products, optimizer steps, a training step.
+"""Predicts the times of a GPU that is not here: products, optimizer steps, a training step.
 
 python -m bench.predict                                   # the suite of products, and the optimizer steps, on an H200
 python -m bench.predict --chip A100 4096x4096x4096:NT 65536x3072x768:NT:gelu

@@ -45,13 +45,13 @@ MORE = [
 
 
 def products() -> list[Product]:
-    """What is timed: the plain products of `gemm_shapes` that TMA takes as they are, and MORE."""
+    """The timed products: the plain ones of `gemm_shapes` that TMA takes as they are, and MORE."""
     suite = [s for s in CUDA if s.aligned and not s.pitch and s.result in ("16", "fp32", "fp32+")]
     return list(dict.fromkeys([*(Product(replace(s, control=False)) for s in suite), *MORE]))
 
 
 def line(product: Product) -> str:
-    """Of a product, as `tiles.cpp` reads it."""
+    """The line of a product that `tiles.cpp` reads."""
     s = product.shape
     return f"{s.m} {s.n} {s.k} {s.layout} {s.result} {product.epilogue} {s.batch}"
 

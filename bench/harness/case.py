@@ -1,4 +1,4 @@
-"""What is timed: a case is one op at one shape and dtype, a provider one implementation of it (torch, amp_kernels, a peer)."""
+"""A case is one op at one shape and dtype, a provider one implementation of it (torch, amp_kernels, a peer)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Prepare = Callable[[Any], Call]
 
 @dataclass(frozen=True)
 class Scope:
-    """What a run may use. `cases(scope)` of each benchmark fits its cases to it; `memory` is in bytes."""
+    """Limits of a run, which each benchmark fits its cases to; `memory` is in bytes."""
 
     device: torch.device
     quick: bool = False
@@ -26,7 +26,7 @@ class Scope:
 
 
 class WithFacts:
-    """A call, and what its row says beside the times: `facts()` is asked after the call has run."""
+    """A call with more columns for its row: `facts()` is called after it."""
 
     def __init__(self, call: Call, facts: Callable[[], dict[str, Any]]):
         self.call, self.facts = call, facts

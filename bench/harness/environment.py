@@ -1,4 +1,4 @@
-"""The machine a figure comes from: device, versions, commit, date, and the folder its results belong to."""
+"""The machine behind a figure: device, versions, commit, date, and the folder of its results."""
 
 import datetime
 import importlib.metadata
@@ -47,7 +47,7 @@ def device_name(device: torch.device) -> str:
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """What a reader must know to compare a figure: JSON-serialisable."""
+    """Machine and versions behind a figure: JSON-serialisable."""
     machine: dict[str, object] = {
         "device": device_name(device),
         "device_type": device.type,

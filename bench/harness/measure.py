@@ -32,7 +32,7 @@ def measure(
 ) -> list[dict]:
     """One row for each provider of the case (those in `chosen`): its error and times, or why there are none.
 
-    `note` hears what is about to run, so that whoever watches can name a kernel that never returns.
+    `note` is told what is about to run, so that a kernel that never returns can be named.
     """
     timers: dict[str, Timer] = {}
     generator = torch.Generator(device)
@@ -95,7 +95,7 @@ def measure(
 
 @contextlib.contextmanager
 def _reported(row: dict) -> Iterator[None]:
-    """What goes wrong with a provider goes into its row: a peer that cannot run here must not end the run."""
+    """Puts an error into the provider's row: a peer that cannot run here must not end the run."""
     try:
         yield
     except Mismatch as error:

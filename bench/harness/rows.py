@@ -1,5 +1,6 @@
 """The rows that a run leaves in its folder: one JSON object for each case and provider."""
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ def load(folder: Path) -> list[dict]:
 
 
 def load_training(folder: Path) -> list[dict]:
-    """What `bench.gpt2` left there, as rows of one more op."""
+    """The training steps that `bench.gpt2` timed, as rows of one more op."""
     rows = read(folder / "gpt2.jsonl")
     return [
         {
@@ -38,7 +39,12 @@ def record(path: Path, rows: list[dict]) -> list[dict]:
 
 
 def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The rows of a file, if it exists, without a line that a killed run left incomplete."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def cases(rows: Iterable[dict]) -> dict[tuple[str, ...], dict[str, dict]]:
@@ -50,8 +56,7 @@ def cases(rows: Iterable[dict]) -> dict[tuple[str, ...], dict[str, dict]]:
 
 
 def triton_ratio(providers: dict[str, dict]) -> float | None:
-    """How many times as fast as our CUDA kernel the Triton kernel of the same op is, on the device where that was timed
-    alone; None unless both were timed."""
+    """CUDA's time over Triton's of the same op, on the device where that was timed alone; None unless both were timed."""
     ours, triton = providers.get(OURS, {}), providers.get(TRITON, {})
     for key in ("device_us", "p50_us"):
         if key in ours and key in triton:

@@ -14,7 +14,7 @@ from amp_kernels._dispatch.capture import capture
 
 @dataclass
 class Effort:
-    """How long to look, in seconds and rounds. `settle` is for each ceiling, `warmup` for each provider of a case."""
+    """Seconds and rounds of a measurement. `settle` is for each ceiling, `warmup` for each provider of a case."""
 
     settle: float
     warmup: float
@@ -143,7 +143,7 @@ class Timer:
 
 
 def rotation(bytes_per_call: int, device: torch.device) -> int:
-    """How many input sets make a GPU's L2 useless: together four times its size; on the CPU, one."""
+    """Number of input sets that together have four times the size of a GPU's L2; on the CPU, one."""
     if device.type != "cuda":
         return 1
     l2 = torch.cuda.get_device_properties(device).L2_cache_size

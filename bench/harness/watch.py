@@ -1,4 +1,4 @@
-"""A case that never returns: how its process ends, and how another one learns which case it was."""
+"""Ends a process whose case never returns, and names that case in a file for another process."""
 
 import contextlib
 import faulthandler

@@ -1,4 +1,4 @@
-"""What is timed, by family of ops: `OPS` has the cases of each op by the name that ``--op`` takes."""
+"""The timed cases, by family of ops: `OPS` has the cases of each op by the name that ``--op`` takes."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""The matrix products that `ops/gemm.py` times: what models multiply in training, and what other libraries measure themselves by."""
+"""The matrix products that `gemm.py` times: those of training, and those that other libraries publish."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ class Shape:
     batch: int = 1
     offset: int = 0
     pitch: int = 0
-    control: bool = False  # no model's: there to isolate one property
+    control: bool = False  # from no model: isolates one property
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def lines(self) -> tuple[int, int]:
-        """Elements of a and b that lie side by side."""
+        """Contiguous elements of a and b."""
         return self.m if self.layout[0] == "T" else self.k, self.k if self.layout[1] == "T" else self.n
 
     def _access(self, row: int) -> int:
@@ -56,7 +56,7 @@ class Shape:
 
     @property
     def aligned(self) -> bool:
-        """Whether every row of a, b and the result starts at a multiple of 16 bytes."""
+        """Every row of a, b and the result starts at a multiple of 16 bytes."""
         return self.operand_bytes == 16 and self.n * (4 if self.result.startswith("fp32") else 2) % 16 == 0
 
     @property

@@ -1,4 +1,4 @@
-"""What a step does to gradients and loss scale before its update: check_and_norm, one read of all gradients, against torch's
+"""Gradients and loss scale before the update of a step: check_and_norm, one read of all gradients, against torch's
 unscale + norm (two reads and a write); unscale_ against the op torch.amp uses; exponent_histogram against frexp and
 bincount of torch, a tensor at a time; update_scale_, nothing but the latency of one launch."""
 
@@ -143,7 +143,7 @@ def _named(results: tuple[torch.Tensor, torch.Tensor]) -> dict:
 
 
 def _torch_histogram(tensors: Tensors) -> Call:
-    """Of finite values alone, which is less than what is asked for."""
+    """Bins finite values only, which is less work than the op's."""
 
     def call():
         exponents = [torch.frexp(tensor.float()).exponent.flatten() + 149 for tensor in tensors]

@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def step_bytes(self) -> int:
-        """Of a whole step: the check and the norm read the gradients once more."""
+        """Bytes a parameter of a whole step: the check and the norm read the gradients once more."""
         return self.update_bytes + self.param.itemsize
 
     @property

@@ -1,4 +1,4 @@
-"""Parameter lists of real models, as shapes: what an optimizer step meets."""
+"""Parameter lists of real models, as shapes."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def tiny() -> list[Shape]:
 
 
 def many(count: int = 10_000, size: int = 64) -> list[Shape]:
-    """Nothing but launches and host time."""
+    """Many small tensors: launches and host time decide."""
     return [(size,)] * count
 
 

@@ -56,7 +56,7 @@ def _cases(
 
 
 def gradients(grad: torch.Tensor) -> Tensors:
-    """Those of the check's steps."""
+    """The gradients of the check's steps."""
     return [grad, SECOND * grad]
 
 

@@ -1,4 +1,4 @@
-"""What was measured on an NVIDIA H200 (132 SMs, 700 W), torch 2.11.0+cu130, random data.
+"""Measurements on an NVIDIA H200 (132 SMs, 700 W), torch 2.11.0+cu130, random data.
 
 `run` reads the benchmark's rows and `tiles` the times of every tile of gemm_sm90, both of 22 November 2026, from
 `results/nvidia-h200`, or another run's after `use`. The constants below are of 20 November: copies, cuBLAS at its best, a
@@ -18,9 +18,9 @@ RUN = H200  # of this package's kernels
 COPY_BYTES_PER_S = 4.25e12  # read and written
 CUBLAS_FLOPS_PER_S = 815e12  # its best, cold: 8192 x 14336 x 4096; sustained some 680e12
 
-# Of a prototype of the optimizer step there, on Llama-1B's list: the rate of its passes over that of a copy.
+# Rates of the passes of a prototype of the optimizer step over that of a copy, on Llama-1B's list.
 STEP_SHARES = {"check": 0.98, "update": 0.92}
-# What a launch costs there, by the bytes of its arguments.
+# Time of a launch by the bytes of its arguments.
 LAUNCH_US = {64: 5.2, 32_000: 7.7}
 
 # Training steps there, bf16 autocast, fused AdamW, clipping: (seconds, peak GiB).
@@ -32,7 +32,7 @@ STEPS = {
 
 
 def use(folder: Path) -> None:
-    """From here on what was measured is that of another run: of `python -m bench.run` and `bench.gpt2`, on any GPU."""
+    """Switches to the results of another run of `bench.run` and `bench.gpt2`, on any GPU."""
     global RUN
     RUN = folder
     for read in (run, tiles):
@@ -46,7 +46,7 @@ def gpu() -> str:
 
 @functools.cache
 def run() -> dict[tuple[str, ...], dict]:
-    """What that run timed, by op, shape, dtype and provider; training steps by the name of the model."""
+    """The rows of that run by op, shape, dtype and provider; training steps by the name of the model."""
     timed = [row for row in rows.load(RUN) if row["status"] == "ok"]
     trained = [{**row, "shape": row["model"]} for row in rows.load_training(RUN)]
     return {tuple(row[key] for key in rows.KEY): row for row in [*timed, *trained]}
@@ -75,7 +75,7 @@ def product_us(shape: Shape, provider: str = rows.OURS) -> float | None:
 
 
 def norm_shares() -> dict[str, float]:
-    """Of the rate of a copy, what the passes of GPT-2's layer norm reached under autocast; backward is both less forward."""
+    """Rates of GPT-2's layer norm under autocast over that of a copy; backward is both passes less forward."""
     passes = ("forward", "forward + backward")
     timed = [run().get(("layer_norm", f"32768x768 {way} under autocast", "fp32", rows.OURS)) for way in passes]
     if None in timed:
@@ -86,5 +86,5 @@ def norm_shares() -> dict[str, float]:
 
 
 def step_us(name: str, layout: str) -> float | None:
-    """Of one optimizer step on the device, over a list of tensors in a layout."""
+    """Device time of one optimizer step over a list of tensors in a layout."""
     return run().get(("step", name, layout, rows.OURS), {}).get("device_us")

@@ -1,4 +1,4 @@
-"""What a traced training step is predicted to take, family by family.
+"""Predicts the time of a traced training step, by family of kernels.
 
 The rates of torch's own kernels are chosen to fit steps measured on one H200 (`measured.STEPS`). Of this package's, norms
 have the rate that was measured there, the rest its target. Products are priced by the planner's model, cuBLAS's at a share
@@ -35,7 +35,7 @@ FAMILIES = {
     },
     "optimizer": {"_fused_adamw_", "_foreach_norm", "_foreach_mul_"},
 }
-# Of the copy rate. The first four fit the measured steps; ours is the target of the kernels that were not timed.
+# Shares of the copy rate. The first four fit the measured steps; ours is the target of the kernels that were not timed.
 SHARES = {"copy, cast": 0.52, "norm, loss": 0.62, "element-wise": 0.50, "optimizer": 0.80, "ours": 0.80}
 ATTENTION_FLOPS_PER_S = 240e12  # heads of 64, forward and backward, counted without the masked half
 CUBLAS = 0.91  # of the model's time for the same product: 32.7 ms of the measured step of gpt2-124m
@@ -65,7 +65,7 @@ def family(name: str) -> str:
 
 
 def moved_bytes(op: Op) -> int:
-    """What the kernels of an op read and write: not all that the op is given."""
+    """Bytes that the kernels of an op read and write: not all of its arguments."""
     if op.name in ("nll_loss_forward", "ak::nll_loss"):  # a number of each row
         return 8 * op.shapes[1][0]
     if op.name == "nll_loss_backward":  # fills its result, and sets a number of each row
@@ -80,7 +80,7 @@ def moved_bytes(op: Op) -> int:
 
 
 def cast_bytes(op: Op) -> int:
-    """What a copy into another dtype reads and writes."""
+    """Bytes that a copy into another dtype reads and writes."""
     return op.bytes if len(set(op.dtypes)) > 1 else 0
 
 
@@ -139,8 +139,8 @@ def update_seconds(count: int, chip: Chip) -> float:
 
 
 def fused(ops: list[Op]) -> list[Op]:
-    """As a compiler would run them that fuses what lies between products, attention and updates: of each such stretch
-    only what comes from outside is read, and only what is used outside is written."""
+    """The ops of a compiler that fuses everything between products, attention and updates: such a group reads only
+    values from outside and writes only values that are used outside."""
     groups: list[list[int]] = [[]]
     for i, op in enumerate(ops):
         if family(op.name) in ("gemm", "attention", "optimizer") or op.name == "embedding_dense_backward":
@@ -177,7 +177,7 @@ def traces(config: GPT2Config, converted: bool, shadowed: bool = True, fused: bo
 
 
 def whole(of: Callable[[Trace], Counter], config: GPT2Config, traced: list[Trace]) -> Counter:
-    """Of all layers."""
+    """The total of all layers."""
     one, two = map(of, traced)
     return Counter({key: one[key] + (config.layers - 1) * (two[key] - one[key]) for key in two})
 

@@ -18,7 +18,7 @@ from ..training.gpt import CONTEXT, GPT2, GPT2Config
 def step(
     config: GPT2Config, layers: int, converted: bool, shadowed: bool = True, fused: bool = False
 ) -> Callable[[], Callable]:
-    """What `trace` builds: a step of the model with so many layers. The converted one has its loss from
+    """The function that `trace` builds: a step of the model with so many layers. The converted one has its loss from
     ``ak.linear_cross_entropy``, if ``shadowed`` its weights in 16 bits from the optimizer's shadows, and if ``fused`` the
     additions to the residual stream within the norms behind them. Its update is not in the trace: two passes over flat lists,
     priced by their bytes."""

@@ -29,14 +29,14 @@ STEP_BASIS += "the shares that a prototype reached on an H200, and {launches:.1f
 # for the lists that models have.
 STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_272}
 FEW_ARGUMENT_BYTES = 4_096
-UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # what those arguments hold
+UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # tensors in those arguments
 
 MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens a sequence: the ops of one, traced without values and priced by "
 MODEL_BASIS += "the cost model (products) and by bytes (the rest), at rates that fit torch's measured steps."
 
 
 def chip_of(device: str) -> Chip | None:
-    """By the name that CUDA has for it: "NVIDIA H100 80GB HBM3"."""
+    """The chip with a device name of CUDA's: "NVIDIA H100 80GB HBM3"."""
     return next((chip for name, chip in CHIPS.items() if name in device.replace("-", " ").split()), None)
 
 
@@ -54,7 +54,7 @@ def unaligned() -> list[Shape]:
 
 
 def plain() -> list[Shape]:
-    """Without an epilogue, and without marks."""
+    """The products without an epilogue."""
     return list(dict.fromkeys(replace(s, control=False) for s in CUDA if s.result in PLAIN))
 
 
@@ -76,15 +76,14 @@ def products(shapes: Iterable[Shape], chip: Chip) -> Table:
 
 
 def beside(predicted: float, measured: float | None, digits: int = 1) -> tuple[str, str, str]:
-    """A prediction, what was measured, and their ratio; empty where nothing was."""
+    """A prediction, its measurement and their ratio; empty where nothing was measured."""
     if measured is None:
         return f"{predicted:,.{digits}f}", "", ""
     return f"{predicted:,.{digits}f}", f"{measured:,.{digits}f}", f"{measured / predicted:.2f}"
 
 
 def planned_us(shape: Shape, made: dict[str, Any]) -> float | None:
-    """What this package took on an H200 with that plan: in the benchmark, or where every tile was timed. None where the code is not what
-    was timed."""
+    """Microseconds measured on an H200 with that plan, in the benchmark or in the sweep over tiles. None if the code has changed since."""
     if shape.result not in (*PLAIN, *TIMED):
         return None
     row = product(shape)
@@ -111,7 +110,7 @@ def log_error(shapes: Iterable[Shape]) -> tuple[float, int]:
 
 
 def short_of_the_roofline(chip: Chip, least: float = 0.9) -> tuple[int, dict[str, tuple[float, float | None, float]]]:
-    """How many aligned products cuBLAS brought to this share of the run's own roofline, and those of them that we do not: our share as
+    """The number of aligned products that cuBLAS brought to this share of the run's own roofline, and those that we do not: our share as
     predicted, as measured, and cuBLAS's."""
     count, short = 0, {}
     for shape in aligned():
@@ -143,7 +142,7 @@ def epilogues(chip: Chip) -> Table:
 
 
 def launches_us() -> float:
-    """What a step's launches cost, on the line through the two that were measured."""
+    """Time of a step's launches, on the line through the two that were measured."""
     (few, least), (many, most) = LAUNCH_US.items()
     return sum(least + (most - least) * (size - few) / (many - few) for size in STEP_ARGUMENTS.values())
 

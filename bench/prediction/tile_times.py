@@ -12,7 +12,7 @@ from ..ops.gemm_shapes import Shape
 FILE = "gemm_tiles.csv"
 COLUMNS = ("m", "n", "k", "layout", "result", "epilogue", "batch", "tile", "splits", "swapped", "us")
 
-# What happens to the sums, as GemmRequest has it (see plan.request). "_z" stores the pre-activation, "_nb" has no bias,
+# Epilogues, as GemmRequest has them (see Shape.request). "_z" stores the pre-activation, "_nb" has no bias,
 # "d" is a backward with the pre-activation, "_s" with column sums; the bias is free where something else is done.
 EPILOGUES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -29,7 +29,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "dgelu_s": {"activation": "gelu", "backward": True, "side_bytes": 2, "column_sums": True},
 }
 
-# Those whose code is what was timed; the others were written anew since (csrc/gemm/sm90/boxes.cuh).
+# Epilogues whose code has not changed since they were timed (csrc/gemm/sm90/boxes.cuh).
 TIMED = ("none", "bias")
 
 
@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Of the planner: "128x128 1x2 pingpong" is a tile's rows and columns, then its cluster."""
+    """A choice of the planner: "128x128 1x2 pingpong" is a tile's rows and columns, then its cluster."""
 
     tile: str
     splits: int
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 
 def tile_name(tile: dict[str, Any]) -> str:
-    """Of one of `_host.gemm_candidates()["sm90"]`."""
+    """Name of a tile in `_host.gemm_candidates()["sm90"]`."""
     size = f"{tile['m']}x{tile['n']} {tile['cluster_m']}x{tile['cluster_n']}"
     return size + " pingpong" * tile["pingpong"]
 

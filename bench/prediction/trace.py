@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from amp_kernels._dispatch import autocast
 
-# Ops of CPU tensors, which a trace is made of, and what a GPU has in their place.
+# Ops of CPU tensors, which a trace is made of, and their names on a GPU.
 ON_A_GPU = {"ak::_column_sums": "sum"}
-# What moves nothing: views, and questions about tensors.
+# Ops that move nothing: views and queries.
 FREE = {
     "prim::device",
     "profiler::_record_function_enter_new",

@@ -1,4 +1,4 @@
-"""How many bytes the collectives of a step send, counted as they are called."""
+"""Counts the bytes that the collectives of a step send."""
 
 import torch
 import torch.distributed as dist
@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: What a rank of n sends to its neighbour in a ring, as a multiple of what it hands over.
+#: Bytes that one of n ranks sends to its neighbour in a ring, as a multiple of its operand.
 RING = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -50,7 +50,7 @@ class CountSent(TorchDispatchMode):
 
 
 def _size(args: tuple) -> int:
-    """Of the group that a collective runs over."""
+    """Size of the group that a collective runs over."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument).size()

@@ -1,4 +1,4 @@
-"""The tasks of the paper's table in the small, continued: language models and translation."""
+"""The scaled-down tasks of the paper's table, continued: language models and translation."""
 
 from __future__ import annotations
 

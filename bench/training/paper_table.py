@@ -1,4 +1,4 @@
-"""What the runs of the paper's table say: tables in Markdown, and a figure."""
+"""Reports the runs of the paper's table: tables in Markdown, and a figure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Table:
         return difference > allowed
 
     def vanished(self, task: str, column: str) -> float:
-        """Of the activation gradients that are not zero in FP32, the share that are here."""
+        """The share of the activation gradients that are zero here and not in FP32."""
         here = statistics.mean(row["zero_share"] for row in self.of(task, column))
         reference = [row["zero_share"] for row in self.of(task, REFERENCE)]
         zero = statistics.mean(reference) if reference else 0.0

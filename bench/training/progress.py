@@ -9,11 +9,11 @@ LINE_SECONDS = 5.0  # how often a log gets a line
 class Progress:
     """Progress of one run of `total` steps, from `start` on."""
 
-    def __init__(self, name: str, total: int, start: int = 0):
-        self.name, self.total, self.step = name, total, start
+    def __init__(self, name: str, total: int, start: int = 0, silent: bool = False):
+        self.name, self.total, self.step, self.silent = name, total, start, silent
         self.bar = None
         self.last_line = 0.0
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not silent:
             try:
                 from tqdm import tqdm
             except ImportError:
@@ -22,6 +22,8 @@ class Progress:
 
     def update(self, step: int, **figures: str) -> None:
         """Shows that `step` steps are done, with figures such as loss="2.31"."""
+        if self.silent:
+            return
         if self.bar is not None:
             self.bar.set_postfix(figures, refresh=False)
             self.bar.update(step - self.step)

@@ -33,7 +33,7 @@ from .trial import KEPT, Settings, Trial
 
 
 class Layout:
-    """Where the pieces of a model lie: `name` is ddp, fsdp, hsdp or tp, `number` the replicas of hsdp, the width of tp."""
+    """Places a model on the ranks: `name` is ddp, fsdp, hsdp or tp, `number` the replicas of hsdp or the width of tp."""
 
     def __init__(self, name: str, number: int, device: torch.device):
         self.name, self.world = name, dist.get_world_size()
@@ -78,14 +78,14 @@ class RankTrial(Trial):
         return self.text.batch(self.settings.seed, number, self.config.batch, self.config.context)
 
     def _segment(self, interrupted) -> bool:
-        """As ever, but the ranks stop together."""
+        """The ranks stop together."""
         super()._segment(lambda: False)
         flag = torch.tensor(float(interrupted()), device=self.device)
         dist.all_reduce(flag)
         return flag.item() > 0
 
     def _progress(self) -> Progress:
-        return super()._progress() if dist.get_rank() == 0 else _Silent()
+        return Progress(self.name, self.settings.steps, self.step, silent=dist.get_rank() > 0)
 
     def _train_step(self) -> None:
         # DistributedDataParallel forms its buckets in the second; fully_shard's root stays gathered over a validation.
@@ -121,7 +121,7 @@ class RankTrial(Trial):
             parts["model"], parts["optimizer"], model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
         saved = torch.load(path / "run.pt", map_location=self.device, weights_only=False)
-        self._go_on(saved["running"])
+        self._restore(saved["running"])
         if len(saved["random"]) == self.layout.world:  # another number of ranks draws other dropout
             own = saved["random"][dist.get_rank()]
             torch.set_rng_state(own["cpu"].cpu())
@@ -140,21 +140,8 @@ class RankTrial(Trial):
         return found | {"bytes_sent_per_step": self.sent.bytes, "collectives": self.sent.calls}
 
 
-class _Silent(Progress):
-    """Of ranks that print nothing."""
-
-    def __init__(self):
-        pass
-
-    def update(self, step: int, **figures: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def checkpoints(folder: Path) -> list[Path]:
-    """Those that are whole, oldest first."""
+    """The complete checkpoints, oldest first."""
     whole = [path.parent for path in folder.glob("*-*/.metadata")]
     return sorted(whole, key=lambda path: tuple(map(int, path.name.split("-"))))
 

@@ -1,8 +1,8 @@
-"""The tasks of the paper's table in the small: a model, a batch's loss, and the metric that counts, the smaller the better.
+"""The scaled-down tasks of the paper's table: a model, a batch's loss, and the metric that counts, the smaller the better.
 
 Every model is made of torch's modules and is trained in 16 bits throughout (parameters, activations and gradients), with norms,
 softmax and losses in FP32 inside. Sizes are such that a run takes seconds on one core; learning rates are those that train well in
-FP32, and the same in all formats. What a task shows is said in its docstring. Language and translation: language.py.
+FP32, and the same in all formats. Each docstring says what the task shows. Language and translation: language.py.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def scenes(held_out: bool) -> Scenes:
 
 
 class Detector(nn.Module):
-    """What is around each pixel, then its class."""
+    """Classifies each pixel by its neighbourhood."""
 
     def __init__(self, wide: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The two sides of the training benchmark: the same training step written for stock torch AMP and for amp_kernels.
 
-Everything the comparison turns on is here; the loop in trial.py knows neither. Both follow the usual recipe: FP32
+The loop in trial.py knows neither. Both follow the usual recipe: FP32
 parameters, autocast around the forward pass, dynamic loss scaling for FP16, gradients clipped to norm 1, AdamW.
 """
 
@@ -16,7 +16,7 @@ INIT_SCALE = 2.0**16
 
 
 class TorchTrainer:
-    """What users have today: torch.amp.GradScaler, clip_grad_norm_ and torch's fused AdamW."""
+    """Stock torch: torch.amp.GradScaler, clip_grad_norm_ and torch's fused AdamW."""
 
     provider = "torch"
 
@@ -50,7 +50,7 @@ class TorchTrainer:
         return self.scaler._scale if self.scaler.is_enabled() else 1.0
 
     def updates(self) -> int:
-        """Optimizer steps that took effect (an overflow skips one). Waits for the device."""
+        """Optimizer steps that were not skipped. Waits for the device."""
         first = next(iter(self.optimizer.state.values()), {})
         return int(first.get("step", 0))
 
@@ -65,7 +65,7 @@ class TorchTrainer:
         return sum(storages.values())
 
     def parts(self) -> dict:
-        """What of it is saved, as the arguments of `ak.checkpoint`."""
+        """The saved parts, as the arguments of `ak.checkpoint`."""
         return {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
 
 

@@ -1,4 +1,4 @@
-"""One run of the training benchmark: one provider, one precision, from the seed to the validation loss; it can stop and go on.
+"""One run of the training benchmark: one provider, one precision, from the seed to the validation loss. It can be interrupted and resumed.
 
 `save()` writes everything a step depends on: parameters, optimizer, scaler, random generators and the step number, which
 is also the position in the data. Histories are kept on the device, so that a step never waits for the host.
@@ -30,7 +30,7 @@ KEPT = 2  # checkpoints: the newest, and one should that be damaged
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the outcome of a run, apart from the text. Plain values: they travel in the checkpoint."""
+    """Everything but the text that decides the outcome of a run, as plain values: they travel in the checkpoint."""
 
     model: str
     steps: int
@@ -156,7 +156,7 @@ class Trial:
         ak.checkpoint.save(path, **self.trainer.parts(), extra={**extra, "running": self._running()}, keep=KEPT)
 
     def _running(self) -> dict:
-        """What the loop keeps beside the trainer's parts."""
+        """State of the loop beside the trainer's parts."""
         return {
             "provider": self.provider,
             "dtype": self.dtype,
@@ -170,9 +170,9 @@ class Trial:
         }
 
     def _load(self, path: Path) -> None:
-        self._go_on(ak.checkpoint.load(path, **self.trainer.parts())["running"])
+        self._restore(ak.checkpoint.load(path, **self.trainer.parts())["running"])
 
-    def _go_on(self, saved: dict) -> None:
+    def _restore(self, saved: dict) -> None:
         self.step = saved["step"]
         self.losses.copy_(saved["losses"])
         self.scales.copy_(saved["scales"])
@@ -181,7 +181,7 @@ class Trial:
         self.seconds, self.peak_bytes = saved["seconds"], saved["peak_bytes"]
 
     def result(self) -> dict:
-        """The run as plain values: what the table, the plot and the JSON record are made of."""
+        """The run as plain values, for the table, the plot and the JSON record."""
         per_step = statistics.median(self.step_seconds) if self.step_seconds else self.seconds / max(self.step, 1)
         return {
             "name": self.name,
@@ -225,7 +225,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _count(self):
-        """What a step takes. On the CPU, its peak: what is held anyway plus the most that torch's allocator held on top of it."""
+        """Counts the peak memory of a step on the CPU: held memory and the most that torch's allocator held on top of it."""
         if self.device.type == "cuda":
             yield
             return

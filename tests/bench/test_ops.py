@@ -1,4 +1,4 @@
-"""What a timed call leaves behind must not change what the next one does; torch's and the peers' sides must be right."""
+"""A timed call must not change the work of the next one; torch's and the peers' sides must be right."""
 
 import sys
 import types

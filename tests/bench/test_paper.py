@@ -1,4 +1,4 @@
-"""The paper's table: what a column switches on, what is resumed, and what is called a failure."""
+"""The paper's table: columns, resumed runs and failures."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def row(task, column, seed, metric, **changes):
 
 
 def table(values, factor=5.0):
-    """Of one task; ``values``: the metric by column and seed."""
+    """The table of one task; ``values``: the metric by column and seed."""
     rows = [row("t", column, seed, metric) for column, of in values.items() for seed, metric in enumerate(of)]
     return paper_table.Table(rows, {"t": "loss"}, list(values), factor)
 

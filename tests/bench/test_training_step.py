@@ -1,4 +1,4 @@
-"""The traced training step: what it casts at the sizes of GPT-2, and what of it has a measured rate."""
+"""The traced training step: its casts at the sizes of GPT-2, and the rates that price it."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def test_what_a_converted_step_casts():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_that_add_leave_no_cast(name):
-    """Of attention's three gradients there is one copy, and none of any other; the peak of memory is that of the converted step."""
+    """One copy, of attention's three gradients; the memory peak is that of the converted step."""
     config = MODELS[name]
     fused = traces(config, True, True, True)
     eager, converted, found = (

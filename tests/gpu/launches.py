@@ -33,8 +33,8 @@ def kernels(function: Callable[[], object]) -> list[str]:
 
 
 def kernel_names(events) -> list[str]:
-    """Of a profile's events those that are kernels. Ranges that code named (``record_function``, an optimizer's step)
-    appear on the device's track as well, and are none."""
+    """The kernels among a profile's events. Named ranges (``record_function``, an optimizer's step) appear on the device's track as
+    well, and are none."""
     on_device = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     on_device.sort(key=lambda e: e.time_range.start)
     return [e.name for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]

@@ -29,7 +29,7 @@ def group():
 
 @pytest.fixture
 def sums(monkeypatch):
-    """How many sums were asked for. Within the test the only rank is one of several."""
+    """The sums that were asked for. Within the test the only rank is one of several."""
     made, reduce = Agreement.__init__, dist.all_reduce
     asked = []
 

@@ -41,7 +41,7 @@ def operands(case: GemmCase, dtype: torch.dtype, offset: int = 0, batch: tuple[i
 
 
 def run(case: GemmCase, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-    """What the case computes, with new operands of its epilogue."""
+    """The call of the case, with new operands of its epilogue."""
     batch = a.shape[:-2]
     if case.kind == "accumulate":
         c = integers(*batch, case.m, case.n, dtype=torch.float32, limit=1000)

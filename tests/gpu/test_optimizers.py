@@ -180,7 +180,7 @@ def test_a_graphed_step_is_that_of_the_plain_loop(name):
 
 @pytest.mark.parametrize("name", ["adamw", "adamw split bf16", "sgd momentum", "lion", "lamb"])
 def test_ten_thousand_tensors(name):
-    """Of 64 elements each: the same as one tensor of all (LAMB: one ratio each, so as each alone)."""
+    """64 elements each: the same as one tensor of all (LAMB has one ratio each: the same as each alone)."""
     kind, dtype, options = OPTIMIZERS[name]
     generator = torch.Generator(DEVICE).manual_seed(0)
     whole = torch.randn(10_000, 64, generator=generator, device=DEVICE).to(dtype)

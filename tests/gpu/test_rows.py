@@ -1,4 +1,4 @@
-"""What stands between the products of a training step, as a loop meets it: no call waits for the device, and a graph replays it."""
+"""The ops between the products of a training step: no call waits for the device, and a graph replays each."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_a_graph_replays_the_call(name, backend):
 
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_each_replay_draws_a_mask(name, backend):
-    """Of which seeds alone decide; the gradient in the graph knows it."""
+    """The seed alone decides the mask; the gradient in the graph uses the same one."""
     call = CALLS[name]()
     graph, results = captured(call)
     found = []

@@ -26,7 +26,7 @@ LINEAR = [
     for shape in (Shape(rows, n, k, "NT"), Shape(rows, k, n, "NN"), Shape(n, k, rows, "TN", "fp32"))
 ]
 NAMES = {tile_name(tile): tile for tile in TILES}
-# Of each product that was timed, what every compiled tile took in microseconds.
+# Microseconds of every compiled tile, by product.
 GOLDEN = {timed: {c: us for c, us in found.items() if c.tile in NAMES} for timed, found in tiles().items()}
 
 
@@ -53,7 +53,7 @@ def tile_errors(rates: dict) -> list[float]:
 
 
 def plans(rates: dict) -> dict:
-    """Of each product: how much longer its plan took than the fastest tile, and its time over what the model says."""
+    """By product: the relative excess of its plan's time over the fastest tile's, and its time over the model's."""
     found = {}
     for timed, measured in GOLDEN.items():
         made = _host.plan_gemm(**asked(timed, rates))
@@ -63,13 +63,13 @@ def plans(rates: dict) -> dict:
 
 
 def plain_holds(rates: dict) -> bool:
-    """What the model promises of plain products, with some margin over what it reaches: 0.089 and 0.012."""
+    """The model's promise for plain products, with some margin over what it reaches: 0.089 and 0.012."""
     regrets = [regret for timed, (regret, _) in plans(rates).items() if timed.epilogue == "none"]
     return rms(tile_errors(rates)) <= 0.092 and sum(regrets) / len(regrets) <= 0.015
 
 
 def biases_hold(rates: dict) -> bool:
-    """The same of products with a bias, of its times: 0.042 and 0. An epilogue that is written anew has to be timed anew."""
+    """The same for products with a bias: 0.042 and 0. A rewritten epilogue has to be timed again."""
     found = {timed: both for timed, both in plans(rates).items() if timed.epilogue != "none"}
     regrets, ratios = zip(*found.values(), strict=True)
     return rms(map(math.log, ratios)) <= 0.045 and sum(regrets) / len(regrets) <= 0.003
