@@ -249,9 +249,7 @@ MUTANTS = [
         "both consumers begin with the first tile",
     ),
     # ---- scheduler warps
-    Mutant(
-        PRODUCER, "mbarrier_wait(mailbox.work_full(), phase);", "", "a consumer does not wait for its next tile"
-    ),
+    Mutant(PRODUCER, "mbarrier_wait(mailbox.work_full(), phase);", "", "a consumer does not wait for its next tile"),
     Mutant(PRODUCER, "mbarrier_arrive(mailbox.work_full());", "", "a tile is posted without an arrival"),
     Mutant(PRODUCER, "exists ? word(work.steps) : 0", "word(work.steps)", "the consumer repeats the last tile"),
     Mutant(
@@ -267,7 +265,10 @@ MUTANTS = [
         "every tile begins where the first one did in the ring",
     ),
     Mutant(
-        PRODUCER, "wait_phase(mailbox.work_empty(), kWorkEmpty);", "", "the next tile is written over one that has not been read"
+        PRODUCER,
+        "wait_phase(mailbox.work_empty(), kWorkEmpty);",
+        "",
+        "the next tile is written over one that has not been read",
     ),
     Mutant(
         PRODUCER,
@@ -281,7 +282,9 @@ MUTANTS = [
         "if (lane_in_warp() == 0) mbarrier_arrive(mailbox.work_empty());",
         "one lane has read the tile: it is written over",
     ),
-    Mutant(PRODUCER, "opaque(mailboxes) + consumer * Mailbox::kBytes", "opaque(mailboxes)", "the consumers share a mailbox"),
+    Mutant(
+        PRODUCER, "opaque(mailboxes) + consumer * Mailbox::kBytes", "opaque(mailboxes)", "the consumers share a mailbox"
+    ),
     Mutant(TILE, "at + 24 + slot * 8;", "at + 16 + slot * 8;", "slot_ready() and slot_requested() share a barrier"),
     # ---- batch
     Mutant(PRODUCER, "work.batch * args.schedule.batch_a,", "work.batch,", "a shared A is looked for in every matrix"),
