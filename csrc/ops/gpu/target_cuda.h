@@ -51,16 +51,22 @@ class Target {
   }
 
   // Counters that belong to the stream, all 0 between its kernels. None while it is captured: a graph may run beside
-  // whatever the stream does later, so it zeroes memory of its own. None either where there is no memory to be had.
+  // whatever the stream does later, so it zeroes memory of its own. None either where there is no memory to be had, and
+  // for more streams than a program keeps. The key is the stream's id: CUDA gives the handle of a destroyed stream,
+  // whose kernels may still run, to a new one, and all threads have one handle for their default streams.
   uint32_t* counters(size_t count) const {
-    constexpr size_t kMost = 4096;
+    constexpr size_t kMost = 4096, kMostStreams = 256;
     cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
     STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &captured));
     if (count > kMost || captured != cudaStreamCaptureStatusNone) return nullptr;
+    unsigned long long id = 0;
+    STD_CUDA_CHECK(cudaStreamGetId(static_cast<cudaStream_t>(stream_), &id));
     static std::mutex mutex;
-    static auto& of_streams = *new std::map<std::pair<int32_t, void*>, uint32_t*>;  // for good: no order at exit
+    static auto& of_streams = *new std::map<std::pair<int32_t, uint64_t>, uint32_t*>;  // for good: no order at exit
     const std::lock_guard lock(mutex);
-    uint32_t*& own = of_streams[{index_, stream_}];
+    const std::pair<int32_t, uint64_t> key{index_, id};
+    if (of_streams.size() >= kMostStreams && !of_streams.contains(key)) return nullptr;
+    uint32_t*& own = of_streams[key];
     if (!own) {
       own = static_cast<uint32_t*>(outside_of_pools(kMost * 4));
       if (own) zero(own, kMost * 4);
