@@ -21,6 +21,11 @@ constexpr uint32_t row_bytes(Swizzle swizzle) {
 }
 
 /// A dense box view of 2 or 3 dimensions, innermost first. The base and all strides are multiples of 16 bytes.
+///
+/// cuda.h also derives each stride from the one before it: stride[0] >= size[0], stride[1] >= stride[0] * size[1]. The
+/// driver is not known to check this, and some maps of gemm_sm90 rely on that: phases and the halves of swiglu, whose
+/// matrices begin within each other's rows, and tensors that the caller laid out so (a batch between the rows, a
+/// residual of windows that overlap). If a driver refuses such a map, ops/gpu/gemm.cpp takes gemm_sm80.
 struct TensorMapSpec {
   const void* base;
   ElementType type;
