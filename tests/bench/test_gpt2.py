@@ -66,6 +66,11 @@ def test_bad_options_are_refused(options, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def is_within_an_op(event):
+    """Products of the portable set widen the 16-bit weights that they are given."""
+    return event is not None and (event.name.startswith("amp_kernels::") or is_within_an_op(event.cpu_parent))
+
+
 @pytest.mark.parametrize("shadowed", [True, False])
 def test_ours_reads_shadows(shadowed, small, monkeypatch):
     """No weight is cast in a step; without shadows the linear layers' are, as this test would see."""
@@ -78,7 +83,8 @@ def test_ours_reads_shadows(shadowed, small, monkeypatch):
     step()
     with torch.profiler.profile(record_shapes=True, acc_events=True) as profile:
         step()
-    cast = {tuple(event.input_shapes[0]) for event in profile.events() if event.name == "aten::_to_copy"}
+    casts = (event for event in profile.events() if event.name == "aten::_to_copy" and not is_within_an_op(event))
+    cast = {tuple(event.input_shapes[0]) for event in casts}
     assert weights & cast == (set() if shadowed else weights)
 
 
