@@ -53,7 +53,7 @@ class Update(Blocks):
 
     def step(self, op: Callable[..., None] | None = None, **call) -> Update:
         """Takes it, with the arguments of :meth:`Blocks.arguments`; ``op``: by default the compiled one. Returns itself."""
-        (op or self.op.overload)(*self.arguments(**call))
+        (op or self.op.overload)(*self.arguments(**call).of_op())
         return self
 
     def place(self, i: int) -> tuple[Kind, slice, int, int]:

@@ -350,7 +350,7 @@ def test_stochastic_rounding_is_the_package_s(dtype):
     lower = torch.randint(0, 2**16, (2**16,), generator=torch.Generator().manual_seed(1))
     x = ((torch.arange(2**16) << 16) | lower).to(torch.int32).view(F32)
     out = torch.empty(2**16, dtype=torch.int16)
-    _round[(4,)](x, out, 2**40 + 5, 3, 7, HALF=_update.ELEMENTS[dtype], BLOCK=2**14)
+    _round[(4,)](x, out, 2**40 + 5, 3, 7, HALF=_tables.ELEMENTS[dtype], BLOCK=2**14)
     wanted = _host.round_stochastic(x.numpy(), NAMES[dtype], 2**40 + 5, 3, 7)
     assert np.array_equal(out.numpy().view(np.uint16), wanted)
 
@@ -374,7 +374,7 @@ def test_split_masters_have_the_format_of_the_package(dtype):
     x = codes.flatten().to(torch.int32).view(F32)
     weight, remainder = (torch.empty(x.numel(), dtype=torch.int16) for _ in range(2))
     joined = torch.empty_like(x)
-    _split_and_join[(x.numel() // 2**16,)](x, weight, remainder, joined, HALF=_update.ELEMENTS[dtype], BLOCK=2**16)
+    _split_and_join[(x.numel() // 2**16,)](x, weight, remainder, joined, HALF=_tables.ELEMENTS[dtype], BLOCK=2**16)
     wanted_weight, wanted_remainder = _host.split_master(x.numpy(), NAMES[dtype])
     assert np.array_equal(weight.numpy().view(np.uint16), wanted_weight)
     assert np.array_equal(remainder.numpy(), wanted_remainder)
@@ -394,7 +394,7 @@ def test_a_split_weight_that_was_set_to_zero_is_zero(dtype, zero):
     remainder = torch.arange(-0x8000, 0).to(torch.int16)
     joined, wanted = torch.empty(2**15), torch.full((2**15,), zero)
     weight = torch.full((2**15,), zero, dtype=dtype).view(torch.int16)
-    _join[(1,)](weight, remainder, joined, HALF=_update.ELEMENTS[dtype], BLOCK=2**15)
+    _join[(1,)](weight, remainder, joined, HALF=_tables.ELEMENTS[dtype], BLOCK=2**15)
     assert torch.equal(joined.view(torch.int32), wanted.view(torch.int32))
 
 
