@@ -1,4 +1,4 @@
-"""Lists of parameters with all their state, as the update ops take them: for the ops' samples, tests and benchmarks."""
+"""Lists of parameters with all their state, for the samples of the update ops and their tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .state import STOCHASTIC
 
 @dataclass(frozen=True)
 class Kind:
-    """How a weight is kept."""
+    """Storage of a weight."""
 
     param: torch.dtype = torch.float32
     master: torch.dtype | None = None
@@ -41,9 +41,9 @@ class Blocks:
     Args:
         shapes: of the parameters of a block.
         grad_dtype: ``None`` for the parameter's.
-        optional: whether there are the moments that a block may be without.
-        first: whether moments and steps are zero.
-        start, size: where the first parameter lies in a block's buffers, and their size; ``None``: as needed.
+        optional: whether blocks have the optional moments.
+        first: moments and steps are zero.
+        start, size: offset of the first parameter in a block's buffers, and their size; ``None``: as needed.
     """
 
     def __init__(
