@@ -2,8 +2,8 @@
 // kernel is written once over this object, for three targets: the CPU library, CUDA, and the emulator, whose ops are in
 // a second namespace and take CPU tensors. So the emulator checks the glue of the CUDA library without a GPU.
 //
-// read, write and empty take the argument's name for error messages, and for the emulator: a kernel that touches memory
-// without a name is stopped.
+// Addresses are requested together with the argument's name, for error messages and for the emulator, which stops a
+// kernel that accesses any other memory.
 #pragma once
 
 #if defined(AK_EMULATE)
@@ -37,7 +37,7 @@ class OpCall {
   void check_place(ArgName name, const Tensor& t) const {
     AK_CHECK(target_.holds(t), op_, ": ", name, " must be on ", target_.name(), " like the other arguments");
   }
-  // The address of a tensor that kernels read.
+  // Address of a tensor that kernels read.
   const void* read(ArgName name, const Tensor& t) {
     show(name, t, true, false);
     return t.const_data_ptr();
@@ -47,12 +47,12 @@ class OpCall {
   const T* read(ArgName name, const MaybeTensor& t) {
     return static_cast<const T*>(read(name, t));
   }
-  // The address of a tensor that kernels write, and also read if it `holds_values`.
+  // Address of a tensor that kernels write and, if `holds_values`, read.
   void* write(ArgName name, const Tensor& t, bool holds_values = true) {
     show(name, t, holds_values, true);
     return t.mutable_data_ptr();
   }
-  // Memory that is known by its address alone.
+  // Declares memory known only by its address.
   void reach(ArgName name, const void* data, int64_t bytes, bool writable) {
     if (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable);
   }
@@ -73,31 +73,31 @@ class OpCall {
 
   // ---- memory
 
-  // An output.
+  // Allocates an output.
   Tensor empty(ArgName name, torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) {
     const Tensor t = target_.empty(size, dtype);
     if (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
     return t;
   }
-  // Memory of the call, the first `zeroed` bytes 0; null for no bytes. It goes with this object: the allocator then
-  // hands it to later work of the same stream only.
+  // Scratch memory whose first `zeroed` bytes are 0; null for no bytes. It is freed with this object, perhaps before
+  // the kernels run, which is safe: the allocator reuses it only for later work on the same stream.
   void* scratch(size_t bytes, size_t zeroed = 0) {
     if (bytes == 0) return nullptr;
     const Tensor& t = scratch_.emplace_back(empty({"scratch"}, {static_cast<int64_t>(bytes)}, ScalarType::Byte));
     zero(t, zeroed);
     return t.mutable_data_ptr();
   }
-  // Counters that are 0, for a kernel that leaves them 0: the stream's own, or memory of the call.
+  // Zeroed counters for a kernel that leaves them 0: the stream's, or scratch of the call.
   uint32_t* counters(size_t count) {
     if (kOnCpu) return nullptr;
     if (uint32_t* of_stream = target_.counters(count)) return of_stream;
     counters_took_memset_ = true;
     return static_cast<uint32_t*>(scratch(count * 4, count * 4));
   }
-  // Whether counters() took a memset: while a graph is captured, or for more counters than a stream has.
+  // True if the counters needed a memset: during graph capture, or for more counters than a stream has.
   bool counters_took_memset() const { return counters_took_memset_; }
-  // Sets the first `bytes` of a tensor to 0, in the stream's order. An empty tensor may be null, which memset need not
-  // take.
+  // Enqueues a memset of the first `bytes` of a tensor. Skipped for 0 bytes: an empty tensor's null pointer is not
+  // valid.
   void zero(const Tensor& t, size_t bytes) {
     if (bytes > 0) target_.zero(t.mutable_data_ptr(), bytes);
   }
@@ -107,9 +107,14 @@ class OpCall {
   // Calls launcher(args..., stream), which returns a Status, and raises if it failed.
   template <typename Launcher, typename... Args>
   void launch(const Launcher& launcher, Args&&... args) {
-    const Status status = launcher(std::forward<Args>(args)..., target_.stream());
-    AK_CHECK(status.ok(), op_, ": ", Target::failure(status));
+    check(try_launch(launcher, std::forward<Args>(args)...));
   }
+  // The same, for a caller who looks at the Status before check().
+  template <typename Launcher, typename... Args>
+  Status try_launch(const Launcher& launcher, Args&&... args) {
+    return launcher(std::forward<Args>(args)..., target_.stream());
+  }
+  void check(const Status& status) const { AK_CHECK(status.ok(), op_, ": ", Target::failure(status)); }
 
  private:
   static const Tensor& checked(const char* op, ArgName name, const Tensor& t) {

@@ -1,4 +1,4 @@
-// Checks of arguments in host memory.
+// Checks of CPU kernels' arguments, which must be in host memory.
 #pragma once
 
 #include "base/check.h"
