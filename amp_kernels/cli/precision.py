@@ -1,14 +1,14 @@
-"""``python -m amp_kernels precision``: what each op reads, computes in and returns inside torch.autocast.
+"""``python -m amp_kernels precision``: the dtypes that each op reads, computes in and returns inside torch.autocast.
 
-The rules of this package's ops beside torch's own, which hold for everything that has no kernel here. They are in the
-dispatcher, not here: tests/registration/test_precision.py calls every op of the table and looks at the dtypes.
+The table lists this package's ops, and torch's for everything that has no kernel here. The rules are in the dispatcher, not here:
+tests/registration/test_precision.py calls every op of the table and checks the dtypes.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The rules: what happens to inputs, and the dtype of the result.
+#: The rules for casting inputs and for the dtype of the result.
 RULES = {
     "lower": "inputs are cast to autocast's dtype, the result has it; sums are fp32",
     "fp32 inside": "inputs are not cast; computed in fp32, the result has autocast's dtype",
@@ -20,7 +20,7 @@ RULES = {
 
 
 class Row(NamedTuple):
-    """``ops`` by name, their rule by device."""
+    """Ops and their rule on each device."""
 
     ops: tuple[str, ...]
     cuda: str
@@ -61,7 +61,7 @@ TORCHS = (
 
 
 def table() -> list[tuple[str, ...]]:
-    """The rows that :func:`run` prints and docs/guide/autocast.md quotes, as texts."""
+    """The rows that :func:`run` prints and docs/guide/autocast.md quotes."""
     return [
         (f"{prefix}{', '.join(row.ops)}", row.cuda, row.cpu, row.note)
         for prefix, rows in (("ak: ", OURS), ("torch: ", TORCHS))
@@ -70,7 +70,7 @@ def table() -> list[tuple[str, ...]]:
 
 
 def run() -> int:
-    """Print the rules and who follows which. Returns the exit status, always 0."""
+    """Print the rule of each op and the meaning of each rule. Returns the exit status, always 0."""
     rows = [("op", "CUDA", "CPU", ""), *table()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:
