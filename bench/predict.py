@@ -31,9 +31,7 @@ from .tiles import TIMED, Product
 
 PLAIN = ("16", "fp32", "fp32+")  # results without an epilogue
 BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h."
-STEP_BASIS = (
-    "PREDICTION for {chip}: bytes divided by {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, the "
-)
+STEP_BASIS = "PREDICTION for {chip}: bytes divided by {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, the "
 STEP_BASIS += "shares of a prototype on an H200, plus {launches:.1f} us for four launches with arguments of their size."
 
 # Bytes of arguments of a step's launches, for a list of up to 188 tensors. Short lists have a launch of few bytes where that is enough

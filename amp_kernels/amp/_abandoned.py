@@ -1,4 +1,4 @@
-"""Iterations that an exception ended between ``unscale_`` and ``step``. What they left must not meet the next one."""
+"""Iterations that an exception ended between ``unscale_`` and ``step``: their unscaled gradients must not mix with the next loss."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensor
 
 
 class AbandonedIterations(_GradScaler):
-    """Mixin of :class:`amp_kernels.GradScaler`: each optimizer's record knows its optimizer, and what became of gradients
-    that were unscaled but not stepped when the next loss comes."""
+    """Mixin of :class:`amp_kernels.GradScaler`: each optimizer's record refers to its optimizer, and tracks gradients that were
+    unscaled but not stepped before the next loss."""
 
     def _record(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's record in this iteration. An old one is not that of a new optimizer at the same address."""
+        """The optimizer's record in this iteration; drops a stale record of another optimizer at the same address."""
         records = self._per_optimizer_states
         owner = records[id(optimizer)].get("optimizer")
         if owner is not None and owner() is not optimizer:
@@ -37,12 +37,12 @@ class AbandonedIterations(_GradScaler):
         return record
 
     def scale(self, outputs: Outputs) -> Outputs:
-        """Multiply a tensor, or each in an iterable, by the scale.
+        """Multiply a tensor, or each tensor in an iterable, by the scale.
 
         Raises:
             ValueError: an output is neither.
         """
-        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would end the program
+        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would cause a graph break
             if not self._enabled:
                 return outputs
             if self._scale is not None and not self._per_optimizer_states:
@@ -66,7 +66,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _on_backward(records: list[dict[str, Any]]) -> None:
-    """A backward of a new loss begins. Gradients that are gone were given up; others it must not add to."""
+    """Called when the backward of a new loss begins. Zeroed gradients were abandoned; the backward must not add to others."""
     for record in records:
         if record["stage"] is not OptState.UNSCALED or record["optimizer"]() is None:
             continue

@@ -1,4 +1,4 @@
-"""What a gradient scaler knows of the ranks that share an optimizer's parameters, and the gradients that this one holds."""
+"""Agreement of a gradient scaler with the ranks that share an optimizer's parameters, and the local gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TogetherWithRanks:
     """Mixin of :class:`amp_kernels.GradScaler`."""
 
     def _agreement(self, optimizer: Optimizer) -> Agreement:
-        """With which ranks to agree on an optimizer's steps."""
+        """The ranks that must agree on an optimizer's steps."""
         if isinstance(optimizer, FusedOptimizer):
             agreement = optimizer._agreement()
         else:
@@ -34,7 +34,7 @@ class TogetherWithRanks:
         return agreement
 
     def _agreed(self, agreement: Agreement, flags: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        """The flags of all ranks in the place of this one's."""
+        """The flags combined over all ranks."""
         if not agreement:
             return flags
         device = next(iter(flags), self._scale.device)
@@ -43,10 +43,10 @@ class TogetherWithRanks:
 
 
 def local_grads(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's gradients, as dense tensors: of a sparse one its values, of a DTensor this rank's piece.
+    """The optimizer's gradients as dense tensors: the values of a sparse tensor, the local shard of a DTensor.
 
-    A float16 sparse gradient is coalesced first, as torch does, because adding up duplicate entries may overflow; that
-    replaces ``.grad``.
+    A float16 sparse gradient is coalesced first, as in torch, because summing duplicate entries may overflow. This replaces
+    ``.grad``.
     """
     values = []
     for group in optimizer.param_groups:
@@ -63,5 +63,5 @@ def local_grads(optimizer: Optimizer) -> list[Tensor]:
 
 
 def has_foreign(grads: Iterable[Tensor]) -> bool:
-    """Whether there is one of which only torch's own ops know what to do with it."""
+    """True if there is a tensor subclass that only torch's own ops can handle."""
     return any(is_traceable_wrapper_subclass(grad) and not is_dtensor(grad) for grad in grads)

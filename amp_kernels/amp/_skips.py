@@ -1,5 +1,4 @@
-"""What a gradient scaler remembers of skipped steps: counters on the device, which the host hears of late, and whose
-gradients it was."""
+"""Skipped steps of a gradient scaler: device counters, read back asynchronously, and the tensors with non-finite gradients."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from .._sharding.agreement import Agreement
 from .._sharding.local import local
 from ._readback import AsyncReader
 
-Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
+Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and a flag for each non-finite gradient
 
 
 class SkipTracking(OneOpEach):
-    """Mixin of :class:`amp_kernels.GradScaler`. Everything here is asynchronous, except for raising the error."""
+    """Mixin of :class:`amp_kernels.GradScaler`. Everything is asynchronous except raising the error."""
 
     def _init_skips(self, max_consecutive_skips: int | None) -> None:
         if max_consecutive_skips is not None:
@@ -35,10 +34,10 @@ class SkipTracking(OneOpEach):
 
     def _start_tracking(self) -> None:
         self._skip_counters: tuple[Tensor, ...] = ()
-        self._skips: Tensor | None = None  # int64 [2]: skipped iterations in all, and the last ones in a row
+        self._skips: Tensor | None = None  # int64 [2]: all skipped iterations, and the current consecutive ones
         self._taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
         self._agreements: weakref.WeakKeyDictionary[Optimizer, tuple[list[Tensor], Agreement]]
-        self._agreements = weakref.WeakKeyDictionary()  # with the parameters that they were made for
+        self._agreements = weakref.WeakKeyDictionary()  # with their parameters
         self._traced = Traced(self)
         self._forget()
 
@@ -56,7 +55,7 @@ class SkipTracking(OneOpEach):
 
     def _fill_skip_counters(self) -> None:
         for counter, value in zip(self._skip_counters, self._init_skip_counts, strict=True):
-            counter.fill_(value)  # by a kernel: a copy from the host would wait
+            counter.fill_(value)  # a kernel; a copy from the host would synchronise
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -87,27 +86,25 @@ class SkipTracking(OneOpEach):
     # ---- what users see ----
 
     @property
-    @torch._disable_dynamo  # a program would read it before it ran the step
+    @torch._disable_dynamo  # a compiled graph would read it before it ran the step
     def last_step_skipped(self) -> bool | None:
-        """Whether any optimizer's step was skipped in the latest iteration of which the host has heard.
+        """True if an optimizer's step was skipped in the latest iteration whose flag has arrived on the host.
 
-        It never waits for the device. On the CPU that is the iteration which the last ``update`` ended. On a GPU it
-        is an earlier one as long as the host runs ahead: at the time of an ``update``, that of the one before or still
-        earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
-        first answer. An ``update`` in a CUDA graph is only reported by
-        :func:`amp_kernels.graph_step`.
+        Reading it never waits for the device. On the CPU, that is the iteration ended by the last ``update``. On a GPU the host
+        runs ahead, and it is an earlier iteration; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device.
+        ``None`` before the first flag arrives. For an ``update`` in a CUDA graph, only :func:`amp_kernels.graph_step` reports it.
         """
         self._poll()
         return self._last_skipped
 
     @property
     def skipped_steps(self) -> Tensor:
-        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device (the CPU before the first use)."""
+        """Number of iterations with a skipped step: int64, 0-dim, on the scale's device (the CPU before the first use)."""
         return self._skip_counter(0)
 
     @property
     def consecutive_skips(self) -> Tensor:
-        """How many of these were the last ones in a row: int64, 0-dim, on the same device; 0 once a step was taken."""
+        """Number of consecutive skipped iterations up to now: int64, 0-dim, on the same device; 0 after a step was taken."""
         return self._skip_counter(1)
 
     def _skip_counter(self, which: int) -> Tensor:
@@ -121,13 +118,13 @@ class SkipTracking(OneOpEach):
     # ---- counting ----
 
     def _steps_taken(self, optimizer: Optimizer) -> Tensor | None:
-        """From the first call on counts the steps which ``optimizer`` takes under this scaler: float64 [1] on the
+        """The number of steps taken by ``optimizer`` under this scaler since the first call of this method: float64 [1] on the
         device, ``None`` until its first iteration has ended."""
         return self._taken.setdefault(optimizer, None)
 
     def _end_iteration(self, flags: list[Tensor], stepped: dict[int, Tensor], counted: bool) -> None:
-        """Take notice of an iteration. ``flags``: one is above 0 if a step was skipped; ``stepped``: the same for each
-        optimizer's id; ``counted``: ``update_scale_`` has written the counters."""
+        """Record an iteration. ``flags``: one is above 0 if a step was skipped; ``stepped``: the flag for each optimizer's id;
+        ``counted``: ``update_scale_`` has already updated the counters."""
         if not counted:
             skipped = largest_flag(flags, self._skips.device) > 0
             total, consecutive = self._skip_counters
@@ -144,9 +141,9 @@ class SkipTracking(OneOpEach):
             self._report(nonfinite)
 
     def _report(self, nonfinite: Flags) -> None:
-        """Send the counters to the host, and raise if they say so. ``nonfinite``: whose gradients it was, in this iteration."""
+        """Start to read the counters back, and raise if earlier ones exceed the limit. ``nonfinite``: this iteration's tensors."""
         self._reader.push(self._skips, nonfinite)
-        # Ranks must raise in the same iteration: all of them wait for the answer before the last one, and for no later one.
+        # All ranks must raise in the same iteration, so each waits for exactly the second-to-last readback.
         self._poll(wait=self._together is not None and self._max_consecutive_skips is not None)
         if self._too_many is not None:
             consecutive, nonfinite = self._too_many
@@ -167,7 +164,7 @@ class SkipTracking(OneOpEach):
     # ---- whose gradients ----
 
     def _note_nonfinite(self, optimizer: Optimizer, grad_scale: Tensor | None) -> None:
-        """Remember which gradients are not finite once divided by ``grad_scale``. One more read of them."""
+        """Record the gradients that are not finite after division by ``grad_scale``. This reads them once more."""
         if self._max_consecutive_skips is None:
             return
         by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
@@ -187,7 +184,7 @@ class SkipTracking(OneOpEach):
 
 
 def _describe(nonfinite: Flags, together: Agreement | None) -> str:
-    """Names the tensors, those of all ranks. Waits for the device, since training ends here."""
+    """The names of the tensors, over all ranks. Waits for the device, since training stops here."""
     names, total = [], 0
     for optimizer, params, flags in nonfinite:
         total += len(params)
@@ -209,13 +206,13 @@ def _describe(nonfinite: Flags, together: Agreement | None) -> str:
 
 def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:
     for i, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names")  # where it was built from named_parameters()
+        names = group.get("param_names")  # present if it was built from named_parameters()
         for j, param in enumerate(group["params"]):
             yield id(param), names[j] if names else f"group {i}, parameter {j}, shape {list(param.shape)}"
 
 
 def stepped_flags(states: dict, device: torch.device, stepped: object) -> dict[int, Tensor]:
-    """For each optimizer's id whose stage is ``stepped``: its flags, combined."""
+    """The combined flag of each optimizer (by id) in the stage ``stepped``."""
     return {
         key: largest_flag(state["found_inf_per_device"].values(), device)
         for key, state in states.items()

@@ -1,9 +1,11 @@
 """torch's gradient scaler without its host sync, with clipping in the same read, and with bounds on the scale.
 
-How a step goes. With an optimizer of this package: one read of the gradients gives the non-finite flag and the norm,
-one pass updates; both decisions stay on the device, and the gradients are not rewritten. With torch's fused optimizers:
-the same check, then torch's own protocol (``grad_scale`` and ``found_inf`` attributes). With any other optimizer:
-unscale in place, then one ``.item()``.
+A step depends on the optimizer:
+
+- of this package: one read of the gradients gives the non-finite flag and the norm, one pass updates; both decisions stay on the
+  device, and gradients are not written;
+- fused, of torch: the same check, then torch's protocol (attributes ``grad_scale`` and ``found_inf``);
+- any other: unscale in place, then one ``.item()``.
 """
 
 from __future__ import annotations
@@ -38,38 +40,37 @@ _CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
 class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
-    Everything torch documents holds, checkpoints included. What differs, on purpose:
+    It has torch's documented behaviour, including checkpoints, with these intended differences:
 
-    - an optimizer of this package or a fused one of torch is stepped without a host sync and without a pass that
-      unscales gradients: one of this package leaves ``.grad`` scaled (see its ``unscale_grads``), torch's write it
-      unscaled within a step that they take, and leave it scaled where they skip;
-    - finiteness is tested on the *unscaled* value (torch tests the scaled one and lets ``1e30 / 2**-30`` through);
-    - flags of devices and optimizers are combined by maximum (torch adds them up, and its fused optimizers take 2.0 for
-      "no overflow");
-    - a fused optimizer none of whose parameters has a gradient counts as checked and clean;
-    - a closure is refused in any position, and :meth:`update` takes an integer scale too.
+    - Optimizers of this package and fused ones of torch step without a host sync and without a separate unscaling pass. This
+      package's leave ``.grad`` scaled (see their ``unscale_grads``). torch's unscale it in a step that they take, and leave it
+      scaled in a skipped one.
+    - The *unscaled* value is tested for finiteness. (torch tests the scaled one and accepts ``1e30 / 2**-30``.)
+    - Flags of devices and optimizers are combined by their maximum. (torch adds them, and its fused optimizers treat 2.0 as "no
+      overflow".)
+    - A fused optimizer without gradients counts as checked and finite.
+    - A closure is an error in any position, and :meth:`update` also accepts an integer scale.
 
     Args:
         device: device type, as in torch.
-        init_scale: first scale, above 0 and not below ``min_scale``.
-        growth_factor: above 1; what the scale is multiplied by after ``growth_interval`` iterations without overflow.
-        backoff_factor: below 1; what it is multiplied by after an overflow.
-        growth_interval: in iterations.
-        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips, if asked to). So it is
-            while the package is switched off (:func:`amp_kernels.set_enabled`).
-        min_scale: the scale is not backed off below this.
-        max_scale: nor grown above this.
-        hysteresis: overflows, counted since the scale last grew, from which on it backs off; 1 is torch's rule.
-            Megatron-LM uses 2.
-        consecutive_hysteresis: count only overflows in a row: DeepSpeed's option of that name.
+        init_scale: initial scale, above 0 and not below ``min_scale``.
+        growth_factor: above 1; multiplies the scale after ``growth_interval`` iterations without overflow.
+        backoff_factor: below 1; multiplies the scale after an overflow.
+        growth_interval: number of iterations.
+        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips with ``max_norm``). It is also
+            disabled while the package is switched off (:func:`amp_kernels.set_enabled`).
+        min_scale: lower limit of the scale.
+        max_scale: upper limit of the scale.
+        hysteresis: back off only after this many overflows since the scale last grew; 1 is torch's rule. Megatron-LM uses 2.
+        consecutive_hysteresis: count only consecutive overflows, as DeepSpeed's option of this name.
         dynamic: ``False`` keeps the scale fixed; an overflow still skips the step.
-        max_consecutive_skips: abort training when so many steps in a row were skipped: :meth:`update` then raises
-            a ``RuntimeError`` that names the tensors whose gradients were not finite in the last of them. On the CPU
-            the last skipped step's own ``update`` does; on a GPU a later one, usually the next: the host does not wait
-            to hear of it. Until a step is taken, every further skip raises again. Not part of the checkpoint. It costs
-            a flag per tensor, and with optimizers that are not of this package one more read of the gradients.
-        shard_group: for optimizers that are not of this package, the ranks on which they hold different parameters of one
-            model, which no DTensor shows: the process group of FSDP1. Those of this package have it as an option of theirs.
+        max_consecutive_skips: stop training after this many consecutive skipped steps: :meth:`update` raises a ``RuntimeError``
+            that names the tensors with non-finite gradients in the last of them. On the CPU the ``update`` of the last skipped
+            step raises; on a GPU a later one, usually the next, because the flag is read back asynchronously. Until a step is
+            taken, every further skip raises again. Not part of the checkpoint. It costs a flag per tensor and, with optimizers
+            of other packages, one more read of the gradients.
+        shard_group: for optimizers of other packages: the ranks that hold different parameters of one model without DTensors,
+            such as the process group of FSDP1. This package's optimizers have their own option ``shard_group``.
 
     Raises:
         AssertionError: a factor is out of range, as in torch.
@@ -108,16 +109,16 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         shard_group: ProcessGroup | None = None,
     ) -> None:
         enabled = enabled and is_enabled()
-        # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
+        # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
         check = lists.check_number
-        if enabled:  # torch's own checks: some versions let NaN pass, some fail on it without a word
+        if enabled:  # torch's own checks accept NaN in some versions and fail without a message in others
             check("GradScaler", "growth_factor", growth_factor)
             check("GradScaler", "backoff_factor", backoff_factor)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         check("GradScaler", "min_scale", min_scale, 0.0)
-        if self._enabled:  # a scale below its bound would rise with the first overflow
+        if self._enabled:  # a scale below min_scale would rise with the first overflow
             check("GradScaler", "init_scale", init_scale, max(min_scale, math.ulp(0.0)))
             check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
             check("GradScaler", "growth_interval", growth_interval, 0)
@@ -134,12 +135,12 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     # ---- what happened, without a sync ----
 
     @property
-    @torch._disable_dynamo  # a program would read it before it ran the step
+    @torch._disable_dynamo  # a compiled graph would read it before it ran the step
     def last_grad_norm(self) -> Tensor | None:
-        """L2 norm of the unscaled gradients before clipping, as the last :meth:`step` measured it: float32, 0-dim, on the device.
+        """L2 norm of the unscaled gradients before clipping in the last :meth:`step`: float32, 0-dim, on the device.
 
-        ``None`` if that step measured none: always so without ``max_norm`` unless the optimizer is one of this package
-        and the gradients had not been unscaled before. Infinite or NaN after an overflow.
+        ``None`` if that step computed no norm: without ``max_norm``, only optimizers of this package compute it, and only if the
+        gradients were not unscaled before. Infinite or NaN after an overflow.
         """
         return self._last_norm if self._last_sum_sq is None else self._last_sum_sq.sqrt()
 
@@ -156,8 +157,8 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
 
         Raises:
             RuntimeError: called twice since :meth:`update`, or after :meth:`step`.
-            ValueError: a gradient is float16; dividing it in place could underflow. ``step(optimizer, max_norm=...)``
-                clips such gradients, with an optimizer of this package, without unscaling them in place.
+            ValueError: a gradient is float16; dividing it in place could underflow. With an optimizer of this package,
+                ``step(optimizer, max_norm=...)`` clips such gradients without unscaling them in place.
             AssertionError: ``scale`` was not called before.
         """
         if self._enabled:
@@ -191,18 +192,18 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
 
     @one_op("max_norm")
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
-        """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
+        """Step the optimizer if its gradients are finite, clipping them first with ``max_norm``.
 
         Args:
-            optimizer: any optimizer whose gradients carry this scaler's scale.
-            args, kwargs: for ``optimizer.step``.
-            max_norm: clip the total L2 norm of the unscaled gradients to this, as
-                :func:`torch.nn.utils.clip_grad_norm_` would. An optimizer of this package clips inside its update and
-                leaves ``.grad`` alone; with others this is ``unscale_``, clip, step. Also in effect when the scaler is
-                disabled and when the gradients have been unscaled already.
+            optimizer: any optimizer whose gradients have this scaler's scale.
+            args, kwargs: arguments of ``optimizer.step``.
+            max_norm: clip the total L2 norm of the unscaled gradients to this value, like
+                :func:`torch.nn.utils.clip_grad_norm_`. An optimizer of this package clips inside its update and does not write
+                ``.grad``; others unscale, clip, and step. Also applies when the scaler is disabled and when the gradients are
+                already unscaled.
 
         Returns:
-            What ``optimizer.step`` returns; ``None`` if a host-side skip happened.
+            The result of ``optimizer.step``; ``None`` if the host skipped it.
 
         Raises:
             RuntimeError: called twice since :meth:`update`, or with a closure.
@@ -238,7 +239,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def _step_ours(
         self, optimizer: Optimizer, inner: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict
     ) -> Any:
-        """``inner``, which is ``optimizer`` or what that steps, does it all and writes what it found into the request."""
+        """Step ``inner``, which is ``optimizer`` or wrapped by it. It writes its findings into the request."""
         if inner.shard_group is None and (inner is not optimizer or self._shard_group is not None):
             raise ValueError(
                 f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
@@ -254,7 +255,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
             request.check = True
             request.nonfinite = None if self._max_consecutive_skips is None else []
-        elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
+        elif state is not None:  # already unscaled and checked; the user may have changed gradients since
             request.found_inf = self._combined(state)
         inner._request = request
         try:
@@ -273,7 +274,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         return result
 
     def _step_fused(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
-        """torch's protocol for fused optimizers: they get scale and flag as attributes and skip on the device."""
+        """torch's protocol for fused optimizers: scale and flag are attributes, and the device skips the step."""
         state = self._per_optimizer_states[id(optimizer)]
         preset = getattr(optimizer, "grad_scale", None)
         if state["stage"] is OptState.READY:
@@ -290,7 +291,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def _check_inf_per_device(
         self, optimizer: Optimizer, grad_scale: Tensor | None = None
     ) -> dict[torch.device, Tensor]:
-        """Check without writing the gradients, which torch's does. ``grad_scale``: what they are to be divided by."""
+        """Check the gradients divided by ``grad_scale``, without writing them as torch's method does."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = local_grads(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
@@ -305,24 +306,24 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         return state["found_inf_per_device"]
 
     def _clean(self) -> dict[torch.device, Tensor]:
-        """The record of a check that had nothing to look at."""
+        """The flag of a check without gradients."""
         return {self._scale.device: torch.zeros((), dtype=torch.float32, device=self._scale.device)}
 
     def _combined(self, state: dict[str, Any]) -> Tensor:
-        """One flag out of those of all devices, on the scale's device: their maximum, so that it stays 0 or 1."""
+        """The maximum (so 0 or 1) of the flags of all devices, on the scale's device."""
         return largest_flag((state["found_inf_per_device"] or self._clean()).values(), self._scale.device)
 
     @one_op("new_scale")
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """End the iteration: move the scale by what all checks found, on the device; or set it to ``new_scale``.
+        """End the iteration: update the scale on the device from all checks, or set it to ``new_scale``.
 
         Args:
             new_scale: a number, or a tensor of one element without gradient on this scaler's device type, as in torch.
 
         Raises:
-            AssertionError: nothing was checked since the last update, or ``new_scale`` is not acceptable.
+            AssertionError: nothing was checked since the last update, or ``new_scale`` is not accepted.
             ValueError: ``new_scale`` is not a positive number.
-            RuntimeError: ``max_consecutive_skips`` steps in a row were skipped. The update itself has been made.
+            RuntimeError: ``max_consecutive_skips`` consecutive steps were skipped. The scale was updated.
         """
         if not self._enabled:
             return
@@ -338,12 +339,12 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
                 lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
                 new_scale = float(new_scale)
             elif new_scale.numel() == 1:
-                new_scale = new_scale.reshape(())  # torch accepts shape [1], and then fails to copy it
+                new_scale = new_scale.reshape(())  # torch accepts shape [1] but fails to copy it
             super().update(new_scale)
         else:
             if not found_infs:
                 raise AssertionError("No inf checks were recorded prior to update.")
-            self._per_optimizer_states.clear()  # first: an interrupt must not leave half an iteration
+            self._per_optimizer_states.clear()  # first, so that an interrupt does not leave half an iteration
             if self._dynamic:
                 factors = self._growth_factor, self._backoff_factor, self._growth_interval
                 rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
@@ -354,7 +355,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's entries and this class's own, as numbers (syncs); torch's scaler loads it. Empty if disabled."""
+        """torch's entries and those of this class, as numbers (host sync); torch's scaler loads it. Empty if disabled."""
         state = super().state_dict()
         if state:
             skipped, consecutive = self._skip_counts()
@@ -370,7 +371,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, or torch's, which leaves this class's own entries as they are.
+        """Load the result of :meth:`state_dict`, or torch's, which leaves the entries of this class unchanged.
 
         Raises:
             RuntimeError: the dict is empty, that is, from a disabled scaler.
