@@ -40,8 +40,8 @@ STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepar
 FEW_ARGUMENT_BYTES = 4_096
 UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # what those arguments hold
 
-MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens per sequence. Its ops are traced without values; GEMMs are priced "
-MODEL_BASIS += "by the cost model, the others by bytes, at rates fitted to torch's measured steps."
+MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens per sequence. Its ops are traced without values; GEMMs are "
+MODEL_BASIS += "priced by the cost model, the others by bytes, at rates fitted to torch's measured steps."
 
 Table = list[tuple[str, ...]]
 

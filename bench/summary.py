@@ -17,7 +17,8 @@ WIDTH = 118
 def text(rows: list[dict], training: list[dict]) -> str:
     first = rows[0]
     dates = ", ".join(dict.fromkeys(row["date"][:10] for row in rows))
-    head = f"{first['device']}, torch {first['versions']['torch']}, {dates}. Ratios are torch's time divided by ours: below 1, torch is faster."
+    head = f"{first['device']}, torch {first['versions']['torch']}, {dates}. "
+    head += "Ratios are torch's time divided by ours: below 1, torch is faster."
     points = [*products(rows), *steps(rows), *trainings(training)]
     if bad := [row for row in rows if row["provider"] == OURS and row["status"] != "ok"]:
         points.append(f"wrong or not run: {len(bad)}")

@@ -1,11 +1,8 @@
 """torch's gradient scaler without its host sync, with clipping in the same read, and with bounds on the scale.
 
-A step depends on the optimizer:
-
-- of this package: one read of the gradients gives the non-finite flag and the norm, one pass updates; both decisions stay on the
-  device, and gradients are not written;
-- fused, of torch: the same check, then torch's protocol (attributes ``grad_scale`` and ``found_inf``);
-- any other: unscale in place, then one ``.item()``.
+With an optimizer of this package, one read of the gradients gives the non-finite flag and the norm, and one pass updates; both
+decisions stay on the device, and gradients are not written. torch's fused optimizers get the same check and torch's protocol
+(attributes ``grad_scale`` and ``found_inf``). For other optimizers, gradients are unscaled in place, with one ``.item()``.
 """
 
 from __future__ import annotations
@@ -48,8 +45,8 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     - The *unscaled* value is tested for finiteness. (torch tests the scaled one and accepts ``1e30 / 2**-30``.)
     - Flags of devices and optimizers are combined by their maximum. (torch adds them, and its fused optimizers treat 2.0 as "no
       overflow".)
-    - A fused optimizer without gradients counts as checked and finite.
-    - A closure is an error in any position, and :meth:`update` also accepts an integer scale.
+    - A fused optimizer without gradients counts as checked and finite. A closure is an error in any position. :meth:`update` also
+      accepts an integer scale.
 
     Args:
         device: device type, as in torch.
