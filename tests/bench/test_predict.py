@@ -34,7 +34,9 @@ def test_the_page_is_up_to_date():
 
 def test_every_table_is_called_a_prediction(capsys):
     page = predict_page.page()
-    for section in page.split("\n## ")[1:]:
+    model, *tables = page.split("\n## ")[1:]
+    assert model.startswith("The model\n")
+    for section in tables:
         assert section.split("\n\n")[1].startswith(("PREDICTION for H200", "PREDICTION of a training step on H200"))
     predict.main([])
     blocks = capsys.readouterr().out.strip().split("\n\n")
@@ -113,7 +115,7 @@ def test_the_page_says_whether_the_measured_step_was_another(measured_run, monke
     (key,) = (key for key in measured.run() if "gpt2-124m" in key and "amp_kernels" in key)
     for row, said in (({"ms": 70.0}, True), ({"shadows": False}, True), ({"shadows": True}, False)):
         monkeypatch.setattr(predict_page, "run", lambda row=row: {key: row})
-        assert ("had no shadows" in predict_page.shadows()) == said
+        assert ("had no shadow copies" in predict_page.shadows()) == said
     monkeypatch.setattr(predict_page, "run", dict)
     assert predict_page.shadows() == ""
 
@@ -173,8 +175,8 @@ def test_the_page_says_how_far_off_the_model_is(measured_run, monkeypatch):
     monkeypatch.setattr(predict_page, "ratios", lambda: {"a": 1.0, "b": 4.0})
     said = " ".join(predict_page.measured().split())
     assert "2026-01-02," in said
-    assert "2 of these products. They took 2.00 times the prediction in geometric mean, from 1.00 to 4.00 (b)" in said
-    assert "off by 212% (RMS), and by 79% about that mean" in said  # sqrt(9 / 2), sqrt((0.25 + 1) / 2)
+    assert "2 of these GEMMs. They took 2.00 times the prediction in geometric mean, from 1.00 to 4.00 (b)" in said
+    assert "off by 212% (RMS), and by 79% relative to that mean" in said  # sqrt(9 / 2), sqrt((0.25 + 1) / 2)
 
 
 def test_chips_differ_where_they_should():
