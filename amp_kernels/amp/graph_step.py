@@ -230,7 +230,13 @@ class GraphedStep:
         return pytree.tree_map_only(Tensor, Tensor.detach, results)
 
     def _before_a_step(self, before: Before) -> None:
-        names = {id(param): name for name, param in self._model.named_parameters()}
+        groups = self._optimizer.param_groups
+        names = {
+            id(param): name
+            for group in groups
+            for name, param in zip(group.get("param_names", ()), group["params"], strict=False)
+        }
+        names.update((id(param), name) for name, param in self._model.named_parameters())
         params = [param for param in self._optimizer._params() if param.requires_grad and param.grad is None]
         if params:
             named = [names.get(id(param), f"one of shape {list(param.shape)}") for param in params]

@@ -64,9 +64,12 @@ class FusedOptimizer(PackedNumbers):
 
         Raises:
             TypeError: a parameter is not float16, bfloat16 or float32, or is a tensor subclass other than DTensor.
-            ValueError: a hyper-parameter is out of range, NaN or unsupported, a parameter has gaps in memory or is a
-                DTensor whose pieces have to be summed (``Partial``), or torch's own reasons (a non-leaf tensor, ...).
+            ValueError: a hyper-parameter is out of range, NaN or unsupported, a key misspells an option, a parameter has gaps in
+                memory or is a DTensor whose pieces have to be summed (``Partial``), or torch's own reasons (a non-leaf
+                tensor, ...).
         """
+        if isinstance(param_group, dict):
+            self._refuse_misspelt(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:

@@ -20,7 +20,7 @@ from .._updates.state import state_layout, view_like
 from ._cached_step import CachedStep
 from ._groups import CheckedGroups
 from ._hyper_parameters import HyperParameters
-from ._state import Block, Place, ShownState, signature
+from ._state import Block, Place, ShownState, SplitState, signature
 
 
 class Uncast:
@@ -28,6 +28,11 @@ class Uncast:
 
     def __init__(self, value: Any):
         self.value = value
+
+
+def _without_placeholders(values: dict[str, Any]) -> dict[str, Any]:
+    """A loaded state without the empty dicts that torch's set_optimizer_state_dict puts where the flattened form has nothing."""
+    return {name: value for name, value in values.items() if not isinstance(value, dict) or value}
 
 
 class BlockedState(CheckedGroups):
@@ -114,7 +119,8 @@ class BlockedState(CheckedGroups):
                     views["ema"] = view_like(block.ema, piece, offsets[slot])
                 self._fill(piece, views, block.steps[slot], values, overwrite)
                 shown = {name: view if name == "step" else like(view, param) for name, view in views.items()}
-                places.append(Place(param, block, slot, ShownState(shown) if shown else None, signature(param)))
+                state = SplitState(shown) if "remainder" in shown else ShownState(shown) if shown else None
+                places.append(Place(param, block, slot, state, signature(param)))
         return places, overwrite
 
     def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
@@ -171,6 +177,7 @@ class BlockedState(CheckedGroups):
         blocks = {place.block for place in places}
         self._blocks |= blocks
         for place in places:
+            place.look()  # a load's own write must not count as one of others
             # In this order: after an interrupt in between the next step takes over what is shown.
             if place.state is not None:
                 state[place.param] = place.state
@@ -207,7 +214,7 @@ class BlockedState(CheckedGroups):
     def _current(self, param: Tensor) -> dict:
         """A parameter's state as it stands, as a checkpoint shows it; empty if there is none."""
         place, values = self._places.get(id(param)), self.state.get(param) or {}
-        if place is not None and place.signature[0] != param.dtype:  # converted since: a remainder means nothing now
+        if place is not None and place.converted:
             values = {key: value for key, value in values.items() if key != "remainder"}
         return self._exported(param, values) if values else {}
 
@@ -326,22 +333,24 @@ class BlockedState(CheckedGroups):
         seed = self._common("seed", groups)
         loaded = {key: value.value if isinstance(value, Uncast) else value for key, value in state["state"].items()}
         owned = {param for group in groups for param in group["params"]}
-        for values in (loaded[param] for param in owned if param in loaded):
+        for param in owned & loaded.keys():
+            values = loaded[param]
             if not isinstance(values, dict):
                 raise TypeError(
                     f"{self._name}: the loaded state of a parameter is a {type(values).__name__}; accepted: a dict"
                 )
+            if "remainder" in values:
+                raise ValueError(
+                    f"{self._name}: the loaded state has the remainder of a split master and not the master; accepted: what "
+                    "state_dict returns"
+                )
+            loaded[param] = _without_placeholders(values)
         for group in groups:
             step = group.pop("step", None)  # Apex counts once for a group
             for param in group["params"] if step is not None else ():
                 if loaded.get(param):
                     loaded[param] = {"step": step, **loaded[param]}
         self._refuse_moments_of_others(values for values in loaded.values() if isinstance(values, dict))
-        if any("remainder" in values for values in loaded.values() if isinstance(values, dict)):
-            raise ValueError(
-                f"{self._name}: the loaded state has remainders of split masters and no masters; accepted: what state_dict "
-                "returns (torch.distributed.checkpoint with flatten_optimizer_state_dict=False)"
-            )
         with torch.no_grad():
             packed = self._pack(
                 (group, param, loaded[param]) for group in groups for param in group["params"] if loaded.get(param)

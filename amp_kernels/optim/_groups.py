@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.compiled import OneOpEach
-from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete
+from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete, misspelt
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
 _NOT_NEGATIVE = {
@@ -59,6 +59,18 @@ class CheckedGroups(OneOpEach, torch.optim.Optimizer):
     def __repr__(self) -> str:
         head, *groups = super().__repr__().split("\n", 1)
         return "\n".join([head, *(f"    {name}: {value}" for name, value in self._shared_options().items()), *groups])
+
+    def _refuse_misspelt(self, group: dict[str, Any]) -> None:
+        """Raise for a key of a new group that nothing would read because it misspells an option."""
+        options = {**self.defaults, **DEFAULTS}
+        for key in group:
+            right = misspelt(key, options) if isinstance(key, str) and key not in options else None
+            if right is not None:
+                place = "in the constructor" if right in DEFAULTS and right not in GROUP_OPTIONS else "in a group"
+                raise ValueError(
+                    f"{self._name}: param_groups[{len(self.param_groups)}] has the key {key!r}, which is no option; accepted: "
+                    f"{right} ({place})"
+                )
 
     def _complete_group(self, group: dict[str, Any]) -> None:
         """Give a new or loaded group the options that live in groups, if they are in use (otherwise the groups have the

@@ -1,7 +1,8 @@
 """The options that every optimizer of this package takes besides its own: named, documented and checked here."""
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
@@ -139,3 +140,26 @@ def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{optimizer}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"{optimizer}: seed is {seed!r}; accepted: an integer from 0 to 2**63 - 1")
+
+
+def misspelt(key: str, options: Iterable[str]) -> str | None:
+    """The option that ``key`` misspells, if it does: the same letters and digits in either case, or a similar long name.
+
+    Groups hold keys of other libraries, too. A short name has too many neighbours (``etas`` is an option of Rprop), and an option
+    with further words (``no_weight_decay``, ``max_momentum``, ``lr_scale``) is a name of its own.
+    """
+    options = list(options)
+    letters = _letters(key)
+    same = [option for option in options if _letters(option) == letters]
+    if same:
+        return same[0]
+    if any(f"_{option}_" in f"_{key.lower()}_" for option in options):
+        return None
+    similar = difflib.get_close_matches(
+        key.lower(), [option for option in options if len(option) >= 7], n=1, cutoff=0.85
+    )
+    return similar[0] if similar else None
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()

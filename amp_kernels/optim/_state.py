@@ -6,7 +6,9 @@ A block's layout and what the update ops read of it: :mod:`amp_kernels._updates.
 from __future__ import annotations
 
 import functools
+import weakref
 from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from .._dispatch.walks import note_versions, same_versions
 from .._dispatch.walks import versions as versions_of
-from .._sharding.local import is_dtensor, local
+from .._raw._split_master import join_master, split_master
+from .._sharding.local import is_dtensor, like, local, local_value
 from .._updates.state import view_like
 from ..ops._shadows import ShadowList, refresh_shadow
 from ._hyper_parameters import HyperParameters
@@ -92,6 +95,57 @@ class ShownState(dict):
         return dict, (dict(self),)  # a copy shows nothing
 
 
+class SplitState(ShownState):
+    """The shown state of a parameter with a split master: ``items()`` has the ``remainder`` that is held.
+
+    Iteration yields the names of a state_dict, with ``master`` in its place, because torch's set_optimizer_state_dict looks
+    them up in the flattened form. ``self["master"]`` is a float32 copy; assigning to it writes parameter and remainder.
+    """
+
+    _place: weakref.ref[Place] | None = None  # set by the place, which holds this; a strong one would be a cycle
+
+    @property
+    def place(self) -> Place | None:
+        """None in a mapping that another library has rebuilt with tensors of its own, and after the place was forgotten."""
+        return None if self._place is None else self._place()
+
+    def __iter__(self) -> Iterator[str]:
+        held = super().__iter__()
+        return held if self.place is None else iter(["master" if name == "remainder" else name for name in held])
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (name == "master" and self.place is not None)
+
+    get = Mapping.get  # dict.get does not call __missing__
+
+    def __missing__(self, name: str) -> Tensor:
+        place = self.place
+        if name != "master" or place is None:
+            raise KeyError(name)
+        piece = place.piece.detach()
+        if place.converted:
+            return like(piece.float(), place.param)
+        place.adopt_write()
+        return like(join_master(piece, local(self["remainder"])), place.param)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        place = self.place
+        if name != "master" or place is None or place.converted:
+            super().__setitem__(name, value)
+            return
+        piece, remainder = place.piece, local(self["remainder"])
+        with torch.no_grad():
+            value = local_value(torch.as_tensor(value), place.param)
+            if value.shape != piece.shape:
+                raise ValueError(
+                    f"optimizer.state: master has shape {list(value.shape)}; accepted: {list(piece.shape)}"
+                )
+            weight, rest = split_master(value.to(piece.device, torch.float32), piece.dtype)
+            piece.copy_(weight)
+            remainder.copy_(rest)
+        place.look()
+
+
 def signature(param: Tensor) -> tuple:
     """What must not change as long as a parameter's state stays where it is."""
     own = param.dtype, param.device, param.shape, param.stride()
@@ -115,6 +169,8 @@ class Place:
     index: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.state, SplitState):
+            self.state._place = weakref.ref(self)
         self.look()
 
     @property
@@ -125,6 +181,11 @@ class Place:
     def piece(self) -> Tensor:
         """What the kernels see: the parameter, or what this rank holds of it."""
         return local(self.param)
+
+    @property
+    def converted(self) -> bool:
+        """True once the parameter has another dtype: a remainder then belongs to no weight."""
+        return self.param.dtype != self.signature[0]
 
     @property
     def watched(self) -> list[Tensor]:

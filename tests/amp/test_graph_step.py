@@ -320,9 +320,9 @@ def test_an_exception_in_the_warm_up_changes_nothing():
 
 
 def test_parameters_without_a_gradient_are_named():
-    run = Run()
+    run, margin = Run(), torch.nn.Parameter(torch.ones(2))
     run.model.add_module("idle", torch.nn.Linear(2, 2))
-    run.optimizer.add_param_group({"params": run.model.idle.parameters()})
+    run.optimizer = ak.optim.AdamW([*run.model.named_parameters(), ("margin", margin)])
 
     def train(x):
         run.optimizer.zero_grad()
@@ -330,9 +330,9 @@ def test_parameters_without_a_gradient_are_named():
         run.optimizer.step()
 
     step = run.graphed(train)
-    with pytest.raises(ValueError, match=r"no gradient in the step: idle\.weight, idle\.bias; accepted: a gradient"):
+    with pytest.raises(ValueError, match=r"in the step: idle\.weight, idle\.bias, margin; accepted: a gradient"):
         step(BATCHES[0])
-    run.model.idle.requires_grad_(False)
+    run.model.idle.requires_grad_(False), margin.requires_grad_(False)
     step(BATCHES[0])
 
 

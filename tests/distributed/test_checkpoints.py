@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 import amp_kernels as ak
 from amp_kernels._sharding.local import local
@@ -67,34 +68,40 @@ def is_uninterrupted(model, optimizer, kind, upto):
     return all(equal)
 
 
-def save(path, layout, background):
-    found = {}
+FLAT = {"flatten_optimizer_state_dict": True}
+
+
+def save(path, layout, background, options):
+    options, found = StateDictOptions(**options), {}
     for kind in KINDS:
         model, optimizer = build(layout, kind)
         train(model, optimizer, 0, SAVED)
-        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        state = {
+            "model": get_model_state_dict(model),
+            "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+        }
         if background:
             dcp.async_save(state, checkpoint_id=f"{path}/{kind}").result()
         else:
             dcp.save(state, checkpoint_id=f"{path}/{kind}")
-        tensors = [v for values in state["optimizer"]["state"].values() for v in values.values()]
+        tensors = [v for v in tree_leaves(state["optimizer"]) if isinstance(v, torch.Tensor)]
         found[kind] = not any(v.dtype == torch.int16 for v in tensors) and is_uninterrupted(
             model, optimizer, kind, SAVED
         )
     return found
 
 
-def load(path, layout):
-    found = {}
+def load(path, layout, options):
+    options, found = StateDictOptions(**options), {}
     for kind in KINDS:
         model, optimizer = build(layout, kind)
         state = {
             "model": get_model_state_dict(model),
-            "optimizer": get_optimizer_state_dict(model, optimizer),
+            "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
         }
         dcp.load(state, checkpoint_id=f"{path}/{kind}")
         set_model_state_dict(model, state["model"])
-        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
         loaded = is_uninterrupted(model, optimizer, kind, SAVED)
         train(model, optimizer, SAVED, END)
         found[kind] = loaded, is_uninterrupted(model, optimizer, kind, END)
@@ -102,20 +109,22 @@ def load(path, layout):
 
 
 JOURNEYS = [
-    ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain"), (4, "fsdp x tp"), (2, "tp")]),
-    ((4, "hsdp"), [(2, "fsdp"), (1, "plain")]),
-    ((1, "plain"), [(4, "fsdp"), (2, "columns"), (4, "tp")]),
-    ((4, "fsdp x tp"), [(2, "fsdp")]),
+    ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain"), (4, "fsdp x tp"), (2, "tp")], {}),
+    ((4, "hsdp"), [(2, "fsdp"), (1, "plain")], {}),
+    ((1, "plain"), [(4, "fsdp"), (2, "columns"), (4, "tp")], {}),
+    ((4, "fsdp x tp"), [(2, "fsdp")], {}),
+    ((2, "fsdp"), [(4, "fsdp x tp"), (1, "plain")], FLAT),
+    ((1, "plain"), [(2, "fsdp")], FLAT),
 ]
 
 
-@pytest.mark.parametrize(("start", "ends"), JOURNEYS, ids=lambda it: str(it))
-def test_resharding(ranks, tmp_path, start, ends):
+@pytest.mark.parametrize(("start", "ends", "options"), JOURNEYS, ids=lambda it: str(it) if it else "nested")
+def test_resharding(ranks, tmp_path, start, ends, options):
     world, layout = start
-    for found in ranks.run(save, str(tmp_path), layout, world == 4, world=world):
+    for found in ranks.run(save, str(tmp_path), layout, world == 4, options, world=world):
         assert found == dict.fromkeys(KINDS, True)
     for world, layout in ends:
-        for found in ranks.run(load, str(tmp_path), layout, world=world):
+        for found in ranks.run(load, str(tmp_path), layout, options, world=world):
             assert found == dict.fromkeys(KINDS, (True, True)), (world, layout)
 
 
@@ -143,31 +152,19 @@ def in_memory(layout, options, kinds):
     "options",
     [
         {"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True},
-        {"flatten_optimizer_state_dict": True},
+        FLAT,
     ],
     ids=lambda it: "-".join(it),
 )
 @pytest.mark.parametrize("layout", ["fsdp", "fsdp x tp"])
 def test_other_forms(ranks, layout, options):
-    kinds = ["fp32 ema amsgrad", "bf16 split ema" if "full_state_dict" in options else "bf16 master, bf16 moments"]
+    kinds = [
+        "fp32 ema amsgrad",
+        "bf16 split ema",
+        *(["bf16 master, bf16 moments", "fp16 split"] if options is FLAT else []),
+    ]
     for found in ranks.run(in_memory, layout, options, kinds):
         assert found == dict.fromkeys(kinds, True)
-
-
-def flattened_split():
-    model, optimizer = build("fsdp", "bf16 split ema")
-    train(model, optimizer, 0, SAVED)
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    state = get_optimizer_state_dict(model, optimizer, options=options)
-    before = {p: states(optimizer, p) for p in model.parameters()}
-    with pytest.raises(ValueError, match="remainders of split masters and no masters"):
-        set_optimizer_state_dict(model, optimizer, state, options=options)
-    return all(torch.equal(states(optimizer, p)[k], v) for p, kept in before.items() for k, v in kept.items())
-
-
-def test_the_flattened_form_without_split_masters_is_refused(ranks):
-    """torch's loader looks for the keys that ``optimizer.state`` shows."""
-    assert all(ranks.run(flattened_split, world=2))
 
 
 def fake_step(kind):
@@ -240,12 +237,12 @@ def dies_while_saving(path):
 
 def test_a_rank_that_dies_while_saving_leaves_what_was_saved_before(ranks, tmp_path):
     """Each save has a folder of its own, and one that was not finished cannot be taken for a checkpoint."""
-    ranks.run(save, str(tmp_path / "1"), "fsdp", False, world=2)
+    ranks.run(save, str(tmp_path / "1"), "fsdp", False, {}, world=2)
     found = ranks.outcomes(dies_while_saving, str(tmp_path / "2"), world=2)
     assert [type(it) for it in found] == [Failure, Failure]
     assert "no answer in time" not in found[0].text
     assert not (tmp_path / "2" / ".metadata").exists()
-    for found in ranks.run(load, str(tmp_path / "1"), "fsdp", world=2):
+    for found in ranks.run(load, str(tmp_path / "1"), "fsdp", {}, world=2):
         assert found == dict.fromkeys(KINDS, (True, True))
 
 

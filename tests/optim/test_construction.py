@@ -181,6 +181,66 @@ def test_an_option_of_the_optimizer_is_not_ignored_in_a_group(option, value):
         loading.load_state_dict(saved)
 
 
+@pytest.mark.parametrize(
+    ("key", "right"),
+    [
+        ("master_weight", "master_weights (in the constructor)"),
+        ("max_gradnorm", "max_grad_norm (in the constructor)"),
+        ("maxGradNorm", "max_grad_norm (in the constructor)"),
+        ("zero_grad", "zero_grads (in the constructor)"),
+        ("EMA_decay", "ema_decay (in a group)"),
+        ("weigth_decay", "weight_decay (in a group)"),
+        ("weight_decays", "weight_decay (in a group)"),
+        ("amsgard", "amsgrad (in a group)"),
+        ("LR", "lr (in a group)"),
+    ],
+)
+def test_a_misspelt_option_in_a_group_is_refused(key, right):
+    text = re.escape(f"AdamW: param_groups[1] has the key {key!r}, which is no option; accepted: {right}")
+    with pytest.raises(ValueError, match=text):
+        make("AdamW", [{"params": params(1)}, {"params": params(1), key: 0.1}])
+    optimizer, group = make("AdamW", params(1)), {"params": params(1), key: 0.1}
+    with pytest.raises(ValueError, match=text):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+    assert group.keys() == {"params", key}
+
+
+#: Keys that schedulers, model libraries, Apex and optimizers elsewhere keep in groups.
+FOREIGN = """
+    name names group_name layer layer_id layer_name lr_scale lr_mult lr_decay lr_max initial_lr max_lr min_lr swa_lr
+    base_momentum max_momentum initial_weight_decay weight_decay_scale weight_decay_mult no_weight_decay wd decay
+    decay_mult beta beta1 beta3 d0 rho adaptive use_muon trust_clip always_adapt caution clip adam_w_mode step_size
+    grad_averaging use_nvlamb max_norm grad_norm param_group ema is_bias frozen k r
+"""
+TORCH_OPTIMIZERS = [
+    kind for kind in vars(torch.optim).values() if isinstance(kind, type) and kind.__module__ != "torch.optim.optimizer"
+]
+
+
+@EACH
+def test_keys_of_others_stay_in_a_group(name):
+    """torch keeps keys that it does not know, and its optimizers hand over groups with all of theirs."""
+    foreign = dict.fromkeys(FOREIGN.split(), True) | {0: "a key that is no text"}
+    for kind in TORCH_OPTIMIZERS:
+        foreign.update(kind([torch.nn.Parameter(torch.ones(2, 2))]).defaults)
+    foreign = {key: value for key, value in foreign.items() if key not in make(name, params(1)).param_groups[0]}
+    optimizer = make(name, [{"params": params(1), **foreign}])
+    optimizer.add_param_group({"params": params(1), **foreign})
+    loading = make(name, [{"params": params(1)}, {"params": params(1)}])
+    loading.load_state_dict(optimizer.state_dict())
+    for group in (*optimizer.param_groups, *loading.param_groups):
+        assert {key: group[key] for key in foreign} == foreign
+
+
+def test_a_loaded_group_keeps_every_key():
+    saved = torch.optim.AdamW(params(1)).state_dict()
+    saved["param_groups"][0]["weight_decays"] = 0.1
+    optimizer = make("AdamW", params(1))
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["weight_decays"] == 0.1
+
+
 @EACH
 @pytest.mark.parametrize(
     ("key", "value", "text"),

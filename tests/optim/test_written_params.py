@@ -167,3 +167,18 @@ def test_inference_tensors_have_no_counters(mode, dtype):
         optimizer.step()
     assert ps[0].eq(0).all()
     assert optimizer.state[ps[0]].get("master", torch.zeros(1, dtype=f32)).eq(0).all()
+
+
+def test_a_load_is_no_write_of_others(mode, dtype):
+    """A split master sets its parameter, too; what is below the smallest weight stays."""
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    values = torch.tensor([smallest / 4, -smallest / 8, 1.0])
+    optimizer, ps = trained(mode, dtype)
+    state = optimizer.state_dict()
+    for i, param in enumerate(ps):
+        state["state"][i]["master"] = values.repeat(param.numel())[: param.numel()].view_as(param)
+    optimizer.load_state_dict(state)
+    before = masters(optimizer)
+    assert all(map(torch.equal, before, (values["master"] for values in state["state"].values())))
+    train(optimizer, ps, 1, grad=0.0)
+    assert all(map(torch.equal, masters(optimizer), before))
