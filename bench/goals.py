@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .rows import OURS, TRAINING, Table, cases, copy_share, triton_ratio
+from .harness.rows import OURS, TRAINING, cases, copy_share, triton_ratio
+from .harness.tables import Table
 
 Providers = dict[str, dict]
 Number = Callable[[Providers], float | None]

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_
+from amp_kernels._raw.gemm import gemm as raw_gemm
+from amp_kernels._raw.gemm import gemm_accumulate_
 
-from .. import ours
-from ..gemm_shapes import CPU, CUDA, QUICK, Shape
-from ..harness import Call, Case, Scope, WithFacts
-from ..roofline import DTYPES
-from ..timing import rotation
+from ..harness.case import DTYPES, Call, Case, Scope, WithFacts
+from ..harness.timer import rotation
+from . import providers
+from .gemm_shapes import CPU, CUDA, QUICK, Shape, planned
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
@@ -39,10 +39,9 @@ class Operands:
     c: torch.Tensor | None  # what is accumulated into
 
 
-def cases(scope: Scope) -> Iterator[Case]:
-    cuda = scope.device.type == "cuda"
+def gemm(scope: Scope) -> Iterator[Case]:
     for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
-        for shape in (QUICK if scope.quick else CUDA) if cuda else (CPU[:6] if scope.quick else CPU):
+        for shape in scope.pick(QUICK if scope.quick else CUDA, CPU, CPU[:6]):
             yield _case(shape, dtype, scope.device)
 
 
@@ -76,14 +75,14 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
         def call():
             if x.c is not None:
                 return {"out": gemm_accumulate_(x.c, x.a, x.b)}
-            return {"out": gemm(x.a, x.b, x.bias, activation=activation, out_dtype=out_dtype)}
+            return {"out": raw_gemm(x.a, x.b, x.bias, activation=activation, out_dtype=out_dtype)}
 
-        compiled = ours.backends(op, device)["amp_kernels"] == "cuda"
+        compiled = providers.backends(op, device)["amp_kernels"] == "cuda"
         return WithFacts(call, plan) if compiled else call
 
     def plan() -> dict:
         gpu = torch.cuda.get_device_properties(device)
-        return {"plan": ours.gemm_plan(shape, gpu.multi_processor_count, (gpu.major, gpu.minor))}
+        return {"plan": planned(shape, gpu.multi_processor_count, 10 * gpu.major + gpu.minor)}
 
     def prepare_torch(x: Operands) -> Call:
         if x.c is not None:
@@ -104,16 +103,18 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
         rounding = 0.0 if wide else 2.0 ** {"bf16": -8, "fp16": -11}[dtype]
         return {"out": (out, 1.5 * rounding + 1e-5 + 2.0**-24 * k)}
 
-    return Case(
+    return providers.compared(
+        op,
+        device,
+        prepare_ours,
+        {"torch": prepare_torch},
         op=op,
         shape=shape.name,
         dtype=dtype + {"fp32": " -> fp32", "fp32+": " -> fp32 accumulated"}.get(shape.result, ""),
         bytes=size,
         flops=2 * batch * m * n * k,
         inputs=inputs,
-        providers={"torch": prepare_torch, **ours.providers(op, device, prepare_ours)},
         reference=reference,
-        backends=ours.backends(op, device),
         families=shape.families,
         # The check's float64 copies of operands and result; then three providers' rotating inputs and results.
         memory=batch * (8 * (m * k + k * n) + 24 * m * n) + 4 * size * rotation(size, device),

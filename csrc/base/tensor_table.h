@@ -1,9 +1,9 @@
-// Parameters and gradients as addresses, in the place of lists of tensors: an int64 CPU tensor, a row per parameter.
+// Address table: parameters and gradients as addresses instead of lists of tensors, in an int64 CPU tensor with one row
+// per parameter.
 //
-// A tensor in a list costs a call some 140 ns of host time, and most of what it says was said a step ago. An optimizer
-// therefore checks that nothing but addresses can have changed and passes a table (amp_kernels/optim/_cached_step.py).
-// What can still be told from a row is checked as for a list; that an address is right cannot be, so only optimizers
-// pass one.
+// A tensor in a list costs about 140 ns of host time per call, although only its address may change between steps. An
+// optimizer verifies that and passes a table (amp_kernels/optim/_cached_step.py). Rows are checked as lists are, but
+// addresses cannot be verified, so only optimizers pass tables.
 #pragma once
 
 #include <initializer_list>
@@ -13,7 +13,7 @@
 
 namespace ak {
 
-// As amp_kernels/_updates/state.py has them. dtypes are torch's codes (ScalarType).
+// Written by amp_kernels/_updates/state.py. dtypes are torch's codes (ScalarType).
 struct TableRow {
   int64_t param, grad, numel, param_dtype, grad_dtype;
   int64_t block, offset, slot, group, index;

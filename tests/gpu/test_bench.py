@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from bench import run
-from bench.harness import Case, measure
-from bench.timing import Effort, rotation
+from bench.harness.case import Case
+from bench.harness.measure import measure
+from bench.harness.timer import Effort, rotation
 
 pytestmark = pytest.mark.gpu
 
