@@ -20,7 +20,7 @@ def _bench() -> Callable[[list[str]], int]:
 def main(argv: list[str] | None = None) -> int:
     from .cli import doctor, info, numerics, parity, precision
 
-    parser = argparse.ArgumentParser(prog="python -m amp_kernels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m amp_kernels", description="Tools of amp_kernels.")
     commands = parser.add_subparsers(dest="command", required=True)
     about = commands.add_parser("info", help="show versions, the GPU, the built libraries, and the backend of each op")
     about.add_argument("--check", action="store_true", help="also compare every available backend with the reference")

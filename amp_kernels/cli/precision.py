@@ -33,7 +33,12 @@ OURS = (
     Row(("layer_norm", "rms_norm"), "fp32 inside", "fp32 inside", "reads an fp32 residual stream without a copy"),
     Row(("softmax", "log_softmax"), "fp32 inside", "fp32 inside", "takes a mask; makes no fp32 copy of the scores"),
     Row(("gelu", "silu", "swiglu"), "input dtype kept", "input dtype kept", "computed in fp32, one rounding"),
-    Row(("dropout_add",), "input dtype kept", "input dtype kept", "the residual's dtype; the sum is computed in fp32"),
+    Row(
+        ("dropout_add",),
+        "input dtype kept",
+        "input dtype kept",
+        "the result has the residual's dtype; the sum is in fp32",
+    ),
     Row(("embedding",), "input dtype kept", "input dtype kept", "the gradient is summed in fp32"),
     Row(("cross_entropy",), "fp32 result", "fp32 result", "allocates no fp32 tensor as large as the logits"),
     Row(("linear_cross_entropy",), "lower", "lower", "the loss is fp32"),
