@@ -26,6 +26,7 @@ from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import op as check_and_norm
 from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local, placed_as
+from .._updates.arguments import UpdateArguments
 from .._updates.state import GRADS, PARAMS
 from ..ops._shadows import ShadowList
 from ._cached_step import CachedStep, Launch, addressable
@@ -37,8 +38,8 @@ from ._state import DeviceBatch, Place, WrittenParams, signature
 
 logger = logging.getLogger("amp_kernels")
 
-#: Of one device: parameters and gradients, then the update op's arguments from the moments to ``emas``, then those from ``lrs``.
-Update = tuple[Launch, tuple[list[Tensor], ...], tuple]
+#: One per device.
+Update = tuple[Launch, UpdateArguments]
 
 
 class FusedOptimizer(PackedNumbers):
@@ -301,18 +302,22 @@ class FusedOptimizer(PackedNumbers):
             batch = launch.batch
             batch.shadows.renew()
             batch.written.adopt()
-            numbers = (
+            arguments = UpdateArguments(
+                batch.pieces,
+                launch.grads,
+                *self._state_of(batch, hyper),
+                batch.layout,
                 *self._numbers_on(batch.device),
-                at(request.grad_scale, batch.device),
-                largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
-                None if max_norm is None else at(request.sum_sq, batch.device),
-                options,
-                hyper.decays,
-                hyper.flags,
-                0.0 if max_norm is None else float(max_norm),
-                self.seed,
+                grad_scale=at(request.grad_scale, batch.device),
+                found_inf=largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
+                sum_sq=None if max_norm is None else at(request.sum_sq, batch.device),
+                options=options,
+                ema_decay=hyper.decays,
+                flags=hyper.flags,
+                max_norm=0.0 if max_norm is None else float(max_norm),
+                seed=self.seed,
             )
-            updates.append((launch, self._state_of(batch, hyper), numbers))
+            updates.append((launch, arguments))
         self._update(updates)
         for batch, _, table in launches:
             batch.shadows.stamp()
@@ -324,13 +329,17 @@ class FusedOptimizer(PackedNumbers):
 
     def _update(self, updates: list[Update]) -> None:
         """The second pass of a step, device after device."""
-        for (batch, grads, table), state, numbers in updates:
-            if table is None:
-                self._op.op(batch.pieces, grads, *state, batch.layout, *numbers)
-                torch.autograd.graph.increment_version(batch.sharded)
-            else:
-                self._op.of_table(table.tensor, *state, *numbers)
-                table.bump_versions()
+        for launch, arguments in updates:
+            self._launch(launch, arguments)
+
+    def _launch(self, launch: Launch, arguments: UpdateArguments) -> None:
+        """Call the op on one device, and tell autograd what it has written."""
+        batch, _, table = launch
+        self._op.step(arguments, None if table is None else table.tensor)
+        if table is not None:
+            table.bump_versions()
+        else:
+            torch.autograd.graph.increment_version(batch.sharded)
 
     def default_request(self) -> StepRequest:
         """Without a scaler of this package: what torch's scaler left in attributes, and the optimizer's own options."""

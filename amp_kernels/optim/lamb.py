@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 from .._updates.lamb import lamb_
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from ._base import Update
-from ._cached_step import Launch
 from ._options import MixedPrecision, takes_options
 from ._standalone import StandaloneOptimizer
 
@@ -106,27 +105,16 @@ class LAMB(StandaloneOptimizer):
             return
         device = updates[0][0].batch.device if updates else self._device(ranks)
         sums = torch.zeros(len(self._params()), 2, dtype=torch.float64, device=device)
-        for launch, (moments, steps, *kept), numbers in updates:
-            batch = launch.batch
+        for (batch, _, table), arguments in updates:
             squares = torch.zeros(len(batch.params), 2, dtype=torch.float64, device=batch.device)
-            counters = [buffer.clone() for buffer in steps]  # the second half counts
-            self._half(launch, (moments, counters, *kept), numbers, squares, False)
+            counters = [buffer.clone() for buffer in arguments.steps]  # the second half counts
+            first = arguments._replace(steps=counters, squares=squares, second=False)
+            self._op.step(first, None if table is None else table.tensor)
             sums.index_copy_(0, batch.rows.to(device), squares.to(device))
         sums = ranks.total(sums)
-        for launch, state, numbers in updates:
-            batch, _, table = launch
-            self._half(launch, state, numbers, sums.to(batch.device)[batch.rows], True)
-            if table is None:
-                torch.autograd.graph.increment_version(batch.sharded)
-            else:
-                table.bump_versions()
-
-    def _half(self, launch: Launch, state: tuple, numbers: tuple, squares: Tensor, second: bool) -> None:
-        batch, grads, table = launch
-        if table is None:
-            self._op.half_op(batch.pieces, grads, *state, batch.layout, *numbers, squares, second)
-        else:
-            self._op.half_of_table(table.tensor, *state, *numbers, squares, second)
+        for launch, arguments in updates:
+            batch = launch.batch
+            self._launch(launch, arguments._replace(squares=sums.to(batch.device)[batch.rows]))
 
     def _flags(self, group: dict[str, Any]) -> int:
         own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)

@@ -53,7 +53,7 @@ class Update(Blocks):
 
     def step(self, op: Callable[..., None] | None = None, **call) -> Update:
         """Take the step with the arguments of :meth:`Blocks.arguments`. ``op`` is the compiled one by default. Returns self."""
-        (op or self.op.overload)(*self.arguments(**call))
+        (op or self.op.overload)(*self.arguments(**call).of_op())
         return self
 
     def place(self, i: int) -> tuple[Kind, slice, int, int]:

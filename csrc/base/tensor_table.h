@@ -13,12 +13,14 @@
 
 namespace ak {
 
-// Written by amp_kernels/_updates/state.py. dtypes are torch's codes (ScalarType).
+// The columns, as in amp_kernels/_updates/state.py. dtypes are torch's codes (ScalarType); rows and columns are the
+// last two dimensions of the parameter.
 struct TableRow {
   int64_t param, grad, numel, param_dtype, grad_dtype;
   int64_t block, offset, slot, group, index;
+  int64_t rows, columns;
 };
-inline constexpr int64_t kTableColumns = 10;
+inline constexpr int64_t kTableColumns = 12;
 static_assert(sizeof(TableRow) == kTableColumns * sizeof(int64_t));
 
 inline std::span<const TableRow> table_rows(const char* op, ArgName name, const Tensor& table) {

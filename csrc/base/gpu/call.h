@@ -21,21 +21,6 @@
 
 namespace ak {
 
-inline DType dtype_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Float:
-      return DType::kFloat32;
-    case ScalarType::Double:
-      return DType::kFloat64;
-    default:
-      fail("no kernel works on dtype ", dtype_name(dtype));
-  }
-}
-
 class GpuCall {
  public:
   // The call runs on the device of `first`.
@@ -150,9 +135,14 @@ class GpuCall {
   // Calls launcher(args..., stream), which returns a Status, and raises if it failed.
   template <typename Launcher, typename... Args>
   void launch(const Launcher& launcher, Args&&... args) {
-    const Status status = launcher(std::forward<Args>(args)..., target_.stream());
-    AK_CHECK(status.ok(), op_, ": ", Target::failure(status));
+    check(try_launch(launcher, std::forward<Args>(args)...));
   }
+  // The same, for a caller who looks at the Status before check().
+  template <typename Launcher, typename... Args>
+  Status try_launch(const Launcher& launcher, Args&&... args) {
+    return launcher(std::forward<Args>(args)..., target_.stream());
+  }
+  void check(const Status& status) const { AK_CHECK(status.ok(), op_, ": ", Target::failure(status)); }
 
  private:
   static const Tensor& checked(const char* op, ArgName name, const Tensor& t) {
