@@ -1,60 +1,49 @@
-"""Iterations that an exception ended between ``unscale_`` and ``step``. What they left must not meet the next one."""
+"""Iterations that an exception ended between ``unscale_`` and ``step``: their records must not meet the next iteration's gradients.
+
+A record is an entry of the dict in which torch's gradient scaler keeps what it knows of each optimizer in an iteration, by id.
+Here it also has ``optimizer``, a weak reference, and ``mixed``.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from .._dispatch.devices import at
-
-Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
+Record = dict[str, Any]
 
 
-class AbandonedIterations(_GradScaler):
-    """Mixin of :class:`amp_kernels.GradScaler`: each optimizer's record knows its optimizer, and what became of gradients
-    that were unscaled but not stepped when the next loss comes."""
+def record_of(records: dict[int, Record], optimizer: Optimizer) -> Record:
+    """The record of ``optimizer``, which is new where another optimizer had the same address.
 
-    def _record(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's record in this iteration. An old one is not that of a new optimizer at the same address."""
-        records = self._per_optimizer_states
-        owner = records[id(optimizer)].get("optimizer")
-        if owner is not None and owner() is not optimizer:
-            del records[id(optimizer)]
-        record = records[id(optimizer)]
-        record["optimizer"] = weakref.ref(optimizer)
-        if record.get("mixed"):
-            raise RuntimeError(
-                "GradScaler: a scaled loss was added to gradients that unscale_ had divided already, so that no scale fits "
-                "them. If an exception ended the iteration before its step, call optimizer.zero_grad() and scaler.update()"
-            )
-        return record
+    Raises:
+        RuntimeError: the gradients are partly scaled.
+    """
+    owner = records[id(optimizer)].get("optimizer")
+    if owner is not None and owner() is not optimizer:
+        del records[id(optimizer)]
+    record = records[id(optimizer)]
+    record["optimizer"] = weakref.ref(optimizer)
+    if record.get("mixed"):
+        raise RuntimeError(
+            "GradScaler: a scaled loss was added to gradients that unscale_ had divided already, so that no scale fits "
+            "them. If an exception ended the iteration before its step, call optimizer.zero_grad() and scaler.update()"
+        )
+    return record
 
-    def scale(self, outputs: Outputs) -> Outputs:
-        """Multiply a tensor, or each in an iterable, by the scale.
 
-        Raises:
-            ValueError: an output is neither.
-        """
-        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would end the program
-            if not self._enabled:
-                return outputs
-            if self._scale is not None and not self._per_optimizer_states:
-                return outputs * at(self._scale, outputs.device)
-        scaled = super().scale(outputs)
-        records = self._per_optimizer_states.values() if self._enabled else ()
-        unfinished = [r for r in records if r["stage"] is OptState.UNSCALED]
-        if unfinished:
-            for tensor in _tensors(scaled):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _: _on_backward(unfinished))
-        return scaled
+def watch_backward(scaled: Any, records: dict[int, Record]) -> None:
+    """Have the backward of scaled losses look at the records of optimizers that were unscaled but not stepped."""
+    unfinished = [record for record in records.values() if record["stage"] is OptState.UNSCALED]
+    if unfinished:
+        for tensor in _tensors(scaled):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: _on_backward(unfinished))
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
@@ -65,8 +54,8 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(entry)
 
 
-def _on_backward(records: list[dict[str, Any]]) -> None:
-    """A backward of a new loss begins. Gradients that are gone were given up; others it must not add to."""
+def _on_backward(records: list[Record]) -> None:
+    """A backward of a new loss begins: forget gradients that were given up, and look whether it adds to others."""
     for record in records:
         if record["stage"] is not OptState.UNSCALED or record["optimizer"]() is None:
             continue
@@ -77,12 +66,12 @@ def _on_backward(records: list[dict[str, Any]]) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(lambda r=record, g=grads: _after_backward(r, g))
 
 
-def _grads(record: dict[str, Any]) -> list[tuple[Tensor, int]]:
+def _grads(record: Record) -> list[tuple[Tensor, int]]:
     params = [param for group in record["optimizer"]().param_groups for param in group["params"]]
     return [(param.grad, param.grad._version) for param in params if param.grad is not None]
 
 
-def _after_backward(record: dict[str, Any], before: list[tuple[Tensor, int]]) -> None:
+def _after_backward(record: Record, before: list[tuple[Tensor, int]]) -> None:
     now = _grads(record)
     same = len(now) == len(before) and all(a is b and v == w for (a, v), (b, w) in zip(now, before, strict=True))
     record["mixed"] = record["stage"] is OptState.UNSCALED and not same

@@ -1,41 +1,44 @@
 """torch's gradient scaler without its host sync, with clipping in the same read, and with bounds on the scale.
 
-How a step goes. With an optimizer of this package: one read of the gradients gives the non-finite flag and the norm,
-one pass updates; both decisions stay on the device, and the gradients are not rewritten. With torch's fused optimizers:
-the same check, then torch's own protocol (``grad_scale`` and ``found_inf`` attributes). With any other optimizer:
-unscale in place, then one ``.item()``.
+With an optimizer of this package a step reads the gradients once for the non-finite flag and the norm, and updates in one pass.
+Both decisions stay on the device, and the gradients are not rewritten. A fused optimizer of torch gets the same check, then
+torch's own protocol (``grad_scale`` and ``found_inf`` attributes). For any other optimizer the gradients are unscaled in place, and
+one ``.item()`` decides.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from .._checks import lists
-from .._dispatch.compiled import one_op
+from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._dispatch.devices import Copies, at, by_device, largest_flag
 from .._dispatch.switch import is_enabled
 from .._raw.check_and_norm import check_and_norm
 from .._raw.unscale import unscale_
 from .._raw.update_scale import update_scale_
+from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
-from ._abandoned import AbandonedIterations
-from ._ranks import TogetherWithRanks, has_foreign, local_grads
-from ._skips import SkipTracking, stepped_flags
+from ._abandoned import record_of, watch_backward
+from ._ranks import Agreements, agreed, has_foreign, local_grads
+from ._skips import SkipRecord, stepped_flags
 from .clip import clip
 
-_CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
+Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 
 
-class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
+class GradScaler(HasCompiledCalls, _GradScaler):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     Everything torch documents holds, checkpoints included. What differs, on purpose:
@@ -126,8 +129,8 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
         self._init_hysteresis_tracker, self._consecutive_hysteresis = hysteresis, bool(consecutive_hysteresis)
         self._hysteresis_tracker: Tensor | None = None
-        self._init_skips(max_consecutive_skips)
-        self._shard_group = shard_group
+        self.skips, self._agreements = SkipRecord(max_consecutive_skips), Agreements(shard_group)
+        self.compiled_handle = CompiledHandle(self)
         self._last_sum_sq: Tensor | None = None
         self._last_norm: Tensor | None = None
 
@@ -143,14 +146,65 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """
         return self._last_norm if self._last_sum_sq is None else self._last_sum_sq.sqrt()
 
+    @property
+    @torch._disable_dynamo
+    def last_step_skipped(self) -> bool | None:
+        """Whether any optimizer's step was skipped in the latest iteration of which the host has heard.
+
+        It never waits for the device. On the CPU that is the iteration which the last ``update`` ended. On a GPU it
+        is an earlier one as long as the host runs ahead: at the time of an ``update``, that of the one before or still
+        earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
+        first answer. An ``update`` in a CUDA graph is only reported by
+        :func:`amp_kernels.graph_step`.
+        """
+        return self.skips.last_skipped()
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device (the CPU before the first use)."""
+        return self.skips.counter(0)
+
+    @property
+    def consecutive_skips(self) -> Tensor:
+        """How many of these were the last ones in a row: int64, 0-dim, on the same device; 0 once a step was taken."""
+        return self.skips.counter(1)
+
     # ---- the iteration ----
+
+    def scale(self, outputs: Outputs) -> Outputs:
+        """Multiply a tensor, or each in an iterable, by the scale.
+
+        Raises:
+            ValueError: an output is neither.
+        """
+        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would cause a graph break
+            if not self._enabled:
+                return outputs
+            if self._scale is not None and not self._per_optimizer_states:
+                return outputs * at(self._scale, outputs.device)
+        scaled = super().scale(outputs)
+        if self._enabled:
+            watch_backward(scaled, self._per_optimizer_states)
+        return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
         self._hysteresis_tracker = torch.full((), self._init_hysteresis_tracker, dtype=torch.int32, device=dev)
-        self._create_skip_counters(dev)
+        self.skips.create_counters(dev)
 
-    @one_op()
+    def written_tensors(self) -> list[Tensor]:
+        tensors = self._scale, self._growth_tracker, self._hysteresis_tracker, self.skips.pair
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _record(self, optimizer: Optimizer) -> dict[str, Any]:
+        return record_of(self._per_optimizer_states, optimizer)
+
+    def _agreement(self, optimizer: Optimizer) -> Agreement:
+        agreement = self._agreements.over(optimizer)
+        self.skips.joined_by(agreement)
+        return agreement
+
+    @compiled_call()
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale in place and check them: one launch per device, no host sync.
 
@@ -175,7 +229,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             )
         if has_foreign(grads):
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-            self._note_nonfinite(optimizer, None)
+            self.skips.find_nonfinite(optimizer, None)
             return flags
         agreement = self._agreement(optimizer)
         inverse, flags = Copies(inv_scale), Copies(found_inf)
@@ -186,10 +240,10 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
                 for tensor, copy in zip(tensors, dense, strict=True):
                     if copy is not tensor:
                         tensor.copy_(copy)
-        self._note_nonfinite(optimizer, None)
-        return self._agreed(agreement, flags._per_device_tensors)
+        self.skips.find_nonfinite(optimizer, None)
+        return agreed(agreement, flags._per_device_tensors, self._scale.device)
 
-    @one_op("max_norm")
+    @compiled_call("max_norm")
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
         """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
 
@@ -214,7 +268,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
         if self._enabled:
             if "closure" in kwargs or any(callable(arg) for arg in args):
-                raise RuntimeError(_CLOSURE)
+                raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
             self._check_scale_growth_tracker("step")
             if self._record(optimizer)["stage"] is OptState.STEPPED:
                 raise RuntimeError("step() has already been called since the last update().")
@@ -238,38 +292,37 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def _step_ours(
         self, optimizer: Optimizer, inner: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict
     ) -> Any:
-        """``inner``, which is ``optimizer`` or what that steps, does it all and writes what it found into the request."""
-        if inner.shard_group is None and (inner is not optimizer or self._shard_group is not None):
+        """Step ``optimizer``, which is ``inner`` or steps it; ``inner`` checks, clips and skips as requested."""
+        if inner.shard_group is None and (inner is not optimizer or self._agreements.shard_group is not None):
             raise ValueError(
                 f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
                 "own parameters; accepted: the option shard_group=... of the optimizer"
             )
-        request = inner.default_request()
-        request.max_norm = max_norm
+        request = inner.default_request()._replace(max_norm=max_norm)
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
         if state is not None and inner.unscale_grads and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         ready = state is not None and state["stage"] is OptState.READY
         if ready:
-            request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
-            request.check = True
-            request.nonfinite = None if self._max_consecutive_skips is None else []
+            request = request._replace(
+                grad_scale=self._scale if request.grad_scale is None else self._scale * request.grad_scale,
+                check=True,
+                per_tensor=self.skips.limit is not None,
+            )
         elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
-            request.found_inf = self._combined(state)
-        inner._request = request
+            request = request._replace(found_inf=self._combined(state))
         try:
-            result = optimizer.step(*args, **kwargs)
+            result, answer = inner.step_on_request(request, lambda: optimizer.step(*args, **kwargs))
         finally:
-            inner._request = None
             if self._enabled and "grad_scale" in inner.__dict__:
                 del inner.grad_scale
         if state is not None:
             if ready:
-                state["found_inf_per_device"] = request.found_infs or self._clean()
-                self._nonfinite += [(inner, *flags) for flags in request.nonfinite or ()]
-            self._together = inner._ranks or self._together
+                state["found_inf_per_device"] = answer.found_infs or self._clean()
+                self.skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
+            self.skips.joined_by(answer.agreement)
             state["stage"] = OptState.STEPPED
-        self._last_sum_sq = request.sum_sq
+        self._last_sum_sq = answer.sum_sq
         return result
 
     def _step_fused(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
@@ -294,14 +347,14 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = local_grads(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
-        self._note_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
+        self.skips.find_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
         if has_foreign(grads):
             return super()._check_inf_per_device(optimizer)
         agreement = self._agreement(optimizer)
         scales = Copies(self._scale if grad_scale is None else grad_scale)
         dense = [grad if lists.is_dense(grad) else grad.contiguous() for grad in grads]
         found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
-        state["found_inf_per_device"] = self._agreed(agreement, found) or self._clean()
+        state["found_inf_per_device"] = agreed(agreement, found, self._scale.device) or self._clean()
         return state["found_inf_per_device"]
 
     def _clean(self) -> dict[torch.device, Tensor]:
@@ -312,7 +365,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """One flag out of those of all devices, on the scale's device: their maximum, so that it stays 0 or 1."""
         return largest_flag((state["found_inf_per_device"] or self._clean()).values(), self._scale.device)
 
-    @one_op("new_scale")
+    @compiled_call("new_scale")
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """End the iteration: move the scale by what all checks found, on the device; or set it to ``new_scale``.
 
@@ -332,7 +385,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             for state in self._per_optimizer_states.values()
             for flag in state["found_inf_per_device"].values()
         ]
-        stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED) if self._taken else {}
+        stepped = {}
+        if self.skips.counts_steps():
+            stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED)
         if new_scale is not None:
             if not isinstance(new_scale, Tensor):
                 lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
@@ -347,9 +402,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             if self._dynamic:
                 factors = self._growth_factor, self._backoff_factor, self._growth_interval
                 rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
-                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule, *self._skip_counters)
+                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule, *self.skips.counters)
         if found_infs:
-            self._end_iteration(found_infs, stepped, counted=new_scale is None and self._dynamic)
+            self.skips.end_iteration(found_infs, stepped, counted=new_scale is None and self._dynamic, scale=scale)
 
     # ---- checkpoints ----
 
@@ -357,7 +412,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """torch's entries and this class's own, as numbers (syncs); torch's scaler loads it. Empty if disabled."""
         state = super().state_dict()
         if state:
-            skipped, consecutive = self._skip_counts()
+            skipped, consecutive = self.skips.counts()
             state.update(
                 min_scale=self._min_scale,
                 max_scale=self._max_scale,
@@ -383,11 +438,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         self._hysteresis = state_dict.get("hysteresis", self._hysteresis)
         self._consecutive_hysteresis = state_dict.get("consecutive_hysteresis", self._consecutive_hysteresis)
         self._init_hysteresis_tracker = state_dict.get("_hysteresis_tracker", self._hysteresis)
-        self._init_skip_counts = (state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0))
-        self._forget()
+        self.skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
         if self._scale is not None:
             self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
-            self._fill_skip_counters()
 
     def _get_hysteresis_tracker(self) -> int:
         tracker = self._hysteresis_tracker
@@ -396,7 +449,33 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         state["_last_sum_sq"] = state["_last_norm"] = None
+        del state["compiled_handle"]
         if self._enabled:
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
             state["_hysteresis_tracker"] = None
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.compiled_handle = CompiledHandle(self)
+
+    # ---- for graph_step ----
+
+    # Copies everything that an iteration changes. Returns a function that restores it.
+    def snapshot(self) -> Callable[[], None]:
+        tensors = [(tensor, tensor.clone()) for tensor in self.written_tensors()]
+        restore_skips, records = self.skips.snapshot(), dict(self._per_optimizer_states)
+
+        def restore() -> None:
+            for tensor, value in tensors:
+                tensor.copy_(value)
+            restore_skips()
+            self._per_optimizer_states.clear()
+            self._per_optimizer_states.update(records)
+
+        return restore
+
+    # Reports an iteration that a graph has replayed.
+    def report_replay(self) -> None:
+        if self._enabled:
+            self.skips.report(self._scale, [])

@@ -1,8 +1,7 @@
-"""The host's part of a step whose tensors are those of the step before, read at the speed of C.
+"""A cache of the last step's launches, with guards on everything they depend on.
 
-From one step to the next, as a rule, only the addresses of the gradients change. So a step's work is cached
-(:class:`CachedStep`) with guards on all that it depends on. On a hit the compiled ops get addresses in a table instead of
-tensors in lists; a miss sends the step through the checks for anything that may come.
+From one step to the next usually only the addresses of the gradients change. On a hit the compiled ops get addresses in a
+table instead of tensors in lists; a miss sends the step through all checks.
 
 No gradient is kept alive, and no address outlives the call that it was read for.
 """
@@ -23,7 +22,7 @@ from .._dispatch import nodes
 from .._dispatch.walks import bump_versions, identical
 from .._sharding.local import is_dtensor, local_tensor, spec
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
-from ._state import DeviceBatch
+from ._batches import DeviceBatch
 
 _grad = operator.attrgetter("grad")
 _TORCHS_OWN = (torch.nn.Parameter, Tensor)
@@ -34,10 +33,10 @@ def _described(tensors: Iterable[Tensor]) -> list[tuple]:
 
 
 def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
-    """A function that tells whether others have the types, dtypes, devices, shapes and strides of these, one by one.
+    """A function that compares other tensors with these, one by one: types, dtypes, devices, shapes and strides.
 
-    torch.compile has such a test for the inputs of a graph, which takes 40 ns a tensor. It is not public: where it does
-    not exist Python compares, at ten times the cost.
+    torch.compile guards the inputs of a graph with such a test, which takes 40 ns a tensor. It is not public; without it
+    Python compares, at ten times the cost.
     """
     try:
         guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
@@ -48,14 +47,14 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
 
 
 def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
-    """Whether addresses say all: no tensor has a bit that the dispatcher acts upon (negated views, zero tensors)."""
+    """Whether an address describes each tensor completely: none has a dispatch key of its own (negated views, zero tensors)."""
     keys = torch._C._dispatch_keys
     expected = keys(batch.nothing).raw_repr()
     return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.pieces, grads))
 
 
 class _Chunk:
-    """Some consecutive parameters of a batch: few enough that the objects looked at stay in cache until the last look."""
+    """Consecutive parameters of a batch, few enough that their objects stay in the CPU's cache from the first pass to the last."""
 
     SIZE = 256
 
@@ -65,13 +64,13 @@ class _Chunk:
         self.params, self.pieces, self.addresses = params, pieces, list(map(Tensor.data_ptr, pieces))
         self.params_guard, self.grads_guard = tensor_guard(pieces), tensor_guard(grads)
 
-    def found(self) -> list[Tensor] | None:
-        """The gradients as the kernels see them."""
+    def grads(self) -> list[Tensor] | None:
+        """The gradients as the kernels see them; ``None`` if a guard fails."""
         return list(map(_grad, self.params))
 
     def refresh(self, words: array) -> bool:
         """Write the gradients' addresses into the table; ``False`` if a guard fails."""
-        grads = self.found()
+        grads = self.grads()
         if grads is None or not (self.grads_guard(grads) and self.params_guard(self.pieces)):
             return False
         if list(map(Tensor.data_ptr, self.pieces)) != self.addresses:
@@ -81,7 +80,7 @@ class _Chunk:
 
 
 class _PlainChunk:
-    """The same in C++, of parameters of torch's own classes."""
+    """The same in C++, for parameters of torch's own classes."""
 
     SIZE = sys.maxsize
 
@@ -91,7 +90,7 @@ class _PlainChunk:
         self._params, self._known = params, walk.remember_tensors(pieces, grads)
         self._begin = first * TABLE_COLUMNS + TABLE_GRAD
 
-    def found(self) -> list[Tensor]:
+    def grads(self) -> list[Tensor]:
         return list(map(_grad, self._params))
 
     def refresh(self, words: array) -> bool:
@@ -99,13 +98,13 @@ class _PlainChunk:
 
 
 class _ShardedChunk(_Chunk):
-    """The same of DTensors: their pieces must still be the same tensors, and the gradients' placed as before."""
+    """The same for DTensors: the pieces must be the same tensors, and the gradients must be placed as before."""
 
     def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
         super().__init__(first, params, pieces, grads)
         self.specs = list(map(spec, map(_grad, params)))
 
-    def found(self) -> list[Tensor] | None:
+    def grads(self) -> list[Tensor] | None:
         grads = list(map(_grad, self.params))
         if not all(map(isinstance, grads, map(type, self.params))):
             return None
@@ -148,32 +147,32 @@ class TensorTable:
         self._written = [tensor for tensor in chain(pieces, batch.sharded, buffers) if not tensor.is_inference()]
 
     def refresh(self) -> bool:
-        """Write the addresses of the gradients of now into the table; ``False`` if anything else has changed."""
+        """Write the current addresses of the gradients into the table; ``False`` if anything else has changed."""
         return all(chunk.refresh(self._words) for chunk in self._chunks)
 
     def grads(self) -> list[Tensor]:
-        """The gradients, after a refresh that went well."""
-        return list(chain.from_iterable(chunk.found() for chunk in self._chunks))
+        """The gradients, after a refresh that returned ``True``."""
+        return list(chain.from_iterable(chunk.grads() for chunk in self._chunks))
 
     def bump_versions(self) -> None:
-        """Tell autograd that an op has written parameters and state: it cannot see that from addresses."""
+        """Tell autograd that an op has written parameters and state, which it cannot see from addresses."""
         bump_versions(self._written)
 
 
 class Launch(NamedTuple):
-    """The arguments of one launch of the update op that are tensors of the user."""
+    """Parameters and gradients of one launch of the update op."""
 
     batch: DeviceBatch
-    grads: list[Tensor]  # if there is no table
-    table: TensorTable | None  # of both, on a hit
+    grads: list[Tensor]  # empty if there is a table
+    table: TensorTable | None
 
 
 class CachedStep:
-    """The launches of a step, and its guards: parameters with and without a gradient, what ``optimizer.state`` shows.
+    """The launches of a step and its guards: parameters with and without a gradient, and the values of ``optimizer.state``.
 
     Args:
-        choice: what decides the backend.
-        tables: whether the launches are to have tables. Others get the lists.
+        key: anything else that the launches depend on.
+        tables: whether the launches get tables instead of lists.
     """
 
     def __init__(
@@ -182,10 +181,10 @@ class CachedStep:
         state: dict,
         batches: list[DeviceBatch],
         grads: list[list[Tensor]],
-        choice: Any,
+        key: Any,
         tables: bool,
     ):
-        self.choice, self.with_tables = choice, tables
+        self.key, self.with_tables = key, tables
         self.sizes = [len(group["params"]) for group in groups]
         self.params = _params(groups)
         self.owners, self.shown = list(state), list(state.values())
@@ -193,9 +192,9 @@ class CachedStep:
         active = {id(param) for batch in batches for param in batch.params}
         self.idle = [param for param in self.params if id(param) not in active]
 
-    def lookup(self, groups: list[dict], state: dict, choice: Any) -> list[Launch] | None:
+    def lookup(self, groups: list[dict], state: dict, key: Any) -> list[Launch] | None:
         """The step's launches on a hit, ``None`` on a miss."""
-        if choice != self.choice or [len(group["params"]) for group in groups] != self.sizes:
+        if key != self.key or [len(group["params"]) for group in groups] != self.sizes:
             return None
         if not identical(_params(groups), self.params):
             return None

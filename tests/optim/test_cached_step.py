@@ -59,7 +59,7 @@ def test_scaler_and_flags_of_tensors_are_the_same():
             for i in {3: [3], 5: [3], 6: [4, 11]}.get(number, []):
                 params[i].grad[(-1,) * params[i].dim()] = torch.inf
             if forget:
-                optimizer._forget_step()
+                optimizer.plan.forget()
             scaler.step(optimizer, max_norm=1.0)
             try:
                 scaler.update()
@@ -184,7 +184,7 @@ def test_main_grads(set_to_none):
                 for _ in range(2):
                     model(torch.full((4, 16), 0.1 * number - 0.3, dtype=bf16)).float().square().sum().backward()
                 if forget:
-                    optimizer._forget_step()
+                    optimizer.plan.forget()
                 before = cached(optimizer)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=set_to_none)

@@ -6,10 +6,10 @@ import torch
 import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw import check_and_norm
-from amp_kernels._updates import state
+from amp_kernels._raw import check_and_norm, update_scale
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
+from amp_kernels._updates.state import TABLE_COLUMNS, TABLE_DTYPES
 from amp_kernels.optim import _cached_step
 from amp_kernels.testing.emulator import launches
 
@@ -39,7 +39,7 @@ def test_guard_of_tensors(monkeypatch, private):
 def test_a_call_below_autograd_bumps_versions():
     scale, tracker, left = torch.tensor(8.0), torch.zeros((), dtype=torch.int32), torch.ones((), dtype=torch.int32)
     versions = [t._version for t in (scale, tracker, left)]
-    ak.ops.update_scale.update_scale_(scale, tracker, left, [torch.tensor(0.0)])
+    update_scale.update_scale_(scale, tracker, left, [torch.tensor(0.0)])
     assert [t._version for t in (scale, tracker, left)] == [version + 1 for version in versions]
 
 
@@ -49,11 +49,11 @@ def table_of(params, kind=akopt.AdamW):
         for p in params:
             p.grad = torch.ones_like(p)
         optimizer.step()
-    ((batch, _, table),) = optimizer._collect()
-    hyper = optimizer._current_hyper_parameters()
-    options = optimizer._packed_options(hyper)
-    tail = ([], [], None, None, None, options, hyper.decays, hyper.flags, 0.0, 0)
-    return [p.grad for p in params], table.tensor.clone(), optimizer._state_of(batch, hyper), tail
+    ((batch, _, table),) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
+    packed = optimizer.plan.hyper.packed(optimizer.param_groups)
+    tail = ([], [], None, None, None, packed.options, packed.ema_decays, packed.flags, 0.0, 0)
+    state = batch.state(kind.algorithm.declared.moments, packed.used, packed.averaged)
+    return [p.grad for p in params], table.tensor.clone(), state, tail
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_check_and_norm_reads_the_table():
     for wrong in (table[:, :9], table.int(), table.t().contiguous()[:3]):
         with pytest.raises(RuntimeError, match="check_and_norm: table must"):
             check_and_norm.of_table(grads[0], wrong, None, False)
-    assert state.TABLE_DTYPES[torch.float64] == 7
+    assert TABLE_DTYPES[torch.float64] == 7
 
 
 @pytest.mark.skipif(not adamw_.op.built.emulate, reason="the emulated library is not built")
@@ -123,7 +123,7 @@ def test_halves_of_a_step_from_a_table(backend):
         for from_table in (False, True):
             params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
             grads, table, state, tail = table_of(params, akopt.LAMB)
-            layout = table[:, state.TABLE_COLUMNS - 5 :].contiguous()
+            layout = table[:, TABLE_COLUMNS - 5 :].contiguous()
             squares = torch.zeros(2, 2, dtype=torch.float64)
             for second in (False, True):
                 if from_table:
