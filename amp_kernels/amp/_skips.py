@@ -1,10 +1,9 @@
-"""A gradient scaler's record of skipped steps: counters on the device, read back asynchronously, and the gradients to blame."""
+"""Skipped steps of a gradient scaler: device counters, read back asynchronously, and the tensors with non-finite gradients."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -202,12 +201,3 @@ def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:
         names = group.get("param_names")  # where it was built from named_parameters()
         for j, param in enumerate(group["params"]):
             yield id(param), names[j] if names else f"group {i}, parameter {j}, shape {list(param.shape)}"
-
-
-def stepped_flags(records: dict[int, dict[str, Any]], device: torch.device, stepped: object) -> dict[int, Tensor]:
-    """By the id of each optimizer whose stage is ``stepped``: its flags, combined."""
-    return {
-        key: largest_flag(record["found_inf_per_device"].values(), device)
-        for key, record in records.items()
-        if record["stage"] is stepped and record["found_inf_per_device"]
-    }

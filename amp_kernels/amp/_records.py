@@ -1,7 +1,7 @@
-"""Iterations that an exception ended between ``unscale_`` and ``step``: their records must not meet the next iteration's gradients.
+"""The records that torch's gradient scaler keeps of the optimizers of an iteration: a dict for each, by the optimizer's id.
 
-A record is an entry of the dict in which torch's gradient scaler keeps what it knows of each optimizer in an iteration, by id.
-Here it also has ``optimizer``, a weak reference, and ``mixed``.
+Here a record also has ``optimizer``, a weak reference, and ``mixed``. An exception may end an iteration between ``unscale_`` and
+``step``: what it leaves in a record must not meet the gradients of the next iteration.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
+
+from .._dispatch.devices import at, largest_flag
 
 Record = dict[str, Any]
 
@@ -35,6 +37,29 @@ def record_of(records: dict[int, Record], optimizer: Optimizer) -> Record:
             "them. If an exception ended the iteration before its step, call optimizer.zero_grad() and scaler.update()"
         )
     return record
+
+
+def clean(device: torch.device) -> dict[torch.device, Tensor]:
+    """The flags of a check that found no gradients."""
+    return {device: torch.zeros((), dtype=torch.float32, device=device)}
+
+
+def combined(record: Record, device: torch.device) -> Tensor:
+    """One flag out of those of all devices: their maximum, so that it stays 0 or 1."""
+    return largest_flag((record["found_inf_per_device"] or clean(device)).values(), device)
+
+
+def all_flags(records: dict[int, Record], device: torch.device) -> list[Tensor]:
+    return [at(flag, device) for record in records.values() for flag in record["found_inf_per_device"].values()]
+
+
+def stepped_flags(records: dict[int, Record], device: torch.device) -> dict[int, Tensor]:
+    """By the id of each optimizer that was stepped and checked: its flags, combined."""
+    return {
+        key: combined(record, device)
+        for key, record in records.items()
+        if record["stage"] is OptState.STEPPED and record["found_inf_per_device"]
+    }
 
 
 def watch_backward(scaled: Any, records: dict[int, Record]) -> None:

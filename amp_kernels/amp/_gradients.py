@@ -1,4 +1,4 @@
-"""The ranks that share an optimizer's parameters, and the gradients that this rank holds, for a gradient scaler."""
+"""A gradient scaler's passes over the gradients that this rank holds, and the ranks with which it agrees on what they find."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .._dispatch.devices import largest_flag
+from .._checks import lists
+from .._dispatch.devices import Copies, by_device, largest_flag
+from .._raw.check_and_norm import check_and_norm
+from .._raw.unscale import unscale_
 from .._sharding.agreement import Agreement, LatestAgreement
 from .._sharding.local import is_dtensor, local
 from ..optim._base import FusedOptimizer
@@ -38,14 +41,46 @@ class Agreements:
         agreement.check("GradScaler")
         return agreement
 
+    def check_declared(self, optimizer: Optimizer, inner: FusedOptimizer) -> None:
+        """Raise if ``optimizer`` distributes its parameters, or this scaler's are distributed, and ``inner``, which takes the
+        steps, does not know over which ranks."""
+        if inner.shard_group is None and (inner is not optimizer or self.shard_group is not None):
+            raise ValueError(
+                f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
+                "own parameters; accepted: the option shard_group=... of the optimizer"
+            )
+
     def __reduce__(self) -> tuple:
         return Agreements, (self.shard_group,)
 
 
-def agreed(
-    agreement: Agreement, flags: dict[torch.device, Tensor], default: torch.device
+def check(grads: list[Tensor], scale: Tensor, agreement: Agreement) -> dict[torch.device, Tensor]:
+    """By device, a flag above 0 if a gradient on any rank is not finite once divided by ``scale``."""
+    scales = Copies(scale)
+    dense = [grad if lists.is_dense(grad) else grad.contiguous() for grad in grads]
+    flags = {device: check_and_norm(members, scales.get(device))[1] for device, members in by_device(dense).items()}
+    return _agreed(flags, agreement, scale.device)
+
+
+@torch.no_grad()
+def unscale(
+    grads: list[Tensor], inverse_scale: Tensor, found_inf: Tensor, agreement: Agreement
 ) -> dict[torch.device, Tensor]:
-    """The flags of all ranks in place of this rank's, which are on the ``default`` device if there are none."""
+    """Multiply gradients by ``inverse_scale`` in place. Returns flags as :func:`check`, the first of which is ``found_inf``."""
+    inverses, flags = Copies(inverse_scale), Copies(found_inf)
+    for device, members in by_device(grads).items():
+        dense = [grad if lists.is_dense(grad) else grad.contiguous() for grad in members]
+        unscale_(dense, flags.get(device), inverses.get(device))
+        for grad, copy in zip(members, dense, strict=True):
+            if copy is not grad:
+                grad.copy_(copy)
+    return _agreed(flags._per_device_tensors, agreement, found_inf.device)
+
+
+def _agreed(
+    flags: dict[torch.device, Tensor], agreement: Agreement, default: torch.device
+) -> dict[torch.device, Tensor]:
+    """The flags of all ranks in place of this rank's, on the ``default`` device if this rank has none."""
     if not agreement:
         return flags
     device = next(iter(flags), default)
