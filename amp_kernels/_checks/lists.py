@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # read and written by the kernels
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

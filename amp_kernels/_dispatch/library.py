@@ -88,6 +88,8 @@ class Op:
         try:
             if overload is None:
                 function = self.triton if backend == "triton" else _below_autograd(self.reference)
+                if any(map(_is_zerotensor, args)):
+                    args, kwargs = self._with_memory(args, kwargs)
                 result = function(*args, **kwargs)
             else:
                 if not self.mutated and torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
@@ -140,6 +142,32 @@ class Op:
             return result
 
         return kernel
+
+    def _of_zeros(self, overload: Callable) -> Callable:
+        def kernel(*args, **kwargs):
+            args, kwargs = self._with_memory(args, kwargs)
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                return overload(*args, **kwargs)
+
+        return kernel
+
+    def _with_memory(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The call with ordinary zeros in place of those that torch keeps no memory for (``torch._efficientzerotensor``)."""
+        for position, name in self.mutated:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            if any(map(_is_zerotensor, value if isinstance(value, (list, tuple)) else [value])):
+                raise RuntimeError(f"{self.name}: {name} is torch._efficientzerotensor; accepted: tensors with memory")
+        return tuple(map(_with_memory, args)), {key: _with_memory(value) for key, value in kwargs.items()}
+
+
+def _is_zerotensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch._is_zerotensor(value)
+
+
+def _with_memory(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_with_memory(each) for each in value]
+    return torch.zeros_like(value) if _is_zerotensor(value) else value
 
 
 class KernelOp:
@@ -218,6 +246,8 @@ def define(
                 library.impl(op.name, op._adinplaceorview(overload), "ADInplaceOrView")
             else:
                 torch.library.register_autograd(overload.name(), _no_formula(op.name), lib=library)
+            # Autograd may hand such zeros to a backward. torch's own fallback gives them strides of 0.
+            library.impl(op.name, op._of_zeros(overload), "ZeroTensor")
             if flop_count is not None:
                 flops.count(overload.overloadpacket, flop_count)
     REGISTRY[op.name] = op

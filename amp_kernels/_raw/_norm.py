@@ -5,19 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 
 #: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/norm/formula.h).
 SHRINK = 2.0**-80
 
 
 def check_rows(op: str, name: str, tensor: Tensor) -> None:
-    check_tensor(op, name, tensor, OUTPUT_DTYPES)
+    check_tensor(op, name, tensor, KERNEL_DTYPES)
     if tensor.ndim != 2 or tensor.shape[1] == 0:
         raise ValueError(f"{op}: {name} has shape {list(tensor.shape)}; accepted: [rows, columns], with columns > 0")
 
 
-def check_like(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...], dtypes=OUTPUT_DTYPES) -> None:
+def check_like(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...], dtypes=KERNEL_DTYPES) -> None:
     if tensor is None:
         return
     check_tensor(op, name, tensor, dtypes)
@@ -52,7 +53,7 @@ def check_forward(
     check_mask(op, seed, dropout_p)
     if seed is not None and residual is None:
         raise ValueError(f"{op}: there is a seed, but no residual")
-    if out_dtype not in OUTPUT_DTYPES:
+    if out_dtype not in KERNEL_DTYPES:
         raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: float16, bfloat16, float32")
     check_same_device(op, x=x, weight=weight, bias=bias, residual=residual, seed=seed)
 
@@ -79,7 +80,7 @@ def check_backward(
     if parameters not in (0, 1, 2):
         raise ValueError(f"{op}: parameters is {parameters}; accepted: 0, 1 (weight) or 2 (weight and bias)")
     check_mask(op, seed, dropout_p)
-    if branch_dtype not in (None, *OUTPUT_DTYPES):
+    if branch_dtype not in (None, *KERNEL_DTYPES):
         raise TypeError(f"{op}: branch_dtype is {branch_dtype}; accepted: float16, bfloat16, float32")
     if seed is not None and branch_dtype is None:
         raise ValueError(f"{op}: there is a seed, but no branch_dtype")

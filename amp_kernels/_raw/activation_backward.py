@@ -10,18 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.operands import (
-    ACTIVATIONS,
-    GATED,
-    OPERAND_DTYPES,
-    OUTPUT_DTYPES,
-    activated_width,
-    check_activation,
-    check_gated_width,
-    check_same_device,
-    check_tensor,
-    halves,
-)
+from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width, halves
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
 
 aten = torch.ops.aten
@@ -55,7 +46,7 @@ def differentiable(grad: torch.Tensor, preact: torch.Tensor, activation: str) ->
 
 def check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
     op = "activation_backward"
-    check_tensor(op, "preact", preact, OUTPUT_DTYPES)
+    check_tensor(op, "preact", preact, KERNEL_DTYPES)
     check_tensor(op, "grad", grad, tuple({preact.dtype, torch.float32}))
     name = check_activation(op, activation)
     if name in GATED and preact.ndim == 0:
@@ -80,12 +71,12 @@ def _reference(grad, preact, *, activation):
 def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
     for activation in ACTIVATIONS:
-        for dtype in OUTPUT_DTYPES:
+        for dtype in KERNEL_DTYPES:
             grad, z = (4 * torch.randn(2, 6, 6, generator=generator) for _ in range(2))
             if activation in GATED:
                 grad = grad[..., ::2]
             yield (grad.to(device, dtype), z.to(device, dtype)), {"activation": activation}
-    for dtype in OPERAND_DTYPES:
+    for dtype in HALF_DTYPES:
         z = torch.randn(6, 4, generator=generator).to(device, dtype)
         yield (torch.ones((), device=device).expand(6, 4), z), {"activation": "silu"}
         yield (z, z.t().contiguous().t()), {"activation": "relu"}

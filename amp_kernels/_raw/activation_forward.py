@@ -9,14 +9,16 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.operands import ACTIVATIONS, GATED, OUTPUT_DTYPES, check_activation, check_gated_width, check_tensor
+from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 
 
 def check(
     preact: torch.Tensor,
     activation: str,
-    dtypes: tuple[torch.dtype, ...] = OUTPUT_DTYPES,
+    dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES,
     *,
     op: str = "activation_forward",
     name: str = "preact",
@@ -36,7 +38,7 @@ def _reference(preact, *, activation):
 def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
     for i, activation in enumerate(ACTIVATIONS):
-        z = (4 * torch.randn(2, 6, 6, generator=generator)).to(device, OUTPUT_DTYPES[i % 3])
+        z = (4 * torch.randn(2, 6, 6, generator=generator)).to(device, KERNEL_DTYPES[i % 3])
         yield (z if i % 2 else z.transpose(1, 2),), {"activation": activation}
     yield (torch.randn(3, 2200, generator=generator).to(device, torch.bfloat16),), {"activation": "swiglu"}
     yield (torch.randn(2, 1033, generator=generator).to(device, torch.float16),), {"activation": "gelu"}

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.operands import OUTPUT_DTYPES, check_tensor
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 
 
@@ -24,7 +25,7 @@ def check(logits, target, weight, factor, loss, grad) -> None:
     for argument, tensor in floats.items():
         if tensor is None:
             continue
-        check_tensor(name, argument, tensor, OUTPUT_DTYPES)
+        check_tensor(name, argument, tensor, KERNEL_DTYPES)
         if tensor.shape != logits.shape or (classes > 1 and tensor.numel() and tensor.stride(1) != 1):
             raise ValueError(
                 f"{name}: {argument} has shape {list(tensor.shape)} and strides {list(tensor.stride())}; accepted: "
@@ -114,7 +115,7 @@ def samples(device: str) -> Iterator[Sample]:
         return (logits, target, weight, factor, torch.zeros(rows, device=device), grad), options
 
     yield call(2, 5, torch.bfloat16, soft=torch.float32)
-    for dtype in OUTPUT_DTYPES:
+    for dtype in KERNEL_DTYPES:
         yield call(3, 13, dtype)
         yield call(3, 13, dtype, weighted=True, label_smoothing=0.1, z_loss=1e-2, ignore_index=4)
         yield call(2, 9, dtype, soft=dtype, weighted=True, label_smoothing=0.2, z_loss=1e-2)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
 from .._sharding.dtensor import is_dtensor
 from ._norm import check_like, check_rate
@@ -54,12 +55,12 @@ def composed(x: Tensor, seed: Tensor, residual: Tensor | None, p: float, out_dty
 
 
 def check(x: Tensor, seed: Tensor, residual: Tensor | None, p: float, out_dtype: torch.dtype) -> None:
-    check_tensor("dropout", "x", x, OUTPUT_DTYPES)
+    check_tensor("dropout", "x", x, KERNEL_DTYPES)
     check_like("dropout", "residual", residual, x.shape)
     check_rate("dropout", "p", p)
     check_like("dropout", "seed", seed, (1,), (torch.int64,))
     check_same_device("dropout", x=x, seed=seed, residual=residual)
-    if out_dtype not in OUTPUT_DTYPES:
+    if out_dtype not in KERNEL_DTYPES:
         raise TypeError(f"dropout: out_dtype is {out_dtype}; accepted: float16, bfloat16, float32")
 
 
@@ -70,8 +71,8 @@ def _reference(x, seed, residual=None, *, p, out_dtype):
 
 def samples(device: str) -> Iterator[Sample]:
     generator = torch.Generator().manual_seed(0)
-    for i, (dtype, p) in enumerate(zip(OUTPUT_DTYPES, (0.1, 0.5, 0.75), strict=True)):
-        other = OUTPUT_DTYPES[i - 1]
+    for i, (dtype, p) in enumerate(zip(KERNEL_DTYPES, (0.1, 0.5, 0.75), strict=True)):
+        other = KERNEL_DTYPES[i - 1]
         seed = torch.tensor([(0x9E3779B97F4A7C15 * (i + 1)) % 2**63], device=device)
         x = torch.randn(3, 1031, generator=generator).to(device, dtype)
         residual = torch.randn(3, 1031, generator=generator).to(device, other)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.operands import OUTPUT_DTYPES, check_tensor
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 
 
@@ -19,7 +20,7 @@ def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor) -> None:
     """What the C++ kernels check too: what would read or write beyond a tensor."""
     name = "embedding_accumulate_"
     for argument, tensor in {"out": out, "grad": grad}.items():
-        check_tensor(name, argument, tensor, OUTPUT_DTYPES)
+        check_tensor(name, argument, tensor, KERNEL_DTYPES)
         if tensor.ndim != 2 or not tensor.is_contiguous():
             raise ValueError(f"{name}: {argument} has shape {list(tensor.shape)}; accepted: a contiguous matrix")
     if out.shape[1] != grad.shape[1]:
@@ -66,8 +67,8 @@ def samples(device: str) -> Iterator[Sample]:
         out, grad = (v.to(device, d) for v, d in zip(values, (dtype, grad), strict=True))
         return (out, grad, ordered.to(device), order.to(device)), options
 
-    for i, dtype in enumerate(OUTPUT_DTYPES):
-        yield call(11, 24, 70, dtype, OUTPUT_DTYPES[i - 1], padding_idx=3)
+    for i, dtype in enumerate(KERNEL_DTYPES):
+        yield call(11, 24, 70, dtype, KERNEL_DTYPES[i - 1], padding_idx=3)
         yield call(5, 7, 40, dtype, dtype, scale_by_frequency=True)
     yield call(9, 264, 33, torch.float32, torch.bfloat16)
     yield call(4, 8, 0, torch.float32, torch.float32)

@@ -30,24 +30,11 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.operands import (
-    ACTIVATIONS,
-    GATED,
-    OPERAND_DTYPES,
-    OUTPUT_DTYPES,
-    check_activation,
-    check_gemm,
-    check_no_internal_overlap,
-    check_operands,
-    check_out_dtype,
-    check_same_device,
-    check_tensor,
-    finished,
-    output_shape,
-    preactivation,
-    product32,
-)
+from .._checks.activations import ACTIVATIONS, GATED, check_activation
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
+from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import Sample, define
+from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32
 from .activation_backward import DERIVATIVES
 
 # ---- checks and references
@@ -85,7 +72,7 @@ def check_dact(a, b, preact, activation: str, out_dtype: torch.dtype | None) -> 
             f"activation={name!r}: {list(shape)}"
         )
     check_same_device(op, a=a, b=b, preact=preact)
-    check_out_dtype(op, out_dtype, OUTPUT_DTYPES)
+    check_out_dtype(op, out_dtype, KERNEL_DTYPES)
     return name
 
 
@@ -122,7 +109,7 @@ def _operands(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    for dtype in OPERAND_DTYPES:
+    for dtype in HALF_DTYPES:
         yield normal(5, 7).to(device, dtype), normal(7, 10).to(device, dtype)
         yield normal(7, 16).to(device, dtype).t(), normal(8, 7).to(device, dtype).t()
         yield normal(2, 3, 8).to(device, dtype), normal(2, 4, 8).to(device, dtype).mT
@@ -137,7 +124,7 @@ def gemm_samples(device: str) -> Iterator[Sample]:
         activation = list(ACTIVATIONS)[i % len(ACTIVATIONS)]
         residual = torch.ones(output_shape(a, b, activation), device=device)
         yield (a, b), {}
-        yield (a, b, bias), {"activation": activation, "out_dtype": OUTPUT_DTYPES[i % 3]}
+        yield (a, b, bias), {"activation": activation, "out_dtype": KERNEL_DTYPES[i % 3]}
         yield (a, b, bias.to(a.dtype), residual.to(a.dtype)), {"activation": activation, "beta": 0.5}
         yield (a, b, rows, residual[..., :1].expand_as(residual)), {"activation": activation, "alpha": -2.0}
         yield (a, b, None, torch.full_like(residual, torch.nan)), {"activation": activation, "beta": 0.0}
@@ -145,7 +132,7 @@ def gemm_samples(device: str) -> Iterator[Sample]:
     for i, (a, b) in enumerate(_operands(device)):
         rows = torch.linspace(1, 2, a.shape[-2]).to(device, a.dtype)[:, None]
         for activation in list(ACTIVATIONS)[i % 2 :: 2]:
-            options = {"activation": activation, "out_dtype": OUTPUT_DTYPES[i % 3], "preact": True}
+            options = {"activation": activation, "out_dtype": KERNEL_DTYPES[i % 3], "preact": True}
             yield (a, b, rows, torch.ones(output_shape(a, b, activation), device=device)), options
 
 
@@ -167,7 +154,7 @@ def gemm_dact_samples(device: str) -> Iterator[Sample]:
                 {
                     "activation": activation,
                     "bias_grad": (i + j) % 2 == 0,
-                    "out_dtype": (None, *OUTPUT_DTYPES)[(i + j) % 4],
+                    "out_dtype": (None, *KERNEL_DTYPES)[(i + j) % 4],
                     "batch_invariant": j == 3,
                 },
             )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.operands import OUTPUT_DTYPES
+from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
 from . import dropout
 from ._norm import check_backward, statistics
@@ -50,8 +50,8 @@ def samples(device: str) -> Iterator[Sample]:
     def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    for i, dtype in enumerate(OUTPUT_DTYPES):
-        other, third = OUTPUT_DTYPES[i - 1], OUTPUT_DTYPES[i - 2]
+    for i, dtype in enumerate(KERNEL_DTYPES):
+        other, third = KERNEL_DTYPES[i - 1], KERNEL_DTYPES[i - 2]
         for rows, columns in ((5, 40), (3, 1100), (9, 7), (0, 4)):
             x, grad = normal(rows, columns, dtype=dtype), normal(rows, columns, dtype=other)
             mean, rstd = statistics(x.float(), 1e-5, True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.operands import OUTPUT_DTYPES
+from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
 from . import dropout
 from ._norm import check_forward, statistics
@@ -44,8 +44,8 @@ def samples(device: str) -> Iterator[Sample]:
     def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    for i, dtype in enumerate(OUTPUT_DTYPES):
-        other, third = OUTPUT_DTYPES[i - 1], OUTPUT_DTYPES[i - 2]
+    for i, dtype in enumerate(KERNEL_DTYPES):
+        other, third = KERNEL_DTYPES[i - 1], KERNEL_DTYPES[i - 2]
         x, weight, bias = normal(5, 40, dtype=dtype), normal(40, dtype=other), normal(40, dtype=third)
         yield (x, weight, bias), {"eps": 1e-5, "centred": True, "out_dtype": dtype}
         yield (x, weight, None, normal(5, 40, dtype=third)), {"eps": 1e-6, "centred": False, "out_dtype": other}

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.operands import OUTPUT_DTYPES, check_tensor
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 
 
 def check_forward(x: Tensor, mask: Tensor | None, out_dtype: torch.dtype) -> None:
     _check_matrix("softmax_rows", "x", x)
     _check_mask("softmax_rows", mask, x)
-    if out_dtype not in OUTPUT_DTYPES:
+    if out_dtype not in KERNEL_DTYPES:
         raise TypeError(f"softmax_rows: out_dtype is {out_dtype}; accepted: float16, bfloat16, float32")
 
 
@@ -40,7 +41,7 @@ def check_backward(grad: Tensor, of: Tensor, statistics: Tensor | None, mask: Te
 
 
 def _check_matrix(name: str, argument: str, t: Tensor) -> None:
-    check_tensor(name, argument, t, OUTPUT_DTYPES)
+    check_tensor(name, argument, t, KERNEL_DTYPES)
     if t.ndim != 2 or t.shape[1] == 0 or not t.is_contiguous():
         raise ValueError(f"{name}: {argument} has shape {list(t.shape)}; accepted: contiguous [rows, columns]")
 
@@ -98,8 +99,8 @@ def _problems(device: str) -> Iterator[tuple[Tensor, Tensor | None, Tensor, torc
     def normal(*shape: int, dtype: torch.dtype) -> Tensor:
         return (2 * torch.randn(shape, generator=generator)).to(device, dtype)
 
-    for i, dtype in enumerate(OUTPUT_DTYPES):
-        other = OUTPUT_DTYPES[i - 1]
+    for i, dtype in enumerate(KERNEL_DTYPES):
+        other = KERNEL_DTYPES[i - 1]
         yield normal(5, 40, dtype=dtype), None, normal(5, 40, dtype=other), other
         if i != 1:
             mask = torch.rand(2, 1, 3, 1100, generator=generator).to(device) < 0.7

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._checks.operands import GATED
+from .._checks.activations import GATED
 from .._raw.activation_backward import check
 from . import _tiles
 from ._activations import activate_backward, swiglu_backward

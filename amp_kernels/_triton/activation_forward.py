@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._checks.operands import GATED, activated_width
+from .._checks.activations import GATED, activated_width
 from .._raw.activation_forward import check
 from . import _tiles
 from ._activations import activate, swiglu

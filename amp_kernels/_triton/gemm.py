@@ -8,7 +8,8 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .._checks.operands import GATED, check_gemm, output_shape
+from .._checks.activations import GATED
+from .._raw._product import check_gemm, output_shape
 from .._raw.gemm import check_accumulate, check_dact
 from ._autotune import GemmConfig, gemm_config
 from ._gemm_epilogue import column_sums_kernel, finish_kernel

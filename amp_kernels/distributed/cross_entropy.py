@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._checks.operands import OUTPUT_DTYPES, check_tensor
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_tensor
 from .._raw import cross_entropy_rows
 from .._sharding.local import is_dtensor, local
 from ..ops.cross_entropy import Options, check_options, denominator, once, reduced, row_factors
@@ -76,7 +77,7 @@ def vocab_parallel_cross_entropy(
         group = group or dist.group.WORLD
         start, classes = group.rank() * logits.shape[-1], group.size() * logits.shape[-1]
     target = local(target)
-    check_tensor(_OP, "logits", logits, OUTPUT_DTYPES)
+    check_tensor(_OP, "logits", logits, KERNEL_DTYPES)
     check_tensor(_OP, "target", target, (torch.int64,))
     if logits.ndim == 0 or target.shape != logits.shape[:-1] or logits.shape[-1] == 0:
         raise ValueError(

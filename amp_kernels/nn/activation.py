@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.operands import ACTIVATIONS, GATED
+from .._checks.activations import ACTIVATIONS, GATED
 from ._probe import same, values
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from .._dispatch import autocast
-from ..ops._products import is_dense
+from ..ops._tensors import is_strided
 from ..ops.linear import linear
 from ..ops.mlp import mlp
 from . import activation, conv1d
@@ -64,7 +64,7 @@ def run(modules: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
     modules = [module for module in modules if not _idle(module)]
     i = 0
     while i < len(modules):
-        first = operands(modules[i]) if i + 1 < len(modules) and isinstance(x, Tensor) and is_dense(x) else None
+        first = operands(modules[i]) if i + 1 < len(modules) and isinstance(x, Tensor) and is_strided(x) else None
         name = None if first is None else _activation(modules[i + 1])
         if name is None:
             x = modules[i](x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.modules import check_module
-from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES
 from ..ops import _main_grad
 from .embedding import Embedding
 from .linear import Linear
@@ -17,7 +17,7 @@ class AccumulateFp32:
 
     def __init__(self, weights: list[torch.nn.Parameter], others: list[torch.nn.Parameter]):
         self._weights = weights
-        self._wide = [*weights, *(p for p in others if p.dtype in OPERAND_DTYPES)]  # whose .grad is fp32
+        self._wide = [*weights, *(p for p in others if p.dtype in HALF_DTYPES)]  # whose .grad is fp32
 
     def remove(self) -> None:
         """Drop every ``main_grad``. A ``.grad`` that is there stays, in its parameter's dtype. Again: nothing happens."""
@@ -94,7 +94,7 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         weight = module.weight if _is_fused(module) else None
         if weight is None or not weight.is_leaf or not weight.requires_grad or weight.numel() == 0:
             continue
-        if weight.dtype in OUTPUT_DTYPES:
+        if weight.dtype in KERNEL_DTYPES:
             weights[id(weight)] = weight
     for key, weight in weights.items():
         _check(names.get(key, "a weight"), weight)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._checks.operands import GATED, check_activation
+from .._checks.activations import GATED, check_activation
 from ..ops.mlp import mlp
 from .fused import is_untouched
 from .linear import Linear

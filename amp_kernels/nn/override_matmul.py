@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._checks.operands import OPERAND_DTYPES
+from .._checks.lists import HALF_DTYPES
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import PLAIN
 from .._raw.gemm import gemm_op
@@ -84,7 +84,7 @@ class override_matmul(TorchDispatchMode):
     def _takes(self, *tensors: torch.Tensor) -> bool:
         a = tensors[-2]
         return (
-            a.dtype in OPERAND_DTYPES
+            a.dtype in HALF_DTYPES
             and a.device.type in self.devices
             and all(
                 type(t) in PLAIN and t.dtype == a.dtype and t.device == a.device and t.layout is torch.strided

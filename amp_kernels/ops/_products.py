@@ -1,18 +1,18 @@
-"""What the differentiable products (linear, mlp, matmul, baddbmm) share: the dtype they work in, products for forwards and
-for backwards that may themselves be recorded, and writing into ``out``."""
+"""Products of the differentiable ops (linear, mlp, matmul, baddbmm): working dtype, products in forwards and in backwards that
+may be recorded themselves, and ``out``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import torch
-from torch.autograd import forward_ad
 
-from .._checks.lists import FLOATS, names
-from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES, check_no_internal_overlap, check_same_device, check_tensor
+from .._checks.lists import FLOATS, HALF_DTYPES, names
+from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
 from .._raw.gemm import gemm_op
+from ._autograd import add_gradient
+from ._tensors import cast, like, reshaped
 
 
 def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.Tensor) -> torch.dtype:
@@ -20,82 +20,22 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
 
     As in torch.autocast, float64 is not eligible for a cast: it keeps its dtype, and mixing it with others is an error.
     """
+    if compute_dtype is not None and compute_dtype not in HALF_DTYPES:
+        raise TypeError(f"{op}: compute_dtype is {compute_dtype}; accepted: None, {names(HALF_DTYPES)}")
+    working = None
     for name, tensor in tensors.items():
         check_tensor(op, name, tensor, FLOATS)
-    check_same_device(op, **tensors)
-    if compute_dtype is not None and compute_dtype not in OPERAND_DTYPES:
-        raise TypeError(f"{op}: compute_dtype is {compute_dtype}; accepted: None, {names(OPERAND_DTYPES)}")
-    dtypes = {
-        name: t.dtype if compute_dtype is None or t.dtype == torch.float64 else compute_dtype
-        for name, t in tensors.items()
-    }
-    if len(set(dtypes.values())) > 1:
-        given = ", ".join(f"{name} is {names([t.dtype])}" for name, t in tensors.items())
-        hint = "one dtype for all" if compute_dtype is None else "float64 for all or for none"
-        raise TypeError(
-            f"{op}: {given}; accepted: {hint} (torch.autocast casts float16, bfloat16 and float32 to one dtype)"
-        )
-    return next(iter(dtypes.values()))
-
-
-def plainly_16_bit(a: torch.Tensor, b: torch.Tensor, compute_dtype: torch.dtype | None) -> bool:
-    """A quick yes to most calls: :func:`working_dtype` accepts the tensors and gives a 16-bit dtype."""
-    if compute_dtype is None:
-        right = a.dtype in OPERAND_DTYPES and b.dtype is a.dtype
-    else:
-        right = compute_dtype in OPERAND_DTYPES and a.dtype in OUTPUT_DTYPES and b.dtype in OUTPUT_DTYPES
-    return right and a.device == b.device and a.layout is b.layout is torch.strided
-
-
-def under_transform() -> bool:
-    """Whether a torch.func transform or forward-mode AD is at work.
-
-    The formulas of this package are those of reverse mode; what a raw op passes on to a transform is no tangent at all,
-    and so a derivative of zero. torch's own operations serve every transform.
-    """
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def is_dense(x: torch.Tensor) -> bool:
-    """Whether ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
-    return x.layout is torch.strided and not x.is_nested
-
-
-def sampler(device: str) -> Callable[..., torch.Tensor]:
-    """``normal(*shape, dtype=..., grad=True)``: seeded tensors for the samples of an op."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
-
-    return normal
-
-
-def flat(x: torch.Tensor) -> torch.Tensor:
-    """``[..., K]`` as ``[rows, K]``."""
-    return x if x.ndim == 2 else x.flatten(0, -2) if x.ndim > 2 else x.unsqueeze(0)
-
-
-def like(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """``[rows, N]`` with the leading dimensions of ``x``."""
-    return rows if x.ndim == 2 else reshaped(rows, (*x.shape[:-1], rows.shape[-1]))
-
-
-def reshaped(fresh: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A contiguous tensor that nobody else holds, in another shape, for a result.
-
-    Not by ``view``: autograd lets nobody write in place to a view that a Function returned. torch's own linear ends in this
-    operation, too.
-    """
-    same = fresh.ndim == len(shape) and fresh.shape == shape
-    return fresh if same else _unsafe_view(fresh, shape)
-
-
-_unsafe_view = torch.ops.aten._unsafe_view.default
-
-
-def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x if x.dtype is dtype else x.to(dtype)
+        dtype = tensor.dtype
+        if compute_dtype is not None and dtype is not torch.float64:
+            dtype = compute_dtype
+        if working is not None and dtype is not working:
+            given = ", ".join(f"{name} is {names([t.dtype])}" for name, t in tensors.items())
+            hint = "one dtype for all" if compute_dtype is None else "float64 for all or for none"
+            raise TypeError(
+                f"{op}: {given}; accepted: {hint} (torch.autocast casts float16, bfloat16 and float32 to one dtype)"
+            )
+        working = dtype
+    return working
 
 
 def gemm_options(
@@ -189,43 +129,40 @@ class Matmul(torch.autograd.Function):
         return out, a16 if needs_b and a16 is not a else None, b16 if needs_a and b16 is not b else None
 
     @staticmethod
-    def backward(ctx, grad, grad_a16, grad_b16):
-        a, b = ctx.saved_tensors
-        (a_shape, b_shape), (a_dtype, b_dtype, compute_dtype) = ctx.shapes, ctx.dtypes
-        grad_a = grad_b = None
-        if grad is not None:
-            grad = grad.to(compute_dtype)
-            if ctx.needs_input_grad[0]:
-                grad_a = reduced_product(grad, b.mT, a_shape, a_dtype, *ctx.options)
-            if ctx.needs_input_grad[1]:
-                if len(b_shape) == 2 and grad.ndim > 2:
-                    a, grad = a.flatten(0, -2), grad.flatten(0, -2)
-                grad_b = reduced_product(a.mT, grad, b_shape, b_dtype, *ctx.options)
-        return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None, None, None
+    def backward(ctx, *grads):
+        gradients = _matmul_gradients(
+            grads, ctx.saved_tensors, ctx.needs_input_grad, ctx.dtypes, ctx.shapes, *ctx.options
+        )
+        return *gradients, None, None, None, None
 
 
-def _backward_of_node(grads, saved, needs_input_grad, dtypes, a_shape, compute_dtype, activation):
-    """The backward of :class:`Matmul` for a node in C++, whose ``b`` is a matrix."""
-    grad, _, grad_a16, grad_b16 = grads
-    a16, b16, _, _ = saved
-    ctx = SimpleNamespace(
-        saved_tensors=(a16, b16),
-        shapes=(a_shape, None if grad is None else torch.Size((a_shape[-1], grad.shape[-1]))),
-        dtypes=(*dtypes, compute_dtype),
-        needs_input_grad=needs_input_grad,
-        options=(1.0, False),
+def _matmul_gradients(grads, saved, needs_input_grad, dtypes, shapes, alpha=1.0, batch_invariant=False):
+    """The gradients of a and b. ``grads`` are those of the result and of the 16-bit copies of a and b, ``dtypes`` those of a and
+    b and the compute dtype."""
+    grad, grad_a16, grad_b16 = grads
+    (a, b), (a_shape, b_shape), (a_dtype, b_dtype, compute_dtype) = saved, shapes, dtypes
+    grad_a = grad_b = None
+    if grad is not None:
+        grad = grad.to(compute_dtype)
+        if needs_input_grad[0]:
+            grad_a = reduced_product(grad, b.mT, a_shape, a_dtype, alpha, batch_invariant)
+        if needs_input_grad[1]:
+            if len(b_shape) == 2 and grad.ndim > 2:
+                a, grad = a.flatten(0, -2), grad.flatten(0, -2)
+            grad_b = reduced_product(a.mT, grad, b_shape, b_dtype, alpha, batch_invariant)
+    return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype)
+
+
+def _node_gradients(grads, saved, needs_input_grad, dtypes, a_shape, compute_dtype, activation):
+    """:func:`_matmul_gradients` for a node in C++, whose ``b`` is a matrix."""
+    grad, _, *grads16 = grads
+    b_shape = None if grad is None else torch.Size((a_shape[-1], grad.shape[-1]))
+    return _matmul_gradients(
+        (grad, *grads16), saved[:2], needs_input_grad, (*dtypes, compute_dtype), (a_shape, b_shape)
     )
-    return Matmul.backward(ctx, grad, grad_a16, grad_b16)[:2]
 
 
-nodes.FORMULAS["matmul"] = _backward_of_node
-
-
-def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Adds what reached an operand through its 16-bit ``copy``: nothing, unless a backward was differentiated."""
-    if copy is None:
-        return total
-    return copy.to(dtype) if total is None else total + copy.to(dtype)
+nodes.FORMULAS["matmul"] = _node_gradients
 
 
 def reduced_product(

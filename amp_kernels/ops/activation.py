@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks.activations import ACTIVATIONS
 from .._checks.lists import FLOATS
-from .._checks.operands import ACTIVATIONS
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import activation_backward, activation_forward
 from .._sharding.dtensor import by_rows, is_dtensor
-from ._products import is_dense, under_transform
+from ._autograd import under_transform
+from ._tensors import is_strided
 from .linear import gradient_dtype
 
 
@@ -86,7 +87,7 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate is {approximate!r}; accepted: 'none', 'tanh'")
-    if not is_dense(input):
+    if not is_strided(input):
         return F.gelu(input, approximate=approximate)
     return _call(input, "gelu_tanh" if approximate == "tanh" else "gelu")
 
@@ -100,7 +101,7 @@ def silu(input: Tensor) -> Tensor:
         >>> ak.silu(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float16))
         tensor([-0.2690,  0.0000,  0.7310], dtype=torch.float16)
     """
-    return _call(input, "silu") if is_dense(input) else F.silu(input)
+    return _call(input, "silu") if is_strided(input) else F.silu(input)
 
 
 def swiglu(input: Tensor) -> Tensor:

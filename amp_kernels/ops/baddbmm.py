@@ -12,21 +12,14 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
-from ._products import (
-    add_gradient,
-    added_product,
-    cast,
-    reduced_product,
-    sampler,
-    under_transform,
-    working_dtype,
-    write_out,
-)
+from ._autograd import add_gradient, under_transform
+from ._products import added_product, reduced_product, working_dtype, write_out
+from ._tensors import cast, sampler
 
 
 class _Baddbmm(torch.autograd.Function):
@@ -68,7 +61,7 @@ def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_inva
     name = "baddbmm" if a.ndim == 3 else "addmm"
     dtype = working_dtype(name, compute_dtype, a=a, b=b)
     _check(name, input, a, b, dtype, compute_dtype is not None)
-    if dtype not in OPERAND_DTYPES or under_transform():
+    if dtype not in HALF_DTYPES or under_transform():
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
         return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
     if torch.is_grad_enabled() and (input.requires_grad or a.requires_grad or b.requires_grad):
@@ -77,8 +70,8 @@ def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_inva
 
 
 def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
-    narrow = dtype in OPERAND_DTYPES
-    wide = OUTPUT_DTYPES if autocast else (dtype, torch.float32)
+    narrow = dtype in HALF_DTYPES
+    wide = KERNEL_DTYPES if autocast else (dtype, torch.float32)
     check_tensor(name, "input", input, wide if narrow else (dtype,))
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(
@@ -102,7 +95,7 @@ def samples(device: str) -> Iterator[Sample]:
         a, b = normal(2, 3, 5, dtype=dtype), normal(2, 5, 4, dtype=dtype)
         yield (normal(2, 3, 4, dtype=dtype), a, b), {"beta": 0.5, "alpha": -2.0}
         yield (normal(4, dtype=dtype, grad=False), a[0].detach(), b[0].detach()), {}
-    for dtype in OPERAND_DTYPES:
+    for dtype in HALF_DTYPES:
         a, b = normal(2, 3, 5, dtype=torch.float32), normal(2, 5, 4, dtype=torch.float32)
         yield (normal(3, 1, dtype=torch.float32), a, b), {"compute_dtype": dtype, "batch_invariant": True}
         yield (torch.full((4,), torch.nan, device=device), a, b), {"compute_dtype": dtype, "beta": 0.0}

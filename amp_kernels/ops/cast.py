@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._checks import lists
-from .._checks.operands import OUTPUT_DTYPES
+from .._checks.lists import KERNEL_DTYPES
 from .._dispatch import nodes
 from .._dispatch.library import PLAIN, Sample, define
 from .._raw._stochastic import round_stochastic, rounding_bits
@@ -35,14 +35,14 @@ def samples(device: str) -> Iterator[Sample]:
         destinations = [torch.zeros(s, dtype=d, device=device) for d, _ in pairs for s in shapes]
         return (destinations, sources), options
 
-    pairs = [(to, of) for to in OUTPUT_DTYPES for of in OUTPUT_DTYPES]
+    pairs = [(to, of) for to in KERNEL_DTYPES for of in KERNEL_DTYPES]
     yield call(pairs)
     yield call(pairs, seed=2**40 + 3)
     yield call(pairs[:3], seed=5, step=torch.tensor(7.0, device=device))
     transposed = torch.randn(8, 6, generator=generator).to(device).t()
     yield ([torch.zeros(8, 6, dtype=torch.bfloat16, device=device).t()], [transposed]), {"seed": 1}
     extremes = torch.tensor([65519.0, 65520.0, 1e-7, -(2.0**-25), 3.4e38, -torch.inf, 0.0, -0.0], device=device)
-    yield ([torch.ones(8, dtype=d, device=device) for d in OUTPUT_DTYPES], [extremes] * 3), {}
+    yield ([torch.ones(8, dtype=d, device=device) for d in KERNEL_DTYPES], [extremes] * 3), {}
 
 
 op = define(
@@ -61,8 +61,8 @@ def _plainly_right(destinations: Sequence[Tensor], sources: Sequence[Tensor]) ->
         type(d) in PLAIN
         and type(s) in PLAIN
         and d.layout is s.layout is torch.strided
-        and d.dtype in OUTPUT_DTYPES
-        and s.dtype in OUTPUT_DTYPES
+        and d.dtype in KERNEL_DTYPES
+        and s.dtype in KERNEL_DTYPES
         and d.is_contiguous()
         and s.is_contiguous()
         and d.shape == s.shape
@@ -73,7 +73,7 @@ def _plainly_right(destinations: Sequence[Tensor], sources: Sequence[Tensor]) ->
 
 def _check(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     for name, tensors in (("destinations", destinations), ("sources", sources)):
-        lists.check_list("cast_", name, tensors, OUTPUT_DTYPES)
+        lists.check_list("cast_", name, tensors, KERNEL_DTYPES)
     if len(sources) != len(destinations):
         raise ValueError(f"cast_: there are {len(destinations)} destinations and {len(sources)} sources")
     for i, (destination, source) in enumerate(zip(destinations, sources, strict=True)):

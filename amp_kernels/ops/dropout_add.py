@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import FLOATS, KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import dropout
 from .._raw._norm import check_like, check_rate
-from ._products import under_transform
+from ._autograd import under_transform
 from .linear import gradient_dtype
 
 
@@ -91,7 +91,7 @@ def dropout_add(x: Tensor, residual: Tensor, p: float = 0.5, training: bool = Tr
     """
     name = "dropout_add"
     check_tensor(name, "x", x, FLOATS)
-    dtypes = (torch.float64,) if x.dtype == torch.float64 else OUTPUT_DTYPES
+    dtypes = (torch.float64,) if x.dtype == torch.float64 else KERNEL_DTYPES
     check_like(name, "residual", residual, x.shape, dtypes)
     check_same_device(name, x=x, residual=residual)
     check_rate(name, "p", p)

@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import FLOATS, KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import embedding_accumulate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
-from ._products import is_dense, under_transform
+from ._autograd import under_transform
+from ._tensors import is_strided
 from .linear import gradient_dtype
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -65,7 +66,7 @@ def _embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_gra
     check_same_device("embedding", input=indices, weight=weight)
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}; accepted: [num_embeddings, embedding_dim]")
-    if not weight.requires_grad or weight.dtype not in OUTPUT_DTYPES or under_transform():
+    if not weight.requires_grad or weight.dtype not in KERNEL_DTYPES or under_transform():
         return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq)
     return _Embedding.apply(weight, indices, padding_idx, scale_grad_by_freq)
 
@@ -131,7 +132,7 @@ def embedding(
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx is {padding_idx}; accepted: None, {-rows} to {rows - 1}")
-    if sparse or not is_dense(weight) or not is_dense(input):
+    if sparse or not is_strided(weight) or not is_strided(input):
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if is_dtensor(input):
         cut = is_dtensor(weight) and not all(placed.is_replicate() for placed in weight.placements)

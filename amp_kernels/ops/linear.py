@@ -13,24 +13,15 @@ bits and all sums in fp32: ``dz = grad * activation'(z)``; ``dx = dz @ weight`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
-from .._checks.lists import FLOATS
-from .._checks.operands import (
-    ACTIVATIONS,
-    GATED,
-    OPERAND_DTYPES,
-    check_activation,
-    check_bias,
-    check_gated_width,
-    check_same_device,
-    check_tensor,
-    readable_bias,
-)
+from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
+from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.operands import check_bias, check_same_device, check_tensor, readable_bias
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
@@ -39,20 +30,10 @@ from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_op
 from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
-from ._products import (
-    add_gradient,
-    cast,
-    differentiable_product,
-    flat,
-    gemm_options,
-    is_dense,
-    like,
-    plainly_16_bit,
-    sampler,
-    under_transform,
-    working_dtype,
-)
+from ._autograd import add_gradient, under_transform
+from ._products import differentiable_product, gemm_options, working_dtype
 from ._shadows import fresh_shadow, shadows_exist
+from ._tensors import cast, flat, is_strided, like, sampler
 
 
 class _Linear(torch.autograd.Function):
@@ -95,57 +76,69 @@ class _Linear(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx, grad, grad_preact, grad_x16, grad_weight16):
-        x16, weight16, preact, weight = ctx.saved_tensors
-        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        if weight is not None and torch.is_grad_enabled():
-            weight16 = weight.to(weight16.dtype)
-        dz = preactivation_gradient(ctx.activation, grad, grad_preact, preact)
-        grad_x = grad_weight = grad_bias = None
-        if dz is not None:
-            dz = flat(dz)
-            if needs_x:
-                grad_x = differentiable_product(dz, weight16, x_dtype, 1.0, ctx.batch_invariant)
-                grad_x = grad_x if len(ctx.x_shape) == 2 else grad_x.view(ctx.x_shape)
-            if needs_weight:
-                grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype)
-            if needs_bias:
-                grad_bias = cast(column_sums(dz), bias_dtype)
-        if grad_x16 is not None:
-            grad_x = add_gradient(grad_x, grad_x16, x_dtype)
-        if grad_weight16 is not None:
-            grad_weight = add_gradient(grad_weight, grad_weight16, weight_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+    def backward(ctx, *grads):
+        gradients = _gradients(
+            grads,
+            ctx.saved_tensors,
+            ctx.needs_input_grad,
+            ctx.dtypes,
+            ctx.x_shape,
+            ctx.activation,
+            ctx.batch_invariant,
+            functools.partial(_main_grad.accumulate, ctx, 1),
+        )
+        return *gradients, None, None, None, None
 
 
-def _backward_of_node(grads, saved, needs_input_grad, dtypes, x_shape, compute_dtype, activation):
-    """The backward of :class:`_Linear` for a node in C++."""
-    ctx = SimpleNamespace(
-        saved_tensors=saved,
-        dtypes=(*dtypes, None)[:3],
-        needs_input_grad=(*needs_input_grad, False)[:3],
-        next_functions=((None, 0),) * 3,
-        x_shape=x_shape,
-        activation=activation,
-        batch_invariant=False,
-    )
-    return _Linear.backward(ctx, *grads)[: len(dtypes)]
+def _gradients(
+    grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=False, accumulate=None
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`_Linear`."""
+    grad, grad_preact, grad_x16, grad_weight16 = grads
+    x16, weight16, preact, weight = saved
+    x_dtype, weight_dtype, bias_dtype = dtypes
+    needs_x, needs_weight, needs_bias = needs_input_grad[:3]
+    if weight is not None and torch.is_grad_enabled():
+        weight16 = weight.to(weight16.dtype)
+    dz = preactivation_gradient(activation, grad, grad_preact, preact)
+    grad_x = grad_weight = grad_bias = None
+    if dz is not None:
+        dz = flat(dz)
+        if needs_x:
+            grad_x = differentiable_product(dz, weight16, x_dtype, 1.0, batch_invariant)
+            grad_x = grad_x if len(x_shape) == 2 else grad_x.view(x_shape)
+        if needs_weight:
+            grad_weight = weight_gradient(accumulate, dz, flat(x16), weight_dtype)
+        if needs_bias:
+            grad_bias = cast(column_sums(dz), bias_dtype)
+    return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
 
-nodes.FORMULAS["linear"] = _backward_of_node
+def _node_gradients(grads, saved, needs_input_grad, dtypes, x_shape, compute_dtype, activation):
+    """:func:`_gradients` for a node in C++, whose inputs are two or three."""
+    inputs = len(dtypes)
+    needs_input_grad, dtypes = (*needs_input_grad, False)[:3], (*dtypes, None)[:3]
+    return _gradients(grads, saved, needs_input_grad, dtypes, x_shape, activation)[:inputs]
+
+
+nodes.FORMULAS["linear"] = _node_gradients
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
     """The dtype in which a gradient is wanted: the tensor's own, unless it is a leaf that asks for another one."""
-    wide = parameter.dtype not in OPERAND_DTYPES or not parameter.is_leaf
+    wide = parameter.dtype not in HALF_DTYPES or not parameter.is_leaf
     return parameter.dtype if wide else parameter.grad_dtype or parameter.dtype
 
 
-def weight_gradient(ctx, position: int, dz: torch.Tensor, x: torch.Tensor, weight_dtype: torch.dtype) -> torch.Tensor:
-    """``dz^T @ x`` for the weight that is input number ``position`` of the node ``ctx``: into its ``main_grad`` where it
-    has one, otherwise rounded once."""
-    rest = _main_grad.accumulate(ctx, position, dz, x)
+def weight_gradient(
+    accumulate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] | None,
+    dz: torch.Tensor,
+    x: torch.Tensor,
+    weight_dtype: torch.dtype,
+) -> torch.Tensor:
+    """``dz^T @ x``, rounded once. ``accumulate(dz, x)`` adds it to the weight's ``main_grad`` instead, or returns ``None`` where
+    the weight has none."""
+    rest = None if accumulate is None else accumulate(dz, x)
     return differentiable_product(dz.t(), x, weight_dtype) if rest is None else rest
 
 
@@ -163,11 +156,9 @@ def preactivation_gradient(
 
 
 def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=False):
-    if not _plainly_right(x, weight, bias, shadow, activation, compute_dtype):
-        dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
-        _check(x, weight, bias, shadow, dtype, compute_dtype is not None, activation)
-    dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else x.dtype
-    if dtype not in OPERAND_DTYPES:
+    dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
+    _check(x, weight, bias, shadow, dtype, compute_dtype is not None, activation)
+    if dtype not in HALF_DTYPES:
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
     if under_transform():
         bias = None if bias is None else bias.to(dtype)
@@ -182,25 +173,6 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     if activation != "none":
         options["activation"] = activation
     return like(x, gemm_op(x16, weight16.t(), readable_bias(bias, dtype), **options)[0])
-
-
-def _plainly_right(x, weight, bias, shadow, activation: str, compute_dtype: torch.dtype | None) -> bool:
-    """A quick yes to the commonest calls: everything that :func:`_check` asks, in as few questions as possible."""
-    dtype = compute_dtype or x.dtype
-    shape = weight.shape
-    return (
-        plainly_16_bit(x, weight, compute_dtype)
-        and shadow is None
-        and (
-            bias is None
-            or (bias.shape == shape[:1] and bias.dtype in (torch.float32, dtype) and bias.device == x.device)
-        )
-        and len(shape) == 2
-        and x.ndim > 0
-        and x.shape[-1] == shape[1]
-        and activation in ACTIVATIONS
-        and activation not in GATED
-    )
 
 
 def _check(x, weight, bias, shadow, dtype: torch.dtype, autocast: bool, activation: str) -> None:
@@ -219,7 +191,7 @@ def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.
     if shadow is None:
         return
     check_tensor(op, name, shadow, (dtype,))
-    if shadow.shape != weight.shape or dtype not in OPERAND_DTYPES:
+    if shadow.shape != weight.shape or dtype not in HALF_DTYPES:
         raise ValueError(
             f"{op}: {name} has shape {list(shadow.shape)} and dtype {shadow.dtype}; accepted: a float16 or "
             f"bfloat16 copy of the weight, {list(weight.shape)}"
@@ -236,7 +208,7 @@ def samples(device: str) -> Iterator[Sample]:
                 (normal(2, 4, 5, dtype=dtype), normal(6, 5, dtype=dtype), normal(6, dtype=dtype)),
                 {"activation": activation},
             )
-    for dtype in OPERAND_DTYPES:
+    for dtype in HALF_DTYPES:
         x, weight, bias = (normal(*shape, dtype=torch.float32) for shape in ((4, 5), (3, 5), (3,)))
         yield (x, weight, bias), {"activation": "gelu", "compute_dtype": dtype}
         yield (x, weight, None, weight.detach().to(dtype)), {"activation": "silu", "compute_dtype": dtype}
@@ -323,7 +295,7 @@ def linear(
     activation = check_activation("linear", activation)
     if is_dtensor(x) or is_dtensor(weight):
         return _of_dtensors(x, weight, bias, activation)
-    if not is_dense(x):
+    if not is_strided(x):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
     invariant = is_batch_invariant()
     if autocast.eager(x, weight):
@@ -335,7 +307,7 @@ def linear(
 
 def _of_dtensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
     """``linear`` of each rank's piece in 16 bits; torch's own in others."""
-    if (autocast.dtype_on(x.device.type) or x.dtype) not in OPERAND_DTYPES or x.dtype == torch.float64:
+    if (autocast.dtype_on(x.device.type) or x.dtype) not in HALF_DTYPES or x.dtype == torch.float64:
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
     own = "none" if _needs_others(weight, activation) else activation
     out = of_weight("linear", lambda *pieces: linear(*pieces, activation=own), x, weight, bias)

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OPERAND_DTYPES, check_bias, check_same_device, readable_bias
+from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.operands import check_bias, check_same_device, readable_bias
 from .._dispatch import autocast
 from .._dispatch.library import Sample, define
 from .._raw import cross_entropy_rows
@@ -31,8 +31,10 @@ from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_accumulate_op, gemm_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
-from ._products import cast, gemm_options, reshaped, under_transform, working_dtype
+from ._autograd import under_transform
+from ._products import gemm_options, working_dtype
 from ._shadows import fresh_shadow
+from ._tensors import cast, reshaped
 from .cross_entropy import (
     Options,
     check_options,
@@ -53,7 +55,7 @@ class _Head:
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int):
         self.x, self.weight, self.chunk = x, weight, chunk
-        self.half = x.dtype in OPERAND_DTYPES
+        self.half = x.dtype in HALF_DTYPES
         self.bias = readable_bias(bias, x.dtype) if self.half else bias
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -82,7 +84,7 @@ class _Head:
 def default_chunk(rows: int, dtype: torch.dtype, device_type: str) -> int:
     """Rows of a chunk. Tensor Cores take twice the memory for it: there the fp32 gradient of the weight, which each chunk
     reads and writes, is what chunks cost (docs/predictions.md)."""
-    least, chunks = (2048, 4) if dtype in OPERAND_DTYPES and device_type != "cpu" else (1024, 8)
+    least, chunks = (2048, 4) if dtype in HALF_DTYPES and device_type != "cpu" else (1024, 8)
     return max(least, -(-rows // chunks))
 
 
@@ -258,7 +260,7 @@ def samples(device: str) -> Iterator[Sample]:
         args = normal(2, 3, 4, dtype=dtype), normal(5, 4, dtype=dtype), target, normal(5, dtype=dtype), weight
         yield args, {"chunk_size": 2, "label_smoothing": 0.1, "z_loss": 0.01}
         yield args, {"chunk_size": 5, "reduction": "none"}
-    for dtype in OPERAND_DTYPES:
+    for dtype in HALF_DTYPES:
         x, w = normal(6, 4, dtype=torch.float32), normal(5, 4, dtype=torch.float32)
         soft = normal(6, 5, dtype=torch.float32, grad=False).softmax(1)
         yield (x, w, soft), {"compute_dtype": dtype, "reduction": "sum"}
@@ -320,7 +322,8 @@ def linear_cross_entropy(
 
     The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
     (:func:`amp_kernels.nn.accumulate_fp32`). ``reduction="none"`` takes a fourth GEMM, as do class weights, probabilities
-    and a ``z_loss`` above 2^-12 in fp16. Not differentiable twice, but in float64.
+    and a ``z_loss`` above 2^-12 in fp16. Where the incoming gradient of the loss is no power of two, the input's gradient is
+    rounded twice, as in :func:`amp_kernels.cross_entropy`; in fp16 once. Not differentiable twice, but in float64.
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.

@@ -15,35 +15,24 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OPERAND_DTYPES, OUTPUT_DTYPES, check_out_dtype
+from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.operands import check_out_dtype, check_same_device
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from .._sharding.dtensor import is_dtensor
-from ._products import (
-    Matmul,
-    cast,
-    plainly_16_bit,
-    product,
-    reshaped,
-    sampler,
-    under_transform,
-    working_dtype,
-    write_out,
-)
+from ._autograd import under_transform
+from ._products import Matmul, product, working_dtype, write_out
+from ._tensors import cast, reshaped, sampler
 
 
 def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
-    if plainly_16_bit(a, b, compute_dtype) and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]:
-        dtype = compute_dtype or a.dtype
-    else:
-        dtype = working_dtype("matmul", compute_dtype, a=a, b=b)
-        _check_shapes(a, b)
-    if dtype not in OPERAND_DTYPES:
+    dtype = working_dtype("matmul", compute_dtype, a=a, b=b)
+    _check_shapes(a, b)
+    if dtype not in HALF_DTYPES:
         check_out_dtype("matmul", out_dtype, (dtype,))
         return torch.matmul(a, b)
-    check_out_dtype("matmul", out_dtype, OUTPUT_DTYPES)
+    check_out_dtype("matmul", out_dtype, KERNEL_DTYPES)
     out_dtype = out_dtype or dtype
     if under_transform():
         wide = dtype if out_dtype == dtype else torch.float32
@@ -62,12 +51,15 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
 
 
 def _check_shapes(a: torch.Tensor, b: torch.Tensor) -> None:
+    check_same_device("matmul", a=a, b=b)
     shapes = f"matmul: a has shape {list(a.shape)} and b {list(b.shape)}"
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(f"{shapes}; accepted: at least one dimension each")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise ValueError(f"{shapes}; a has {a.shape[-1]} columns but b has {inner} rows")
+    if a.ndim <= 2 or b.ndim <= 2:
+        return
     try:
         torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError as error:
@@ -80,7 +72,7 @@ def samples(device: str) -> Iterator[Sample]:
     for dtype in FLOATS:
         yield (normal(3, 5, dtype=dtype, grad=False), normal(5, 4, dtype=dtype, grad=False)), {}
         yield (normal(2, 3, 5, dtype=dtype), normal(5, 4, dtype=dtype)), {}
-    for dtype in OPERAND_DTYPES:
+    for dtype in HALF_DTYPES:
         yield (normal(5, dtype=dtype, grad=False), normal(5, dtype=dtype, grad=False)), {"out_dtype": torch.float32}
         yield (normal(2, 1, 3, 5, dtype=dtype), normal(4, 5, 2, dtype=dtype)), {"out_dtype": torch.float32}
         yield (normal(3, 5, dtype=torch.float32), normal(2, 5, 4, dtype=dtype, grad=False)), {"compute_dtype": dtype}
@@ -142,7 +134,7 @@ def matmul(
         raise TypeError(
             f"matmul: out_dtype is {out_dtype} but out has dtype {out.dtype}; accepted: one of them, or the same"
         )
-    accepted = OUTPUT_DTYPES if dtype in OPERAND_DTYPES else (dtype,)
+    accepted = KERNEL_DTYPES if dtype in HALF_DTYPES else (dtype,)
     return write_out(
         "matmul", out, accepted, lambda: op(a, b, out_dtype=out.dtype, batch_invariant=invariant), a=a, b=b
     )

@@ -11,23 +11,15 @@ and the weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
-from .._checks.lists import FLOATS
-from .._checks.operands import (
-    ACTIVATIONS,
-    GATED,
-    OPERAND_DTYPES,
-    activated_width,
-    check_activation,
-    check_bias,
-    check_gated_width,
-    check_same_device,
-    readable_bias,
-)
+from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width
+from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.operands import check_bias, check_same_device, readable_bias
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
@@ -36,18 +28,10 @@ from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_dact_op, gemm_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
-from ._products import (
-    add_gradient,
-    cast,
-    differentiable_product,
-    flat,
-    gemm_options,
-    like,
-    sampler,
-    under_transform,
-    working_dtype,
-)
+from ._autograd import add_gradient, under_transform
+from ._products import differentiable_product, gemm_options, working_dtype
 from ._shadows import fresh_shadow
+from ._tensors import cast, flat, like, sampler
 from .linear import check_shadow, gradient_dtype, linear, weight_gradient
 
 
@@ -106,7 +90,7 @@ class _Mlp(torch.autograd.Function):
             dy = flat(grad)
             if needs_w2:
                 position = 2 if b1_dtype is None else 3
-                grad_w2 = weight_gradient(ctx, position, dy, h, w2_dtype)
+                grad_w2 = weight_gradient(functools.partial(_main_grad.accumulate, ctx, position), dy, h, w2_dtype)
             if needs_b2:
                 grad_b2 = cast(column_sums(dy), b2_dtype)
         if z is not None:
@@ -115,7 +99,7 @@ class _Mlp(torch.autograd.Function):
             if needs_x:
                 grad_x = differentiable_product(dz, w1_16, x_dtype, batch_invariant=batch_invariant).view(ctx.x_shape)
             if needs_w1:
-                grad_w1 = weight_gradient(ctx, 1, dz, flat(x16), w1_dtype)
+                grad_w1 = weight_gradient(functools.partial(_main_grad.accumulate, ctx, 1), dz, flat(x16), w1_dtype)
             if needs_b1:
                 grad_b1 = cast(sums, b1_dtype)
         grad_x = add_gradient(grad_x, grad_x16, x_dtype)
@@ -154,7 +138,7 @@ def _mlp(
 ):
     dtype = working_dtype("mlp", compute_dtype, x=x, weight1=w1, weight2=w2)
     _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype, compute_dtype is not None, activation)
-    if dtype not in OPERAND_DTYPES:
+    if dtype not in HALF_DTYPES:
         return F.linear(ACTIVATIONS[activation](F.linear(x, w1, b1)), w2, b2)
     if under_transform():
         b1, b2 = (None if b is None else b.to(dtype) for b in (b1, b2))
@@ -195,7 +179,7 @@ def samples(device: str) -> Iterator[Sample]:
     for dtype in FLOATS:
         for activation in ("gelu", "swiglu"):
             yield problem(activation, dtype), {"activation": activation}
-    for dtype, activation in zip(OPERAND_DTYPES, ("swiglu", "relu"), strict=True):
+    for dtype, activation in zip(HALF_DTYPES, ("swiglu", "relu"), strict=True):
         x, w1, b1, w2, _ = problem(activation, torch.float32)
         options = {"activation": activation, "compute_dtype": dtype}
         yield (x, w1, None, w2), options

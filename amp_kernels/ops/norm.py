@@ -18,14 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import FLOATS, KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define
 from .._raw import dropout, norm_backward, norm_forward
 from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
-from ._products import cast, is_dense, reshaped, under_transform
+from ._autograd import under_transform
+from ._tensors import cast, is_strided, reshaped
 from .dropout_add import Dropout
 from .linear import gradient_dtype
 
@@ -91,7 +92,7 @@ def _backward(
     """The gradients of the sum, of weight and bias, and that of the branch where it is not the sum's."""
     columns = math.prod(x.shape[-dimensions:])
     _, needs_weight, needs_bias, _ = needs
-    if branch_dtype not in OUTPUT_DTYPES or (seed is None and branch_dtype == x.dtype):
+    if branch_dtype not in KERNEL_DTYPES or (seed is None and branch_dtype == x.dtype):
         seed, dropout_p, branch_dtype = None, 0.0, None
     grad_x, sums, of_branch = norm_backward.op(
         grad.reshape(-1, columns),
@@ -186,7 +187,7 @@ def _check(name: str, x, shape: tuple[int, ...], weight, bias, residual) -> None
         raise ValueError(
             f"{name}: normalized_shape is {list(shape)} and x has shape {list(x.shape)}; accepted: the last dimensions of x"
         )
-    dtypes = FLOATS if x.dtype == torch.float64 else OUTPUT_DTYPES
+    dtypes = FLOATS if x.dtype == torch.float64 else KERNEL_DTYPES
     check_like(name, "weight", weight, shape, dtypes)
     check_like(name, "bias", bias, shape, dtypes)
     check_like(name, "residual", residual, x.shape, (x.dtype,) if x.dtype == torch.float64 else dtypes)
@@ -229,7 +230,7 @@ autocast.lower_precision(op)
 def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool, dropout_p: float):
     name = "layer_norm" if centred else "rms_norm"
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-    if residual is None and not is_dense(x):
+    if residual is None and not is_strided(x):
         return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
     options = {"eps": eps, "centred": centred}
     seed = None

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.lists import FLOATS
-from .._checks.operands import OUTPUT_DTYPES, check_same_device, check_tensor
+from .._checks.lists import FLOATS, KERNEL_DTYPES
+from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define
 from .._raw import softmax_rows
 from .._sharding.dtensor import by_rows, is_dtensor
-from ._products import is_dense, reshaped, under_transform
+from ._autograd import under_transform
+from ._tensors import is_strided, reshaped
 
 
 class _Softmax(torch.autograd.Function):
@@ -163,13 +164,13 @@ autocast.lower_precision(op)
 
 def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch.dtype | None, log: bool) -> Tensor:
     name = "log_softmax" if log else "softmax"
-    if not is_dense(input) or not input.is_floating_point():
+    if not is_strided(input) or not input.is_floating_point():
         if mask is not None or safe:
             raise TypeError(f"{name}: input is {input.layout} {input.dtype}; accepted with mask or safe: dense floats")
         return torch.log_softmax(input, dim, dtype) if log else torch.softmax(input, dim, dtype)
     if not -max(input.ndim, 1) <= dim < max(input.ndim, 1):
         raise IndexError(f"{name}: dim is {dim}; accepted: {-input.ndim} to {input.ndim - 1}")
-    if dtype is not None and dtype not in OUTPUT_DTYPES:
+    if dtype is not None and dtype not in KERNEL_DTYPES:
         input, dtype = input.to(dtype), None
     options = {"log": log, "safe": safe}
     if autocast.eager(input):

@@ -29,7 +29,7 @@ import math
 
 import torch
 
-from .._checks.operands import ACTIVATIONS, GATED, halves
+from .._checks.activations import ACTIVATIONS, GATED, halves
 from .._dispatch import cpu_isa
 
 #: Half an ulp relative to the result, and half the smallest subnormal.

@@ -2,7 +2,7 @@
 
 One process imports torch and forks the ranks, which costs a fraction of starting each. A case is a function of a test's
 file, which every rank imports by the name that it has from the root of the tests on. Nothing can hang a test: the wait for
-a case ends after its timeout, and so does every collective in it.
+a case ends after PATIENCE, and every collective in it after twice as long.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .patience import PATIENCE
 
 _PRELOADED = (
     "amp_kernels",
@@ -78,23 +80,22 @@ class Ranks:
         self._forks = 0
         self._worlds: dict[int, dict[int, tuple[int, Connection]]] = {}  # by size: process and connection of each rank
 
-    def run(self, work: Callable[..., Any], *args: Any, world: int = 4, timeout: float = 60.0) -> list[Any]:
+    def run(self, work: Callable[..., Any], *args: Any, world: int = 4) -> list[Any]:
         """Call ``work(*args)`` on each rank; what each returned.
 
         Args:
             work: a function at the top of a file.
             world: number of ranks.
-            timeout: seconds.
 
         Raises:
             AssertionError: a rank failed; the message has the tracebacks.
         """
-        found = self.outcomes(work, *args, world=world, timeout=timeout)
+        found = self.outcomes(work, *args, world=world)
         failed = [f"rank {rank}:\n{it.text}" for rank, it in enumerate(found) if isinstance(it, Failure)]
         assert not failed, "\n".join(failed)
         return found
 
-    def outcomes(self, work: Callable[..., Any], *args: Any, world: int = 4, timeout: float = 60.0) -> list[Any]:
+    def outcomes(self, work: Callable[..., Any], *args: Any, world: int = 4) -> list[Any]:
         """As :meth:`run`, with a :class:`Failure` for each rank that failed."""
         if world not in self._worlds:
             self._worlds[world] = self._fork(world)
@@ -102,7 +103,7 @@ class Ranks:
         connections = [connection for _, connection in self._worlds[world].values()]
         for connection in connections:
             connection.send((str(root), work.__module__, work.__qualname__, args))
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE
         found = [_receive(connection, deadline - time.monotonic()) for connection in connections]
         if any(isinstance(it, Failure) for it in found):
             self._end(world)
@@ -116,7 +117,7 @@ class Ranks:
             command = [*_SWITCHED, *command] if self._hosts else command
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         with Listener(path) as listener:
-            listener._listener._socket.settimeout(120)  # ranks that cannot start must not hang the test
+            listener._listener._socket.settimeout(PATIENCE)  # ranks that cannot start must not hang the test
             self._process.stdin.write(f"{world} {path}\n")
             self._process.stdin.flush()
             arrived = [listener.accept() for _ in range(world)]
@@ -152,7 +153,7 @@ def _receive(connection: Connection, seconds: float) -> Any:
 
 def _be_a_rank(rank: int, world: int, path: str) -> None:
     """Take cases until the test is gone, or one fails: that closes the sockets for which the others may wait."""
-    limit = datetime.timedelta(seconds=60)
+    limit = datetime.timedelta(seconds=2 * PATIENCE)  # a test hears of a hang before that ends it
     with Client(path) as connection:
         connection.send((rank, os.getpid()))
         dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=world, timeout=limit)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
 from bench import measured, tiles
 from bench.gemm_shapes import Shape
 from bench.tiles import Choice, Product
@@ -26,7 +27,7 @@ def program(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("tiles") / "tiles"
     sources = [ROOT / "bench" / "tiles.cpp", HERE / "tiles" / "product.cpp"]
     options = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", "-I", HERE / "tiles", "-I", ROOT / "csrc"]
-    subprocess.run([compiler, *options, "-o", path, *sources], check=True, timeout=120)
+    subprocess.run([compiler, *options, "-o", path, *sources], check=True, timeout=PATIENCE)
     return path
 
 

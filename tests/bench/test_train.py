@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import amp_kernels as ak
+from amp_kernels.testing.patience import PATIENCE
 from bench import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +48,26 @@ TWO_RUNS = ("--dtype", "fp16", "--steps", 200)
 def uninterrupted(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("whole")
     process = start(*TWO_RUNS, "--out", folder)
-    assert process.wait(timeout=300) == 0, process.stdout.read()
+    assert process.wait(timeout=PATIENCE) == 0, process.stdout.read()
     return outcome(folder)
+
+
+#: The process sends itself a signal in the middle of the second run, on machines of any speed.
+SIGNALLED = """
+import os, sys
+from bench import train
+from bench.trial import Trial
+
+number, real = int(sys.argv[1]), Trial._train_step
+
+def train_step(trial):
+    if trial.provider == "amp_kernels" and trial.step == 117:
+        os.kill(os.getpid(), number)
+    real(trial)
+
+Trial._train_step = train_step
+sys.exit(train.main(sys.argv[2:]))
+"""
 
 
 @pytest.mark.slow
@@ -56,21 +75,17 @@ def uninterrupted(tmp_path_factory) -> list[dict]:
 def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_path, uninterrupted, number):
     """The signal comes in the second of two runs, so the checkpoint holds a finished and an unfinished one."""
     cut = tmp_path
-    process = start(*TWO_RUNS, "--out", cut)
-    for line in process.stdout:
-        if line.startswith("fp16 amp_kernels"):
-            break
-    process.send_signal(number)
+    process = start(*TWO_RUNS, "--out", cut, script=("-c", SIGNALLED, str(int(number))))
     rest = process.stdout.read()
-    assert process.wait(timeout=300) == 128 + number, rest
+    assert process.wait(timeout=PATIENCE) == 128 + number, rest
     assert "add --resume to continue" in rest
     saved = ak.checkpoint.load(ak.checkpoint.latest(cut / train.CHECKPOINTS), rng=False)
     assert [run["name"] for run in saved["finished"]] == ["fp16 torch"]
-    assert 0 < saved["running"]["step"] < 200
+    assert saved["running"]["step"] == 118  # the step in which the signal comes is finished
     assert not (cut / "train.json").exists()
 
     resumed = start("--resume", "--out", cut)
-    assert resumed.wait(timeout=300) == 0, resumed.stdout.read()
+    assert resumed.wait(timeout=PATIENCE) == 0, resumed.stdout.read()
     assert outcome(cut) == uninterrupted
     assert not (cut / train.CHECKPOINTS).exists()
 
@@ -105,7 +120,7 @@ def test_it_runs_as_a_file_from_anywhere(tmp_path):
         script=(ROOT / "bench" / "train.py",),
         cwd=tmp_path,
     )
-    assert process.wait(timeout=300) == 0, process.stdout.read()
+    assert process.wait(timeout=PATIENCE) == 0, process.stdout.read()
     assert (tmp_path / "here" / "train.json").exists()
 
 

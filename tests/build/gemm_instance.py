@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from amp_kernels.testing.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,5 +21,5 @@ def compile_instance(folder: Path, number: int, as_float: bool = False, csrc: Pa
     defines = [f"-DTILE={number}", f"-DFLOAT={str(as_float).lower()}"]
     options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
     command = ["nvcc", *options, *defines, "-I", csrc, "-cubin", "-o", cubin, source]
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     return cubin

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 from ..cuobjdump import cuobjdump
 from .listing import Instruction, branch_tables, parse
 from .sass import Thread
@@ -131,7 +133,7 @@ def arguments(folder: Path, tile: int, as_float: bool) -> tuple[int, dict[str, b
     emulator = sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))
     defines = ["-DAK_EMULATE", f"-DTILE={tile}", f"-DFLOAT={str(as_float).lower()}"]
     command = ["c++", "-std=c++20", "-O0", "-w", *defines, "-I", ROOT / "csrc", HERE / "epilogue_arguments.cpp"]
-    subprocess.run([*command, *emulator, "-o", program, "-pthread"], check=True, timeout=600)
+    subprocess.run([*command, *emulator, "-o", program, "-pthread"], check=True, timeout=PATIENCE)
     desk, *lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
     return int(desk), {name: bytes.fromhex(data) for name, data in (line.split() for line in lines)}
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 from ..cuobjdump import cuobjdump
 from . import listing
 from .bytes_in_flight import halves, rounds
@@ -66,7 +68,7 @@ def binaries(tmp_path_factory) -> list[Path]:
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
         objects.append(folder / f"{len(objects)}.o")
         command = ["nvcc", "-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", *codes, "-I", ROOT / "csrc"]
-        subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True, timeout=1200)
+        subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True, timeout=PATIENCE)
     return objects
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 HERE = Path(__file__).parent
 
 
@@ -15,6 +17,6 @@ def test_what_the_runtime_is_told(tmp_path):
     program = tmp_path / "launch"
     options = ["-std=c++20", "-x", "c++", "-cudart", "none", "-Xcompiler", "-w", "-I", HERE.parents[1] / "csrc"]
     source = HERE / "launch_on_a_fake_runtime.cpp"
-    subprocess.run(["nvcc", *options, source, "-o", program], check=True, timeout=300)
-    run = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    subprocess.run(["nvcc", *options, source, "-o", program], check=True, timeout=PATIENCE)
+    run = subprocess.run([program], capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 from ..cuobjdump import cuobjdump
 from . import listing, main_loop
 from .gemm_instance import compile_instance
@@ -36,7 +38,7 @@ def norm_faults(folder: Path, csrc: Path) -> set[str]:
     cubin = folder / "norm.cubin"
     options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
     command = ["nvcc", *options, "-I", csrc, "-cubin", "-o", cubin, csrc / NORM]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     budget, found = BUDGETS["check_and_norm_kernel"], set()
     usage = re.findall(r"Function \S*check_and_norm_kernel.*\n\s*REG:(\d+) STACK:(\d+)", cuobjdump("-res-usage", cubin))
     assert usage

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 from ..cuobjdump import cuobjdump
 from .listing import branch_tables, parse
 from .sass import Thread
@@ -99,7 +101,7 @@ def kernels_of(source: str, folder: Path) -> dict[str, Code]:
     cubin = folder / f"{Path(source).stem}.cubin"
     flags = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "--extended-lambda", "-arch=sm_90a"]
     command = ["nvcc", *flags, "-I", ROOT / "csrc", "-cubin", ROOT / "csrc" / source, "-o", cubin]
-    subprocess.run(command, check=True, timeout=600)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     tables = branch_tables(cuobjdump("-elf", cubin))
     return {name: Code(code, tables.get(name, [])) for name, code in parse(cuobjdump("-sass", cubin)).items()}
 

@@ -291,12 +291,10 @@ def raises_in_backward(kill):
 
 @pytest.mark.parametrize("kill", [False, True], ids=["one raises in backward", "one is killed"])
 def test_a_rank_that_fails_ends_all(ranks, kill):
-    begin = time.monotonic()
-    found = ranks.outcomes(raises_in_backward, kill, world=2, timeout=30.0)
+    found = ranks.outcomes(raises_in_backward, kill, world=2)
     assert all(isinstance(it, Failure) for it in found)
     assert ("the process ended" if kill else "planted") in found[1].text
     assert "no answer in time" not in found[0].text
-    assert time.monotonic() - begin < 25
 
 
 # ---- a pipeline of sharded stages ----

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from amp_kernels.testing.patience import PATIENCE
 from bench import ranks as bench_ranks
 from bench import train
 from bench.collectives import CountSent
@@ -35,7 +36,9 @@ def test_two_processes_train_and_count_what_they_send(tmp_path):
         "bench.train",
     ]
     command += ["--model", "nano", "--device", "cpu", "--steps", "6", "--dtype", "fp16", "--provider", "amp_kernels"]
-    run = subprocess.run([*command, "--ddp", "--out", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    run = subprocess.run(
+        [*command, "--ddp", "--out", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("val. loss") == run.stdout.count("bytes sent a step") == 1  # the first rank alone prints
     record = json.loads((tmp_path / "ranks-ddp-2.json").read_text())
@@ -79,7 +82,7 @@ def stopped_and_resumed(folder, name, number):
 
 @pytest.mark.parametrize(("world", "name", "number"), [(2, "fsdp", 1), (4, "tp", 2), (4, "hsdp", 2)])
 def test_ranks_stop_together_and_resume_to_the_same_losses(ranks, tmp_path, world, name, number):
-    for whole, code, resumed in ranks.run(stopped_and_resumed, str(tmp_path), name, number, world=world, timeout=120):
+    for whole, code, resumed in ranks.run(stopped_and_resumed, str(tmp_path), name, number, world=world):
         assert code == 128 + 15
         assert {key: whole[key] for key in ("losses", "scales", "validation_loss")} == {
             key: resumed[key] for key in ("losses", "scales", "validation_loss")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 HERE = Path(__file__).parent
 # An environment's own cmake and ninja count, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -32,7 +34,7 @@ def programs() -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("test", TESTS)
 def test_on_emulator(programs: Path, test: str):
-    run = subprocess.run([programs / test], capture_output=True, text=True, timeout=300)
+    run = subprocess.run([programs / test], capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
 
 

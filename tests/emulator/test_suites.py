@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 SHORT = "not thousand_steps and not rank"  # those take minutes on the emulator, or processes of their own
 
@@ -15,7 +17,7 @@ SHORT = "not thousand_steps and not rank"  # those take minutes on the emulator,
 def passed(*options) -> int:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--backend", "emulate", "-k", SHORT, *options]
     command += ["-m", "not gpu and not own_backend", "tests/optim", "tests/amp"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stdout[-6000:]
     return int(re.search(r"(\d+) passed", run.stdout)[1])
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 from ..cuobjdump import cuobjdump
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ def nvcc(source: Path, arch: str, output: Path) -> str:
         "-o",
         output,
     ]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stderr[-4000:]
     return run.stderr + run.stdout
 

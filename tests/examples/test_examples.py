@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 NEEDS = {"gpt2": "transformers", "lightning_module": "lightning", "accelerate_loop": "accelerate"}
@@ -23,7 +25,12 @@ def learns(path, folder, **environment):
     paths = [str(FOLDER.parent), os.environ.get("PYTHONPATH")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, path], cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=240
+        [sys.executable, path],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     last = LAST_LINE.fullmatch(run.stdout.splitlines()[-1])

@@ -84,7 +84,7 @@ def added(seed):
 
 def metric(run):
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(added, run.seed).result(timeout=60)
+        return process.submit(added, run.seed).result(timeout=1800)
 """
 
 

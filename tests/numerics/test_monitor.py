@@ -10,6 +10,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.numerics import StepMonitor
+from amp_kernels.testing.patience import PATIENCE
 
 
 def train(monitor, optimizer, weight, scaler, slopes, after_backward=lambda: None):
@@ -205,7 +206,7 @@ def test_report(tmp_path):
             f"--screenshot={tmp_path / 'page.png'}",
             "--window-size=800,1200",
         ]
-        run = subprocess.run([*shot, f"file://{tmp_path / 'run.html'}"], capture_output=True, timeout=120)
+        run = subprocess.run([*shot, f"file://{tmp_path / 'run.html'}"], capture_output=True, timeout=PATIENCE)
         assert run.returncode == 0, run.stderr
         assert (tmp_path / "page.png").stat().st_size > 10_000
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels._checks.operands import ACTIVATIONS
+from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._raw.activation_forward import op as forward_op
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES

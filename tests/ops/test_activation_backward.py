@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amp_kernels._checks.operands import ACTIVATIONS, GATED
+from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw.activation_backward import activation_backward, differentiable
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within

@@ -236,6 +236,32 @@ def test_confident_rows_keep_their_gradient(device):
     assert ((logits.grad.double() - want).abs() <= 2.0**-8 * want.abs()).all()
 
 
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("upstream", [1.0, 2.0**-5, 0.3, 3.0])
+def test_a_gradient_is_rounded_once_or_twice(device, dtype, upstream):
+    """Twice where the forward has made it and the incoming gradient is no power of two: within 2 u + u^2, and not within u."""
+    logits, target, _ = problem(33, 300, dtype, device, spread=1.0, ignored=False)
+    factor = torch.tensor(upstream, device=device)
+
+    def gradient(by, reduction="sum"):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = cross_entropy(logits, target, reduction=reduction)
+        return torch.autograd.grad(loss, logits, by.expand(loss.shape))[0]
+
+    got, rounded_once = gradient(factor), gradient(factor, "none")
+    want = reference(logits, target, reduction="sum", upstream=upstream)[1]
+    u = UNIT_ROUNDOFF[dtype]
+    slack = 2.0**-16 * want.abs() + TINY[dtype]  # fp32: some 100 roundings of a softmax, and no cancellation
+    assert_within(rounded_once, want, u * want.abs() + slack, "rounded once")
+    twice = dtype != torch.float16 and upstream not in (1.0, 2.0**-5)
+    assert_within(got, want, ((2 * u + u * u) if twice else u) * want.abs() + slack, "gradient")
+    if twice:
+        assert torch.equal(got, (gradient(torch.ones_like(factor)).float() * factor).to(dtype))
+        assert ((got.double() - want).abs() > u * want.abs() + slack).any()
+    else:
+        assert torch.equal(got, rounded_once)
+
+
 def test_dtype_of_the_loss(device):
     logits, target, _ = problem(4, 9, torch.bfloat16, device)
     loss = cross_entropy(logits, target)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import amp_kernels as ak
-from amp_kernels._checks.operands import ACTIVATIONS
+from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
 
 from .tensors import leaves, normal, relative

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from amp_kernels._checks.operands import ACTIVATIONS
+from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw.gemm import gemm, gemm_accumulate_

@@ -255,6 +255,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._raw.gemm import gemm
+from amp_kernels.testing.patience import PATIENCE
 
 SMALL, LARGE = 40, 400  # runs on the calling thread alone; wakes other threads
 torch.set_num_threads(2)
@@ -278,7 +279,7 @@ def in_workers():
 
 def in_a_fork(threads, size):
     if (child := os.fork()) == 0:
-        signal.alarm(200)  # ends a child that hangs
+        signal.alarm(PATIENCE)  # ends a child that hangs
         if threads:
             torch.set_num_threads(threads)
         os._exit(0 if right(size) else 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._checks.operands import ACTIVATIONS, GATED
+from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels._raw.gemm import gemm, gemm_dact
 from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, integers, operand

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from amp_kernels._checks.operands import ACTIVATIONS
+from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import linear, op
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from amp_kernels._checks.operands import ACTIVATIONS, GATED
+from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import linear
 from amp_kernels.ops.mlp import mlp, op

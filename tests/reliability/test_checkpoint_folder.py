@@ -15,6 +15,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.checkpoint import _folder
+from amp_kernels.testing.patience import PATIENCE
 
 from .loop import Loop, assert_same
 
@@ -64,11 +65,11 @@ print(ak.checkpoint.load(ak.checkpoint.latest(folder), model=model))
 def test_a_disk_that_is_full(tmp_path):
     if (
         shutil.which("unshare") is None
-        or subprocess.run([*SMALL_DISK, tmp_path, "true"], capture_output=True, timeout=60).returncode
+        or subprocess.run([*SMALL_DISK, tmp_path, "true"], capture_output=True, timeout=PATIENCE).returncode
     ):
         pytest.skip("nobody may mount a small file system here")
     command = [*SMALL_DISK, tmp_path, sys.executable, "-c", TWO_SAVES, tmp_path]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert run.stdout.splitlines() == ["No space left on device ['1.pt']"] * 2 + ["{'step': 1}"], run.stderr
 
 
@@ -148,7 +149,7 @@ def gate(monkeypatch):
     opened, real = threading.Event(), _folder.publish
 
     def publish(path, write):
-        assert opened.wait(20)
+        assert opened.wait(PATIENCE)
         real(path, write)
 
     monkeypatch.setattr(_folder, "publish", publish)
@@ -220,7 +221,7 @@ def test_a_fork_is_not_stuck_on_what_its_parent_writes(tmp_path, gate):
         time.sleep(0.01)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(10)
+        signal.alarm(PATIENCE)
         ak.checkpoint.wait()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -1,12 +1,10 @@
 """The training benchmark, killed with SIGKILL at random moments, also while it saves and with a full disk: every life goes
 on from the newest whole checkpoint, and the end is that of a run that was never interrupted, bit for bit."""
 
-import contextlib
 import json
 import os
 import random
 import resource
-import select
 import signal
 import time
 from pathlib import Path
@@ -20,11 +18,11 @@ from bench.trial import Trial
 
 RUN = ["--model", "nano", "--device", "cpu", "--dtype", "fp16", "--provider", "amp_kernels,torch", "--steps", "40"]
 COMPARED = ("name", "losses", "scales", "validation", "validation_loss", "final_scale", "skipped_steps")
-SAVING_SECONDS = 0.3  # about what passes between two checkpoints
+KINDS = ("killed", "killed while saving", "killed", "killed, disk full")
 
 
 def live(folder: Path, prepare=lambda: None) -> tuple[int, int]:
-    """A process that trains from the newest checkpoint on, and a pipe which it writes to when it begins to.
+    """A process that trains from the newest checkpoint on, and a pipe into which it writes a byte before each step.
 
     It is a fork of this one, which has loaded torch already: so fifty lives take seconds.
     """
@@ -41,8 +39,8 @@ def live(folder: Path, prepare=lambda: None) -> tuple[int, int]:
         os.dup2(log, 1)
         os.dup2(log, 2)
         prepare()
-        real = Trial.train
-        Trial.train = lambda *arguments: (os.write(write, b"."), real(*arguments))[1]
+        real = Trial._train_step
+        Trial._train_step = lambda trial: (os.write(write, b"."), real(trial))[1]
         code = train.main([*RUN, "--save-every", "10", "--out", str(folder), *resume])
     finally:
         os._exit(code)
@@ -84,20 +82,28 @@ def fill_the_disk(chance: random.Random):
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def kill_at_random(folder: Path, chance: random.Random) -> str:
-    """One life. Returns how it ended: ``"killed"``, ``"killed while saving"``, ``"killed, disk full"``, ``"finished"``."""
-    kind = chance.choice(["killed", "killed while saving", "killed, disk full", "killed"])
+def wait_for_steps(steps: int, pipe: int, chance: random.Random):
+    """Return within the step after so many, counted and not timed, so that slow and fast machines are killed alike."""
+    taken = 0.0
+    for _ in range(steps):
+        begin = time.monotonic()
+        if not os.read(pipe, 1):  # the process has ended
+            return
+        taken = time.monotonic() - begin
+    time.sleep(chance.random() * taken)
+
+
+def kill_at_random(folder: Path, chance: random.Random, kind: str) -> str:
+    """One life. Returns how it ended: as ``kind``, one of KINDS, or ``"finished"``."""
     prepare = {"killed while saving": die_while_saving, "killed, disk full": fill_the_disk}.get(kind, lambda _: bool)
-    pid, started = live(folder, prepare(chance))
+    pid, steps = live(folder, prepare(chance))
     try:
-        if chance.random() < 0.9:
-            select.select([started], [], [], 60)  # readable too when the process is dead
-        time.sleep(chance.uniform(0, 2 if kind == "killed while saving" else 1) * SAVING_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
+        if kind != "killed while saving":  # such a process kills itself, or finishes
+            wait_for_steps(chance.randrange(30), steps, chance)
             os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
-        os.close(started)
+        os.close(steps)
     if code == -signal.SIGKILL:
         return kind
     assert code == 0 or kind == "killed, disk full", (folder / "log.txt").read_text()
@@ -137,7 +143,7 @@ def test_every_life_goes_on_where_the_last_one_was_saved(tmp_path, kills):
         folder.mkdir()
         at = -1, 0
         while len(ends) < kills:
-            end = kill_at_random(folder, chance)
+            end = kill_at_random(folder, chance, KINDS[len(ends) % len(KINDS)])
             if end == "finished":
                 break
             ends.append(end)
@@ -149,4 +155,4 @@ def test_every_life_goes_on_where_the_last_one_was_saved(tmp_path, kills):
         assert outcome(folder) == expected
         assert not (folder / train.CHECKPOINTS).exists()
         run += 1
-    assert set(ends) == {"killed", "killed while saving", "killed, disk full"}
+    assert set(ends) == set(KINDS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing.patience import PATIENCE
 
 from .loop import Loop, assert_same
 
@@ -33,7 +34,7 @@ def in_a_fork(function):
     if pid == 0:
         code = 1
         try:
-            signal.alarm(60)
+            signal.alarm(PATIENCE)
             function()
             code = 0
         finally:
@@ -93,7 +94,7 @@ EXITS = {
 def test_the_interpreter_exits(where):
     """With the status that was asked for and nothing on stderr, whatever outlives the modules of the package."""
     last, status = EXITS[where]
-    run = subprocess.run([sys.executable, "-c", EXIT + last], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", EXIT + last], capture_output=True, text=True, timeout=PATIENCE)
     assert (run.returncode, run.stderr) == (status, "")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing.patience import PATIENCE
 
 from .loop import assert_same, flat
 
@@ -94,5 +95,5 @@ def test_no_memory_anywhere():
         "MALLOC_TRIM_THRESHOLD_": "0",
     }
     command = [sys.executable, "-c", "from tests.reliability.test_memory_limit import main; main()"]
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 0, found.stderr[-4000:]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing.patience import PATIENCE
 
 from .loop import IDS, VARIANTS, Loop, assert_same
 
@@ -125,7 +126,7 @@ def test_torch_alone_reads_it_and_trains_on(tmp_path):
     for i, loop in enumerate(loops):
         ak.checkpoint.save(tmp_path / f"{i}.pt", **loop.parts, extra={"step": SAVED})
         files += [tmp_path / f"{i}.pt", tmp_path / f"{i}.out"]
-    subprocess.run([sys.executable, "-c", WITHOUT_THE_PACKAGE, *files], check=True, timeout=120, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", WITHOUT_THE_PACKAGE, *files], check=True, timeout=PATIENCE, cwd=tmp_path)
     for loop, out in zip(loops, files[1::2], strict=True):
         params, rest = torch.load(out)
         assert rest["extra"] == {"step": SAVED}

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from amp_kernels import _host
-from amp_kernels._checks.operands import ACTIVATIONS as ACTIVATIONS_OF_TORCH
+from amp_kernels._checks.activations import ACTIVATIONS as ACTIVATIONS_OF_TORCH
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.activation_backward import DERIVATIVES
 from amp_kernels._triton import _activations, activation_backward, activation_forward

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._checks.operands import ACTIVATIONS, GATED, output_shape
+from amp_kernels._checks.activations import ACTIVATIONS, GATED
+from amp_kernels._raw._product import output_shape
 from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels._triton import gemm as host
 from amp_kernels._triton._autotune import GemmConfig

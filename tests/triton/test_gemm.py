@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from amp_kernels._checks.operands import ACTIVATIONS
+from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._triton import _autotune, activation_backward, activation_forward, gemm
 from amp_kernels._triton._autotune import GemmConfig, gemm_config
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_kernels.testing.patience import PATIENCE
+
 FOLDER = Path(__file__).parent
 FILES = sorted(path.name for path in FOLDER.glob("interpreted_*.py"))
 
@@ -20,7 +22,7 @@ def test_there_are_files():
 def test_interpreted(name):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FOLDER / name)]
     run = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=PATIENCE
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout

@@ -1,0 +1,95 @@
+"""Arguments and reference of the ops that end in a GEMM: checks, shape of the result, product and epilogue in fp32."""
+
+from __future__ import annotations
+
+import torch
+
+from .._checks.activations import ACTIVATIONS, activated_width, check_activation, check_gated_width
+from .._checks.lists import names
+from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_same_device, check_tensor
+
+
+def check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    check_tensor(op, "a", a, HALF_DTYPES)
+    check_tensor(op, "b", b, HALF_DTYPES)
+    if a.dtype != b.dtype:
+        raise TypeError(f"{op}: a is {names([a.dtype])} and b is {names([b.dtype])}; accepted: the same dtype for both")
+    if a.ndim not in (2, 3) or b.ndim != a.ndim:
+        raise ValueError(
+            f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: [M, K] and [K, N], or [B, M, K] and "
+            "[B, K, N]"
+        )
+    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(
+            f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; the columns of a and the rows of b must be as "
+            "many, and so must the batches"
+        )
+
+
+def check_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+) -> str:
+    """Everything that ``gemm`` asks of its arguments; the name of the activation."""
+    op = "gemm"
+    check_operands(op, a, b)
+    name = check_activation(op, activation)
+    check_gated_width(op, "b", b, -1, name)
+    if bias is not None:
+        check_tensor(op, "bias", bias, (a.dtype, torch.float32))
+        if bias.shape not in ((b.shape[-1],), (a.shape[-2], 1)):
+            raise ValueError(
+                f"{op}: bias has shape {list(bias.shape)}; accepted: [{b.shape[-1]}], one value per column of a @ b, "
+                f"or [{a.shape[-2]}, 1], one per row"
+            )
+    if residual is not None:
+        check_tensor(op, "residual", residual, (a.dtype, torch.float32))
+        shape = output_shape(a, b, name)
+        if tuple(residual.shape) != shape:
+            raise ValueError(
+                f"{op}: residual has shape {list(residual.shape)}; accepted: {list(shape)}, that of the result"
+            )
+    check_same_device(op, a=a, b=b, bias=bias, residual=residual)
+    check_out_dtype(op, out_dtype, KERNEL_DTYPES)
+    return name
+
+
+def output_shape(a: torch.Tensor, b: torch.Tensor, activation: str) -> tuple[int, ...]:
+    """Shape of ``activation(a @ b)``."""
+    return (*a.shape[:-1], activated_width(activation, b.shape[-1]))
+
+
+def product32(a: torch.Tensor, b: torch.Tensor, batch_invariant: bool) -> torch.Tensor:
+    """``a @ b`` of 16-bit operands in fp32, in torch's operations.
+
+    torch chooses algorithms by shape, so ``batch_invariant`` takes elementwise operations only, one K after the other.
+    """
+    if batch_invariant:
+        a, b = a.float(), b.float()
+        acc = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        for k in range(0 if a.is_meta else a.shape[-1]):
+            acc += a[..., k : k + 1] * b[..., k : k + 1, :]
+        return acc
+    if a.is_cuda and a.numel() and b.numel():  # tensor cores with fp32 sums, which only CUDA's mm and bmm offer
+        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+    return torch.matmul(a.float(), b.float())
+
+
+def preactivation(product: torch.Tensor, bias: torch.Tensor | None, alpha: float) -> torch.Tensor:
+    """``z = alpha * product + bias`` in fp32."""
+    z = product if alpha == 1 else alpha * product
+    return z if bias is None else z + bias.float()
+
+
+def finished(
+    z: torch.Tensor, residual: torch.Tensor | None, activation: str, beta: float, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """``activation(z) + beta * residual`` of an fp32 ``z``, rounded once. With ``beta`` 0, ``residual`` is not read."""
+    out = ACTIVATIONS[activation](z)
+    if residual is not None and beta != 0:
+        out = torch.add(out, residual.float(), alpha=beta)
+    return out.to(out_dtype)

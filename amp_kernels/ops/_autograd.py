@@ -1,0 +1,22 @@
+"""Shared by the backward formulas of the differentiable ops."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+
+def under_transform() -> bool:
+    """Whether a torch.func transform or forward-mode AD is at work.
+
+    The formulas of this package are those of reverse mode; what a raw op passes on to a transform is no tangent at all,
+    and so a derivative of zero. torch's own operations serve every transform.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Adds what reached an operand through its 16-bit ``copy``: nothing, unless a backward was differentiated."""
+    if copy is None:
+        return total
+    return copy.to(dtype) if total is None else total + copy.to(dtype)

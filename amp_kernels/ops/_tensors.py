@@ -1,0 +1,49 @@
+"""Shapes and dtypes of the tensors that differentiable ops pass on, and seeded tensors for their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+def is_strided(x: torch.Tensor) -> bool:
+    """Whether ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def flat(x: torch.Tensor) -> torch.Tensor:
+    """``[..., K]`` as ``[rows, K]``."""
+    return x if x.ndim == 2 else x.flatten(0, -2) if x.ndim > 2 else x.unsqueeze(0)
+
+
+def like(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``[rows, N]`` with the leading dimensions of ``x``."""
+    return rows if x.ndim == 2 else reshaped(rows, (*x.shape[:-1], rows.shape[-1]))
+
+
+def reshaped(fresh: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A contiguous tensor that nobody else holds, in another shape, for a result.
+
+    Not by ``view``: autograd lets nobody write in place to a view that a Function returned. torch's own linear ends in this
+    operation, too.
+    """
+    same = fresh.ndim == len(shape) and fresh.shape == shape
+    return fresh if same else _unsafe_view(fresh, shape)
+
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def sampler(device: str) -> Callable[..., torch.Tensor]:
+    """``normal(*shape, dtype=..., grad=True)``: seeded tensors for the samples of an op."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+    return normal
