@@ -1,8 +1,8 @@
-"""Lists of tensors for Triton kernels, which cannot take one in their arguments: tables of integers on the device.
+"""Lists of tensors for Triton kernels, whose arguments cannot be lists: tables of integers on the device.
 
 A kernel walks over the chunks of a whole list. A row of a :class:`TensorTable` is one tensor: the chunks up to and
-including it, its number of elements, and whatever the kernel wants to know besides. The running totals of the list stay
-in registers, and a chunk's tensor is found by counting the totals at or below it, which costs no memory access.
+including it, its number of elements, and the columns of the kernel. The running totals of the list stay in registers, and
+a chunk's tensor is found by counting the totals at or below it, which costs no memory access.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import triton.language as tl
 
 CHUNK = tl.constexpr(16384)
 TENSORS_PER_TABLE = 1024
-INTERPRETED_PROGRAMS = 3  # off the GPU: few, since the interpreter runs one after the other, and not a power of two
+ELEMENTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.int16: tl.int16}
+INTERPRETED_PROGRAMS = 3  # the interpreter runs them one by one; not a power of two
 
 
 @triton.jit
@@ -55,6 +56,16 @@ def not_finite(x):
         return (bits & 0x7C00) == 0x7C00
 
 
+@triton.jit
+def pointer(address, begin, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
+    if ELEMENT is None:
+        return address
+    else:
+        # The hint is lost on the sum of a pointer and an offset, so the sum is made of integers.
+        address += begin * (ELEMENT.primitive_bitwidth // 8)
+        return tl.multiple_of(address.to(tl.pointer_type(ELEMENT)), 16 if ALIGNED else 1)
+
+
 @dataclass(frozen=True)
 class TensorTable:
     """The tensors of one launch."""
@@ -70,7 +81,7 @@ class TensorTable:
 
 
 def tensor_tables(tensors: Sequence[tuple[int, ...]], device: torch.device) -> list[TensorTable]:
-    """One table for each :data:`TENSORS_PER_TABLE` tensors that have elements; entries begin with their number."""
+    """One table for each :data:`TENSORS_PER_TABLE` tensors that have elements; an entry begins with the number of elements."""
     filled, chunk = [entry for entry in tensors if entry[0] > 0], CHUNK.value
     tables = []
     for first in range(0, len(filled), TENSORS_PER_TABLE):
@@ -95,7 +106,7 @@ def on(device: torch.device) -> torch.cuda.device:
 
 
 def bits(x: float) -> int:
-    """A double as a table holds it."""
+    """The bits of a double, as a table holds it."""
     return struct.unpack("<q", struct.pack("<d", x))[0]
 
 
@@ -105,11 +116,10 @@ _captured: list[torch.Tensor] = []
 
 
 def upload(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
-    """Rows of 64-bit integers as a tensor on the device, which is the current one, kept for the next call that needs the same.
+    """Rows of 64-bit integers as a tensor on the current device, cached for the next call with the same rows.
 
-    A table is never written again, and one that a CUDA graph reads, or is filled from, lives as long as the process: a
-    replay must find it unchanged. The stream is part of the key because the copy is only ordered before later work of
-    its own stream.
+    A table is never written again. Tables that a CUDA graph reads or copies live as long as the process: a replay must
+    find them unchanged. The stream is part of the key because the copy is only ordered before later work of its stream.
     """
     on_gpu = device.type == "cuda"
     stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0

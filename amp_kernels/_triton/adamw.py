@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from .._updates.state import COUPLED_DECAY
-from ._update import Rule, power
+from ._update import Rule
+from ._update_kernels import power
 
 FLAG_COUPLED = tl.constexpr(COUPLED_DECAY)
 

@@ -13,8 +13,7 @@ import triton.language as tl
 
 from . import _tables
 from ._rounding import round_stochastic, rounding_bits
-from ._tables import chunk_ends, find_chunk
-from ._update import ELEMENTS, pointer
+from ._tables import ELEMENTS, chunk_ends, find_chunk, pointer
 
 TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this pair, numel, both addresses, position in the list
 BLOCK = 2048

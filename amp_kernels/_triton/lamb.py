@@ -1,11 +1,11 @@
-"""lamb_ in Triton. A weight may move only when the norms of all weights and directions of its tensor are known, so there are
-two passes over the parameters, by the tables of ``_update.py``.
+"""lamb_ in Triton. No weight may move before the norms of all weights and directions of its tensor are known, so there are
+two passes over the parameters, with the tables of ``_update.py``; the first is the rule's stage.
 
-``moments_kernel`` reads gradient, moments and weight, writes the moments, and leaves the squares of each chunk's weights and
-directions, added up in double, in a slot of its own. ``rates_kernel``, one program a parameter, adds the slots of its chunks,
-always in the same order, and puts the length of its step into its row. ``_update.update_kernel`` then reads moments and
-weight and writes the weight. It computes the direction from the moments as they are stored, so the first pass rounds them,
-too, before it goes on.
+``moments_kernel`` reads gradient, moments and weight, writes the moments, and stores the sums of squares of each chunk's
+weights and directions, in double, in the chunk's slot. ``rates_kernel``, one program a parameter, adds the slots of its
+chunks, always in the same order, and writes the length of its step into its row. ``update_kernel`` then reads moments and
+weight and writes the weight. It computes the direction from the moments as stored, so the first pass also rounds them
+before it goes on.
 
 Work: 14 bytes (split master, bf16 moments, 16-bit gradient) to 24 bytes (fp32 throughout) an element in the first pass, 12 to
 18 in the second; some forty instructions in each, two of them divisions.
@@ -17,18 +17,16 @@ import torch
 import triton
 import triton.language as tl
 
+from .._updates.arguments import UpdateArguments
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
-from ._tables import chunk_ends, find_chunk
-from ._update import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, pointer, power, read_scalars
+from ._tables import chunk_ends, find_chunk, pointer
+from ._update_kernels import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, power, read_scalars
 
 FLAG_NO_CORRECTION, FLAG_ADAPT_ALL = tl.constexpr(NO_BIAS_CORRECTION), tl.constexpr(ADAPT_ALL)
-ADAPT, RATE = (
-    tl.constexpr(SCALARS.value + 7),
-    tl.constexpr(SCALARS.value + 8),
-)  # words of a row, behind seven of both passes
-PROGRAMS_PER_SM = 3  # of the first pass: sums in double take registers
-SLOTS = 128  # of a tensor that are added side by side
+ADAPT, RATE = (tl.constexpr(SCALARS.value + word) for word in (7, 8))  # words of a row, after seven of both passes
+PROGRAMS_PER_SM = 3  # of the first pass: sums in double need registers
+SLOTS = 128  # of a tensor that are added in parallel
 
 
 @triton.jit
@@ -92,7 +90,7 @@ def moments_kernel(
     TENSORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first pass over the parameters of a class (see ``_update.update_kernel``). ``slots``: two doubles a chunk."""
+    """The first pass over the parameters of a class (see ``update_kernel``). ``slots``: two doubles per chunk."""
     COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
     ends, chunks = chunk_ends(table, tensors, COLUMNS, TENSORS)
     if found_inf is not None:
@@ -137,14 +135,14 @@ def rates_kernel(
 ):
     """The length of the step of each tensor of a table, one program a tensor.
 
-    Of a piece of a tensor the first half of a step leaves the sums in ``squares``, and the second, which has no slots, finds
-    there those of the whole tensor.
+    If the parameters are pieces of tensors, the first half of a step stores their sums in ``squares``; the second, which has
+    no slots, reads the whole tensors' sums from there.
     """
     tensor = tl.program_id(0)
     row = table + tensor * COLUMNS
     begin = tl.load(row - COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
     end = tl.load(row).to(tl.int32)
-    if found_inf is not None:  # slots that nobody wrote
+    if found_inf is not None:  # the slots were not written
         end = tl.where(tl.load(found_inf) > 0.0, begin, end)
     place = tl.load(row + 2)
     if slots is not None:
@@ -169,62 +167,53 @@ def rates_kernel(
     tl.store(shared + RATE, rate.to(tl.float32))
 
 
-def _first_pass(
-    classes: dict[tuple, list[tuple[int, ...]]],
-    of_rows: _update.Tables,
-    rows: torch.Tensor,
-    found_inf: torch.Tensor | None,
-    squares: torch.Tensor | None,
-    second: bool,
-) -> None:
-    """Moves the moments, and puts the lengths of the steps into the rows; one of both with ``squares``."""
+def _stage(arguments: UpdateArguments, classes: _update.Classes, of_rows: _update.Tables, rows: torch.Tensor) -> None:
+    """Moves the moments and writes the lengths of the steps into the rows; half of a step does one of both."""
     for (elements, aligned, _, _), tensors in classes.items():
         for table in _tables.tensor_tables(tensors, rows.device):
-            _rates(table, elements, aligned, of_rows, rows, found_inf, squares, second)
+            slots = None
+            if arguments.squares is None or not arguments.second:
+                slots = _sums(table, elements, aligned, rows, arguments.found_inf)
+            rates_kernel[(table.tensors,)](
+                table.rows,
+                slots,
+                rows,
+                arguments.found_inf,
+                of_rows.counters,
+                of_rows.groups,
+                arguments.squares,
+                COLUMNS=FIRST_OPERAND.value + len(elements),
+                GROUP_COLUMNS=of_rows.group_columns,
+                LRS=of_rows.lrs,
+                SLOTS=SLOTS,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
 
 
-def _rates(
+def _sums(
     table: _tables.TensorTable,
     elements: tuple[tl.dtype | None, ...],
     aligned: bool,
-    of_rows: _update.Tables,
     rows: torch.Tensor,
     found_inf: torch.Tensor | None,
-    squares: torch.Tensor | None,
-    second: bool,
-) -> None:
-    """The first pass over one table, and the lengths of its steps."""
-    slots = None
-    if squares is None or not second:
-        slots = torch.empty(2 * table.chunks, dtype=torch.float64, device=rows.device)
-        moments_kernel[(min(_tables.programs(rows.device, PROGRAMS_PER_SM), table.chunks),)](
-            table.rows,
-            table.tensors,
-            rows,
-            slots,
-            found_inf,
-            ELEMENTS=elements,
-            ALIGNED=aligned,
-            TENSORS=table.capacity,
-            BLOCK=_update.BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
-    rates_kernel[(table.tensors,)](
+) -> torch.Tensor:
+    """The first pass over one table; returns the sums of its chunks."""
+    slots = torch.empty(2 * table.chunks, dtype=torch.float64, device=rows.device)
+    moments_kernel[(min(_tables.programs(rows.device, PROGRAMS_PER_SM), table.chunks),)](
         table.rows,
-        slots,
+        table.tensors,
         rows,
+        slots,
         found_inf,
-        of_rows.counters,
-        of_rows.groups,
-        squares,
-        COLUMNS=FIRST_OPERAND.value + len(elements),
-        GROUP_COLUMNS=of_rows.group_columns,
-        LRS=of_rows.lrs,
-        SLOTS=SLOTS,
+        ELEMENTS=elements,
+        ALIGNED=aligned,
+        TENSORS=table.capacity,
+        BLOCK=_update.BLOCK,
         num_warps=4,
         enable_fp_fusion=False,
     )
+    return slots
 
 
-lamb_ = lamb_half_ = _update.Rule(_derive, _apply, scalars=9, first_pass=_first_pass).launch
+lamb_ = lamb_half_ = _update.Rule(_derive, _apply, scalars=9, stage=_stage).launch

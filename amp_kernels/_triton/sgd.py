@@ -17,7 +17,7 @@ FLAG_NESTEROV = tl.constexpr(NESTEROV)
 
 @triton.jit
 def _derive(options, flags, step):
-    # The first step that is not skipped is number 1, so a buffer that an overflow left untouched is never taken for history.
+    # The first step that is not skipped is number 1, so a buffer that a skipped step left uninitialized is never read as history.
     lr, momentum, dampening, weight_decay = options
     return (
         lr.to(tl.float32),

@@ -1,4 +1,4 @@
-"""What an update op takes besides what all of them take, and what it refuses before anything is changed."""
+"""The declaration of an update op, and the checks of its arguments before anything is changed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
+from .arguments import UpdateArguments
 from .state import GRADS, MAX_SEED, PARAMS
 
 MOMENTS = (torch.float32, torch.bfloat16)
 KEPT = {"masters": (torch.float32, torch.int16), "shadows": HALF_DTYPES, "emas": (torch.float32,)}
-LEAST = {"dampening": -math.inf}  # of the numbers that may be negative
+LEAST = {"dampening": -math.inf}  # 0 for the other numbers
 RATES = ("beta1", "beta2", "ema_decay")
 
-#: Buffers by name: one per block, and what dtypes they may have.
+#: Buffers by name: one per block, and their accepted dtypes.
 _Buffers = dict[str, tuple[Sequence[Tensor], tuple[torch.dtype, ...]]]
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """Of an update op: its name, what it keeps of an element between steps, numbers and flags of a parameter group.
+    """Name, moments, options and flags of an update op.
 
-    ``moments`` stand in the order in which an op takes them, those of ``optional`` last, which a block may be without;
-    ``options`` as they are packed, ``lr`` first and ``weight_decay`` last, with the values that
-    samples and tests take. ``norms``: whether a step needs norms of whole tensors.
+    ``moments`` are in the order in which the op takes them, those of ``optional``, which a block may lack, last; ``options``
+    are in the order in which they are packed, ``lr`` first and ``weight_decay`` last, with the values of samples and tests.
     """
 
     name: str
@@ -36,88 +36,70 @@ class Declaration:
     options: dict[str, float]
     flags: int
     optional: tuple[str, ...] = ()
-    norms: bool = False
 
 
-def check(
-    declared: Declaration,
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    moments: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    masters: Sequence[Tensor],
-    shadows: Sequence[Tensor],
-    emas: Sequence[Tensor],
-    layout: Tensor,
-    lrs: Sequence[Tensor],
-    weight_decays: Sequence[Tensor],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    sum_sq: Tensor | None,
-    options: Sequence[float],
-    ema_decay: Sequence[float],
-    flags: Sequence[int],
-    max_norm: float,
-    seed: int,
-) -> None:
-    """Raise unless the arguments fit together; :class:`.op.UpdateOp` says how."""
+def check(declared: Declaration, a: UpdateArguments) -> None:
+    """Raise unless the arguments fit together; see :class:`.op.UpdateOp`."""
     op = declared.name
-    _check_groups(declared, options, ema_decay, flags)
-    lists.check_list(op, "params", params, PARAMS)
-    lists.check_list(op, "grads", grads, GRADS)
-    device = params[0].device
-    if len(grads) != len(params):
-        raise ValueError(f"{op}: {len(params)} params and {len(grads)} grads; accepted: one grad for each param")
-    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+    _check_groups(declared, a)
+    lists.check_list(op, "params", a.params, PARAMS)
+    lists.check_list(op, "grads", a.grads, GRADS)
+    if len(a.grads) != len(a.params):
+        raise ValueError(f"{op}: {len(a.params)} params and {len(a.grads)} grads; accepted: one grad for each param")
+    for i, (param, grad) in enumerate(zip(a.params, a.grads, strict=True)):
         if param.shape != grad.shape or param.device != grad.device or not lists.same_order(param, grad):
             raise ValueError(
                 f"{op}: params[{i}] is {lists.describe(param)} and grads[{i}] {lists.describe(grad)}; "
                 "shape, strides and device must be the same"
             )
-    blocks = len(steps)
-    if len(moments) != blocks * len(declared.moments):
+    blocks = len(a.steps)
+    if len(a.moments) != blocks * len(declared.moments):
         raise ValueError(
-            f"{op}: moments has {len(moments)} entries and steps {blocks}; "
+            f"{op}: moments has {len(a.moments)} entries and steps {blocks}; "
             f"accepted: {', '.join(declared.moments)} of each block"
         )
-    of_kind = {name: moments[k * blocks : (k + 1) * blocks] for k, name in enumerate(declared.moments)}
-    kept = {"masters": masters, "shadows": shadows, "emas": emas}
+    of_kind = {name: a.moments[k * blocks : (k + 1) * blocks] for k, name in enumerate(declared.moments)}
     buffers = {name: (tensors, MOMENTS) for name, tensors in of_kind.items()}
-    buffers |= {name: (tensors, KEPT[name]) for name, tensors in kept.items()}
-    _check_buffers(op, device, {**buffers, "steps": (steps, (torch.float32,))}, blocks)
-    _check_layout(declared, params, buffers, steps, layout, len(flags))
-    for name, scalar in (("grad_scale", grad_scale), ("found_inf", found_inf), ("sum_sq", sum_sq)):
+    buffers |= {name: (getattr(a, name), dtypes) for name, dtypes in KEPT.items()}
+    device = a.params[0].device
+    _check_buffers(op, device, {**buffers, "steps": (a.steps, (torch.float32,))}, blocks)
+    _check_layout(declared, a, buffers)
+    _check_scalars(op, a, device)
+
+
+def _check_scalars(op: str, a: UpdateArguments, device: torch.device) -> None:
+    for name in ("grad_scale", "found_inf", "sum_sq"):
+        scalar = getattr(a, name)
         if scalar is not None:
             lists.check_scalar(op, name, scalar, device)
-    for name, scalars, dtype in (("lrs", lrs, torch.float32), ("weight_decays", weight_decays, torch.float64)):
-        if scalars and len(scalars) != len(flags):
-            accepted = f"none, or one per param group ({len(flags)})"
+    for name, dtype in (("lrs", torch.float32), ("weight_decays", torch.float64)):
+        scalars = getattr(a, name)
+        if scalars and len(scalars) != len(a.flags):
+            accepted = f"none, or one per param group ({len(a.flags)})"
             raise ValueError(f"{op}: {name} has {len(scalars)} entries; accepted: {accepted}")
         for i, scalar in enumerate(scalars):
             lists.check_scalar(op, f"{name}[{i}]", scalar, device, dtype)
-    if sum_sq is not None:
-        lists.check_number(op, "max_norm", max_norm, 0.0)
-    lists.check_number(op, "seed", seed, 0, MAX_SEED)
+    if a.sum_sq is not None:
+        lists.check_number(op, "max_norm", a.max_norm, 0.0)
+    lists.check_number(op, "seed", a.seed, 0, MAX_SEED)
 
 
-def _check_groups(
-    declared: Declaration, options: Sequence[float], ema_decay: Sequence[float], flags: Sequence[int]
-) -> None:
-    op, groups, names = declared.name, len(flags), list(declared.options)
-    for name, values, of_group in (("options", options, names), ("ema_decay", ema_decay, ["ema_decay"])):
+def _check_groups(declared: Declaration, a: UpdateArguments) -> None:
+    op, groups, names = declared.name, len(a.flags), list(declared.options)
+    for name, values, of_group in (("options", a.options, names), ("ema_decay", a.ema_decay, ["ema_decay"])):
         if len(values) != groups * len(of_group):
             raise ValueError(
                 f"{op}: {name} has {len(values)} entries and flags {groups}; "
                 f"accepted: {', '.join(of_group)} of each param group"
             )
-    named = [(f"{names[i % len(names)]}[{i // len(names)}]", value) for i, value in enumerate(options)]
-    for name, value in [*named, *((f"ema_decay[{i}]", value) for i, value in enumerate(ema_decay))]:
+    named = [(f"{names[i % len(names)]}[{i // len(names)}]", value) for i, value in enumerate(a.options)]
+    for name, value in [*named, *((f"ema_decay[{i}]", value) for i, value in enumerate(a.ema_decay))]:
         kind = name.partition("[")[0]
         if kind not in RATES:
             lists.check_number(op, name, value, LEAST.get(kind, 0.0))
         elif not 0.0 <= value < 1.0:
             raise ValueError(f"{op}: {name} is {value}; accepted: a number from 0 to below 1")
-    for i, flag in enumerate(flags):
+    for i, flag in enumerate(a.flags):
         if flag & ~declared.flags:
             bits = ", ".join(str(1 << k) for k in range(declared.flags.bit_length()) if declared.flags >> k & 1)
             raise ValueError(f"{op}: flags[{i}] is {flag}; accepted: a sum of bits out of {bits}")
@@ -136,15 +118,9 @@ def _check_buffers(op: str, device: torch.device, buffers: _Buffers, blocks: int
                 )
 
 
-def _check_layout(
-    declared: Declaration,
-    params: Sequence[Tensor],
-    buffers: _Buffers,
-    steps: Sequence[Tensor],
-    layout: Tensor,
-    groups: int,
-) -> None:
-    op, may_be_absent = declared.name, (*KEPT, *declared.optional)
+def _check_layout(declared: Declaration, a: UpdateArguments, buffers: _Buffers) -> None:
+    params, steps, layout, groups = a.params, a.steps, a.layout, len(a.flags)
+    op, optional = declared.name, (*KEPT, *declared.optional)
     if layout.dtype != torch.int64 or layout.device.type != "cpu" or tuple(layout.shape) != (len(params), 5):
         raise ValueError(f"{op}: layout is {lists.describe(layout)}; accepted: int64[{len(params)}, 5] on the CPU")
     for i, (block, offset, slot, group, index) in enumerate(layout.tolist()):
@@ -160,7 +136,7 @@ def _check_layout(
         end = offset + params[i].numel()
         for name, (tensors, _) in buffers.items():
             size = tensors[block].numel()
-            if offset < 0 or (end > size and not (size == 0 and name in may_be_absent)):
+            if offset < 0 or (end > size and not (size == 0 and name in optional)):
                 raise ValueError(f"{row}; {name}[{block}] has {size} elements, params[{i}] needs {offset} to {end}")
         for name, accepted in (("masters", HALF_DTYPES), ("shadows", (torch.float32,))):
             if buffers[name][0][block].numel() and params[i].dtype not in accepted:

@@ -8,7 +8,7 @@ With ``g`` the effective gradient::
 
 (You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020). Norms are L2, over
 one tensor, summed in float64; the ratio is 1 where one of them is 0, and for groups without weight decay. ``u`` is
-computed from the moments as they are stored. Flags: 1 (maximize), 8 (stochastic rounding), 16 (no bias correction), 32
+computed from the moments as stored. Flags: 1 (maximize), 8 (stochastic rounding), 16 (no bias correction), 32
 (a trust ratio for a group without decay, too).
 """
 
@@ -21,34 +21,41 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from .op import define_update
+from .op import Stage, WholeTensor, define_update
 from .state import ADAPT_ALL, MAXIMIZE, NO_BIAS_CORRECTION, STOCHASTIC, decayed, fma, rounded, sqrt
 
 
-def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _moments(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tuple[Tensor, ...]:
+    m, v = moments
+    return fma(rounded(1 - o.beta1), g - m, m), fma(g * rounded(1 - o.beta2), g, v * rounded(o.beta2))
+
+
+def _direction(p: Tensor, moments: list[Tensor], o: SimpleNamespace) -> Tensor:
     m, v = moments
     step = o.step.double()
     corrected = not o.flags & NO_BIAS_CORRECTION
     correction1, correction2 = (1 - beta**step if corrected else torch.ones_like(step) for beta in (o.beta1, o.beta2))
-    whole = o.squares is None
-    if whole or not o.second:
-        m = fma(rounded(1 - o.beta1), g - m, m).to(o.dtypes["exp_avg"]).float()  # as it is stored, from here on
-        v = fma(g * rounded(1 - o.beta2), g, v * rounded(o.beta2)).to(o.dtypes["exp_avg_sq"]).float()
     denom = sqrt(v) / rounded(correction2.sqrt()) + rounded(o.eps)
-    direction = m / denom * rounded(1 / correction1)
-    rate = torch.as_tensor(o.lr, dtype=torch.float64, device=p.device)
-    direction = decayed(direction, o.weight_decay, p)
-    squares = o.squares
-    if whole or not o.second:
-        squares = torch.stack([x.double().square().sum() for x in (p, direction)])
-        if not whole:
-            return squares, m, v
-    weight_norm, length = squares.sqrt().unbind()
+    return decayed(m / denom * rounded(1 / correction1), o.weight_decay, p)
+
+
+def _squares(p: Tensor, moments: list[Tensor], o: SimpleNamespace) -> Tensor:
+    return torch.stack([x.double().square().sum() for x in (p, _direction(p, moments, o))])
+
+
+def _rate(tensor: WholeTensor) -> Tensor:
+    """The learning rate times the trust ratio."""
+    o = tensor.o
+    rate = torch.as_tensor(o.lr, dtype=torch.float64, device=tensor.sums.device)
+    weight_norm, length = tensor.sums.sqrt().unbind()
     fixed = (weight_norm == 0) | (length == 0)
     if not o.flags & ADAPT_ALL:
         fixed |= o.weight_decay == 0
-    rate = torch.where(fixed, rate, rate * (weight_norm / length))
-    return fma(rounded(-rate), direction, p), m, v
+    return torch.where(fixed, rate, rate * (weight_norm / length))
+
+
+def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tuple[Tensor, ...]:
+    return (fma(rounded(-o.stage), _direction(p, moments, o), p),)
 
 
 def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
@@ -71,6 +78,6 @@ lamb_ = define_update(
     moments=("exp_avg", "exp_avg_sq"),
     options={"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01},
     flags=MAXIMIZE | STOCHASTIC | NO_BIAS_CORRECTION | ADAPT_ALL,
-    norms=True,
+    stage=Stage(_moments, _squares, run=lambda tensors: [_rate(tensor) for tensor in tensors]),
     samples=_samples,
 )

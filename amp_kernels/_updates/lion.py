@@ -6,7 +6,7 @@ With ``g`` the effective gradient::
     m = beta2 * m + (1 - beta2) * g
 
 (Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023; the decay is decoupled). The sign of NaN is
-NaN, so that a broken gradient does not pass for zero. Steps are counted, but do not enter the formula.
+NaN, so that a broken gradient does not look like zero. Steps are counted, but not in the formula.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Update ops: one step of an optimizer over a list of parameters in place, in one or two passes over memory.
 
-:func:`define_update` makes one from a declaration and the formula for one parameter. All have the same signature, so that
-one glue serves them in every backend; what an optimizer has of its own is packed into ``moments`` and ``options``, in
-the order of the declaration. The compiled rule of the same op, ``csrc/update/rules/<name>.h``, counts on that order, and so does
-``_triton/<name>.py``.
+:func:`define_update` makes one from a declaration and the formula for one parameter. All take :class:`UpdateArguments`, so
+one implementation serves them in every backend; the moments and options of an optimizer are packed into ``moments`` and
+``options``, in the order of the declaration. The compiled rule of the same op, ``csrc/update/rules/<name>.h``, and
+``_triton/<name>.py`` rely on that order.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._dispatch.library import KernelOp, Sample, define
 from . import declaration
+from .arguments import UpdateArguments, schema
 from .declaration import Declaration
 from .samples import sample
 from .state import MAXIMIZE, STOCHASTIC, StepScalars, Weight
@@ -26,17 +29,34 @@ from .state import MAXIMIZE, STOCHASTIC, StepScalars, Weight
 #: The update ops by name.
 RULES: dict[str, UpdateOp] = {}
 
-_STATE = "Tensor(b!)[] moments, Tensor(c!)[] steps, Tensor(d!)[] masters, Tensor(e!)[] shadows, Tensor(f!)[] emas"
-_NUMBERS = (
-    "Tensor[] lrs, Tensor[] weight_decays, Tensor? grad_scale, Tensor? found_inf, Tensor? sum_sq, float[] options, "
-    "float[] ema_decay, int[] flags, float max_norm, int seed"
-)
-
 #: ``rule(weight, moments, grad, o)``: weight and moments after the step of one parameter. All are float32, in memory
-#: order; ``moments`` are those that are there, ``grad`` is unscaled, clipped and negated when maximizing. ``o`` has the
-#: group's options by name and its ``flags``, the count of the ``step``, from 1, and the ``dtypes`` the moments are kept
-#: in by name.
+#: order; ``moments`` are those that are present, ``grad`` is unscaled, clipped and negated when maximizing. ``o`` has the
+#: group's options by name and its ``flags``, and the count of the ``step``, from 1. With a stage, the rule is the second
+#: pass: it gets the moments as stored and the stage's result as ``o.stage``, and returns the weight alone.
 Rule = Callable[[Tensor, list[Tensor], Tensor, SimpleNamespace], tuple[Tensor, ...]]
+
+
+class WholeTensor(NamedTuple):
+    """A tensor before a stage: ``sums`` are those that the first pass took of it; ``o`` as in :data:`Rule`."""
+
+    shape: torch.Size
+    sums: Tensor
+    o: SimpleNamespace
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a step that needs whole tensors (norms, matrix products) before the first weight moves.
+
+    Args:
+        moments: ``moments(weight, moments, grad, o)``, the first pass: the moments after the step.
+        sums: ``sums(weight, moments, o)``, from the moments as stored; float64 ``[2]``. Sums of pieces add up.
+        run: ``run(tensors)`` gets every tensor of the step and returns a result for each, the second pass's ``o.stage``.
+    """
+
+    moments: Rule
+    sums: Callable[[Tensor, list[Tensor], SimpleNamespace], Tensor]
+    run: Callable[[list[WholeTensor]], list[Any]]
 
 
 class UpdateOp:
@@ -47,27 +67,7 @@ class UpdateOp:
     changes is the float32 master if there is one; parameter and shadow receive it rounded, and the average becomes
     ``ema += (1 - ema_decay) * (weight - ema)``. State lies as :mod:`.state` says.
 
-    Args:
-        params: float16, bfloat16 or float32, dense, one device; updated.
-        grads: same shapes and strides as ``params``, float16, bfloat16 or float32 whatever the param's dtype; only read.
-        moments: for each of the declaration's moments one flat float32 or bfloat16 buffer per block, kind after kind; updated.
-            Optional ones have 0 elements for a block that does without.
-        steps: one float32 buffer per block, one counter per param; incremented.
-        masters: per block float32 masters or int16 remainders of 16-bit params, or 0 elements; updated.
-        shadows: per block a float16 or bfloat16 copy of float32 params, or 0 elements; overwritten.
-        emas: per block float32 exponential moving averages of the float32 weights, or 0 elements; updated.
-        layout: int64 ``[n, 5]`` on the CPU, row ``(block, offset, slot, group, index)`` for each param.
-        lrs: empty, or one float32 scalar per group that replaces ``lr`` and is read on the device.
-        weight_decays: empty, or one float64 scalar per group that replaces ``weight_decay`` and is read on the device.
-        grad_scale: loss scale the grads still carry, float32 scalar; ``None`` means 1.
-        found_inf: float32 scalar; if it is above 0 nothing changes, step counters included. ``None`` never skips.
-        sum_sq: squared norm of the unscaled grads (:func:`~amp_kernels._raw.check_and_norm.check_and_norm`); ``None`` does
-            not clip.
-        options: the numbers of the declaration, group after group.
-        ema_decay: one value per group.
-        flags: per group, a sum of bits out of the declaration's (:mod:`.state`).
-        max_norm: norm to clip to; read only if ``sum_sq`` is given.
-        seed: 0 to 2^63 - 1; with ``index``, step and element it decides the random bits (:mod:`.._raw._stochastic`).
+    Args: those of :class:`UpdateArguments`.
 
     Raises:
         TypeError: a dtype is not accepted.
@@ -75,106 +75,104 @@ class UpdateOp:
             names a moment or an option by its name and block or group: ``exp_avg[1]``, ``beta1[2]``.
     """
 
-    def __init__(self, declared: Declaration, rule: Rule, samples: Callable[[str], Iterable[Sample]]):
-        self.declared, self.rule = declared, rule
+    def __init__(
+        self, declared: Declaration, rule: Rule, stage: Stage | None, samples: Callable[[str], Iterable[Sample]]
+    ):
+        self.declared, self.rule, self.stage = declared, rule, stage
         name, family = declared.name, rule.__module__.rpartition(".")[2]
-        self.op = define(
-            f"{name}(Tensor(a!)[] params, Tensor[] grads, {_STATE}, Tensor layout, {_NUMBERS}) -> ()",
-            self.reference,
-            samples=samples,
-            family=family,
-        )
-        #: The same in two halves, for a rule that needs norms of tensors: see :meth:`half`.
+        self.op = define(schema(name), self.reference, samples=samples, family=family)
+        #: The same step from the addresses in a table, which replaces ``params``, ``grads`` and ``layout``.
+        self.of_table = KernelOp(schema(f"_{name}table_", table=True))
+        #: Both in two halves, for a rule with a stage: see ``squares`` in :class:`UpdateArguments`.
         self.half_op = self.half_of_table = None
-        if declared.norms:
+        if stage is not None:
             self.half_op = define(
-                f"{name}half_(Tensor(a!)[] params, Tensor[] grads, {_STATE}, Tensor layout, {_NUMBERS}, "
-                "Tensor(g!) squares, bool second) -> ()",
-                self.half,
+                schema(f"{name}half_", half=True),
+                self.reference,
                 samples=lambda device: _halves(samples(device)),
                 family=family,
             )
-            self.half_of_table = KernelOp(
-                f"_{name}half_table_(Tensor table, {_STATE}, {_NUMBERS}, Tensor(g!) squares, bool second) -> ()"
-            )
-        #: The same step of the addresses in a table, which stands in the place of ``params``, ``grads`` and ``layout``.
-        self.of_table = KernelOp(f"_{name}table_(Tensor table, {_STATE}, {_NUMBERS}) -> ()")
-        self._signature = inspect.signature(self.reference)
+            self.half_of_table = KernelOp(schema(f"_{name}half_table_", table=True, half=True))
         own = {"moments": declared.moments, "optional": declared.optional, "options": tuple(declared.options)}
         words = [f"{key}: {', '.join(names)}" for key, names in own.items() if names]
         self.__doc__ = "\n".join([sys.modules[rule.__module__].__doc__ or name, *words, "", inspect.getdoc(type(self))])
 
     def __call__(self, *args, **kwargs) -> None:
         """Check the arguments and take the step."""
-        call = self._signature.bind(*args, **kwargs).args
-        declaration.check(self.declared, *call)
-        self.op(*call)
+        arguments = UpdateArguments(*args, **kwargs)
+        declaration.check(self.declared, arguments)
+        self.step(arguments)
 
-    def reference(
-        self,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        moments: Sequence[Tensor],
-        steps: Sequence[Tensor],
-        masters: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        emas: Sequence[Tensor],
-        layout: Tensor,
-        lrs: Sequence[Tensor],
-        weight_decays: Sequence[Tensor],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-        sum_sq: Tensor | None,
-        options: Sequence[float],
-        ema_decay: Sequence[float],
-        flags: Sequence[int],
-        max_norm: float,
-        seed: int,
-        *,
-        squares: Tensor | None = None,
-        second: bool = True,
-    ) -> None:
-        if layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
+    def step(self, arguments: UpdateArguments, table: Tensor | None = None) -> None:
+        """Take the step, or half of it with ``squares``; from the addresses in ``table`` if there is one."""
+        half = arguments.squares is not None
+        if table is None:
+            (self.half_op if half else self.op)(*arguments.of_op(half=half))
+        else:
+            (self.half_of_table if half else self.of_table)(table, *arguments.of_op(table=True, half=half))
+
+    def reference(self, *args) -> None:
+        arguments = UpdateArguments(*args)
+        if arguments.layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
             return
-        scalars = StepScalars.make(grad_scale, found_inf, sum_sq, max_norm)
-        for i, (param, grad, row) in enumerate(zip(params, grads, layout.tolist(), strict=True)):
-            block, offset, slot, group, _ = row
-            count = len(self.declared.options)
-            of_group = options[group * count : (group + 1) * count]
-            o = SimpleNamespace(**dict(zip(self.declared.options, of_group, strict=True)))
-            if lrs:
-                o.lr = lrs[group].reshape(()).double()
-            if weight_decays:
-                o.weight_decay = weight_decays[group].reshape(())
-            o.step, o.flags = steps[block][slot] + 1, flags[group]
-            o.squares, o.second = None if squares is None else squares[i], second
-            stored = {
-                name: buffer[offset : offset + param.numel()]
-                for name, buffer in zip(self.declared.moments, moments[block :: len(steps)], strict=True)
-                if buffer.numel() or name not in self.declared.optional
-            }
-            o.dtypes = {name: moment.dtype for name, moment in stored.items()}
-            weight = Weight.at(param, row, masters, shadows, emas, ema_decay, flags, seed, o.step)
-            read = [moment.float() for moment in stored.values()]
-            updated, *kept = self.rule(weight.load(), read, scalars.gradient(grad, flags[group]), o)
-            if second:
-                weight.store(scalars, updated)
-            elif param.numel():
-                scalars.store(squares[i], updated)
-            for moment, value in zip(stored.values(), kept, strict=True):
-                scalars.store(moment, value)
-            scalars.store(steps[block][slot], o.step)
+        scalars = StepScalars.make(arguments)
+        params = [_Param(self.declared, arguments, i, row) for i, row in enumerate(arguments.layout.tolist())]
+        if self.stage is not None:
+            self._run_stage(arguments, params, scalars)
+        for p in params:
+            if arguments.second:
+                grad = scalars.gradient(p.grad, p.o.flags)
+                weight, *moments = self.rule(p.weight.load(), p.read_moments(), grad, p.o)
+                p.weight.store(scalars, weight)
+                if self.stage is None:
+                    p.store_moments(scalars, moments)
+            scalars.store(p.counter, p.o.step)
 
-    def half(self, *args) -> None:
-        """One half of a step whose tensors are pieces of larger ones, which must be added up in between.
+    def _run_stage(self, arguments: UpdateArguments, params: list[_Param], scalars: StepScalars) -> None:
+        """Up to the results of the stage, or to either side of the sums of pieces."""
+        squares, stage, sums = arguments.squares, self.stage, []
+        for i, p in enumerate(params):
+            if squares is not None and arguments.second:
+                sums.append(squares[i])
+                continue
+            grad = scalars.gradient(p.grad, p.o.flags)
+            p.store_moments(scalars, stage.moments(p.weight.load(), p.read_moments(), grad, p.o))
+            sums.append(stage.sums(p.weight.load(), p.read_moments(), p.o))
+            if squares is not None and p.grad.numel():
+                scalars.store(squares[i], sums[i])
+        if arguments.second:
+            wholes = [WholeTensor(p.grad.shape, s, p.o) for p, s in zip(params, sums, strict=True)]
+            for p, result in zip(params, stage.run(wholes), strict=True):
+                p.o.stage = result
 
-        ``args`` end with ``squares``, float64 ``[n, 2]``, and ``second``. The first half moves the moments and writes into
-        ``squares`` the sums of squares of each weight and its direction; rows of tensors without elements stay. The second
-        half moves the weights by what ``squares`` holds by then, and writes no moment. Either half counts the step, so
-        the first is given copies of the counters. A skipped half writes nothing.
-        """
-        *arguments, squares, second = args
-        self.reference(*arguments, squares=squares, second=second)
+
+class _Param:
+    """One parameter of a step: weight, gradient, moments and step counter, and ``o`` for its rule."""
+
+    def __init__(self, declared: Declaration, arguments: UpdateArguments, i: int, row: list[int]):
+        block, offset, slot, group, _ = row
+        param, blocks, count = arguments.params[i], len(arguments.steps), len(declared.options)
+        self.grad, self.counter = arguments.grads[i], arguments.steps[block][slot]
+        of_group = arguments.options[group * count : (group + 1) * count]
+        self.o = SimpleNamespace(**dict(zip(declared.options, of_group, strict=True)))
+        if arguments.lrs:
+            self.o.lr = arguments.lrs[group].reshape(()).double()
+        if arguments.weight_decays:
+            self.o.weight_decay = arguments.weight_decays[group].reshape(())
+        self.o.step, self.o.flags = self.counter + 1, arguments.flags[group]
+        self._moments = [
+            buffer[offset : offset + param.numel()]
+            for name, buffer in zip(declared.moments, arguments.moments[block::blocks], strict=True)
+            if buffer.numel() or name not in declared.optional
+        ]
+        self.weight = Weight.at(arguments, i, row, self.o.step)
+
+    def read_moments(self) -> list[Tensor]:
+        return [moment.float() for moment in self._moments]
+
+    def store_moments(self, scalars: StepScalars, values: Iterable[Tensor]) -> None:
+        for moment, value in zip(self._moments, values, strict=True):
+            scalars.store(moment, value)
 
 
 def _halves(samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -187,7 +185,7 @@ def _halves(samples: Iterable[Sample]) -> Iterator[Sample]:
 
 
 def usual_samples(call: Callable[..., Sample]) -> Iterator[Sample]:
-    """Calls over the dtypes, ways to keep a weight and decisions of a step that every rule meets."""
+    """Calls over the dtypes, kinds of weight and step scalars that concern every rule."""
     f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
     yield call(30, [f32])
     yield call(31, [f32, bf16, f16], scale=1024.0, found=0.0, max_norm=1.0)
@@ -209,7 +207,7 @@ def define_update(
     options: dict[str, float],
     flags: int,
     optional: tuple[str, ...] = (),
-    norms: bool = False,
+    stage: Stage | None = None,
     samples: Callable[[Callable[..., Sample]], Iterable[Sample]] = usual_samples,
 ) -> UpdateOp:
     """Define the op of an optimizer: see :class:`UpdateOp`.
@@ -217,18 +215,17 @@ def define_update(
     Args:
         name: of the op, with its underscore.
         rule: the formula, for the reference; see :data:`Rule`.
-        moments: names of what is kept of an element between steps, at least one, the optional ones last.
-        options: names of a group's numbers, ``lr`` first and ``weight_decay`` last, with the values that samples and tests take.
-        flags: the bits a group may have.
-        optional: names of the moments that a block may be without; it has all of them or none.
-        norms: whether a step needs norms of whole tensors, so that one of pieces has two halves (:meth:`UpdateOp.half`).
-        samples: ``samples(call)`` yields calls made by ``call(seed, dtypes, **options)``
-            (:func:`.samples.sample`).
+        moments: names of the state kept of an element between steps, at least one, the optional ones last.
+        options: names of a group's numbers, ``lr`` first and ``weight_decay`` last, with the values of samples and tests.
+        flags: the bits that a group may have.
+        optional: names of the moments that a block may lack; it has all of them or none.
+        stage: for a rule that needs whole tensors; its op also exists in two halves.
+        samples: ``samples(call)`` yields calls made by ``call(seed, dtypes, **options)`` (:func:`.samples.sample`).
     """
-    declared = Declaration(name, moments, options, flags, optional, norms)
+    declared = Declaration(name, moments, options, flags, optional)
 
     def of_device(device: str) -> Iterable[Sample]:
         return samples(functools.partial(sample, declared, device))
 
-    RULES[name] = update = UpdateOp(declared, rule, of_device)
+    RULES[name] = update = UpdateOp(declared, rule, stage, of_device)
     return update

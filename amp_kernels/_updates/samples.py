@@ -1,4 +1,4 @@
-"""Lists of parameters with all their state, as the update ops take them: for the ops' samples, tests and benchmarks."""
+"""Lists of parameters with all their state, for the samples of the update ops and their tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 from .._checks.lists import HALF_DTYPES, flat
 from .._dispatch.library import Sample
 from .._raw._split_master import split_master
+from .arguments import UpdateArguments
 from .declaration import Declaration
 from .state import STOCHASTIC
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a weight is kept."""
+    """Storage of a weight."""
 
     param: torch.dtype = torch.float32
     master: torch.dtype | None = None
@@ -40,9 +41,9 @@ class Blocks:
     Args:
         shapes: of the parameters of a block.
         grad_dtype: ``None`` for the parameter's.
-        optional: whether there are the moments that a block may be without.
-        first: whether moments and steps are zero.
-        start, size: where the first parameter lies in a block's buffers, and their size; ``None``: as needed.
+        optional: whether blocks have the optional moments.
+        first: moments and steps are zero.
+        start, size: offset of the first parameter in a block's buffers, and their size; ``None``: as needed.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Blocks:
         seed: int = 0x1234567 << 32 | 0x89ABCDEF,  # bits in both words of the key
         device: str = "cpu",
         **options: float | Sequence[float],
-    ) -> tuple:
+    ) -> UpdateArguments:
         """Those of a call of the op. ``options``, ``ema_decay`` and ``flags``: a value, or one per group."""
         unknown = set(options) - set(self.declared.options)
         if unknown:
@@ -126,23 +127,30 @@ class Blocks:
         def there(tensors: Sequence[Tensor]) -> list[Tensor]:
             return [t.to(device) for t in tensors]
 
+        def scalar(value: float | None) -> Tensor | None:
+            return None if value is None else torch.tensor(value, device=device)
+
         rounding = [STOCHASTIC if kind.stochastic else 0 for kind in self.kinds]
         of_groups = zip(*map(each, {**self.declared.options, **options}.values()), strict=True)
-        scalars = [None if s is None else torch.tensor(s, device=device) for s in (grad_scale, found_inf, sum_sq)]
-        return (
-            there(self.params),
-            there(self.grads),
-            there([buffer for buffers in self.moments for buffer in buffers]),
-            *map(there, (self.steps, self.masters, self.shadows, self.emas)),
-            self.layout,
-            there([torch.tensor(lr) for lr in lrs]),
-            there([torch.tensor(decay, dtype=torch.float64) for decay in weight_decays]),
-            *scalars,
-            [value for of_group in of_groups for value in of_group],
-            each(ema_decay),
-            [flag | bit for flag, bit in zip(each(flags), rounding, strict=True)],
-            max_norm,
-            seed,
+        return UpdateArguments(
+            params=there(self.params),
+            grads=there(self.grads),
+            moments=there([buffer for buffers in self.moments for buffer in buffers]),
+            steps=there(self.steps),
+            masters=there(self.masters),
+            shadows=there(self.shadows),
+            emas=there(self.emas),
+            layout=self.layout,
+            lrs=there([torch.tensor(lr) for lr in lrs]),
+            weight_decays=there([torch.tensor(decay, dtype=torch.float64) for decay in weight_decays]),
+            grad_scale=scalar(grad_scale),
+            found_inf=scalar(found_inf),
+            sum_sq=scalar(sum_sq),
+            options=[value for of_group in of_groups for value in of_group],
+            ema_decay=each(ema_decay),
+            flags=[flag | bit for flag, bit in zip(each(flags), rounding, strict=True)],
+            max_norm=max_norm,
+            seed=seed,
         )
 
 
@@ -188,7 +196,7 @@ def sample(
         buffer.zero_()
     groups = range(1, len(dtypes) + 1)
     lr = options.pop("lr", declared.options["lr"])
-    return blocks.arguments(
+    arguments = blocks.arguments(
         lrs=[0.01 * i for i in groups] if lrs else (),
         weight_decays=[0.1 * (i - 1) for i in groups] if decays else (),
         grad_scale=scale,
@@ -201,4 +209,5 @@ def sample(
         device=device,
         lr=[lr * i for i in groups],
         **options,
-    ), {}
+    )
+    return arguments.of_op(), {}

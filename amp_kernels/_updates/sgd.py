@@ -5,8 +5,8 @@ With ``g`` the effective gradient::
     step += 1;  g += weight_decay * p;  buffer = g if step == 1 else momentum * buffer + (1 - dampening) * g
     p -= lr * (g + momentum * buffer if nesterov else buffer)
 
-as :class:`torch.optim.SGD`. The first step is the first one that is *taken*: a momentum buffer that an overflow left
-unwritten is never read. Without a momentum buffer ``p -= lr * g``. Flags: 1 (maximize), 2 (nesterov), 8 (stochastic
+as :class:`torch.optim.SGD`. The first step is the first one that is not skipped: a momentum buffer that a skipped step
+left unwritten is never read. Without a momentum buffer ``p -= lr * g``. Flags: 1 (maximize), 2 (nesterov), 8 (stochastic
 rounding).
 """
 

@@ -1,22 +1,22 @@
-"""Blocks: how an optimizer's state reaches the update ops, and what their references share.
+"""Blocks, the layout of an optimizer's state in the update ops, and functions that their references share.
 
-Only parameters and gradients travel as lists of tensors. Everything else lives in flat 1-D buffers: a *block* is a set
-of parameters of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus
-one step counter per parameter. ``layout``, an int64 CPU tensor ``[n, 5]``, says where: row ``i`` is ``(block, offset,
-slot, group, index)``; the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``,
-its step counter is ``steps[slot]``, its hyper-parameters are those of ``group``. ``index``, 0 to 2^32 - 1, is its
-number in the optimizer, which its random bits depend on. Elements are taken in memory order, so state and parameter
-match whatever the strides.
+Parameters and gradients are lists of tensors. Everything else is in flat 1-D buffers: a *block* is a set of parameters
+of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus one step counter
+per parameter. ``layout`` is an int64 CPU tensor ``[n, 5]``. Its row ``i`` is ``(block, offset, slot, group, index)``: the
+state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its step counter is
+``steps[slot]``, its hyper-parameters are those of ``group``. ``index``, 0 to 2^32 - 1, is its number in the optimizer,
+part of the key of its random bits. Elements are taken in memory order, so state and parameter match whatever the
+strides.
 
 A buffer with 0 elements means the block has no such state. Masters: float32 holds full masters of 16-bit parameters,
 int16 the remainders of :mod:`.._raw._split_master`; without one the parameter is its own master, rounded to nearest even or, with
 the flag ``STOCHASTIC`` of its group, stochastically (:mod:`.._raw._stochastic`). Shadows: float16 or bfloat16 copies of
 float32 parameters. Emas: float32 exponential moving averages of the float32 weights.
 
-Optimizers pass a *table* in the place of lists and layout, to private ops: int64 ``[n, 10]`` on the CPU, a row is
-``(address of the parameter, address of the gradient, numel, dtype of the parameter, dtype of the gradient)`` and the row
-of the layout. That saves some 140 ns a tensor and list. An address cannot be checked:
-:mod:`amp_kernels.optim._cached_step` makes the tables, and no public op takes one.
+Optimizers pass a *table* instead of lists and layout, to private ops: int64 ``[n, 12]`` on the CPU, a row is ``(address of
+the parameter, address of the gradient, numel, dtype of the parameter, dtype of the gradient)``, the row of the layout, and
+the last two dimensions of the parameter (1 for a dimension that it lacks). That saves some 140 ns a tensor and list. An
+address cannot be checked: :mod:`amp_kernels.optim._cached_step` makes the tables, and no public op takes one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from .._checks import lists
 from .._checks.lists import HALF_DTYPES
 from .._raw._split_master import join_master, split_master
 from .._raw._stochastic import round_stochastic, rounding_bits
+from .arguments import UpdateArguments
 
 MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32  # a group's flags
 MAX_SEED = 2**63 - 1
 
-TABLE_COLUMNS, TABLE_GRAD = 10, 1  # csrc/base/tensor_table.h
+TABLE_COLUMNS, TABLE_GRAD = 12, 1  # csrc/base/tensor_table.h
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
 
 PARAMS = (torch.float16, torch.bfloat16, torch.float32)
@@ -85,21 +86,19 @@ def rounded(value: float | Tensor) -> float | Tensor:
 
 @dataclass
 class StepScalars:
-    """What the device decided about this step."""
+    """The scalars of a step that are on the device."""
 
     inv_scale: Tensor | float
     clip: Tensor | float
     taken: Tensor | None  # None: never skipped
 
     @classmethod
-    def make(
-        cls, grad_scale: Tensor | None, found_inf: Tensor | None, sum_sq: Tensor | None, max_norm: float
-    ) -> StepScalars:
+    def make(cls, a: UpdateArguments) -> StepScalars:
         clip: Tensor | float = 1.0
-        if sum_sq is not None:
-            clip = (max_norm / (sqrt(sum_sq.reshape(())) + 1e-6)).clamp(max=1.0)
-        taken = None if found_inf is None else ~(found_inf.reshape(()) > 0)
-        return cls(lists.inverse_scale(grad_scale), clip, taken)
+        if a.sum_sq is not None:
+            clip = (a.max_norm / (sqrt(a.sum_sq.reshape(())) + 1e-6)).clamp(max=1.0)
+        taken = None if a.found_inf is None else ~(a.found_inf.reshape(()) > 0)
+        return cls(lists.inverse_scale(a.grad_scale), clip, taken)
 
     def gradient(self, grad: Tensor, flags: int) -> Tensor:
         """The gradient that the update sees, float32 in memory order."""
@@ -119,7 +118,7 @@ def piece(buffer: Tensor, offset: int, numel: int) -> Tensor | None:
 
 @dataclass
 class Weight:
-    """One parameter's weight in every form that is kept of it."""
+    """One parameter's weight in every form that is stored."""
 
     param: Tensor  # in memory order, as all of them
     master: Tensor | None
@@ -129,25 +128,14 @@ class Weight:
     random16: Tensor | None  # bits for stochastic rounding
 
     @classmethod
-    def at(
-        cls,
-        param: Tensor,
-        row: Sequence[int],
-        masters: Sequence[Tensor],
-        shadows: Sequence[Tensor],
-        emas: Sequence[Tensor],
-        ema_decay: Sequence[float],
-        flags: Sequence[int],
-        seed: int,
-        step: Tensor,
-    ) -> Weight:
-        """The weight that row ``row`` of the layout places; ``step``: its count after the increment."""
-        block, offset, _, group, index = row
+    def at(cls, a: UpdateArguments, i: int, row: Sequence[int], step: Tensor) -> Weight:
+        """The weight of parameter ``i``, whose row of the layout is ``row``; ``step``: its count after the increment."""
+        param, (block, offset, _, group, index) = a.params[i], row
         n = param.numel()
-        master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (masters, shadows, emas))
-        stochastic = flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES
-        random16 = rounding_bits(seed, step, index, n) if stochastic else None
-        return cls(lists.flat(param), master, shadow, ema, ema_decay[group], random16)
+        master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (a.masters, a.shadows, a.emas))
+        stochastic = a.flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES
+        random16 = rounding_bits(a.seed, step, index, n) if stochastic else None
+        return cls(lists.flat(param), master, shadow, ema, a.ema_decay[group], random16)
 
     def load(self) -> Tensor:
         """The float32 weight to be updated."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._sharding.agreement import Agreement
+from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
 from ._cached_step import Launch
 from ._state import Place
@@ -17,9 +18,18 @@ from ._state import Place
 class Update(NamedTuple):
     """One call of the update op, for the parameters of one device."""
 
-    launch: Launch  # parameters and gradients
-    state: tuple[list[Tensor], ...]  # the op's arguments from the moments to `emas`
-    numbers: tuple  # those from `lrs` on
+    launch: Launch
+    arguments: UpdateArguments
+
+    def run(self, op: UpdateOp) -> None:
+        """Call the op and tell autograd what it has written."""
+        batch, _, table = self.launch
+        if table is None:
+            op.step(self.arguments)
+            torch.autograd.graph.increment_version(batch.sharded)
+        else:
+            op.step(self.arguments, table.tensor)
+            table.bump_versions()
 
 
 class Algorithm:
@@ -68,10 +78,5 @@ class Algorithm:
 
     def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
         """Update the parameters, device after device. ``params`` are all of the optimizer's."""
-        for (batch, grads, table), state, numbers in updates:
-            if table is None:
-                self.op.op(batch.pieces, grads, *state, batch.layout, *numbers)
-                torch.autograd.graph.increment_version(batch.sharded)
-            else:
-                self.op.of_table(table.tensor, *state, *numbers)
-                table.bump_versions()
+        for update in updates:
+            update.run(self.op)

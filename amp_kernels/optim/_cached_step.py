@@ -133,6 +133,7 @@ class TensorTable:
             (TABLE_DTYPES[piece.dtype] for piece in pieces),
             (TABLE_DTYPES[grad.dtype] for grad in grads),
             *zip(*batch.layout.tolist(), strict=True),
+            *zip(*((1, 1, *piece.shape)[-2:] for piece in pieces), strict=True),
         ]
         self._words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
         self._chunks: list[_Chunk | _PlainChunk] = []

@@ -17,6 +17,7 @@ from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import op as check_and_norm
 from .._sharding.agreement import Agreement, LatestAgreement
 from .._sharding.local import is_dtensor, local
+from .._updates.arguments import UpdateArguments
 from ._algorithm import Algorithm, Update
 from ._batches import DeviceBatch, make_batches
 from ._cached_step import CachedStep, Launch, addressable
@@ -81,7 +82,7 @@ class StepPlan:
         packed = self.hyper.packed(groups)
         launches = self.launches(groups, state)
         max_norm = options.max_grad_norm if request.max_norm is None else request.max_norm
-        if request.check or max_norm is not None or self._algorithm.declared.norms:
+        if request.check or max_norm is not None or self._algorithm.op.stage is not None:
             self._agreement.check(self._name)
         answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
@@ -107,19 +108,22 @@ class StepPlan:
         batch = launch.batch
         batch.shadows.renew()
         batch.written.adopt()
-        numbers = (
+        arguments = UpdateArguments(
+            batch.pieces,
+            launch.grads,
+            *batch.state(self._algorithm.declared.moments, packed.used, packed.averaged),
+            batch.layout,
             *self.hyper.on_device(groups, batch.device),
-            at(request.grad_scale, batch.device),
-            largest_flag([request.found_inf, *answer.found_infs.values()], batch.device),
-            None if max_norm is None else at(answer.sum_sq, batch.device),
-            packed.options,
-            packed.ema_decays,
-            packed.flags,
-            0.0 if max_norm is None else float(max_norm),
-            self._options.seed,
+            grad_scale=at(request.grad_scale, batch.device),
+            found_inf=largest_flag([request.found_inf, *answer.found_infs.values()], batch.device),
+            sum_sq=None if max_norm is None else at(answer.sum_sq, batch.device),
+            options=packed.options,
+            ema_decay=packed.ema_decays,
+            flags=packed.flags,
+            max_norm=0.0 if max_norm is None else float(max_norm),
+            seed=self._options.seed,
         )
-        moments = self._algorithm.declared.moments
-        return Update(launch, batch.state(moments, packed.used, packed.averaged), numbers)
+        return Update(launch, arguments)
 
     # ---- collection ----
 

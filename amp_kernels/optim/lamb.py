@@ -45,27 +45,16 @@ class LAMBAlgorithm(Algorithm):
             return
         device = updates[0].launch.batch.device if updates else home_device(agreement, params)
         sums = torch.zeros(len(params), 2, dtype=torch.float64, device=device)
-        for update in updates:
-            batch, (moments, steps, *rest) = update.launch.batch, update.state
+        for (batch, _, table), arguments in updates:
             squares = torch.zeros(len(batch.params), 2, dtype=torch.float64, device=batch.device)
-            counters = [buffer.clone() for buffer in steps]  # only the second half may count
-            self._half(update._replace(state=(moments, counters, *rest)), squares, second=False)
+            counters = [buffer.clone() for buffer in arguments.steps]  # only the second half may count
+            first = arguments._replace(steps=counters, squares=squares, second=False)
+            self.op.step(first, None if table is None else table.tensor)
             sums.index_copy_(0, batch.rows.to(device), squares.to(device))
         sums = agreement.total(sums)
-        for update in updates:
-            batch, _, table = update.launch
-            self._half(update, sums.to(batch.device)[batch.rows], second=True)
-            if table is None:
-                torch.autograd.graph.increment_version(batch.sharded)
-            else:
-                table.bump_versions()
-
-    def _half(self, update: Update, squares: Tensor, second: bool) -> None:
-        (batch, grads, table), state, numbers = update
-        if table is None:
-            self.op.half_op(batch.pieces, grads, *state, batch.layout, *numbers, squares, second)
-        else:
-            self.op.half_of_table(table.tensor, *state, *numbers, squares, second)
+        for launch, arguments in updates:
+            batch = launch.batch
+            Update(launch, arguments._replace(squares=sums.to(batch.device)[batch.rows])).run(self.op)
 
 
 class LAMB(StandaloneOptimizer):

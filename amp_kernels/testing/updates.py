@@ -1,4 +1,4 @@
-"""Lists of parameters and calls of the update ops, and what came of them."""
+"""Calls of the update ops over lists of parameters, and access to their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._updates.samples import Blocks, Kind
 
 _F16, _BF16, _F32 = torch.float16, torch.bfloat16, torch.float32
 
-#: Every way to keep a weight.
+#: Every kind of storage of a weight.
 KINDS = [
     Kind(_F32),
     Kind(_F32, shadow=_F16),
@@ -31,12 +31,12 @@ KINDS = [
     Kind(_F32, shadow=_BF16, ema=True),
     Kind(_F16, master=torch.int16, ema=True),
 ]
-#: With a tail, an empty one, a scalar and one that spans several chunks of the CPU kernels.
+#: One with a tail, an empty one, a scalar and one that spans several chunks of the CPU kernels.
 SHAPES = ((7, 5), (0, 3), (), (1031,), (17003,))
 
 
 class Update(Blocks):
-    """A call of update op ``name``. The first 16 elements of every buffer belong to nobody."""
+    """A call of update op ``name``. The first 16 elements of every buffer belong to no parameter."""
 
     def __init__(self, name: str, kinds: Sequence[Kind], shapes: Sequence[tuple[int, ...]] = SHAPES, **options):
         super().__init__(RULES[name].declared, kinds, shapes=shapes, start=16, **options)
@@ -52,17 +52,17 @@ class Update(Blocks):
         return [t for tensors in lists for t in tensors]
 
     def step(self, op: Callable[..., None] | None = None, **call) -> Update:
-        """Takes it, with the arguments of :meth:`Blocks.arguments`; ``op``: by default the compiled one. Returns itself."""
-        (op or self.op.overload)(*self.arguments(**call))
+        """Take the step with the arguments of :meth:`Blocks.arguments` and return itself; ``op``: by default the compiled one."""
+        (op or self.op.overload)(*self.arguments(**call).of_op())
         return self
 
     def place(self, i: int) -> tuple[Kind, slice, int, int]:
-        """Of parameter i: how it is kept, its elements of the block's buffers, its block and its slot."""
+        """Kind of parameter i, its elements in the block's buffers, its block and its slot."""
         block, offset, slot, *_ = self.layout[i].tolist()
         return self.kinds[block], slice(offset, offset + self.params[i].numel()), block, slot
 
     def weight(self, i: int) -> Tensor:
-        """The fp32 weight that parameter i stands for, in memory order."""
+        """The fp32 weight of parameter i, in memory order."""
         kind, piece, block, _ = self.place(i)
         if kind.master == _F32:
             return self.masters[block][piece].clone()
@@ -79,11 +79,11 @@ class Update(Blocks):
         return self.emas[block][piece].clone()
 
     def count(self, i: int) -> float:
-        """The steps that parameter i has taken."""
+        """Number of steps of parameter i."""
         _, _, block, slot = self.place(i)
         return self.steps[block][slot].item()
 
 
 def draw(shapes: Iterable[tuple[int, ...]], dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
-    """Normal numbers, on the generator's device and in ``dtype``: a float32 copy of a large list would not fit beside it."""
+    """Normal numbers, drawn on the generator's device and in ``dtype``: a large list leaves no memory for a float32 copy."""
     return [torch.randn(shape, generator=generator, device=generator.device, dtype=dtype) for shape in shapes]

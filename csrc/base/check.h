@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace ak {
 
 using torch::headeronly::ScalarType;
@@ -57,6 +59,34 @@ inline const char* dtype_name(ScalarType dtype) {
       return "int64";
     default:
       return torch::headeronly::toString(dtype);
+  }
+}
+
+inline DType dtype_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::Double:
+      return DType::kFloat64;
+    default:
+      fail("no kernel works on dtype ", dtype_name(dtype));
+  }
+}
+
+inline ScalarType scalar_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return ScalarType::Half;
+    case DType::kBFloat16:
+      return ScalarType::BFloat16;
+    case DType::kFloat32:
+      return ScalarType::Float;
+    default:
+      return ScalarType::Double;
   }
 }
 

@@ -1,9 +1,9 @@
-// Parameters and gradients as addresses, in the place of lists of tensors: an int64 CPU tensor, a row per parameter.
+// Parameters and gradients as addresses instead of lists of tensors: an int64 CPU tensor, a row per parameter.
 //
-// A tensor in a list costs a call some 140 ns of host time, and most of what it says was said a step ago. An optimizer
-// therefore checks that nothing but addresses can have changed and passes a table (amp_kernels/optim/_cached_step.py).
-// What can still be told from a row is checked as for a list; that an address is right cannot be, so only optimizers
-// pass one.
+// Each tensor in a list costs a call some 140 ns of host time, and only the addresses of gradients change from step to
+// step. An optimizer therefore checks that nothing else has changed and passes a table
+// (amp_kernels/optim/_cached_step.py). Everything in a row but the addresses is checked as for a list; that an address
+// is right cannot be checked, so only optimizers pass a table.
 #pragma once
 
 #include <initializer_list>
@@ -13,12 +13,14 @@
 
 namespace ak {
 
-// As amp_kernels/_updates/state.py has them. dtypes are torch's codes (ScalarType).
+// The columns, as in amp_kernels/_updates/state.py. dtypes are torch's codes (ScalarType); rows and columns are the
+// last two dimensions of the parameter.
 struct TableRow {
   int64_t param, grad, numel, param_dtype, grad_dtype;
   int64_t block, offset, slot, group, index;
+  int64_t rows, columns;
 };
-inline constexpr int64_t kTableColumns = 10;
+inline constexpr int64_t kTableColumns = 12;
 static_assert(sizeof(TableRow) == kTableColumns * sizeof(int64_t));
 
 inline std::span<const TableRow> table_rows(const char* op, ArgName name, const Tensor& table) {

@@ -9,12 +9,9 @@
 #include <cstdint>
 
 #include "base/config.h"
+#include "base/dtype.h"
 
 namespace ak {
-
-enum class DType : uint8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
-
-AK_HD constexpr int bytes_of(DType t) { return t == DType::kFloat64 ? 8 : t == DType::kFloat32 ? 4 : 2; }
 
 #if defined(CUDART_VERSION) && CUDART_VERSION < 12010
 #error "amp_kernels needs CUDA 12.1 or newer: before it, a launch takes 4,096 bytes of arguments"

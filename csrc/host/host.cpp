@@ -26,10 +26,7 @@
 #include "gradients/loss_scale.h"
 #include "host/gemm_plan.h"
 #include "update/ema.h"
-#include "update/rules/adamw.h"
-#include "update/rules/lamb.h"
-#include "update/rules/lion.h"
-#include "update/rules/sgd.h"
+#include "update/rules.h"
 #include "update/split_master.h"
 
 #ifndef AK_BUILD_FLAGS
@@ -209,9 +206,6 @@ std::tuple<py::array_t<float>, py::array_t<float>> swiglu_gradient(const Floats&
           map<float, float>(gate, [&](float g, py::ssize_t i) { return swiglu_backward(d[i], g, u[i]).up; })};
 }
 
-// Those that `update` knows.
-using Rules = std::tuple<AdamW, Lamb, Lion, Sgd>;
-
 // One step of a tensor; of LAMB, which takes it in two passes, returns the length.
 template <typename Rule>
 std::optional<float> take_step(State& p, std::vector<State>& moments, const Floats& grad,
@@ -253,18 +247,15 @@ std::optional<float> take_step(State& p, std::vector<State>& moments, const Floa
 std::optional<float> update(const std::string& op, State p, std::vector<State> moments, const Floats& grad,
                             const std::vector<double>& options, int64_t flags, float step, float inv_scale,
                             float clip) {
-  return std::apply(
-      [&](auto... rule) {
-        std::optional<float> rate;
-        const auto take = [&]<typename Rule>(Rule) {
-          if (op != Rule::kName) return false;
-          rate = take_step<Rule>(p, moments, grad, options, flags, step, inv_scale, clip);
-          return true;
-        };
-        if (!(take(rule) || ...)) throw std::invalid_argument("op is '" + op + "', which is no update op");
-        return rate;
-      },
-      Rules{});
+  std::optional<float> rate;
+  bool known = false;
+  for_each_rule([&]<typename Rule>(Rule) {
+    if (op != Rule::kName) return;
+    known = true;
+    rate = take_step<Rule>(p, moments, grad, options, flags, step, inv_scale, clip);
+  });
+  if (!known) throw std::invalid_argument("op is '" + op + "', which is no update op");
+  return rate;
 }
 
 void ema_step(State average, const Floats& weight, double decay) {

@@ -1,28 +1,30 @@
+// The update ops on the CPU: storage of weights, and the registration of the rules without a stage.
 #include "update/cpu.h"
 
 #include "update/cpu_stochastic.h"
+#include "update/rules.h"
 
 namespace ak {
 
-UpdateDecision decide(const UpdateArguments& a) {
+StepValues read_scalars(const UpdateCall& call) {
   const auto read = [&](const char* name, const std::optional<Tensor>& value, float otherwise) {
-    return value ? read_scalar<float>(a.op, {name}, *value) : otherwise;
+    return value ? read_scalar<float>(call.op(), {name}, *value) : otherwise;
   };
-  const float scale = read("grad_scale", a.grad_scale, 1.0f);
-  const float found_inf = read("found_inf", a.found_inf, 0.0f);
-  const float sum_sq = read("sum_sq", a.sum_sq, 0.0f);
-  const float clip = a.sum_sq ? clip_factor(sum_sq, static_cast<float>(a.max_norm)) : 1.0f;
+  const float scale = read("grad_scale", call.grad_scale, 1.0f);
+  const float found_inf = read("found_inf", call.found_inf, 0.0f);
+  const float sum_sq = read("sum_sq", call.sum_sq, 0.0f);
+  const float clip = call.sum_sq ? clip_factor(sum_sq, static_cast<float>(call.max_norm)) : 1.0f;
   return {found(found_inf), inverse_scale(scale), clip};
 }
 
-float* load_weights(const UpdateParam& p, int64_t at, int64_t n, float* buffer) {
-  if (!p.master.data) return load_tile(p.param.data, p.param.dtype, at, n, buffer);
-  if (p.master.dtype == ScalarType::Float) return load_tile(p.master.data, p.master.dtype, at, n, buffer);
-  const int16_t* remainder = reinterpret_cast<const int16_t*>(p.master.data) + at;
-  if (p.param.dtype == ScalarType::Half) {
-    join_span(reinterpret_cast<const fp16*>(p.param.data) + at, remainder, buffer, n);
+float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer) {
+  if (p.master_kind == Master::kNone) return load_elements(p.param, p.param_dtype, at, n, buffer);
+  if (p.master_kind == Master::kFloat32) return static_cast<float*>(p.master) + at;
+  const int16_t* remainder = static_cast<const int16_t*>(p.master) + at;
+  if (p.param_dtype == DType::kFloat16) {
+    join_span(static_cast<const fp16*>(p.param) + at, remainder, buffer, n);
   } else {
-    join_span(reinterpret_cast<const bf16*>(p.param.data) + at, remainder, buffer, n);
+    join_span(static_cast<const bf16*>(p.param) + at, remainder, buffer, n);
   }
   return buffer;
 }
@@ -35,26 +37,32 @@ AK_SIMD_CLONES void ema_span(float* __restrict average, const float* __restrict 
 
 }  // namespace
 
-void store_weights(const UpdateParam& p, const float* weights, int64_t at, int64_t n, const Rounding& r) {
-  if (p.master.data && p.master.dtype == ScalarType::Short) {
-    int16_t* remainder = reinterpret_cast<int16_t*>(p.master.data) + at;
-    if (p.param.dtype == ScalarType::Half) {
-      split_span(weights, reinterpret_cast<fp16*>(p.param.data) + at, remainder, n);
+void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, uint64_t seed, uint32_t step) {
+  if (p.master_kind == Master::kSplit) {
+    int16_t* remainder = static_cast<int16_t*>(p.master) + at;
+    if (p.param_dtype == DType::kFloat16) {
+      split_span(weights, static_cast<fp16*>(p.param) + at, remainder, n);
     } else {
-      split_span(weights, reinterpret_cast<bf16*>(p.param.data) + at, remainder, n);
+      split_span(weights, static_cast<bf16*>(p.param) + at, remainder, n);
     }
     return;
   }
-  if (r.stochastic && !p.master.data && is_half(p.param.dtype)) {
-    store_stochastic(weights, p.param.data, p.param.dtype, at, n, {r.seed, r.step, p.index});
+  if (p.stochastic && p.master_kind == Master::kNone && p.param_dtype != DType::kFloat32) {
+    store_stochastic(weights, p.param, scalar_type_of(p.param_dtype), at, n, {seed, step, p.index});
   } else {
-    store_tile(weights, p.param.data, p.param.dtype, at, n);
+    store_elements(weights, p.param, p.param_dtype, at, n);
   }
-  if (p.shadow.data) store_tile(weights, p.shadow.data, p.shadow.dtype, at, n);
+  if (p.shadow) store_elements(weights, p.shadow, p.shadow_dtype, at, n);
 }
 
-void update_ema(const UpdateParam& p, const float* weights, int64_t at, int64_t n, float take) {
-  ema_span(reinterpret_cast<float*>(p.ema.data) + at, weights, n, take);
+void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take) {
+  ema_span(p.ema + at, weights, n, take);
 }
 
 }  // namespace ak
+
+STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {
+  ak::for_each_rule([&]<typename Rule>(Rule) {
+    if constexpr (!ak::kHasStage<Rule>) ak::register_update<Rule, ak::take_step<Rule>>(m);
+  });
+}

@@ -1,8 +1,7 @@
-// A step of any rule (update/rule.h) on the CPU: its decisions, how a weight is kept, and the walk over the parameters.
-// The arguments: update/arguments.h.
+// A step of any rule (update/rule.h) on the CPU.
 //
-// Everything is checked and every decision made before the first write; then the parameters are walked once, in tiles:
-// gradients are read once, weights and moments read and written once.
+// Everything is checked and every decision made before the first write. Then the parameters are walked once, in tiles:
+// gradients are read once, weights and moments read and written once. A rule with a stage takes two walks.
 #pragma once
 
 #include <utility>
@@ -12,118 +11,103 @@
 #include "base/cpu/chunks.h"
 #include "base/cpu/tile.h"
 #include "gradients/clip.h"
-#include "update/arguments.h"
+#include "update/call.h"
 #include "update/ema.h"
 
 namespace ak {
 
-// What the step's scalars decide for all parameters.
-struct UpdateDecision {
+// The values of the scalars that other ops wrote.
+struct StepValues {
   bool skip;
   float inv_scale, clip;
 };
 
-template <typename Rule>
-std::vector<UpdateParam> check_update(const UpdateArguments& arguments) {
-  return check_update_arguments<Rule>(
-      arguments, [&](ArgName name, const Tensor& tensor) { check_cpu(arguments.op, name, tensor); });
+StepValues read_scalars(const UpdateCall& call);
+
+// The fp32 weights [at, at + n), to be changed: in place if they are stored in fp32, else in `buffer`.
+float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer);
+
+// Writes the weight of parameter, remainder and shadow, rounded. `at` is a multiple of 8; `seed` and `step` are part of
+// the key of stochastic rounding.
+void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, uint64_t seed, uint32_t step);
+
+// Moves the fp32 averages [at, at + n) of the parameter towards its new weights.
+void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take);
+
+// Elements [at, at + n) as fp32: in place if they are fp32, else in `buffer`.
+inline float* load_elements(void* data, DType dtype, int64_t at, int64_t n, float* buffer) {
+  return load_tile(data, scalar_type_of(dtype), at, n, buffer);
+}
+inline void store_elements(const float* values, void* data, DType dtype, int64_t at, int64_t n) {
+  store_tile(values, data, scalar_type_of(dtype), at, n);
 }
 
-UpdateDecision decide(const UpdateArguments& arguments);
-
-// The fp32 weights [at, at + n), to be changed: in place where they are stored as such, else in `buffer`.
-float* load_weights(const UpdateParam& p, int64_t at, int64_t n, float* buffer);
-
-// Random bits for rounding the weights of a parameter; none: to nearest even.
-struct Rounding {
-  bool stochastic;
-  uint64_t seed;
-  uint32_t step;
-};
-
-// Writes the changed weights to wherever they are kept, rounded: parameter, remainder, shadow. `at` is a multiple of 8.
-void store_weights(const UpdateParam& p, const float* weights, int64_t at, int64_t n, const Rounding& rounding);
-
-// Moves the fp32 averages [at, at + n) of the parameter towards its changed weights.
-void update_ema(const UpdateParam& p, const float* weights, int64_t at, int64_t n, float take);
-
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
-// parameter, its weights, its gradients, its moments (null where there are none), first element, n) and then
+// parameter, its weights, its gradients, its moments (null if absent), first element, n) and then
 // finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
 template <typename Update, typename Finish>
-void for_each_tile(const std::vector<UpdateParam>& params, const Update& update, const Finish& finish) {
+void for_each_tile(const std::vector<Param>& params, const Update& update, const Finish& finish) {
   const std::vector<Chunk> chunks =
       make_chunks(static_cast<int64_t>(params.size()), [&](int64_t i) { return params[static_cast<size_t>(i)].numel; });
   for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) {
-    constexpr int kMaxMoments = UpdateParam::kMaxMoments;
     alignas(64) float buffers[2 + kMaxMoments][kTile];
-    const UpdateParam& p = params[static_cast<size_t>(chunk.tensor)];
+    const Param& p = params[static_cast<size_t>(chunk.tensor)];
     for (int64_t at = chunk.begin; at < chunk.end; at += kTile) {
       const int64_t n = std::min(kTile, chunk.end - at);
       float* weights = load_weights(p, at, n, buffers[0]);
-      const float* grads = load_tile(p.grad.as_const(), p.grad.dtype, at, n, buffers[1]);
+      const float* grads = load_tile(p.grad, scalar_type_of(p.grad_dtype), at, n, buffers[1]);
       float* moments[kMaxMoments] = {};
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k].data) moments[k] = load_tile(p.moments[k].data, p.moments[k].dtype, at, n, buffers[2 + k]);
+        if (p.moments[k]) moments[k] = load_elements(p.moments[k], p.moment_dtypes[k], at, n, buffers[2 + k]);
       }
       update(chunk.tensor, weights, grads, moments, at, n);
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k].data) store_tile(moments[k], p.moments[k].data, p.moments[k].dtype, at, n);
+        if (p.moments[k]) store_elements(moments[k], p.moments[k], p.moment_dtypes[k], at, n);
       }
       finish(chunk.tensor, weights, at, n);
     }
   });
 }
 
-// What the elements of one parameter share in one step.
+// Shared by the elements of one parameter in one step.
 template <typename Rule>
 struct SharedByParam {
   typename Rule::Scalars scalars;
   float clip;  // negative when maximizing
   float ema_take;
-  Rounding rounding;
+  uint32_t step;
 };
 
 // Counts the step of every parameter and derives what its elements share.
 template <typename Rule>
-std::vector<SharedByParam<Rule>> begin_step(const std::vector<UpdateParam>& work, const UpdateArguments& a,
-                                            const UpdateDecision& step) {
+std::vector<SharedByParam<Rule>> begin_step(const std::vector<Param>& params, const UpdateCall& call, float clip) {
   std::vector<typename Rule::Options> options;
-  options.reserve(a.flags.size());
-  for (size_t group = 0; group < a.flags.size(); ++group) {
-    options.push_back(a.options_of<Rule>(group));
-    if (!a.lrs.empty()) options.back().lr = *static_cast<const float*>(a.lrs[group].const_data_ptr());
-    if (!a.weight_decays.empty()) {
-      options.back().weight_decay = *static_cast<const double*>(a.weight_decays[group].const_data_ptr());
+  options.reserve(call.flags.size());
+  for (size_t group = 0; group < call.flags.size(); ++group) {
+    options.push_back(call.options_of<Rule>(group));
+    if (!call.lrs.empty()) options.back().lr = *static_cast<const float*>(call.lrs[group].const_data_ptr());
+    if (!call.weight_decays.empty()) {
+      options.back().weight_decay = *static_cast<const double*>(call.weight_decays[group].const_data_ptr());
     }
   }
   std::vector<SharedByParam<Rule>> shared;
-  shared.reserve(work.size());
-  const UpdateParam* last = nullptr;
-  for (const UpdateParam& p : work) {
+  shared.reserve(params.size());
+  const Param* last = nullptr;
+  for (const Param& p : params) {
     const size_t group = static_cast<size_t>(p.group);
-    const int64_t flags = a.flags[group];
     *p.step += 1.0f;
+    // The scalars take powers of doubles: computed anew only where group or step changes.
     const bool known = last != nullptr && last->group == p.group && *last->step == *p.step;
     last = &p;
-    shared.push_back(
-        {known ? shared.back().scalars : Rule::scalars(options[group], *p.step),  // powers of doubles: not for each
-         flags & kMaximize ? -step.clip : step.clip,
-         ema_take(a.ema_decay[group]),
-         {(flags & kStochastic) != 0, static_cast<uint64_t>(a.seed), static_cast<uint32_t>(*p.step)}});
+    shared.push_back({known ? shared.back().scalars : Rule::scalars(options[group], *p.step),
+                      call.flags[group] & kMaximize ? -clip : clip, ema_take(call.ema_decay[group]),
+                      static_cast<uint32_t>(*p.step)});
   }
   return shared;
 }
 
-// Writes changed weights in every form that is kept of them.
-template <typename Shared>
-void keep_weights(const UpdateParam& p, const Shared& s, const float* weights, int64_t at, int64_t n) {
-  if (p.ema.data) update_ema(p, weights, at, n, s.ema_take);
-  store_weights(p, weights, at, n, s.rounding);
-}
-
-// The formula over a tile, with the moments that are there. They come as arguments of their own and not as an array, so
-// that the compiler may know they do not overlap.
+// The formula over a tile, with the moments that are present. They are arguments of their own, not an array, so that
+// the compiler knows that they do not overlap.
 template <typename Rule, bool kOptional, typename... Moment>
 AK_SIMD_CLONES void update_span(int64_t n, float inv_scale, float clip, const typename Rule::Scalars scalars,
                                 const float* __restrict g, float* __restrict p, Moment* __restrict... moments) {
@@ -145,15 +129,26 @@ void update_tile(float* const* moments, const Arguments&... arguments) {
   }(std::make_index_sequence<kOptional ? Rule::kMoments : Rule::kRequiredMoments>{});
 }
 
+// The first walk of a rule with a stage and what it computes from whole tensors. Specialized in update/rules/cpu_X.cpp,
+// which also registers the rule.
+template <typename Rule>
+void run_stage(const std::vector<Param>& params, std::vector<SharedByParam<Rule>>& shared, float inv_scale,
+               const StepHalf& half);
+
 // One step, or none if it is to be skipped.
 template <typename Rule>
-void take_step(const UpdateArguments& arguments) {
-  const std::vector<UpdateParam> work = check_update<Rule>(arguments);
-  const UpdateDecision step = decide(arguments);
+void take_step(const UpdateCall& call) {
+  const std::vector<Param> params =
+      checked_params<Rule>(call, [&](ArgName name, const Tensor& tensor) { check_cpu(call.op(), name, tensor); });
+  const StepValues step = read_scalars(call);
   if (step.skip) return;
-  const auto shared = begin_step<Rule>(work, arguments, step);
+  auto shared = begin_step<Rule>(params, call, step.clip);
+  if constexpr (kHasStage<Rule>) {
+    run_stage<Rule>(params, shared, step.inv_scale, call.half());
+    if (!call.second) return;
+  }
   for_each_tile(
-      work,
+      params,
       [&](int64_t i, float* p, const float* g, float* const* moments, int64_t, int64_t n) {
         const auto& s = shared[static_cast<size_t>(i)];
         if (Rule::kMoments > Rule::kRequiredMoments && moments[Rule::kMoments - 1]) {
@@ -163,7 +158,10 @@ void take_step(const UpdateArguments& arguments) {
         }
       },
       [&](int64_t i, const float* weights, int64_t at, int64_t n) {
-        keep_weights(work[static_cast<size_t>(i)], shared[static_cast<size_t>(i)], weights, at, n);
+        const Param& p = params[static_cast<size_t>(i)];
+        const auto& s = shared[static_cast<size_t>(i)];
+        if (p.ema) update_ema(p, weights, at, n, s.ema_take);
+        store_weights(p, weights, at, n, static_cast<uint64_t>(call.seed), s.step);
       });
 }
 

@@ -6,8 +6,8 @@
 namespace ak {
 namespace {
 
-// Random bits for the elements of a tile, one 16-bit number each. Word k of every call of Philox is kept apart at
-// first: that way one vector holds the same word of several calls, and the generator, most of the work, is vectorised.
+// Random bits for the elements of a tile, one 16-bit number each. Word k of every Philox call is stored apart, so that
+// one vector holds the same word of several calls and the generator, most of the work, is vectorised.
 AK_SIMD_CLONES void random_span(uint32_t* __restrict random, int64_t n, uint64_t seed, uint32_t step, uint32_t param,
                                 uint64_t group) {
   uint32_t words[4][kTile / 8];

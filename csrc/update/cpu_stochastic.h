@@ -5,7 +5,7 @@
 
 namespace ak {
 
-// What the random bits of a tensor's elements depend on besides the element.
+// The key of a tensor's random bits.
 struct RandomKey {
   uint64_t seed;
   uint32_t step, index;

@@ -9,7 +9,7 @@
 
 namespace ak {
 
-// 1 - decay, derived in double and rounded once: the part of the way to the weight that a step takes.
+// 1 - decay, derived in double and rounded once.
 AK_HD float ema_take(double decay) { return static_cast<float>(1.0 - decay); }
 
 // `weight` is the fp32 weight after its update, before anything is rounded to 16 bits.

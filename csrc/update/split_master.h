@@ -2,16 +2,14 @@
 //
 // weight = the master rounded half away from zero; remainder = the lower half of the master's wide code
 // (base/rounding.h) as a signed number, negative when the weight was rounded up. Joining adds the remainder back below
-// the weight's last bit. Why not ties to even: a tie rounded down needs a remainder of +0x8000, which an int16 cannot
-// hold; away from zero it is always -0x8000.
+// the weight's last bit. Ties do not go to even: a tie rounded down would need a remainder of +0x8000, which an int16
+// cannot hold; away from zero it is always -0x8000.
 //
-// What is kept:
+// Precision:
 //   bf16: every finite value, both infinities and every quiet NaN, bit for bit (a signalling NaN comes back quiet).
 //   fp16: bit for bit for 2^-17 <= |x| < 65536, zeros and infinities; below 2^-17 to the nearest multiple of 2^-40, an
-//   error of
-//         at most 2^-41; finite values from 65536 on become inf; NaN stays NaN.
-//   Overflow shows in the weight: an fp16 weight is infinite from |x| >= 65520 on, where the model cannot use it any
-//   more.
+//         error of at most 2^-41; finite values from 65536 on become inf; NaN stays NaN. The fp16 weight itself is
+//         infinite from |x| >= 65520 on.
 //
 // Source of the idea: the bf16 remainders of Apex's distributed Adam and Transformer Engine's FusedAdam; the fp16 form
 // and the treatment of NaN are this project's.
@@ -35,8 +33,8 @@ AK_HD SplitMaster<T> split_master(float x) {
   return {T{static_cast<uint16_t>((code + carry) >> 16)}, static_cast<int16_t>(static_cast<uint16_t>(code))};
 }
 
-// No split has a weight of zero and a negative remainder, but a weight that was set to zero (a pruning mask) may still
-// have its old one: it is zero, and not the NaN that lies below zero's code.
+// A split never gives a zero weight with a negative remainder, but a weight that was set to zero later (a pruning mask)
+// may keep its old remainder: it stays zero, not the NaN below zero's code.
 template <typename T>
 AK_HD float join_master(T weight, int16_t remainder) {
   const uint32_t upper = static_cast<uint32_t>(weight.bits) << 16;

@@ -1,25 +1,23 @@
-// One optimizer step over a list of parameters, as two kernels that know the optimizer by its Rule alone.
+// One optimizer step over a list of parameters: two kernels over any rule.
 //
 // update_prepare_kernel, one thread a parameter: increments the step count and derives from it, in double, the few
 // scalars that all elements of the parameter share (bias corrections, decay, clip factor). It runs before the update,
-// so no block ever reads a count that another one is about to change, and the update is spared the double arithmetic
-// and its registers. update_kernel, a persistent grid over the chunks of the whole list: reads gradient, moments and
-// weight, writes moments and weight. Bandwidth is the limit as long as enough loads are in flight, so a thread fetches
-// eight elements of each operand, up to 128 bytes, before it computes. Traps: a skip (found_inf) must leave every byte
-// as it was, the count too. Gradients may start at any element (views into a communication bucket) while the state is
-// always aligned, so no peel could align both: such tensors go element by element.
+// so no block reads a count that another one is about to change, and the update needs neither double arithmetic nor its
+// registers. update_kernel, a persistent grid over the chunks of the whole list: reads gradient, moments and weight,
+// writes moments and weight. It is bandwidth-bound if enough loads are in flight, so a thread fetches eight elements of
+// each operand, up to 128 bytes, before it computes. Traps: a skip (found_inf) must leave every byte unchanged, the
+// count too. Gradients may start at any element (views into a communication bucket) while the state is always aligned,
+// so no peel could align both: such tensors go element by element.
 //
-// Most steps need none of the extras: an average of the weights, moments that few ask for, stochastic rounding. Their
-// code and registers would cost every step, so update_kernel exists with and without them, and a list with no extra at
-// all takes the latter.
+// Few steps need the extras: an average of the weights, optional moments, stochastic rounding. Their code and registers
+// would slow every step, so update_kernel exists with and without them; one parameter with an extra selects the former.
 //
-// `Rule` is update/rule.h's with what is tuned for it, Tuned<Rule> in update/rules/X.cu:
-//   kCommonMoments                  how many moments the kernel without extras knows
-//   kMovesMoments                   false: update_kernel finds the moments up to date and does not touch the gradient
-//   kBlocksPerSm, kExtrasBlocksPerSm, kTensors, kExtrasTensors   of update_kernel: blocks at most, tensors of a launch
-//   kPrepareTensors                 of update_prepare_kernel
-// and, for a rule of two passes over memory, first_pass_bytes(params) and first_pass(params, decisions, rows, scratch,
-// half, stream), which runs before update_kernel.
+// `Rule` is that of update/rule.h with its tuning, Tuned<Rule> in update/rules/X.cu:
+//   kCommonMoments                  number of moments in the kernel without extras
+//   kMovesMoments                   false: update_kernel finds the moments up to date and does not read the gradient
+//   kBlocksPerSm, kExtrasBlocksPerSm   of update_kernel: blocks at most
+//   kTensors, kExtrasTensors, kPrepareTensors   of a launch of update_kernel and of update_prepare_kernel
+// and, for a rule with a stage, stage_bytes(params) and stage(StageCall), which runs before update_kernel.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -31,6 +29,7 @@
 #include "device/launch.cuh"
 #include "gradients/clip.h"
 #include "update/ema.h"
+#include "update/rule.h"
 #include "update/update.cuh"
 #include "update/update.h"
 
@@ -39,26 +38,23 @@ namespace ak {
 template <class Rule>
 struct Tuned;
 
-/// What holds for most rules; the base of their Tuned.
+/// Defaults; the base of Tuned.
 template <class Rule>
 struct Untuned : Rule {
   static constexpr int kCommonMoments = Rule::kMoments;
   static constexpr bool kMovesMoments = true;
 };
 
-template <class Rule>
-inline constexpr bool kTwoPasses = requires(std::span<const ParamState> params) { Rule::first_pass_bytes(params); };
-
 inline constexpr int kUpdateThreads = 256;
 inline constexpr int kPrepareThreads = 128;
 
-/// What update_prepare_kernel hands to update_kernel for one parameter.
+/// The scalars of one parameter, from update_prepare_kernel to update_kernel.
 template <class Rule>
 struct alignas(16) UpdateRow {
   typename Rule::Scalars scalars;
   float inv_scale;
   float clip;  // negative when maximizing
-  // Of the extras; last, so that the kernel without them need not load them.
+  // Extras; last, so that the kernel without them need not load them.
   float ema_take;
   uint32_t step, index;
 };
@@ -79,7 +75,7 @@ struct PrepareArgs {
 template <class Rule, bool kExtras>
 inline constexpr int kMomentsOf = kExtras ? Rule::kMoments : Rule::kCommonMoments;
 
-/// Where the elements of one tensor are, and what they are.
+/// Addresses and dtypes of one tensor.
 template <class Rule, bool kExtras>
 struct UpdateOperands {
   static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
@@ -90,7 +86,7 @@ struct UpdateOperands {
   DType grad_dtype, moment_dtypes[kMoments];
 };
 
-/// The running averages of one launch.
+/// The averages of one launch.
 template <bool kExtras, int N>
 struct EmaArgs {
   float* ema[N];
@@ -114,7 +110,7 @@ struct UpdateArgs {
   DType grad_dtype[N], moment_dtypes[kMoments][N];
   bool aligned[N];  // every operand to 16 bytes
 
-  void set(int place, const ParamState& p, size_t position) {
+  void set(int place, const Param& p, size_t position) {
     const WeightPlace weight = weight_place(p);
     grad[place] = p.grad;
     main[place] = weight.main;
@@ -179,8 +175,8 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   store(rows + i, row);
 }
 
-/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time where every operand is aligned; one
-/// by one where not, and at the end.
+/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time if every operand is aligned; else,
+/// and at the end, one by one.
 template <int kThreads, class F>
 AK_DEVICE void for_each_share(const TensorChunk& chunk, bool aligned, F f) {
   const int by_eight = aligned ? chunk.count / 8 * 8 : 0;
@@ -251,11 +247,22 @@ update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepD
   }
 }
 
+/// The call of a rule's stage.
+template <class Rule>
+struct StageCall {
+  std::span<const Param> params;
+  const StepDecisions& decisions;
+  UpdateRow<Rule>* rows;  ///< one for each parameter, filled by update_prepare_kernel; the stage adds its results
+  void* scratch;          ///< Rule::stage_bytes(params), aligned to 16 bytes
+  StepHalf half;
+  Stream stream;
+};
+
 namespace detail {
 
 /// Counts the step of every parameter and fills its row.
 template <class Rule, int kThreads, int kTensors>
-Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
+Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<typename Rule::Options>> groups,
                     const StepDecisions& decisions, UpdateRow<Rule>* rows, Stream stream) {
   static_assert(sizeof(PrepareArgs<Rule, kTensors>) + 128 <= kArgumentBytes,
                 "the list and the other arguments must fit one launch");
@@ -263,7 +270,7 @@ Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGro
   for (size_t begin = 0; begin < params.size(); begin += kTensors) {
     args.tensors = static_cast<int>(std::min<size_t>(kTensors, params.size() - begin));
     for (int i = 0; i < args.tensors; i++) {
-      const ParamState& p = params[begin + i];
+      const Param& p = params[begin + i];
       const auto& group = groups[p.group];
       args.options[i] = group.options;
       args.step[i] = p.step;
@@ -284,29 +291,29 @@ Status prepare_rows(std::span<const ParamState> params, std::span<const ParamGro
   return {};
 }
 
-/// Whether a parameter needs what the kernel without extras does not have.
+/// True if a parameter needs the kernel with extras.
 template <class Rule>
-bool has_extras(const ParamState& p) {
+bool has_extras(const Param& p) {
   const bool moments = Rule::kMoments > Rule::kCommonMoments && p.moments[Rule::kMoments - 1] != nullptr;
   return moments || p.ema != nullptr || weight_place(p).stochastic();
 }
 
-/// Bytes that the step of an element reads, without extras.
+/// Bytes read for an element, without extras.
 template <class Rule>
-int64_t bytes_read(const ParamState& p) {
+int64_t bytes_read(const Param& p) {
   int64_t bytes = p.master_kind == Master::kNone ? bytes_of(p.param_dtype) : 4;
   if (Rule::kMovesMoments) bytes += bytes_of(p.grad_dtype);
   for (int m = 0; m < Rule::kCommonMoments; m++) bytes += p.moments[m] == nullptr ? 0 : bytes_of(p.moment_dtypes[m]);
   return bytes;
 }
 
-/// Blocks that share an SM, in the kernel without extras. The best that was measured are 56 KB in flight, eight
-/// elements of 14 bytes in two blocks of 256 threads: more blocks disturb each other's memory pages. Of 10 bytes three
-/// have as much.
+/// Blocks that share an SM, in the kernel without extras. The fastest measured have 56 KB in flight, eight elements of
+/// 14 bytes in two blocks of 256 threads: more blocks compete for open DRAM pages. At 10 bytes three blocks have as
+/// much.
 template <class Rule>
-int blocks_per_sm(std::span<const ParamState> params) {
+int blocks_per_sm(std::span<const Param> params) {
   int64_t elements = 0, bytes = 0;
-  for (const ParamState& p : params) {
+  for (const Param& p : params) {
     elements += p.numel;
     bytes += p.numel * bytes_read<Rule>(p);
   }
@@ -315,11 +322,11 @@ int blocks_per_sm(std::span<const ParamState> params) {
 
 /// Updates every parameter by its row.
 template <class Rule, bool kExtras, int kThreads, int kTensors>
-Status update_params(int resident_blocks, std::span<const ParamState> params, const StepDecisions& decisions,
-                     uint64_t seed, const UpdateRow<Rule>* rows, Stream stream) {
+Status update_params(int resident_blocks, std::span<const Param> params, const StepDecisions& decisions, uint64_t seed,
+                     const UpdateRow<Rule>* rows, Stream stream) {
   using Args = UpdateArgs<Rule, kExtras, kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
-  LaunchPlan<Args, ParamState> plan(params);
+  LaunchPlan<Args, Param> plan(params);
   Args args;
   while (plan.next(args)) {
     const int grid = grid_for(args.map.chunks, resident_blocks);
@@ -330,10 +337,10 @@ Status update_params(int resident_blocks, std::span<const ParamState> params, co
   return {};
 }
 
-/// The same with the kernel that the parameters need, as the package ships it.
+/// Updates every parameter with the kernel that the list needs, as tuned.
 template <class Rule>
-Status update_params_as_shipped(std::span<const ParamState> params, const StepDecisions& decisions, uint64_t seed,
-                                const UpdateRow<Rule>* rows, Stream stream) {
+Status update_params_as_tuned(std::span<const Param> params, const StepDecisions& decisions, uint64_t seed,
+                              const UpdateRow<Rule>* rows, Stream stream) {
   if (std::any_of(params.begin(), params.end(), has_extras<Rule>)) {
     return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(device_sm_count() * Rule::kExtrasBlocksPerSm,
                                                                            params, decisions, seed, rows, stream);
@@ -345,31 +352,30 @@ Status update_params_as_shipped(std::span<const ParamState> params, const StepDe
 }  // namespace detail
 
 template <class Rule>
-size_t update_scratch_bytes(std::span<const ParamState> params) {
+size_t update_scratch_bytes(std::span<const Param> params) {
   const size_t rows = params.size() * sizeof(UpdateRow<Tuned<Rule>>);
-  if constexpr (kTwoPasses<Tuned<Rule>>) return rows + Tuned<Rule>::first_pass_bytes(params);
+  if constexpr (kHasStage<Rule>) return rows + Tuned<Rule>::stage_bytes(params);
   return rows;
 }
 
 template <class Rule>
-Status update(std::span<const ParamState> params, std::span<const ParamGroup<typename Rule::Options>> groups,
+Status update(std::span<const Param> params, std::span<const ParamGroup<typename Rule::Options>> groups,
               const StepDecisions& decisions, uint64_t seed, void* scratch, const StepHalf& half, Stream stream) {
   using Kernel = Tuned<Rule>;
   auto* rows = static_cast<UpdateRow<Kernel>*>(scratch);
   Status status =
       detail::prepare_rows<Kernel, kPrepareThreads, Kernel::kPrepareTensors>(params, groups, decisions, rows, stream);
-  if constexpr (kTwoPasses<Kernel>) {
-    if (status.ok()) status = Kernel::first_pass(params, decisions, rows, rows + params.size(), half, stream);
+  if constexpr (kHasStage<Rule>) {
+    if (status.ok()) status = Kernel::stage({params, decisions, rows, rows + params.size(), half, stream});
   }
   if (!status.ok() || !half.second) return status;
-  return detail::update_params_as_shipped<Kernel>(params, decisions, seed, rows, stream);
+  return detail::update_params_as_tuned<Kernel>(params, decisions, seed, rows, stream);
 }
 
 }  // namespace ak
 
 /// At the end of update/rules/X.cu.
-#define AK_UPDATE_KERNELS(Rule)                                                                                  \
-  template size_t ak::update_scratch_bytes<Rule>(std::span<const ak::ParamState>);                               \
-  template ak::Status ak::update<Rule>(std::span<const ak::ParamState>,                                          \
-                                       std::span<const ak::ParamGroup<Rule::Options>>, const ak::StepDecisions&, \
-                                       uint64_t, void*, const ak::StepHalf&, ak::Stream);
+#define AK_UPDATE_KERNELS(Rule)                                                                                    \
+  template size_t ak::update_scratch_bytes<Rule>(std::span<const ak::Param>);                                      \
+  template ak::Status ak::update<Rule>(std::span<const ak::Param>, std::span<const ak::ParamGroup<Rule::Options>>, \
+                                       const ak::StepDecisions&, uint64_t, void*, const ak::StepHalf&, ak::Stream);

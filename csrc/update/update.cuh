@@ -1,11 +1,10 @@
-// What every optimizer kernel shares: elements of a dtype known at run time, the ways a weight is kept and rounded, and
-// the average of the weights.
+// Shared by the optimizer kernels: elements of a dtype known at run time, storage and rounding of weights, and the
+// average of the weights.
 //
-// One launch serves tensors of many dtypes. Compiling a loop for each combination of gradient, moments and weight would
-// make a hundred of them; instead the few instructions of a conversion are chosen at run time (uniformly for a block,
-// and arithmetic is not what an update waits for), and only the ways to keep a weight are separate loops. The order is
-// always: fetch everything, then convert. A conversion waits for its load, so a load issued after one would wait too,
-// and the memory would idle.
+// One launch serves tensors of many dtypes. A loop for each combination of gradient, moments and weight would be a
+// hundred loops; instead a conversion is selected at run time (uniformly for a block; the kernel is bandwidth-bound, so
+// the branch is free), and only the kinds of weight have loops of their own. The order is always: fetch everything,
+// then convert. A conversion waits for its load, so a load issued after one would wait too, and memory would idle.
 #pragma once
 #include "base/half.h"
 #include "base/philox.h"
@@ -18,8 +17,7 @@
 
 namespace ak {
 
-/// `V` consecutive elements of fp32, fp16 or bf16 as they lie in memory: V words, or V/2 (one for V = 1) of which the
-/// rest is unused.
+/// The bits of `V` consecutive fp32, fp16 or bf16 elements: V words, or V/2 (one for V = 1) with the rest unused.
 template <int V>
 struct RawElements;
 
@@ -111,7 +109,7 @@ AK_DEVICE void store_moment(void* tensor, DType dtype, int64_t i, const float (&
   }
 }
 
-/// What a fetch of x gives after it was stored as elements of an fp32 or bf16 tensor.
+/// x as a fetch returns it after store_moment.
 template <int V>
 AK_DEVICE void as_stored(DType dtype, float (&x)[V]) {
   if (dtype == DType::kFloat32) return;
@@ -119,7 +117,7 @@ AK_DEVICE void as_stored(DType dtype, float (&x)[V]) {
   for (int j = 0; j < V; j++) x[j] = to_float(round_to<bf16>(x[j]));
 }
 
-/// How the weights of a tensor are kept: `main` is read and written, `second` depends.
+/// Storage of a tensor's weights: `main` is read and written; `second` depends on the kind.
 enum class WeightKind : uint8_t {
   kFp32,          ///< main: fp32
   kFp32CopyFp16,  ///< main: fp32; second: an fp16 copy, written only (the weight of an fp32 master, or the shadow of an
@@ -134,7 +132,7 @@ enum class WeightKind : uint8_t {
 };
 inline constexpr int kWeightKinds = 9;
 
-/// Where a weight is.
+/// Kind and addresses of a weight.
 struct WeightPlace {
   WeightKind kind;
   void *main, *second;
@@ -142,7 +140,7 @@ struct WeightPlace {
   bool stochastic() const { return kind == WeightKind::kStochasticFp16 || kind == WeightKind::kStochasticBf16; }
 };
 
-inline WeightPlace weight_place(const ParamState& p) {
+inline WeightPlace weight_place(const Param& p) {
   const bool half = p.param_dtype == DType::kFloat16;
   auto of_copy = [](bool is_fp16) { return is_fp16 ? WeightKind::kFp32CopyFp16 : WeightKind::kFp32CopyBf16; };
   if (p.master_kind == Master::kFloat32) return {of_copy(half), p.master, p.param};
@@ -154,8 +152,7 @@ inline WeightPlace weight_place(const ParamState& p) {
   return {half ? WeightKind::kFp16 : WeightKind::kBf16, p.param, nullptr};
 }
 
-/// What the random bits of a parameter's elements depend on besides the element: never on who computes them, nor on the
-/// shape of the launch.
+/// The key of a parameter's random bits. With the number of an element it decides them, whatever the launch.
 struct RoundingKey {
   uint64_t seed;
   uint32_t step, index;
@@ -163,7 +160,7 @@ struct RoundingKey {
 
 // A weight class has Raw<V>, fetch, decode and store, for elements i .. i + V - 1.
 
-/// A weight kept as one T (fp32, fp16 or bf16).
+/// A weight stored as one T (fp32, fp16 or bf16).
 template <class T>
 struct PlainWeight {
   template <int V>
@@ -204,7 +201,7 @@ struct StochasticWeight : PlainWeight<T> {
   }
 };
 
-/// An fp32 weight of which a T copy is written.
+/// An fp32 weight with a T copy, which is only written.
 template <class T>
 struct CopiedWeight : PlainWeight<float> {
   template <int V>
@@ -274,7 +271,7 @@ AK_DEVICE void with_weight(WeightKind kind, F f) {
   }
 }
 
-/// Calls `f` with a weight class that reads weights of `kind`. Copies and the ways to round make no difference to that.
+/// Calls `f` with a weight class that reads weights of `kind`; copies and rounding do not matter here.
 template <class F>
 AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
   switch (kind) {
@@ -295,7 +292,7 @@ AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
   }
 }
 
-/// The running average of the weights, fetched with the other operands and brought up to date with the new weights.
+/// Moves the average, fetched with the other operands, towards the new weights.
 template <int V>
 AK_DEVICE void store_ema(float* ema, int64_t i, Vec<float, V> average, const float (&weight)[V], float take) {
   AK_UNROLL

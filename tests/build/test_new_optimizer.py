@@ -1,8 +1,9 @@
-"""What CONTRIBUTING says of a new optimizer: one declaration, the two functions that Triton's kernels want, one class and one
-row in the test table. Shown with Adagrad (Duchi et al., JMLR 2011) in a copy of the package; in C++: tests/emulator/
-test_new_rule.cpp."""
+"""CONTRIBUTING's steps for a new optimizer: one declaration, two functions for Triton's kernels, one class and one row in
+the test table. Shown with Adagrad (Duchi et al., JMLR 2011) in a copy of the package; in C++: tests/emulator/
+test_new_rule.cpp. And a new argument of all updates: a field, a member in C++, and its value in the optimizers' call."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,15 @@ from pathlib import Path
 import pytest
 
 import amp_kernels
+from amp_kernels._updates.arguments import UpdateArguments
 
 PACKAGE = Path(amp_kernels.__file__).parent
 TESTS = Path(__file__).parents[1]
 
 FILES = {
-    "ops": """
-from ._blocks import MAXIMIZE, STOCHASTIC, fma, rounded, sqrt
-from ._update import define_update
+    "_updates": """
+from .op import define_update
+from .state import MAXIMIZE, STOCHASTIC, fma, rounded, sqrt
 
 
 def _rule(p, moments, g, o):
@@ -62,14 +64,14 @@ adagrad_ = Rule(_derive, _apply, scalars=3).launch
     "optim": """
 from __future__ import annotations
 
-from ..ops.adagrad import adagrad_
+from .._updates.adagrad import adagrad_
+from ._algorithm import Algorithm
+from ._base import StandaloneOptimizer
 from ._options import MixedPrecision, takes_options
-from ._standalone import StandaloneOptimizer
 
 
 class Adagrad(StandaloneOptimizer):
-    _op = adagrad_
-    _shows_step = False
+    algorithm = Algorithm(adagrad_, shows_step=False)
 
     @takes_options
     def __init__(
@@ -140,15 +142,19 @@ print("followed torch")
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """With a package that has the optimizer, and the row of the test table as a module."""
-    path = tmp_path_factory.mktemp("new_optimizer")
+def copy_package(path):
     for source in PACKAGE.rglob("*"):
         if source.suffix in (".py", ".so", ".json"):
             copy = path / "amp_kernels" / source.relative_to(PACKAGE)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.symlink_to(source)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With a package that has the optimizer, and the row of the test table as a module."""
+    path = tmp_path_factory.mktemp("new_optimizer")
+    copy_package(path)
     for room, text in FILES.items():
         (path / "amp_kernels" / room / "adagrad.py").write_text(text)
     (path / "row.py").write_text(ROW)
@@ -174,3 +180,54 @@ def test_the_shared_tests_run_over_it(folder):
     said = run(folder, "-m", "pytest", "-p", "amp_kernels", "-p", "row", "-p", "no:cacheprovider", "-k", chosen, file)
     passed = int(said.split(" passed")[0].split()[-1])
     assert passed > 25, said
+
+
+#: The Python half of a new argument: file, line, line with the argument.
+ARGUMENT = [
+    ("_updates/arguments.py", "    seed: int\n", "    seed: int\n    nudge: float = 0.0\n"),
+    ("optim/_plan.py", "seed=self._options.seed,\n", "seed=self._options.seed,\n            nudge=0.5,\n"),
+]
+NUDGED = """
+import torch
+import amp_kernels as ak
+from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels._updates.arguments import UpdateArguments
+from amp_kernels.testing.backends import check_backend
+
+for name in ("adamw_", "sgd_", "lion_", "lamb_", "lamb_half_"):
+    assert "int seed, float nudge" in str(REGISTRY[name].schema)
+    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
+p = torch.nn.Parameter(torch.ones(3))
+p.grad = torch.ones(3)
+seen = []
+step = type(REGISTRY["lion_"]).__call__
+REGISTRY["lion_"].__class__.__call__ = lambda op, *args: (seen.append(UpdateArguments(*args).nudge), step(op, *args))[1]
+with ak.backend("triton"):
+    ak.optim.Lion([p]).step()
+assert seen == [0.5] and p[0] < 1
+try:
+    with ak.backend("cpu"):
+        ak.optim.Lion([p]).step()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_an_argument_of_all_updates_is_two_lines_of_python(tmp_path):
+    """A field and its value. Compiled ops that lack it refuse the call."""
+    copy_package(tmp_path)
+    for file, old, new in ARGUMENT:
+        copy = tmp_path / "amp_kernels" / file
+        text = copy.read_text()
+        assert text.count(old) == 1
+        copy.unlink()
+        copy.write_text(text.replace(old, new))
+    said = run(tmp_path, "-c", NUDGED, TRITON_INTERPRET="1")
+    if (PACKAGE / "libamp_kernels_cpu.so").exists():
+        assert said == "lion_: the schema has more arguments than the kernel\n"
+
+
+def test_the_struct_of_the_compiled_ops_has_the_arguments_in_order():
+    text = (PACKAGE.parent / "csrc" / "update" / "call.h").read_text()
+    members = re.findall(r"^  \S.* (\w+) = .*\bin\.\w+\(.*\);$", text, re.MULTILINE)
+    assert members == ["table", *UpdateArguments._fields]

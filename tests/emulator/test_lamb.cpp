@@ -14,8 +14,9 @@ struct LambTest {
     return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.999 - 0.01 * group, 1e-6, weight_decay[group],
             group != 1,         group == 2};
   }
-  static void first_pass(const std::vector<float>& weights, const std::vector<float>& grads,
-                         const std::vector<std::unique_ptr<AnyBuffer>>& moments, Lamb::Scalars& s) {
+  static void stage(const TestParam& p, const std::vector<float>& weights, const std::vector<float>& grads,
+                    Lamb::Scalars& s) {
+    const auto& moments = p.moments;
     long double weight_sq = 0, direction_sq = 0;
     for (size_t i = 0; i < weights.size(); i++) {
       float m = moments[0]->get(i), v = moments[1]->get(i);
@@ -29,10 +30,10 @@ struct LambTest {
     s.rate = Lamb::rate_of(static_cast<double>(weight_sq), static_cast<double>(direction_sq), s);
   }
   template <int kThreads, int kPlaces>
-  static Status first_pass(int blocks, std::span<const ParamState> states, const StepDecisions& decisions,
-                           LambRow* rows) {
-    emu::Buffer<Squares> slots("slots", std::max<size_t>(1, most_chunks<LambArgs<kPlaces>>(states)));
-    return detail::lamb_rates<kThreads, kPlaces>(blocks, states, decisions, rows, slots.data(), {}, nullptr);
+  static Status stage(int blocks, StageCall<Tuned<Lamb>> call) {
+    emu::Buffer<Squares> slots("slots", std::max<size_t>(1, most_chunks<LambArgs<kPlaces>>(call.params)));
+    call.scratch = slots.data();  // exactly as many as this launch shape needs
+    return detail::lamb_rates<kThreads, kPlaces>(blocks, call);
   }
 };
 
@@ -67,22 +68,22 @@ void more_chunks_than_threads(Cases& cases) {
 /// Elements whose squares fp32 has no numbers for, zeros, and what is not finite, each in a tensor of its own.
 void special_norms(Cases& cases) {
   const std::pair<const char*, void (*)(Param&, size_t)> fills[] = {
-      {"zero weights", [](Param& p, size_t i) { p.param->set(i, 0); }},
+      {"zero weights", [](TestParam& p, size_t i) { p.param->set(i, 0); }},
       {"zero directions",
-       [](Param& p, size_t i) {
+       [](TestParam& p, size_t i) {
          p.grad->set(i, 0);
          p.moments[0]->set(i, 0);
        }},
-      {"large weights", [](Param& p, size_t i) { p.param->set(i, i % 2 ? 1e30 : -2e30); }},
-      {"small weights", [](Param& p, size_t i) { p.param->set(i, i % 2 ? 1e-30 : -2e-30); }},
+      {"large weights", [](TestParam& p, size_t i) { p.param->set(i, i % 2 ? 1e30 : -2e30); }},
+      {"small weights", [](TestParam& p, size_t i) { p.param->set(i, i % 2 ? 1e-30 : -2e-30); }},
       {"small directions",
-       [](Param& p, size_t i) {
+       [](TestParam& p, size_t i) {
          p.grad->set(i, 0);
          p.moments[0]->set(i, 1e-30);
          p.moments[1]->set(i, 1.0);
        }},
-      {"an infinite weight", [](Param& p, size_t i) { p.param->set(i, i == 3 ? INFINITY : 1.0); }},
-      {"a gradient that is NaN", [](Param& p, size_t i) { p.grad->set(i, i == 4 ? NAN : 1.0); }},
+      {"an infinite weight", [](TestParam& p, size_t i) { p.param->set(i, i == 3 ? INFINITY : 1.0); }},
+      {"a gradient that is NaN", [](TestParam& p, size_t i) { p.grad->set(i, i == 4 ? NAN : 1.0); }},
   };
   for (const auto& [name, fill] : fills) {
     cases.check(std::string("special norms, ") + name, [fill = fill] {

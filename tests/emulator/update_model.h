@@ -7,10 +7,10 @@
 //   };
 // and may add
 //     static float moment_at_step_0(float value);       // what a kernel finds in a moment before the first step
-// and, if a step takes two passes,
-//     static void first_pass(const std::vector<float>& weights, const std::vector<float>& grads, moments of the
-//                            parameter, Rule::Scalars&);  // before the first Rule::update of a parameter
-//     template <kThreads, kPlaces> static Status first_pass(blocks, states, decisions, rows);  // its kernels
+// and, for a rule with a stage,
+//     static void stage(const TestParam&, const std::vector<float>& weights, const std::vector<float>& grads,
+//                       Rule::Scalars&);  // before the first Rule::update of a parameter
+//     template <kThreads, kPlaces> static Status stage(blocks, call);  // its kernels
 #pragma once
 #include <cstring>
 
@@ -20,10 +20,11 @@
 namespace ak::test {
 
 /// One parameter with all its state, and what the state should be after the step.
-struct Param {
+struct TestParam {
   WeightKind kind;
   std::unique_ptr<AnyBuffer> param, grad, master, shadow, ema;  // master: fp32, or remainders as raw 16 bits
   std::vector<std::unique_ptr<AnyBuffer>> moments;
+  MatrixShape shape;
   int group;
   uint32_t index;
   std::vector<std::vector<char>> expected;
@@ -77,7 +78,7 @@ template <class Optimizer>
 struct Model {
   bool extras = false;  // some parameter may need what the kernel without extras does not have
   uint64_t seed = 0;
-  std::vector<std::unique_ptr<Param>> params;
+  std::vector<std::unique_ptr<TestParam>> params;
   std::vector<ParamGroup<typename Optimizer::Rule::Options>> groups;
   std::vector<float> group_lr;      // NaN: the host's value counts
   std::vector<double> group_decay;  // likewise
@@ -85,14 +86,15 @@ struct Model {
   std::vector<std::unique_ptr<emu::Buffer<double>>> weight_decays;
   std::unique_ptr<emu::Buffer<float>> steps;
 
-  std::vector<ParamState> states() {
-    std::vector<ParamState> list;
+  std::vector<Param> states() {
+    std::vector<Param> list;
     for (size_t i = 0; i < params.size(); i++) {
-      const Param& p = *params[i];
-      ParamState s{};
+      const TestParam& p = *params[i];
+      Param s{};
       s.param = p.param->data();
       s.grad = p.grad->data();
       s.numel = static_cast<int64_t>(p.param->size());
+      s.shape = p.shape;
       s.param_dtype = p.param->dtype();
       s.grad_dtype = p.grad->dtype();
       for (size_t m = 0; m < p.moments.size(); m++) {
@@ -133,12 +135,14 @@ Shape random_shape(Rng& rng, WeightKind kind, int64_t n, bool extras) {
 }
 
 template <class Optimizer>
-std::unique_ptr<Param> make_param(Rng& rng, const Shape& shape, int group, const std::vector<int64_t>& offsets,
-                                  bool shift_state) {
-  auto p = std::make_unique<Param>();
+std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, const std::vector<int64_t>& offsets,
+                                      bool shift_state) {
+  auto p = std::make_unique<TestParam>();
   const WeightKind kind = shape.kind;
   const size_t n = static_cast<size_t>(shape.n);
   p->kind = kind;
+  const int64_t rows = shape.n % 3 == 0 ? 3 : 1;
+  p->shape = {rows, shape.n / rows};
   p->group = group;
   p->index = static_cast<uint32_t>(rng());
   // Half of the parameters have one operand alone that may start anywhere.
@@ -267,7 +271,7 @@ template <class Optimizer>
 std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
   std::vector<float> steps;
   for (size_t k = 0; k < m.params.size(); k++) {
-    Param& p = *m.params[k];
+    TestParam& p = *m.params[k];
     std::vector<std::vector<char>> before;
     for (AnyBuffer* b : p.state()) before.push_back(b->bytes());
     const auto& group = m.groups[static_cast<size_t>(p.group)];
@@ -287,8 +291,8 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
       const float grad = effective_grad(p.grad->get(i), d.inv_scale, d.clip);
       grads.push_back(group.maximize ? -grad : grad);
     }
-    if constexpr (kTwoPasses<Kernel<Optimizer>>) {
-      if (!d.skip) Optimizer::first_pass(weights, grads, p.moments, scalars);
+    if constexpr (kHasStage<Rule>) {
+      if (!d.skip) Optimizer::stage(p, weights, grads, scalars);
     }
     for (size_t i = 0; i < p.param->size() && !d.skip; i++) {
       float w = weights[i];
@@ -350,11 +354,11 @@ std::string compare(Model<Optimizer>& m, const Decisions& d, const Run& run) {
   std::vector<std::vector<char>> grads;
   for (auto& p : m.params) grads.push_back(p->grad->bytes());
   emu::Buffer<UpdateRow<Kernel<Optimizer>>> rows("rows", m.params.size());
-  const std::vector<ParamState> states = m.states();
+  const std::vector<Param> states = m.states();
   const Status status = run(states, rows.data());
   if (!status.ok()) return status.message;
   for (size_t k = 0; k < m.params.size(); k++) {
-    const Param& p = *m.params[k];
+    const TestParam& p = *m.params[k];
     const std::string param = "params[" + std::to_string(k) + "]: ";
     if ((*m.steps)[k] != steps[k]) return param + "step is " + std::to_string((*m.steps)[k]);
     size_t j = 0, at = 0;

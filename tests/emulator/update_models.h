@@ -23,11 +23,12 @@ inline WeightKind kind_number(uint64_t i, bool extras) {
 template <class Optimizer, int kThreads, int kPlaces, int kRows>
 auto small_instance(const Model<Optimizer>& m, const Decisions& d, int blocks) {
   using Rule = Kernel<Optimizer>;
-  return [&m, &d, blocks](std::span<const ParamState> states, UpdateRow<Rule>* rows) {
+  return [&m, &d, blocks](std::span<const Param> states, UpdateRow<Rule>* rows) {
     Status prepared = detail::prepare_rows<Rule, 32, kRows>(states, m.groups, d.on_device, rows, nullptr);
     if (!prepared.ok()) return prepared;
-    if constexpr (kTwoPasses<Rule>) {
-      prepared = Optimizer::template first_pass<kThreads, kPlaces>(blocks, states, d.on_device, rows);
+    if constexpr (kHasStage<Rule>) {
+      const StageCall<Rule> call{states, d.on_device, rows, nullptr, {}, nullptr};
+      prepared = Optimizer::template stage<kThreads, kPlaces>(blocks, call);
       if (!prepared.ok()) return prepared;
     }
     return m.extras ? detail::update_params<Rule, true, kThreads, kPlaces>(blocks, states, d.on_device, m.seed, rows,
@@ -129,7 +130,7 @@ std::string step_as_shipped(Model<Optimizer> m) {
   d.scale_by(64.0f);
   d.clip_to(1.0f, 100.0f);
   d.found(0.0f);
-  return compare(m, d, [&](std::span<const ParamState> states, UpdateRow<Kernel<Optimizer>>*) {
+  return compare(m, d, [&](std::span<const Param> states, UpdateRow<Kernel<Optimizer>>*) {
     using Rule = typename Optimizer::Rule;
     emu::Buffer<Vec<float, 4>> scratch("scratch", (update_scratch_bytes<Rule>(states) + 15) / 16);
     return update<Rule>(states, m.groups, d.on_device, m.seed, scratch.data(), {}, nullptr);

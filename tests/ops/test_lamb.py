@@ -126,10 +126,10 @@ def halves(update, between=lambda squares: None, backend="cpu", **call):
     squares = torch.zeros(len(update.params), 2, dtype=torch.float64)
     with ak.backend(backend):
         for second in (False, True):
-            params, grads, moments, steps, *others = update.arguments(**call)
-            lamb_.half_op(
-                params, grads, moments, steps if second else [s.clone() for s in steps], *others, squares, second
-            )
+            arguments = update.arguments(**call)._replace(squares=squares, second=second)
+            if not second:
+                arguments = arguments._replace(steps=[s.clone() for s in arguments.steps])
+            lamb_.step(arguments)
             if not second:
                 between(squares)
     return squares
@@ -179,4 +179,4 @@ def test_halves_refuse_sums_that_do_not_fit():
         torch.zeros(5, dtype=torch.float64)[1:].view(2, 2),
     ):
         with pytest.raises(RuntimeError, match="lamb_half_: squares"):
-            lamb_.half_op.overload(*update.arguments(), wrong, False)
+            lamb_.half_op.overload(*update.arguments()._replace(squares=wrong, second=False))

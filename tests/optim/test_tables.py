@@ -9,7 +9,7 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw import check_and_norm, update_scale
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
-from amp_kernels._updates.state import TABLE_COLUMNS, TABLE_DTYPES
+from amp_kernels._updates.state import TABLE_DTYPES
 from amp_kernels.optim import _cached_step
 from amp_kernels.testing.emulator import launches
 
@@ -72,6 +72,9 @@ def table_of(params, kind=akopt.AdamW):
         (7, 2, "steps"),
         (8, 1, "names group 1"),
         (9, 1 << 32, "index 4294967296"),
+        (10, 0, "16 elements and matrices of 0 by 16"),
+        (11, 5, "16 elements and matrices of 1 by 5"),
+        (11, 17, "16 elements and matrices of 1 by 17"),
     ],
 )
 @pytest.mark.skipif(not REGISTRY["adamw_"].built.cpu, reason="the C++ library is not built")
@@ -94,7 +97,7 @@ def test_check_and_norm_reads_the_table():
         results = check_and_norm.of_table(grads[0], table, scale, per_tensor)
         for one, other in zip(check_and_norm.op(grads, scale, per_tensor=per_tensor), results, strict=True):
             assert torch.equal(one, other)
-    for wrong in (table[:, :9], table.int(), table.t().contiguous()[:3]):
+    for wrong in (table[:, :11], table.int(), table.t().contiguous()[:3]):
         with pytest.raises(RuntimeError, match="check_and_norm: table must"):
             check_and_norm.of_table(grads[0], wrong, None, False)
     assert TABLE_DTYPES[torch.float64] == 7
@@ -123,7 +126,7 @@ def test_halves_of_a_step_from_a_table(backend):
         for from_table in (False, True):
             params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
             grads, table, state, tail = table_of(params, akopt.LAMB)
-            layout = table[:, TABLE_COLUMNS - 5 :].contiguous()
+            layout = table[:, 5:10].contiguous()
             squares = torch.zeros(2, 2, dtype=torch.float64)
             for second in (False, True):
                 if from_table:
@@ -134,6 +137,6 @@ def test_halves_of_a_step_from_a_table(backend):
         assert all(map(torch.equal, *found))
         assert found[0][0].count_nonzero() == 4
         with pytest.raises(
-            RuntimeError, match=r"lamb_: squares must be contiguous with shape \(2, 2\); got shape \(3, 2\)"
+            RuntimeError, match=r"lamb_half_: squares must be contiguous with shape \(2, 2\); got shape \(3, 2\)"
         ):
             lamb_.half_of_table(table, *state, *tail, torch.zeros(3, 2, dtype=torch.float64), False)

@@ -153,7 +153,8 @@ def test_halves_of_a_lamb_step(second, count):
     update = Update("lamb_", [Kind(BF16, master=torch.int16)], ((8,),) * 3)
     squares = torch.zeros(3, 2, dtype=torch.float64)
     with aot.compiling_for(90) as kernels:
-        REGISTRY["lamb_half_"].triton(*update.arguments(found_inf=0.0), squares, second)
+        arguments = update.arguments(found_inf=0.0)._replace(squares=squares, second=second)
+        REGISTRY["lamb_half_"].triton(*arguments)
     assert len(kernels) == count
     for kernel in kernels:
         check_fits(kernel, lamb.PROGRAMS_PER_SM)

@@ -21,21 +21,6 @@
 
 namespace ak {
 
-inline DType dtype_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Float:
-      return DType::kFloat32;
-    case ScalarType::Double:
-      return DType::kFloat64;
-    default:
-      fail("no kernel works on dtype ", dtype_name(dtype));
-  }
-}
-
 class GpuCall {
  public:
   // The device of `first` is that of the call.

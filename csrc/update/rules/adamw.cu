@@ -1,10 +1,9 @@
-// adamw_: one AdamW or Adam step of every parameter. The two kernels are those of update/step.cuh; here is what
-// they need to know about AdamW.
+// adamw_: one AdamW or Adam step of every parameter, by the kernels of update/step.cuh.
 //
 // Work: 18 bytes (split master, bf16 moments, 16-bit gradient) to 30 bytes (fp32 weight, shadow, fp32 moments and
-// gradient) an element and some forty instructions, two of them divisions: bandwidth is the limit. With eight elements
-// of every operand in registers three blocks of 256 threads fit an SM; two run where elements are wide. An average of
-// the weights moves 8 bytes more, AMSGrad 4 or 8; the kernel that knows them keeps to two blocks.
+// gradient) an element and some forty instructions, two of them divisions: bandwidth-bound. With eight elements of
+// every operand in registers three blocks of 256 threads fit an SM; two run if elements are wide. An average of the
+// weights moves 8 bytes more, AMSGrad 4 or 8; the kernel with these extras runs two blocks.
 #include "update/rules/adamw.h"
 
 #include "update/step.cuh"

@@ -1,23 +1,23 @@
-// lamb_: one LAMB step of every parameter. A weight may move only when the norms of all weights and of all directions
-// of its tensor are known, so there are two passes over memory.
+// lamb_: one LAMB step of every parameter. No weight may move before the norms of all weights and directions of its
+// tensor are known, so there are two passes over memory; the first is the rule's stage.
 //
-// Work: the first pass costs 14 bytes (split master, bf16 moments, 16-bit gradient) to 24 bytes (fp32 throughout) an
-// element, the second 12 to 16, a 16-bit copy of the weight 2 more, an average of the weights 8; each some forty
-// instructions, two of them divisions. Bandwidth is the limit.
+// Work: the first pass moves 14 bytes (split master, bf16 moments, 16-bit gradient) to 24 bytes (fp32 throughout) an
+// element, the second 12 to 16, a 16-bit copy of the weight 2 more, an average of the weights 8; each takes some forty
+// instructions, two of them divisions. Both are bandwidth-bound.
 //
-// Plan: update_prepare_kernel (update/step.cuh) counts the step and derives the scalars.
-// lamb_moments_kernel, a persistent grid over the chunks of the list, reads gradient, moments and weight, writes the
-// moments, and leaves for every chunk the squares of its weights and directions, added up, in a slot of its own.
-// lamb_rates_kernel, one block a tensor, joins the slots of the tensor and puts the length of its step into the
-// parameter's row. update_kernel, the second pass, reads moments and weight and writes the weight: to store the
-// direction between the passes would cost 8 bytes, to compute it again costs nothing that is scarce.
+// Plan: update_prepare_kernel (update/step.cuh) counts the step and derives the scalars. lamb_moments_kernel, a
+// persistent grid over the chunks of the list, reads gradient, moments and weight, writes the moments, and stores the
+// sums of squares of each chunk's weights and directions in the chunk's slot. lamb_rates_kernel, one block a tensor,
+// adds the slots of the tensor and writes the length of its step into the parameter's row. update_kernel, the second
+// pass, reads moments and weight and writes the weight. It recomputes the direction: storing it would cost 8 bytes an
+// element.
 //
-// Traps: the direction of the first pass must be that of the second, which reads moments that may have been rounded to
-// bf16; so the first one rounds them before it goes on. Squares are added in double, products included: squares of
-// fp32 numbers are exact there, none under- or overflows, and a sum's error is far below what the rate keeps of it.
-// That is six instructions in double an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take
-// about as long as 16 bytes do. Nothing is added with atomics, and slots belong to chunks, not to blocks: the same bits
-// each time, and on each device. A skip (found_inf) must leave every byte as it was: all four kernels look.
+// Traps: both passes must compute the same direction, and the second reads moments that may have been rounded to bf16,
+// so the first rounds them before it goes on. Squares are taken and added in double: squares of fp32 numbers are exact
+// there, none under- or overflows, and the error of a sum is far below the rounding of the rate. That is six double
+// instructions an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take as long as 16 bytes.
+// There are no atomics, and slots belong to chunks, not to blocks: the bits are the same in each run and on each
+// device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
 #include "update/rules/lamb.h"
 
 #include "device/block.cuh"
@@ -25,7 +25,7 @@
 
 namespace ak {
 
-/// Of update_prepare_kernel and of update_kernel, the second pass.
+/// For update_prepare_kernel and for update_kernel, the second pass.
 template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
@@ -33,14 +33,13 @@ struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr int kPrepareTensors = 400;
   static constexpr int kTensors = 528, kExtrasTensors = 464;
 
-  static size_t first_pass_bytes(std::span<const ParamState> params);
-  static Status first_pass(std::span<const ParamState> params, const StepDecisions& decisions,
-                           UpdateRow<Tuned<Lamb>>* rows, void* scratch, const StepHalf& half, Stream stream);
+  static size_t stage_bytes(std::span<const Param> params);
+  static Status stage(const StageCall<Tuned<Lamb>>& call);
 };
 
 namespace {
 
-/// Of the first pass, which reads what an update reads.
+/// For the first pass, which reads the operands of an update.
 struct LambMoments : Tuned<Lamb> {
   static constexpr bool kMovesMoments = true;
   static constexpr int kBlocksPerSm = 2;
@@ -98,7 +97,7 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
   }
 }
 
-/// The first pass: moves the moments, and leaves the sums of chunk i in slots[i].
+/// The first pass: moves the moments and stores the sums of chunk i in slots[i].
 template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
 lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
@@ -120,8 +119,8 @@ lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) d
   }
 }
 
-/// Between the passes: the length of the step of each tensor. Of a piece of a tensor the first half of a step leaves
-/// the sums in `pieces`, and the second, which has no slots, finds there those of the whole tensor.
+/// Between the passes: the length of the step of each tensor. If the parameters are pieces of tensors, the first half
+/// of a step stores their sums in `pieces`; the second, which has no slots, reads the whole tensors' sums from there.
 template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
@@ -151,28 +150,30 @@ constexpr int kLambTensors = 528;
 
 namespace detail {
 
-/// The first pass and the rates. `slots`: as many as most_chunks<LambArgs<kTensors>>.
+/// The stage. `slots`: as many as most_chunks<LambArgs<kTensors>>.
 template <int kThreads, int kTensors>
-Status lamb_rates(int resident_blocks, std::span<const ParamState> params, const StepDecisions& decisions,
-                  LambRow* rows, Squares* slots, const StepHalf& half, Stream stream) {
+Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
   using Args = LambArgs<kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
-  LaunchPlan<Args, ParamState> plan(params);
+  LaunchPlan<Args, Param> plan(call.params);
   Args args;
-  const bool moves = half.squares == nullptr || !half.second;
-  auto* pieces = reinterpret_cast<Squares*>(half.squares);
+  const bool moves = call.half.squares == nullptr || !call.half.second;
+  auto* slots = static_cast<Squares*>(call.scratch);
+  auto* pieces = reinterpret_cast<Squares*>(call.half.squares);
   while (plan.next(args)) {
     LaunchConfig config{.name = "lamb_moments",
                         .grid = grid_for(args.map.chunks, resident_blocks),
                         .block = kThreads,
-                        .stream = stream};
+                        .stream = call.stream};
     Status status;
-    if (moves) status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, decisions, rows, slots);
+    if (moves) {
+      status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, call.decisions, call.rows, slots);
+    }
     if (!status.ok()) return status;
     config.name = "lamb_rates";
     config.grid = grid_for(static_cast<uint32_t>(args.map.tensors), resident_blocks);
     const Squares* sums = moves ? slots : nullptr;
-    status = launch(lamb_rates_kernel<kThreads, kTensors>, config, args, decisions, sums, pieces, rows);
+    status = launch(lamb_rates_kernel<kThreads, kTensors>, config, args, call.decisions, sums, pieces, call.rows);
     if (!status.ok()) return status;
   }
   return {};
@@ -180,15 +181,12 @@ Status lamb_rates(int resident_blocks, std::span<const ParamState> params, const
 
 }  // namespace detail
 
-size_t Tuned<Lamb>::first_pass_bytes(std::span<const ParamState> params) {
+size_t Tuned<Lamb>::stage_bytes(std::span<const Param> params) {
   return most_chunks<LambArgs<kLambTensors>>(params) * sizeof(Squares);
 }
 
-Status Tuned<Lamb>::first_pass(std::span<const ParamState> params, const StepDecisions& decisions, LambRow* rows,
-                               void* scratch, const StepHalf& half, Stream stream) {
-  return detail::lamb_rates<kUpdateThreads, kLambTensors>(device_sm_count() * LambMoments::kBlocksPerSm, params,
-                                                          decisions, rows, static_cast<Squares*>(scratch), half,
-                                                          stream);
+Status Tuned<Lamb>::stage(const StageCall<Tuned<Lamb>>& call) {
+  return detail::lamb_rates<kUpdateThreads, kLambTensors>(device_sm_count() * LambMoments::kBlocksPerSm, call);
 }
 
 }  // namespace ak

@@ -1,13 +1,13 @@
 // One LAMB step of one element, in fp32, and the trust ratio of a tensor.
 //
 // Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020 (algorithm
-// 2, with the bias correction of its authors' code). Adam's direction, with the decay in it, is taken in steps as long
-// as the tensor's weights allow:
+// 2, with the bias correction of its authors' code). The step along Adam's direction, decay included, is as long as a
+// share of the tensor's norm:
 //   m += (1 - b1) (g - m);  v = b2 v + (1 - b2) g^2;  u = m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps) + wd p
 //   p -= lr |p| / |u| u,    |.| = the L2 norm over the tensor
-// A step is two passes, because the norms must be known before the first weight moves. The second pass computes u again
-// from the moments as they were stored (they may have been rounded to bf16), which is cheaper than keeping it; so must
-// the first, or the norm would be that of another vector.
+// A step is two passes, because the norms must be known before the first weight moves. The second pass recomputes u,
+// which is cheaper than storing it, from the moments as stored (they may have been rounded to bf16). The first pass
+// must use the stored moments too, or the norm would be that of another vector.
 #pragma once
 
 #include "update/rule.h"
@@ -17,11 +17,12 @@ namespace ak {
 struct Lamb {
   static constexpr const char* kName = "lamb_";
   static constexpr int kMoments = 2, kRequiredMoments = 2, kOptions = 5;
+  static constexpr bool kHasStage = true;
 
   struct Options {
     double lr, beta1, beta2, eps, weight_decay;
     bool bias_correction;
-    bool adapt_all;  // false: a group without decay takes steps of lr, as biases and norms should
+    bool adapt_all;  // false: the trust ratio is 1 in groups without decay, which hold biases and norms
   };
   static Options options(const double* o, int64_t flags) {
     return {o[0], o[1], o[2], o[3], o[4], (flags & kNoBiasCorrection) == 0, (flags & kAdaptAll) != 0};
@@ -37,7 +38,7 @@ struct Lamb {
     float scale_m;     // 1 / (1 - beta1^t)
     float decay;       // wd
     float adapt;       // 1, or 0: the trust ratio is 1
-    float rate;        // length of the step: what rate_of says after the first pass
+    float rate;        // length of the step: rate_of after the first pass
   };
   static AK_HD Scalars scalars(const Options& o, float step) {
     const uint32_t t = static_cast<uint32_t>(step);
@@ -61,21 +62,20 @@ struct Lamb {
     v = fma(s.take_v * g, g, s.keep_v * v);
   }
 
-  // The direction u, from the moments as they are stored.
+  // The direction u, from the moments as stored.
   static AK_HD float direction(float p, float m, float v, const Scalars& s) {
     const float adam = div(m, div(sqrt(v), s.correction) + s.eps) * s.scale_m;
     const float decayed = fma(s.decay, p, adam);
     return s.decay != 0.0f ? decayed : adam;  // not 0 * p: an infinite weight is not NaN
   }
 
-  // The length of the step, from the squared norms of weights and direction. A tensor of zeros, and one that does not
-  // move, has the ratio 1.
+  // The length of the step, from the squared norms of weights and direction. The ratio is 1 if either is 0.
   static AK_HD float rate_of(double weight_sq, double direction_sq, const Scalars& s) {
-    const bool adapts = s.adapt != 0.0f && weight_sq != 0.0 && direction_sq != 0.0;  // NaN adapts, and stays
+    const bool adapts = s.adapt != 0.0f && weight_sq != 0.0 && direction_sq != 0.0;  // NaN adapts, and stays NaN
     return static_cast<float>(adapts ? s.lr * div(sqrt(weight_sq), sqrt(direction_sq)) : s.lr);
   }
 
-  // The second pass, which finds the moments up to date and does not look at the gradient.
+  // The second pass: the moments are up to date, the gradient is not used.
   static AK_HD void update(float& p, float (&moments)[2], bool, float, const Scalars& s) {
     p = fma(-s.rate, direction(p, moments[0], moments[1], s), p);
   }

@@ -1,8 +1,7 @@
-// lion_: one Lion step of every parameter. The two kernels are those of update/step.cuh; here is what they need
-// to know about Lion.
+// lion_: one Lion step of every parameter, by the kernels of update/step.cuh.
 //
 // Work: 14 bytes (split master, bf16 moment, 16-bit gradient) to 22 bytes (fp32 weight, shadow, fp32 moment and
-// gradient) an element and a handful of instructions: bandwidth is the limit. As in SGD with momentum a thread has two
+// gradient) an element and a handful of instructions: bandwidth-bound. As in SGD with momentum a thread has two
 // operands and the gradient in flight, and three blocks share an SM. An average of the weights moves 8 bytes more.
 #include "update/rules/lion.h"
 

@@ -8,7 +8,7 @@
 
 namespace ak {
 
-// -1, 0 or 1. NaN stays NaN, unlike torch.sign's 0: a broken gradient must not pass for one that is zero.
+// -1, 0 or 1. NaN stays NaN, unlike torch.sign's 0: a broken gradient must not look like zero.
 AK_HD float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 
 struct Lion {
@@ -26,7 +26,7 @@ struct Lion {
     float keep_c, take_c;  // beta1 and 1 - beta1
     float keep_m, take_m;  // beta2 and 1 - beta2
   };
-  // The step count does not enter: there is no bias to correct, for only the sign of a moment counts.
+  // No bias correction: only the sign of the moment counts.
   static AK_HD Scalars scalars(const Options& o, float) {
     return {static_cast<float>(o.lr),    static_cast<float>(1.0 - o.lr * o.weight_decay),
             static_cast<float>(o.beta1), static_cast<float>(1.0 - o.beta1),

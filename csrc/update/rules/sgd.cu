@@ -1,11 +1,10 @@
-// sgd_: one SGD step of every parameter. The two kernels are those of update/step.cuh; here is what they need
-// to know about SGD.
+// sgd_: one SGD step of every parameter, by the kernels of update/step.cuh.
 //
 // Work: 10 bytes (split master, no momentum, 16-bit gradient) to 22 bytes (fp32 weight, shadow, fp32 momentum and
-// gradient) an element, 8 more with an average of the weights, and a handful of instructions: bandwidth is the limit. A
-// thread has as little as 48 bytes in flight, so three blocks share an SM, for which the registers suffice. Trap:
-// whether a momentum buffer holds history is told by the parameter's own step count, which a skipped step does not
-// advance; what lies in the buffer before the first step that counts is fetched like any other element, and never used.
+// gradient) an element, 8 more with an average of the weights, and a handful of instructions: bandwidth-bound. A
+// thread may have as little as 48 bytes in flight, so three blocks share an SM, for which the registers suffice. Trap:
+// a momentum buffer holds history if the parameter's own step count is above 1, and a skipped step does not advance the
+// count. Before the first step that counts the buffer is fetched like any other operand and not used.
 #include "update/rules/sgd.h"
 
 #include "update/step.cuh"

@@ -22,9 +22,9 @@ struct Sgd {
   struct Scalars {
     float lr, momentum, take, weight_decay;
     bool nesterov;
-    bool first;  // the buffer holds nothing yet and is not read
+    bool first;  // the buffer holds no history yet
   };
-  // The first step that is not skipped is number 1, so a buffer that an overflow left untouched is never taken for
+  // The first step that is not skipped is number 1, so a buffer that a skipped step left uninitialized is never read as
   // history.
   static AK_HD Scalars scalars(const Options& o, float step) {
     return {static_cast<float>(o.lr),

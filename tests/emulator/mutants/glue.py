@@ -7,7 +7,8 @@ NORM = "gradients/glue_check_and_norm.cpp"
 SCALE = "gradients/glue_update_scale.cpp"
 ACTIVATION = "activation/glue_backward.cpp"
 GEMM = "gemm/glue.cpp"
-UPDATE = "update/glue.h"
+UPDATE = "update/glue.cpp"
+UPDATE_CALL = "update/call.h"
 CALL = "base/gpu/call.h"
 PLAN = "gemm/plan.h"
 
@@ -206,31 +207,36 @@ MUTANTS = [
     ),
     # ---- updates
     Mutant(
-        UPDATE,
-        "s.moment_dtypes[m] = dtype_of(p.moments[m].dtype);",
-        "s.moment_dtypes[m] = DType::kFloat32;",
+        UPDATE_CALL,
+        "p.moment_dtypes[k] = dtype_of(block.moments[k].dtype);",
+        "p.moment_dtypes[k] = DType::kFloat32;",
         "moments are taken for fp32",
     ),
     Mutant(
-        UPDATE,
-        "s.grad_dtype = dtype_of(p.grad.dtype);",
-        "s.grad_dtype = DType::kFloat32;",
+        UPDATE_CALL,
+        "p.grad_dtype = dtype_of(static_cast<ScalarType>(row.grad_dtype));",
+        "p.grad_dtype = DType::kFloat32;",
         "gradients are taken for fp32",
     ),
     Mutant(
-        UPDATE,
-        "s.shadow_dtype = dtype_of(p.shadow.dtype);",
-        "s.shadow_dtype = DType::kFloat16;",
+        UPDATE_CALL,
+        "p.shadow_dtype = dtype_of(block.shadow.dtype);",
+        "p.shadow_dtype = DType::kFloat16;",
         "shadows are taken for fp16",
     ),
-    Mutant(UPDATE, "s.group = static_cast<int>(p.group);", "s.group = 0;", "everything is in the first group"),
-    Mutant(UPDATE, "s.index = p.index;", "s.index = 0;", "all parameters draw the same random bits"),
-    Mutant(UPDATE, "a.lrs[g])", "a.lrs[0])", "every group takes the first learning rate"),
-    Mutant(UPDATE, "a.weight_decays[g])", "a.weight_decays[0])", "every group takes the first weight decay"),
-    Mutant(UPDATE, "a.options_of<Rule>(g)", "a.options_of<Rule>(0)", "every group has the options of the first"),
-    Mutant(UPDATE, 'call.scalar({"sum_sq"}, a.sum_sq)', "nullptr", "nothing is clipped"),
+    Mutant(UPDATE_CALL, "p.group = static_cast<int>(row.group);", "p.group = 0;", "everything is in the first group"),
     Mutant(
-        UPDATE, "update_scratch_bytes<Rule>(states)", "update_scratch_bytes<Rule>(states) / 2", "half of the scratch"
+        UPDATE_CALL,
+        "p.index = static_cast<uint32_t>(row.index);",
+        "p.index = 0;",
+        "all parameters draw the same random bits",
+    ),
+    Mutant(UPDATE, "call.lrs[g])", "call.lrs[0])", "every group takes the first learning rate"),
+    Mutant(UPDATE, "call.weight_decays[g])", "call.weight_decays[0])", "every group takes the first weight decay"),
+    Mutant(UPDATE, "call.options_of<Rule>(g)", "call.options_of<Rule>(0)", "every group has the options of the first"),
+    Mutant(UPDATE, 'gpu.scalar({"sum_sq"}, call.sum_sq)', "nullptr", "nothing is clipped"),
+    Mutant(
+        UPDATE, "update_scratch_bytes<Rule>(params)", "update_scratch_bytes<Rule>(params) / 2", "half of the scratch"
     ),
     Mutant(
         CALL,

@@ -1,6 +1,0 @@
-// adamw_ on a GPU.
-#include "update/rules/adamw.h"
-
-#include "update/glue.h"
-
-AK_GPU_OPS(m) { ak::register_update<ak::AdamW, ak::take_step<ak::AdamW>>(m); }

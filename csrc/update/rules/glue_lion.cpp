@@ -1,6 +1,0 @@
-// lion_ on a GPU.
-#include "update/rules/lion.h"
-
-#include "update/glue.h"
-
-AK_GPU_OPS(m) { ak::register_update<ak::Lion, ak::take_step<ak::Lion>>(m); }

@@ -1,6 +1,0 @@
-// sgd_ on a GPU.
-#include "update/rules/sgd.h"
-
-#include "update/glue.h"
-
-AK_GPU_OPS(m) { ak::register_update<ak::Sgd, ak::take_step<ak::Sgd>>(m); }
