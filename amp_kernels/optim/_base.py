@@ -270,13 +270,12 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self._build(Options(**{**DEFAULTS, **options}))
         groups = state["param_groups"]
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
-        with torch.no_grad():
-            packed = self.store.pack(loaded.entries)
-            state["state"] = shown = defaultdict(dict, loaded.others)
-            super().__setstate__(state)
-            self.store.clear()
-            self.plan.forget()
-            self.store.commit(packed, shown)
+        packed = self.store.pack(loaded.entries)
+        state["state"] = shown = defaultdict(dict, loaded.others)
+        super().__setstate__(state)
+        self.store.clear()
+        self.plan.forget()
+        self.store.commit(packed, shown)
         self.compiled_handle = CompiledHandle(self, self.param_groups)
         self.max_grad_norm, self.seed = loaded.max_grad_norm, loaded.seed
         for group in groups:

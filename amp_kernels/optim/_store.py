@@ -50,6 +50,7 @@ class StateStore:
 
     # ---- creation ----
 
+    @torch.no_grad()
     def pack(self, entries: Iterable[Entry]) -> Packed:
         """Build blocks for the entries and fill them, changing nothing that exists."""
         sets: dict[tuple, tuple[dict, list[tuple[Tensor, Tensor, dict]]]] = {}
@@ -74,6 +75,7 @@ class StateStore:
                 packed.places.append(Place(param, block, slot, state, signature(param)))
         return packed
 
+    @torch.no_grad()
     def commit(self, packed: Packed, state: dict) -> None:
         """Take over the blocks and show them in ``state``, the mapping ``optimizer.state``."""
         for param, weight in packed.overwrite:
