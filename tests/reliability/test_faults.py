@@ -106,16 +106,6 @@ def test_a_batch_that_is_not_finite(name, dtype, options, value):
     assert_same(after(twin), without(name, dtype, options))
 
 
-@pytest.mark.parametrize("which", range(6))
-def test_one_infinite_gradient(which):
-    twin = started()
-    twin.backward(2)
-    list(twin.model.parameters())[which].grad.view(-1)[-1] = -torch.inf
-    twin.update()
-    assert twin.scaler.last_step_skipped
-    assert_same(after(twin), without())
-
-
 # ---- exceptions ----
 
 
@@ -288,26 +278,6 @@ def test_an_interrupt_anywhere_in_the_step(name, dtype, options, taken, every):
 
 
 # ---- parameters that come, go, move ----
-
-
-def test_a_parameter_that_is_added():
-    twin, expected = started(), started()
-    for one in (twin, expected):
-        one.extra = torch.nn.Parameter(torch.full((3,), 0.5))
-    twin.optimizer.add_param_group({"params": [twin.extra], "lr": 0.5})
-    with pytest.raises(ValueError, match="Invalid learning rate"):
-        twin.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": -1.0})
-    assert len(twin.optimizer.param_groups) == 2
-    alone = ak.optim.AdamW([expected.extra], lr=0.5)
-    for batch in (3, 4):
-        for one in (twin, expected):
-            one.backward(batch)
-            one.extra.grad = torch.ones(3) * one.scaler.get_scale()
-        expected.scaler.step(alone)
-        twin.update()
-        expected.update()
-    assert_same_bits(twin.extra.data, expected.extra.data)
-    assert_same(dict(flat(twin.model.state_dict())), dict(flat(expected.model.state_dict())))
 
 
 @EACH
