@@ -11,7 +11,7 @@ from torch import Tensor
 from .._sharding.agreement import Agreement
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
-from ._cached_step import Launch
+from ._launches import Launch
 from ._state import Place
 
 

@@ -23,8 +23,8 @@ from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
 from ._algorithm import Algorithm
 from ._checkpoint import CheckpointCodec
+from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
-from ._measure import StepAnswer, StepRequest
 from ._options import DEFAULTS, MixedPrecision, OptionAttribute, Options, checked_options
 from ._plan import StepPlan
 from ._store import Join, StateStore

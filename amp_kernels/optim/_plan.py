@@ -19,12 +19,9 @@ from .._sharding.agreement import Agreement, LatestAgreement
 from .._sharding.local import is_dtensor, local
 from .._updates.arguments import UpdateArguments
 from ._algorithm import Algorithm, Update
-from ._batches import DeviceBatch, make_batches
-from ._cached_step import CachedStep, Launch, addressable
-from ._gradients import GradientReader
-from ._groups import GroupChecks
-from ._hyper_parameters import HyperParameters, PackedGroups
-from ._measure import StepAnswer, StepRequest, measure
+from ._gradients import GradientReader, StepAnswer, StepRequest, measure
+from ._groups import GroupChecks, HyperParameters, PackedGroups
+from ._launches import CachedStep, DeviceBatch, Launch, addressable, make_batches
 from ._options import Options
 from ._state import Place, signature
 from ._store import Entry, StateStore

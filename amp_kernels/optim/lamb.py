@@ -13,7 +13,7 @@ from .._updates.lamb import lamb_
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from ._algorithm import Algorithm, Update
 from ._base import StandaloneOptimizer
-from ._measure import home_device
+from ._gradients import home_device
 from ._options import MixedPrecision, takes_options
 
 if TYPE_CHECKING:

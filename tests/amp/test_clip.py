@@ -217,17 +217,6 @@ def test_a_parameter_that_comes_twice_is_scaled_twice_as_in_torch():
     assert torch.equal(*memories)
 
 
-def test_memory_formats():
-    shape = (4, 3, 5, 5)
-    plain, other = torch.nn.Parameter(torch.zeros(shape)), torch.nn.Parameter(torch.zeros(shape))
-    plain.grad = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    other.grad = plain.grad.to(memory_format=torch.channels_last)
-    norms = [ak.clip_grad_norm_([p], 0.5) for p in (plain, other)]
-    torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
-    assert other.grad.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(plain.grad, other.grad, rtol=1e-6, atol=0)
-
-
 def test_gradients_with_gaps_in_memory_are_torchs():
     param, storage = torch.nn.Parameter(torch.zeros(4, 3)), torch.ones(4, 6)
     param.grad = storage[:, ::2]

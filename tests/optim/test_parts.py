@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import amp_kernels.optim as akopt
-from amp_kernels.optim._groups import GroupChecks
-from amp_kernels.optim._hyper_parameters import HyperParameters
-from amp_kernels.optim._measure import StepRequest
+from amp_kernels.optim._gradients import StepRequest
+from amp_kernels.optim._groups import GroupChecks, HyperParameters
 from amp_kernels.optim._options import checked_options
 from amp_kernels.optim._plan import StepPlan
 from amp_kernels.optim._store import StateStore

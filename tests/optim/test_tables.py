@@ -10,7 +10,7 @@ from amp_kernels._raw import check_and_norm, update_scale
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
 from amp_kernels._updates.state import TABLE_DTYPES
-from amp_kernels.optim import _cached_step
+from amp_kernels.optim import _launches
 from amp_kernels.testing.emulator import launches
 
 from .optimizers import bf16, f16
@@ -23,7 +23,7 @@ def test_guard_of_tensors(monkeypatch, private):
     if not private:
         monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     base = [torch.zeros(4, 4), torch.zeros(3, dtype=bf16)]
-    test = _cached_step.tensor_guard(base)
+    test = _launches.tensor_guard(base)
     assert test([torch.ones(4, 4), torch.ones(3, dtype=bf16)])
     others = [
         torch.zeros(4, 4).t(), torch.zeros(4, 5)[:, :4], torch.zeros(4, 4, dtype=f16), torch.zeros(16), None,
