@@ -289,7 +289,7 @@ setup(
         for path in [ROOT / "amp_kernels", *sorted((ROOT / "amp_kernels").rglob("*"))]
         if (path / "__init__.py").exists()
     ]
-    + ["amp_kernels.bench", "amp_kernels.bench.ops"],
+    + ["amp_kernels.bench", *(f"amp_kernels.bench.{room}" for room in ("harness", "ops", "prediction", "training"))],
     package_dir={"amp_kernels.bench": "bench"},
     package_data={"amp_kernels": ["py.typed", "*.pyi"]},
 )

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 
-from .roofline import DTYPES
+from .harness.case import DTYPES
 
 SHAPES = "4x16 16x64 64x64 1024x64 1024x100 255x257 256x768 2048x768 16384x768 64x4097 16x50257 256x50257"
 EPS = 1e-5
@@ -37,10 +37,7 @@ PAIRS: dict[str, tuple[Callable, Callable]] = {
         lambda x, weight, bias, target: F.rms_norm(x, weight.shape, weight, EPS),
         lambda x, weight, bias, target: ak.rms_norm(x, weight.shape, weight, EPS),
     ),
-    "softmax": (
-        lambda x, weight, bias, target: F.softmax(x, -1),
-        lambda x, weight, bias, target: ak.softmax(x, -1),
-    ),
+    "softmax": (lambda x, weight, bias, target: F.softmax(x, -1), lambda x, weight, bias, target: ak.softmax(x, -1)),
     "log_softmax": (
         lambda x, weight, bias, target: F.log_softmax(x, -1),
         lambda x, weight, bias, target: ak.log_softmax(x, -1),
@@ -95,7 +92,7 @@ def least_times(pair: tuple[Call, Call], rounds: int, sample: float, clock: Call
 
 
 def keep_freed_memory() -> None:
-    """Of glibc; on other systems nothing happens."""
+    """Tells glibc to keep freed memory; does nothing on other systems."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for parameter, size in ((-1, 2**30), (-3, 2**25)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and its largest value
         if mallopt is not None:

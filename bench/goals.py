@@ -1,4 +1,4 @@
-"""What the kernels are to reach on a GPU, and what the rows of a run say to it.
+"""The goals of the kernels on a GPU, and whether the rows of a run meet them.
 
 A goal is on a number of each case that belongs to it: on their geometric mean, on the least, or on the most. Cases that were wrong
 or not run are not in the number; a goal that the others meet is then open.
@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .rows import OURS, TRAINING, Table, cases, copy_share, triton_ratio
+from .harness.rows import OURS, TRAINING, cases, copy_share, triton_ratio
+from .harness.tables import Table
 
 Providers = dict[str, dict]
 Number = Callable[[Providers], float | None]

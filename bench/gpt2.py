@@ -21,12 +21,13 @@ import torch
 
 import amp_kernels as ak
 
-from . import environment
-from .rows import OURS
-from .step_models import CONTEXT, GPT2, MODELS, WORDS, Config
-from .timing import kernel_times
-from .trainers import TRAINERS
-from .trial import DTYPES
+from . import options as common
+from .harness import environment
+from .harness.case import DTYPES
+from .harness.rows import OURS
+from .harness.timer import kernel_times
+from .training.gpt import CONTEXT, GPT2, GPT2_MODELS, WORDS, GPT2Config
+from .training.trainers import TRAINERS
 
 LR = 1e-4
 GROWTH_INTERVAL = 2000  # torch's default
@@ -63,7 +64,7 @@ def build(
 
 
 def has_shadows(provider: str) -> bool:
-    """Whether the update writes 16-bit weights, so that no forward casts any."""
+    """The update writes 16-bit weights, so that no forward casts any."""
     return provider == OURS
 
 
@@ -78,33 +79,28 @@ PROVIDERS = {
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpt2", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, default="gpt2-124m")
-    parser.add_argument("--dtype", default="bf16,fp16", help="comma-separated (default: bf16,fp16)")
-    parser.add_argument("--provider", default=",".join(PROVIDERS), help="comma-separated (default: all)")
+    parser.add_argument("--model", choices=GPT2_MODELS, default="gpt2-124m")
+    parser.add_argument("--dtype", help="comma-separated (default: bf16,fp16)")
+    parser.add_argument("--provider", help="comma-separated (default: all)")
     parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
-    parser.add_argument("--batch", type=int, help=f"sequences of {CONTEXT} tokens a step (default: the model's)")
-    parser.add_argument("--layers", type=int, help="default: the model's")
-    parser.add_argument("--steps", type=int, default=10, help="of each provider in a turn (default: 10)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns (default: 5)")
+    parser.add_argument(
+        "--batch", type=common.positive, help=f"sequences of {CONTEXT} tokens a step (default: the model's)"
+    )
+    parser.add_argument("--layers", type=common.positive, help="default: the model's")
+    parser.add_argument("--steps", type=common.positive, default=10, help="of each provider in a turn (default: 10)")
+    parser.add_argument("--rounds", type=common.positive, default=5, help="turns (default: 5)")
     parser.add_argument("--profile", action="store_true", help="also list the kernels that take longest")
     parser.add_argument("--out", type=Path, help="folder that gets gpt2.jsonl")
     options = parser.parse_args(argv)
-    for name in ("batch", "layers", "steps", "rounds"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"argument --{name}: {value}; accepted: 1 or more")
-    for name, accepted in (("dtype", ["bf16", "fp16"]), ("provider", PROVIDERS)):
-        values = [part.strip() for part in getattr(options, name).split(",")]
-        if unknown := [part for part in values if part not in accepted]:
-            parser.error(f"argument --{name}: {', '.join(unknown)} is unknown; accepted: {', '.join(accepted)}")
-        setattr(options, name, values)
-    options.device = environment.pick_device(options.device)
+    options.dtype = common.names(parser, "--dtype", options.dtype, ("bf16", "fp16"))
+    options.provider = common.names(parser, "--provider", options.provider, PROVIDERS)
+    options.device = common.device(parser, options.device)
     return options
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    config = MODELS[options.model]
+    config = GPT2_MODELS[options.model]
     config = replace(config, batch=options.batch or config.batch, layers=options.layers or config.layers)
     machine = environment.describe(options.device)
     print(
@@ -121,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def measure(options: argparse.Namespace, config: Config, dtype: str) -> list[dict]:
+def measure(options: argparse.Namespace, config: GPT2Config, dtype: str) -> list[dict]:
     device, tokens = options.device, config.batch * CONTEXT
     generator = torch.Generator().manual_seed(0)
     data = tuple(torch.randint(WORDS, (config.batch, CONTEXT), generator=generator).to(device) for _ in range(2))

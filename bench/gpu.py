@@ -2,8 +2,8 @@
 
 The tests, ``info --check`` beside them, each part of the benchmarks and GPT-2's training step run in processes of their own, within
 their share of the time. A kernel that hangs or breaks the GPU's context is reported with the test or case (op and shape) that was
-running. Behind it the benchmarks go on, and the tests where pytest-xdist and pytest-timeout are installed; else the tests of other
-files. Results go to RESULTS (default ``bench/results/<gpu>``): rows.jsonl, gpt2.jsonl, table.txt, plots,
+running. The benchmarks then go on with the next case, the tests with the next test where pytest-xdist and pytest-timeout are installed,
+else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``): rows.jsonl, gpt2.jsonl, table.txt, plots,
 predicted.txt (what the cost model says, beside what was measured), summary.txt.
 """
 
@@ -21,9 +21,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ops import modules
-from .peers import MODULES, PEERS
-from .watch import CEILINGS
+import torch
+
+from .harness.environment import results_folder
+from .harness.watch import CEILINGS
+from .ops import OPS
+from .ops.peers import MODULES, PEERS
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "triton", "pytest", "setuptools", "cmake", "ninja")
@@ -61,7 +64,7 @@ class Part:
 def parts() -> list[Part]:
     """bf16 stands for both 16-bit formats in the products, and the whole step for adamw_, which is most of it."""
     products = ("gemm", "linear", "mlp")
-    rest = tuple(name for name in modules() if name not in (*products, "step", "adamw"))
+    rest = tuple(name for name in OPS if name not in (*products, "step", "adamw"))
     return [
         Part("products", products, 110, ("--dtype", "bf16")),  # measured: 100
         Part("step", ("step",), 95),  # measured: 87
@@ -81,8 +84,6 @@ def check() -> str | None:
     absent = missing(NEEDED)
     if absent:
         return f"make gpu needs these packages or programs: {', '.join(absent)}"
-    import torch
-
     if not torch.cuda.is_available():
         return f"make gpu needs a CUDA GPU; torch {torch.__version__} sees none"
     return None
@@ -101,13 +102,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--check"]:
         return 0
-    import torch
-
     if argv == ["--arch"]:
         print(arch(torch.cuda.get_device_capability()))
         return 0
-
-    from .environment import results_folder
 
     print(f"absent, not used: {', '.join(missing(OPTIONAL)) or 'nothing'}")
     results = Path(os.environ.get("RESULTS") or results_folder(torch.device("cuda")))
@@ -145,7 +142,7 @@ def tests(folder: Path) -> list[Outcome]:
             ONE_TEST_SECONDS,
             "--timeout-method",
             "thread",
-        ]  # which ends the worker; signals wait for kernels
+        ]  # ends the worker; signals wait for kernels
         commands.append(("gpu tests", folder / "tests", [*pytest, *options, *TESTS]))
 
     def one(test: tuple[str, Path, list]) -> Outcome:
@@ -165,7 +162,7 @@ def tests(folder: Path) -> list[Outcome]:
 
 
 def bench(part: Part, runner: list, results: Path, progress: Path) -> list[Outcome]:
-    """Runs a part; where a case takes its process with it, again from behind that case, as long as there is time."""
+    """Runs a part; if a case ends its process, again from the next case on, as long as there is time."""
     outcomes: list[Outcome] = []
     end = time.monotonic() + part.seconds
     after: list[str] = []
@@ -207,7 +204,7 @@ def run(name: str, command: list, seconds: float, log: Path | None = None) -> Ou
 
 
 def _where(progress: Path) -> str:
-    """What was running in a process that left its progress file behind."""
+    """The case and provider that a process left in its progress file."""
     return " in " + ", ".join(progress.read_text().splitlines()) if progress.exists() else ""
 
 

@@ -1,8 +1,8 @@
-"""The paper's table in the small: `make paper`, or `python -m bench.paper`.
+"""The paper's table, scaled down: `make paper`, or `python -m bench.paper`.
 
 Micikevicius et al., "Mixed Precision Training" (ICLR 2018), trained classifiers, detectors, speech and language models, translation
 and GANs in FP32 and in mixed precision with equal results, and showed what fails without loss scaling and without FP32 master
-weights. Here each kind of task is trained small (bench/paper_tasks.py, bench/paper_language.py) in seven formats with three seeds.
+weights. Here each kind of task is trained small (bench/training/tasks.py, bench/training/language.py) in seven formats with three seeds.
 
 python -m bench.paper                                   # everything that the results do not hold yet, in two processes
 python -m bench.paper --task transformer --column "fp16 unscaled" --seed 0
@@ -26,26 +26,17 @@ import torch
 
 import amp_kernels as ak
 
-from . import environment, paper_report
-from .layouts import held_bytes
-from .memory import cpu_peak
-from .paper_language import LstmLanguage, TransformerLanguage, Translation
-from .paper_tasks import SIZES, Adversarial, Classifier, ConvolutionalClassifier, Detection, Regression
-from .progress import Progress
+from . import options as common
+from .harness import environment
+from .harness.memory import cpu_peak, held_bytes
+from .harness.rows import read
+from .training import paper_table
+from .training.language import LstmLanguage, TransformerLanguage, Translation
+from .training.progress import Progress
+from .training.tasks import SIZES, Adversarial, Classifier, ConvolutionalClassifier, Detection, Regression
 
-TASKS = {
-    task.name: task
-    for task in (
-        Classifier,
-        ConvolutionalClassifier,
-        Detection,
-        TransformerLanguage,
-        LstmLanguage,
-        Translation,
-        Adversarial,
-        Regression,
-    )
-}
+IMAGES, LANGUAGE = (Classifier, ConvolutionalClassifier, Detection), (TransformerLanguage, LstmLanguage, Translation)
+TASKS = {task.name: task for task in (*IMAGES, *LANGUAGE, Adversarial, Regression)}
 SEEDS = (0, 1, 2)
 WATCHED = 5  # steps, spread over the run, in whose first batch gradients are counted
 
@@ -72,7 +63,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What decides a run: a row of the results carries the same keys."""
+    """Everything that decides a run: a row of the results has the same keys."""
 
     task: str
     column: str
@@ -136,17 +127,8 @@ def _train_alone(cell: Cell) -> dict:
     return train(cell)
 
 
-def read(path: Path) -> list[dict]:
-    """The rows that are there. What a killed run left of a line is passed over."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
-
-
 def append(path: Path, row: dict) -> None:
-    """A line of JSON, after whatever a killed run left of one."""
+    """Appends a line of JSON, behind an incomplete one that a killed run may have left."""
     torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     with path.open("a") as file:
         file.write(("\n" if torn else "") + json.dumps(row) + "\n")
@@ -157,7 +139,7 @@ def of(row: dict) -> Cell:
 
 
 def missing(cells: list[Cell], rows: list[dict]) -> list[Cell]:
-    """Those of ``cells`` that no row is of."""
+    """The cells that have no row yet."""
     done = {of(row).key() for row in rows}
     return [cell for cell in cells if cell.key() not in done]
 
@@ -184,19 +166,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", action="append", type=int, help="only this one; may be given several times")
     parser.add_argument("--size", choices=SIZES, default="small", help="large: for a GPU")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:<index>")
-    parser.add_argument("--steps", type=int, help="instead of the task's own, for a quick look")
-    parser.add_argument("--processes", type=int, help="side by side (default: 2 on the CPU, 1 on a GPU)")
+    parser.add_argument("--steps", type=common.positive, help="instead of the task's own, for a quick look")
+    parser.add_argument("--processes", type=common.positive, help="side by side (default: 2 on the CPU, 1 on a GPU)")
     parser.add_argument("--factor", type=float, default=5.0, help="standard errors that a failure exceeds (default 5)")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
     parser.add_argument("--report", action="store_true", help="train nothing")
     options = parser.parse_args(argv)
-    for name in ("steps", "processes"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"argument --{name}: {getattr(options, name)} is not a positive number")
-    try:
-        options.device = str(environment.pick_device(options.device))
-    except ValueError as error:
-        parser.error(str(error))
+    options.device = str(common.device(parser, options.device))
     return options
 
 
@@ -223,10 +199,10 @@ def main(argv: list[str] | None = None) -> int:
     if not rows:
         print(f"error: no results in {results}", file=sys.stderr)
         return 1
-    table = paper_report.Table(rows, {task: TASKS[task].metric_name for task in TASKS}, list(COLUMNS), options.factor)
+    table = paper_table.Table(rows, {task: TASKS[task].metric_name for task in TASKS}, list(COLUMNS), options.factor)
     page = table.page(json.loads((out / f"{name}.json").read_text()))
     (out / f"{name}.md").write_text(page + "\n")
-    drawn = paper_report.plot(out / f"{name}.png", table, "Metric by task and format, a dot for each seed; red: failed")
+    drawn = paper_table.plot(out / f"{name}.png", table, "Metric by task and format, a dot for each seed; red: failed")
     print(page)
     print(f"\n{f'{name}.png, ' if drawn else ''}{name}.md, {name}.jsonl in {out}")
     return 0

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from .harness.tables import pyplot
+
 ROW_INCHES = 0.16
 
 
@@ -23,14 +25,9 @@ def plot_products(path: Path, rows: list[dict], title: str) -> bool:
 
 
 def _bars(path: Path, rows: list[dict], value: Callable, axis_label: str, line: float, title: str) -> bool:
-    try:
-        import matplotlib
-    except ImportError:
+    plt = pyplot()
+    if plt is None or not rows:
         return False
-    if not rows:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
     cases = list(dict.fromkeys((row["op"], row["shape"], row["dtype"]) for row in rows))
     providers = list(dict.fromkeys(row["provider"] for row in rows))

@@ -1,22 +1,24 @@
-"""The text of docs/predictions.md, whose tables `predict.py` makes."""
+"""The text of docs/predictions.md, whose tables `prediction/tables.py` makes."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import textwrap
+from collections.abc import Iterator
 
-from . import loss_price
-from .gemm_shapes import Shape
-from .measured import product_us, run
-from .plan import CHIPS, floor_us, plan
-from .predict import (
+from .harness.rows import OURS, TRAINING
+from .harness.tables import Table
+from .ops.gemm_shapes import Shape
+from .prediction import loss, price
+from .prediction.chips import CHIPS, floor_us, plan
+from .prediction.measured import product_us, run
+from .prediction.tables import (
     BASIS,
     MODEL_BASIS,
     aligned,
     epilogues,
     log_error,
-    markdown,
     products,
     ratios,
     short_lists,
@@ -26,10 +28,7 @@ from .predict import (
     training,
     unaligned,
 )
-from .rows import OURS, TRAINING
-from .step_models import MODELS
-from .step_price import CUBLAS, Step
-from .step_price import steps as training_steps
+from .training.gpt import GPT2_MODELS
 
 GOAL_MS, GOAL_MEMORY = 55.0, 0.55  # of the converted step of gpt2-124m, and of eager's memory
 
@@ -151,10 +150,10 @@ def missed_products() -> str:
 
 def missed() -> str:
     """Where the converted step of gpt2-124m stands to its goal, and why."""
-    found = training_steps(MODELS["gpt2-124m"], CHIPS["H200"])
+    found = price.steps(GPT2_MODELS["gpt2-124m"], CHIPS["H200"])
     ours, fused, torchs = found["converted"], found["fused norms"], found["torch eager"]
 
-    def less(kind: str, step: Step) -> str:
+    def less(kind: str, step: price.Step) -> str:
         return f"{1 - getattr(step, kind) / getattr(torchs, kind):.0%}"
 
     ms = {family: seconds * 1e3 for family, seconds in ours.seconds.items()}
@@ -164,7 +163,7 @@ def missed() -> str:
         f"The goal of the converted step is {GOAL_MS:.0f} ms and {GOAL_MEMORY:.2f} of eager's memory. Time is **{verdict}**, "
         f"{total:.1f} ms are predicted; memory is {ours.peak_bytes / torchs.peak_bytes:.2f}. Products, attention and the update, "
         f"which a conversion does not shorten, take {bound:.1f} ms: our products stand with the model's time, {ms['gemm']:.1f} "
-        f"ms, torch's with {CUBLAS:.2f} of it, which fits its measured step. {GOAL_MS - bound:.1f} ms "
+        f"ms, torch's with {price.CUBLAS:.2f} of it, which fits its measured step. {GOAL_MS - bound:.1f} ms "
         f"were left for the rest, which takes {total - bound:.1f}: "
         f"{ms['element-wise']:.1f} of element-wise kernels, most of it the additions to the fp32 residual stream and its gradient, which "
         f"the model writes as operations of torch's; {ms['norm, loss']:.1f} of norms and loss; {ms['copy, cast']:.1f} of copies, most of "
@@ -178,11 +177,18 @@ def missed() -> str:
     return textwrap.fill(text, 140)
 
 
+def markdown(table: Table) -> Iterator[str]:
+    head, *rows = table
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
 def page() -> str:
     h200 = CHIPS["H200"]
     parts = [HEAD.format(measured=measured(), shadows=shadows())]
 
-    def add(title: str, basis: str, table: list) -> None:
+    def add(title: str, basis: str, table: Table) -> None:
         parts.append(f"\n## {title}\n\n{basis}\n\n" + "\n".join(markdown(table)) + "\n")
 
     add("Products, H200", BASIS.format(chip="H200"), products(aligned(), h200))
@@ -191,8 +197,8 @@ def page() -> str:
     add("Unaligned products, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
     parts.append("\n" + textwrap.fill(short_lists(), 140) + "\n")
-    add("linear_cross_entropy beside its three products, H200", LOSS_BASIS, loss_price.table(h200))
-    for name in ("gpt2-124m", "gpt2-1.5b"):
+    add("linear_cross_entropy beside its three products, H200", LOSS_BASIS, loss.table(h200))
+    for name in GPT2_MODELS:
         add(f"A training step of {name}, H200", MODEL_BASIS.format(chip="H200"), training(name, h200))
         if name == "gpt2-124m":
             parts.append(f"\n{missed()}\n")

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import goals as gpu_goals
-from . import summary
-from .rows import (
+from . import plot, summary
+from .harness.rows import (
     CASE,
     OURS,
     TRAINING,
     TRITON,
-    Table,
     cases,
     copy_share,
     load,
@@ -30,6 +29,7 @@ from .rows import (
     record,
     triton_ratio,
 )
+from .harness.tables import Table, align, format_bytes
 
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
@@ -257,13 +257,11 @@ def text(rows: list[dict]) -> str:
 
 def write(folder: Path, rows: list[dict]) -> None:
     """Tables and plots of these rows into their folder."""
-    from .plot import plot_products, plot_roofline
-
     name = str(rows[0]["device"])
     (folder / "table.txt").write_text(f"{machine(rows)}\n\n{text(rows)}\n")
-    if not plot_roofline(folder / "roofline.png", rows, name):
+    if not plot.plot_roofline(folder / "roofline.png", rows, name):
         print("no plot: matplotlib is not installed (pip install matplotlib)")
-    plot_products(folder / "gemm.png", rows, name)
+    plot.plot_products(folder / "gemm.png", rows, name)
 
 
 def markdown(folder: Path, page: Path) -> str:
@@ -307,23 +305,6 @@ def fill(page: Path, shown: str) -> None:
         raise ValueError(f"{page} needs one line {BEGIN} and, below it, one line {END}")
     head, rest = before.split(BEGIN)
     page.write_text(f"{head}{BEGIN}\n{shown}\n{END}{rest.split(END)[1]}")
-
-
-def align(rows: Table, left: int = 2) -> str:
-    """Rows of text as a table: the first row is the head, the first `left` columns are aligned left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
-
-
-def format_bytes(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,29 +8,32 @@ python -m amp_kernels bench --suite cpu            # what a CPU is to reach agai
 
 import argparse
 import gc
-import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from . import cpu, environment, peers, report
-from .harness import Case, Scope, measure
-from .ops import modules
-from .roofline import Roofline
-from .rows import record
-from .timing import Effort
-from .watch import CEILINGS, PATIENCE, watched
+from . import options as common
+from . import report
+from .harness import environment
+from .harness.case import Case, Scope
+from .harness.measure import measure
+from .harness.roofline import Roofline
+from .harness.rows import record
+from .harness.tables import format_bytes
+from .harness.timer import Effort
+from .harness.watch import CEILINGS, PATIENCE, watched
+from .ops import OPS, cpu_suite, peers
 
 CONTEXT_LOST = 3  # exit status: a kernel broke the GPU's context, so that nothing more can be measured
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m amp_kernels bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--op", help=f"comma-separated list of {', '.join(modules())} (default: all)")
+    parser.add_argument("--op", help=f"comma-separated list of {', '.join(OPS)} (default: all)")
     parser.add_argument("--suite", choices=["cpu"], help="a chosen few cases with the goals that they have")
     parser.add_argument("--shape", help="only cases whose shape contains this text")
     parser.add_argument("--dtype", help="only cases whose dtype contains this text, such as bf16")
@@ -46,24 +49,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
     options = parser.parse_args(argv)
-    unknown = set(_split(options.op) or ()) - set(modules())
-    if unknown:
-        parser.error(f"argument --op: {', '.join(sorted(unknown))} is unknown; accepted: {', '.join(modules())}")
-    unknown = set(_split(options.provider) or ()) - {"torch", "amp_kernels", *peers.PEERS}
-    if unknown:
-        accepted = ", ".join(("torch", "amp_kernels", *peers.PEERS))
-        parser.error(f"argument --provider: {', '.join(sorted(unknown))} is unknown; accepted: {accepted}")
     if options.suite and options.op:
         parser.error("argument --suite: not with --op, which chooses among all cases")
-    try:
-        options.device = environment.pick_device(options.device or options.suite)
-    except ValueError as error:
-        parser.error(str(error))
+    options.op = common.names(parser, "--op", options.op, OPS)
+    if options.provider is not None:  # else all, torch.compile too
+        options.provider = common.names(parser, "--provider", options.provider, ("torch", "amp_kernels", *peers.PEERS))
+    options.device = common.device(parser, options.device or options.suite)
     return options
-
-
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def select(options: argparse.Namespace) -> Iterator[Case]:
@@ -71,23 +63,15 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
     memory = _memory(options)
     scope = Scope(options.device, options.quick, memory)
     started = options.after is None
-    for cases in _sources(options):
+    for cases in [cpu_suite.cases] if options.suite else [OPS[name] for name in options.op]:
         for case in cases(scope):
             if (options.shape or "") not in case.shape or (options.dtype or "") not in case.dtype:
                 continue
             if started and case.memory > memory:
-                print(f"left out: {case.name} needs {report.format_bytes(case.memory)} of memory", file=sys.stderr)
+                print(f"left out: {case.name} needs {format_bytes(case.memory)} of memory", file=sys.stderr)
             elif started:
                 yield case
             started = started or case.name == options.after
-
-
-def _sources(options: argparse.Namespace) -> Iterator[Callable[[Scope], Iterator[Case]]]:
-    if options.suite == "cpu":
-        yield cpu.cases
-        return
-    for name in _split(options.op) or modules():
-        yield importlib.import_module(modules()[name]).cases
 
 
 def _memory(options: argparse.Namespace) -> float:
@@ -103,52 +87,10 @@ def main(argv: list[str] | None = None) -> int:
         for case in select(options):
             print(f"{case.name:72} {', '.join(case.providers)}")
         return 0
-    begin = time.monotonic()
-    device = options.device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    out = options.out or environment.results_folder(device)
-    effort = Effort.of(device, options.quick)
-    machine = environment.describe(device)
-    installed = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    print(f"{machine['device']}; {installed}; commit {machine['commit']}")
-    versions = {name: peers.version(name) for name in peers.PEERS}
-    print("peers: " + ", ".join(f"{name} {found or 'absent'}" for name, found in versions.items()))
-    with watched(options.progress_file, PATIENCE[device.type]) as note:
-        note(CEILINGS)
-        roofline = Roofline(device, effort.settle)
-        ceilings = roofline.record()
-        print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
-        rows, merged, late = [], [], []
-        chosen = _split(options.provider)
-        cases = list(select(options))
-        print(f"{len(cases)} cases, {_least_time(cases, chosen, effort, roofline)} or more", flush=True)
-        for number, case in enumerate(cases, 1):
-            if options.seconds is not None and time.monotonic() - begin > options.seconds:
-                late.append(case.name)
-                continue
-            print(f"{number}/{len(cases)} {case.name} ...", file=sys.stderr, flush=True)
-            note(case.name)
-            measured = measure(
-                case, device, effort, chosen and set(chosen), lambda doing, case=case: note(case.name, doing)
-            )
-            for row in measured:
-                _complete(row, roofline)
-                row["version"] = _version(row["provider"], machine["versions"], versions)
-                row["quick"] = options.quick
-                row["peers"] = {name: found or "absent" for name, found in versions.items()}
-                said = ("device", "threads", "isa", "commit", "date", "versions")
-                row.update({key: machine[key] for key in said if key in machine}, **ceilings)
-            rows += measured
-            merged = record(out / "rows.jsonl", measured)  # now: a later case may take the process with it
-            gc.collect()
-            if device.type == "cuda":
-                try:
-                    torch.cuda.synchronize(device)
-                    torch.cuda.empty_cache()  # what one case cached must not be what the next one lacks
-                except RuntimeError as error:
-                    print(f"CONTEXT LOST: {case.name}: {error}", flush=True)
-                    os._exit(CONTEXT_LOST)  # as it is: the progress file still names the case
+    if options.device.type == "cuda":
+        torch.cuda.set_device(options.device)
+    out = options.out or environment.results_folder(options.device)
+    rows, merged, late = _measured(options, out)
     if not rows and not late:
         print("error: no case matches --op, --shape, --dtype and --provider (--list names them)", file=sys.stderr)
         return 2
@@ -164,19 +106,64 @@ def main(argv: list[str] | None = None) -> int:
     return int(bool(bad or late))
 
 
+def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[dict], list[str]]:
+    """The rows of this run, those with the rows of earlier runs, and the names of the cases there was no time for."""
+    begin, device = time.monotonic(), options.device
+    effort = Effort.of(device, options.quick)
+    machine = environment.describe(device)
+    installed = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    print(f"{machine['device']}; {installed}; commit {machine['commit']}")
+    versions = {name: peers.version(name) for name in peers.PEERS}
+    print("peers: " + ", ".join(f"{name} {found or 'absent'}" for name, found in versions.items()))
+    with watched(options.progress_file, PATIENCE[device.type]) as note:
+        note(CEILINGS)
+        roofline = Roofline(device, effort.settle)
+        ceilings = roofline.record()
+        print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
+        said = ("device", "threads", "isa", "commit", "date", "versions")
+        told = {"quick": options.quick, "peers": {name: found or "absent" for name, found in versions.items()}}
+        told |= {key: machine[key] for key in said if key in machine} | ceilings
+        rows, merged, late = [], [], []
+        cases = list(select(options))
+        print(f"{len(cases)} cases, {_least_time(cases, options.provider, effort, roofline)} or more", flush=True)
+        for number, case in enumerate(cases, 1):
+            if options.seconds is not None and time.monotonic() - begin > options.seconds:
+                late.append(case.name)
+                continue
+            print(f"{number}/{len(cases)} {case.name} ...", file=sys.stderr, flush=True)
+            note(case.name)
+            measured = measure(case, device, effort, options.provider, lambda doing, case=case: note(case.name, doing))
+            for row in measured:
+                _complete(row, roofline)
+                name = row["provider"].split(":")[0]
+                row["version"] = machine["versions"].get(name) or versions.get(name)
+                row.update(told)
+            rows += measured
+            merged = record(out / "rows.jsonl", measured)  # now: a later case may take the process with it
+            _clean_up(case, device)
+    return rows, merged, late
+
+
+def _clean_up(case: Case, device: torch.device) -> None:
+    """Frees what one case cached, which must not be what the next one lacks."""
+    gc.collect()
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            print(f"CONTEXT LOST: {case.name}: {error}", flush=True)
+            os._exit(CONTEXT_LOST)  # as it is: the progress file still names the case
+
+
 def _least_time(cases: list[Case], chosen: list[str] | None, effort: Effort, roofline: Roofline) -> str:
-    """What warm-up and samples take where every provider runs at the machine's ceilings; checks come on top."""
+    """The time of warm-up and samples if every provider ran at the machine's ceilings; checks come on top."""
     seconds = 0.0
     for case in cases:
         floor = roofline.floor_seconds(case.bytes, case.flops, case.dtype)
         providers = [name for name in case.providers if chosen is None or name.split(":")[0] in chosen]
         seconds += len(providers) * (effort.warmup + effort.rounds * max(effort.sample, floor))
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _version(provider: str, versions: dict, peer_versions: dict) -> str | None:
-    name = provider.split(":")[0]
-    return versions.get(name) or peer_versions.get(name)
 
 
 def _complete(row: dict, roofline: Roofline) -> None:

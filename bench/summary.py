@@ -6,7 +6,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from .rows import OURS, cases
+from .harness.rows import OURS, cases
 
 FAMILIES = ("aligned", "skinny", "fp32 accumulated", "epilogue", "unaligned")
 LISTS = ("llama-1b", "resnet-50")

@@ -1,4 +1,4 @@
-"""Times of every tile of gemm_sm90: how `gemm_tiles.csv` is made on a GPU, and read.
+"""Times every tile of gemm_sm90 on a GPU: fills `gemm_tiles.csv`.
 
 python -m bench.tiles --out bench/results/nvidia-h200    # compute capability 9.0, nvcc: minutes to compile, minutes to run
 python -m bench.tiles --list                             # the products, without a GPU
@@ -9,7 +9,6 @@ The planner's model (csrc/gemm/cost.h) is held against the times. `tiles.cpp` is
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import subprocess
 import sys
@@ -17,53 +16,11 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from .gemm_shapes import CUDA, Shape
+from .ops.gemm_shapes import CUDA, Shape
+from .prediction.tile_times import FILE, Product, write
 
 HERE = Path(__file__).parent
-FILE = "gemm_tiles.csv"
-COLUMNS = ("m", "n", "k", "layout", "result", "epilogue", "batch", "tile", "splits", "swapped", "us")
-
-# What happens to the sums, as GemmRequest has it (see plan.request). "_z" stores the pre-activation, "_nb" has no bias,
-# "d" is a backward with the pre-activation, "_s" with column sums; the bias is free where something else is done.
-EPILOGUES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "bias": {"plain": False},
-    "res": {"side_bytes": 2},
-    "biasres": {"side_bytes": 2},
-    "relu": {"activation": "relu"},
-    "relu_nb": {"activation": "relu"},
-    "gelu": {"activation": "gelu"},
-    "gelu_z": {"activation": "gelu", "keeps_z": True, "side_bytes": 2},
-    "silu": {"activation": "silu"},
-    "swiglu": {"activation": "swiglu"},
-    "dgelu": {"activation": "gelu", "backward": True, "side_bytes": 2},
-    "dgelu_s": {"activation": "gelu", "backward": True, "side_bytes": 2, "column_sums": True},
-}
-
-# Those whose code is what was timed; the others were written anew since (csrc/gemm/sm90/boxes.cuh).
-TIMED = ("none", "bias")
-
-
-class Product(NamedTuple):
-    shape: Shape
-    epilogue: str = "none"
-
-
-class Choice(NamedTuple):
-    """Of the planner: "128x128 1x2 pingpong" is a tile's rows and columns, then its cluster."""
-
-    tile: str
-    splits: int
-    swapped: bool
-
-
-def tile_name(tile: dict[str, Any]) -> str:
-    """Of one of `_host.gemm_candidates()["sm90"]`."""
-    size = f"{tile['m']}x{tile['n']} {tile['cluster_m']}x{tile['cluster_n']}"
-    return size + " pingpong" * tile["pingpong"]
-
 
 # Besides the suite's plain products: layers of GPT-2 with what is done to their sums, and corners of the planner.
 _GPT2 = Shape(65536, 3072, 768, "NT")
@@ -88,40 +45,15 @@ MORE = [
 
 
 def products() -> list[Product]:
-    """What is timed: the plain products of `gemm_shapes` that TMA takes as they are, and MORE."""
+    """The timed products: the plain ones of `gemm_shapes` that TMA takes as they are, and MORE."""
     suite = [s for s in CUDA if s.aligned and not s.pitch and s.result in ("16", "fp32", "fp32+")]
     return list(dict.fromkeys([*(Product(replace(s, control=False)) for s in suite), *MORE]))
 
 
 def line(product: Product) -> str:
-    """Of a product, as `tiles.cpp` reads it."""
+    """The line of a product that `tiles.cpp` reads."""
     s = product.shape
     return f"{s.m} {s.n} {s.k} {s.layout} {s.result} {product.epilogue} {s.batch}"
-
-
-def read(path: Path) -> dict[Product, dict[Choice, float]]:
-    """Microseconds of each choice that was timed."""
-    with path.open(newline="") as lines:
-        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    times: dict[Product, dict[Choice, float]] = {}
-    for row in rows:
-        m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
-        product = Product(Shape(m, n, k, row["layout"], row["result"], batch), row["epilogue"])
-        choice = Choice(row["tile"], int(row["splits"]), row["swapped"] == "1")
-        times.setdefault(product, {})[choice] = float(row["us"])
-    return times
-
-
-def write(path: Path, lines: Iterable[str], told: str) -> int:
-    """Keeps rows as `tiles.cpp` prints them, each choice once, with its least time, below what is told of the run."""
-    least: dict[str, float] = {}
-    for row in lines:
-        choice, _, us = row.strip().rpartition(",")
-        least[choice] = min(float(us), least.get(choice, float("inf")))
-    head = f"# {told}: microseconds of a launch, bf16. bench/tiles.py says how, and what the epilogues are.\n"
-    rows = "".join(f"{choice},{us:.2f}\n" for choice, us in least.items())
-    path.write_text(head + ",".join(COLUMNS) + "\n" + rows)
-    return len(least)
 
 
 def build(program: Path) -> None:

@@ -19,58 +19,38 @@ if __package__ in (None, ""):  # run as a file: make `bench` a package, and keep
 import argparse
 import dataclasses
 import functools
-import gc
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import torch
 
 import amp_kernels as ak
 
-from . import environment, train_report
-from .data import Text, load_text
-from .model import MODELS
-from .trainers import TRAINERS
-from .trial import DTYPES, KEPT, Settings, Trial
+from . import options as common
+from .harness import environment
+from .harness.case import DTYPES
+from .training import report
+from .training.data import Text, load_text
+from .training.gpt import MODELS
+from .training.runner import Interrupts, run_all
+from .training.trainers import TRAINERS
+from .training.trial import KEPT, Settings, Trial
 
 CHECKPOINTS = "checkpoints"  # folder in --out
 
 
-class UsageError(Exception):
-    """A bad option: shown as one line, without a traceback."""
-
-
 class Parser(argparse.ArgumentParser):
+    """A bad option is shown as one line, without the usage."""
+
     def error(self, message: str):
-        raise UsageError(f"{message} (--help lists the options)")
-
-
-class Interrupts:
-    """The first SIGINT or SIGTERM asks the run to stop after its step and save; a second ends the process."""
-
-    def __init__(self):
-        self.signal: int | None = None
-        self.previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def _note(self, number: int, frame) -> None:
-        self.signal = number
-        self.restore()
-        print("\nstopping after this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
-
-    def __call__(self) -> bool:
-        return self.signal is not None
-
-    def restore(self) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+        raise ValueError(f"{message} (--help lists the options)")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m bench.train", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--model", choices=MODELS, help="default: micro on the CPU, gpt2 on CUDA")
-    parser.add_argument("--steps", type=int, help="steps of each run (default: the model's)")
+    parser.add_argument("--steps", type=common.positive, help="steps of each run (default: the model's)")
     parser.add_argument("--dtype", help=f"comma-separated list of {', '.join(DTYPES)} (default: all)")
     parser.add_argument("--provider", help=f"comma-separated list of {', '.join(TRAINERS)} (default: all)")
     parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
@@ -81,7 +61,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--deterministic", action="store_true", help="only deterministic kernels (CUDA attention has others)"
     )
     parser.add_argument(
-        "--save-every", type=int, default=100, metavar="STEPS", help="steps between two checkpoints (default 100)"
+        "--save-every",
+        type=common.positive,
+        default=100,
+        metavar="STEPS",
+        help="steps between two checkpoints (default 100)",
     )
     parser.add_argument(
         "--out", type=Path, help="folder of table, plot, record and checkpoints (default bench/results/<device>/train)"
@@ -102,38 +86,30 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             f"--{name}",
             dest="layout",
             metavar=metavar,
-            type=functools.partial(_layout, name),
+            type=lambda number, name=name: (name, common.positive(number)),
             help=f"under torchrun: {help}",
         )
     options = parser.parse_args(argv)
-    if options.save_every < 1:
-        raise UsageError(f"argument --save-every: {options.save_every} is not a positive number")
+    for name, accepted in (("dtype", DTYPES), ("provider", TRAINERS)):
+        if (given := getattr(options, name)) is not None:
+            setattr(options, name, tuple(common.names(parser, f"--{name}", given, accepted)))
     return options
 
 
-def _layout(name: str, number: str) -> tuple[str, int]:
-    if not number.isdigit() or int(number) < 1:
-        raise argparse.ArgumentTypeError(f"{number!r} is not a positive number")
-    return name, int(number)
-
-
 def settings_from(options: argparse.Namespace, device: torch.device) -> Settings:
-    """Options with their defaults filled in. Raises UsageError."""
+    """Options with their defaults filled in. Raises ValueError."""
     model = options.model or ("gpt2" if device.type == "cuda" else "micro")
-    steps = MODELS[model].steps if options.steps is None else options.steps
-    if steps < 1:
-        raise UsageError(f"argument --steps: {steps} is not a positive number")
-    dtypes = _choices("--dtype", options.dtype, DTYPES)
+    dtypes = options.dtype or tuple(DTYPES)
     if device.type == "cuda" and "bf16" in dtypes and not torch.cuda.is_bf16_supported(including_emulation=False):
         if options.dtype:
-            raise UsageError(f"argument --dtype: {environment.device_name(device)} has no bf16; choose fp16 or fp32")
+            raise ValueError(f"argument --dtype: {environment.device_name(device)} has no bf16; choose fp16 or fp32")
         print(f"{environment.device_name(device)} has no bf16: left out")
         dtypes = tuple(dtype for dtype in dtypes if dtype != "bf16")
     return Settings(
         model=model,
-        steps=steps,
+        steps=options.steps or MODELS[model].steps,
         dtypes=dtypes,
-        providers=_choices("--provider", options.provider, TRAINERS),
+        providers=options.provider or tuple(TRAINERS),
         scaler=not options.no_scaler,
         seed=0 if options.seed is None else options.seed,
         deterministic=options.deterministic,
@@ -141,30 +117,18 @@ def settings_from(options: argparse.Namespace, device: torch.device) -> Settings
     )
 
 
-def _choices(option: str, given: str | None, accepted) -> tuple[str, ...]:
-    if given is None:
-        return tuple(accepted)
-    chosen = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
-    for name in chosen:
-        if name not in accepted:
-            raise UsageError(
-                f"argument {option}: {name!r} is unknown; accepted: {', '.join(accepted)} (comma-separated)"
-            )
-    return chosen
-
-
 def resume(options: argparse.Namespace, folder: Path, text: Text) -> tuple[Settings, list[dict], Path | None]:
     """Settings, finished runs and the unfinished one's checkpoint. Options given with --resume must agree with them."""
     path = ak.checkpoint.latest(folder)
     if path is None:
-        raise UsageError(f"argument --resume: no whole checkpoint in {folder}: nothing to resume")
+        raise ValueError(f"argument --resume: no whole checkpoint in {folder}: nothing to resume")
     saved = ak.checkpoint.load(path, rng=False)
     settings = Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in saved["settings"].items()})
     asked = {
         "model": options.model,
         "steps": options.steps,
-        "dtypes": options.dtype and _choices("--dtype", options.dtype, DTYPES),
-        "providers": options.provider and _choices("--provider", options.provider, TRAINERS),
+        "dtypes": options.dtype,
+        "providers": options.provider,
         "scaler": False if options.no_scaler else None,
         "seed": options.seed,
         "deterministic": True if options.deterministic else None,
@@ -172,11 +136,11 @@ def resume(options: argparse.Namespace, folder: Path, text: Text) -> tuple[Setti
     }
     for name, value in asked.items():
         if value is not None and value != getattr(settings, name):
-            raise UsageError(
+            raise ValueError(
                 f"argument --resume: the checkpoint has {name} = {getattr(settings, name)}, the command line {value}"
             )
     if saved["text"] != text.sha256:
-        raise UsageError(f"argument --resume: the checkpoint was trained on another text than {text.source}")
+        raise ValueError(f"argument --resume: the checkpoint was trained on another text than {text.source}")
     environment.pick_device(settings.device)
     return settings, saved["finished"], path if saved["running"] else None
 
@@ -188,18 +152,16 @@ def main(argv: list[str] | None = None) -> int:
         text = load_text(options.text)
         device = environment.pick_device(options.device)
         if options.layout:
-            from . import ranks  # imports what one process does without
+            from .training import ranks  # imports what one process does without
 
-            return ranks.main(
-                *options.layout, options, text, device, functools.partial(settings_from, options), Interrupts
-            )
+            return ranks.main(*options.layout, options, text, device, functools.partial(settings_from, options))
         out = options.out or environment.results_folder(device) / "train"
         if options.resume:
             settings, finished, running = resume(options, out / CHECKPOINTS, text)
         else:
             settings, finished, running = settings_from(options, device), [], None
         out.mkdir(parents=True, exist_ok=True)
-    except (UsageError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
@@ -211,11 +173,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(settings: Settings, text: Text, finished: list[dict], running: Path | None, out: Path, save_every: int) -> int:
     """Every run that is not in `finished` yet, the first from the checkpoint `running` if there is one; then the report."""
-    device = torch.device(settings.device)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    machine = environment.describe(device)
+    machine = environment.describe(torch.device(settings.device))
     plan = [(provider, dtype) for dtype in settings.dtypes for provider in settings.providers]
     summary = f"{settings.model}, {settings.steps} steps, seed {settings.seed}, on {machine['device']}"
     print(f"{summary}; text: {text.source}, {text.train.numel():,} training bytes; {len(plan)} runs")
@@ -237,50 +198,51 @@ def run(settings: Settings, text: Text, finished: list[dict], running: Path | No
         except OSError as error:  # a full disk ends no run: the checkpoint before is still there
             print(f"not saved: {error}", file=sys.stderr, flush=True)
 
+    def start(provider: str, dtype: str, running: Path | None) -> Trial:
+        if running is None:  # so that --resume never finds another run's checkpoint in the same folder
+            save_on_the_way()
+        return Trial(settings, text, provider, dtype, running)
+
     interrupts = Interrupts()
     try:
-        for provider, dtype in plan[len(finished) :]:
-            if running is None:  # so that --resume never finds another run's checkpoint in the same folder
-                save_on_the_way()
-            trial = Trial(settings, text, provider, dtype, running)
-            if not trial.train(interrupts, functools.partial(save_on_the_way, trial), save_every):
-                try:
-                    path = save(trial)
-                except OSError as error:
-                    print(f"error: not saved: {error}", file=sys.stderr)
-                    return 1
-                print(f"saved {path} at step {trial.step} of {trial.name}; add --resume to continue")
-                return 128 + interrupts.signal
-            finished.append(trial.result())
-            running = trial = None
-            gc.collect()  # the model of this run must not count in the next one's memory
+        interrupted = run_all(plan, finished, running, start, save_on_the_way, interrupts, save_every)
+        if interrupted is not None:
+            try:
+                path = save(interrupted)
+            except OSError as error:
+                print(f"error: not saved: {error}", file=sys.stderr)
+                return 1
+            print(f"saved {path} at step {interrupted.step} of {interrupted.name}; add --resume to continue")
+            return 128 + interrupts.signal
     finally:
         interrupts.restore()
+    _report(settings, text, finished, out, machine, summary)
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
 
-    shown = train_report.table(finished)
+
+def _report(settings: Settings, text: Text, finished: list[dict], out: Path, machine: dict, summary: str) -> None:
+    """Table, plot and record of all runs."""
+    shown = report.table(finished)
     print(f"\n{shown}\n")
-    train_report.write_json(
-        out / "train.json",
-        {
-            "settings": dataclasses.asdict(settings),
-            "model": dataclasses.asdict(MODELS[settings.model]),
-            "text": {"source": text.source, "sha256": text.sha256},
-            "machine": machine,
-            "memory": "peak of torch's allocator over the run"
-            if device.type == "cuda"
-            else "peak of torch's CPU allocator in a step",
-            "runs": finished,
-        },
-    )
+    record = {
+        "settings": dataclasses.asdict(settings),
+        "model": dataclasses.asdict(MODELS[settings.model]),
+        "text": {"source": text.source, "sha256": text.sha256},
+        "machine": machine,
+        "memory": "peak of torch's allocator over the run"
+        if machine["device_type"] == "cuda"
+        else "peak of torch's CPU allocator in a step",
+        "runs": finished,
+    }
+    report.write_json(out / "train.json", record)
     (out / "train.txt").write_text(f"{summary}\n{shown}\n")
     written = ["train.json", "train.txt"]
-    if train_report.plot(out / "train.png", finished, summary):
+    if report.plot(out / "train.png", finished, summary):
         written.insert(0, "train.png")
     else:
         print("no plot: matplotlib is not installed (pip install matplotlib)")
-    shutil.rmtree(folder, ignore_errors=True)
     print(f"{', '.join(written)} in {out}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -216,4 +216,5 @@ def _sums(
     return slots
 
 
-lamb_ = lamb_half_ = _update.Rule(_derive, _apply, scalars=9, stage=_stage).launch
+lamb_ = _update.Rule(_derive, _apply, scalars=9, stage=_stage).launch
+lamb_half_ = lamb_

@@ -1,9 +1,13 @@
-"""One file an op: `cases(scope)` yields what to time. Found by name; no list names them."""
+"""The timed cases, by family of ops. ``CASES`` of a family's file has its benchmarks: functions of a scope, named as in ``--op``."""
 
+import importlib
 import pkgutil
+from collections.abc import Callable, Iterator
 
+from ..harness.case import Case, Scope
 
-def modules() -> dict[str, str]:
-    """Module of each benchmark by its name: the files of this folder, and the whole step."""
-    found = {info.name: f"{__name__}.{info.name}" for info in pkgutil.iter_modules(__path__)}
-    return {**found, "step": f"{__name__.rpartition('.')[0]}.step"}
+_FILES = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+_CASES = {cases.__name__: cases for file in _FILES for cases in getattr(file, "CASES", ())}
+OPS: dict[str, Callable[[Scope], Iterator[Case]]] = {
+    name: _CASES[name] for name in sorted(_CASES, key=lambda name: (name == "step", name))
+}

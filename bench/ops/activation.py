@@ -1,4 +1,5 @@
-"""gelu, silu and swiglu on their own, forward and backward, against torch's operations, eager and compiled, and Liger."""
+"""gelu, silu and swiglu, forward and backward, against torch's operations, eager and compiled, and Liger; and the raw
+activation_backward, grad * activation'(preact), against torch's own backward kernels."""
 
 from collections.abc import Iterator
 
@@ -6,13 +7,14 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
+from amp_kernels._raw.activation_backward import activation_backward as raw_backward
 
-from .. import ours, peers
-from ..harness import Case, Scope
-from ..roofline import DTYPES
+from ..harness.case import DTYPES, Case, Scope, Tensors
+from . import peers
+from .providers import compared, compiled, differentiable
 
 
-def _torch_swiglu(x: torch.Tensor) -> torch.Tensor:
+def torch_swiglu(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
 
@@ -21,53 +23,80 @@ def _torch_swiglu(x: torch.Tensor) -> torch.Tensor:
 FUNCTIONS = {
     "gelu": (ak.gelu, F.gelu, 2 + 3),
     "silu": (ak.silu, F.silu, 2 + 3),
-    "swiglu": (ak.swiglu, _torch_swiglu, 1.5 + 2.5),
+    "swiglu": (ak.swiglu, torch_swiglu, 1.5 + 2.5),
 }
 ERROR = {"bf16": 2.0**-7, "fp32": 2.0**-18}
 
+aten = torch.ops.aten
+BACKWARD = {
+    "gelu": aten.gelu_backward,
+    "gelu_tanh": lambda grad, z: aten.gelu_backward(grad, z, approximate="tanh"),
+    "silu": aten.silu_backward,
+    "relu": lambda grad, z: aten.threshold_backward(grad, z, 0),
+}
 
-def cases(scope: Scope) -> Iterator[Case]:
-    rows, columns = (32768, 6144) if scope.device.type == "cuda" else (64, 384) if scope.quick else (1024, 6144)
+
+def activation(scope: Scope) -> Iterator[Case]:
+    rows, columns = scope.pick((32768, 6144), (1024, 6144), (64, 384))
     for name in ("swiglu",) if scope.quick else FUNCTIONS:
         for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
-            yield _case(name, rows, columns, dtype, scope.device)
+            yield _activation(name, rows, columns, dtype, scope.device)
 
 
-def _case(name: str, rows: int, columns: int, dtype: str, device: torch.device) -> Case:
+def _activation(name: str, rows: int, columns: int, dtype: str, device: torch.device) -> Case:
     own, theirs, moved = FUNCTIONS[name]
+    functions = {"torch": theirs}
+    if device.type == "cuda" and name == "swiglu":
+        functions = compiled(functions | peers.functions("swiglu"), dtype == "bf16")
 
-    def inputs(generator: torch.Generator) -> list[torch.Tensor]:
+    def inputs(generator: torch.Generator) -> Tensors:
         options = {"generator": generator, "device": device, "dtype": DTYPES[dtype]}
         width = columns // 2 if name == "swiglu" else columns
         return [torch.randn(rows, columns, **options), torch.randn(rows, width, **options)]
 
-    def both(function, x, grad):
-        x = x.detach().requires_grad_()
-
-        def call():
-            y = function(x)
-            return {"y": y.detach(), "grad": torch.autograd.grad(y, x, grad)[0]}
-
-        return call
-
-    found = {"torch": theirs}
-    if device.type == "cuda" and name == "swiglu":
-        found |= peers.swiglu()
-        if dtype == "bf16":  # compiling takes seconds
-            found["torch.compile"] = torch.compile(theirs)
-    return Case(
+    return differentiable(
+        "activation_forward",
+        device,
+        own,
+        functions,
+        bound=ERROR[dtype],
         op="activation",
         shape=f"{rows}x{columns} {name} forward + backward",
         dtype=dtype,
         bytes=int(moved * rows * columns * DTYPES[dtype].itemsize),
         flops=50 * rows * columns,
         inputs=inputs,
-        providers={
-            **{key: lambda x, function=function: both(function, *x) for key, function in found.items()},
-            **ours.providers("activation_forward", device, lambda x: both(own, *x)),
-        },
-        reference=lambda x: {
-            key: (value, ERROR[dtype]) for key, value in both(theirs, x[0].double(), x[1].double())().items()
-        },
-        backends=ours.backends("activation_forward", device),
     )
+
+
+def activation_backward(scope: Scope) -> Iterator[Case]:
+    rows, columns = scope.pick((32768, 3072), (1024, 3072), (64, 384))
+    for name in ("gelu",) if scope.quick else BACKWARD:
+        for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+            yield _backward(name, rows, columns, dtype, scope.device)
+
+
+def _backward(name: str, rows: int, columns: int, dtype: str, device: torch.device) -> Case:
+    def inputs(generator: torch.Generator) -> Tensors:
+        shape = {"size": (rows, columns), "generator": generator, "device": device, "dtype": DTYPES[dtype]}
+        return [torch.randn(**shape), torch.randn(**shape)]
+
+    def reference(x: Tensors) -> dict:
+        return {"grad": (BACKWARD[name](x[0].double(), x[1].double()), {"bf16": 2.0**-8, "fp16": 2.0**-11}[dtype])}
+
+    return compared(
+        "activation_backward",
+        device,
+        lambda x: lambda: {"grad": raw_backward(*x, activation=name)},
+        {"torch": lambda x: lambda: {"grad": BACKWARD[name](*x)}},
+        op="activation_backward",
+        shape=f"{rows}x{columns} {name}",
+        dtype=dtype,
+        bytes=6 * rows * columns,
+        flops=20 * rows * columns,
+        inputs=inputs,
+        reference=reference,
+    )
+
+
+CASES = (activation, activation_backward)

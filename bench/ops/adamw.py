@@ -1,41 +1,105 @@
-"""adamw_: the update alone, in every layout of weights and moments, against torch's fused AdamW and installed peers."""
+"""AdamW in every layout of weights and moments, against torch's fused AdamW and installed peers: the update alone (adamw_), and
+the whole optimizer step, host time included (step): check, norm, clip, update, 16-bit weights, new loss scale.
 
-from collections.abc import Iterator
+torch's side of a step is what AMP training runs today: GradScaler.unscale_, clip_grad_norm_, fused AdamW, GradScaler.update
+and the cast of the weights; beside it, where the weights and moments are 16-bit, its clip and update with everything in
+bf16 and no master. Ours is scaler.step(optimizer, max_norm=...) and scaler.update(). Other libraries do less than the
+whole: `pipeline` in their rows says what. The loss scale is 1 and never grows, so that each repetition meets gradients
+of the same size.
+
+A step's `bytes` are the least that the layout has to move (34, 30, 28 or 20 a parameter); `moved_bytes` what this
+provider's passes move; `state_bytes` what stays in memory between steps: weights, masters, 16-bit copies, moments.
+"""
+
+from collections.abc import Callable, Iterator
 
 import torch
 
-from .. import layouts, lists, ours, peers
-from ..harness import Call, Case, Scope
+import amp_kernels as ak
+
+from ..harness.case import Call, Case, Scope, WithFacts
+from ..harness.memory import held_bytes
+from . import layouts, lists, peers
+from .layouts import Inputs, Layout
+from .providers import compared
+
+MAX_NORM = 1.0
+NEVER = 10**9  # growth interval
+MANY = ("fp32 + bf16 shadow", "bf16 + split master")  # layouts of the list of many small tensors
 
 
-def cases(scope: Scope) -> Iterator[Case]:
+def adamw(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope).items():
         for layout in layouts.LAYOUTS:
-            yield case(name, shapes, layout, scope.device)
+            yield update_case(name, shapes, layout, scope.device)
 
 
-def case(name: str, shapes: list[lists.Shape], layout: layouts.Layout, device: torch.device, **options) -> Case:
-    count = lists.numel(shapes)
-    return Case(
-        op="adamw_",
-        shape=name,
-        dtype=layout.name,
-        bytes=layout.update_bytes * count,
-        flops=15 * count,
-        inputs=lambda generator: layouts.draw(layout, shapes, generator),
-        providers={
-            "torch": lambda inputs: _torch(layouts.TorchAdamW(layout, inputs)),
-            **ours.providers("adamw_", device, lambda inputs: _step(layouts.OurAdamW(layout, inputs))),
-            **(peers.adamw(layout) if device.type == "cuda" else {}),
-        },
-        reference=lambda inputs: layouts.reference(layout, inputs, None),
-        check_calls=layouts.STEPS,
-        backends=ours.backends("adamw_", device),
+def update_case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, **options) -> Case:
+    return _case(
+        "adamw_",
+        name,
+        shapes,
+        layout,
+        device,
+        own=lambda inputs: _update(layouts.OurAdamW(layout, inputs)),
+        providers={"torch": lambda inputs: _update(layouts.TorchAdamW(layout, inputs))},
+        last=peers.adamw(layout) if device.type == "cuda" else {},
+        moved=layout.update_bytes,
+        flops=15,
+        max_norm=None,
         **options,
     )
 
 
-def _torch(adamw: layouts.TorchAdamW) -> Call:
+def step(scope: Scope) -> Iterator[Case]:
+    for name, shapes in lists.chosen(scope, tensors=True).items():
+        many = " x " in name
+        for layout in layouts.LAYOUTS:
+            if not many or layout.name in MANY:
+                yield step_case(name, shapes, layout, scope.device, sets=1 if many else None)
+
+
+def step_case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, **options) -> Case:
+    """`sets`: many small tensors leave the time to the host, and rotating among sets of them takes minutes."""
+    half = {"torch:all bf16": lambda inputs: _torch_half(layout, inputs)} if "state_dtype" in layout.options else {}
+    return _case(
+        "step",
+        name,
+        shapes,
+        layout,
+        device,
+        own=lambda inputs: _ours(layout, inputs),
+        providers={"torch": lambda inputs: _torch(layout, inputs)},
+        last=half | (peers.adamw(layout, whole_step=True) if device.type == "cuda" else {}),
+        moved=layout.step_bytes,
+        flops=17,
+        max_norm=MAX_NORM,
+        host_time=True,
+        **options,
+    )
+
+
+def _case(op, name, shapes, layout: Layout, device, *, own, providers, last, moved, flops, max_norm, **options) -> Case:
+    count = lists.numel(shapes)
+    return compared(
+        "adamw_",
+        device,
+        own,
+        providers,
+        last,
+        op=op,
+        shape=name,
+        dtype=layout.name,
+        bytes=moved * count,
+        flops=flops * count,
+        inputs=lambda generator: layouts.draw(layout, shapes, generator),
+        reference=lambda inputs: layouts.reference(layout, inputs, max_norm),
+        check_calls=layouts.STEPS,
+        **options,
+    )
+
+
+def _update(adamw: layouts.AdamW) -> Call:
     def call():
         adamw.optimizer.step()
         adamw.cast()
@@ -44,9 +108,61 @@ def _torch(adamw: layouts.TorchAdamW) -> Call:
     return call
 
 
-def _step(adamw: layouts.OurAdamW) -> Call:
-    def call():
+def _torch(layout: Layout, inputs: Inputs) -> Call:
+    adamw = layouts.TorchAdamW(layout, inputs)
+    scaler = _scaler(torch.amp.GradScaler, adamw.params)
+
+    def step():
+        scaler.unscale_(adamw.optimizer)
+        torch.nn.utils.clip_grad_norm_(adamw.params, MAX_NORM)
+        scaler.step(adamw.optimizer)
+        scaler.update()
+        adamw.cast()
+
+    casts = ", cast" if adamw.copies else ""
+    return _with_facts(adamw, step, f"unscale + check, norm, clip, fused update{casts}, scale")
+
+
+def _torch_half(layout: Layout, inputs: Inputs) -> Call:
+    adamw = layouts.TorchHalfAdamW(layout, inputs)
+
+    def step():
+        torch.nn.utils.clip_grad_norm_(adamw.params, MAX_NORM)
         adamw.optimizer.step()
+
+    return _with_facts(adamw, step, "norm, clip, fused update; no check, no master")
+
+
+def _ours(layout: Layout, inputs: Inputs) -> Call:
+    adamw = layouts.OurAdamW(layout, inputs)
+    scaler = _scaler(ak.GradScaler, adamw.params)
+
+    def step():
+        scaler.step(adamw.optimizer, max_norm=MAX_NORM)
+        scaler.update()
+
+    copies = " + 16-bit weights" if layout.half or layout.shadow else ""
+    return _with_facts(adamw, step, f"check + norm, clip + update{copies}, scale")
+
+
+def _scaler(scaler_class: type, params: list[torch.Tensor]) -> torch.amp.GradScaler:
+    device = params[0].device
+    scaler = scaler_class(device.type, init_scale=1.0, growth_interval=NEVER)
+    scaler.scale(torch.ones((), device=device))  # creates the scale
+    return scaler
+
+
+def _with_facts(adamw, step: Callable[[], None], pipeline: str) -> Call:
+    def call():
+        step()
         return adamw.results
 
-    return call
+    def facts() -> dict:
+        count = sum(param.numel() for param in adamw.params)
+        held = held_bytes(adamw.params, adamw.copies, adamw.optimizer)
+        return {"params": count, "state_bytes": held, "moved_bytes": adamw.step_bytes * count, "pipeline": pipeline}
+
+    return WithFacts(call, facts)
+
+
+CASES = (adamw, step)

@@ -7,34 +7,33 @@ import torch
 import amp_kernels as ak
 from amp_kernels.testing.updates import draw
 
-from .. import lists, ours
-from ..harness import Call, Case, Scope
-from ..roofline import DTYPES
+from ..harness.case import DTYPES, Call, Case, Scope, Tensors
+from . import lists
+from .providers import compared
 
 
-def cases(scope: Scope) -> Iterator[Case]:
+def cast(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope, tensors=True).items():
-        for of, to in (("fp32", "bf16"),) if scope.quick else (("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp32")):
+        for source, to in (
+            (("fp32", "bf16"),) if scope.quick else (("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp32"))
+        ):
             count = lists.numel(shapes)
-            yield Case(
+            yield compared(
+                "cast_",
+                scope.device,
+                lambda sources, to=to: _prepare(sources, DTYPES[to], ak.cast_),
+                {"torch": lambda sources, to=to: _prepare(sources, DTYPES[to], torch._foreach_copy_)},
                 op="cast_",
                 shape=name,
-                dtype=f"{of} to {to}",
-                bytes=count * (DTYPES[of].itemsize + DTYPES[to].itemsize),
+                dtype=f"{source} to {to}",
+                bytes=count * (DTYPES[source].itemsize + DTYPES[to].itemsize),
                 flops=0,
-                inputs=lambda generator, shapes=shapes, of=of: draw(shapes, DTYPES[of], generator),
-                providers={
-                    "torch": lambda sources, to=to: _prepare(sources, DTYPES[to], torch._foreach_copy_),
-                    **ours.providers(
-                        "cast_", scope.device, lambda sources, to=to: _prepare(sources, DTYPES[to], ak.cast_)
-                    ),
-                },
+                inputs=lambda generator, shapes=shapes, source=source: draw(shapes, DTYPES[source], generator),
                 reference=lambda sources, to=to: {"out": ([s.to(DTYPES[to]).double() for s in sources], 0.0)},
-                backends=ours.backends("cast_", scope.device),
             )
 
 
-def _prepare(sources: list[torch.Tensor], dtype: torch.dtype, cast) -> Call:
+def _prepare(sources: Tensors, dtype: torch.dtype, cast) -> Call:
     destinations = [torch.empty_like(source, dtype=dtype) for source in sources]
 
     def call():
@@ -42,3 +41,6 @@ def _prepare(sources: list[torch.Tensor], dtype: torch.dtype, cast) -> Call:
         return {"out": destinations}
 
     return call
+
+
+CASES = (cast,)

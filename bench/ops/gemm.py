@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_
+from amp_kernels._raw.gemm import gemm as raw_gemm
+from amp_kernels._raw.gemm import gemm_accumulate_
 
-from .. import ours
-from ..gemm_shapes import CPU, CUDA, QUICK, Shape
-from ..harness import Call, Case, Scope, WithFacts
-from ..roofline import DTYPES
-from ..timing import rotation
+from ..harness.case import DTYPES, Call, Case, Scope, WithFacts
+from ..harness.timer import rotation
+from . import providers
+from .gemm_shapes import CPU, CUDA, QUICK, Shape, planned
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
@@ -39,10 +39,9 @@ class Operands:
     c: torch.Tensor | None  # what is accumulated into
 
 
-def cases(scope: Scope) -> Iterator[Case]:
-    cuda = scope.device.type == "cuda"
+def gemm(scope: Scope) -> Iterator[Case]:
     for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
-        for shape in (QUICK if scope.quick else CUDA) if cuda else (CPU[:6] if scope.quick else CPU):
+        for shape in scope.pick(QUICK if scope.quick else CUDA, CPU, CPU[:6]):
             yield _case(shape, dtype, scope.device)
 
 
@@ -53,46 +52,20 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
     m, n, k, batch = shape.m, shape.n, shape.k, shape.batch
     size = batch * (2 * (m * k + k * n) + (8 if shape.result == "fp32+" else 4 if wide else 2) * m * n)
 
-    def inputs(generator: torch.Generator) -> Operands:
-        def normal(rows: int, columns: int, transposed: bool, scale: float = 1.0) -> torch.Tensor:
-            if transposed:
-                rows, columns = columns, rows
-            drawn = torch.empty(
-                batch * rows * (columns + shape.pitch) + shape.offset, device=device, dtype=DTYPES[dtype]
-            )
-            drawn.normal_(0, scale, generator=generator)
-            drawn = drawn[shape.offset :].view(batch, rows, columns + shape.pitch)[..., :columns]
-            drawn = drawn.mT if transposed else drawn
-            return drawn if batch > 1 else drawn[0]
-
-        bias = torch.randn(n, generator=generator, device=device).to(DTYPES[dtype]) if activation else None
-        c = torch.randn(m, n, generator=generator, device=device) if shape.result == "fp32+" else None
-        a, b = normal(m, k, shape.layout[0] == "T"), normal(k, n, shape.layout[1] == "T", k**-0.5)
-        return Operands(a, b, bias, c)
-
     def prepare_ours(x: Operands) -> Call:
         out_dtype = torch.float32 if wide else None
 
         def call():
             if x.c is not None:
                 return {"out": gemm_accumulate_(x.c, x.a, x.b)}
-            return {"out": gemm(x.a, x.b, x.bias, activation=activation, out_dtype=out_dtype)}
+            return {"out": raw_gemm(x.a, x.b, x.bias, activation=activation, out_dtype=out_dtype)}
 
-        compiled = ours.backends(op, device)["amp_kernels"] == "cuda"
+        compiled = providers.backends(op, device)["amp_kernels"] == "cuda"
         return WithFacts(call, plan) if compiled else call
 
     def plan() -> dict:
         gpu = torch.cuda.get_device_properties(device)
-        return {"plan": ours.gemm_plan(shape, gpu.multi_processor_count, (gpu.major, gpu.minor))}
-
-    def prepare_torch(x: Operands) -> Call:
-        if x.c is not None:
-            return lambda: {"out": x.c.add_(_wide_product(x.a, x.b))}
-        if wide:
-            return lambda: {"out": _wide_product(x.a, x.b)}
-        if activation:
-            return lambda: {"out": ACTIVATIONS[activation](torch.addmm(x.bias, x.a, x.b))}
-        return lambda: {"out": x.a @ x.b}
+        return {"plan": planned(shape, gpu.multi_processor_count, 10 * gpu.major + gpu.minor)}
 
     def reference(x: Operands) -> dict:
         out = x.a.double() @ x.b.double()
@@ -104,16 +77,18 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
         rounding = 0.0 if wide else 2.0 ** {"bf16": -8, "fp16": -11}[dtype]
         return {"out": (out, 1.5 * rounding + 1e-5 + 2.0**-24 * k)}
 
-    return Case(
+    return providers.compared(
+        op,
+        device,
+        prepare_ours,
+        {"torch": lambda x: _torch(shape, x)},
         op=op,
         shape=shape.name,
         dtype=dtype + {"fp32": " -> fp32", "fp32+": " -> fp32 accumulated"}.get(shape.result, ""),
         bytes=size,
         flops=2 * batch * m * n * k,
-        inputs=inputs,
-        providers={"torch": prepare_torch, **ours.providers(op, device, prepare_ours)},
+        inputs=lambda generator: operands(shape, DTYPES[dtype], generator, device),
         reference=reference,
-        backends=ours.backends(op, device),
         families=shape.families,
         # The check's float64 copies of operands and result; then three providers' rotating inputs and results.
         memory=batch * (8 * (m * k + k * n) + 24 * m * n) + 4 * size * rotation(size, device),
@@ -121,8 +96,40 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
     )
 
 
+def operands(shape: Shape, dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> Operands:
+    """Operands in the layout of the shape, and what its result needs."""
+    m, n, k, pitch = shape.m, shape.n, shape.k, shape.pitch
+
+    def normal(rows: int, columns: int, transposed: bool, scale: float = 1.0) -> torch.Tensor:
+        if transposed:
+            rows, columns = columns, rows
+        drawn = torch.empty(shape.batch * rows * (columns + pitch) + shape.offset, device=device, dtype=dtype)
+        drawn.normal_(0, scale, generator=generator)
+        drawn = drawn[shape.offset :].view(shape.batch, rows, columns + pitch)[..., :columns]
+        drawn = drawn.mT if transposed else drawn
+        return drawn if shape.batch > 1 else drawn[0]
+
+    bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.result in ACTIVATIONS else None
+    c = torch.randn(m, n, generator=generator, device=device) if shape.result == "fp32+" else None
+    a, b = normal(m, k, shape.layout[0] == "T"), normal(k, n, shape.layout[1] == "T", k**-0.5)
+    return Operands(a, b, bias, c)
+
+
+def _torch(shape: Shape, x: Operands) -> Call:
+    if x.c is not None:
+        return lambda: {"out": x.c.add_(_wide_product(x.a, x.b))}
+    if shape.result == "fp32":
+        return lambda: {"out": _wide_product(x.a, x.b)}
+    if x.bias is not None:
+        return lambda: {"out": ACTIVATIONS[shape.result](torch.addmm(x.bias, x.a, x.b))}
+    return lambda: {"out": x.a @ x.b}
+
+
 def _wide_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b in FP32; torch's CPU kernels have no FP32 result for 16-bit operands."""
     if a.device.type == "cuda":
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
+
+
+CASES = (gemm,)

@@ -1,6 +1,6 @@
-// Argument checks of the op kernels, over the LibTorch stable ABI. They guard memory: what a caller of
-// torch.ops.amp_kernels.* can get wrong; the public Python functions check the rest. A message names the op, the
-// argument, what came and what is accepted.
+// Argument checks of the op kernels, over the LibTorch stable ABI. They keep direct callers of torch.ops.amp_kernels.*
+// from corrupting memory; the public Python functions check the rest. A message names the op, the argument, the value
+// received and the values accepted.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -101,7 +101,7 @@ inline constexpr ScalarType kScalarType<int64_t> = ScalarType::Long;
 
 inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
 
-// "grads[3]", made only when a message needs it.
+// "grads[3]", formatted only for a message.
 struct ArgName {
   const char* list;
   int64_t index = -1;
@@ -142,8 +142,8 @@ inline void check_one_element(const char* op, ArgName name, const Tensor& t, Sca
   AK_CHECK(t.numel() == 1, op, ": ", name, " must have one element; got shape ", Ints{t.sizes()});
 }
 
-// True if the elements cover a span of memory exactly once, in whatever order of dimensions: contiguous, channels_last,
-// transposed. Such a tensor can be walked as numel() consecutive elements.
+// True if the elements cover a contiguous span exactly once, in any order of dimensions: contiguous, channels_last,
+// transposed. Such a tensor can be processed as numel() consecutive elements.
 inline bool is_dense(const Tensor& t) {
   if (t.numel() == 0 || t.is_contiguous()) return true;
   const auto sizes = t.sizes();
@@ -171,8 +171,7 @@ inline bool same_sizes(const Tensor& a, const Tensor& b) {
   return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin());
 }
 
-// Same shape, and the same strides wherever a stride means something (not in dimensions of size 1, not in empty
-// tensors).
+// Same shape and strides, ignoring strides of dimensions of size 1 and of empty tensors.
 inline bool same_layout(const Tensor& a, const Tensor& b) {
   if (!same_sizes(a, b)) return false;
   if (a.numel() == 0) return true;

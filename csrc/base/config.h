@@ -1,11 +1,9 @@
-// The few words every formula is written in.
+// Arithmetic primitives of all formulas.
 //
-// Each formula of the package stands once, in its family's folder. The same text is compiled by the host compiler (CPU
-// kernels,
-// `_host`, the emulator) and by nvcc (CUDA kernels), and gives the same bits everywhere, because nothing is left to the
-// compiler: every fused multiply-add is written as ak::fma and contraction is off (-ffp-contract=off, -fmad=false), and
-// ak::div and ak::sqrt round correctly even under -use_fast_math. No libm function is used whose last bit depends on
-// the platform.
+// Each formula is written once, in its family's folder, and compiled by the host compiler (CPU kernels, `_host`, the
+// emulator) and by nvcc (CUDA kernels), with the same bits everywhere. Nothing is left to the compiler: every fused
+// multiply-add is an explicit ak::fma and contraction is off (-ffp-contract=off, -fmad=false), and ak::div and ak::sqrt
+// round correctly even under -use_fast_math. No libm function is used whose last bit depends on the platform.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +12,8 @@
 #if defined(__CUDACC__)
 #define AK_HD __host__ __device__ __forceinline__
 #elif defined(__GNUC__) || defined(__clang__)
-// Forced, so that a loop compiled for several instruction sets (csrc/base/cpu/simd.h) gets the formula in each of them.
+// Forced inlining, so that a loop compiled for several instruction sets (base/cpu/simd.h) compiles the formula for
+// each.
 #define AK_HD inline __attribute__((always_inline))
 #else
 #define AK_HD inline
@@ -83,13 +82,13 @@ AK_HD double sqrt(double x) {
 
 AK_HD float abs(float x) {
 #if defined(__CUDA_ARCH__)
-  return fabsf(x);  // free, in the instruction that takes it
+  return fabsf(x);  // free: a modifier of the consuming instruction
 #else
   return float_of(bits_of(x) & 0x7fffffffu);
 #endif
 }
 
-// NaN if one of the two is; the order of +0 and -0 is left open.
+// NaN if either is NaN; +0 and -0 are unordered.
 AK_HD float min_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float least;
@@ -110,7 +109,7 @@ AK_HD float max_or_nan(float a, float b) {
 #endif
 }
 
-// Tests on the bits: they hold whatever a compiler believes about NaN.
+// Tests on bits, which hold under any fast-math flags.
 AK_HD bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 AK_HD bool is_finite(double x) { return (bits_of(x) & 0x7ff0000000000000u) != 0x7ff0000000000000u; }
 AK_HD bool is_nan(float x) { return (bits_of(x) & 0x7fffffffu) > 0x7f800000u; }

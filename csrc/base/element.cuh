@@ -1,6 +1,5 @@
 #pragma once
-// An element of fp16, bf16 or fp32, where only the running kernel knows which. The type is the same for all threads, so
-// that the branches are.
+// Access to an element of fp16, bf16 or fp32, selected at run time. The dtype is uniform, and so are the branches.
 #include <cstdint>
 
 #include "base/half.h"
@@ -9,7 +8,7 @@
 
 namespace ak {
 
-/// Where an element of a matrix lies.
+/// Address of an element.
 AK_DEVICE const uint8_t* element(const void* data, DType dtype, int64_t index) {
   return static_cast<const uint8_t*>(data) + index * bytes_of(dtype);
 }
@@ -17,7 +16,7 @@ AK_DEVICE uint8_t* element(void* data, DType dtype, int64_t index) {
   return static_cast<uint8_t*>(data) + index * bytes_of(dtype);
 }
 
-/// What 16 bits are, and the bits of a value.
+/// Conversions of a 16-bit value.
 AK_DEVICE float widen_half(DType dtype, uint16_t bits) {
   return dtype == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(fp16{bits});
 }

@@ -1,6 +1,6 @@
-// A pass over neighbouring elements: a thread takes a vector of them at a time, 16 bytes of its widest operand. So
-// every store of a warp fills the 32-byte sectors it touches (cast/cast.cu says why), and the bytes in flight come
-// from as many threads as an SM holds. Where an operand is not aligned, a thread takes one element at a time.
+// Elementwise pass: a thread takes a vector of elements at a time, 16 bytes of its widest operand, so that every store
+// of a warp fills the 32-byte sectors it touches (see cast/cast.cu). Full occupancy provides the bytes in flight.
+// Unaligned operands are processed one element at a time.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace ak {
 
 inline constexpr int kElementThreads = 256;
 
-/// Blocks that share an SM, which holds 2,048, 1,536 or 1,024 threads: 32, 40 or 64 registers are left to each.
+/// Blocks per SM, which holds 2,048, 1,536 or 1,024 threads, with 32, 40 or 64 registers each.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 inline constexpr int kElementBlocksPerSm = 4;
 #elif defined(__CUDA_ARCH__) && ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100)
@@ -21,14 +21,14 @@ inline constexpr int kElementBlocksPerSm = 6;
 inline constexpr int kElementBlocksPerSm = 8;
 #endif
 
-/// The same at least where a thread has two or three vectors and a place in a row: with fewer registers than 64 a load
-/// would wait until another one is used.
+/// Blocks per SM, at least, for threads with two or three vectors and a position in a row: with fewer than 64 registers
+/// loads would be serialized.
 inline constexpr int kGatedBlocksPerSm = 4;
 
-/// Blocks of a grid for each SM, at most: whole rounds of 8, 6 or 4, and more than one, so that a faster SM does more.
+/// Maximum blocks of a grid per SM: several whole waves of 8, 6 or 4, so that faster SMs do more.
 inline constexpr int kElementGridPerSm = 24;
 
-/// Elements that a thread takes at a time, where every operand is one of T.
+/// Elements per vector for operands of types T.
 template <class... T>
 inline constexpr int kVectorOf = 16 / std::max({sizeof(T)...});
 
@@ -39,7 +39,8 @@ AK_DEVICE void for_each_in_grid(int64_t count, F f) {
   for (int64_t i = static_cast<int64_t>(block_index()) * kElementThreads + thread_index(); i < count; i += stride) f(i);
 }
 
-/// Calls f<n>(first) for this thread's share of `count` elements: n = kVec of them, or 1 of what is no whole vector.
+/// Calls f<n>(first) for this thread's share of `count` elements: n is kVec, or 1 for the elements after the last
+/// vector.
 template <int kVec, class F>
 AK_DEVICE void for_each_vector_of(int64_t count, F f) {
   const int64_t vectors = count / kVec;
@@ -48,7 +49,7 @@ AK_DEVICE void for_each_vector_of(int64_t count, F f) {
   if (rest < count) f.template operator()<1>(rest);
 }
 
-/// The launch of a kernel whose threads share `count` vectors.
+/// Launch of a kernel over `count` vectors.
 inline LaunchConfig elementwise_launch(const char* name, int64_t count, Stream stream) {
   const int64_t blocks = (std::max<int64_t>(1, count) + kElementThreads - 1) / kElementThreads;
   return {.name = name,

@@ -1,8 +1,8 @@
 // The two 16-bit floats, as bit patterns, and their conversions.
 //
-// to_float(T) is exact. round_to<T>(float) rounds to nearest, ties to even, overflows to inf and returns 0x7fff for any
-// NaN, which is what cvt.rn of the GPU returns. All of it is branch-free, so loops over it vectorise. `float` is a T
-// too, so that code written over the element type needs no special case.
+// to_float(T) is exact. round_to<T>(float) rounds to nearest even, overflows to inf and returns 0x7fff for any NaN, as
+// the GPU's cvt.rn does. Both are branch-free, so loops over them vectorize. T may also be float, so that code
+// templated on the element type needs no special case.
 #pragma once
 
 #include "base/config.h"
@@ -39,12 +39,10 @@ AK_HD float to_float(fp16 x) {
 #else
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
-  // Normal numbers: move the fields up and rebias the exponent (127 - 15 = 112). inf and NaN need 112 more to reach
-  // 255.
+  // Normal: shift the fields and rebias the exponent (127 - 15 = 112). inf and NaN need 112 more to reach 255.
   const uint32_t special = magnitude >= 0x7c00u ? 112u << 23 : 0u;
   const uint32_t normal = (magnitude << 13) + (112u << 23) + special;
-  // Subnormal numbers: the 10 bits under a leading one of weight 2^-14 are the value plus that one; the subtraction is
-  // exact.
+  // Subnormal: place the 10 bits below a leading one of weight 2^-14, then subtract that one, exactly.
   const uint32_t subnormal = bits_of(float_of((magnitude << 13) + (113u << 23)) - 0x1p-14f);
   return float_of(sign | (magnitude < 0x0400u ? subnormal : normal));
 #endif
@@ -67,7 +65,7 @@ struct RoundTo<bf16> {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 #else
     const uint32_t u = bits_of(x);
-    // 0x7fff, plus one if the bit that stays is odd: ties go to even. A carry into the exponent is the right result.
+    // Add 0x7fff, plus one if the last kept bit is odd: ties to even. A carry into the exponent is correct.
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return {static_cast<uint16_t>(is_nan(x) ? 0x7fffu : rounded)};
 #endif
@@ -82,14 +80,13 @@ struct RoundTo<fp16> {
 #else
     const uint32_t sign = (bits_of(x) >> 16) & 0x8000u;
     const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
-    // Normal results: as for bf16, with 13 bits dropped, after rebiasing the exponent.
+    // Normal result: as for bf16, dropping 13 bits, after rebiasing the exponent.
     const uint32_t normal = (magnitude - (112u << 23) + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Subnormal results: adding 0.5 leaves 24 bits of which the last has the weight 2^-24 of fp16's last bit; the adder
-    // rounds.
+    // Subnormal result: adding 0.5 aligns the last bit of the sum with fp16's last bit, 2^-24, so the adder rounds.
     const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - (126u << 23);
     const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
     const uint32_t limited =
-        magnitude >= (143u << 23) ? 0x7c00u : finite;  // from 65536 on; 65520 has been rounded up to it
+        magnitude >= (143u << 23) ? 0x7c00u : finite;  // 65536 and above; 65520 has been rounded up to it
     return {static_cast<uint16_t>(magnitude > 0x7f800000u ? 0x7fffu : sign | limited)};
 #endif
   }

@@ -1,6 +1,6 @@
-// Philox4x32-10, a counter-based random number generator: the numbers are a function of (counter, key), so any thread,
-// rank or backend computes the same ones without state. Source: Salmon et al., "Parallel random numbers: as easy as 1,
-// 2, 3", SC 2011.
+// Philox4x32-10, a counter-based random number generator. Numbers are a pure function of (counter, key), so every
+// thread, rank and backend computes the same ones without state. Source: Salmon et al., "Parallel random numbers: as
+// easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include "base/config.h"
@@ -25,9 +25,9 @@ AK_HD Philox4 philox4x32_10(Philox4 counter, uint64_t key) {
   return counter;
 }
 
-// Random bits for stochastic rounding, eight 16-bit numbers a call, for elements 8 * group .. 8 * group + 7 of
-// parameter number `param` at step `step`. The key of a number is what it is used for, never who computes it, so a
-// sharded or restarted run rounds alike.
+// Random bits for stochastic rounding: eight 16-bit numbers per call, for elements 8 * group .. 8 * group + 7 of
+// parameter `param` at step `step`. They depend on the element alone, not on who computes it, so sharded and restarted
+// runs round identically.
 AK_HD Philox4 rounding_bits(uint64_t seed, uint32_t step, uint32_t param, uint64_t group) {
   return philox4x32_10({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), param, step}}, seed);
 }

@@ -1,9 +1,9 @@
 #pragma once
-// Rows of any length, at any address, on their way through shared memory: a block takes every n-th row. cp.async brings
-// the 16-byte words that lie in it, and a thread each the elements before and behind them, so that a row lies in shared
-// memory as far from a 16-byte boundary as in global memory. From there thread t takes the columns t, t + kThreads,
-// ...: which columns a thread adds up, and in which order, does not depend on the address. A row that fits is brought
-// once; a longer one in pieces, and once more for a second walk. The next pieces are meanwhile on their way.
+// Streams rows of any length and alignment through shared memory; a block takes every n-th row. cp.async copies the
+// aligned 16-byte words of a row, and single threads copy the elements before and after them, so that a row has the
+// same alignment in shared as in global memory. Thread t then takes columns t, t + kThreads, ...: its columns and their
+// order do not depend on the address. A row that fits is loaded once; a longer one is loaded in pieces, and again for a
+// second pass. The next pieces are in flight meanwhile.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -16,23 +16,22 @@
 
 namespace ak {
 
-inline constexpr int kPieceThreads = 1024;  ///< of an SM: 64 registers a thread
-/// Bytes of a block in front of the slots: those of reduce().
+inline constexpr int kPieceThreads = 1024;  ///< per SM: 64 registers per thread
+/// Bytes of shared memory before the slots, for reduce().
 template <int kThreads>
 inline constexpr int kPieceSumBytes = 2 * (kThreads / kWarpThreads) * 4;
 
-/// How rows are cut: columns of a piece, slots of shared memory for pieces, bytes of a slot and of all shared memory,
-/// blocks that share an SM.
+/// Columns per piece, number of slots in shared memory, bytes per slot, bytes of shared memory, blocks per SM.
 struct PieceShape {
   int columns, slots, slot_bytes, bytes, blocks;
 };
 
-/// What a piece takes of shared memory in a matrix with elements of `bytes`, none where that is 0.
+/// Bytes of shared memory for a piece of a matrix with elements of `bytes`; 0: no matrix.
 AK_HD int64_t piece_bytes(int columns, int bytes) {
   return bytes == 0 ? 0 : (static_cast<int64_t>(columns) * bytes + 2 * (kWord - 1)) & -kWord;
 }
 
-/// And in all of them.
+/// Sum over all matrices.
 template <int kMatrices>
 int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
   int64_t sum = 0;
@@ -40,23 +39,22 @@ int64_t piece_bytes(int columns, const int (&bytes)[kMatrices]) {
   return sum;
 }
 
-inline constexpr int kBatch = 8;  ///< columns that a thread takes at a time, at most
-/// So many, from `column` on, each kApart behind the last.
+inline constexpr int kBatch = 8;  ///< maximum columns per thread and batch
+/// kColumns columns from `column` on, kApart apart.
 template <int kColumns, int kApart>
 struct Batch {
   static constexpr int kCount = kColumns, kStep = kApart;
   int column;
 };
 
-/// Rows: at(m, row) is where a row begins in matrix m, reads(row) whether anybody reads it; what is not read is not
-/// brought.
+/// Rows: at(m, row) is the address of a row in matrix m; reads(row) is false for rows to skip.
 template <int kThreads, int kMatrices, class Rows>
 class RowPieces {
  public:
   static constexpr int kWarps = kThreads / kWarpThreads;
   static constexpr int kSumBytes = kPieceSumBytes<kThreads>;
 
-  /// Rows of matrices with elements of `bytes` (0: there is none), walked over once or twice. Starts the first copies.
+  /// Rows of matrices with elements of `bytes` (0: no matrix), in one pass or two. Starts the first copies.
   AK_DEVICE RowPieces(const int (&bytes)[kMatrices], int64_t rows, int columns, const PieceShape& shape,
                       const Rows& rows_of, bool twice = true)
       : of_(rows_of), shape_(shape), rows_(rows), columns_(columns), comes_again_(twice && shape.columns < columns) {
@@ -69,7 +67,8 @@ class RowPieces {
     load_edges();
   }
 
-  /// Calls f(first column) for the pieces of a row; with the first call of a second walk over it, if it has not stayed.
+  /// Calls f(first column) for the pieces of a row, waiting for each; `again`: second pass, which reloads a row in
+  /// pieces.
   template <class F>
   AK_DEVICE void for_each_piece(bool again, F f) {
     AK_NO_UNROLL
@@ -79,7 +78,7 @@ class RowPieces {
     }
   }
 
-  /// Calls f(batch) for the columns of this thread, kBatch at a time and then one by one.
+  /// Calls f(batch) for this thread's columns, kBatch at a time and then one by one.
   template <class F>
   AK_DEVICE void for_each_batch(F f) const {
     int column = thread_index();
@@ -88,7 +87,7 @@ class RowPieces {
     AK_NO_UNROLL
     for (; column < left_; column += kThreads) f(Batch<1, kThreads>{column});
   }
-  /// Values of a batch, of matrix m with elements of T.
+  /// Reads a batch of matrix m, whose elements are T.
   template <class T, int kCount, int kStep>
   AK_DEVICE void read(float (&values)[kBatch], int m, Batch<kCount, kStep> batch) const {
     const auto row = shared_at<T>(at_[m]) + batch.column;
@@ -99,14 +98,14 @@ class RowPieces {
   AK_DEVICE void read(float (&values)[kBatch], int m, DType dtype, Batch<kCount, kStep> batch) const {
     with_row_dtype(dtype, [&]<class T>(T) { read<T>(values, m, batch); });
   }
-  /// Whether the piece has a column, and its value.
+  /// True if the piece contains a column; its value.
   AK_DEVICE bool has(int column) const { return column >= 0 && column < left_; }
   AK_DEVICE float value(int column, int m, DType dtype) const {
     float result = 0.0f;
     with_row_dtype(dtype, [&]<class T>(T) { result = to_float(static_cast<T>(shared_at<T>(at_[m])[column])); });
     return result;
   }
-  /// Calls f(j) for the columns of a batch whose byte in matrix m is 0, if there is such a matrix.
+  /// Calls f(j) for the columns of a batch that are 0 in the mask, matrix m, if there is one.
   template <int kCount, class F>
   AK_DEVICE void for_each_left_out(int m, Batch<kCount, kThreads> batch, F f) const {
     if (bytes_[m] == 0) return;
@@ -117,12 +116,12 @@ class RowPieces {
     }
   }
 
-  /// Where results for the row from `data` on can be kept until flush(): in the place of matrix m, which has elements
-  /// of the same size as far from a boundary. 0 if not.
+  /// Staging slot for results of the row at `data`, until flush(): the slot of matrix m, if it has the same element
+  /// size and alignment; else 0.
   AK_DEVICE uint32_t place(const void* data, DType dtype, int m) const {
     return bytes_of(dtype) == bytes_[m] && phase(data) == at_[m] % kWord ? at_[m] : 0;
   }
-  /// Rounds a batch of results for the row from `data` on: to their place, or where there is none to the row.
+  /// Rounds and writes a batch of results of the row at `data`: to the staging slot if any, else to global memory.
   template <class T, int kCount>
   AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, Batch<kCount, kThreads> batch) const {
     T* to = static_cast<T*>(data) + batch.column;
@@ -140,7 +139,7 @@ class RowPieces {
                        Batch<kCount, kThreads> batch) const {
     with_row_dtype(dtype, [&]<class T>(T) { write<T>(values, place, data, batch); });
   }
-  /// Stores the results that were kept, elements of `size` bytes.
+  /// Stores the staged results, elements of `size` bytes.
   AK_DEVICE void flush(uint32_t place, void* data, int size) const {
     if (place == 0) return;
     block_sync();
@@ -158,7 +157,7 @@ class RowPieces {
     }
   }
 
-  /// What read() gives, of a batch that write_words() asks for: a word, or an element beside the words.
+  /// read() for the batches of write_words(): a 16-byte word or a single element.
   template <class T, int kCount>
   AK_DEVICE void read_word(float (&values)[kBatch], int m, Batch<kCount, 1> batch) const {
     if constexpr (kCount == 1) {
@@ -169,20 +168,20 @@ class RowPieces {
       for (int j = 0; j < kCount; j++) values[j] = v[j];
     }
   }
-  /// A column of the piece, if it has it, whose result is another one.
+  /// A column whose result differs, if the piece contains it.
   struct Exception {
     int column;
     float value;
   };
-  /// Writes results for the row from `to` on, a word at a time, as the words of matrix m lie, whose elements are of the
-  /// same type: f(batch) puts those of its columns into `values`. Where a word of the row is none of m, they go by way
-  /// of m's place. A result is one column's, so that it does not matter which columns make a word.
+  /// Writes results of the row at `to` in 16-byte words aligned as those of matrix m, which has the same element type.
+  /// f(batch) computes the results of its columns into `values`; they may not depend on the grouping of columns. If
+  /// `to` has another alignment, the results are staged in m's slot.
   template <class T, class F>
   AK_DEVICE void write_words(float (&values)[kBatch], T* to, int m, Exception exception, F f) const {
     constexpr int kSize = sizeof(T), kOfWord = kWord / kSize;
     const uint32_t place = at_[m];
     const bool direct = phase(to) == place % kWord;
-    to = opaque(to);  // so that it is not put together for each word
+    to = opaque(to);  // so that it is not recomputed for each word
     const Run run(place % kWord, left_ * kSize);
     AK_NO_UNROLL
     for (int column = run.head / kSize + thread_index() * kOfWord; column < run.tail() / kSize;
@@ -209,7 +208,7 @@ class RowPieces {
       put(edge, values[0]);
     }
     if (has(exception.column)) {
-      const int byte = exception.column * kSize;  // overwritten by the thread that has written it
+      const int byte = exception.column * kSize;  // overwritten by the same thread
       if (run.writer(byte, kSize) == thread_index()) put(byte, exception.value);
     }
     if (direct) return;
@@ -219,12 +218,12 @@ class RowPieces {
       store(to + column, static_cast<T>(shared_at<T>(place)[column]));
   }
 
-  /// What block_reduce is, in an order that never changes: where more than 48 KB are dynamic there is no static shared
-  /// memory. A warp joins the values of all warps, so that no thread keeps them.
+  /// block_reduce without static shared memory, which kernels with more than 48 KB of dynamic shared memory cannot
+  /// have. Each warp combines all warps' values by shuffles, so that no thread holds them. The order is fixed.
   template <class Op>
   AK_DEVICE float reduce(float value, Op op) {
     value = warp_reduce(value, op);
-    // Two places in turn, one barrier: whoever writes the first again has seen all come to the call in between.
+    // Double-buffered with one barrier: the call in between protects a buffer's reuse.
     const auto of_warp = shared_at<float>(dynamic_shared() + turn_ * (kSumBytes / 2));
     turn_ ^= 1;
     if (lane_index() == 0) of_warp[warp_index()] = value;
@@ -239,7 +238,7 @@ class RowPieces {
     return reduce(value, [](float a, float b) { return a + b; });
   }
 
-  /// No row is left.
+  /// Waits for outstanding copies, after the last row.
   AK_DEVICE void finish() const { copy_wait<0>(); }
 
  private:
@@ -247,7 +246,7 @@ class RowPieces {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) % kWord;
   }
 
-  /// The bytes of a piece: `head` in front of the first 16-byte boundary, words, and what is behind them.
+  /// Bytes of a piece: `head` bytes before the first 16-byte boundary, words, and the bytes after them.
   struct Run {
     int bytes, head, words;
 
@@ -256,27 +255,27 @@ class RowPieces {
       head = to_boundary < bytes ? to_boundary : bytes;
       words = (bytes - head) / kWord;
     }
-    /// The first byte behind the words.
+    /// First byte after the words.
     AK_DEVICE int tail() const { return head + words * kWord; }
-    /// Where the element outside of the words lies that is this thread's, each of `size` bytes; -1: it has none.
+    /// Offset of this thread's element outside the words, of `size` bytes; -1: it has none.
     AK_DEVICE int edge(int size) const {
       const int at = thread_index() < kWord ? thread_index() * size : tail() + (thread_index() - kWord) * size;
       return at < (thread_index() < kWord ? head : bytes) ? at : -1;
     }
-    /// The thread that has the word in which a byte lies, or the element beside them.
+    /// Thread that writes the byte, in a word or in a single element.
     AK_DEVICE int writer(int byte, int size) const {
       if (byte < head) return byte / size;
       return byte < tail() ? (byte - head) / kWord % kThreads : kWord + (byte - tail()) / size;
     }
   };
 
-  /// A piece in the order in which they are taken.
+  /// Position in the sequence of pieces.
   struct Place {
     int64_t row = block_index();
     int begin = 0;
     bool again = false;
   };
-  /// Whether the next piece is one of another row.
+  /// Advances to the next piece; true if it is another row.
   AK_DEVICE bool go_on(Place& place) const {
     place.begin += shape_.columns;
     if (place.begin < columns_) return false;
@@ -293,7 +292,7 @@ class RowPieces {
   }
   AK_DEVICE uint32_t slot_at(int slot) const { return dynamic_shared() + kSumBytes + slot * shape_.slot_bytes; }
 
-  /// Starts the copies of the words of a piece, if one is left that is read.
+  /// Starts the copies of the next piece's words, unless none is left or its row is skipped.
   AK_DEVICE void copy(int slot) {
     if (reads_) {
       uint32_t to = slot_at(slot);
@@ -314,7 +313,7 @@ class RowPieces {
   }
   AK_DEVICE void look_ahead() { reads_ = to_copy_.row < rows_ && of_.reads(to_copy_.row); }
 
-  /// Loads the elements beside the words of the next piece, which wait() puts there.
+  /// Loads the next piece's elements outside the words; wait() stores them to shared memory.
   AK_DEVICE void load_edges() {
     phases_ = 0;
     if (next_.row >= rows_) return;
@@ -331,8 +330,8 @@ class RowPieces {
     }
   }
 
-  /// The bytes beside the words of a piece, bit by bit from the lanes that loaded them: whole words, as nobody stores
-  /// single bytes.
+  /// Stores the bytes outside the words of a piece, one bit each, from the lanes that loaded them. Stores are 4 bytes,
+  /// since the emulator's race detection does not resolve single bytes.
   AK_DEVICE void put_edge_bytes(uint32_t at, const Run& run, uint32_t bits) const {
     const int lane = lane_index(), tail = run.tail();
     const bool front = lane < 4;
@@ -341,7 +340,7 @@ class RowPieces {
     store_shared_4((front ? at - at % kWord : at + tail) + lane % 4 * 4, four * 0x204081u & 0x01010101u);
   }
 
-  /// Waits for the next piece, and starts the copies of another one in the place of the last.
+  /// Waits for the next piece and starts the copies of another one into the previous slot.
   AK_DEVICE void wait() {
     const int last = slot_;
     slot_ = slot_ + 1 == shape_.slots ? 0 : slot_ + 1;
@@ -379,13 +378,13 @@ class RowPieces {
   int columns_, slot_ = 0, left_ = 0, turn_ = 0;
   int bytes_[kMatrices];
   uint32_t at_[kMatrices], edges_[kMatrices] = {};
-  uint32_t phases_ = 0;     // of the next piece, 4 bits of each matrix
-  const bool comes_again_;  // a row that is walked over twice, but does not stay
-  bool reads_;              // whether the row is read that is copied next
+  uint32_t phases_ = 0;     // offsets from 16 bytes of the next piece, 4 bits per matrix
+  const bool comes_again_;  // rows are loaded a second time
+  bool reads_;              // the row to copy next is not skipped
   Place to_copy_, next_;
 };
 
-/// The shape for rows of matrices with elements of `bytes`, with blocks of kThreads.
+/// Shape for matrices with elements of `bytes` and blocks of kThreads threads.
 template <int kThreads, int kMatrices>
 PieceShape piece_shape(const int (&bytes)[kMatrices], int columns) {
   constexpr int kSlots = 4;  // at most
@@ -403,7 +402,7 @@ PieceShape piece_shape(const int (&bytes)[kMatrices], int columns) {
   return shape;
 }
 
-/// Launches kernel_of(threads of a block, as a constant), which takes (p, shape).
+/// Launches kernel_of(block size, as a constant), which takes (p, shape).
 template <int kMatrices, class KernelOf, class Problem>
 Status launch_pieces(const char* name, const int (&bytes)[kMatrices], int columns, const Problem& p, Stream stream,
                      KernelOf kernel_of) {

@@ -1,8 +1,8 @@
 #pragma once
-// Rows of matrices on their way through shared memory. A team, kWarps warps of a block, takes every n-th row and holds
-// it in registers, kColumns columns a thread, or reads it part by part where registers have no room; cp.async has
-// meanwhile its next rows on their way into a ring of slots of its own. So the bytes in flight cost no registers and do
-// not depend on types, and a team of one warp needs no barrier. One block fills an SM.
+// Streams rows of matrices through shared memory. A team of kWarps warps takes every n-th row and holds it in
+// registers, kColumns columns per thread, or, if too long, reads it from shared memory in parts. cp.async meanwhile
+// loads the team's next rows into its own ring of slots. So bytes in flight cost no registers and do not depend on
+// types, and a team of one warp needs no barrier. One block fills an SM.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,7 +16,7 @@ namespace ak {
 inline constexpr int kRingVec =
     4;  ///< columns of a vector: 16 bytes of fp32; a warp's 16-bit ones are 256 bytes in one
 
-/// A matrix of which the ring brings rows; data is null where there is none. `stride`: elements from row to row.
+/// A matrix whose rows the ring loads; absent if data is null. `stride`: elements between rows.
 struct RingMatrix {
   const void* data;
   DType dtype;
@@ -25,13 +25,13 @@ struct RingMatrix {
   AK_HD int row_bytes(int columns) const { return data == nullptr ? 0 : columns * bytes_of(dtype); }
 };
 
-/// kTeamWarps warps that share a row; a thread holds kThreadColumns columns of it.
+/// kTeamWarps warps that share a row; a thread holds kThreadColumns of its columns.
 template <int kTeamWarps, int kThreadColumns>
 struct RowTeam {
   static constexpr int kWarps = kTeamWarps, kColumns = kThreadColumns;
   static constexpr int kThreads = kWarps * kWarpThreads;
   static constexpr bool kLong = kWarps * kColumns > 256;  // more than kRingColumns
-  /// Slots of a team; one where a row fills most of the memory: it is free as soon as the row is in registers.
+  /// Slots of a team. A row that fills most of shared memory has one, which is free once the row is in registers.
   static constexpr int kStages = kLong ? 1 : kWarps == 16 ? 2 : std::max(2, 72 / kColumns);
 };
 
@@ -60,7 +60,7 @@ class RowRing {
   AK_DEVICE int64_t step() const { return static_cast<int64_t>(teams_) * grid_blocks(); }
   AK_DEVICE bool leads() const { return thread_index() % Team::kThreads == 0; }
 
-  /// Waits for the next row, which read() then gives.
+  /// Waits for the next row, for read().
   AK_DEVICE void wait() const {
     copy_wait<Team::kStages - 1>();
     sync();
@@ -74,7 +74,7 @@ class RowRing {
   AK_DEVICE void add(float (&values)[Team::kColumns], int matrix) const {
     visit(matrix, [&](int j, float x) { values[j] += x; });
   }
-  /// Calls f(index, value) for what this thread holds of the row.
+  /// Calls f(index, value) for this thread's columns of the row.
   template <class F>
   AK_DEVICE void visit(int matrix, F f) const {
     with_row_dtype(matrices_[matrix].dtype, [&]<class T>(T) {
@@ -86,15 +86,15 @@ class RowRing {
     });
   }
 
-  /// Columns from a vector of this thread to its next.
+  /// Columns between consecutive vectors of a thread.
   static constexpr int kStep = Team::kThreads * kRingVec;
-  /// Walks over a row that stays in its slot: calls f<n>(column) for n vectors of this thread, the first from that
-  /// column on, each kStep behind the last; kTimes at a time, and then one by one. After that all lanes of the warp,
-  /// also those whose vector lies behind the row, call after<n>(column of the first lane).
+  /// Reads a row in its slot: calls f<n>(column) for n vectors of this thread from that column on, kStep apart; kTimes
+  /// at a time and then one by one. After each call all lanes of the warp, including those out of bounds, call
+  /// after<n>(column of the first lane).
   template <int kTimes, class F, class After>
   AK_DEVICE void for_each_vectors(F f, After after) const {
     const int lane = lane_index() * kRingVec;
-    int begin = first_column<Team::kThreads, kRingVec>() - lane;  // of the warp's vectors, so that it stays together
+    int begin = first_column<Team::kThreads, kRingVec>() - lane;  // uniform in the warp, so that it does not diverge
     AK_NO_UNROLL
     for (; begin + (kTimes - 1) * kStep + kWarpThreads * kRingVec <= columns_; begin += kTimes * kStep) {
       f.template operator()<kTimes>(begin + lane);
@@ -110,39 +110,39 @@ class RowRing {
   AK_DEVICE void for_each_vectors(F f) const {
     for_each_vectors<kTimes>(f, []<int>(int) {});
   }
-  /// The vector from a column on in a matrix of type T.
+  /// The vector at a column of a matrix of type T.
   template <class T>
   AK_DEVICE Vec<float, kRingVec> vector(int matrix, int column) const {
     const Packed<T, kRingVec> words = vector_at<T>(matrix, column)[0];
     return unpacked<T>(words);
   }
-  /// Puts another one in its place.
+  /// Overwrites the vector at a column.
   template <class T>
   AK_DEVICE void replace(int matrix, int column, const Vec<T, kRingVec>& v) const {
     vector_at<T>(matrix, column)[0] = packed(v);
   }
-  /// The value in a column of the row.
+  /// The value at a column of the row.
   AK_DEVICE float value(int column, int matrix) const {
     float result = 0.0f;
     with_row_dtype(matrices_[matrix].dtype,
                    [&]<class T>(T) { result = to_float(shared_at<T>(place(matrix))[column]); });
     return result;
   }
-  /// The row has been read: its slot is for the one that comes kStages rows of the team after it.
+  /// Releases the row's slot to the team's row kStages later.
   AK_DEVICE void refill(int64_t row) {
     sync();
     copy(row + Team::kStages * step());
     turn();
   }
 
-  /// Where the team's next row begins in a matrix of type T; null if there is none.
+  /// Address of the team's next row in a matrix of type T; null if there is none.
   template <class T>
   AK_DEVICE const T* next_row(int64_t row, int matrix) const {
     const RingMatrix& m = matrices_[matrix];
     return row + step() < rows_ ? static_cast<const T*>(m.data) + (row + step()) * m.stride : nullptr;
   }
-  /// A warp has read n vectors of a row that stays for the last time, the first from column `begin` on: starts the
-  /// copies of the same columns of the next one. When that is done for all, refilled().
+  /// Called when a warp has read kVectors vectors of a row, from column `begin` on, for the last time: copies the same
+  /// columns of the next row over them. Call refilled() after all vectors.
   template <int kVectors, class T>
   AK_DEVICE void refill_vectors(const T* next, int matrix, int begin) const {
     constexpr int kColumnsOfWord = kWord / sizeof(T), kWords = kWarpThreads * kRingVec / kColumnsOfWord;
@@ -155,20 +155,20 @@ class RowRing {
   }
   AK_DEVICE void refilled() const { copy_commit(); }
 
-  /// No row is left: the slots are free.
+  /// Waits until the slots are free, after the last row.
   AK_DEVICE void finish() const {
     copy_wait<0>();
     sync();
   }
 
-  /// Each of the values becomes what `op` makes of it over the threads of the team, in an order that never changes.
+  /// Reduces each value by `op` over the threads of the team, in a fixed order.
   template <int N, class Op>
   AK_DEVICE void reduce(float (&values)[N], Op op) {
     AK_UNROLL
     for (int i = 0; i < N; i++) values[i] = warp_reduce(values[i], op);
     if constexpr (Team::kWarps > 1) {
       static_assert(N * 4 <= kSumBytes);
-      // Two places in turn: whoever writes the first again has seen all come to the call in between.
+      // Double-buffered: the barrier of the call in between protects a buffer's reuse.
       const auto of_warp = shared_at<float>(dynamic_shared() + ((team() * 2 + turn_) * Team::kWarps) * kSumBytes);
       turn_ ^= 1;
       AK_UNROLL
@@ -190,13 +190,13 @@ class RowRing {
     reduce(values, [](float a, float b) { return a + b; });
   }
 
-  /// The slots of a team, and of this one, for other use when no row is left: at least 8 bytes a column.
-  AK_DEVICE uint32_t own_slots() const { return slots_of(opaque(team())); }  // no register is kept for it
+  /// The slots of this team, and of any, for other use after finish(): at least 8 bytes per column.
+  AK_DEVICE uint32_t own_slots() const { return slots_of(opaque(team())); }  // recomputed: holds no register
   AK_DEVICE uint32_t slots_of(int team) const {
     return dynamic_shared() + sum_bytes(teams_) + team * Team::kStages * slot_bytes_;
   }
 
-  /// Bytes of shared memory of a block.
+  /// Shared memory of a block in bytes.
   static int shared_bytes(const RingMatrix (&matrices)[kMatrices], int columns, int teams) {
     int bytes = 0;
     for (const RingMatrix& m : matrices) bytes += m.row_bytes(columns);
@@ -204,9 +204,9 @@ class RowRing {
   }
 
  private:
-  static constexpr int kSumBytes = 8;  // of a warp, for up to two values
+  static constexpr int kSumBytes = 8;  // per warp, for up to two values
 
-  /// Where the matrix's row lies in the slot.
+  /// Address of the matrix's row in the slot.
   AK_DEVICE uint32_t place(int matrix) const {
     uint32_t at = slot_;
     AK_UNROLL
@@ -229,7 +229,7 @@ class RowRing {
       named_barrier(1 + team(), Team::kThreads);
     }
   }
-  /// Starts the copies of a row, if there is one, into the slot.
+  /// Starts the copies of a row, if it exists, into the slot.
   AK_DEVICE void copy(int64_t row) const {
     if (row < rows_) {
       constexpr int kApart = Team::kThreads * kWord;
@@ -266,7 +266,7 @@ class RowRing {
   uint32_t slot_;
 };
 
-/// Teams of a block: as many as `most`, as shared memory has room for, and as find a row. 0 if not even one has room.
+/// Teams per block: limited by `most`, by shared memory and by the number of rows. 0 if not even one fits.
 template <class Team, int kMatrices>
 int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int columns, int most) {
   const auto bytes = [&](int teams) { return RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams); };
@@ -276,8 +276,8 @@ int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int column
   return teams;
 }
 
-/// Launches kernel(p, teams) with up to `most` teams a block. *blocks becomes their number, or 0 where shared memory
-/// has no room for a team and nothing was launched.
+/// Launches kernel(p, teams) with up to `most` teams per block. Sets *blocks to the number of blocks, or to 0 if a team
+/// does not fit into shared memory; then nothing is launched.
 template <class Team, int kMatrices, class Kernel, class Problem>
 Status launch_ring(const char* name, Kernel kernel, const Problem& p, const RingMatrix (&matrices)[kMatrices],
                    int columns, int most, Stream stream, int64_t* blocks) {
@@ -293,11 +293,11 @@ Status launch_ring(const char* name, Kernel kernel, const Problem& p, const Ring
   return launch(kernel, config, p, teams);
 }
 
-/// Warps of an SM whose registers hold a team's columns of three rows.
+/// Warps per SM if each thread holds its columns of three rows in registers.
 constexpr int three_row_warps(int columns) { return columns <= 24 ? 16 : 12; }
 
 inline constexpr int kRingColumns = 8192;
-/// Calls f with the team for rows of `columns`, at most kRingColumns; Widest for those of more than 4,096.
+/// Calls f with the team for rows of `columns`, at most kRingColumns; Widest if more than 4,096.
 template <class Widest, class F>
 Status with_row_team(int columns, const F& f) {
   if (columns <= 256) return f(RowTeam<1, 8>{});
@@ -312,11 +312,11 @@ Status with_row_team(int columns, const F& f) {
 }
 
 inline constexpr int kLongRingColumns = 16384;
-using LongRowTeam = RowTeam<16, 32>;  ///< for rows of more, up to kLongRingColumns
+using LongRowTeam = RowTeam<16, 32>;  ///< for longer rows, up to kLongRingColumns
 inline constexpr int kWideRingColumns = 32768;
-using WideRowTeam = RowTeam<16, 64>;              ///< for rows of more, up to kWideRingColumns: all an SM's registers
-inline constexpr int kResidentColumns = 1 << 17;  ///< more than shared memory holds, few enough for ints
-/// For rows of more, which stay in shared memory as long as it has room for them: no column is held.
+using WideRowTeam = RowTeam<16, 64>;  ///< for longer rows, up to kWideRingColumns: takes all registers of an SM
+inline constexpr int kResidentColumns = 1 << 17;  ///< upper limit: exceeds shared memory, fits an int
+/// For rows longer still, as far as they fit into shared memory: no column is held in registers.
 struct ResidentRowTeam {
   static constexpr int kWarps = 16, kColumns = 0, kThreads = kWarps * kWarpThreads, kStages = 1;
 };

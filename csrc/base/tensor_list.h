@@ -8,18 +8,18 @@
 
 namespace ak {
 
-// How many of `Args::kTensors` places at a time a list takes: empty tensors take none.
+// Number of launches for a list, with Args::kTensors tensors per launch; empty tensors do not count.
 template <class Args, class Entry>
 int launch_count(std::span<const Entry> entries) {
   const int64_t places = std::count_if(entries.begin(), entries.end(), [](const Entry& e) { return e.numel > 0; });
   return static_cast<int>((places + Args::kTensors - 1) / Args::kTensors);
 }
 
-// The launches of a list, one after the other:
+// Fills the arguments of one launch after the other:
 //   LaunchPlan<Args, Entry> plan(entries);
 //   while (plan.next(args)) launch(..., args);
-// `Entry` has a member `numel`. `Args` is what the kernel gets: a ChunkMap `map`, its capacity `kTensors`, and
-// `set(place, entry, position of the entry in the list)`, which copies the rest.
+// `Entry` has a member `numel`. `Args`, the kernel's arguments, has a ChunkMap `map`, its capacity `kTensors`, and
+// `set(place, entry, index of the entry in the list)`, which copies the rest.
 template <class Args, class Entry>
 class LaunchPlan {
  public:
@@ -48,8 +48,7 @@ class LaunchPlan {
   size_t next_ = 0;
 };
 
-// Chunks of the launch that has most of them: what launches need that leave something for every chunk and, since they
-// follow each other, in the same place.
+// Largest number of chunks of a launch: the size of scratch per chunk, which consecutive launches reuse.
 template <class Args, class Entries>
 size_t most_chunks(const Entries& entries) {
   LaunchPlan<Args, typename Entries::value_type> plan(entries);
@@ -59,7 +58,7 @@ size_t most_chunks(const Entries& entries) {
   return most;
 }
 
-// Blocks of a persistent grid: as many as run at once, and none without work.
+// Blocks of a persistent grid: at most those that run concurrently, and no idle ones.
 inline int grid_for(uint32_t chunks, int resident_blocks) {
   return static_cast<int>(std::clamp<uint32_t>(chunks, 1, static_cast<uint32_t>(resident_blocks)));
 }

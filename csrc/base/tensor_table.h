@@ -1,9 +1,9 @@
-// Parameters and gradients as addresses instead of lists of tensors: an int64 CPU tensor, a row per parameter.
+// Address table: parameters and gradients as addresses instead of lists of tensors, in an int64 CPU tensor with one row
+// per parameter.
 //
-// Each tensor in a list costs a call some 140 ns of host time, and only the addresses of gradients change from step to
-// step. An optimizer therefore checks that nothing else has changed and passes a table
-// (amp_kernels/optim/_cached_step.py). Everything in a row but the addresses is checked as for a list; that an address
-// is right cannot be checked, so only optimizers pass a table.
+// A tensor in a list costs about 140 ns of host time per call, although only its address may change between steps. An
+// optimizer verifies that and passes a table (amp_kernels/optim/_cached_step.py). Rows are checked as lists are, but
+// addresses cannot be verified, so only optimizers pass tables.
 #pragma once
 
 #include <initializer_list>

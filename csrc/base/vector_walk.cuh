@@ -1,4 +1,4 @@
-// A run of elements walked by a whole block in 16-byte accesses, wherever its first element lies.
+// Processes a contiguous span of any alignment by a whole block, in 16-byte accesses.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -9,11 +9,11 @@
 
 namespace ak {
 
-/// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec that
-/// was loaded from `address`: one element before the first 16-byte boundary and after the last one, 16 bytes between
-/// them. `f` may store to `address`. Which elements a thread gets, and in which order, depends on alignment and count
-/// alone. `kCache` is how it is loaded: kDefault for a run that is read again; `kInFlight`: how many vectors a thread
-/// loads before it waits for the first, 4 or more; at the end 4, then one by one.
+/// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec
+/// loaded from `address`: 16 bytes, or one element before the first and after the last 16-byte boundary. `f` may store
+/// to `address`. The elements of a thread and their order depend on alignment and count alone. `kCache`: kDefault for a
+/// span that is read again. `kInFlight`: vectors loaded together, at least 4; the last ones 4 at a time, then one by
+/// one.
 template <int kThreads, Cache kCache = Cache::kStreaming, int kInFlight = 4, class T, class F>
 AK_DEVICE void for_each_vector(T* data, int count, F f) {
   constexpr int kWide = 16 / sizeof(T);
@@ -29,7 +29,7 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
 
   constexpr int kStride = kThreads * kWide;
   T* at = data + head + thread * kWide;
-  int left = vectors - thread;  // this thread's are every kThreads-th of them
+  int left = vectors - thread;  // a thread takes every kThreads-th vector
   auto together = [&]<int kLoads>(std::integral_constant<int, kLoads>) {
     Vec<std::remove_const_t<T>, kWide> v[kLoads];
     AK_UNROLL
@@ -46,7 +46,7 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
   for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, kCache>(at));
 }
 
-/// Calls f with a value of the type that `dtype` names.
+/// Calls f with a value of the type of `dtype`.
 template <class F>
 AK_DEVICE void with_dtype(DType dtype, F f) {
   switch (dtype) {

@@ -1,6 +1,6 @@
 #pragma once
-// Functions that the hardware approximates, in a unit of its own beside the arithmetic ones. For what is measured
-// against a bound; formulas whose bits count are the families'.
+// Approximate functions of the special function unit, for results with an error bound. Results that must have the same
+// bits everywhere use the formulas of the families.
 #include "device/platform.cuh"
 
 #ifdef AK_EMULATE
@@ -9,7 +9,7 @@
 
 namespace ak {
 
-/// 2^x to 2^-22 of the result (PTX ISA, ex2.approx.ftz.f32). Results below 2^-126 are 0.
+/// 2^x with a relative error of 2^-22 (PTX ISA, ex2.approx.ftz.f32). Results below 2^-126 are 0.
 AK_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

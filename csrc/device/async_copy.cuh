@@ -1,5 +1,5 @@
 #pragma once
-// cp.async: a thread copies 4, 8 or 16 bytes from global to shared memory without waiting; before sm_80 it waits.
+// cp.async: copies 4, 8 or 16 bytes from global to shared memory asynchronously; synchronously before sm_80.
 #include "device/shared.cuh"
 
 #ifdef AK_EMULATE
@@ -8,9 +8,9 @@
 
 namespace ak {
 
-/// Copies the first `from_bytes` of kBytes to shared address `to` and fills the rest with zeros. Both sides are aligned
-/// to kBytes, also where from_bytes is 0 and nothing is read. 16 bytes go past L1, unless kKeep says that the block
-/// will soon read from the same 32-byte sectors again; fewer bytes always go through it.
+/// Copies the first `from_bytes` of kBytes to shared address `to` and fills the rest with zeros. Both addresses are
+/// aligned to kBytes, even if from_bytes is 0. 16-byte copies bypass L1 unless kKeep, for 32-byte sectors that the
+/// block will soon read again; smaller ones never do.
 template <int kBytes, bool kKeep = false>
 AK_DEVICE void copy_async(uint32_t to, const void* from, int from_bytes = kBytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
@@ -30,13 +30,13 @@ AK_DEVICE void copy_async(uint32_t to, const void* from, int from_bytes = kBytes
   }
 #endif
 }
-/// Closes a group: the copies this thread issued since the last one.
+/// Commits this thread's copies since the last commit as a group.
 AK_DEVICE void copy_commit() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/// Waits for all but the last N groups of this thread. The other threads see the bytes after a barrier.
+/// Waits for all but the last N groups of this thread. Other threads see the bytes after a barrier.
 template <int N>
 AK_DEVICE void copy_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800

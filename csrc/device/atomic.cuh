@@ -1,5 +1,5 @@
 #pragma once
-// Atomic operations on global and shared memory, and the fence that orders a thread's accesses for the whole GPU.
+// Atomic operations on global and shared memory, and the GPU-wide memory fence.
 #include "device/shared.cuh"
 
 #ifdef AK_EMULATE
@@ -8,8 +8,8 @@
 
 namespace ak {
 
-/// *p += value, relaxed, in global or shared memory; returns the old value. The order of additions is not fixed: not
-/// for floating-point sums that must be reproducible.
+/// *p += value, relaxed, in global or shared memory; returns the old value. The order of additions is not fixed, so do
+/// not use it for floating-point sums that must be reproducible.
 template <class T>
 AK_DEVICE T atomic_add(T* p, T value) {
   return atomicAdd(p, value);
@@ -18,25 +18,23 @@ AK_DEVICE uint64_t atomic_add(uint64_t* p, uint64_t value) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
 }
 
-/// *p = the larger of it and value, relaxed.
+/// *p = max(*p, value), relaxed.
 AK_DEVICE void atomic_max(uint32_t* p, uint32_t value) { atomicMax(p, value); }
 
-/// Counts up and wraps: *p = *p >= last ? 0 : *p + 1; returns the old value. Acquires and releases at GPU scope: what
-/// was written before a block's increment is visible after an increment that sees it. Wrapping leaves the counter ready
-/// for the next launch.
+/// Wrapping increment: *p = *p >= last ? 0 : *p + 1; returns the old value. Acquire-release at GPU scope: writes before
+/// an increment are visible after a later increment. Wrapping resets the counter for the next launch.
 AK_DEVICE uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(last) : "memory");
   return old;
 }
 
-/// *p = value, relaxed: threads anywhere on the GPU may store the same value at the same time, which without an atomic
-/// would be a race.
+/// *p = value, relaxed, so that several threads may store the same value without a data race.
 AK_DEVICE void store_relaxed(float* p, float value) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(value) : "memory");
 }
 
-/// Orders this thread's earlier accesses before its later ones as seen from the whole GPU.
+/// Orders this thread's earlier accesses before its later ones at GPU scope.
 AK_DEVICE void fence_gpu() { __threadfence(); }
 
 }  // namespace ak

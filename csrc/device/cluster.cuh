@@ -1,5 +1,5 @@
 #pragma once
-// Clusters: a few blocks on neighbouring SMs that can reach each other's shared memory (sm_90).
+// Clusters: blocks of one GPC that can access each other's shared memory (sm_90).
 #include "device/platform.cuh"
 
 #ifdef AK_EMULATE
@@ -8,14 +8,14 @@
 
 namespace ak {
 
-/// This block's place in its cluster.
+/// This block's rank in its cluster.
 AK_DEVICE uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/// All threads of all blocks of the cluster wait for each other, and see each other's earlier memory accesses. A block
-/// must not exit while a peer may still touch its shared memory: end with this.
+/// Barrier and memory ordering among all threads of the cluster. A block must not exit while a peer may still access
+/// its shared memory, so kernels end with it.
 AK_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

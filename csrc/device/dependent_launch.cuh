@@ -1,6 +1,6 @@
 #pragma once
 // Programmatic dependent launch (sm_90): a kernel launched with LaunchConfig::overlap_previous starts its prologue
-// while the kernel in front of it still runs.
+// while the previous kernel still runs.
 #include "device/platform.cuh"
 
 #ifdef AK_EMULATE
@@ -9,10 +9,10 @@
 
 namespace ak {
 
-/// Waits until the kernel in front is complete and its writes are visible. Every thread that touches global memory
-/// calls it before.
+/// Waits until the previous kernel is complete and its writes are visible. Every thread calls it before its first
+/// access to global memory.
 AK_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-/// Lets the kernel behind start its prologue, once all blocks have said so or have exited.
+/// Lets the next kernel start its prologue, once all blocks have called it or exited.
 AK_DEVICE void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace ak

@@ -1,4 +1,4 @@
-// What the host code asks of a CUDA device, asked once.
+// Cached properties of CUDA devices.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -7,18 +7,18 @@
 
 namespace ak {
 
-/// What launchers and planners ask of a device.
+/// Properties used by launchers and planners.
 struct DeviceFacts {
   int sm_count, capability, shared_limit;  ///< capability: 10 major + minor
 };
 
 namespace detail {
 
-/// What the devices have answered: each is asked once, in the life of the process.
+/// Process-wide cache, by device.
 struct KnownDevices {
   static constexpr int kMost = 64;
   std::atomic<uint64_t> facts[kMost] = {};  ///< shared_limit, capability, sm_count, in 32, 16 and 16 bits; 0: unknown
-  std::atomic<int> generation = 0;          ///< counts how often they were forgotten
+  std::atomic<int> generation = 0;          ///< number of calls of forget()
 
   void forget() {
     for (auto& fact : facts) fact = 0;
@@ -52,16 +52,16 @@ inline cudaError_t device_facts(int device, DeviceFacts* facts) {
   return cudaSuccess;
 }
 
-/// Of the current device; the least that any has if it does not answer.
+/// Properties of the current device, or a lower bound if the query fails.
 inline DeviceFacts current_device_facts() {
   int device = 0;
   DeviceFacts facts{1, 0, 48 * 1024};
   if (cudaGetDevice(&device) == cudaSuccess) device_facts(device, &facts);
   return facts;
 }
-/// SMs of the current device; launchers of persistent kernels size their grid by it.
+/// SMs of the current device, for the size of persistent grids.
 inline int device_sm_count() { return current_device_facts().sm_count; }
-/// Bytes of dynamic shared memory that one block may have on the current device.
+/// Maximum dynamic shared memory per block of the current device, in bytes.
 inline int device_shared_limit() { return current_device_facts().shared_limit; }
 
 }  // namespace ak

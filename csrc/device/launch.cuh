@@ -1,5 +1,5 @@
 #pragma once
-// launch(): the one way to start a kernel, in place of <<<>>>.
+// launch(): starts a kernel, in place of <<<>>>.
 //   Status s = launch(scale_kernel<4>, {.name = "scale", .grid = blocks, .block = 256, .stream = stream}, out, table);
 #include <cstddef>
 
@@ -9,13 +9,13 @@
 namespace ak {
 
 struct LaunchConfig {
-  const char* name;              ///< what errors call the kernel
+  const char* name;              ///< for error messages
   int grid;                      ///< blocks
   int block;                     ///< threads per block, a multiple of 32
   std::size_t shared_bytes = 0;  ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
   int cluster = 1;               ///< blocks per cluster (sm_90 and later when above 1)
   bool overlap_previous =
-      false;  ///< may start before the kernel in front of it ends; then it must call wait_for_previous_kernel()
+      false;  ///< may start before the previous kernel ends, and must call wait_for_previous_kernel()
   Stream stream = nullptr;
 };
 
@@ -35,8 +35,8 @@ inline Status status_of(cudaError_t error) { return {static_cast<int>(error), er
 
 namespace detail {
 
-/// Lets `kernel` have all the shared memory of a block, once on each device. Not what a launch needs: another thread
-/// may start the same kernel with less, and lower the limit in between.
+/// Raises `kernel`'s limit of dynamic shared memory to the maximum, once per device. Not to what a launch needs, since
+/// another thread launching with less could lower the limit in between.
 inline cudaError_t allow_shared_memory(const void* kernel) {
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device)) return error;
@@ -87,7 +87,7 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
 
 namespace ak {
 
-/// Bytes of shared memory for a block where `blocks` share an SM: the system takes 1,024 of each.
+/// Dynamic shared memory per block, in bytes, if `blocks` share an SM; 1,024 bytes of each are reserved.
 inline int shared_share(int blocks) {
   constexpr int kReserved = 1024;
   return (device_shared_limit() + kReserved) / blocks - kReserved;

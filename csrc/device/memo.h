@@ -1,17 +1,17 @@
-// Results of a pure function, kept by argument: what a training step asks for again and again.
+// Memoization of a pure function, for calls that every training step repeats.
 #pragma once
 #include <cstddef>
 #include <unordered_map>
 
 namespace ak {
 
-/// At most `most` results; then all go, which in a loop happens once. `Key` has == and hash().
+/// Cache of at most `most` results; clears itself when full. `Key` has == and hash().
 template <class Key, class Value>
 class Memo {
  public:
   explicit Memo(std::size_t most) : most_(most) {}
 
-  /// Null if it is not there.
+  /// Null if absent.
   const Value* find(const Key& key) const {
     const auto found = values_.find(key);
     return found == values_.end() ? nullptr : &found->second;
@@ -29,7 +29,7 @@ class Memo {
   std::unordered_map<Key, Value, Hash> values_;
 };
 
-/// A hash of whole numbers, one after the other.
+/// Hash of a sequence of integers.
 template <class... Numbers>
 std::size_t hash_of(Numbers... numbers) {
   std::size_t hash = 0;

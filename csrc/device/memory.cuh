@@ -1,14 +1,14 @@
 #pragma once
-// Global memory. Kernels reach it only through these functions: on the emulator each one checks that the bytes belong
-// to a buffer, are aligned, were written before they are read, and are not in a race with another thread.
+// Global memory accesses. Kernels use only these functions, whose emulated versions check bounds, alignment, reads of
+// uninitialized memory and data races.
 #include "device/platform.cuh"
 
 namespace ak {
 
-/// How an access treats the caches. Streaming ("evict first", .cs) is for bytes that are touched once.
+/// Cache policy of an access. Streaming ("evict first", .cs) is for bytes accessed once.
 enum class Cache { kDefault, kStreaming };
 
-/// N values that move as one access of up to 16 bytes, or as several of 16.
+/// N values that are accessed together: up to 16 bytes at once, or in several accesses of 16.
 template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   static constexpr int kAccessBytes = sizeof(T) * N < 16 ? sizeof(T) * N : 16;
@@ -21,7 +21,7 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   AK_DEVICE const T& operator[](int i) const { return data[i]; }
 };
 
-/// Whether accesses of 16 bytes may begin at `data`.
+/// True if `data` is aligned to 16 bytes.
 inline bool vector_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
 }  // namespace ak
@@ -75,7 +75,7 @@ AK_DEVICE void store_word(W* p, W value) {
 
 }  // namespace detail
 
-/// Loads `N` values from `p`, which must be aligned to the size of the access (16 bytes for the widest).
+/// Loads `N` values from `p`, which must be aligned to the size of the access, at most 16 bytes.
 template <int N, Cache kCache = Cache::kDefault, class T>
 AK_DEVICE Vec<T, N> load_vec(const T* p) {
   using Word = typename detail::Word<Vec<T, N>::kAccessBytes>::type;

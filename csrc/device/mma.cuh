@@ -1,13 +1,13 @@
 #pragma once
-// Tensor-core instructions of one warp: ldmatrix, stmatrix, mma.sync. Fragments in the PTX manual's order: lane l
-// holds, of an 8 x 8 matrix of 16-bit elements, row l / 4, columns 2 (l % 4) and the next, in one 32-bit register (the
-// lower column in the lower half).
+// Warp-level tensor core instructions: ldmatrix, stmatrix, mma.sync. Fragment layout of the PTX manual: of an 8 x 8
+// matrix of 16-bit elements, lane l holds row l / 4, columns 2 (l % 4) and the next, in one 32-bit register (the lower
+// column in the lower half).
 #include "base/half.h"
 #include "device/platform.cuh"
 
 namespace ak {
 
-/// Which index of an operand lies contiguous in memory: k, or m (of A) or n (of B).
+/// Contiguous dimension of an operand: k, or m of A or n of B.
 enum class Major { kK, kMN };
 
 }  // namespace ak
@@ -19,7 +19,7 @@ enum class Major { kK, kMN };
 
 namespace ak {
 
-/// Two values rounded to nearest-even and packed as a fragment register holds them: `low` is the lower column.
+/// Rounds two values to nearest even and packs them into a fragment register: `low` is the lower column.
 template <class T>
 AK_DEVICE uint32_t round_pair(float low, float high) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -32,21 +32,21 @@ AK_DEVICE uint32_t round_pair(float low, float high) {
   }
 }
 
-/// Loads four 8 x 8 matrices; lanes 8 i to 8 i + 7 give the addresses of the eight 16-byte rows of matrix i (sm_75).
+/// Loads four 8 x 8 matrices; lanes 8 i to 8 i + 7 pass the addresses of the eight 16-byte rows of matrix i (sm_75).
 AK_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row_address)
                : "memory");
 }
-/// The same with every matrix transposed.
+/// ldmatrix_x4 with every matrix transposed.
 AK_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row_address)
                : "memory");
 }
-/// Transposed or not, as the whole warp agrees at run time.
+/// `transposed` is uniform in the warp.
 AK_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transposed) {
   asm volatile(
       "{\n"
@@ -66,9 +66,9 @@ AK_DEVICE void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
-/// d[16 x 8] += a[16 x 16] b[16 x 8], T is fp16 or bf16, sums in fp32 (sm_80). Lane l holds of d: rows l / 4 and 8 + l
-/// / 4, columns 2 (l % 4) and the next; of a: the 8 x 8 matrices top left, bottom left, top right, bottom right; of b:
-/// top, bottom, transposed.
+/// d[16 x 8] += a[16 x 16] b[16 x 8]; T is fp16 or bf16, accumulation is fp32 (sm_80). Lane l holds rows l / 4 and 8 +
+/// l / 4 and columns 2 (l % 4) and the next of d; the 8 x 8 matrices top left, bottom left, top right, bottom right of
+/// a; and top, bottom of b, transposed.
 template <class T>
 AK_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -84,7 +84,7 @@ AK_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 }
-/// d[16 x 8] += a[16 x 8] b[8 x 8]: a is the left half of the above, b the top (fp16: sm_75, bf16: sm_80).
+/// d[16 x 8] += a[16 x 8] b[8 x 8]: the left half of a and the top of b above (fp16: sm_75, bf16: sm_80).
 template <class T>
 AK_DEVICE void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
   if constexpr (std::is_same_v<T, bf16>) {

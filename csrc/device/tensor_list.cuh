@@ -1,10 +1,10 @@
-// A list of tensors inside the kernel arguments, and the map from a flat chunk number to a piece of one of them.
+// A list of tensors in the kernel arguments, and the map from a global chunk index to a span of one of them.
 //
-// A launch that serves hundreds of tensors needs their addresses. Put into the kernel arguments they cost a few
-// microseconds of host time and nothing else: no table on the device, no upload, nothing that goes stale, and a CUDA
-// graph keeps its own copy. Every tensor is cut into chunks of kChunk elements, numbered through the whole list; blocks
-// take chunks in turn and find the tensor by bisecting the running totals. Small and large tensors, dtypes and
-// parameter groups so share one launch and one tail.
+// A launch over hundreds of tensors needs their addresses. As kernel arguments they cost a few microseconds of host
+// time, but no table on the device, no upload and no stale copies, and a CUDA graph keeps its own copy. Every tensor is
+// cut into chunks of kChunk elements, which are numbered over the whole list; blocks take chunks in turn and find the
+// tensor by binary search in the prefix sums. So small and large tensors, dtypes and parameter groups share one launch
+// and one tail.
 #pragma once
 #include <cstdint>
 
@@ -16,13 +16,13 @@ namespace ak {
 #if defined(CUDART_VERSION) && CUDART_VERSION < 12010
 #error "amp_kernels needs CUDA 12.1 or newer: before it, a launch takes 4,096 bytes of arguments"
 #endif
-/// Bytes of arguments a launch may carry (compute capability 7.0 and newer, CUDA 12.1 and newer).
+/// Maximum bytes of kernel arguments (compute capability 7.0 and newer, CUDA 12.1 and newer).
 inline constexpr int kArgumentBytes = 32764;
-/// What every driver takes, and the most that a short list should cost: each launch copies its arguments.
+/// Bytes of arguments for short lists, since each launch copies its arguments; also the limit of older drivers.
 inline constexpr int kFewArgumentBytes = 4096;
 
-/// Elements of a chunk: enough to hide the search for its tensor, few enough that the last round of blocks is short. A
-/// multiple of 16, so that a tensor whose first element is aligned has aligned chunks.
+/// Elements per chunk: enough to hide the search for its tensor, few enough for a short tail. A multiple of 16, so that
+/// chunks of an aligned tensor are aligned.
 inline constexpr int kChunk = 16384;
 
 struct TensorChunk {
@@ -36,11 +36,11 @@ template <int N>
 struct ChunkMap {
   int tensors;
   uint32_t chunks;  ///< of all tensors
-  uint32_t end[N];  ///< chunks of tensors 0..i: tensor i owns the chunks [end[i - 1], end[i])
+  uint32_t end[N];  ///< prefix sums: tensor i owns the chunks [end[i - 1], end[i])
   int64_t numel[N];
 
-  /// The chunk numbered `index` < chunks. `hint` is a tensor at or before the answer: blocks walk upwards, and in a
-  /// large tensor the next chunk mostly belongs to the tensor of the last one.
+  /// Chunk `index` < chunks. `hint` is a tensor at or before the result, such as that of the block's previous chunk,
+  /// which in large tensors is mostly the same.
   AK_HD TensorChunk find(uint32_t index, int hint) const {
     int low = hint, high = tensors - 1;
     if (index < end[low]) high = low;

@@ -1,6 +1,6 @@
 #pragma once
-// Tensor maps: how the TMA unit sees a tensor in global memory, and which box of it one copy moves. Built on the host,
-// passed to the kernel with AK_PARAM(TensorMap).
+// Tensor maps: TMA descriptors of a tensor in global memory and of the box that one copy moves. Encoded on the host and
+// passed to the kernel by AK_PARAM(TensorMap).
 #include <cstddef>
 #include <cstdint>
 
@@ -13,20 +13,26 @@ namespace ak {
 enum class ElementType { kFloat16, kBFloat16, kFloat32 };
 constexpr uint32_t bytes_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
 
-/// How a box is stirred in shared memory so that column accesses hit all banks: the 16-byte chunk within a row of 32,
-/// 64 or 128 bytes is XORed with the row. The innermost box dimension must fill such a row.
+/// Swizzle of a box in shared memory, against bank conflicts of column accesses: the index of a 16-byte chunk in its
+/// row of 32, 64 or 128 bytes is XORed with the row. The innermost box dimension must fill such a row.
 enum class Swizzle { k32, k64, k128 };
 constexpr uint32_t row_bytes(Swizzle swizzle) {
   return swizzle == Swizzle::k32 ? 32 : swizzle == Swizzle::k64 ? 64 : 128;
 }
 
-/// A dense box view of 2 or 3 dimensions, innermost first. The base and all strides are multiples of 16 bytes.
+/// Tensor of 2 or 3 dimensions, innermost first, which is contiguous, and the box. Base and strides are multiples of 16
+/// bytes.
+///
+/// cuda.h also derives each stride from the one before it: stride[0] >= size[0], stride[1] >= stride[0] * size[1]. The
+/// driver is not known to check this, and some maps of gemm_sm90 rely on that: phases and the halves of swiglu, whose
+/// matrices begin within each other's rows, and tensors that the caller laid out so (a batch between the rows, a
+/// residual of overlapping windows). If a driver refuses such a map, gemm/glue.cpp takes gemm_sm80.
 struct TensorMapSpec {
   const void* base;
   ElementType type;
   int rank;
   uint64_t size[3];    ///< elements
-  uint64_t stride[2];  ///< elements between neighbours in dimension 1 and 2
+  uint64_t stride[2];  ///< elements, of dimensions 1 and 2
   uint32_t box[3];     ///< elements, at most 256
   Swizzle swizzle = Swizzle::k128;
 
@@ -55,12 +61,12 @@ using TensorMap = CUtensorMap;
 
 namespace detail {
 
-/// Encodes `spec`; the driver's reason if it refuses.
+/// Encodes `spec`, or returns the driver's error.
 inline Status encode_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                               const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  // Asked of the runtime, so that nothing links against libcuda, which a build machine need not have.
+  // Resolved by the runtime, so that nothing links against libcuda, which a build machine need not have.
   static const Encode encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -88,7 +94,7 @@ inline Status encode_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = result_of_encode();
-  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has not used the GPU: the driver waits for cudaSetDevice
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a new thread has no context before cudaSetDevice
     int device = 0;
     if (cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess) result = result_of_encode();
   }
@@ -98,10 +104,10 @@ inline Status encode_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
 
 }  // namespace detail
 
-/// The map of `spec`; the driver's reason if it refuses.
+/// Makes the map of `spec`, or returns the driver's error.
 ///
-/// A map is a function of its spec and nothing else, so this thread keeps those it has made: a training step asks for
-/// the same weights again and again, and the allocator hands out the same addresses. Large models need thousands.
+/// A map depends on its spec alone, so they are memoized per thread: training steps repeat the same weights, and the
+/// allocator repeats the same addresses. Large models need thousands.
 inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
   thread_local Memo<TensorMapSpec, TensorMap> made(1 << 14);
   if (const TensorMap* known = made.find(spec)) {

@@ -1,10 +1,10 @@
 #pragma once
-// TMA: one thread asks, the copy engine moves a whole box between global and shared memory (sm_90).
+// TMA: one thread issues a copy of a whole box between global and shared memory (sm_90).
 //
-// Loads end on an mbarrier; parts of the box outside the tensor become zeros. Stores and reductions end in bulk groups
-// of the thread that issued them; parts outside are left out. The engine is another *proxy*: what threads wrote to
-// shared memory it sees only after fence_proxy_async() by the writers and a barrier, and the same holds before it
-// overwrites what threads have read.
+// Loads complete on an mbarrier; elements out of bounds become zeros. Stores and reductions complete in bulk groups of
+// the issuing thread; elements out of bounds are skipped. TMA uses the async proxy: it sees threads' writes to shared
+// memory only after fence_proxy_async() by the writers and a barrier, and the same holds before it overwrites bytes
+// that threads have read.
 #include "device/platform.cuh"
 #include "device/tensor_map.cuh"
 
@@ -14,12 +14,12 @@
 
 namespace ak {
 
-/// Fetches the map itself, so that the first copy need not wait for it.
+/// Prefetches the map itself, so that the first copy does not wait for it.
 AK_DEVICE void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Box at (x, y) to shared address `to`; its bytes count on `barrier` of this block.
+/// Loads the box at (x, y, z) to shared address `to`; its bytes complete on `barrier`.
 AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -34,7 +34,7 @@ AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-/// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses, counting on each
+/// tma_load into every block of the cluster whose bit is set in `blocks`, at the same addresses; completes on each
 /// block's own barrier.
 AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z,
                                   uint16_t blocks) {
@@ -45,13 +45,13 @@ AK_DEVICE void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t ba
       : "memory");
 }
 
-/// Asks for a box to be in L2 soon. Nobody waits for it.
+/// Prefetches a box into L2.
 AK_DEVICE void tma_prefetch(const TensorMap* map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 
-/// Box from shared address `from` to (x, y).
+/// Stores the box at shared address `from` to (x, y, z).
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y)
@@ -62,7 +62,7 @@ AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int 
                "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// The same, but adds to what is there (fp32).
+/// tma_store that adds to the tensor (fp32).
 AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y) {
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(from), "r"(x), "r"(y)
@@ -74,9 +74,9 @@ AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y,
                : "memory");
 }
 
-/// Closes a group: the stores this thread issued since the last one.
+/// Commits this thread's stores since the last commit as a group.
 AK_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Waits until all but the last N groups of this thread have read their shared memory, which may then be written again.
+/// Waits until all but the last N groups of this thread have read their shared memory, which may then be overwritten.
 template <int N>
 AK_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
@@ -86,7 +86,7 @@ template <int N>
 AK_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
-/// Orders this thread's accesses to shared memory with those of the copy engine and of wgmma.
+/// Orders this thread's accesses to shared memory with those of TMA and wgmma.
 AK_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace ak

@@ -1,5 +1,5 @@
 #pragma once
-// Operations of one warp. All 32 lanes must call them together.
+// Warp-wide operations. All 32 lanes must call them.
 #include "device/platform.cuh"
 
 #ifdef AK_EMULATE
@@ -8,19 +8,19 @@
 
 namespace ak {
 
-/// All lanes wait for each other, and see each other's earlier memory accesses.
+/// Barrier and memory ordering among all lanes.
 AK_DEVICE void warp_sync() { __syncwarp(); }
-/// The value that lane `lane ^ mask` passed.
+/// The value passed by lane (own lane ^ mask).
 template <class T>
 AK_DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
-/// The value that lane `lane` passed.
+/// The value passed by lane `lane`.
 template <class T>
 AK_DEVICE T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
-/// Bit i says whether lane i passed true.
+/// Bit i is set if lane i passed true.
 AK_DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
 
 }  // namespace ak
@@ -28,8 +28,8 @@ AK_DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(0xffffffffu, pr
 
 namespace ak {
 
-/// op over the values of all lanes, in the same order in every lane. `op` must be commutative to the last bit, as + and
-/// max are.
+/// op over the values of all lanes, with the same bits in every lane. `op` must be exactly commutative, as + and max
+/// are.
 template <class T, class Op>
 AK_DEVICE T warp_reduce(T value, Op op) {
   AK_UNROLL

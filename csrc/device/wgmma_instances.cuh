@@ -1,6 +1,6 @@
 #pragma once
-// The wgmma instruction for every N. Inline assembly cannot count, so the register lists are spelled out: AK_NAMES_j
-// are the names of the first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
+// The wgmma instruction for every N. Inline assembly needs explicit register lists: AK_NAMES_j are the names of the
+// first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
 #include <type_traits>
 
 #include "base/half.h"
@@ -72,7 +72,7 @@
 #define AK_OUTPUTS_31 AK_OUTPUTS_30, AK_OUTPUT_4(120)
 #define AK_OUTPUTS_32 AK_OUTPUTS_31, AK_OUTPUT_4(124)
 
-// a, b, p, ta and tb are the names of the operands behind the accumulators.
+// a, b, p, ta and tb are the names of the operands after the accumulators.
 #define AK_WGMMA_TEXT(n, type, j, a, b, p, ta, tb)                                                                  \
   "{\n.reg .pred p;\nsetp.ne.b32 p, " p                                                                             \
   ", 0;\n"                                                                                                          \
@@ -136,8 +136,8 @@ AK_WGMMA(256, 32, "%128", "%129", "%130", "%131", "%132")
 
 namespace ak {
 
-/// d (+)= A B for operands of type T (fp16 or bf16); `accumulate` false starts from zero. N = 2 * kRegisters: 8 to 256
-/// in steps of 8.
+/// d = A B, or d += A B if `accumulate`, for operands of type T (fp16 or bf16). N = 2 * kRegisters: 8 to 256 in steps
+/// of 8.
 template <class T, Major kA, Major kB, int kRegisters>
 AK_DEVICE void wgmma(float (&d)[kRegisters], uint64_t desc_a, uint64_t desc_b, bool accumulate) {
   detail::wgmma_instance<T, kA == Major::kMN, kB == Major::kMN>(d, desc_a, desc_b, accumulate);

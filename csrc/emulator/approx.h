@@ -1,6 +1,6 @@
 #pragma once
-// device/approx.cuh on the emulator: the function itself, cut to what fp32 normal numbers hold. A GPU's last bits may
-// differ within the bound of the word.
+// device/approx.cuh on the emulator: the exact function, flushed to normal fp32. A GPU's last bits may differ within
+// the instruction's error bound.
 #include <cmath>
 
 namespace ak {

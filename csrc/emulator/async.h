@@ -1,6 +1,6 @@
 #pragma once
-// State of what runs beside the threads: mbarriers, bulk stores, cp.async groups, wgmma queues. The operations on it
-// live in the header of each hardware idea; here are only the structures the machine owns.
+// State of asynchronous units: mbarriers, bulk stores, cp.async groups, wgmma queues. Only the structures that the
+// machine owns; the operations are in the header of each unit.
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -16,20 +16,20 @@ using AsyncId = uint64_t;
 struct Cta;
 struct Thread;
 
-/// Threads that wait for one thing.
+/// Threads that wait for the same event.
 struct WaitList {
   std::vector<Thread*> threads;
   void wake_all();
 };
 
-/// A meeting of a fixed number of threads that all call the same operation.
+/// Barrier of a fixed number of threads that all call the same operation.
 struct Rendezvous {
   const char* operation = nullptr;
   int arrived = 0, expected = 0;
   uint64_t generation = 0;
   Release release;
   WaitList waiting;
-  std::vector<const Thread*> passed;  // came without waiting
+  std::vector<const Thread*> passed;  // arrived without waiting
 };
 
 struct AsyncQueue {
@@ -39,23 +39,22 @@ struct AsyncQueue {
   virtual void run_one() = 0;
 };
 
-/// Shared bytes [low, high) that something asynchronous reads in its `epoch`: nobody may overwrite them before knowing
-/// that epoch.
+/// Shared bytes [low, high) that an asynchronous actor reads in `epoch`. A writer must know that epoch.
 struct AsyncRead {
   uint32_t low, high;
   Actor actor;
   Epoch epoch;
 };
 
-/// Bulk stores (TMA stores and reductions) of one thread. Two actors: one whose epochs say "has read shared memory",
-/// one "is in global".
+/// Bulk stores (TMA stores and reductions) of one thread. Epochs of actor `reader` are groups that have read shared
+/// memory, epochs of `writer` are groups complete in global memory.
 struct BulkStores {
   std::vector<AsyncId> open;                // issued, not committed
   std::deque<std::vector<AsyncId>> groups;  // committed, not waited for
   uint32_t committed = 0;
   bool used = false;
   Actor reader = 0, writer = 0;
-  uint32_t known_read = 0, known_written = 0;  // groups that wait_group[.read] has confirmed
+  uint32_t known_read = 0, known_written = 0;  // groups that a wait has covered
 };
 
 /// cp.async copies of one thread.
@@ -70,11 +69,11 @@ struct CopyGroups {
 /// An mbarrier in shared memory.
 struct Barrier {
   int count = 0, pending = 0;
-  long bytes = 0;       // expected and not yet arrived
+  long bytes = 0;       // expected, not yet arrived
   Epoch completed = 0;  // phases
-  Actor actor = 0;      // epoch p of it is the completion of phase p
-  Access initialised;   // by which thread
-  Access init_fence;    // its fence.mbarrier_init
+  Actor actor = 0;      // its epoch p is the completion of phase p
+  Access initialised;   // by mbarrier_init
+  Access init_fence;    // the same thread's fence.mbarrier_init
   Release release;
   Knowledge published;
   WaitList waiting;
@@ -89,9 +88,9 @@ struct WgmmaOperation {
   float* registers[128];  // by thread of the warpgroup
 };
 
-/// The wgmma stream of a warpgroup: in order, each operation at a moment between its issue and the wait that covers it.
+/// The wgmma stream of a warpgroup. Operations run in order, each between its issue and the wait that covers it.
 struct Warpgroup final : AsyncQueue {
-  /// The registers that belong to the tensor core: threads read NaN there until the covering wait.
+  /// Accumulator registers of operations in flight: threads read NaN until the covering wait.
   struct Accumulator {
     int n;
     uint32_t last_group;
@@ -103,7 +102,7 @@ struct Warpgroup final : AsyncQueue {
   int index = 0;
   Actor actor = 0;  // epoch g: group g has finished
   std::deque<WgmmaOperation> queue;
-  WgmmaOperation next;  // being issued: threads bring their registers one by one
+  WgmmaOperation next;  // being issued: threads add their registers one by one
   std::map<float*, Accumulator> in_flight;
   uint32_t committed = 0, known_finished = 0;
   bool open = false;  // operations after the last commit

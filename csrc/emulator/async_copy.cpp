@@ -17,7 +17,7 @@ void copy_async(uint32_t to, const void* from, int bytes, int from_bytes) {
     copies.used = true;
     copies.actor = machine->new_actor("a cp.async of " + machine->describe(current->clock.actor));
   }
-  // Read now, arrive later: the bytes in between are NaN, and belong to the copy until a copy_wait covers it.
+  // The source is read now and arrives later. Until then the destination is NaN and belongs to the copy.
   uint8_t data[16] = {}, poison[16];
   std::memset(poison, 0xff, sizeof poison);
   if (from_bytes > 0) read_global(data, from, static_cast<std::size_t>(from_bytes), 1);

@@ -1,6 +1,6 @@
 #pragma once
-// device/atomic.cuh on the emulator. Atomics are where threads of different blocks meet, so each one lets others run
-// first; a relaxed one orders nothing unless fences stand around it.
+// device/atomic.cuh on the emulator. Atomics synchronize threads of different blocks, so each one yields first. Relaxed
+// atomics order accesses only together with fences.
 #include <cstring>
 #include <functional>
 
@@ -12,9 +12,9 @@ namespace emu {
 
 enum class Order { kRelaxed, kAcqRel };
 
-/// Calls `update(bytes)` on checked global memory as one step.
+/// Calls `update()` atomically after checking the global memory at `p`.
 void atomic_global(void* p, std::size_t bytes, Order order, const std::function<void()>& update);
-/// Calls `update(bytes)` on checked shared memory of the running thread's block as one step that orders nothing.
+/// Calls `update(bytes)` atomically on checked shared memory of the running thread's block; orders nothing.
 void atomic_shared(uint32_t address, std::size_t bytes, const std::function<void(uint8_t*)>& update);
 void fence_gpu();
 

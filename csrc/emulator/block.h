@@ -11,7 +11,7 @@ inline void block_sync() {
 inline bool block_any(bool predicate) {
   emu::enter("block_any");
   emu::Cta& cta = *emu::current->cta;
-  const int vote = cta.vote;  // the same for all: it changes when the last one has come
+  const int vote = cta.vote;  // the same for all threads: changes when the last one arrives
   cta.any[vote] |= predicate;
   emu::meet(cta.all, emu::machine->shape.block, true, [&] {
     cta.vote = 1 - vote;
@@ -22,7 +22,7 @@ inline bool block_any(bool predicate) {
 namespace emu {
 
 inline Rendezvous& named_barrier(int id, int threads) {
-  enter("named_barrier");  // both words: they meet each other
+  enter("named_barrier");  // both functions use the same barrier
   if (id < 1 || id > 15) fail(format("id = %d, barriers 1 to 15 are accepted", id));
   if (threads % 32 != 0) fail(format("threads = %d, a multiple of 32 is accepted", threads));
   return current->cta->named[id];

@@ -1,11 +1,11 @@
 #pragma once
-// Happens-before, by vector clocks. Every thread is an actor; so is everything asynchronous that completes by itself
-// (the loads that arrive on one mbarrier, the wgmma groups of one warpgroup, the bulk stores of one thread). An actor
-// counts epochs; a thread carries what it knows of every actor, and barriers and atomics pass knowledge on. Two
-// accesses to the same bytes, one of them a write, are a race unless the later one's thread knows the earlier one's
-// epoch: no unlucky interleaving is needed to find it.
+// Happens-before by vector clocks. Actors are the threads and the asynchronous units (the loads on one mbarrier, the
+// wgmma groups of one warpgroup, the bulk stores of one thread). An actor counts epochs. A thread's knowledge is the
+// last epoch it knows of every actor; barriers and atomics pass knowledge on. Two accesses to the same bytes, one of
+// them a write, are a race unless the later one's thread knows the earlier one's epoch. This finds races under any
+// interleaving.
 //
-// The threads of a block mostly know the same, so knowledge is immutable and shared, and joins are remembered: a
+// Threads of a block mostly share their knowledge, so snapshots are immutable and shared, and joins are memoized: a
 // barrier of 256 threads costs one pass over the actors, not 256.
 #include <cstdint>
 #include <memory>
@@ -18,17 +18,17 @@ using Actor = uint32_t;
 using Epoch = uint32_t;
 
 struct Snapshot {
-  std::vector<Epoch> seen;  // by actor; shorter than the number of actors means 0 for the rest
+  std::vector<Epoch> seen;  // by actor; missing entries are 0
   Epoch of(Actor actor) const { return actor < seen.size() ? seen[actor] : 0; }
 };
 using Knowledge = std::shared_ptr<const Snapshot>;
 
-/// What either knows.
+/// The union of both.
 Knowledge join(const Knowledge& a, const Knowledge& b);
-/// `knowledge` and, beyond it, `epoch` of `actor`.
+/// `knowledge` and `epoch` of `actor`.
 Knowledge with(const Knowledge& knowledge, Actor actor, Epoch epoch);
 
-/// One thread's place in the order of events.
+/// A thread's vector clock.
 struct Clock {
   Actor actor = 0;
   Epoch now = 1;
@@ -37,27 +37,27 @@ struct Clock {
   bool knows(Actor other, Epoch epoch) const { return other == actor || (base && base->of(other) >= epoch); }
   void acquire(const Knowledge& from) { base = join(base, from); }
 
-  // fence.proxy.async: epochs that this thread closed with one, and what it knew at its last one.
+  // fence.proxy.async: epochs that this thread ended with one, and its knowledge at the last one.
   std::vector<Epoch> proxy_fences;
   Knowledge at_proxy_fence;
   void proxy_fence();
 
-  // Fences around relaxed atomics: what an atomic after a fence publishes, and what a fence after an atomic takes over.
+  // Fences around relaxed atomics: knowledge published by atomics after a fence, and acquired by a fence after atomics.
   Knowledge fenced;
   Knowledge seen_relaxed;
 };
 
-/// True if a fence.proxy.async stands between epoch `epoch` of the thread with clock `other` and now in `issuer`:
-/// executed by either.
+/// True if a fence.proxy.async by either thread is ordered between epoch `epoch` of the thread with clock `other` and
+/// the present of `issuer`.
 bool proxy_fenced(const Clock& other, Epoch epoch, const Clock& issuer);
 
-/// Collects what arriving threads know, until a barrier hands all of it to whoever passes.
+/// Collects the knowledge of arriving threads, for the threads that a barrier releases.
 class Release {
  public:
-  /// Adds everything `clock`'s thread did up to now.
+  /// Adds everything `clock`'s thread has done.
   void add(Clock& clock);
   void add(const Knowledge& knowledge) { joined_ = join(joined_, knowledge); }
-  /// The collected knowledge; starts anew.
+  /// Returns the collected knowledge and resets.
   Knowledge take();
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// device/dependent_launch.cuh on the emulator: launches run one after the other; what is checked is that a kernel which
-// may overlap the one in front touches no global memory before it has waited.
+// device/dependent_launch.cuh on the emulator. Launches run one after the other; the emulator checks that a kernel that
+// may overlap the previous one accesses no global memory before it has waited.
 #include "emulator/machine.h"
 
 namespace ak {

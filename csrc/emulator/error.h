@@ -1,6 +1,5 @@
 #pragma once
-// Errors of the emulated machine. fail() is called from inside an operation; the machine adds kernel, CTA, warp, seed
-// and operation.
+// Errors of the emulated machine. Operations call fail(); the machine adds kernel, CTA, warp, seed and operation.
 #include <cstdarg>
 #include <cstdio>
 #include <string>

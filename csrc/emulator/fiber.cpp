@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kGuardBytes = 4096;
 
-// Stacks are kept for the next launch: mapping one costs more than running a small kernel on it.
+// Stacks are reused by later launches: mapping one costs more than running a small kernel.
 std::vector<char*>& free_stacks() {
   static std::vector<char*> stacks;
   return stacks;
@@ -70,8 +70,8 @@ Fiber::~Fiber() {
 
 #else
 
-// swapcontext makes two system calls to keep the signal mask, which no kernel changes; this switch saves what the ABI
-// asks for and is about fifty times faster.
+// swapcontext makes two system calls to save the signal mask, which kernels do not change. This switch saves the
+// registers that the ABI requires and is about fifty times faster.
 asm(R"(
 .text
 .type ak_emu_switch, @function
@@ -102,7 +102,7 @@ extern "C" void ak_emu_start();
 void Fiber::start(void (*entry)(void*), void* argument) {
   stack_ = take_stack();
   auto* top = reinterpret_cast<uint64_t*>(stack_ + kGuardBytes + kFiberStackBytes);
-  *--top = 0;  // the "return address" of entry: ends back traces, and aligns the stack as a call would
+  *--top = 0;  // return address of entry: ends back traces and aligns the stack as a call does
   *--top = reinterpret_cast<uint64_t>(ak_emu_start);
   *--top = 0;                                     // rbp
   *--top = 0;                                     // rbx

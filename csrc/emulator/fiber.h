@@ -1,5 +1,5 @@
 #pragma once
-// Fibers: every GPU thread is one. Only the machine's own loop and a fiber ever switch to each other.
+// Fibers: one per GPU thread. Switches are only between the machine's loop and a fiber.
 #include <cstddef>
 
 namespace ak::emu {
@@ -11,11 +11,11 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  /// Prepares a run of `entry(argument)` on a stack of its own. `entry` must end with leave() and never return.
+  /// Prepares `entry(argument)` on its own stack. `entry` must end with leave() and never return.
   void start(void (*entry)(void*), void* argument);
   /// Runs the fiber until it calls leave(). Called by the machine's loop.
   void enter();
-  /// Goes back to the loop. Called on the fiber.
+  /// Returns to the loop. Called on the fiber.
   void leave();
 
  private:
@@ -24,8 +24,7 @@ class Fiber {
   char* stack_ = nullptr;
 };
 
-/// Bytes a kernel may use of a fiber's stack; running over them is a segmentation fault (a guard page), not silent
-/// damage.
+/// Stack size of a fiber in bytes. A guard page turns an overflow into a segmentation fault.
 inline constexpr std::size_t kFiberStackBytes = 64 << 10;
 
 }  // namespace ak::emu

@@ -48,7 +48,7 @@ Status run_kernel(const LaunchConfig& config, size_t arguments, const std::funct
 
 }  // namespace ak::emu
 
-/// launch_log() for whoever loads a library with the emulator in it.
+/// launch_log() for processes that load a library with the emulator.
 extern "C" __attribute__((visibility("default"))) const char* ak_emulator_launches() {
   return ak::emu::launch_log().c_str();
 }

@@ -1,6 +1,5 @@
 #pragma once
-// launch() on the emulator: the kernel runs to its end before launch returns, under the schedule that
-// emu::options().seed chooses.
+// launch() on the emulator: runs the kernel to its end, under the schedule selected by emu::options().seed.
 #include <tuple>
 #include <utility>
 
@@ -10,10 +9,10 @@
 namespace ak {
 namespace emu {
 
-/// Checks what the driver would refuse, runs, and keeps the message of a failure for this thread. `arguments`: bytes.
+/// Makes the driver's checks, runs the kernel, and keeps an error message until the next launch. `arguments`: bytes.
 Status run_kernel(const LaunchConfig& config, size_t arguments, const std::function<void()>& body);
 
-/// A line for each launch since it was last cleared: "name grid 4 block 256 cluster 1 shared 0 arguments 24".
+/// One line per launch since the log was cleared: "name grid 4 block 256 cluster 1 shared 0 arguments 24".
 std::string& launch_log();
 
 }  // namespace emu

@@ -17,10 +17,10 @@ Options& options() {
 
 namespace {
 
-// How the next warp is chosen. Uniform choice keeps all threads in step; a ranking lets one warp, or one CTA, run far
-// ahead of the others, and a CTA that hardly runs is what exposes peers that do not wait for it.
+// Choice of the next warp. Uniform choice keeps all threads in step; a ranking lets one warp or CTA run far ahead; a
+// starved CTA exposes peers that do not wait for it.
 enum WarpPolicy { kUniform, kRankedWarps, kRankedCtas, kOneCtaBehind, kWarpPolicies };
-// How eagerly asynchronous operations happen: at once, now and then, or only when no thread can go on.
+// Timing of asynchronous operations: at once, now and then, or only when no thread can run.
 enum AsyncPolicy { kEager, kMixed, kLazy, kAsyncPolicies };
 
 }  // namespace
@@ -34,7 +34,7 @@ Machine::Machine(const Shape& s) : shape(s) {
   const int running = shape.grid - first_;
   started_ = first_;
   victim_ = first_ + static_cast<int>(random.below(static_cast<uint64_t>(running)));
-  // Nothing promises more than 16 bytes of alignment, so seeds vary it.
+  // Only 16 bytes of alignment are guaranteed, so seeds vary it.
   dynamic_offset = seed % 2 == 0 ? 0 : static_cast<uint32_t>(random.below(64)) * 16;
   shared_used_ = static_cast<uint32_t>(shape.shared_bytes);
   ctas_.resize(static_cast<std::size_t>(running));
@@ -59,7 +59,7 @@ void Machine::start_cta(int index) {
   cta->shared.assign(kSharedLimit + 1024, 0xff);
   cta->shadow = std::make_unique<Shadow>(cta->shared.size());
   const int groups = (shape.block + 127) / 128;
-  // What the launch gives each thread if __launch_bounds__ lets it use the whole register file.
+  // Registers per thread at launch, if __launch_bounds__ allows the whole register file.
   const int each = std::min(65536 / shape.block / 8 * 8, 255 / 8 * 8 + 8);
   cta->registers.assign(static_cast<std::size_t>(groups), each);
   for (int g = 0; g < groups; g++) {
@@ -194,7 +194,7 @@ void Machine::thread_entry(void* argument) {
 void Machine::finish(Thread& thread) {
   Cta& cta = *thread.cta;
   if (--cta.live > 0) return;
-  // The shared memory of a CTA that has exited belongs to somebody else: what still reads it gets garbage.
+  // Shared memory of an exited CTA may be reused, so it is overwritten for late readers.
   cta.exited = true;
   std::fill(cta.shared.begin(), cta.shared.end(), uint8_t{0xff});
   for (auto& group : cta.warpgroups) {
@@ -226,7 +226,7 @@ void Machine::check_end() {
 }
 
 std::string Machine::deadlock() const {
-  // Threads in the same place are told together: "CTA 0: 128 threads (warps 4-7) wait in wgmma ...".
+  // Threads in the same place are reported together: "CTA 0: 128 threads (warps 4-7) wait in wgmma ...".
   struct Place {
     int threads = 0, first_warp = 1 << 30, last_warp = -1;
   };
@@ -304,7 +304,7 @@ bool Machine::run_some_async() {
         force(id);
         return true;
       }
-      choice = random.below(async_order_.size() + waiting_queues);  // that one had been forced
+      choice = random.below(async_order_.size() + waiting_queues);  // already forced
     }
     choice -= async_order_.size();
     for (AsyncQueue* queue : queues_) {
@@ -349,7 +349,7 @@ uint32_t Machine::static_shared(const void* key, std::size_t bytes) {
 
 namespace {
 
-/// Counts the running thread in; true if it is the last, and then all that wait go on.
+/// Counts the running thread; if it is the last, releases all waiting threads and returns true.
 bool arrive(Rendezvous& meeting, int expected, bool waits, bool ordered, const std::function<void()>& last) {
   Thread& thread = *current;
   if (meeting.arrived == 0) {

@@ -1,6 +1,6 @@
 #pragma once
-// The emulated GPU: threads as fibers, CTAs, clusters, and the seeded scheduler that decides who runs next and when an
-// asynchronous operation really happens.
+// The emulated GPU: threads as fibers, CTAs, clusters, and the seeded scheduler, which decides the order of threads and
+// the time of asynchronous operations.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,23 +19,22 @@ namespace ak::emu {
 
 struct Warp;
 
-/// Settings of the launches to come.
+/// Settings of later launches.
 struct Options {
-  uint64_t seed = 0;            ///< chooses the schedule; the same seed replays it exactly
-  int sm_count = 2;             ///< what device_sm_count() returns
-  int shared_limit = 232448;    ///< what device_shared_limit() returns
-  int resident_threads = 4096;  ///< CTAs wait for room beyond this, as on a real GPU
-  int last_ctas = 0;  ///< how many of a grid run, at its end; 0: all. For work at the far end of large tensors
-  bool truncate_mma =
-      false;  ///< tensor cores align and truncate their sums (see mma.h) instead of rounding each step once
-  uint64_t max_switches = 20'000'000;  ///< more than this without an end is reported as a livelock
+  uint64_t seed = 0;            ///< selects the schedule; the same seed replays it exactly
+  int sm_count = 2;             ///< result of device_sm_count()
+  int shared_limit = 232448;    ///< result of device_shared_limit()
+  int resident_threads = 4096;  ///< limit of concurrent threads; other CTAs wait
+  int last_ctas = 0;            ///< run only the last CTAs of a grid; 0: all. For the far end of large tensors
+  bool truncate_mma = false;    ///< tensor cores align and truncate sums (see mma.h) instead of rounding each step once
+  uint64_t max_switches = 20'000'000;  ///< limit of thread switches, beyond which a livelock is reported
 };
 Options& options();
 
 inline constexpr int kWarpSize = 32;
-inline constexpr uint32_t kSharedBase = 1024;     // the system's own part of shared memory comes first
+inline constexpr uint32_t kSharedBase = 1024;     // reserved by the system
 inline constexpr uint32_t kSharedLimit = 232448;  // 227 KB, opt-in maximum of sm_90
-inline constexpr uint32_t kWindow = 0xffffff;     // address of shared memory = rank in the cluster << 24 | offset
+inline constexpr uint32_t kWindow = 0xffffff;     // shared address = rank in the cluster << 24 | offset
 
 struct Thread {
   Fiber fiber;
@@ -44,11 +43,11 @@ struct Thread {
   int index = 0;
   bool done = false;
   const char* operation = "start";
-  std::function<std::string()> waits_for;  // set while blocked; for the deadlock report
+  std::function<std::string()> waits_for;  // while blocked, for the deadlock report
   Clock clock;
   BulkStores bulk;
   CopyGroups copies;
-  bool wgmma_fenced = false;   // since the accumulators last came back
+  bool wgmma_fenced = false;   // since the last covering wait
   bool previous_done = false;  // wait_for_previous_kernel() was called
 
   int lane() const { return index % kWarpSize; }
@@ -61,8 +60,8 @@ struct Warp {
   bool active = false;  // listed in the scheduler
   uint64_t rank = 0;
   Rendezvous meeting;
-  uint64_t slot[2][kWarpSize][4];  // what the lanes bring to a collective; two sets in turn, a fast lane may already be
-                                   // in the next one
+  uint64_t slot[2][kWarpSize][4];  // the lanes' values of a collective; double-buffered, since a fast lane may already
+                                   // be in the next one
 };
 
 struct Cluster {
@@ -82,7 +81,7 @@ struct Cta {
   std::map<uint32_t, Barrier> barriers;  // mbarriers, by offset
   std::vector<AsyncRead> async_reads;    // of shared memory, by TMA stores and wgmma
   Rendezvous all, named[16];
-  bool any[2] = {};  // block_any's votes, in turn: a fast thread may already be in the next one
+  bool any[2] = {};  // block_any's votes, double-buffered as above
   int vote = 0;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
   int registers_free = 0;      // setmaxnreg's pool, per thread of a warpgroup
@@ -90,7 +89,7 @@ struct Cta {
   WaitList waiting_for_registers;
 };
 
-/// Number generator of the schedule (splitmix64).
+/// Random number generator of the schedule (splitmix64).
 struct Random {
   uint64_t state = 0;
   uint64_t next() {
@@ -114,35 +113,35 @@ class Machine {
  public:
   explicit Machine(const Shape& shape);
   ~Machine();
-  /// Runs `body` as every thread of the grid; "" or what went wrong.
+  /// Runs `body` as every thread of the grid; returns "" or an error message.
   std::string run(const std::function<void()>& body);
 
   Random random;
   const Shape shape;
-  uint32_t dynamic_offset = 0;  // of the dynamic shared memory; moves with the seed in steps of 16 bytes
+  uint32_t dynamic_offset = 0;  // of dynamic shared memory; a multiple of 16 that depends on the seed
 
-  /// Blocks the running thread until `list` is woken. `describe` names what is missing, for a deadlock report.
+  /// Blocks the running thread until `list` is woken. `describe` names the missing event, for the deadlock report.
   void block(WaitList& list, std::function<std::string()> describe);
-  /// Lets others run.
+  /// Lets other threads run.
   void yield();
   void make_ready(Thread& thread);
 
-  /// An operation that happens by itself, at any moment from now on, or when somebody forces it.
+  /// Posts an operation that runs at any later time, at the latest when forced.
   AsyncId post(std::function<void()> operation);
   void force(AsyncId id);
-  /// A queue whose operations happen one after the other.
+  /// Adds a queue, whose operations run in order.
   void add_queue(AsyncQueue* queue) { queues_.push_back(queue); }
 
-  /// A fresh actor for something asynchronous; `describe` names it in reports.
+  /// A new asynchronous actor; `description` names it in reports.
   Actor new_actor(std::string description);
   std::string describe(Actor actor) const;
   const Clock* clock_of(Actor actor) const;
 
   /// Offset of a static shared array, the same in all CTAs.
   uint32_t static_shared(const void* key, std::size_t bytes);
-  /// End of all shared memory handed out so far.
+  /// End of all shared memory allocated so far.
   uint32_t shared_end() const { return dynamic_offset + shared_used_; }
-  /// What the atomics on a location have published in this launch.
+  /// Knowledge published by atomics on a location in this launch.
   Release& atomic_location(const void* p) { return atomic_locations_[p]; }
 
  private:
@@ -161,16 +160,16 @@ class Machine {
   std::string error_;
   std::vector<std::unique_ptr<Cta>> ctas_;
   std::vector<std::unique_ptr<Cluster>> clusters_;
-  int first_ = 0;  // of the CTAs that run
+  int first_ = 0;  // first CTA that runs
   int started_ = 0, resident_ = 0;
   std::vector<Warp*> active_;
-  std::unordered_map<AsyncId, std::function<void()>> async_;  // that have not happened yet
-  std::vector<AsyncId> async_order_;                          // these, and some that have
+  std::unordered_map<AsyncId, std::function<void()>> async_;  // pending
+  std::vector<AsyncId> async_order_;                          // pending, and some that have run
   std::vector<AsyncQueue*> queues_;
   AsyncId next_async_ = 1;
   uint64_t switches_ = 0, picks_ = 0;
   int warp_policy_ = 0, async_policy_ = 0, victim_ = 0;
-  std::vector<std::string> actor_names_;  // beyond the threads
+  std::vector<std::string> actor_names_;  // of asynchronous actors
   std::vector<Thread*> thread_by_actor_;
   std::map<const void*, uint32_t> static_offsets_;
   std::map<const void*, Release> atomic_locations_;
@@ -181,13 +180,13 @@ class Machine {
 extern Machine* machine;
 extern Thread* current;
 
-/// Marks the operation that the running thread is in, for errors.
+/// Records the running thread's operation, for error messages.
 inline void enter(const char* operation) { current->operation = operation; }
 
-/// All `expected` threads meet; the last to arrive runs `last` first. With `ordered`, everyone then knows what everyone
-/// did.
+/// Barrier of `expected` threads; the last to arrive runs `last` before it releases them. `ordered`: all memory
+/// accesses before it happen before all accesses after it.
 void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<void()>& last = {});
-/// An ordered meet() of which the running thread does not wait for the end. It comes once to each.
+/// Arrives at an ordered meet() without waiting. A thread arrives once per meeting.
 void come(Rendezvous& meeting, int expected);
 /// meet() of the running thread's warp.
 void meet_warp(bool ordered, const std::function<void()>& last = {});

@@ -11,8 +11,8 @@ void mbarrier_init_fence();
 void mbarrier_arrive(uint32_t address, uint32_t cta, long bytes);
 void mbarrier_wait(uint32_t address, int parity);
 
-/// The barrier at `address & kWindow` in `cta`, for a use by the running thread; `across` says that the async proxy or
-/// another CTA is involved, which needs the init fence.
+/// The barrier at `address & kWindow` in `cta`, for use by the running thread. `across`: use by the async proxy or
+/// another CTA, which requires the init fence.
 Barrier& barrier_at(Cta& cta, uint32_t address, bool across);
 void complete_bytes(Cta& cta, uint32_t address, long bytes);
 

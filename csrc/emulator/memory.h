@@ -1,5 +1,5 @@
 #pragma once
-// Global memory of the emulated machine: the buffers a kernel may touch. Everything else is out of bounds.
+// Global memory of the emulated machine: the buffers that kernels may access. Everything else is out of bounds.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace ak::emu {
 
-/// One buffer, wherever its bytes are.
+/// A buffer in host memory.
 struct Region {
   std::string name;
   char* base = nullptr;
@@ -19,7 +19,7 @@ struct Region {
   bool writable = true;
   std::vector<bool> initialised;   // by granule
   std::vector<bool> written;       // by granule, by kernels only
-  std::unique_ptr<Shadow> shadow;  // of the launch that runs now
+  std::unique_ptr<Shadow> shadow;  // of the current launch
 };
 
 /// All regions. Regions may not overlap.
@@ -28,9 +28,9 @@ class GlobalMemory {
   Region* add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable = true);
   void remove(Region* region);
   void clear() { regions_.clear(); }
-  /// The region that holds all `bytes` from `p`; fails, naming the nearest one, if there is none.
+  /// The region that contains all `bytes` from `p`; otherwise fails and names the nearest region.
   Region& find(const void* p, std::size_t bytes);
-  /// Forgets who touched what: launches are ordered after one another.
+  /// Discards the access history: launches are ordered.
   void start_launch();
 
  private:
@@ -39,9 +39,9 @@ class GlobalMemory {
 };
 GlobalMemory& global_memory();
 
-/// Host memory that kernels may use: n values between red zones. Fresh memory reads as NaN and counts as uninitialised
-/// until the host or a kernel writes it. `offset` shifts the first element away from the 256-byte boundary, as a view's
-/// storage offset does.
+/// Host memory that kernels may access: n values between red zones. New memory is NaN and counts as uninitialized until
+/// the host or a kernel writes it. `offset` moves the first element away from a 256-byte boundary, as a view's storage
+/// offset does.
 template <class T>
 class Buffer {
  public:
@@ -70,8 +70,8 @@ class Buffer {
   void fill(T value) {
     for (std::size_t i = 0; i < n_; i++) set(i, value);
   }
-  /// "" or a sentence: the first element that no kernel wrote, or a damaged red zone (a write that bypassed the
-  /// vocabulary).
+  /// "" or an error message: the first element that no kernel wrote, or an overwritten red zone (by a write that
+  /// bypassed csrc/device).
   std::string check_written() const {
     for (std::size_t i = 0; i < n_; i++) {
       if (!region_->written[i * sizeof(T) / kGranule])

@@ -1,5 +1,5 @@
 #pragma once
-// device/memory.cuh on the emulator: every access is checked; caches have no meaning.
+// device/memory.cuh on the emulator: checks every access and ignores cache policies.
 #include "emulator/access.h"
 
 namespace ak {

@@ -68,7 +68,7 @@ void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
   }
 }
 
-// a holds 2 registers per 8 columns of A (rows 0-7, rows 8-15), b one per 8 rows of B.
+// a has 2 registers per 8 columns of A (rows 0-7, rows 8-15), b has one per 8 rows of B.
 void mma(float (&d)[4], std::span<const uint32_t> a, std::span<const uint32_t> b, bool is_bf16) {
   auto& slots = warp_slots();
   const int lane = current->lane();

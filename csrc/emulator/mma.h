@@ -1,5 +1,5 @@
 #pragma once
-// device/mma.cuh on the emulator, and the arithmetic of the tensor cores that wgmma shares.
+// device/mma.cuh on the emulator, and the tensor core arithmetic shared with wgmma.
 #include <span>
 #include <type_traits>
 
@@ -9,10 +9,10 @@
 namespace ak {
 namespace emu {
 
-/// c + sum of a[i] b[i], as one tensor-core step. Products of 16-bit floats are exact. By default their exact sum with
-/// c is rounded once to fp32. With options().truncate_mma: addends are aligned to the largest exponent and cut below 2
-/// bits beyond fp32's 24, and the sum is cut to fp32; this is what is known of Hopper (FTTN, arXiv:2403.00232; Khattak
-/// and Mikaitis, arXiv:2512.07004).
+/// c + sum of a[i] b[i], as one tensor core step. Products of 16-bit floats are exact. By default the exact sum is
+/// rounded once to fp32. With options().truncate_mma, addends are aligned to the largest exponent and truncated to 26
+/// bits, 2 more than fp32 has, and the sum is truncated to fp32, as published for Hopper (FTTN, arXiv:2403.00232;
+/// Khattak and Mikaitis, arXiv:2512.07004).
 float tensor_core_sum(float c, std::span<const float> a, std::span<const float> b);
 
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transpose);

@@ -1,5 +1,5 @@
 #pragma once
-// Qualifiers and indices for the emulator; see device/platform.cuh for what they mean.
+// device/platform.cuh on the emulator.
 #include <cstdint>
 
 #include "emulator/machine.h"

@@ -8,8 +8,8 @@
 namespace ak::emu {
 namespace {
 
-/// Fails if the generic access `access` to shared memory + `offset` is not ordered, with a proxy fence, before what
-/// `clock` asks for now.
+/// Fails unless the generic access `access` to shared memory + `offset` is ordered, by a proxy fence, before the
+/// operation that `clock`'s thread issues now.
 void check_ordered(Access access, const Clock& clock, uint32_t offset, const char* did, const char* now) {
   const std::string who = machine->describe(access.actor());
   if (!clock.knows(access.actor(), access.epoch)) {
@@ -67,16 +67,16 @@ void note_async_read(Cta& cta, AsyncRead read) {
 }
 
 void check_async_global_read(Region& region, std::size_t offset, std::size_t bytes) {
-  if (!region.shadow) return;  // nobody has touched it in this launch
+  if (!region.shadow) return;  // not accessed in this launch
   for (std::size_t i = offset; i < offset + bytes; i += kGranule) {
     const Access write = region.shadow->last_write(i);
     if (!write) continue;
     const bool generic = machine->clock_of(write.actor()) != nullptr;
     if (!generic && current->clock.knows(write.actor(), write.epoch)) continue;
-    // fence_proxy_async() covers shared memory only; a kernel that needs the wider fence adds it to the vocabulary.
+    // fence_proxy_async() covers shared memory only; csrc/device has no wider fence, since no kernel needs it.
     fail(format("race: '%s' + %zu bytes, written by %s in this launch, is to be read by the async proxy%s",
                 region.name.c_str(), i, machine->describe(write.actor()).c_str(),
-                generic ? ", which no fence of the vocabulary orders" : " with nothing that orders the two"));
+                generic ? ", which no fence of csrc/device orders" : " with nothing that orders the two"));
   }
 }
 

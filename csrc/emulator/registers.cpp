@@ -12,7 +12,7 @@ void change_registers(int wanted, bool increase) {
   }
   Warpgroup& group = *cta.warpgroups[index];
   meet(group.meeting, kGroupThreads, false);
-  // The first of the warpgroup's threads to go on makes the change for all.
+  // The first thread to continue makes the change for the warpgroup.
   while (owned != wanted) {
     if (wanted - owned <= cta.registers_free) {
       cta.registers_free -= wanted - owned;

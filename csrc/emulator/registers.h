@@ -1,6 +1,5 @@
 #pragma once
-// device/registers.cuh on the emulator: the registers of a block are a pool, and an increase waits until the pool can
-// give.
+// device/registers.cuh on the emulator: a pool of registers per block; an increase waits until enough are free.
 #include "emulator/machine.h"
 
 namespace ak {

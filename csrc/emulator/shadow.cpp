@@ -12,8 +12,7 @@ Shadow::Shadow(std::size_t bytes) : cells_(static_cast<Cell*>(std::calloc(bytes 
 void Shadow::note_read(Cell& cell, const Clock& clock) {
   const Access mine = Access::of(clock.actor, clock.now);
   if (cell.read == mine) return;
-  // A read that happened before this one need not be remembered: whoever is ordered after this one is ordered after
-  // that one too.
+  // An earlier read that happens before this one is redundant: accesses ordered after this one are ordered after both.
   const bool many = cell.read.actor_plus_1 == kMany;
   if (!many && (!cell.read || clock.knows(cell.read.actor(), cell.read.epoch))) {
     cell.read = mine;

@@ -1,6 +1,6 @@
 #pragma once
-// Shadow of a piece of memory: who wrote and who read each 2-byte granule last, within one launch. (Two threads that
-// touch the two bytes of one granule look like a race; no kernel here stores single bytes.)
+// Shadow memory: the last write and the reads of each 2-byte granule within one launch. Accesses to the two bytes of a
+// granule by two threads are reported as a race, but no kernel stores single bytes.
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
@@ -12,7 +12,7 @@ namespace ak::emu {
 
 inline constexpr std::size_t kGranule = 2;
 
-/// An access in somebody's epoch. Actors are stored plus one: all zero bytes mean "nobody".
+/// An access: actor and epoch. Actors are stored plus one, so that zero bytes mean no access.
 struct Access {
   uint32_t actor_plus_1 = 0;
   Epoch epoch = 0;
@@ -32,14 +32,14 @@ class Shadow {
  public:
   explicit Shadow(std::size_t bytes);
 
-  /// The earlier access that `clock`'s thread does not know of, if reading these bytes now is a race.
+  /// Records a read by `clock`'s thread; returns the earlier write that it races with, if any.
   Access read(std::size_t offset, std::size_t bytes, const Clock& clock);
   struct Conflict {
     Access access;
     bool was_write;
   };
-  /// The same for a write by `clock`'s thread, recorded as `as` (the thread itself, or what will complete the write for
-  /// it).
+  /// Records a write on behalf of `clock`'s thread as `as` (the thread, or the asynchronous unit that completes the
+  /// write); returns the earlier access that it races with, if any.
   Conflict write(std::size_t offset, std::size_t bytes, const Clock& clock, Access as);
 
   Access last_write(std::size_t offset) const { return cells_[offset / kGranule].write; }
@@ -65,9 +65,8 @@ class Shadow {
   };
 
   static constexpr std::size_t kFewReads = 16;
-  /// Reads of one granule that are not known to be ordered, as those of an argument by all threads are. Those that a
-  /// later one stands for go when the list has doubled: a search at every read would take the square of the number of
-  /// threads.
+  /// Unordered reads of one granule, such as those of a scalar by all threads. Redundant ones are removed when the list
+  /// has doubled: a search at every read would be quadratic in the number of threads.
   struct Reads {
     std::vector<Access> all;
     std::size_t limit = kFewReads;
@@ -76,7 +75,7 @@ class Shadow {
 
   void note_read(Cell& cell, const Clock& clock);
 
-  std::unique_ptr<Cell[], Free> cells_;  // from calloc: pages that nobody touches cost nothing
+  std::unique_ptr<Cell[], Free> cells_;  // from calloc: untouched pages cost nothing
   std::vector<Reads> many_;
 };
 

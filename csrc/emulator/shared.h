@@ -4,7 +4,7 @@
 
 namespace ak {
 
-/// What `p[i]` gives: reads and writes go through the checks.
+/// Reference to an element, whose reads and writes are checked.
 template <class T>
 class SharedRef {
  public:

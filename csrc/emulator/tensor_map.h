@@ -1,5 +1,5 @@
 #pragma once
-// device/tensor_map.cuh on the emulator: the map is its specification, after the checks the driver makes.
+// device/tensor_map.cuh on the emulator: the map is its specification, after the driver's checks.
 #include "emulator/error.h"
 
 namespace ak {

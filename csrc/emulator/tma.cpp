@@ -13,7 +13,7 @@
 namespace ak::emu {
 namespace {
 
-/// The rows of a box: where each lies in global and in shared memory, and which of its elements are inside the tensor.
+/// Rows of a box: their addresses in global and shared memory, and their elements in bounds.
 struct BoxCopy {
   TensorMapSpec spec;
   Box at;
@@ -23,7 +23,7 @@ struct BoxCopy {
   uint32_t element() const { return bytes_of(spec.type); }
   uint32_t bytes() const { return row_count() * row_bytes(spec.swizzle); }
 
-  /// Elements [first, last) of the row are inside the tensor; `global` is where element 0 of it is or would be.
+  /// Elements [first, last) of the row are in bounds; `global` is the address of element 0, in bounds or not.
   struct Row {
     char* global;
     uint32_t first, last;
@@ -66,14 +66,14 @@ BoxCopy box_copy(const TensorMap& map, Box at, const Cta& cta, uint32_t address)
   return placed;
 }
 
-constexpr uintptr_t kUnit = 16;  // bytes: what TMA moves begins at a multiple of it
+constexpr uintptr_t kUnit = 16;  // alignment of TMA copies in bytes
 
 std::set<uintptr_t>& prefetched_units() {
   static std::set<uintptr_t> units;
   return units;
 }
 
-/// The engine's fp32 adder takes and gives subnormal numbers as zeros of their sign.
+/// TMA reductions flush subnormal fp32 inputs and results to zeros of the same sign.
 float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
 }  // namespace
@@ -99,7 +99,7 @@ void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier_address, Box a
       check_initialised(region, offset, bytes);
       check_async_global_read(region, offset, bytes);
     }
-    // Until the bytes come, whoever reads them gets NaN.
+    // NaN until the bytes arrive.
     std::memset(&cta->shared[copy.shared], 0xff, copy.bytes());
     machine->post([cta, copy, barrier_address] {
       if (cta->exited) fail(format("a TMA load arrives in CTA %d, which has exited", cta->index));
@@ -206,7 +206,7 @@ void bulk_wait(uint32_t allowed, bool read_only) {
   }
   if (bulk.committed <= allowed) return;
   bulk.known_read = std::max(bulk.known_read, bulk.committed - allowed);
-  if (!bulk.used) return;  // groups of no stores
+  if (!bulk.used) return;  // only empty groups
   Clock& clock = current->clock;
   clock.acquire(with(nullptr, bulk.reader, bulk.known_read));
   if (read_only) return;

@@ -13,7 +13,7 @@ struct Box {
 };
 void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier, Box at, uint32_t blocks);
 void tma_prefetch(const TensorMap& map, Box at);
-/// Whether the last kernel has asked for all `bytes` from `p` on; each launch forgets what was asked for before.
+/// True if the last kernel has prefetched all `bytes` from `p` on.
 bool prefetched(const void* p, std::size_t bytes);
 void forget_prefetched();
 void tma_store(const TensorMap& map, uint32_t from, Box at, bool add);

@@ -19,7 +19,7 @@ VisibleMemory::~VisibleMemory() {
 void VisibleMemory::add(std::string name, const void* data, std::size_t bytes, bool initialised, bool writable) {
   if (bytes == 0) return;
   char* const begin = const_cast<char*>(static_cast<const char*>(data));
-  Region whole;  // with all that overlaps
+  Region whole;  // merged with all overlapping regions
   whole.name = std::move(name);
   whole.base = begin;
   char* end = begin + bytes;

@@ -1,5 +1,5 @@
 #pragma once
-// Memory that somebody else owns (torch's tensors), shown to the kernels of one call.
+// External memory (torch's tensors), made accessible to the kernels of one call.
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace ak::emu {
 
-/// Regions for as long as the object lives. Views of the same bytes become one region, with the name of the first.
+/// Regions with the lifetime of the object. Overlapping memory is merged into one region, named after the first.
 class VisibleMemory {
  public:
   VisibleMemory() = default;
@@ -16,9 +16,9 @@ class VisibleMemory {
   VisibleMemory& operator=(const VisibleMemory&) = delete;
   ~VisibleMemory();
 
-  /// `initialised`: whether these bytes hold values; it counts, whatever was said of them before.
+  /// Adds memory. `initialised`: the bytes hold values; overrides earlier calls.
   void add(std::string name, const void* data, std::size_t bytes, bool initialised, bool writable);
-  /// These bytes, added before, hold values now.
+  /// Marks bytes, added before, as initialized.
   void set_initialised(const void* data, std::size_t bytes);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// device/warp.cuh on the emulator: lanes bring their values to a meeting of the warp. Only warp_sync orders memory
+// device/warp.cuh on the emulator: lanes exchange values at a barrier of the warp. Only warp_sync orders memory
 // accesses.
 #include <cstring>
 
@@ -8,10 +8,10 @@
 namespace ak {
 namespace emu {
 
-/// The set of slots that the running warp's next collective uses.
+/// Slots of the running warp's next collective.
 inline uint64_t (&warp_slots()) [kWarpSize][4] { return current->warp->slot[current->warp->meeting.generation % 2]; }
 
-/// Every lane brings `value` and gets the one that lane `from_lane` brought.
+/// Returns the `value` of lane `from_lane`.
 template <class T>
 T exchange(T value, int from_lane) {
   static_assert(sizeof(T) <= sizeof(uint64_t));

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kGroupThreads = 128, kM = 64, kK = 16;
 
-/// Where an operand's elements are, from its descriptor.
+/// Operand layout, decoded from its descriptor.
 struct Operand {
   uint32_t start, leading, stride, row;
   Swizzle swizzle;
@@ -29,7 +29,8 @@ struct Operand {
     if (mode == 0) fail("a descriptor without swizzle is not modelled");
     swizzle = mode == 1 ? Swizzle::k128 : mode == 2 ? Swizzle::k64 : Swizzle::k32;
     row = row_bytes(swizzle);
-    // Bits 7 and up that the pattern uses must be those of the row number. A step within a K-major row stays below.
+    // The swizzle uses address bits from 7 up as the row index, so the start must be aligned, except for k steps within
+    // a K-major row.
     const uint32_t pattern = 8 * row, inside = mn ? 0 : row - 1;
     if (start & (pattern - 1) & ~inside)
       fail(format("the descriptor's start 0x%x is not where the swizzle pattern starts", start));
@@ -37,8 +38,7 @@ struct Operand {
       fail(format("16 elements of k from 0x%x on do not fit into one row of the swizzle", start));
   }
 
-  /// Calls visit(offset in shared memory, index, k) for every run of 8 elements that lie together: along k, or along
-  /// the index.
+  /// Calls visit(shared address, index, k) for every 8 contiguous elements, along k or along the index.
   template <class Visit>
   void for_each_chunk(Visit visit) const {
     for (int i = 0; i < rows; i += mn_major ? 8 : 1) {
@@ -59,10 +59,10 @@ float element(const Cta& cta, uint32_t offset, bool is_fp16) {
   return is_fp16 ? to_float(fp16{bits}) : to_float(bf16{bits});
 }
 
-/// Checks at issue that every thread of the group may have the operand read, and remembers that it will be.
+/// Checks at issue that the operand is ordered before for every thread of the warpgroup, and records the read.
 void claim_operand(Cta& cta, const Warpgroup& group, const Operand& operand, uint32_t epoch) {
   uint32_t low = ~0u, high = 0;
-  std::vector<Access> writers;  // few: the load that brought the tile, or the threads that wrote it
+  std::vector<Access> writers;  // few: a TMA load, or the threads that wrote the tile
   operand.for_each_chunk([&](uint32_t address, int, int) {
     const uint32_t offset = shared_offset(cta, address, 16);
     low = std::min(low, offset);
@@ -132,7 +132,7 @@ void wgmma_issue(float* registers, const WgmmaOperation& operation) {
           fail("no wgmma_fence() since the accumulator registers last belonged to the threads");
         }
       }
-      // From here until the covering wait, whoever reads the registers gets NaN.
+      // NaN until the covering wait.
       accumulator.n = op.n;
       accumulator.values.resize(static_cast<std::size_t>(kM * op.n));
       std::copy(std::begin(op.registers), std::end(op.registers), accumulator.registers);

@@ -8,7 +8,7 @@ namespace ak {
 namespace emu {
 
 void wgmma_fence();
-/// `operation` without its registers and group, which the machine fills in.
+/// Issues `operation`, whose registers and group are set here.
 void wgmma_issue(float* registers, const WgmmaOperation& operation);
 void wgmma_commit();
 void wgmma_wait(uint32_t allowed);

@@ -1,8 +1,8 @@
-// gemm_column_sums: adds up what the tiles of a GEMM left of the sums of its columns.
+// gemm_column_sums: reduces the column sums per 16 rows that a GEMM's tiles wrote.
 //
-// Work: reads 4 bytes per 16 elements of C, so memory is the limit. Plan: a block takes 32 columns, each of its 8 warps
-// every 8th row, 4 rows in flight; the warps' sums meet in shared memory. Trap: the order of additions may depend on
-// the shape alone, for the result is a gradient and must be reproducible.
+// Work: reads 4 bytes per 16 elements of C: bound by memory. Plan: a block takes 32 columns and each of its 8 warps
+// every 8th row, with 4 rows in flight; shared memory combines the warps' sums. Trap: the result is a gradient and must
+// be reproducible, so the order of additions may depend on the shape alone.
 #include "gemm/column_sums.h"
 
 #include "device/block.cuh"

@@ -1,4 +1,4 @@
-// The last step of a GEMM that also sums the columns of its result.
+// Final reduction of a GEMM that also sums the columns of its result.
 #pragma once
 #include "gemm/gemm.h"
 
@@ -8,11 +8,11 @@ namespace ak {
 inline int64_t column_sums_size(const GemmProblem& q) {
   return static_cast<int64_t>(q.batch) * ((q.m + 15) / 16) * columns_of_c(q);
 }
-/// out[columns_of_c(problem)] = the sums of C's columns over rows and batch, from those of 16 rows that the product
-/// left in problem.epilogue.column_sums. Their order depends on the shape alone.
+/// out[columns_of_c(problem)] = column sums of C over rows and batch, from the sums of 16 rows each in
+/// problem.epilogue.column_sums. The order of additions depends on the shape alone.
 Status gemm_column_sums(const GemmProblem& problem, float* out, Stream stream);
 
-/// The same of any matrix of rows x columns without gaps.
+/// Column sums of a contiguous row-major matrix.
 Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out, Stream stream);
 
 }  // namespace ak

@@ -1,11 +1,11 @@
-// What a GEMM takes on a GPU, in microseconds: a model of the work, on the host.
+// Cost model of a GEMM on a GPU, in microseconds, on the host.
 //
-// A step of k costs a tile the larger of its products and of the bytes that come into its multiprocessor, and each
-// group of consumers a hand-over; then the tile is finished or, pingpong, finished under the next tile's products.
-// Tiles go round by round over the multiprocessors, at the clock that power allows, side by side with memory. The rates
-// are those of GemmRates. wgmma reads 128 bytes of shared memory a cycle and makes 2,048 multiply-adds, so instructions
-// narrower than 64 columns starve (measured by arXiv:2402.13499: 63 % at 32 columns, 38 % at 16; the formula below
-// gives 67 and 40). tests/tuning/test_gemm_cost.py holds the model against measured times.
+// A k step of a tile costs the larger of its multiply-adds and its loads into the SM, plus a stage hand-over per
+// consumer. The epilogue follows, or with pingpong overlaps the next tile's main loop. Tiles run in waves over the SMs,
+// at the clock that power allows, overlapped with memory traffic. wgmma reads 128 bytes of shared memory per cycle and
+// makes 2,048 multiply-adds, so instructions narrower than 64 columns starve (measured by arXiv:2402.13499: 63 % at 32
+// columns, 38 % at 16; the formula below gives 67 and 40). tests/tuning/test_gemm_cost.py compares the model with
+// measured times.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,23 +17,23 @@
 
 namespace ak {
 
-/// What the model multiplies by. `clock` and `l2` are the data sheet's and the width of the port, and a free fit finds
-/// them again (2,010 and 63); `dram` was measured with a copy; the others fit what every tile took on an H200
+/// Rates of the model. `clock` is the data sheet's and `l2` the width of the port; a free fit finds nearly the same
+/// (2,010 and 63). `dram` was measured with a copy. The others are fitted to the times of every tile on an H200
 /// (bench/results/nvidia-h200/gemm_tiles.csv).
 struct GemmRates {
-  double clock = 1980;     ///< cycles a microsecond, where power allows it
-  double power = 1.85e8;   ///< multiply-adds a microsecond, above which it does not
-  double dram = 4.25e6;    ///< bytes a microsecond: of a copy, read and written
-  double reduce = 1.35e6;  ///< bytes of fp32 a microsecond that are added to C: red in L2
-  double crossing = 0.36;  ///< of an operand that blocks in both halves of the chip read: from the other half's L2
-  double l2 = 64;          ///< bytes a cycle into one multiprocessor, its own or multicast
-  double start = 2500;     ///< cycles outside the rounds: launch, barriers, first loads and last store
-  double turn = 1700;      ///< cycles from a tile's last product to the first of the next, its instructions aside
-  double hand_over = 27;   ///< cycles of a step of k that a group of consumers takes to wait for a stage and free it
-  double issue = 0.325;    ///< instructions a cycle that a warp issues between products
+  double clock = 1980;     ///< cycles per microsecond below the power limit
+  double power = 1.85e8;   ///< multiply-adds per microsecond at the power limit
+  double dram = 4.25e6;    ///< bytes per microsecond of a copy, reads and writes
+  double reduce = 1.35e6;  ///< bytes of fp32 per microsecond that are added to C: red in L2
+  double crossing = 0.36;  ///< share of an operand read by both halves of the chip that comes from the other half's L2
+  double l2 = 64;          ///< bytes per cycle into one SM, its own or multicast
+  double start = 2500;     ///< cycles outside the waves: launch, barriers, first loads and last store
+  double turn = 1700;      ///< cycles from a tile's last wgmma to the next tile's first, beyond the epilogue's
+  double hand_over = 27;   ///< cycles per k step for a consumer to wait for a stage and release it
+  double issue = 0.325;    ///< instructions per cycle and warp in the epilogue
 };
 
-/// The GPU, and what was compiled for it.
+/// The GPU and the kernels compiled for it.
 struct GemmChip {
   int sm_count = 132;
   int capability = 90;  ///< 10 major + minor
@@ -41,23 +41,23 @@ struct GemmChip {
   GemmRates rates;
 };
 
-/// What the choice depends on.
+/// Inputs of the plan.
 struct GemmRequest {
-  int m = 1, n = 1, k = 1, batch = 1;  ///< of A and B
+  int m = 1, n = 1, k = 1, batch = 1;  ///< of the product of A and B
   bool m_major_a = false, n_major_b = false;
-  bool tma_a = true;          ///< A is 16-byte aligned, as are the distances between its rows and matrices
-  bool tma_b = true;          ///< the same of B
-  bool tma_output = true;     ///< C as well, and of the inputs' type or fp32
-  bool row_output = true;     ///< C is of such a type, and its rows have no gaps
-  bool odd_operands = false;  ///< of A and B, one is aligned to 2 bytes only
-  GemmPhases phases;          ///< whose operands are, where they are not: gemm_phases()
-  int out_bytes = 2;          ///< an element of C
-  int side_bytes = 0;         ///< that the epilogue reads and writes besides, per element of C
+  bool tma_a = true;          ///< A and the strides between its rows and matrices are multiples of 16 bytes
+  bool tma_b = true;          ///< the same for B
+  bool tma_output = true;     ///< the same for C, whose type is the inputs' or fp32
+  bool row_output = true;     ///< C is of such a type and row-major
+  bool odd_operands = false;  ///< A or B is only 2-byte aligned
+  GemmPhases phases;          ///< aligned phases of unaligned operands: gemm_phases()
+  int out_bytes = 2;          ///< per element of C; 8: accumulated
+  int side_bytes = 0;         ///< of other tensors of the epilogue, per element of C
   Activation activation = Activation::none;
   bool backward = false, keeps_z = false, column_sums = false;
-  bool plain = true;             ///< nothing is done to the sums: is_plain()
-  bool in_registers = true;      ///< what is done needs nothing but alpha or a bias: gemm_sm90_in_registers()
-  bool in_boxes = true;          ///< TMA moves all that is read and written besides: gemm_sm90_in_boxes()
+  bool plain = true;             ///< no epilogue: is_plain()
+  bool in_registers = true;      ///< alpha or a bias at most: gemm_sm90_in_registers()
+  bool in_boxes = true;          ///< TMA can move every operand: gemm_sm90_in_boxes()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
 
   bool tma_operands() const { return tma_a && tma_b; }
@@ -72,11 +72,11 @@ inline double whole(double x, double y) {
   return static_cast<double>((static_cast<int64_t>(x) + static_cast<int64_t>(y) - 1) / static_cast<int64_t>(y));
 }
 
-/// Two things that run side by side, and get into each other's way the more the closer they are.
+/// Time of two overlapped phases, which slow each other down most if they are equally long.
 inline double side_by_side(double a, double b) { return std::cbrt(a * a * a + b * b * b); }
 
-/// What `microseconds` at the full clock become under the power limit. Power grows with the cube of the clock, because
-/// voltage follows it, so the clock falls with the cube root of what is asked for too much.
+/// `microseconds` at the full clock, stretched by the power limit. Power grows with the cube of the clock, because
+/// voltage follows it, so the clock falls with the cube root of the excess.
 inline double under_power(double microseconds, const GemmRequest& r, const GemmRates& rates) {
   const double multiply_adds = static_cast<double>(r.batch) * r.m * r.n * r.k;
   return microseconds * std::cbrt(std::max(1.0, multiply_adds / (microseconds * rates.power)));
@@ -84,17 +84,17 @@ inline double under_power(double microseconds, const GemmRequest& r, const GemmR
 
 inline bool halves_columns(const GemmRequest& q) { return q.activation == Activation::swiglu && !q.backward; }
 
-/// Microseconds of memory, for a C in `tiles_m` x `tiles_n` tiles or clusters: all is read and written once.
+/// Microseconds of DRAM traffic for a C of `tiles_m` x `tiles_n` tiles or clusters: each tensor moves once.
 inline double memory_time(const GemmRequest& r, const GemmRates& rates, double tiles_m, double tiles_n) {
   const double columns = r.activation != Activation::swiglu ? r.n : r.backward ? 2.0 * r.n : r.n / 2.0;
   const double a = 2.0 * r.k * r.m * (tiles_n > 1 ? 1 + rates.crossing : 1);
   const double b = 2.0 * r.k * r.n * (tiles_m > 1 ? 1 + rates.crossing : 1);
   const double stored = r.out_bytes / rates.dram;
-  const double c = r.out_bytes == 8 ? std::max(stored, 4 / rates.reduce) : stored;  // 8: added to
+  const double c = r.out_bytes == 8 ? std::max(stored, 4 / rates.reduce) : stored;  // 8: accumulated
   return r.batch * ((a + b) / rates.dram + r.m * columns * (c + r.side_bytes / rates.dram));
 }
 
-/// Instructions per element of C that an activation takes, or its derivative, as nvcc compiles activation/formula.h.
+/// Instructions per element of C of an activation or its derivative, as nvcc compiles activation/formula.h.
 inline double activation_instructions(const GemmRequest& q) {
   switch (q.activation) {
     case Activation::none:
@@ -113,8 +113,8 @@ inline double activation_instructions(const GemmRequest& q) {
   return 0;
 }
 
-/// How the sums leave gemm_sm90 (Store and Finish in its gemm_sm90_tile.cuh): as they are, changed in registers, stored
-/// by the threads word by word, finished in boxes, or element by element.
+/// Epilogue routes of gemm_sm90 (DirectStore and FusedEpilogue in gemm/sm90/tile.cuh): sums, sums with alpha or bias,
+/// the same stored by the threads, TMA epilogue, elementwise epilogue.
 enum class Sm90Finish { kPlain, kInRegisters, kWords, kBoxes, kElements };
 
 inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
@@ -124,14 +124,14 @@ inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
 
-/// Instructions of a consumer's thread between the last wgmma of a tile and the next tile: those of a tile, and those
-/// of each of its sums. With swiglu two sums make an element of C.
+/// Instructions of a consumer's thread between two tiles: per tile, and per accumulator. With swiglu two accumulators
+/// make an element of C.
 struct Sm90Epilogue {
   double tile, sum;
 };
 
-/// Of each sum that the threads store word by word: a warp's 16 rows, so much for each of them and for each of its
-/// words that a lane takes.
+/// Instructions per accumulator of stores by the threads: a fixed part per row of a warp's 16, and a part per word of
+/// the row that a lane stores.
 inline double sm90_word_instructions(bool as_float, const GemmTile& t) {
   const int columns = as_float ? 64 : gemm_sm90_stage_columns(t.n);
   const double words = whole(columns * (as_float ? 4 : 2) / 4, 32), sums = columns / 2;
@@ -140,7 +140,7 @@ inline double sm90_word_instructions(bool as_float, const GemmTile& t) {
 
 /// Counted in the machine code (tests/build/test_epilogue_instructions.py).
 inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
-  const double rows = t.n % 64 == 0 ? 0 : 2.6;  // without full boxes the threads store the rounded rows themselves
+  const double rows = t.n % 64 == 0 ? 0 : 2.6;  // without full boxes the threads store the rows
   const double activation = activation_instructions(q), of_element = halves_columns(q) ? 2 : 1;
   const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
   switch (finish) {
@@ -151,7 +151,7 @@ inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish 
     case Sm90Finish::kWords:
       return {80, 2 + sm90_word_instructions(q.out_bytes > 2, t)};
     case Sm90Finish::kBoxes: {
-      const double chunks = 32 * whole(t.n, 32) / t.n;  // of 32 columns, the last of which may end beside the tile
+      const double chunks = 32 * whole(t.n, 32) / t.n;  // the last chunk of 32 columns may be partial
       const double element = 7 + activation + (residual ? 2 : 0);
       return {q.keeps_z ? 145.0 : 120.0,
               chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)};
@@ -164,16 +164,16 @@ inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish 
   return {};
 }
 
-/// Elements of the operands that gemm_sm90 cannot read.
+/// Elements of the operands that gemm_sm90 cannot read directly.
 inline double unaligned_elements(const GemmRequest& r) {
   return r.batch * static_cast<double>(r.k) * ((r.tma_a ? 0 : r.m) + (r.tma_b ? 0.0 : r.n));
 }
-/// Microseconds of gemm_repack: their copy.
+/// Microseconds of gemm_repack, which copies them.
 inline double repack_time(const GemmRequest& r, const GemmRates& rates) {
   return r.tma_operands() ? 0 : rates.start / rates.clock + 4 * unaligned_elements(r) / rates.dram;
 }
 
-/// A product's phases, as gemm_in_phases makes them.
+/// Request for a product's phases (gemm_in_phases).
 inline GemmRequest in_phases(const GemmRequest& request) {
   GemmRequest r = request;
   r.m = request.phases.rows(request.m), r.n = request.phases.columns(request.n), r.k = request.phases.lines(request.k);
@@ -189,7 +189,7 @@ inline double add_phases_time(const GemmRequest& r, const GemmRates& rates) {
   return rates.start / rates.clock + bytes / rates.dram;
 }
 
-/// Microseconds of a product with one of the tiles of gemm_sm90; kNever if nothing speaks for it.
+/// Microseconds of a product with a tile of gemm_sm90; kNever if it is not worth considering.
 inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTile& t, int splits, bool swap) {
   const GemmRates& rate = chip.rates;
   const int m = swap ? r.n : r.m, n = swap ? r.m : r.n;
@@ -199,24 +199,24 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double clusters_m = whole(m, t.m * t.cluster_m), clusters_n = whole(columns, tile_columns * t.cluster_n);
   const double works = r.batch * clusters_m * clusters_n * splits;
   const double rounds = whole(works, std::max(1.0, std::floor(chip.sm_count / cluster)));
-  if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles fill the chip
+  if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles already fill the chip
   const double steps = whole(whole(r.k, 64), splits);
 
-  const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one on each scheduler
+  const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one per warp scheduler
   const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
-  const double loads = (t.m + t.n) * 128 / rate.l2;  // what lies beside A and B is written as zeros, as slowly
+  const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
   const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
-  const double sums = finish >= Sm90Finish::kBoxes  // only these stop at the end of C
+  const double sums = finish >= Sm90Finish::kBoxes  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
   const Sm90Epilogue instructions = sm90_epilogue_instructions(r, finish, t);
-  const double slots = groups * instructions.tile + sums / 128 * instructions.sum;  // a scheduler's
+  const double slots = groups * instructions.tile + sums / 128 * instructions.sum;  // issue slots of a warp scheduler
   const double epilogue = rate.turn + slots / std::min(0.9, groups * rate.issue);
   const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
   double outside = rate.start;
-  // The parts of a sum are written and waited for; who comes last reads them.
+  // Parts are written to memory, and the last to arrive reads them.
   if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
   const double cycles = rounds * busy + (t.pingpong ? epilogue : 0);
   return outside / rate.clock +
@@ -225,15 +225,15 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
 }
 
 struct Sm80TileCost {
-  int m, n, resident;  // blocks that share a multiprocessor
+  int m, n, resident;  // resident: blocks per SM
 };
-/// By the number of the tile.
+/// Indexed by GemmSm80Tile.
 inline constexpr Sm80TileCost kSm80Tiles[] = {{128, 256, 1}, {128, 128, 2}, {64, 64, 4}};
 
-/// The same for a tile of the mma.sync kernel.
+/// Microseconds of a product with a tile of gemm_sm80.
 inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80TileCost& t, int splits) {
   constexpr double kL2Bytes = 32, kStoreBytes = 16, kFill = 2000;
-  const double multiply_adds = chip.capability == 90 ? 1270 : chip.capability == 80 ? 1024 : 512;  // a cycle
+  const double multiply_adds = chip.capability == 90 ? 1270 : chip.capability == 80 ? 1024 : 512;  // per cycle
   const bool halved = halves_columns(r);
   const double columns = halved ? r.n / 2 : r.n, tile_columns = halved ? t.n / 2 : t.n;
   const double tiles_m = whole(r.m, t.m), tiles_n = whole(columns, tile_columns);

@@ -1,13 +1,12 @@
-// The arithmetic of a GEMM's epilogue on the accumulators of mma.sync, in registers.
+// Epilogue arithmetic on the accumulators of mma.sync, in registers.
 //
-// The instruction leaves a block of 16 x 8 sums in a warp: a thread holds rows lane / 4 and 8 + lane / 4, columns
-// 2 (lane % 4) and the next. A chunk is kBlocks such blocks side by side, twice: its two halves may lie
-// anywhere in the row, so that with swiglu the gate and the value of an element meet in one thread. Work: one pass over
-// the chunk, in fp32, in place. What it reads and writes beside the accumulators goes straight to global memory, 4 or 8
-// bytes a thread: a quarter of a warp covers 16 or 32 bytes of a row. Plan: all loads of an operand are issued before
-// the first value is used, because nothing else hides their latency. Traps: a value beyond the edge may be neither read
-// nor written, nor counted in the column sums; a kernel that has no epilogue to apply must not come here, a uniform
-// branch on is_plain() is all that it should pay.
+// mma.sync leaves a 16 x 8 block of sums in a warp: a thread holds rows lane / 4 and 8 + lane / 4, columns 2 (lane % 4)
+// and the next. A chunk is two halves of kBlocks adjacent blocks; the halves may be anywhere in the row, so that with
+// swiglu the gate and the value of an element are in one thread. Work: one pass over the chunk, in fp32, in place.
+// Other operands are accessed directly in global memory, 4 or 8 bytes per thread: a quarter of a warp covers 16 or 32
+// bytes of a row. Plan: all loads of an operand are issued before the first use, since nothing else hides their
+// latency. Traps: values out of bounds may not be read, written or counted in the column sums. A kernel without an
+// epilogue must skip this code by a uniform branch on is_plain().
 #pragma once
 #include "base/element.cuh"
 #include "device/memory.cuh"
@@ -17,40 +16,40 @@
 
 namespace ak {
 
-/// What the epilogue needs to know of a problem; part of the kernel's arguments.
+/// Kernel arguments of the epilogue.
 struct EpilogueArgs {
   GemmEpilogue epilogue;
   GemmValues c;
   int m, n;    ///< rows of A and columns of B
-  bool plain;  ///< nothing to do: finish_chunk need not be called
+  bool plain;  ///< no epilogue: skip finish_chunk
 };
 
-/// Where a thread's values of a chunk lie: its first one in each half. Half h ends before column `end[h]`.
+/// Position of a thread's first value in each half of a chunk. Half h ends before column `end[h]`.
 struct Chunk {
   int batch;
   int row;
   int column[2];
   int end[2];
 
-  // Not column[h]: an index that is known only when the kernel runs would put the array into memory.
+  // Not column[h]: a dynamic index would put the array into local memory.
   AK_DEVICE int column_of(int h) const { return h == 0 ? column[0] : column[1]; }
   AK_DEVICE int end_of(int h) const { return h == 0 ? end[0] : end[1]; }
 };
 
 namespace detail {
 
-/// Address of `t`'s element, where its type is T.
+/// Address of an element of `t`, whose type is T.
 template <class T>
 AK_DEVICE T* address(const GemmValues& t, int batch, int row, int column) {
   return static_cast<T*>(t.data) + batch * t.batch_stride + row * t.row_stride + column * t.column_stride;
 }
-/// Whether two neighbouring columns may move as one access.
+/// True if two adjacent columns can be one access.
 template <class T>
 AK_DEVICE bool in_pairs(const GemmValues& t, const T* p) {
   return t.column_stride == 1 && reinterpret_cast<uintptr_t>(p) % (2 * sizeof(T)) == 0;
 }
 
-/// A value of 16 bits, of a type that is known when the kernel runs: one path through the code serves both.
+/// A 16-bit value whose type is known at run time, so that fp16 and bf16 share the code.
 struct Half {
   uint16_t bits;
 };
@@ -111,7 +110,7 @@ AK_DEVICE void write_half(const GemmValues& t, int rows, int batch, int row, int
 
 }  // namespace detail
 
-/// Values of half `h` of a chunk, `shift` columns further right in `t`; 0 beyond the edges.
+/// Reads half `h` of a chunk from `t`, `shift` columns to the right; 0 out of bounds.
 template <int kBlocks>
 AK_DEVICE void read_values(const GemmValues& t, int rows, const Chunk& at, int h, int shift, float (&v)[kBlocks][4]) {
   const int column = at.column_of(h) + shift, end = at.end_of(h) + shift;
@@ -122,7 +121,7 @@ AK_DEVICE void read_values(const GemmValues& t, int rows, const Chunk& at, int h
   }
 }
 
-/// Rounds the values to `t`'s type and writes those within the edges.
+/// Rounds the values to `t`'s type and writes those in bounds.
 template <int kBlocks>
 AK_DEVICE void write_values(const GemmValues& t, int rows, const Chunk& at, int h, int shift,
                             const float (&v)[kBlocks][4]) {
@@ -134,8 +133,7 @@ AK_DEVICE void write_values(const GemmValues& t, int rows, const Chunk& at, int 
   }
 }
 
-/// Adds up the 16 rows of a chunk's half and stores the sums of each column. The order is the same in every kernel and
-/// tile.
+/// Stores the column sums of the 16 rows of a chunk's half, in the order shared by all kernels and tiles.
 template <int kBlocks>
 AK_DEVICE void sum_columns(const EpilogueArgs& args, const Chunk& at, int h, int shift, const float (&v)[kBlocks][4]) {
   const int groups = (args.m + 15) / 16, group = at.row / 16, lane = lane_index();
@@ -154,15 +152,15 @@ AK_DEVICE void sum_columns(const EpilogueArgs& args, const Chunk& at, int h, int
   }
 }
 
-/// Turns the sums `v` of A B into the results of the epilogue, in place. With swiglu, forward: half 0 is the gate, half
-/// 1 the same columns of the value, which begin at n / 2; the result replaces half 0. Backward: the gradients of the
-/// gate replace both halves, those of the value are written to C here. All lanes of a warp must come together.
+/// Applies the epilogue to the sums `v` of A B, in place. Forward of swiglu: half 0 holds gates, half 1 the values of
+/// the same columns, n / 2 to the right; results replace half 0. Backward of swiglu: gate gradients replace both
+/// halves, and value gradients are written to C here. Called by all lanes of a warp.
 template <int kBlocks>
 AK_DEVICE void finish_chunk(const EpilogueArgs& args, const Chunk& at, float (&v)[2][kBlocks][4]) {
   const GemmEpilogue& e = args.epilogue;
   const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;
-  // The loops over the halves stay loops, as unrolled their code would be there twice: the halves change places, and
-  // have done so twice at the end.
+  // Not unrolled, to keep one copy of the code. Registers cannot be indexed dynamically, so each iteration swaps the
+  // halves; two swaps restore the order.
   const auto each_half = [&](auto f) {
     AK_NO_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -175,7 +173,7 @@ AK_DEVICE void finish_chunk(const EpilogueArgs& args, const Chunk& at, float (&v
       }
     }
   };
-  // f(value, the value beside it) over the half whose turn it is.
+  // v = f(v, other) over the current half.
   const auto each = [&](const float (&other)[kBlocks][4], auto f) {
     AK_UNROLL
     for (int i = 0; i < 4 * kBlocks; i++) v[0][i / 4][i % 4] = f(v[0][i / 4][i % 4], other[i / 4][i % 4]);

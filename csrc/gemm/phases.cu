@@ -1,10 +1,9 @@
-// gemm_add_phases: adds up the results of a product's phases (gemm_phases.h) where they belong.
+// gemm_add_phases: sums the results of a product's phases (phases.h).
 //
-// Work: of an element of C, a sum of each phase is read, 4 bytes, and the element written; the lines of A and B that
-// are left over, at most eight, come from the cache. Memory is the limit, or, of the few elements that a long k leaves,
-// its latency. Plan: a warp makes 32 columns of four rows, and asks for all it needs before the first sum. Traps: a
-// phase's sums lie 4 bytes aligned only, as far from the others as odd lines lie from each other. The neighbours of
-// what belongs to C may be anything, NaN too.
+// Work: per element of C, reads 4 bytes per phase and writes the element; the remaining lines of A and B, at most
+// eight, come from the cache. Bound by memory, or by its latency for the small C of a long k. Plan: a warp makes 32
+// columns of four rows and issues all loads before the first sum. Traps: the sums of a phase are only 4-byte aligned.
+// Elements of a phase outside C may be anything, including NaN.
 #include "gemm/phases.h"
 
 #include "base/element.cuh"
@@ -19,15 +18,15 @@ namespace {
 constexpr int kAddThreads = 256;
 constexpr int kRowsOfThread = 4;
 constexpr int kRowsOfBlock = kAddThreads / kWarpThreads * kRowsOfThread;
-constexpr int kMostLines = 8;  // that are left: as many as there are phases
+constexpr int kMostLines = 8;  // remaining lines, at most one per phase
 
 template <class T>
 struct AddPhasesArgs {
   const float* parts;
-  int64_t pitch, next_phase;  // between rows of a phase; from an element to that of the next phase
-  const T *a, *b;             // the first line that is left
+  int64_t pitch, next_phase;  // strides between rows of a phase, and between an element's phases
+  const T *a, *b;             // first remaining line
   int64_t ld_a, ld_b;
-  int lines;  // that are left
+  int lines;  // remaining
   int m, n;
   int blocks_across;
   float alpha;
@@ -38,11 +37,11 @@ struct AddPhasesArgs {
 template <class T, int kPhases>
 AK_KERNEL(kAddThreads, 4)
 gemm_add_phases_kernel(AK_PARAM(AddPhasesArgs<T>) args) {
-  static_assert(kMostLines * kRowsOfThread == kWarpThreads, "a lane each");
+  static_assert(kMostLines * kRowsOfThread == kWarpThreads, "one lane per remaining line and row");
   const int down = block_index() / args.blocks_across, across = block_index() - down * args.blocks_across;
   const int first = down * kRowsOfBlock + warp_index() * kRowsOfThread, column = across * kWarpThreads + lane_index();
   if (first >= args.m) return;
-  // What lies behind the last row or column is that once more, and is not stored.
+  // Out of bounds, the last row or column is repeated and not stored.
   const auto row = [&](int r) { return first + r < args.m ? first + r : args.m - 1; };
   const int x = column < args.n ? column : args.n - 1;
   float part[kRowsOfThread][kPhases], b[kMostLines];
@@ -56,7 +55,7 @@ gemm_add_phases_kernel(AK_PARAM(AddPhasesArgs<T>) args) {
   for (int i = 0; i < kMostLines; i++) {
     b[i] = i < args.lines ? to_float(load(args.b + i * args.ld_b + x)) : 0.0f;
   }
-  // Of A's lines a lane has one element: those of a row are wanted by all.
+  // Each lane loads one element of A's lines; all lanes need all of them.
   const int line = lane_index() / kRowsOfThread;
   const float a =
       line < args.lines ? to_float(load(args.a + line * args.ld_a + row(lane_index() % kRowsOfThread))) : 0.0f;

@@ -1,13 +1,12 @@
-// Products over a long k whose lines begin anywhere, without a copy of an operand.
+// Products over a long k whose lines are not 16-byte aligned, without a copy of an operand.
 //
-// Where the lines of A and B lie along m and n, one for each k (the gradient of a weight), and a line is no multiple of
-// 16 bytes long, every eighth begins at one nevertheless; or every fourth or second, if 4 or 8 bytes are left over. So
-// the lines of k = p, p + count, p + 2 count, ... make a matrix that TMA or copies of 16 bytes can address, but for its
-// first column: that lies p * (ld % 8) elements behind a multiple of 16 bytes. Together with the elements in front,
-// phase p is a product like any other, whose result lies so many rows further down and columns to the right. The phases
-// are a batch, in fp32 beside each other; gemm_add_phases adds them up. What else stands in their results came from
-// neighbouring lines, and nobody looks at it. The lines behind the last whole round of phases, of which one or more are
-// left, gemm_add_phases multiplies itself: so a phase never reads beyond the last line.
+// In the gradient of a weight, A and B have one line per k, along m and n. If a line's length is no multiple of 16
+// bytes, every eighth line (every fourth or second, for odd multiples of 4 or 8 bytes) is still aligned. So lines k =
+// p, p + count, p + 2 count, ... form a matrix that TMA or 16-byte copies can address, except that its first column
+// lies p * (ld % 8) elements after a multiple of 16 bytes. Phase p includes the elements before that column: its result
+// is shifted down and to the right, and the extra rows and columns, computed from neighboring lines, are ignored. The
+// phases run as a batch with separate fp32 results, which gemm_add_phases sums. It also multiplies the lines after the
+// last complete round, of which at least one is left, so a phase never reads beyond the last line.
 #pragma once
 #include <numeric>
 
@@ -15,18 +14,18 @@
 
 namespace ak {
 
-/// `count` phases: 2, 4 or 8, or 0 where a product cannot be worked on so. The result of phase p begins p * a rows
-/// further down, and p * b columns further to the right.
+/// `count` phases: 2, 4 or 8, or 0 if the product has none. The result of phase p is shifted down by p * a rows and
+/// right by p * b columns.
 struct GemmPhases {
   int count = 0, a = 0, b = 0;
 
   bool operator==(const GemmPhases&) const = default;
 
-  int lines(int k) const { return (k - 1) / count; }  ///< of each phase
+  int lines(int k) const { return (k - 1) / count; }  ///< per phase
   int rows(int m) const { return m + (count - 1) * a; }
-  /// Of which there are some more than the results reach, so that their rows are multiples of 16 bytes.
+  /// Rounded up so that rows of the results are multiples of 16 bytes.
   int columns(int n) const { return (n + (count - 1) * b + 3) / 4 * 4; }
-  /// Elements of all results.
+  /// Elements of all phases' results.
   int64_t size(int m, int n) const { return int64_t{count} * rows(m) * columns(n); }
 };
 
@@ -55,8 +54,8 @@ inline GemmProblem gemm_in_phases(const GemmProblem& q, const GemmPhases& phases
   return r;
 }
 
-/// C = alpha * (the sum of the phases, and of the products of the lines that are left), added to an fp32 C if
-/// `accumulate`. In the order of the phases: reproducible.
+/// C = alpha * (sum of the phases + product of the remaining lines), added to an fp32 C if `accumulate`. The order of
+/// the sum is fixed.
 template <class T>
 Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const float* parts, bool accumulate,
                        Stream stream);

@@ -1,8 +1,7 @@
-// Which GEMM kernel, tile and split of k serves a problem: a pure function of shape, layout and GPU, on the host.
+// Selects the GEMM kernel, tile and split of k: a pure function of shape, layout and GPU, on the host.
 //
-// Nothing is timed when a program runs: a result would then depend on noise. The candidates stand in kGemmTiles
-// (gemm/sm90/gemm.h) and kGemmSm80Tiles, a reason beside each; the model of gemm_cost.h ranks them. Ties go to the
-// first row of a table.
+// Nothing is timed at run time, since results would then depend on noise. The candidates are kGemmTiles
+// (gemm/sm90/gemm.h) and kGemmSm80Tiles; the model of gemm/cost.h ranks them. Ties go to the first row of a table.
 #pragma once
 #include "device/memo.h"
 #include "gemm/cost.h"
@@ -13,18 +12,18 @@ enum class GemmKernel { kNone, kSm80, kSm90 };
 
 struct GemmPlan {
   GemmKernel kernel = GemmKernel::kNone;
-  int tile = 0;  ///< number in the table of the kernel
+  int tile = 0;  ///< index in the kernel's table
   int splits = 1;
   bool swapped = false;
-  bool repacked = false;    ///< gemm_repack comes first, for what gemm_sm90 cannot read
-  GemmPhases phases;        ///< or, if there are any, the kernel works on gemm_in_phases, and gemm_add_phases follows
-  double microseconds = 0;  ///< as the model has it
+  bool repacked = false;    ///< run gemm_repack first, for operands that gemm_sm90 cannot read
+  GemmPhases phases;        ///< if any: run gemm_in_phases, then gemm_add_phases
+  double microseconds = 0;  ///< predicted by the model
 };
 
 namespace detail {
 
-// What a product in splits must promise over one without: there are many numbers of splits, and among many guesses the
-// most optimistic one wins.
+// Predicted advantage that a split must have: there are many candidate splits, and the most optimistic of many errors
+// would win.
 constexpr double kSplitDoubt = 1.06;
 
 inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
@@ -41,12 +40,12 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
 /// The plan for one call; kernel is kNone if no kernel of the build runs on the chip.
 inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
   GemmRequest r = request;
-  if (r.batch_invariant) {  // a row's result must not depend on how many there are: any fixed number will do
+  if (r.batch_invariant) {  // a row's result must not depend on the number of rows: plan for a fixed one
     r.m = 4096;
     r.batch = 1;
   }
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
-  constexpr int kLeastSteps = 4;  // of k a split: fewer would be all fill
+  constexpr int kLeastSteps = 4;  // k steps per split: fewer would only fill the pipeline
   GemmPlan best;
   double least = detail::kNever;
   const auto consider = [&](const GemmPlan& plan) {
@@ -61,12 +60,12 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
       f(splits);
     }
   };
-  // `beside`: microseconds of what comes before or behind.
+  // `beside`: microseconds of the kernels before or after it.
   const auto consider_sm90 = [&](const GemmRequest& q, double beside, GemmPhases phases = {}) {
     if (!chip.sm90 || chip.capability != 90) return;
     for (int i = 0; i < kGemmTileCount; i++) {
       for (bool swap : {false, true}) {
-        if (swap && (q.batch_invariant || q.m > 64)) continue;  // for few rows: C then leaves element by element
+        if (swap && (q.batch_invariant || q.m > 64)) continue;  // for few rows: its epilogue is elementwise
         if (!detail::sm90_takes(q, kGemmTiles[i], swap)) continue;
         each_split(q.k, [&](int splits) {
           const double time = beside + detail::sm90_time(q, chip, kGemmTiles[i], splits, swap);
@@ -88,7 +87,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
   consider_sm90(r, detail::repack_time(r, chip.rates));
   if (best.kernel != GemmKernel::kNone && r.tma_operands()) return best;
   consider_sm80(r, 0);
-  // Phases whose results take more memory than copies of the operands would are not worth their time.
+  // Phases are not worth it if their results need more memory than copies of the operands.
   const bool small = 4 * r.phases.size(r.m, r.n) <= 2 * detail::unaligned_elements(r);
   if (r.phases.count > 0 && small && !r.batch_invariant) {
     const double add = detail::add_phases_time(r, chip.rates);
@@ -98,37 +97,38 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
   return best;
 }
 
-/// plan_gemm, with what this thread has asked before.
+/// plan_gemm, memoized per thread.
 inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip) {
   struct Key {
     GemmRequest r;
     int sm_count, capability;
+    bool sm90;  // false for what gemm_sm90 could not do
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,          r.tma_output,
-                            r.row_output, r.odd_operands, r.backward, r.keeps_z,        r.column_sums,
-                            r.plain,      r.in_registers, r.in_boxes, r.batch_invariant};
+      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,           r.tma_output,
+                            r.row_output, r.odd_operands, r.backward, r.keeps_z,         r.column_sums,
+                            r.plain,      r.in_registers, r.in_boxes, r.batch_invariant, sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
     }
   };
   thread_local Memo<Key, GemmPlan> made(1 << 12);
-  const Key key{request, chip.sm_count, chip.capability};
+  const Key key{request, chip.sm_count, chip.capability, chip.sm90};
   if (const GemmPlan* known = made.find(key)) return *known;
   const GemmPlan plan = plan_gemm(request, chip);
   made.keep(key, plan);
   return plan;
 }
 
-/// What plan_gemm asks of a problem. `half`: the type of A and B.
+/// plan_gemm's request for a problem. `half`: the type of A and B.
 inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType half, bool batch_invariant) {
   const GemmEpilogue& e = q.epilogue;
   const auto bits = [&](const void* p, int64_t ld, int64_t batch_stride) {
     return reinterpret_cast<uintptr_t>(p) | static_cast<uint64_t>(ld * 2) |
            static_cast<uint64_t>(q.batch > 1 ? batch_stride * 2 : 0);
   };
-  // A single row has no distance to the next one and any alignment; batch_invariant goes by what many would have.
+  // A single row has a meaningless row stride; batch_invariant assumes that of several contiguous rows.
   const uint64_t a = batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
   const uint64_t b = bits(q.b, q.ld_b, q.batch_stride_b);
   GemmRequest r;
@@ -147,7 +147,7 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   r.activation = e.activation;
   r.plain = is_plain(e);
   r.in_registers = gemm_sm90_in_registers(q, half);
-  // Of few rows or one matrix other distances may be told than of many: batch_invariant goes by the columns.
+  // Strides of single rows or matrices are meaningless, so batch_invariant looks at the columns alone.
   r.in_boxes = batch_invariant ? columns_of_sums(q) * bytes_of(type) % 16 == 0 : gemm_sm90_in_boxes(q, half, type);
   r.keeps_z = e.z.data != nullptr;
   r.backward = e.preact.data != nullptr;

@@ -1,23 +1,22 @@
+"""The machine that a figure comes from, and the folder that it belongs to."""
+
 import subprocess
 
 import pytest
 import torch
 
-import amp_kernels
-from bench import environment
+from bench.harness import environment
 
 CPU = torch.device("cpu")
 
 
 def test_results_belong_to_the_device_and_to_the_tree_they_come_from(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "device_name", lambda device: "AMD EPYC(TM) 9,5 @ 3GHz ")
-    (tmp_path / "bench").mkdir()
     (tmp_path / "setup.py").touch()
-    monkeypatch.setattr(environment, "FOLDER", tmp_path / "bench")
-    assert environment.results_folder(CPU) == tmp_path / "bench" / "results" / "amd-epyc-tm-9-5-3ghz"
-    monkeypatch.setattr(environment, "FOLDER", tmp_path / "site-packages" / "amp_kernels" / "bench")
     monkeypatch.chdir(tmp_path)
-    assert environment.results_folder(CPU) == tmp_path / "bench" / "results" / "amd-epyc-tm-9-5-3ghz"
+    for folder in ("bench", "site-packages/amp_kernels/bench"):  # in a source tree, and installed
+        monkeypatch.setattr(environment, "FOLDER", tmp_path / folder)
+        assert environment.results_folder(CPU) == tmp_path / "bench" / "results" / "amd-epyc-tm-9-5-3ghz"
 
 
 def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_path, monkeypatch):
@@ -25,11 +24,9 @@ def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_p
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
 
-    folder = tmp_path / "bench"
-    folder.mkdir()
+    (tmp_path / "bench").mkdir()
     (tmp_path / "setup.py").write_text("1")
-    (folder / "code.py").write_text("1")
-    monkeypatch.setattr(environment, "FOLDER", folder)
+    monkeypatch.setattr(environment, "FOLDER", tmp_path / "bench")
     assert environment._commit() is None  # no repository
     git("init", "-q")
     git("add", ".")
@@ -42,23 +39,9 @@ def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_p
     assert environment._commit() is None  # an installed package, by chance inside a repository
 
 
-def test_versions_and_date_are_recorded():
-    machine = environment.describe(CPU)
-    assert machine["versions"]["torch"] == torch.__version__
-    assert machine["versions"]["amp_kernels"] == amp_kernels.__version__
-    assert machine["date"].endswith("+00:00")
-    assert machine["device"]
-    assert environment.version("no_such_package") is None
-
-
-@pytest.mark.parametrize("name", ["cpu", "cpu:0"])
-def test_cpu_by_any_name(name):
-    assert environment.pick_device(name) == CPU
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+def test_devices_by_name_and_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert environment.pick_device(None) == CPU
+    assert [environment.pick_device(name) for name in (None, "cpu", "cpu:0")] == [CPU] * 3
     with pytest.raises(ValueError, match=r"--device cuda: torch .* finds no CUDA GPU"):
         environment.pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

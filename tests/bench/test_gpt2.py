@@ -5,17 +5,20 @@ import json
 import pytest
 import torch
 
-from bench import gpt2, step_models
+from bench import gpt2
+from bench.training import gpt
 
 PROVIDERS = ["torch", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
 
 
 @pytest.fixture
 def small(monkeypatch):
-    for module in (gpt2, step_models):
+    for module in (gpt2, gpt):
         monkeypatch.setattr(module, "WORDS", 64)
         monkeypatch.setattr(module, "CONTEXT", 16)
-    monkeypatch.setitem(step_models.MODELS, "gpt2-124m", step_models.Config(width=32, heads=2, layers=3, batch=2))
+    config = gpt.GPT2Config(width=32, heads=2, layers=3, batch=2)
+    monkeypatch.setitem(gpt.GPT2_MODELS, "gpt2-124m", config)
+    return config
 
 
 def run(tmp_path, *options):
@@ -36,9 +39,7 @@ def test_all_take_the_same_step(small, tmp_path, capsys):
         first = rows[0 if row["dtype"] == "bf16" else len(PROVIDERS)]["losses"]
         assert losses == pytest.approx(first, rel=5e-3)
         assert max(losses) - min(losses) > 5e-3 * first[0]  # so that a step left out would show
-    printed = capsys.readouterr().out
-    assert "2 layers, 2 x 16 tokens" in printed
-    assert "bf16 amp_kernels graph: microseconds of a step" in printed
+    assert "bf16 amp_kernels graph: microseconds of a step" in capsys.readouterr().out
 
 
 def test_rates_are_of_medians_and_ratios_of_turns(small, tmp_path, monkeypatch):
@@ -55,18 +56,19 @@ def test_rates_are_of_medians_and_ratios_of_turns(small, tmp_path, monkeypatch):
     [
         (["--provider", "torch,apex"], "--provider: apex is unknown; accepted: torch, torch.compile, amp_kernels, amp"),
         (["--dtype", "fp32"], "--dtype: fp32 is unknown; accepted: bf16, fp16"),
-        (["--model", "gpt3"], "invalid choice: 'gpt3'"),
-        (["--steps", "0"], "--steps: 0; accepted: 1 or more"),
-        (["--rounds", "0"], "--rounds: 0; accepted: 1 or more"),
-        (["--layers", "0"], "--layers: 0; accepted: 1 or more"),
-        (["--batch", "-1"], "--batch: -1; accepted: 1 or more"),
+        (["--steps", "0"], "--steps: '0' is not a positive number"),
+        (["--device", "tpu"], "--device tpu: not a device"),
     ],
 )
 def test_bad_options_are_refused(options, said, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         gpt2.parse(["--device", "cpu", *options])
-    assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def is_within_an_op(event):
+    """Products of the portable set widen the 16-bit weights that they are given."""
+    return event is not None and (event.name.startswith("amp_kernels::") or is_within_an_op(event.cpu_parent))
 
 
 @pytest.mark.parametrize("shadowed", [True, False])
@@ -75,22 +77,23 @@ def test_ours_reads_shadows(shadowed, small, monkeypatch):
     trainer = gpt2.TRAINERS["amp_kernels"]
     if not shadowed:
         monkeypatch.setitem(gpt2.TRAINERS, "amp_kernels", lambda *args, shadow_dtype: trainer(*args))
-    model = step_models.GPT2(step_models.MODELS["gpt2-124m"], 1)
+    model = gpt.GPT2(small, 1)
     weights = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)}
     step = gpt2.build("amp_kernels", model, (torch.zeros(1, 16, dtype=torch.long),) * 2, torch.bfloat16)
     step()
     with torch.profiler.profile(record_shapes=True, acc_events=True) as profile:
         step()
-    cast = {tuple(event.input_shapes[0]) for event in profile.events() if event.name == "aten::_to_copy"}
+    casts = (event for event in profile.events() if event.name == "aten::_to_copy" and not is_within_an_op(event))
+    cast = {tuple(event.input_shapes[0]) for event in casts}
     assert weights & cast == (set() if shadowed else weights)
 
 
-def test_fp16_is_scaled_and_bf16_is_not(small, monkeypatch):
+@pytest.mark.parametrize("provider", ["torch", "amp_kernels"])
+def test_fp16_is_scaled_and_bf16_is_not(small, provider):
     data = (torch.zeros(1, 16, dtype=torch.long),) * 2
-    for dtype, factor in ((torch.float16, 65536.0), (torch.bfloat16, 1.0)):
-        for provider in ("torch", "amp_kernels"):
-            model = step_models.GPT2(step_models.MODELS["gpt2-124m"], 1)
-            seen = []
-            model.norm.bias.register_hook(lambda grad, seen=seen: seen.append(grad.abs().sum().item()))
-            gpt2.build(provider, model, data, dtype)()
-            assert (seen[0] > 100) == (factor > 1), (provider, dtype, seen)
+    for dtype, scaled in ((torch.float16, True), (torch.bfloat16, False)):
+        model = gpt.GPT2(small, 1)
+        seen = []
+        model.norm.bias.register_hook(lambda grad, seen=seen: seen.append(grad.abs().sum().item()))
+        gpt2.build(provider, model, data, dtype)()
+        assert (seen[0] > 100) == scaled, (dtype, seen)

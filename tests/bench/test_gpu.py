@@ -10,7 +10,8 @@ import torch
 
 from amp_kernels.testing.patience import PATIENCE
 from bench import gpu
-from bench.watch import CEILINGS
+from bench.harness.watch import CEILINGS
+from bench.ops import OPS
 
 FAKE = """
 import pathlib, sys, time
@@ -28,94 +29,77 @@ def play(tmp_path, script, part=PART):
     fake = tmp_path / "fake.py"
     fake.write_text(FAKE + script)
     outcomes = gpu.bench(part, [sys.executable, fake], tmp_path, tmp_path / "progress")
+    assert {name for name, _, _ in outcomes} == {"benchmarks: some"}
     calls = tmp_path / "calls"
-    return outcomes, calls.read_text().splitlines() if calls.exists() else []
+    return [outcome for _, outcome, _ in outcomes], calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_a_part_that_ends_well_runs_once(tmp_path):
-    outcomes, calls = play(tmp_path, "")
-    assert [(name, outcome) for name, outcome, _ in outcomes] == [("benchmarks: some", "passed")]
-    assert calls[0].startswith("--op gemm,linear --dtype bf16 --seconds 20 --out")
-
-
-def test_behind_a_case_that_ends_the_process_the_others_still_run(tmp_path):
-    script = """
+DIES_ONCE = """
 if after is None:
     progress.write_text("gemm 8x8x8 NT bf16\\namp_kernels, check\\n")
     sys.exit(1)
 assert after == "gemm 8x8x8 NT bf16"
 """
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("", ["passed"]),
+        ("sys.exit(1)", ["FAILED (exit 1)"]),  # wrong results: no reason to run again
+        (DIES_ONCE, ["FAILED (exit 1) in gemm 8x8x8 NT bf16, amp_kernels, check", "passed"]),
+        (f"progress.write_text({CEILINGS!r}); sys.exit(3)", [f"FAILED (exit 3) in {CEILINGS}"]),
+        ("progress.write_text('always'); sys.exit(3)", ["FAILED (exit 3) in always"] * 2),
+    ],
+    ids=["passes", "wrong", "goes on behind a case that ends the process", "no ceilings", "the same case again"],
+)
+def test_a_part_is_run_again_behind_the_case_that_ended_it(tmp_path, script, expected):
     outcomes, calls = play(tmp_path, script)
-    assert [outcome for _, outcome, _ in outcomes] == [
-        "FAILED (exit 1) in gemm 8x8x8 NT bf16, amp_kernels, check",
-        "passed",
-    ]
-    assert len(calls) == 2
-
-
-def test_wrong_results_are_a_failure_but_no_reason_to_run_again(tmp_path):
-    outcomes, _ = play(tmp_path, "sys.exit(1)")
-    assert [outcome for _, outcome, _ in outcomes] == ["FAILED (exit 1)"]
-
-
-@pytest.mark.parametrize("where", [CEILINGS, "always the same"])
-def test_it_does_not_try_for_ever(tmp_path, where):
-    outcomes, _ = play(tmp_path, f"progress.write_text({where!r}); sys.exit(3)")
-    assert len(outcomes) == (1 if where == CEILINGS else 2)
+    assert outcomes == expected
+    assert len(calls) == len(expected)
+    assert calls[0].startswith("--op gemm,linear --dtype bf16 --seconds 20 --out")
 
 
 def test_a_process_that_hangs_is_ended_and_its_case_named(tmp_path, monkeypatch):
     for seconds in UNTIL_IT_HAS_STARTED:
         monkeypatch.setattr(gpu, "GRACE_SECONDS", seconds)
         part = gpu.Part("some", ("gemm",), seconds)
-        outcomes, _ = play(tmp_path, "progress.write_text('gemm 1\\ncheck\\n'); time.sleep(10_000)", part)
-        if "check" in outcomes[0][1]:
+        (outcome, *_), _ = play(tmp_path, "progress.write_text('gemm 1\\ncheck\\n'); time.sleep(10_000)", part)
+        if "check" in outcome:
             break
-    (outcome,) = (outcome for _, outcome, _ in outcomes)
     assert re.fullmatch(r"HUNG for \d+ s in gemm 1, check", outcome)
-
-
-def test_no_time_left_is_a_failure(tmp_path):
     assert gpu.run("late", [sys.executable, "-c", ""], -1.0)[1] == "NOT RUN: no time left"
+
+
+def test_a_log_has_what_was_written_before_a_hang(tmp_path):
+    program = "import sys, time; print('so far', flush=True); time.sleep(10_000)"
+    for seconds in UNTIL_IT_HAS_STARTED:
+        outcome = gpu.run("test", [sys.executable, "-c", program], seconds, tmp_path / "log")
+        assert outcome[1] == f"HUNG for {seconds} s"
+        if (tmp_path / "log").read_text():
+            break
+    assert (tmp_path / "log").read_text() == "so far\n"
 
 
 def test_the_shares_add_up_to_nine_minutes_and_every_benchmark_has_one():
     parts = gpu.parts()
-    shares = [
-        gpu.BUILD_SECONDS,
-        gpu.TEST_SECONDS,
-        *(part.seconds for part in parts),
-        gpu.TRAINING_SECONDS,
-        gpu.PREDICTION_SECONDS,
-    ]
-    assert sum(shares) <= gpu.TOTAL_SECONDS == 540
-    run = [op for part in parts for op in part.ops]
-    assert sorted([*run, "adamw"]) == sorted(gpu.modules())  # the step times adamw_ and more
+    fixed = (gpu.BUILD_SECONDS, gpu.TEST_SECONDS, gpu.TRAINING_SECONDS, gpu.PREDICTION_SECONDS)
+    assert sum(fixed) + sum(part.seconds for part in parts) <= gpu.TOTAL_SECONDS == 540
+    assert sorted([*(op for part in parts for op in part.ops), "adamw"]) == sorted(OPS)  # the step times adamw_ too
 
 
-def test_a_missing_gpu_is_an_error(monkeypatch, capsys):
+def test_it_needs_a_gpu_and_builds_for_it(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.missing(("torch", "no_such_package", "python3")) == ["no_such_package"]
     monkeypatch.setattr(gpu, "missing", lambda names: [])
     assert gpu.main(["--check"]) == 2
     assert "make gpu needs a CUDA GPU" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert gpu.main(["--check"]) == 0
-
-
-def test_it_builds_for_the_gpu_that_is_there(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "missing", lambda names: [])
     for capability, entry in (((9, 0), "9.0a"), ((8, 6), "8.6"), ((12, 0), "12.0")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert gpu.main(["--arch"]) == 0
         assert capsys.readouterr().out == f"{entry}\n"
-
-
-def test_what_it_needs_is_named_if_it_is_not_there():
-    assert gpu.missing(("torch", "no_such_package", "no_such_program", "python3")) == [
-        "no_such_package",
-        "no_such_program",
-    ]
 
 
 class Runs(list):
@@ -126,7 +110,8 @@ class Runs(list):
         monkeypatch.setattr(gpu, "run", self.run)
 
     def run(self, name, command, seconds, log):
-        self.append((name, [str(part) for part in command], seconds))
+        assert 0 < seconds <= gpu.TEST_SECONDS
+        self.append((name, [str(part) for part in command]))
         log.write_text(f"output of {name}")
         return name, self.outcomes.get(name, "passed"), 1.0
 
@@ -139,24 +124,19 @@ def test_the_files_of_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypa
     ran = Runs(monkeypatch, {f"tests/gpu/test_{name}.py": end for name, end in ends.items()})
     outcomes = {name: outcome for name, outcome, _ in gpu.tests(tmp_path)}
     assert outcomes["tests/gpu/test_threads.py"] == "passed"  # pytest found no test in it that is marked gpu
-    assert {"tests/ops/test_gemm.py", "tests/triton/test_gemm.py"} <= set(outcomes)
-    assert len({command[command.index("--progress-file") + 1] for _, command, _ in ran[1:]}) == len(ran) - 1
-    assert outcomes["info --check"] == "passed"
+    assert {"tests/ops/test_gemm.py", "tests/triton/test_gemm.py", "info --check"} <= set(outcomes)
+    assert len({command[command.index("--progress-file") + 1] for _, command in ran[1:]}) == len(ran) - 1
     assert outcomes["tests/gpu/test_ops.py"] == "HUNG for 60 s in tests/gpu/test_ops.py::test_a[gemm-triton]"
     assert outcomes["tests/gpu/test_step.py"] == "FAILED (exit 1)"  # the last test is not to blame
     assert "== tests/gpu/test_step.py\noutput of tests/gpu/test_step.py\n" in capsys.readouterr().out
-    for _, command, seconds in ran:
-        assert 0 < seconds <= gpu.TEST_SECONDS
-        assert "info" in command or {"--require-gpu", "gpu"} <= set(command)
+    assert all("info" in command or {"--require-gpu", "gpu"} <= set(command) for _, command in ran)
 
 
 def test_with_xdist_they_are_one_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "missing", lambda names: [])
     ran = Runs(monkeypatch, {"gpu tests": "FAILED (exit 5)"})
-    assert [(name, outcome) for name, outcome, _ in gpu.tests(tmp_path)] == [
-        ("info --check", "passed"),
-        ("gpu tests", "FAILED (exit 5)"),  # no test at all
-    ]
+    found = [(name, outcome) for name, outcome, _ in gpu.tests(tmp_path)]
+    assert found == [("info --check", "passed"), ("gpu tests", "FAILED (exit 5)")]  # no test at all
     command = ran[1][1]
     assert command[-len(gpu.TESTS) :] == list(gpu.TESTS)
     assert {"--require-gpu", "tests.gpu.fresh_context", "-n", "--timeout"} <= set(command)
@@ -192,20 +172,9 @@ def test_a_broken_context_costs_one_test(tmp_path):
     """In the only worker; a test that fails beside it costs no process."""
     (tmp_path / "test_broken.py").write_text(BROKEN)
     (tmp_path / "torch.py").write_text(FAKE_TORCH)
-    options = [
-        "-p",
-        "tests.gpu.fresh_context",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "1",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        tmp_path,
-    ]
+    options = ["-p", "tests.gpu.fresh_context", "-p", "no:cacheprovider", "-n", "1", "-c", os.devnull]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, tmp_path / "test_broken.py"],
+        [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, tmp_path / "test_broken.py"],
         cwd=gpu.ROOT,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
@@ -215,24 +184,13 @@ def test_a_broken_context_costs_one_test(tmp_path):
     assert "3 failed, 4 passed" in run.stdout, run.stdout  # test 2 failed, and again as what its worker ended in
     assert set(re.findall(r"worker '(\w+)' crashed", run.stdout)) == {
         "gw0"
-    }  # once or twice, as the summary's lines are long
+    }  # once or twice: the summary's lines are long
     assert "test_it[2]" in run.stdout.partition("crashed while running")[2].splitlines()[0]
 
 
-def test_a_log_has_what_was_written_before_a_hang(tmp_path):
-    program = "import sys, time; print('so far', flush=True); time.sleep(10_000)"
-    for seconds in UNTIL_IT_HAS_STARTED:
-        outcome = gpu.run("test", [sys.executable, "-c", program], seconds, tmp_path / "log")
-        assert outcome[1] == f"HUNG for {seconds} s"
-        if (tmp_path / "log").read_text():
-            break
-    assert (tmp_path / "log").read_text() == "so far\n"
-
-
-def test_what_was_measured_is_written_beside_what_was_predicted(tmp_path, monkeypatch):
+def test_predictions_are_written_beside_what_was_measured(tmp_path, monkeypatch):
     """For a GPU that the model knows not, which takes no time; `bench.predict --run` has tests of its own."""
-    name, outcome, _ = gpu.predictions(tmp_path)
-    assert (name, outcome) == ("predictions", "passed")
+    assert gpu.predictions(tmp_path)[:2] == ("predictions", "passed")
     assert "no predictions" in (tmp_path / "predicted.txt").read_text()
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert gpu.predictions(tmp_path)[1].startswith("passed: none")

@@ -3,43 +3,44 @@
 import pytest
 import torch
 
-from bench import harness, layouts, lists
-from bench.harness import Case, Mismatch, Scope, WithFacts, measure, worst_error
-from bench.timing import Effort, kernels_of, quantiles
+from bench.harness import measure as harness
+from bench.harness.case import Scope, WithFacts
+from bench.harness.check import Mismatch, worst_error
+from bench.harness.measure import measure
+from bench.harness.memory import held_bytes
+from bench.harness.timer import Effort, quantiles
+from bench.ops import layouts, lists
+
+from .doubling import doubling
 
 CPU = torch.device("cpu")
 EFFORT = Effort(settle=0.0, warmup=0.0, sample=0.0, rounds=3)
 
 
-def case(**providers) -> Case:
-    """Doubling a vector; providers are functions of it."""
-    return Case(
-        op="double",
-        shape="64",
-        dtype="fp32",
-        bytes=512,
-        flops=64,
-        inputs=lambda generator: torch.randn(64, generator=generator),
-        providers={name: lambda x, f=f: lambda: {"out": f(x)} for name, f in providers.items()},
-        reference=lambda x: {"out": (2 * x.double(), 1e-6)},
-    )
+def case(**providers):
+    return doubling(functions=providers)
+
+
+def double(x):
+    return 2 * x
 
 
 def rows_of(case, **options):
     return {row["provider"]: row for row in measure(case, CPU, EFFORT, **options)}
 
 
-def test_a_wrong_or_failing_provider_is_reported_and_never_timed():
-    calls = []
+def test_a_wrong_or_failing_provider_is_announced_reported_and_never_timed():
+    heard, calls = [], []
 
     def wrong(x):
         calls.append(1)
         return 2.001 * x
 
     def broken(x):
+        assert heard[-1].startswith("broken, check")
         raise RuntimeError("no kernel\nfor this")
 
-    rows = rows_of(case(torch=lambda x: 2 * x, wrong=wrong, broken=broken))
+    rows = rows_of(case(torch=double, wrong=wrong, broken=broken), note=heard.append)
     assert rows["torch"]["status"] == "ok"
     assert rows["torch"]["p50_us"] > 0
     assert rows["wrong"]["status"] == "wrong"
@@ -47,33 +48,31 @@ def test_a_wrong_or_failing_provider_is_reported_and_never_timed():
     assert rows["broken"]["reason"] == "RuntimeError: no kernel"
     assert len(calls) == 1  # the check, and no more
     assert not {"p50_us", "speedup"} & (set(rows["wrong"]) | set(rows["broken"]))
+    checks = ["torch, check", "wrong, check", "broken, check"]
+    assert heard == ["reference", *checks, "torch, warm-up", "timing in turns"]
 
 
-def test_the_check_compares_with_inputs_as_they_were():
-    """An in-place provider changes its inputs: the reference must be computed before it runs."""
-    rows = rows_of(case(torch=lambda x: x.mul_(2)))
-    assert rows["torch"]["status"] == "ok"
+def test_the_reference_is_computed_before_a_provider_changes_its_inputs():
+    assert rows_of(case(torch=lambda x: x.mul_(2)))["torch"]["status"] == "ok"
 
 
-def test_providers_take_turns():
-    order = []
-    names = ("torch", "b", "c")
-    timed = case(**{name: lambda x, name=name: (order.append(name), 2 * x)[1] for name in names})
-    measure(timed, CPU, EFFORT)
-    assert order[-9:] == ["torch", "b", "c"] * 3
-
-
-def test_what_cannot_even_be_prepared_fails_in_its_row():
-    """The float64 reference of a large case may not fit into memory; the cases after it still count."""
-    timed = case(torch=lambda x: 2 * x, amp_kernels=lambda x: 2 * x)
+def test_a_reference_that_does_not_fit_into_memory_fails_in_its_rows():
+    timed = case(torch=double, amp_kernels=double)
     timed.reference = lambda x: torch.empty(2**60)
     rows = rows_of(timed)
     assert [row["status"] for row in rows.values()] == ["failed", "failed"]
     assert "p50_us" not in rows["torch"]
 
 
-def test_facts_kernels_and_the_hosts_share_come_with_the_row():
-    timed = case(torch=lambda x: 2 * x, amp_kernels=lambda x: 2 * x)
+def test_providers_take_turns():
+    order = []
+    names = ("torch", "b", "c")
+    measure(case(**{name: lambda x, name=name: (order.append(name), 2 * x)[1] for name in names}), CPU, EFFORT)
+    assert order[-9:] == ["torch", "b", "c"] * 3
+
+
+def test_facts_kernels_and_the_hosts_share_come_with_the_row(monkeypatch):
+    timed = case(torch=double, amp_kernels=double)
     plain = timed.providers["amp_kernels"]
     timed.providers["amp_kernels"] = lambda x: WithFacts(plain(x), lambda: {"plan": "128x256"})
     timed.kernels = timed.host_time = True
@@ -83,41 +82,20 @@ def test_facts_kernels_and_the_hosts_share_come_with_the_row():
     assert "aten::mul" in rows["torch"]["kernels"]
     assert rows["torch"]["host_us"] > 0
 
-
-def test_a_profiler_that_may_not_look_costs_only_the_names(monkeypatch):
     def refused(call, device):
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr(harness, "kernels_of", refused)
-    timed = case(torch=lambda x: 2 * x)
-    timed.kernels = True
     row = rows_of(timed)["torch"]
-    assert row["status"] == "ok"
-    assert row["p50_us"] > 0
-    assert "kernels" not in row
-
-
-def test_kernels_are_named_the_longest_running_first():
-    x = torch.randn(768, 768)
-    names = kernels_of(lambda: (x @ x).sum(), CPU)
-    assert names.index("aten::mm") < names.index("aten::sum")
-
-
-def test_note_hears_of_every_provider_before_it_runs():
-    heard = []
-
-    def broken(x):
-        assert heard[-1].startswith("broken, check")
-        raise RuntimeError("no")
-
-    measure(case(torch=lambda x: 2 * x, broken=broken), CPU, EFFORT, note=heard.append)
-    assert heard == ["reference", "torch, check", "broken, check", "torch, warm-up", "timing in turns"]
+    assert (row["status"], "kernels" in row) == ("ok", False)  # it costs only the names
 
 
 def test_only_chosen_providers_run_and_a_backend_suffix_belongs_to_its_provider():
-    timed = case(**{"torch": lambda x: 2 * x, "amp_kernels": lambda x: 2 * x, "amp_kernels:triton": lambda x: x + x})
-    assert list(rows_of(timed, chosen={"amp_kernels"})) == ["amp_kernels", "amp_kernels:triton"]
-    assert "speedup" not in rows_of(timed, chosen={"amp_kernels"})["amp_kernels"]
+    rows = rows_of(
+        case(**dict.fromkeys(["torch", "amp_kernels", "amp_kernels:triton"], double)), chosen={"amp_kernels"}
+    )
+    assert list(rows) == ["amp_kernels", "amp_kernels:triton"]
+    assert "speedup" not in rows["amp_kernels"]
 
 
 def test_speedup_is_the_median_of_ratios_within_a_round(monkeypatch):
@@ -134,10 +112,8 @@ def test_speedup_is_the_median_of_ratios_within_a_round(monkeypatch):
             return next(samples[self.name])
 
     monkeypatch.setattr(harness, "_timer", Fake)
-    rows = rows_of(case(torch=lambda x: 2 * x, b=lambda x: 2 * x))
-    assert rows["b"]["speedup"] == 2.0
-    assert rows["torch"]["speedup"] == 1.0
-    assert rows["b"]["p50_us"] == 2e6
+    rows = rows_of(case(torch=double, b=double))
+    assert (rows["b"]["speedup"], rows["torch"]["speedup"], rows["b"]["p50_us"]) == (2.0, 1.0, 2e6)
 
 
 def test_quantiles_interpolate():
@@ -145,11 +121,13 @@ def test_quantiles_interpolate():
     assert quantiles([7.0]) == (7.0, 7.0, 7.0)
 
 
+# ---- the check
+
+
 def test_one_wrong_row_of_a_large_matrix_is_seen():
     want = torch.randn(4096, 64, dtype=torch.float64)
     got = want.clone()
     got[1000, 3] += 1.0  # hidden in the norm of the whole: 1 / 512
-    assert (got - want).norm() / want.norm() < 4e-3
     with pytest.raises(Mismatch, match=r"out\[0\]: relative error 1\.\d+e-01"):
         worst_error({"out": got}, {"out": (want, 4e-3)})
 
@@ -175,32 +153,52 @@ def test_one_wrong_vector_of_a_long_list_is_seen():
         ({"out": [torch.ones(4), torch.ones(4)]}, "2 tensors instead of 1"),
         ({"extra": torch.ones(4)}, "no result 'out'"),
         ({"out": torch.ones(4), "extra": torch.zeros(4)}, r"extra\[0\]: relative error 1"),
+        (
+            {"out": torch.ones(4), "flag": torch.ones(())},
+            r"flag\[0\]: relative error 1",
+        ),  # absolute: the reference is 0
     ],
 )
 def test_what_is_not_the_reference_is_a_mismatch(got, message):
-    one = torch.ones(4, dtype=torch.float64)
+    one, zero = torch.ones(4, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    want = {"out": (one, 1e-3), "extra": (one, 1e-3), "flag": (zero, 0.0)}
     with pytest.raises(Mismatch, match=message):
-        worst_error(got, {"out": (one, 1e-3), "extra": (one, 1e-3)})
+        worst_error(got, want)
+    assert worst_error({"out": one, "flag": zero.float()}, want) == 0.0
 
 
-def test_a_zero_reference_takes_the_absolute_error():
-    zero = torch.zeros((), dtype=torch.float64)
-    assert worst_error({"flag": torch.zeros(())}, {"flag": (zero, 0.0)}) == 0.0
-    with pytest.raises(Mismatch):
-        worst_error({"flag": torch.ones(())}, {"flag": (zero, 0.0)})
+def test_an_error_is_relative_to_its_row_and_rows_have_some_elements():
+    """Rounding a large element is no error beside small ones, and a convolution of 1 x 1 has no rows of one element."""
+    want = torch.full((4, 32, 1, 1), 1e-3)
+    want[2] = 10.0
+    want[2, 0] = 100.0
+    rounded = want.bfloat16()
+    assert worst_error({"y": rounded}, {"y": (want.double(), 2.0**-8)}) <= 2.0**-8
+    rounded[0, :8] = 3.0  # in a small row: seen, in units of an average one
+    with pytest.raises(Mismatch, match="relative error"):
+        worst_error({"y": rounded}, {"y": (want.double(), 2.0**-8)})
 
 
-@pytest.mark.parametrize(
-    ("name", "tensors", "count"), [("resnet-50", 161, 25_557_032), ("llama-1b", 146, 1_235_814_400)]
-)
-def test_lists_are_those_of_the_models(name, tensors, count):
-    shapes = lists.LISTS[name]()
-    assert len(shapes) == tensors
-    assert lists.numel(shapes) == count
+# ---- lists of parameters, and the layouts that they are kept in
 
 
-@pytest.mark.parametrize("layout", layouts.LAYOUTS, ids=lambda layout: layout.name)
-def test_update_bytes_are_counted_from_what_is_stored(layout):
+def test_lists_are_those_of_the_models_reduced_to_the_memory_there_is():
+    for name, tensors, count in (("resnet-50", 161, 25_557_032), ("llama-1b", 146, 1_235_814_400)):
+        shapes = lists.LISTS[name]()
+        assert (len(shapes), lists.numel(shapes)) == (tensors, count)
+    whole = lists.chosen(Scope(torch.device("cuda"), memory=140 * 2**30), tensors=True)
+    assert list(whole) == ["resnet-50", "llama-1b", "10000 x 64"]
+    small = lists.chosen(Scope(torch.device("cuda"), memory=64 * 2**30))
+    assert list(small) == ["resnet-50", "llama-1b / 2"]
+    assert 50 * 2**30 < lists.BYTES_PER_PARAM * lists.numel(small["llama-1b / 2"]) <= 64 * 2**30
+
+
+HELD = dict(zip((layout.name for layout in layouts.LAYOUTS), (12, 14, 14, 12, 8), strict=True))
+EVERY_LAYOUT = pytest.mark.parametrize("layout", layouts.LAYOUTS, ids=lambda layout: layout.name)
+
+
+@EVERY_LAYOUT
+def test_bytes_are_counted_from_what_is_stored(layout):
     """Everything an update reads and writes once: gradient, weight, master or remainder, shadow, two moments."""
     param = layout.param.itemsize
     moments = 2 * (layout.options.get("state_dtype") or torch.float32).itemsize
@@ -209,40 +207,18 @@ def test_update_bytes_are_counted_from_what_is_stored(layout):
     written = param + master + moments + (2 if layout.shadow else 0)
     assert layout.update_bytes == read + written
     assert layout.step_bytes == layout.update_bytes + param  # one more read of the gradients
-
-
-def test_the_layouts_are_those_that_the_step_is_judged_by():
-    assert [layout.step_bytes for layout in layouts.LAYOUTS] == [32, 34, 30, 28, 20]
-
-
-@pytest.mark.parametrize(
-    ("layout", "held"), [(layout, held) for layout, held in zip(layouts.LAYOUTS, (12, 14, 14, 12, 8), strict=True)]
-)
-def test_state_held_is_weights_masters_copies_and_moments_without_gradients(layout, held):
     adamw = layouts.OurAdamW(layout, layouts.draw(layout, [(1024, 32), (64,)], torch.Generator()))
-    before = layouts.held_bytes(adamw.params, adamw.optimizer)
-    assert before == layout.param.itemsize * (1024 * 32 + 64)
+    assert held_bytes(adamw.params, adamw.optimizer) == param * (1024 * 32 + 64)  # without gradients
     adamw.optimizer.step()
-    found = layouts.held_bytes(adamw.params, adamw.optimizer)
-    assert held <= found / (1024 * 32 + 64) < held + 0.1
+    assert HELD[layout.name] <= held_bytes(adamw.params, adamw.optimizer) / (1024 * 32 + 64) < HELD[layout.name] + 0.1
 
 
 def test_storage_that_two_share_is_held_once():
     buffer = torch.zeros(100)
-    assert layouts.held_bytes([buffer[:50], {"a": buffer[50:]}], (buffer, torch.zeros(0))) == 400
+    assert held_bytes([buffer[:50], {"a": buffer[50:]}], (buffer, torch.zeros(0))) == 400
 
 
-def test_lists_are_reduced_to_the_memory_there_is_and_named_so():
-    whole = lists.chosen(Scope(torch.device("cuda"), memory=140 * 2**30), tensors=True)
-    assert list(whole) == ["resnet-50", "llama-1b", "10000 x 64"]
-    assert whole["10000 x 64"] == [(64,)] * 10_000
-    small = lists.chosen(Scope(torch.device("cuda"), memory=64 * 2**30))
-    assert list(small) == ["resnet-50", "llama-1b / 2"]
-    assert len(small["llama-1b / 2"]) == len(whole["llama-1b"])
-    assert 50 * 2**30 < lists.BYTES_PER_PARAM * lists.numel(small["llama-1b / 2"]) <= 64 * 2**30
-
-
-@pytest.mark.parametrize("layout", layouts.LAYOUTS, ids=lambda layout: layout.name)
+@EVERY_LAYOUT
 def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
     def inputs():
         return layouts.draw(layout, lists.tiny(), torch.Generator().manual_seed(0))
@@ -260,15 +236,3 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
     for change in ({"lr": 1.05 * layouts.LR}, {"betas": (0.91, 0.999)}, {"weight_decay": 1.0}):
         with pytest.raises(Mismatch):
             worst_error(two_steps(**change), want)
-
-
-def test_an_error_is_relative_to_its_row_and_rows_have_some_elements():
-    """Rounding a large element is no error beside small ones, and a convolution of 1 x 1 has no rows of one element."""
-    want = torch.full((4, 32, 1, 1), 1e-3)
-    want[2] = 10.0
-    want[2, 0] = 100.0
-    rounded = want.bfloat16()
-    assert worst_error({"y": rounded}, {"y": (want.double(), 2.0**-8)}) <= 2.0**-8
-    rounded[0, :8] = 3.0  # in a small row: seen, in units of an average one
-    with pytest.raises(Mismatch, match="relative error"):
-        worst_error({"y": rounded}, {"y": (want.double(), 2.0**-8)})

@@ -13,33 +13,31 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels.testing.emulator import launches
-from bench import measured, predict, predict_page, tiles
-from bench.gemm_shapes import Shape
-from bench.measured import STEPS
-from bench.plan import CHIPS
-from bench.step_models import MODELS
-from bench.step_price import fused, steps, traces
-from bench.step_trace import Op
+from bench import predict, predict_page
+from bench.ops.gemm_shapes import Shape
+from bench.prediction import measured, tables, tile_times
+from bench.prediction.chips import CHIPS, plan
+from bench.prediction.measured import STEPS
+from bench.prediction.price import fused, steps, traces
+from bench.prediction.trace import Op
+from bench.training.gpt import GPT2_MODELS as MODELS
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 ROOT = Path(__file__).parents[2]
+H200 = CHIPS["H200"]
 
 
-def test_the_page_is_up_to_date():
-    assert (ROOT / "docs" / "predictions.md").read_text() == predict_page.page(), (
+def test_the_page_is_up_to_date_and_calls_every_table_a_prediction(capsys):
+    page = predict_page.page()
+    assert (ROOT / "docs" / "predictions.md").read_text() == page, (
         "python -m bench.predict --page > docs/predictions.md"
     )
-
-
-def test_every_table_is_called_a_prediction(capsys):
-    page = predict_page.page()
     for section in page.split("\n## ")[1:]:
         assert section.split("\n\n")[1].startswith(("PREDICTION for H200", "PREDICTION of a training step on H200"))
     predict.main([])
     blocks = capsys.readouterr().out.strip().split("\n\n")
-    assert len(blocks) == 3
-    assert all(block.startswith("PREDICTION for H200") for block in blocks)
+    assert [block.startswith("PREDICTION for H200") for block in blocks] == [True] * 3
 
 
 def test_measured_times_stand_beside_the_gpu_and_the_problem_they_are_of(capsys):
@@ -48,10 +46,17 @@ def test_measured_times_stand_beside_the_gpu_and_the_problem_they_are_of(capsys)
     assert [row.split()[-1] for row in rows] == ["197.5", "168.6", "207.5", "4.0"]  # a bias: the floor is last
     predict.main(["--chip", "H100", "4096x4096x4096"])
     assert "197.5" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        predict.main(["4096x4096"])
+    assert "accepted: MxNxK" in capsys.readouterr().err
+
+
+def write(folder: Path, name: str, rows: list[dict]) -> None:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
-def measured_run(monkeypatch, tmp_path):
+def measured_run(tmp_path):
     """Rows of one product, its accumulating twin, one that was wrong, one with another plan, a step and training steps; times of tiles."""
     told = {"date": "2026-01-02T03:04:05+00:00", "device": "NVIDIA H200"}
     large = "sm90 128x256 cluster 2x1, 2 consumers"
@@ -70,132 +75,80 @@ def measured_run(monkeypatch, tmp_path):
         {**ok, "op": "step", "shape": "llama-1b", "dtype": "fp32", "p50_us": 2e4, "device_us": 1e4},
     ]
     step = {"model": "gpt2-124m", "batch": 32, "dtype": "bf16", "peak_gib": 12.0, **told}
-    trained = [
-        {**step, "provider": "amp_kernels", "ms": 70.0},
-        {**step, "provider": "torch", "ms": 91.0, "dtype": "fp16"},
-    ]
-    for name, lines in (("rows", rows), ("gpt2", trained)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    torchs = {**step, "provider": "torch", "ms": 91.0, "dtype": "fp16"}
+    write(tmp_path, "rows", rows)
+    write(tmp_path, "gpt2", [{**step, "provider": "amp_kernels", "ms": 70.0}, torchs])
     tile = "4096,4096,4096,TN,16,none,1,128x256 2x1,1,0,210.5\n"
-    (tmp_path / tiles.FILE).write_text(f"# of a test\n{','.join(tiles.COLUMNS)}\n{tile}")
-    monkeypatch.setattr(measured, "RUN", tmp_path)
-    for read in (measured.run, measured.tiles):
-        read.cache_clear()
+    (tmp_path / tile_times.FILE).write_text(f"# of a test\n{','.join(tile_times.COLUMNS)}\n{tile}")
+    measured.use(tmp_path)
     yield
-    for read in (measured.run, measured.tiles):
-        read.cache_clear()
+    measured.use(measured.H200)
 
 
 def test_what_this_package_took_stands_beside_the_prediction(measured_run, monkeypatch):
     shapes = [Shape(4096, 4096, 4096, "NT"), Shape(4096, 4096, 4096, "NN"), Shape(2048, 2048, 2048, "NT")]
-    hit, other_layout, wrong = predict.products(shapes, CHIPS["H200"])[1:]
+    hit, other_layout, wrong = tables.products(shapes, H200)[1:]
     assert hit[3] == "340.0"
     assert float(hit[4]) == pytest.approx(340 / float(hit[2]), abs=0.006)
-    assert other_layout[3:5] == wrong[3:5] == ("", "")
-    assert predict.products(shapes, CHIPS["H100"])[1][3:5] == ("", "")
-    other_plan, tile = predict.products([Shape(4096, 4096, 4096, layout) for layout in ("TT", "TN")], CHIPS["H200"])[1:]
+    assert other_layout[3:5] == wrong[3:5] == tables.products(shapes, CHIPS["H100"])[1][3:5] == ("", "")
+    other_plan, tile = tables.products([Shape(4096, 4096, 4096, layout) for layout in ("TT", "TN")], H200)[1:]
     assert (other_plan[3], tile[3]) == ("", "210.5")
-    assert predict.ratios().keys() == {"4096x4096x4096 NT", "4096x4096x4096 TN", "65536x1024x1024 NT"}
-    for timed, ratio in (
-        (("none",), ""),
-        (("none", "gelu"), "1.50 x"),
-    ):  # an epilogue that was written anew since, and one that is as it was
-        monkeypatch.setattr(predict, "TIMED", timed)
-        gelu = next(row for row in predict.epilogues(CHIPS["H200"]) if row[0] == "65536x1024x1024 NT")
+    assert tables.ratios().keys() == {"4096x4096x4096 NT", "4096x4096x4096 TN", "65536x1024x1024 NT"}
+    for timed, ratio in ((("none",), ""), (("none", "gelu"), "1.50 x")):  # an epilogue of new code, and one as it was
+        monkeypatch.setattr(tables, "TIMED", timed)
+        gelu = next(row for row in tables.epilogues(H200) if row[0] == "65536x1024x1024 NT")
         assert gelu[4] == ratio
-    first, second = predict.steps(CHIPS["H200"])[1:3]
+    first, second = tables.steps(H200)[1:3]
     assert (first[:2], first[4], second[4]) == (("llama-1b", "fp32"), "10.000", "")
-    assert predict.trained("gpt2-124m", "converted") == (0.07, 12.0)
-    assert predict.trained("gpt2-124m", "torch eager") == STEPS["gpt2-124m", "torch eager"]
+    assert tables.trained("gpt2-124m", "converted") == (0.07, 12.0)
+    assert tables.trained("gpt2-124m", "torch eager") == STEPS["gpt2-124m", "torch eager"]
 
 
 def test_the_page_says_whether_the_measured_step_was_another(measured_run, monkeypatch):
     (key,) = (key for key in measured.run() if "gpt2-124m" in key and "amp_kernels" in key)
-    for row, said in (({"ms": 70.0}, True), ({"shadows": False}, True), ({"shadows": True}, False)):
-        monkeypatch.setattr(predict_page, "run", lambda row=row: {key: row})
-        assert ("had no shadows" in predict_page.shadows()) == said
+    for row, another in (({}, True), ({"shadows": False}, True), ({"shadows": True}, False)):
+        monkeypatch.setattr(predict_page, "run", lambda row=row: {key: {"ms": 70.0, **row}})
+        assert bool(predict_page.shadows()) == another
     monkeypatch.setattr(predict_page, "run", dict)
     assert predict_page.shadows() == ""
 
 
-@pytest.mark.parametrize(("device", "chip"), [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100")])
+@pytest.mark.parametrize(
+    ("device", "chip"), [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H20", None)]
+)
 def test_a_run_on_another_gpu_stands_beside_its_predictions(tmp_path, capsys, device, chip):
     layer = {"op": "layer_norm", "dtype": "fp32", "copy_gb_per_s": 2000.0, "bytes": 3 * 10**8}
     rows = [{**layer, "shape": "32768x768 forward under autocast", "p50_us": 200.0}]
     rows += [{"op": "step", "shape": "llama-1b", "dtype": "fp32", "p50_us": 3e4, "device_us": 2e4}]
     told = {"device": device, "provider": "amp_kernels", "status": "ok"}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row | told) + "\n" for row in rows))
-    before = measured.RUN
+    write(tmp_path, "rows", [row | told for row in rows])
     try:
         assert predict.main(["--run", str(tmp_path)]) == 0
     finally:
-        measured.use(before)
+        measured.use(measured.H200)
     said = capsys.readouterr().out
-    assert said.count(f"for {chip}") == 3
-    assert said.count(f"on {chip}, bf16") == 2
-    (line,) = (
-        line
-        for line in said.splitlines()
-        if line.startswith("llama-1b") and line.split()[1] == "fp32" and "+" not in line
-    )
-    assert line.split()[4] == "20.000"
+    if chip is None:
+        assert "is of 'NVIDIA H20'; the model knows H200, H100, A100" in said
+        return
+    assert (said.count(f"for {chip}"), said.count(f"on {chip}, bf16")) == (3, 2)
+    lines = [line.split() for line in said.splitlines() if line.startswith("llama-1b") and "+" not in line]
+    assert next(line for line in lines if line[1] == "fp32")[4] == "20.000"
     assert "96.0" not in said  # of the H200
-    assert predict.trained("gpt2-124m", "torch eager")[0] == pytest.approx(0.096, abs=1e-3)
-
-
-def test_a_gpu_that_the_model_does_not_know_has_no_predictions(tmp_path, capsys):
-    row = {"op": "step", "shape": "a", "dtype": "b", "provider": "c", "status": "ok", "device": "NVIDIA H20"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    before = measured.RUN
-    try:
-        predict.main(["--run", str(tmp_path)])
-    finally:
-        measured.use(before)
-    assert "is of 'NVIDIA H20'; the model knows H200, H100, A100" in capsys.readouterr().out
-
-
-def test_products_that_fall_short_are_named_with_what_cublas_reached(measured_run):
-    """cuBLAS took 200 us, 0.95 of the roofline; we are predicted at about as much, and took 340."""
-    count, short = predict.short_of_the_roofline(CHIPS["H200"])
-    predicted = predict.plan(Shape(4096, 4096, 4096, "NT"), CHIPS["H200"])["microseconds"]
-    assert (count, [*short]) == (1, ["4096x4096x4096 NT"])
-    assert short["4096x4096x4096 NT"] == pytest.approx((190 / predicted, 190 / 340, 0.95))
-    assert predict.short_of_the_roofline(CHIPS["H200"], 0.96) == (0, {})
-
-
-def test_the_error_of_the_logarithm_is_over_what_was_measured(measured_run, monkeypatch):
-    monkeypatch.setattr(predict, "ratios", lambda: {"4096x4096x4096 NT": 2.0, "512x512x512 NT": 0.5, "another": 9.0})
-    assert predict.log_error(predict.aligned()) == pytest.approx((0.693147, 2))
-    assert predict.log_error(predict.unaligned()) == (0.0, 0)
-
-
-def test_the_page_says_how_far_off_the_model_is(measured_run, monkeypatch):
-    monkeypatch.setattr(predict_page, "ratios", lambda: {"a": 1.0, "b": 4.0})
-    said = " ".join(predict_page.measured().split())
-    assert "2026-01-02," in said
-    assert "2 of these products. They took 2.00 times the prediction in geometric mean, from 1.00 to 4.00 (b)" in said
-    assert "off by 212% (RMS), and by 79% about that mean" in said  # sqrt(9 / 2), sqrt((0.25 + 1) / 2)
 
 
 def test_chips_differ_where_they_should():
-    large, streamed = (dict.fromkeys(predict.CHIPS, 0.0) for _ in range(2))
-    for chip in predict.CHIPS:
-        large[chip] = predict.plan(Shape(8192, 8192, 8192, "NT"), predict.CHIPS[chip])["microseconds"]
-        streamed[chip] = predict.plan(Shape(8192, 16, 4096, "NT"), predict.CHIPS[chip])["microseconds"]
+    large, streamed = (
+        {name: plan(shape, chip)["microseconds"] for name, chip in CHIPS.items()}
+        for shape in (Shape(8192, 8192, 8192, "NT"), Shape(8192, 16, 4096, "NT"))
+    )
     assert large["H100"] == pytest.approx(large["H200"], rel=0.02)
     assert large["A100"] > 2 * large["H100"]
     assert streamed["H100"] == pytest.approx(streamed["H200"] * 4.25 / 2.96, rel=0.1)
 
 
-def test_what_is_no_shape_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        predict.main(["4096x4096"])
-    assert "accepted: MxNxK" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["gpt2-124m", "gpt2-1.5b"])
+@pytest.mark.parametrize("name", MODELS)
 def test_training_steps_are_those_measured(name):
-    found = steps(MODELS[name], CHIPS["H200"])
+    found = steps(MODELS[name], H200)
     for (model, way), (seconds, gib) in STEPS.items():
         if model == name:
             assert found[way].total == pytest.approx(seconds, rel=0.1), way
@@ -208,6 +161,14 @@ def test_training_steps_are_those_measured(name):
     assert {k for k, v in ours.seconds.items() if v > torchs.seconds[k]} <= {"gemm"}
 
 
+def test_families_of_the_measured_step():
+    """GPT-2 124M, eager: 34 % products, 19 copies and casts, 18 norms and loss, 17 element-wise, 9 attention, 2 the optimizer."""
+    seconds = steps(MODELS["gpt2-124m"], H200)["torch eager"].seconds
+    shares = {"gemm": 34, "copy, cast": 19, "norm, loss": 18, "element-wise": 17, "attention": 9, "optimizer": 2}
+    total = sum(seconds.values())
+    assert {k: 100 * seconds[k] / total for k in shares} == pytest.approx(shares, abs=4)
+
+
 def test_what_is_priced_as_ours_is_ours_on_a_gpu():
     glue = "".join(path.read_text() for path in (ROOT / "csrc").rglob("glue*.cpp"))
     names = {op.name for each in traces(MODELS["gpt2-124m"], True) for op in each.ops if op.name.startswith("ak::")}
@@ -215,27 +176,13 @@ def test_what_is_priced_as_ours_is_ours_on_a_gpu():
     assert not [name for name in names if f'"{name.removeprefix("ak::")}"' not in glue]
 
 
-def test_families_of_the_measured_step():
-    """GPT-2 124M, eager: 34 % products, 19 copies and casts, 18 norms and loss, 17 element-wise, 9 attention, 2 the optimizer."""
-    seconds = steps(MODELS["gpt2-124m"], CHIPS["H200"])["torch eager"].seconds
-    shares = {"gemm": 34, "copy, cast": 19, "norm, loss": 18, "element-wise": 17, "attention": 9, "optimizer": 2}
-    total = sum(seconds.values())
-    assert {k: 100 * seconds[k] / total for k in shares} == pytest.approx(shares, abs=4)
-
-
 def test_what_a_compiler_fuses_is_read_and_written_once():
     def op(name: str, reads: list, writes: list) -> Op:
         return Op(name, [], [], [(i, 8) for i in reads], [(i, 8) for i in writes], [], [], {})
 
-    ops = [
-        op("add", [1, 2], [3]),
-        op("gelu", [3], [4]),
-        op("mm", [4], [5]),
-        op("add", [5, 3], [6]),
-        op("mul", [6], [7]),
-        op("mm", [7], [8]),
-    ]
-    first, product, second, last = fused(ops)
+    before = [op("add", [1, 2], [3]), op("gelu", [3], [4]), op("mm", [4], [5])]
+    behind = [op("add", [5, 3], [6]), op("mul", [6], [7]), op("mm", [7], [8])]
+    first, product, second, last = fused([*before, *behind])
     assert (dict(first.reads).keys(), dict(first.writes).keys()) == ({1, 2}, {3, 4})
     assert (dict(second.reads).keys(), dict(second.writes).keys()) == ({5, 3}, {7})
     assert (product.name, last.name) == ("mm", "mm")
@@ -247,16 +194,18 @@ def test_launches_carry_the_bytes_that_predictions_count():
     optimizer = ak.optim.AdamW(params)
     for p in params:
         p.grad = torch.ones(8)
+    state = torch.tensor(64.0), torch.tensor(0, dtype=torch.int32), torch.tensor(1, dtype=torch.int32)
+    calls = (
+        lambda: check_and_norm([p.grad for p in params]),
+        lambda: update_scale_(*state, [torch.tensor(0.0)]),
+        optimizer.step,
+    )
     seen = {}
     with ak.backend("emulate"):
-        check_and_norm([p.grad for p in params])
-        seen |= {launch.name: launch.arguments for launch in launches()}
-        state = torch.tensor(64.0), torch.tensor(0, dtype=torch.int32), torch.tensor(1, dtype=torch.int32)
-        update_scale_(*state, [torch.tensor(0.0)])
-        seen |= {launch.name: launch.arguments for launch in launches()}
-        optimizer.step()
-        seen |= {launch.name: launch.arguments for launch in launches()}
-    assert seen == predict.STEP_ARGUMENTS
+        for call in calls:
+            call()
+            seen |= {launch.name: launch.arguments for launch in launches()}
+    assert seen == tables.STEP_ARGUMENTS
     tuned = (ROOT / "csrc" / "update" / "rules" / "adamw.cu").read_text()
     for constant, name in (("kPrepareTensors", "update_prepare"), ("kTensors", "adamw_")):
-        assert f" {constant} = {predict.UPDATE_TENSORS[name]}" in tuned
+        assert f" {constant} = {tables.UPDATE_TENSORS[name]}" in tuned

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from amp_kernels.testing.patience import PATIENCE
-from bench import measured, tiles
-from bench.gemm_shapes import Shape
-from bench.tiles import Choice, Product
+from bench import tiles
+from bench.ops.gemm_shapes import Shape
+from bench.prediction import measured, tile_times
+from bench.prediction.tile_times import EPILOGUES, FILE, Choice, Product
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NAMES = {tiles.tile_name(tile) for tile in _host.gemm_candidates()["sm90"]}
+NAMES = {tile_times.tile_name(tile) for tile in _host.gemm_candidates()["sm90"]}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def program(tmp_path_factory) -> Path:
 
 def swept(program: Path, folder: Path, *products: Product) -> dict:
     rows = tiles.sweep(program, products, 1e9, 0.1)
-    assert len(rows) == 2 * tiles.write(folder / tiles.FILE, rows, "A test")  # there and back
-    assert (folder / tiles.FILE).read_text().startswith("# A test: ")
-    return tiles.read(folder / tiles.FILE)
+    assert len(rows) == 2 * tile_times.write(folder / FILE, rows, "A test")  # there and back
+    assert (folder / FILE).read_text().startswith("# A test: ")
+    return tile_times.read(folder / FILE)
 
 
 def test_a_sweep_takes_every_choice_that_the_file_has(program, tmp_path):
@@ -44,13 +45,8 @@ def test_a_sweep_takes_every_choice_that_the_file_has(program, tmp_path):
     assert found.keys() == {small}
     assert found[small].keys() == {choice for choice in measured.tiles()[small] if choice.tile in NAMES}
     assert found[small] == {choice: choice.splits for choice in found[small]}  # the stand-in's microseconds
-
-
-def test_few_rows_are_exchanged_with_columns(program, tmp_path):
-    few = Product(Shape(64, 512, 512, "NT"))
-    (found,) = swept(program, tmp_path, few).values()
-    assert found[Choice("64x32 1x1", 2, True)] == 52
-    assert found[Choice("64x32 1x1", 2, False)] == 2
+    (few,) = swept(program, tmp_path, Product(Shape(64, 512, 512, "NT"))).values()  # rows and columns are exchanged
+    assert (few[Choice("64x32 1x1", 2, True)], few[Choice("64x32 1x1", 2, False)]) == (52, 2)
 
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5}
@@ -58,14 +54,13 @@ ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "swig
 
 def test_epilogues_are_what_the_planner_is_told(program, tmp_path):
     """The stand-in's time counts a bit each for bias, residual, z, preact and sums, and the activation."""
-    shape = Shape(128, 256, 64, "NN")
-    found = swept(program, tmp_path, *(Product(shape, name) for name in tiles.EPILOGUES))
-    assert {product.epilogue for product in found} == set(tiles.EPILOGUES)
+    found = swept(program, tmp_path, *(Product(Shape(128, 256, 64, "NN"), name) for name in EPILOGUES))
+    assert {product.epilogue for product in found} == set(EPILOGUES)
     for (_, name), times in found.items():
         (us,) = set(times.values())
         activation, parts = divmod(int(us) // 100, 100)
         bias, residual, z, preact, sums = (bool(parts & bit) for bit in (16, 8, 4, 2, 1))
-        asked = tiles.EPILOGUES[name]
+        asked = EPILOGUES[name]
         assert activation == ACTIVATIONS[asked.get("activation", "none")], name
         assert (preact, sums) == (asked.get("backward", False), asked.get("column_sums", False)), name
         assert 2 * (residual + z + preact) == asked.get("side_bytes", 0), name
@@ -84,19 +79,13 @@ def test_the_list_has_what_was_timed(capsys):
 
 def test_the_least_time_of_a_choice_is_kept(tmp_path):
     rows = [f"64,64,64,NT,16,none,1,64x64 1x1,{splits},0,{us}" for splits, us in ((1, 3.5), (2, 4.0), (1, 3.25))]
-    assert tiles.write(tmp_path / tiles.FILE, rows, "A test") == 2
-    (times,) = tiles.read(tmp_path / tiles.FILE).values()
+    assert tile_times.write(tmp_path / FILE, rows, "A test") == 2
+    (times,) = tile_times.read(tmp_path / FILE).values()
     assert times == {Choice("64x64 1x1", 1, False): 3.25, Choice("64x64 1x1", 2, False): 4.0}
 
 
 def test_the_program_ends_when_its_time_is_spent(program, tmp_path, monkeypatch):
     monkeypatch.setattr(tiles, "products", lambda: [Product(Shape(512, 512, 512, "NT"))])
     assert tiles.main(["--out", str(tmp_path), "--program", str(program), "--seconds", "1.5005"]) == 0
-    (times,) = tiles.read(tmp_path / tiles.FILE).values()
+    (times,) = tile_times.read(tmp_path / FILE).values()
     assert 1 <= len(times) < 10  # of 25: warming up takes 1.5 seconds
-
-
-def test_a_sweep_needs_a_place(capsys):
-    with pytest.raises(SystemExit):
-        tiles.main([])
-    assert "--out is needed" in capsys.readouterr().err

@@ -1,17 +1,16 @@
 """The timer's CUDA side against a stand-in for torch.cuda with a clock of its own: a mistake in it would only show on a GPU."""
 
 import contextlib
-import importlib
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench import ours, timing
-from bench.harness import Scope
-from bench.ops import gemm
-from bench.run import modules
-from bench.timing import Effort, Timer
+from amp_kernels._dispatch.library import REGISTRY
+from bench.harness import timer as timing
+from bench.harness.case import Scope
+from bench.harness.timer import Effort, Timer
+from bench.ops import OPS, gemm, providers
 
 GPU = torch.device("cuda", 0)
 EFFORT = Effort(settle=0.0, warmup=0.1, sample=0.02, rounds=5)
@@ -25,8 +24,7 @@ class Machine:
         self.host = self.device = 0.0
         self.of_host, self.of_device = seconds
         self.cold = False
-        self.capturing = self.capturable = capturable
-        self.capturing = False
+        self.capturable, self.capturing = capturable, False
         self.eager_calls = 0
         self.stuck = False  # in a capture whose end has raised
         self.pools = []  # that the allocator takes for those of a capture
@@ -144,17 +142,17 @@ def test_input_sets_exceed_the_l2_cache_together(monkeypatch):
 
 
 def test_the_cases_of_an_h200_have_names_of_their_own_and_fit_into_it(monkeypatch):
-    monkeypatch.setattr(ours, "backends", lambda op, device: {"amp_kernels": "cuda"})
+    monkeypatch.setattr(providers, "backends", lambda op, device: {"amp_kernels": "cuda"})
     monkeypatch.setattr(gemm, "rotation", lambda size, device: max(1, (240 << 20) // size))
     memory = 0.95 * 139 * 2**30
     found = []
-    for module in modules().values():
-        found += importlib.import_module(module).cases(Scope(GPU, memory=memory))
+    for cases in OPS.values():
+        found += cases(Scope(GPU, memory=memory))
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
     assert max(case.memory for case in found) < memory
     for case in found:
-        assert ("amp_kernels:triton" in case.providers) == ours.REGISTRY["adamw_"].built.triton, case.name
+        assert ("amp_kernels:triton" in case.providers) == REGISTRY["adamw_"].built.triton, case.name
     step = {(case.shape, case.dtype) for case in found if case.op == "step"}
     assert {("llama-1b", "bf16 + split, bf16 moments"), ("resnet-50", "fp32 + bf16 shadow")} <= step
     assert sum(case.op == "step" and case.shape == "10000 x 64" for case in found) == 2

@@ -1,4 +1,4 @@
-"""The traced training step: what it casts at the sizes of GPT-2, and what of it has a measured rate."""
+"""The traced training step: its casts at the sizes of GPT-2, and the rates that price it."""
 
 from collections import Counter
 
@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from bench import loss_price, measured
-from bench.measured import COPY_BYTES_PER_S, norm_shares
-from bench.plan import CHIPS
-from bench.rows import OURS
-from bench.step_models import CONTEXT, GPT2, MODELS, WORDS, Config
-from bench.step_price import COPIES, copied_bytes, facts, seconds, traces, whole
-from bench.step_trace import Op, trace
+from bench.harness.rows import OURS
+from bench.prediction import loss, measured
+from bench.prediction.chips import CHIPS
+from bench.prediction.measured import COPY_BYTES_PER_S, norm_shares
+from bench.prediction.price import COPIES, copied_bytes, facts, seconds, traces, whole
+from bench.prediction.trace import Op, trace
+from bench.training.gpt import CONTEXT, GPT2, WORDS, GPT2Config
+from bench.training.gpt import GPT2_MODELS as MODELS
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -42,7 +43,7 @@ def test_what_a_converted_step_casts():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_that_add_leave_no_cast(name):
-    """Of attention's three gradients there is one copy, and none of any other; the peak of memory is that of the converted step."""
+    """One copy, of attention's three gradients; the memory peak is that of the converted step."""
     config = MODELS[name]
     fused = traces(config, True, True, True)
     eager, converted, found = (
@@ -58,15 +59,15 @@ def test_norms_that_add_leave_no_cast(name):
 
 def test_norms_that_add_train_as_the_model_does():
     torch.manual_seed(0)
-    model = ak.convert(GPT2(Config(width=32, heads=2, layers=3, batch=2), 3))
+    model = ak.convert(GPT2(GPT2Config(width=32, heads=2, layers=3, batch=2), 3))
     data = torch.randint(WORDS, (2, 2, 16))
     found = []
     for fused in (False, True):
         model.fused_norms = fused
         model.zero_grad()
-        loss = model(*data)
-        loss.backward()
-        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+        value = model(*data)
+        value.backward()
+        found.append([value.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(found[1], found[0])
 
 
@@ -83,26 +84,23 @@ def test_a_trace_keeps_no_tensor_alive():
 
 def test_the_loss_is_priced_as_it_runs():
     """Its chunks and products are those of the traced step."""
-    layer = loss_price.heads()[0]
+    layer = loss.heads()[0]
     ops = traces(MODELS["gpt2-124m"], True)[0].ops
     assert layer.chunks == [op.shapes[0][0] for op in ops if op.name == "ak::cross_entropy_rows_"]
     products = [op for op in ops if op.name.startswith("ak::gemm") and layer.classes in sum(op.shapes, ())]
-    ours = sum(sum(loss_price.products_us(layer.products(rows, True), CHIPS["H200"])) for rows in layer.chunks)
+    ours = sum(sum(loss.products_us(layer.products(rows, True), CHIPS["H200"])) for rows in layer.chunks)
     assert len(products) == 3 * len(layer.chunks)
     assert sum(seconds(op, CHIPS["H200"]) for op in products) * 1e6 == pytest.approx(ours)
 
 
 def test_a_loss_is_never_cheaper_than_its_products_and_a_copy():
-    for row in loss_price.table(CHIPS["H200"])[1:]:
+    for row in loss.table(CHIPS["H200"])[1:]:
         together, least = (float(cell.split()[0]) for cell in row[-2:])
         assert 1 < least < together
 
 
 def test_norms_have_the_rate_that_was_measured(monkeypatch):
-    rows = {
-        "forward": (100, 50.0),
-        "forward + backward": (300, 150.0),
-    }  # bytes, microseconds: 2 bytes a microsecond each
+    rows = {"forward": (100, 50.0), "forward + backward": (300, 150.0)}  # MB, microseconds: 2 TB/s each
     timed = {
         ("layer_norm", f"32768x768 {way} under autocast", "fp32", OURS): {"bytes": moved * 1e6, "p50_us": us}
         for way, (moved, us) in rows.items()

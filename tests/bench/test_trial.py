@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from bench.data import load_text
-from bench.model import MODELS
-from bench.trainers import TRAINERS
-from bench.trial import Settings, Trial
+from bench.training.data import load_text
+from bench.training.gpt import MODELS
+from bench.training.trainers import TRAINERS
+from bench.training.trial import Settings, Trial
 
-RUNS = [("fp16", provider) for provider in TRAINERS] + [("fp32", provider) for provider in TRAINERS]
+EVERY_PROVIDER = pytest.mark.parametrize("provider", TRAINERS)
 
 
 @pytest.fixture(scope="module")
@@ -33,40 +33,24 @@ def parameters(trial):
     return [param.detach().clone() for param in trial.trainer.model.parameters()]
 
 
-@pytest.mark.parametrize(("dtype", "provider"), RUNS)
-@pytest.mark.parametrize("stop", [13, 12])  # within a segment, and where an evaluation is due
+@EVERY_PROVIDER
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("stop", [13, 12, 1])  # within a segment, where an evaluation is due, after every step
 def test_an_interrupted_run_continues_bit_for_bit(text, tmp_path, dtype, provider, stop):
-    whole = Trial(settings(), text, provider, dtype)
+    steps = settings() if stop > 1 else settings(steps=6)
+    whole = Trial(steps, text, provider, dtype)
     assert whole.train()
 
-    first = Trial(settings(), text, provider, dtype)
-    assert not first.train(stop_after(stop))
-    assert first.step == stop
-    first.save(tmp_path / "c.pt")
-    torch.manual_seed(1234)  # the generators of another process
-    second = Trial(settings(), text, provider, dtype, tmp_path / "c.pt")
-    assert second.train()
-
-    assert torch.equal(second.losses, whole.losses)
-    assert torch.equal(second.scales, whole.scales)
-    assert second.validation == whole.validation
-    for a, b in zip(parameters(second), parameters(whole), strict=True):
-        assert torch.equal(a, b)
-    kept = ("validation_loss", "skipped_steps", "final_scale", "losses", "scales", "steps", "validation")
-    assert {key: second.result()[key] for key in kept} == {key: whole.result()[key] for key in kept}
-
-
-def test_stopping_after_every_step_changes_nothing(text, tmp_path):
-    whole = Trial(settings(steps=6), text, "torch", "fp16")
-    whole.train()
-    saved = None
-    for _ in range(6):
-        trial = Trial(settings(steps=6), text, "torch", "fp16", saved)
-        trial.train(stop_after(1))
-        saved = tmp_path / "c.pt"
+    trial, saved = Trial(steps, text, provider, dtype), tmp_path / "c.pt"
+    while not trial.train(stop_after(stop)):
         trial.save(saved)
+        torch.manual_seed(1234)  # the generators of another process
+        trial = Trial(steps, text, provider, dtype, saved)
+
     assert torch.equal(trial.losses, whole.losses)
-    assert trial.result()["validation"] == whole.validation
+    assert all(torch.equal(a, b) for a, b in zip(parameters(trial), parameters(whole), strict=True))
+    kept = ("validation_loss", "skipped_steps", "final_scale", "losses", "scales", "steps", "validation")
+    assert {key: trial.result()[key] for key in kept} == {key: whole.result()[key] for key in kept}
 
 
 def test_providers_start_from_the_same_weights_and_batches(text):
@@ -80,7 +64,7 @@ def test_providers_start_from_the_same_weights_and_batches(text):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("provider", TRAINERS)
+@EVERY_PROVIDER
 def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     """The counter comes from the optimizer, the scale from the scaler: they must tell the same story."""
     trial = Trial(settings(steps=30), text, provider, "fp16")
@@ -93,14 +77,13 @@ def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     assert result["final_scale"] == scales[-1]
 
 
-@pytest.mark.parametrize("provider", TRAINERS)
+@EVERY_PROVIDER
 def test_without_a_scaler_nothing_is_scaled(text, provider):
     trial = Trial(settings(steps=4, scaler=False), text, provider, "fp16")
     assert trial.train()
     result = trial.result()
-    assert not result["scaled"]
     assert result["scales"] is result["final_scale"] is None
-    assert result["skipped_steps"] == 0
+    assert (result["scaled"], result["skipped_steps"]) == (False, 0)
     assert "unscaled" in result["name"]
 
 
@@ -112,33 +95,25 @@ def test_a_run_learns(text):
     assert result["validation_loss"] < 3.6
     assert result["tokens_per_second"] > 0
     assert [step for step, _ in result["validation"]] == [15, 30, 45, 60]
-
-
-def test_validation_is_without_dropout_and_leaves_training_as_it_was(text):
-    trial = Trial(settings(), text, "torch", "fp32")
     assert MODELS["nano"].dropout > 0
-    assert trial._validate() == trial._validate()
+    assert trial._validate() == trial._validate()  # without dropout
     assert trial.trainer.model.training
 
 
-@pytest.mark.parametrize("provider", TRAINERS)
-def test_held_memory_is_the_weights_and_two_moments(text, provider):
+@EVERY_PROVIDER
+def test_memory_is_the_weights_two_moments_and_the_most_on_top(text, provider):
     """In a flat buffer each moment is a view of the whole, which must not count once a parameter."""
     trial = Trial(settings(steps=2), text, provider, "fp32")
     trial.train()
     weights = 4 * sum(param.numel() for param in trial.trainer.model.parameters())
-    assert trial.trainer.held_bytes() == pytest.approx(3 * weights, rel=0.02)
+    held = trial.trainer.held_bytes()
+    assert held == pytest.approx(3 * weights, rel=0.02)
     assert trial.peak_bytes > 4 * weights  # a step adds the gradients and activations
-
-
-def test_peak_cpu_memory_is_what_is_held_and_the_most_on_top(text):
-    trial = Trial(settings(), text, "torch", "fp32")
-    before = trial.trainer.held_bytes()
     with trial._count():
         first, second = torch.empty(10 << 20, dtype=torch.uint8), torch.empty(5 << 20, dtype=torch.uint8)
         del first
         third = torch.empty(3 << 20, dtype=torch.uint8)
-    assert trial.peak_bytes == pytest.approx(before + (15 << 20), abs=1000)
+    assert trial.peak_bytes == pytest.approx(held + (15 << 20), abs=1000)
     del second, third
 
 
@@ -147,6 +122,5 @@ def test_the_learning_rate_warms_up_and_decays():
     rates = [config.lr_at(step, 200) / config.lr for step in range(200)]
     assert rates[0] == pytest.approx(1 / 40, rel=0.01)
     assert rates.index(max(rates)) == 39
-    assert 0.9 < max(rates) < 0.92
     assert rates[100] == pytest.approx(0.51, rel=0.01)
     assert rates[-1] == pytest.approx(0.02, rel=0.05)

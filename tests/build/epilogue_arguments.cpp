@@ -1,6 +1,6 @@
-// Prints where the first consumer's desk lies in shared memory and the last argument of gemm_sm90's kernel, as
-// hexadecimal bytes, for one tile and the epilogues below: what the tracer of test_epilogue_instructions.py follows a
-// thread with. TILE and FLOAT say which.
+// Prints the offset of the first consumer's mailbox in shared memory, and for each epilogue below the last argument of
+// gemm_sm90's kernel as hexadecimal bytes. The tracer of test_epilogue_instructions.py runs a thread with them. TILE and
+// FLOAT choose the instance.
 #include <cstdio>
 
 #include "gemm/sm90/gemm.cuh"
@@ -8,7 +8,7 @@
 namespace ak::gemm {
 namespace {
 
-using Tile = Staged<TILE, stages<TILE, FLOAT>()>;
+using Tile = StagedTile<TILE, stages<TILE, FLOAT>()>;
 constexpr int kM = 2 * kGemmTiles[TILE].m, kN = kGemmTiles[TILE].n;
 
 GemmValues at(int64_t place, DType type, int64_t row_stride) {
@@ -26,7 +26,7 @@ void print(const char* name, const GemmProblem& q) {
 }
 
 void print_all() {
-  std::printf("%d\n", bytes_before_desks<FLOAT, Tile>());
+  std::printf("%d\n", bytes_before_mailboxes<FLOAT, Tile>());
   constexpr DType kOut = FLOAT ? DType::kFloat32 : DType::kBFloat16;
   GemmProblem plain{};
   plain.a = at(0, kOut, 0).data, plain.b = at(1, kOut, 0).data, plain.c = at(2, kOut, kN);

@@ -128,14 +128,14 @@ def request(epilogue: str, as_float: bool) -> dict:
 
 
 def arguments(folder: Path, tile: int, as_float: bool) -> tuple[int, dict[str, bytes]]:
-    """Where the consumer's desk is, and what the launcher passes, by epilogue."""
+    """Offset of the consumer's mailbox, and the kernel's last argument by epilogue."""
     program = folder / "arguments"
     emulator = sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))
     defines = ["-DAK_EMULATE", f"-DTILE={tile}", f"-DFLOAT={str(as_float).lower()}"]
     command = ["c++", "-std=c++20", "-O0", "-w", *defines, "-I", ROOT / "csrc", HERE / "epilogue_arguments.cpp"]
     subprocess.run([*command, *emulator, "-o", program, "-pthread"], check=True, timeout=PATIENCE)
-    desk, *lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
-    return int(desk), {name: bytes.fromhex(data) for name, data in (line.split() for line in lines)}
+    mailbox, *lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    return int(mailbox), {name: bytes.fromhex(data) for name, data in (line.split() for line in lines)}
 
 
 def constants(data: bytes) -> bytes:
@@ -146,8 +146,8 @@ def constants(data: bytes) -> bytes:
     return bytes(bank) + data
 
 
-def at_the_desk(offset: int) -> dict[int, list[int]]:
-    """The words that the assistant writes for the consumer: the first tile, of one step, and then that there is none."""
+def mailbox_words(offset: int) -> dict[int, list[int]]:
+    """The words that the scheduler warp posts: a first tile of one k step, then the end of the tiles."""
     first = 0x400 + offset + 64  # where dynamic shared memory begins, a multiple of 1,024
     tile = {"m": 0, "n": 0, "batch": 0, "steps": 1, "split": 0, "number": 0, "place in the ring": 0, "other": 0}
     return {first + 4 * i: [word, 0] for i, word in enumerate(tile.values())}
@@ -171,9 +171,9 @@ def test_instructions_per_element(name, as_float, gemm_instance, tmp_path):
     ((kernel, code),) = parse(cuobjdump("-sass", cubin)).items()
     table = branch_tables(cuobjdump("-elf", cubin)).get(kernel, [])
     over, unlike_the_model = {}, {}
-    desk, of_epilogues = arguments(tmp_path, tile, as_float)
+    mailbox, of_epilogues = arguments(tmp_path, tile, as_float)
     for epilogue, data in of_epilogues.items():
-        path = after_the_products(Thread(code, table, constants(data), THREAD, at_the_desk(desk)).run())
+        path = after_the_products(Thread(code, table, constants(data), THREAD, mailbox_words(mailbox)).run())
         assert not [x for x in path if x.name in ("STL", "LDL")], f"{epilogue}: registers are spilled"
         if epilogue not in IN_REGISTERS and sums > (64 if shape["consumers"] == 3 else 128):
             continue  # which this tile does not take

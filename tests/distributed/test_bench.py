@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from amp_kernels.testing.patience import PATIENCE
-from bench import ranks as bench_ranks
 from bench import train
-from bench.collectives import CountSent
-from bench.data import load_text
-from bench.model import GPT, MODELS
-from bench.trial import Settings
+from bench.training import ranks as bench_ranks
+from bench.training.collectives import CountSent
+from bench.training.data import load_text
+from bench.training.gpt import GPT, MODELS
+from bench.training.trial import Settings
 
 from .worlds import everyone
 
@@ -25,16 +25,8 @@ SETTINGS = Settings("nano", 20, ("fp16",), ("amp_kernels",), scaler=True, seed=0
 
 
 def test_two_processes_train_and_count_what_they_send(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "bench.train",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "bench.train"]
     command += ["--model", "nano", "--device", "cpu", "--steps", "6", "--dtype", "fp16", "--provider", "amp_kernels"]
     run = subprocess.run(
         [*command, "--ddp", "--out", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE

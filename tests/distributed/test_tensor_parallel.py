@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import amp_kernels as ak
-from bench.collectives import CountSent
+from bench.training.collectives import CountSent
 
 from .worlds import everyone, grid, whole
 

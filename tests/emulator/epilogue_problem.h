@@ -197,7 +197,7 @@ std::string run(const Options& o) {
   };
   std::string wrong = c.compare("c", [&](int i, int j) { return o.backward ? backward(i, j) : forward(i, j); });
   if (wrong.empty() && o.z) wrong = z.compare("z", preactivation);
-  const bool in_boxes = gemm::arguments<T, kFloat, Tile>(worked_on, output, 1).way.finish == gemm::Finish::kBoxes;
+  const bool in_boxes = gemm::arguments<T, kFloat, Tile>(worked_on, output, 1).path.fused == gemm::FusedEpilogue::kTma;
   if (wrong.empty() && o.in_boxes && !in_boxes) wrong = "the epilogue is not the one of boxes";
   if (wrong.empty() && o.residual) wrong = residual.check_prefetched(in_boxes);
   if (wrong.empty() && o.backward) wrong = preact.check_prefetched(in_boxes);

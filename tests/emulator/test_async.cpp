@@ -357,7 +357,7 @@ void boxes(Cases& cases) {
   cases.check("load of what was stored", [] { return back_and_forth<false, true>(); });
   cases.check_fails("load while the store is under way", "race: 'global'",
                     [] { return back_and_forth<false, false>(); });
-  cases.check_fails("load of what threads have written", "no fence of the vocabulary",
+  cases.check_fails("load of what threads have written", "no fence of csrc/device",
                     [] { return back_and_forth<true, true>(); });
   cases.check("a group of no stores",
               [] { return message_of(launch(empty_group_kernel, {.name = "empty group", .grid = 1, .block = 32})); });

@@ -67,7 +67,7 @@ void more_chunks_than_threads(Cases& cases) {
 
 /// Elements whose squares fp32 has no numbers for, zeros, and what is not finite, each in a tensor of its own.
 void special_norms(Cases& cases) {
-  const std::pair<const char*, void (*)(Param&, size_t)> fills[] = {
+  const std::pair<const char*, void (*)(TestParam&, size_t)> fills[] = {
       {"zero weights", [](TestParam& p, size_t i) { p.param->set(i, 0); }},
       {"zero directions",
        [](TestParam& p, size_t i) {

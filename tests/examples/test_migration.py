@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import os
 import re
 import types
 from pathlib import Path
@@ -16,12 +15,6 @@ import amp_kernels as ak
 PAGES = Path(__file__).parents[2] / "docs" / "migration"
 #: What is said of a GPU there, said of a CPU.
 HERE = {'"16-mixed", "cuda", scaler=ak.GradScaler()': '"16-mixed", "cpu", scaler=ak.GradScaler("cpu")'}
-
-
-def needed(name):
-    if os.environ.get("EXAMPLES") == "all":
-        return importlib.import_module(name)
-    return pytest.importorskip(name, reason=f"needs {name}; `make examples` installs it and runs this test")
 
 
 def blocks(page):
@@ -53,9 +46,11 @@ def loss_of(model):
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed with clipping", "16-mixed by the plugin"])
+@pytest.mark.needs("lightning")
 def test_lightning(precision, tmp_path, monkeypatch):
     """Clipping by the Trainer in BF16; in FP16 our scaler in its plugin and the optimizer's own clipping."""
-    lightning = needed("lightning")
+    import lightning
+
     monkeypatch.chdir(tmp_path)
     bf16, fp16 = blocks("lightning")
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -89,9 +84,11 @@ def test_lightning(precision, tmp_path, monkeypatch):
     assert (max(after for _, after in norms) < 1.001) == by_trainer
 
 
+@pytest.mark.needs("lightning")
 def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
     """And refuses to clip where the optimizer unscales inside its step."""
-    lightning = needed("lightning")
+    import lightning
+
     plugins = importlib.import_module("lightning.pytorch.plugins.precision")
     monkeypatch.chdir(tmp_path)
     norms = []
@@ -132,9 +129,11 @@ def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
         (ak.GradScaler, {}, True, [False, False, False], [0.5, 0.5, 0.25]),
     ],
 )
+@pytest.mark.needs("accelerate")
 def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
     """What it says of the second step, which overflows, and what a scheduler does; our scaler answers in each case."""
-    accelerate = needed("accelerate")
+    import accelerate
+
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")  # it has FP16 on a GPU alone
     accelerator.scaler = scaler("cpu")
     model = ak.convert(nn.Linear(4, 2))
@@ -157,8 +156,10 @@ def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
     assert found == list(zip(told, rates, strict=True))
 
 
+@pytest.mark.needs("accelerate")
 def test_accelerate():
-    accelerate = needed("accelerate")
+    import accelerate
+
     (recipe,) = blocks("accelerate")
     data = torch.utils.data.DataLoader(rows(), batch_size=16)
     names = {"Accelerator": lambda **options: accelerate.Accelerator(cpu=True, **options), "ak": ak, "model": build()}
@@ -167,10 +168,11 @@ def test_accelerate():
     assert loss_of(names["model"]) < 0.7 * loss_of(build())
 
 
+@pytest.mark.needs("transformers", "accelerate")
 def test_hf_trainer(tmp_path):
     """With the Trainer's own BF16 and clipping."""
-    transformers = needed("transformers")
-    needed("accelerate")
+    import transformers
+
     (recipe,) = blocks("hf-trainer")
     sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)

@@ -7,26 +7,17 @@ of AdamW. The float64 models of some families compute their norms in fp32, hence
 """
 
 import copy
-import importlib
-import os
 
 import pytest
 import torch
+import torchvision.models as vision
+import transformers
 
 import amp_kernels as ak
 
 STEPS = 20
 FLOOR = 2.0**-21
 WIDE = torch.float64
-
-
-def needed(name):
-    if os.environ.get("EXAMPLES") == "all":
-        return importlib.import_module(name)
-    return pytest.importorskip(name, reason=f"needs {name}; `make examples` installs it and runs this file")
-
-
-transformers, vision = needed("transformers"), needed("torchvision.models")
 
 TEXT = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -29,7 +29,7 @@ class GemmCase:
 
     @property
     def columns(self) -> int:
-        """Of the result."""
+        """Columns of the result."""
         return self.n // 2 if self.kind == "swiglu" else self.n
 
     @property
@@ -57,8 +57,8 @@ KINDS: dict[str, dict] = {
 
 
 def edges_of_c(case: GemmCase, plan: dict, tile: dict) -> set[tuple]:
-    """Where the plan's last tiles reach so far over C that nothing is left for them to do: all columns of a tile lie beside C, those of a
-    part that is staged at a time, or all rows below. With what happens to the sums, and whether TMA could store them."""
+    """The ways in which the plan's last tiles are wholly out of bounds: all columns of a tile, or of a part that is staged at a time,
+    or all rows. With the epilogue, and whether TMA could store the result."""
     if plan["kernel"] != "sm90" or plan["swapped"]:
         return set()
     columns = tile["n"] // 2 if case.kind == "swiglu" else tile["n"]

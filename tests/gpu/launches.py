@@ -1,12 +1,25 @@
-"""What a piece of code launches on the GPU, for tests that count kernels."""
+"""The kernels that a piece of code launches on the GPU, and a guard against waits for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+
+@contextlib.contextmanager
+def no_waits(forbidden: bool = True) -> Iterator[None]:
+    """Within the block a wait of the host for the GPU is an error, where that is ``forbidden``."""
+    if forbidden:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def kernels(function: Callable[[], object]) -> list[str]:
@@ -20,8 +33,8 @@ def kernels(function: Callable[[], object]) -> list[str]:
 
 
 def kernel_names(events) -> list[str]:
-    """Of a profile's events those that are kernels. Ranges that code named (``record_function``, an optimizer's step)
-    appear on the device's track as well, and are none."""
+    """The kernels among a profile's events. Named ranges (``record_function``, an optimizer's step) appear on the device's track as
+    well, and are none."""
     on_device = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     on_device.sort(key=lambda e: e.time_range.start)
     return [e.name for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]

@@ -1,4 +1,4 @@
-"""What a training step does beside its products, as calls of the public functions: for tests that count waits and replay graphs."""
+"""The ops of a training step beside its products, as calls of the public functions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def embedding(**options):
 
 
 def add_and_norm(**options):
-    """Of a branch in 16 bits and a stream in fp32."""
+    """A branch in 16 bits and a stream in fp32."""
 
     def make() -> Callable[[], list[Tensor]]:
         x, stream = leaf(ROWS, COLUMNS, dtype=BF16), leaf(ROWS, COLUMNS, seed=1)

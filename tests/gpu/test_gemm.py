@@ -12,6 +12,7 @@ from amp_kernels.testing.bounds import assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
 
+from . import launches
 from .gemm_cases import CASES, GemmCase
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +41,7 @@ def operands(case: GemmCase, dtype: torch.dtype, offset: int = 0, batch: tuple[i
 
 
 def run(case: GemmCase, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-    """What the case computes, with new operands of its epilogue."""
+    """The call of the case, with new operands of its epilogue."""
     batch = a.shape[:-2]
     if case.kind == "accumulate":
         c = integers(*batch, case.m, case.n, dtype=torch.float32, limit=1000)
@@ -239,13 +240,8 @@ def test_graphs_and_other_streams(case):
     call()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(stream):
-            beside = call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with launches.no_waits(), torch.cuda.stream(stream):
+        beside = call()
     torch.cuda.current_stream().wait_stream(stream)
     assert all(torch.equal(x, y) for x, y in zip(beside, call(), strict=True))
     graph = torch.cuda.CUDAGraph()

@@ -1,10 +1,11 @@
-"""What stands between the products of a training step, as a loop meets it: no call waits for the device, and a graph replays it."""
+"""The ops between the products of a training step: no call waits for the device, and a graph replays each."""
 
 import pytest
 import torch
 
 import amp_kernels as ak
 
+from . import launches
 from .row_calls import CALLS
 
 pytestmark = pytest.mark.gpu
@@ -35,24 +36,17 @@ def captured(call):
 def test_no_call_waits(name, backend):
     call = CALLS[name]()
     call()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with launches.no_waits():
         call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_wait_is_noticed(backend):
     """Else the test above sees nothing."""
     t = torch.ones(3, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with launches.no_waits():
         for wait in (t.sum().item, t.cpu, t.nonzero, lambda: t[t > 0], torch.cuda.current_stream().synchronize):
             with pytest.raises(RuntimeError):
                 wait()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in DROPOUTS])
@@ -69,7 +63,7 @@ def test_a_graph_replays_the_call(name, backend):
 
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_each_replay_draws_a_mask(name, backend):
-    """Of which seeds alone decide; the gradient in the graph knows it."""
+    """The seed alone decides the mask; the gradient in the graph uses the same one."""
     call = CALLS[name]()
     graph, results = captured(call)
     found = []

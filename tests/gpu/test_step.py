@@ -37,14 +37,10 @@ def test_no_host_sync(limit):
     training = make(limit=limit)
     step(*training)  # first call: state is created, kernels are loaded
     assert training[2].last_step_skipped in (None, False)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with launches.no_waits():
         for _ in range(3):
             step(*training)
             training[2].last_step_skipped  # noqa: B018
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_graph_capture_replays_the_same_training():
@@ -145,14 +141,9 @@ def test_a_scheduler_follows_the_steps_taken():
     outcomes = (1, 0, 0, 1, 0, 1, 1, 0)
     for i, bad in enumerate(outcomes):
         fill(params, scaler, bad=bool(bad))
-        if i == 2:  # state is created, kernels are loaded
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with launches.no_waits(i == 2):  # state is created, kernels are loaded
             iterate(params, optimizer, scaler)
             scheduler.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     scheduler.drain()
     assert scheduler.last_epoch == 4
     assert (scaler.skipped_steps.item(), scaler.consecutive_skips.item(), scaler.last_step_skipped) == (4, 0, False)

@@ -12,7 +12,7 @@ from torch._dynamo import compiled_autograd
 from torch.utils.flop_counter import FlopCounterMode
 
 import amp_kernels as ak
-from amp_kernels._dispatch import load, nodes
+from amp_kernels._dispatch import cpu_isa, load, nodes
 from amp_kernels.ops._shadows import refresh_shadow
 
 from .tensors import normal
@@ -20,6 +20,19 @@ from .tensors import normal
 pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def _products_in_cpp(request):
+    """Another instruction set than ``portable``, whose products are left to Python."""
+    if "gpu" in request.keywords or cpu_isa.chosen() != "portable":
+        yield
+        return
+    others = [isa for isa in cpu_isa.available() if isa != "portable"]
+    if not others:
+        pytest.skip("all products of this machine are left to Python: it has no instruction set but portable")
+    with cpu_isa.cpu_isa(others[0]):
+        yield
 
 
 def autocast(device="cpu"):
@@ -195,6 +208,16 @@ def test_a_backward_under_another_backend_or_a_counter_is_the_formula(monkeypatc
         assert counter.get_total_flops() == 2 * (2 * 4 * 70 * 50)
     finally:
         nodes._module.bind("linear", formula)
+
+
+def test_products_of_the_portable_set_are_left_to_python():
+    x, weight = normal(4, 70, dtype=BF16), normal(50, 70, dtype=BF16, grad=True)
+    with cpu_isa.cpu_isa("portable"):
+        out = ak.linear(x, weight)
+        with nodes.refused():
+            expected = ak.linear(x, weight)
+    assert not in_cpp(out)
+    assert torch.equal(out, expected)
 
 
 def test_a_gradient_dtype_of_its_own_is_left_to_python():

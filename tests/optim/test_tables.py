@@ -6,7 +6,8 @@ import torch
 import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw import check_and_norm, update_scale
+from amp_kernels._raw import check_and_norm
+from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
 from amp_kernels._updates.state import TABLE_DTYPES
@@ -39,7 +40,7 @@ def test_guard_of_tensors(monkeypatch, private):
 def test_a_call_below_autograd_bumps_versions():
     scale, tracker, left = torch.tensor(8.0), torch.zeros((), dtype=torch.int32), torch.ones((), dtype=torch.int32)
     versions = [t._version for t in (scale, tracker, left)]
-    update_scale.update_scale_(scale, tracker, left, [torch.tensor(0.0)])
+    update_scale_(scale, tracker, left, [torch.tensor(0.0)])
     assert [t._version for t in (scale, tracker, left)] == [version + 1 for version in versions]
 
 

@@ -9,7 +9,7 @@ from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import check_backend
 
-from .gemm_cases import cases, in_turns, operands, run
+from .gemm_cases import cases, check_prefetched, in_turns, integers, operands, run
 from .preloaded import machine, set_chip
 
 machine()
@@ -96,3 +96,32 @@ def test_real_values(kernel, truncate):
     rounded = exact.abs() * torch.finfo(case.out_dtype).eps / 2
     assert (error <= rounded + size * steps * 2.0 ** (-22 if truncate else -24)).all()
     assert error.max() > 0
+
+
+def read_beside(kind: str):
+    """What computes a product whose epilogue reads boxes of a tensor beside C, and that tensor."""
+    generator = torch.Generator().manual_seed(5)
+    a, b = integers(generator, 72, 64).half().cuda(), integers(generator, 64, 200).half().cuda()
+    if kind == "derivative":
+        beside = integers(generator, 72, 200).half().cuda()
+        return lambda: ak.ops.gemm.gemm_dact(a, b, beside, activation="relu"), beside
+    if kind == "swiglu's derivative":
+        beside = integers(generator, 72, 400).half().cuda()
+        return lambda: ak.ops.gemm.gemm_dact(a, b, beside, activation="swiglu"), beside
+    if kind == "a batch":
+        a, b = a.expand(2, 72, 64), b.expand(2, 64, 200)
+    beside = integers(generator, *a.shape[:-1], 200).half().cuda()
+    return lambda: ak.ops.gemm.gemm(a, b, residual=beside), beside
+
+
+@pytest.mark.parametrize("kind", ["a residual", "a batch", "derivative", "swiglu's derivative"])
+def test_what_the_epilogue_reads_is_prefetched(kind, seeds):
+    """Each box that it loads, with the same coordinates, and nothing else."""
+    for seed in seeds:
+        it = set_chip(90, 1)
+        it.seed = seed
+        compute, beside = read_beside(kind)
+        compute()
+        product = next(launch for launch in reversed(it.recent) if "gemm_sm90_kernel" in launch.kernel.name)
+        assert product.prefetched
+        check_prefetched(product, beside)

@@ -105,6 +105,14 @@ def phased() -> list[tuple[GemmCase, int, int]]:
     return list(found.values())
 
 
+def check_prefetched(launch, beside: torch.Tensor) -> None:
+    """Raises unless TMA has prefetched exactly the boxes of ``beside`` that it loaded. The prefetch changes no result."""
+    loaded = {box for box in launch.loaded if box[0].base == beside.data_ptr()}
+    if launch.prefetched != loaded:
+        wrong = sorted(place for _, place in launch.prefetched ^ loaded)
+        raise AssertionError(f"boxes prefetched and not loaded, or loaded and not prefetched: {wrong}")
+
+
 def integers(generator, *shape) -> torch.Tensor:
     """Products and sums of these are exact in any order."""
     return torch.randint(-2, 3, shape, generator=generator).float()

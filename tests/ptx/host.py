@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ class Machine:
         self.ever_launched: set[str] = set()  # which no test clears
         self._kernels: dict[tuple, Kernel] = {}
         self.prepared: list[Prepared] = []
+        self.recent: deque[Launch] = deque(maxlen=4)  # that have run
         self._changes = [-1, -1]
         self._one_at_a_time = threading.Lock()  # launches of several host threads
         self.devices = (Device(), Device())
@@ -140,8 +142,9 @@ class Machine:
         self.launched.append(p.kernel.name)
         self.ever_launched.add(p.kernel.name)
         device.orders_shared = p.orders_shared
-        Launch(device, p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments, seed=self.seed,
-               shared_limit=p.shared_limit, overlapping=bool(overlap)).run()  # fmt: skip
+        launch = Launch(device, p.kernel, p.grid, p.block, p.cluster, p.shared_bytes, p.arguments, seed=self.seed,
+                        shared_limit=p.shared_limit, overlapping=bool(overlap))  # fmt: skip
+        self.recent.append(launch.run())
         return 0
 
     def _refresh_memory(self, device: int) -> None:

@@ -54,8 +54,8 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
     import amp_kernels as ak
 
-    from .gemm_cases import Case, cases, in_turns, integers, operands, run
-    from .preloaded import set_chip
+    from .gemm_cases import Case, cases, check_prefetched, in_turns, integers, operands, run
+    from .preloaded import machine, set_chip
 
     capability = int(kernel[2:])
 
@@ -132,7 +132,9 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
         def go():
             set_chip(capability, 1)
-            yield ak.ops.gemm.gemm(a.cuda(), b.cuda(), residual=residual.cuda(), out_dtype=out).cpu(), want
+            there = residual.cuda()
+            yield ak.ops.gemm.gemm(a.cuda(), b.cuda(), residual=there, out_dtype=out).cpu(), want
+            check_prefetched(machine().recent[-1], there)
 
         return go
 

@@ -14,7 +14,7 @@ import pytest
 import amp_kernels as ak
 from amp_kernels.checkpoint import _file, _folder
 from bench import train
-from bench.trial import Trial
+from bench.training.trial import Trial
 
 RUN = ["--model", "nano", "--device", "cpu", "--dtype", "fp16", "--provider", "amp_kernels,torch", "--steps", "40"]
 COMPARED = ("name", "losses", "scales", "validation", "validation_loss", "final_scale", "skipped_steps")

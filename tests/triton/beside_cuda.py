@@ -31,8 +31,8 @@ from amp_kernels._triton import (
     softmax_rows,
     unscale,
 )
-from bench.measured import run
-from bench.rows import OURS, TRITON
+from bench.harness.rows import OURS, TRITON
+from bench.prediction.measured import run
 
 from ..build.bytes_in_flight import rounds
 from ..build.kernel_budgets import BUDGETS

@@ -41,7 +41,7 @@ def check(
     return runs[1]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [*RULES, "lamb_half_"])
 def test_samples_of_the_op(name):
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 

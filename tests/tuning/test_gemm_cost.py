@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gemm_shapes import CUDA, Shape
-from bench.measured import product, product_us, tiles
-from bench.plan import CHIPS, choice, floor_us, plan, request
-from bench.tiles import EPILOGUES, tile_name
+from bench.ops.gemm_shapes import CUDA, Shape
+from bench.prediction.chips import CHIPS, choice, floor_us, plan
+from bench.prediction.measured import product, product_us, tiles
+from bench.prediction.tile_times import EPILOGUES, tile_name
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -26,13 +26,13 @@ LINEAR = [
     for shape in (Shape(rows, n, k, "NT"), Shape(rows, k, n, "NN"), Shape(n, k, rows, "TN", "fp32"))
 ]
 NAMES = {tile_name(tile): tile for tile in TILES}
-# Of each product that was timed, what every compiled tile took in microseconds.
+# Microseconds of every compiled tile, by product.
 GOLDEN = {timed: {c: us for c, us in found.items() if c.tile in NAMES} for timed, found in tiles().items()}
 
 
 def asked(timed, rates: dict) -> dict:
     s = timed.shape
-    return {"m": s.m, "n": s.n, "k": s.k, **request(s), **EPILOGUES[timed.epilogue], **rates}
+    return {"m": s.m, "n": s.n, "k": s.k, **s.request, **EPILOGUES[timed.epilogue], **rates}
 
 
 def rms(errors) -> float:
@@ -53,7 +53,7 @@ def tile_errors(rates: dict) -> list[float]:
 
 
 def plans(rates: dict) -> dict:
-    """Of each product: how much longer its plan took than the fastest tile, and its time over what the model says."""
+    """By product: the relative excess of its plan's time over the fastest tile's, and its time over the model's."""
     found = {}
     for timed, measured in GOLDEN.items():
         made = _host.plan_gemm(**asked(timed, rates))
@@ -63,13 +63,13 @@ def plans(rates: dict) -> dict:
 
 
 def plain_holds(rates: dict) -> bool:
-    """What the model promises of plain products, with some margin over what it reaches: 0.089 and 0.012."""
+    """The model's promise for plain products, with some margin over what it reaches: 0.089 and 0.012."""
     regrets = [regret for timed, (regret, _) in plans(rates).items() if timed.epilogue == "none"]
     return rms(tile_errors(rates)) <= 0.092 and sum(regrets) / len(regrets) <= 0.015
 
 
 def biases_hold(rates: dict) -> bool:
-    """The same of products with a bias, of its times: 0.042 and 0. An epilogue that is written anew has to be timed anew."""
+    """The same for products with a bias: 0.042 and 0. A rewritten epilogue has to be timed again."""
     found = {timed: both for timed, both in plans(rates).items() if timed.epilogue != "none"}
     regrets, ratios = zip(*found.values(), strict=True)
     return rms(map(math.log, ratios)) <= 0.045 and sum(regrets) / len(regrets) <= 0.003
@@ -138,7 +138,7 @@ def test_every_tile_that_is_compiled_is_the_choice_for_something():
     used = {
         plan["tile"]
         for shape, kind in itertools.product([*SUITE, *LINEAR, Shape(8, 4096, 4096, "NT")], kinds)
-        if (plan := _host.plan_gemm(shape.m, shape.n, shape.k, **request(shape) | kind))["kernel"] == "sm90"
+        if (plan := _host.plan_gemm(shape.m, shape.n, shape.k, **shape.request | kind))["kernel"] == "sm90"
     }
     assert used == set(range(len(TILES)))
 

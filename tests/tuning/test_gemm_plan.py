@@ -16,7 +16,7 @@ SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
 
 
 def shared_bytes(tile: dict, stages: int, float_output: bool) -> int:
-    """What one block needs: alignment, stages of A and B, of each consumer a buffer through which results leave and a desk, barriers."""
+    """Bytes that one block needs: alignment, stages of A and B, a staging buffer and a mailbox for each consumer, barriers."""
     boxes, rows = 2 * 64 * 128, 64 * (2 * tile["n"] + 16)
     staging = boxes if float_output or tile["n"] % 64 == 0 else max(boxes, rows)
     return (
@@ -46,7 +46,7 @@ def test_every_wgmma_tile_fits_the_hardware(tile):
 def requests():
     for m, n, k in itertools.product(SIZES, repeat=3):
         for m_major_a, n_major_b in ((False, False), (False, True), (True, True)):
-            # What the layouts make of the sizes: the contiguous dimension decides the alignment.
+            # The contiguous dimension decides the alignment.
             lines = (m if m_major_a else k, n if n_major_b else k)
             yield {
                 "m": m,

@@ -1,4 +1,4 @@
-// Arguments of CPU kernels whose values the kernel reads: everything must be host memory.
+// Checks of CPU kernels' arguments, which must be in host memory.
 #pragma once
 
 #include "base/check.h"
@@ -12,7 +12,7 @@ inline void check_cpu(const char* op, ArgName name, const Tensor& t) {
 inline constexpr std::initializer_list<ScalarType> kListDtypes = {ScalarType::Half, ScalarType::BFloat16,
                                                                   ScalarType::Float, ScalarType::Double};
 
-// A list whose elements the kernel takes in the order of memory.
+// Checks a list of dense tensors, which the kernel processes in memory order.
 inline void check_list(const char* op, const char* argument, const TensorList& list) {
   for (size_t i = 0; i < list.size(); ++i) {
     const ArgName name{argument, static_cast<int64_t>(i)};

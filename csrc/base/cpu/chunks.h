@@ -1,5 +1,5 @@
-// Work over a list of tensors, cut into chunks whose bounds depend on the tensors alone, so that a result assembled per
-// chunk is the same for any number of threads.
+// Cuts a list of tensors into chunks. Their bounds depend on the tensors alone, so results assembled per chunk are the
+// same for any number of threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -11,7 +11,7 @@
 namespace ak {
 
 inline constexpr int64_t kChunk = 16384;  // elements; small enough to balance two tensors over many threads
-inline constexpr int64_t kGrain = 65536;  // elements below which a thread costs more than it saves
+inline constexpr int64_t kGrain = 65536;  // elements per thread, below which threads do not pay off
 
 struct Chunk {
   int64_t tensor, begin, end;
@@ -29,7 +29,7 @@ std::vector<Chunk> make_chunks(int64_t tensors, const NumelOf& numel_of) {
   return chunks;
 }
 
-// Calls work(index, chunk) for every chunk, on several threads. `work` must not throw.
+// Calls work(index, chunk) for every chunk, in parallel. `work` must not throw.
 template <typename Work>
 void for_each_chunk(const std::vector<Chunk>& chunks, const Work& work) {
   if (chunks.empty()) return;

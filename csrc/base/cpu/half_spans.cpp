@@ -34,7 +34,7 @@ AK_AVX512 void widen_avx512(const fp16* from, float* to, int64_t n) {
   const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
   _mm512_mask_storeu_ps(to + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, from + i)));
 }
-// The instruction keeps the sign and payload of a NaN; here every NaN is 0x7fff.
+// The instruction keeps a NaN's sign and payload; the formula returns 0x7fff for every NaN.
 AK_AVX512 inline __attribute__((always_inline)) __m256i rounded(__m512 x) {
   const __m256i y = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm256_mask_blend_epi16(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), y, _mm256_set1_epi16(0x7fff));
@@ -46,8 +46,8 @@ AK_AVX512 void round_avx512(const float* from, fp16* to, int64_t n) {
   const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
   _mm256_mask_storeu_epi16(to + i, rest, rounded(_mm512_maskz_loadu_ps(rest, from + i)));
 }
-// The instruction takes subnormal numbers for zero and keeps a NaN's payload, so numbers of either kind are rounded by
-// the formula, with the others of their two vectors.
+// The instruction flushes subnormals to zero and keeps a NaN's payload, so vectors that contain either are rounded by
+// the formula.
 AK_AVX512_BF16 void round_avx512_bf16(const float* from, bf16* to, int64_t n) {
   constexpr int kQuietNan = 0x01, kSubnormal = 0x20, kSignallingNan = 0x80,
                 kSpecial = kQuietNan | kSubnormal | kSignallingNan;

@@ -1,6 +1,5 @@
-// Stretches of fp16 to fp32 and back, and of fp32 to bf16, 16 numbers or more at a time by the instructions of x86-64
-// where the CPU has them. The formulas of base/half.h in vector code take ten instructions a vector; their results are
-// these.
+// Converts contiguous spans between fp16 and fp32, and fp32 to bf16, by x86-64 conversion instructions if the CPU has
+// them. The formulas of base/half.h would take ten instructions per vector; the bits are the same.
 #pragma once
 
 #include "base/half.h"

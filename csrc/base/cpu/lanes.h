@@ -1,8 +1,8 @@
-// 16 floats in as many vectors as the machine takes for them, and the choice of that machine when the program runs.
+// 16 float lanes in vectors of the CPU's width, selected at run time.
 //
-// Sums over a row go over lanes, so that their order is that of the code and not of the machine. A vector of 16 floats
-// that the machine does not have would be kept in memory and compared number by number (gcc 12: 5 cycles a number), so
-// kernels are templates over Lanes<16>, <8> and <4>, and with_lanes compiles them for each and calls the one that fits.
+// Sums over a row use 16 lanes on every CPU, so that their order does not depend on it. gcc 12 keeps vectors wider than
+// the CPU's in memory and compares them element by element (5 cycles each), so kernels are templates over Lanes<16>,
+// <8> and <4>; with_lanes compiles all of them and calls the one that fits.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "base/half.h"
 #include "gemm/cpu/isa.h"
 
-// Vectors are returned by functions that are always expanded: none is passed as the warning has it.
+// The ABI warning does not apply: functions that return vectors are always inlined.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -22,7 +22,7 @@ namespace ak {
 
 inline constexpr int64_t kFloats = 16;
 
-// The vectors of so many numbers, by name: gcc drops a vector_size that depends on a parameter.
+// Vector types by specialization: gcc drops a vector_size that depends on a template parameter.
 template <int kWidth>
 struct VectorOf;
 template <>
@@ -52,7 +52,7 @@ struct Lanes {
 };
 using Four = VectorOf<4>::Floats;
 
-// Calls f for the index of each part, as a constant: a loop would be unrolled too late for the parts to be registers.
+// Calls f with the index of each part as a constant: a loop is unrolled too late to keep the parts in registers.
 template <int kParts, typename F>
 AK_SIMD_INLINE void each_part(const F& f) {
   f(std::integral_constant<int, 0>{});
@@ -89,7 +89,7 @@ AK_SIMD_INLINE Floats all_lanes(float x) {
   return v;
 }
 
-// op of each part of a and b.
+// op applied to each part of a and b.
 template <int kWidth, typename Op>
 AK_SIMD_INLINE Lanes<kWidth> of_parts(const Lanes<kWidth>& a, const Lanes<kWidth>& b, const Op& op) {
   Lanes<kWidth> result;
@@ -103,7 +103,7 @@ struct Add {
     return a + b;
   }
 };
-struct Larger {  // of a and NaN a
+struct Larger {  // a if b is NaN
   template <typename V>
   AK_SIMD_INLINE V operator()(const V& a, const V& b) const {
     return b > a ? b : a;
@@ -114,7 +114,7 @@ AK_SIMD_INLINE Lanes<kWidth> operator+(const Lanes<kWidth>& a, const Lanes<kWidt
   return of_parts(a, b, Add{});
 }
 
-// f(lane of each operand), by vectors: a formula in floats, compiled for the lanes of one vector at a time.
+// f applied per lane: a scalar formula, vectorized for one vector at a time.
 template <int kWidth, typename F, typename... V>
 AK_SIMD_INLINE Lanes<kWidth> of_lanes(const F& f, const Lanes<kWidth>& first, const V&... more) {
   struct Numbers {
@@ -138,7 +138,7 @@ AK_SIMD_INLINE Lanes<kWidth> of_lanes(const F& f, const Lanes<kWidth>& first, co
   return result;
 }
 
-// The lanes joined by op until four are left: each with the one half the number further.
+// Reduces the lanes by op to four, halving their number: lane i with lane i + half.
 template <int kWidth, typename Op>
 AK_SIMD_INLINE Four four_of(const Lanes<kWidth>& v, const Op& op) {
   if constexpr (kWidth == 4) {
@@ -153,7 +153,7 @@ AK_SIMD_INLINE Four four_of(const Lanes<kWidth>& v, const Op& op) {
     return op(quarters[0], quarters[1]);
   }
 }
-// The lanes of four rows joined, each row's as lanes_joined has them.
+// Reduces the four lanes of four rows, each in the order of lanes_joined.
 template <typename Op>
 AK_SIMD_INLINE Four fours_joined(const Four& a, const Four& b, const Four& c, const Four& d, const Op& op) {
   const Four ab = op(Four{a[0], a[1], b[0], b[1]}, Four{a[2], a[3], b[2], b[3]});
@@ -183,8 +183,8 @@ __attribute__((target("arch=x86-64-v3"))) auto on_256_bits(const Body& from) {
 }
 #endif
 
-// body.operator()<Floats>(), compiled for the instructions that have such vectors. The body, a lambda that is
-// always_inline and captures by value, is copied by each version, so that what it captured can be kept in registers.
+// Calls body.operator()<Floats>(), compiled for each vector width. The body is an always_inline lambda that captures by
+// value; each version copies it, so that its captures stay in registers.
 template <typename Body>
 auto with_lanes(const Body& body) {
 #if AK_X86 && AK_HAS_SIMD_CLONES

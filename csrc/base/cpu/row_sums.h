@@ -1,5 +1,5 @@
-// Sums over a row of floats, in 64 lanes that meet at the end: their order is that of the code, not of the machine's
-// vectors, so every version gives the same bits; and the additions of one lane, which wait for each other, are few.
+// Sums over a row of floats, in 64 lanes that are reduced at the end. The order does not depend on the vector width, so
+// every version gives the same bits, and chains of dependent additions are short.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace ak {
 
 inline constexpr int64_t kLanes = 64;
 
-// Adds the terms of i < n, as far as they fill all lanes, and returns how many that are. terms(i, t) makes t those of i
-// to i + 15. Four sums in registers, which an array that is indexed would not be.
+// Adds the terms of i < n that fill all 64 lanes and returns their number. terms(i, t) sets t to terms i to i + 15.
+// Four named sums, since an indexed array would not stay in registers.
 template <typename Floats, typename Terms>
 AK_SIMD_INLINE int64_t add_lanes(int64_t n, const Terms& terms, Floats& a, Floats& b, Floats& c, Floats& d) {
   int64_t i = 0;
@@ -26,8 +26,7 @@ AK_SIMD_INLINE int64_t add_lanes(int64_t n, const Terms& terms, Floats& a, Float
   return i;
 }
 
-// The numbers at i, ..., end - 1, at most 16 of them, with `instead` behind them. One masked load where the machine has
-// it.
+// Loads elements i to end - 1, at most 16, and fills the rest with `instead`: a masked load if the CPU has it.
 template <typename T>
 AK_SIMD_INLINE void part_of_lanes(const T* from, int64_t i, int64_t end, float instead, float* part) {
   const int count = static_cast<int>(end - i < kFloats ? end - i : kFloats);
@@ -36,10 +35,9 @@ AK_SIMD_INLINE void part_of_lanes(const T* from, int64_t i, int64_t end, float i
   for (int lane = 0; lane < kFloats; ++lane) part[lane] = lane < count ? to_float(from[i + lane]) : instead;
 }
 
-// What is left of a row, less than 16 numbers of each operand: results[lane] = f(numbers of the operands), of zeros
-// behind them. A formula under the mask itself would be worked out in the lanes that a masked load leaves alone, too,
-// and there stands what the register held before: bits of 16-bit numbers are subnormal floats, and an instruction that
-// meets one takes a hundred cycles.
+// The last elements of a row, fewer than 16: results[lane] = f(elements of the operands), with zeros out of bounds.
+// Zeros, because f is also evaluated in masked lanes: stale bits of 16-bit elements there would be subnormal floats,
+// which cost a hundred cycles per instruction.
 template <typename F, typename... T>
 AK_SIMD_INLINE void make_rest(int64_t i, int64_t end, float* results, const F& f, const T*... from) {
   const auto make = [=](const auto&... parts) __attribute__((always_inline)) {
@@ -65,9 +63,9 @@ AK_SIMD_INLINE void store_rest(const float* results, float* to, int64_t count) {
   }
 }
 
-// to[i] = f(from[i]...) for i < n: 32 at a time, a vector of 16-bit numbers, then 16, and the rest under a mask, where
-// the machine has that; a loop over i alone ends in steps of one. `to` may be where an operand is. Expanded into the
-// clones that call it. `ahead(i)` may fetch what comes after i numbers.
+// to[i] = f(from[i]...) for i < n: 32 at a time (a vector of 16-bit elements), then 16, then the rest under a mask. A
+// plain loop would end in scalar steps. `to` may alias an operand. Inlined into the clones that call it. `ahead(i)` may
+// prefetch.
 template <typename Ahead, typename F, typename... T>
 AK_SIMD_INLINE void map_lanes_ahead(int64_t n, const Ahead& ahead, float* to, const F& f, const T*... from) {
   constexpr int kHalves = 2 * kFloats;
@@ -94,8 +92,8 @@ AK_SIMD_INLINE void map_lanes(int64_t n, float* to, const F& f, const T*... from
   map_lanes_ahead(n, [](int64_t) {}, to, f, from...);
 }
 
-// The sum of n terms in 16 lanes: terms(i, t) makes t those of i to i + 15, rest(i, results) those from i on that do
-// not fill t, whatever it leaves behind them. What does not fill all lanes goes to 16 of them at a time.
+// Sum of n terms in 16 lanes: terms(i, t) sets t to terms i to i + 15; rest(i, results) computes the last terms from i
+// on, fewer than 16, and may leave anything after them. Terms that do not fill 64 lanes are added 16 at a time.
 template <typename Floats, typename Terms, typename Rest>
 AK_SIMD_INLINE Floats lanes_of_sum(int64_t n, const Terms& terms, const Rest& rest) {
   Floats a = all_lanes<Floats>(0.0f), b = a, c = a, d = a;
@@ -135,7 +133,7 @@ float sum_of_span(const T* x, int64_t n) {
   return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n, [](int64_t) {}); });
 }
 
-// of_row(r), the lanes of a row, joined by op into results[r], for r < rows. Four rows share the last steps.
+// results[r] = the lanes of_row(r) reduced by op, for r < rows. Four rows share the last steps.
 template <typename OfRow, typename Op>
 AK_SIMD_INLINE void join_rows(int64_t rows, float* results, const OfRow& of_row, const Op& op) {
   int64_t r = 0;

@@ -1,9 +1,9 @@
-// AK_SIMD_CLONES before a function compiles it once per x86-64 level; the loader picks the best one for the machine.
+// AK_SIMD_CLONES before a function compiles it once per x86-64 level; the loader picks the best one for the CPU.
 //
-// The libraries are built for any x86-64, which has no fma instruction, and formulas write every fma out: without
-// clones each one is a call into libm, and a GELU costs 38 ns an element instead of 0.6. All clones give the same bits,
-// because an fma is rounded once whoever computes it and contraction is off. Where clones do not exist, the plain code
-// is right and slow.
+// The libraries are built for baseline x86-64, which has no fma instruction, and formulas use explicit fmas: without
+// clones each one is a call into libm, and a GELU costs 38 ns per element instead of 0.6. All clones give the same
+// bits, because an fma rounds once on every path and contraction is off. Compilers without clones get correct but slow
+// code.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 #define AK_HAS_SIMD_CLONES 0
 #endif
 
-// Before a function that is a part of one with clones, so that it is compiled as often; the second one in a lambda.
+// For functions inlined into one with clones; the second macro is for lambdas.
 #if defined(__GNUC__)
 #define AK_SIMD_INLINE inline __attribute__((always_inline))
 #define AK_ALWAYS_INLINE __attribute__((always_inline))
@@ -25,7 +25,7 @@
 #define AK_ALWAYS_INLINE
 #endif
 
-// Functions for one instruction set, by intrinsics: compiled everywhere, called where the CPU has it (gemm_isa.h).
+// Intrinsics for one instruction set: always compiled, called if the CPU has it (gemm/cpu/isa.h).
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
 #define AK_X86 1
 #else

@@ -1,6 +1,6 @@
-// A stretch of a 16-bit or fp32 tensor as floats, small enough to stay in the L1 cache. Kernels load their operands
-// into tiles, run one loop over floats, and store: the number of loops to compile is the sum over dtypes, not the
-// product, and the extra traffic is L1's.
+// A tile: a contiguous span of a 16-bit or fp32 tensor as floats, small enough for the L1 cache. Kernels load operands
+// into tiles, run one loop over floats, and store, so the number of compiled loops grows with the sum of the dtypes,
+// not with their product. The extra traffic stays in L1.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -21,15 +21,15 @@ using torch::headeronly::ScalarType;
 
 inline constexpr int64_t kTile = 1024;
 
-// A line that the first pass over a row will need soon; a hint that may point behind the last row. One at a time
-// between the numbers: many at once wait for each other, and what follows for them.
+// Prefetches a line for the first pass over a row; it may be out of bounds. Issued one at a time within the loop, since
+// many at once stall each other and later loads.
 template <bool kWrites = false, typename T>
 AK_SIMD_INLINE void prefetch_ahead(const T* at) {
   constexpr int kBytes = 2048;
   __builtin_prefetch(reinterpret_cast<const char*>(at) + kBytes, kWrites);
 }
 
-// Memory for n floats from the beginning of a line on: a vector that lies in two lines takes two loads or stores.
+// Cache-line aligned memory: a vector that crosses lines takes two accesses.
 inline constexpr std::align_val_t kLineAlignment{64};
 struct DeleteAligned {
   void operator()(float* at) const { ::operator delete[](at, kLineAlignment); }
@@ -39,7 +39,7 @@ inline Buffer make_buffer(int64_t n) {
   return Buffer(static_cast<float*>(::operator new[](static_cast<size_t>(n) * sizeof(float), kLineAlignment)));
 }
 
-// Memory for n floats, of which a tile costs no allocation.
+// Memory for n floats, with inline storage up to one tile.
 class RowBuffer {
  public:
   explicit RowBuffer(int64_t n) : more_(n > kTile ? make_buffer(n) : nullptr) {}
@@ -52,7 +52,7 @@ class RowBuffer {
 
 inline int64_t bytes_of(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
 
-// Calls f with a value of the type that a 16-bit or fp32 dtype names.
+// Calls f with a value of the type of a 16-bit or fp32 dtype.
 template <typename F>
 void with_dtype(ScalarType dtype, const F& f) {
   if (dtype == ScalarType::Half) {
@@ -68,7 +68,7 @@ template <typename T>
 AK_SIMD_INLINE void widen_span(const T* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
 }
-// What is next is fetched from the L2 cache meanwhile: 64 bytes, two vectors of results, at a time.
+// Prefetches from L2, 64 bytes (two vectors of results) at a time.
 AK_SIMD_INLINE void widen_span(const bf16* from, float* to, int64_t n) {
   constexpr int kLine = 32;
   int64_t i = 0;
@@ -90,7 +90,7 @@ AK_SIMD_INLINE void round_span(const float* __restrict from, T* __restrict to, i
 AK_SIMD_INLINE void round_span(const float* from, fp16* to, int64_t n) { round_half(from, to, n); }
 AK_SIMD_INLINE void round_span(const float* from, bf16* to, int64_t n) { round_bf16(from, to, n); }
 
-// `make(out)` writes n floats; 16-bit numbers are made as floats in `tile` and rounded by the machine's instructions.
+// Calls make(out), which writes n floats. 16-bit results are made in `tile` and then rounded.
 template <typename T, typename Make>
 void make_rounded(T* out, float* tile, int64_t n, const Make& make) {
   if constexpr (std::is_same_v<T, float>) {
@@ -112,7 +112,7 @@ AK_SIMD_CLONES void split_span(const float* __restrict master, T* __restrict wei
                                int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const SplitMaster<T> s = split_master<T>(master[i]);
-    weight[i].bits = s.weight.bits;  // by member: gcc does not vectorise the copy of a struct out of a struct
+    weight[i].bits = s.weight.bits;  // by member: gcc does not vectorize nested struct copies
     remainder[i] = s.remainder;
   }
 }
@@ -124,8 +124,8 @@ AK_SIMD_CLONES bool any_non_finite(const T* x, int64_t n) {
   return found != 0;
 }
 
-// Elements [at, at + n) of an fp16, bf16 or fp32 tensor: in place if they are fp32, else converted into `buffer`.
-// The first two are for functions that have clones themselves.
+// Elements [at, at + n) of an fp16, bf16 or fp32 tensor: in place if fp32, else converted into `buffer`. load_span and
+// store_span are for functions that have clones themselves.
 AK_SIMD_INLINE const float* load_span(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
   if (dtype == ScalarType::Float) return static_cast<const float*>(data) + at;
   if (dtype == ScalarType::Half) {
@@ -136,7 +136,7 @@ AK_SIMD_INLINE const float* load_span(const void* data, ScalarType dtype, int64_
   return buffer;
 }
 
-// Rounds to the tensor's dtype. Elements of an fp32 tensor were changed in place.
+// Rounds to the tensor's dtype. fp32 elements have been changed in place.
 AK_SIMD_INLINE void store_span(const float* values, void* data, ScalarType dtype, int64_t at, int64_t n) {
   if (dtype == ScalarType::Half) {
     round_span(values, static_cast<fp16*>(data) + at, n);
@@ -149,12 +149,12 @@ AK_SIMD_CLONES inline const float* load_tile(const void* data, ScalarType dtype,
   return load_span(data, dtype, at, n, buffer);
 }
 
-// The same for elements that will be changed.
+// load_tile for elements that will be changed.
 inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
   return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
 }
 
-// `n` values as floats, in `buffer` unless they are that; without data, `absent` for each.
+// n values as floats, converted into `buffer` if necessary; all `absent` if `data` is null.
 inline const float* values_or(const void* data, ScalarType dtype, float absent, int64_t n, float* buffer) {
   if (data) return load_tile(data, dtype, 0, n, buffer);
   std::fill_n(buffer, n, absent);

@@ -1,9 +1,9 @@
-// One call of an op on a GPU: where its tensors are, memory, launches. All glue is written over this object,
-// which has two implementations: CUDA, and the emulator, whose ops are those of a second namespace and run on CPU
-// tensors. So everything between the schema and the launcher runs, and is checked, without a GPU.
+// One call of an op on a GPU: device checks, memory, launches. All glue uses this class, which has two targets: CUDA,
+// and the emulator, whose ops have a namespace of their own and take CPU tensors. So the glue runs and is checked
+// without a GPU.
 //
-// A tensor is named where it is asked for its address: for an error of the argument, and for the emulator, where a
-// kernel that touches memory without a name is stopped.
+// Addresses are requested together with the argument's name, for error messages and for the emulator, which stops a
+// kernel that accesses any other memory.
 #pragma once
 
 #ifdef AK_EMULATE
@@ -23,7 +23,7 @@ namespace ak {
 
 class GpuCall {
  public:
-  // The device of `first` is that of the call.
+  // The call runs on the device of `first`.
   GpuCall(const char* op, ArgName name, const Tensor& first) : op_(op), target_(checked(op, name, first)) {}
 
   // ---- arguments
@@ -31,17 +31,17 @@ class GpuCall {
   void check_place(ArgName name, const Tensor& t) const {
     AK_CHECK(target_.holds(t), op_, ": ", name, " must be on ", target_.name(), " like the other arguments");
   }
-  // The address of a tensor that kernels read.
+  // Address of a tensor that kernels read.
   const void* read(ArgName name, const Tensor& t) {
     show(name, t, true, false);
     return t.const_data_ptr();
   }
-  // The address of one that they write; `holds_values`: and read.
+  // Address of a tensor that kernels write and, if `holds_values`, read.
   void* write(ArgName name, const Tensor& t, bool holds_values = true) {
     show(name, t, holds_values, true);
     return t.mutable_data_ptr();
   }
-  // Memory that is known by its address alone.
+  // Declares memory known only by its address.
   void reach(ArgName name, const void* data, int64_t bytes, bool writable) {
     if (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable);
   }
@@ -60,7 +60,7 @@ class GpuCall {
     return t ? mutable_scalar<T>(name, *t) : nullptr;
   }
 
-  // A list of dense tensors, for the kernels that look at each element once.
+  // A list of dense tensors, for kernels that process them in memory order.
   template <typename Void>
   std::vector<GradRefTo<Void>> refs(const char* argument, const TensorList& list) {
     std::vector<GradRefTo<Void>> refs;
@@ -83,7 +83,7 @@ class GpuCall {
   std::vector<GradRefTo<Void>> grad_refs(const TensorList& grads) {
     return refs<Void>("grads", grads);
   }
-  // The gradients of a table in place of a list.
+  // The gradients of an address table.
   std::vector<GradRef> grad_refs(const Tensor& table) {
     const auto accepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
     const auto rows = table_rows(op_, {"table"}, table);
@@ -101,29 +101,29 @@ class GpuCall {
 
   // ---- memory
 
-  // An output.
+  // Allocates an output.
   Tensor empty(ArgName name, torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) {
     const Tensor t = torch::stable::empty(size, dtype, std::nullopt, target_.device());
     if (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
     return t;
   }
-  // Memory of the call, the first `zeroed` bytes 0. Freed when the tensor goes: the allocator hands the memory to later
-  // work of the same stream only.
+  // Scratch memory whose first `zeroed` bytes are 0. It is safe to free before the kernels run, since the allocator
+  // reuses it only for later work on the same stream.
   Tensor scratch(size_t bytes, size_t zeroed = 0) {
     const Tensor t = empty({"scratch"}, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
     zero(t, zeroed);
     return t;
   }
-  // Counters that are 0, for a kernel that leaves them 0: the stream's own, or memory of the call.
+  // Zeroed counters for a kernel that leaves them 0: the stream's, or scratch of the call.
   uint32_t* counters(size_t count) {
     if (uint32_t* of_stream = target_.counters(count)) return of_stream;
     counters_ = scratch(count * 4, count * 4);
     return static_cast<uint32_t*>(counters_->mutable_data_ptr());
   }
-  // Whether those took a memset: where a graph is captured, or for more counters than a stream has.
+  // True if the counters needed a memset: during graph capture, or for more counters than a stream has.
   bool counters_took_memset() const { return counters_.has_value(); }
-  // Sets the first `bytes` of a tensor to 0, in the stream's order. Nothing for none: memset need not take the null of
-  // an empty tensor.
+  // Enqueues a memset of the first `bytes` of a tensor. Skipped for 0 bytes: an empty tensor's null pointer is not
+  // valid.
   void zero(const Tensor& t, size_t bytes) {
     if (bytes > 0) target_.zero(t.mutable_data_ptr(), bytes);
   }
@@ -135,9 +135,14 @@ class GpuCall {
   // Calls launcher(args..., stream), which returns a Status, and raises if it failed.
   template <typename Launcher, typename... Args>
   void launch(const Launcher& launcher, Args&&... args) {
-    const Status status = launcher(std::forward<Args>(args)..., target_.stream());
-    AK_CHECK(status.ok(), op_, ": ", Target::failure(status));
+    check(try_launch(launcher, std::forward<Args>(args)...));
   }
+  // The same, for a caller who looks at the Status before check().
+  template <typename Launcher, typename... Args>
+  Status try_launch(const Launcher& launcher, Args&&... args) {
+    return launcher(std::forward<Args>(args)..., target_.stream());
+  }
+  void check(const Status& status) const { AK_CHECK(status.ok(), op_, ": ", Target::failure(status)); }
 
  private:
   static const Tensor& checked(const char* op, ArgName name, const Tensor& t) {
@@ -145,7 +150,7 @@ class GpuCall {
     return t;
   }
 
-  // From the first element to the last, whatever lies between them.
+  // Bytes from the first element to the last, gaps included.
   static size_t bytes_of_span(const Tensor& t) {
     if (t.numel() == 0) return 0;
     int64_t last = 0;

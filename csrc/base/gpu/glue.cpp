@@ -1,4 +1,4 @@
-// For whoever exchanges the device behind the runtime's back: the fake CUDA runtime of tests/ptx.
+// Clears the device cache, for the fake CUDA runtime of tests/ptx, which changes the device.
 #ifndef AK_EMULATE
 #include "device/device_facts.h"
 

@@ -1,4 +1,4 @@
-// What the glue asks of a GPU.
+// GPU properties used by the glue.
 #pragma once
 
 namespace ak {

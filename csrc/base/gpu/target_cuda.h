@@ -1,4 +1,4 @@
-// The GPU behind base/gpu/call.h: torch's current stream and allocator, and the CUDA runtime.
+// CUDA target of base/gpu/call.h: torch's current stream and allocator, and the CUDA runtime.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,12 +20,12 @@
 
 namespace ak {
 
-// The device of a tensor, made current while the object lives, and torch's current stream on it. Everything is enqueued
-// there, nothing waits, and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
+// Makes a tensor's device current while the object lives, and enqueues on torch's current stream. Nothing synchronizes
+// and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
 class Target {
  public:
   static constexpr const char* kDevices = "a CUDA device";
-  static constexpr bool kLooks = false;  // kernels reach all memory of the device, so nothing is shown to them
+  static constexpr bool kLooks = false;  // kernels can access all device memory, so nothing is declared
   static bool has(const Tensor& t) { return t.is_cuda(); }
 
   explicit Target(const Tensor& first) : index_(first.get_device_index()), guard_(index_) {
@@ -50,17 +50,24 @@ class Target {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream_)));
   }
 
-  // Counters that belong to the stream, all 0 between its kernels. None while it is captured: a graph may run beside
-  // whatever the stream does later, so it zeroes memory of its own. None either where there is no memory to be had.
+  // Counters of the stream, all 0 between its kernels. Null during capture, since a graph may run concurrently with
+  // later work of the stream and so needs memory of its own. Null also if out of memory, and beyond 256 streams. The key
+  // is the stream's id: CUDA may give the handle of a destroyed stream, whose kernels still run, to a new one, and the
+  // default streams of all threads share one handle.
   uint32_t* counters(size_t count) const {
-    constexpr size_t kMost = 4096;
+    constexpr size_t kMost = 4096, kMostStreams = 256;
     cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
     STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &captured));
     if (count > kMost || captured != cudaStreamCaptureStatusNone) return nullptr;
+    unsigned long long id = 0;
+    STD_CUDA_CHECK(cudaStreamGetId(static_cast<cudaStream_t>(stream_), &id));
     static std::mutex mutex;
-    static auto& of_streams = *new std::map<std::pair<int32_t, void*>, uint32_t*>;  // for good: no order at exit
+    static auto& of_streams =
+        *new std::map<std::pair<int32_t, uint64_t>, uint32_t*>;  // leaked: no order of destruction at exit
     const std::lock_guard lock(mutex);
-    uint32_t*& own = of_streams[{index_, stream_}];
+    const std::pair<int32_t, uint64_t> key{index_, id};
+    if (of_streams.size() >= kMostStreams && !of_streams.contains(key)) return nullptr;
+    uint32_t*& own = of_streams[key];
     if (!own) {
       own = static_cast<uint32_t*>(outside_of_pools(kMost * 4));
       if (own) zero(own, kMost * 4);
@@ -76,17 +83,16 @@ class Target {
   }
 
  private:
-  // The guard has told torch's runtime. Ours is another, linked statically, with a current device of its own, which
-  // follows the driver's context by its implementation alone.
+  // The guard has set the device of torch's CUDA runtime. Ours is a separate, statically linked one; that it would
+  // follow the driver's context is an implementation detail.
   static void make_current(int32_t index) {
     int current = -1;
     STD_CUDA_CHECK(cudaGetDevice(&current));
     if (current != index) STD_CUDA_CHECK(cudaSetDevice(index));
   }
 
-  // Memory that is never freed, or null. Not of torch's allocator: a thread may call this while it warms up what it
-  // will capture, and the allocator then takes all from the pool of the graph, which hands the memory out anew in a
-  // replay.
+  // Memory that is never freed, or null. Not from torch's allocator: during warm-up for a capture it allocates from the
+  // graph's pool, which reuses the memory in replays.
   static void* outside_of_pools(size_t bytes) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another thread may be capturing
     STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -94,7 +100,7 @@ class Target {
     const cudaError_t error = cudaMalloc(&memory, bytes);
     STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
     if (error == cudaSuccess) return memory;
-    (void)cudaGetLastError();  // all memory is torch's: it finds some for this call
+    (void)cudaGetLastError();  // torch holds all memory: allocate per call instead
     return nullptr;
   }
 

@@ -1,7 +1,7 @@
-// The emulator behind base/gpu/call.h: CPU tensors, of which kernels reach only those that the glue has named.
+// Emulator target of base/gpu/call.h: CPU tensors; kernels may access only memory that the glue has declared.
 //
-// AMP_KERNELS_EMULATE_SEED chooses the schedule of threads and copies (0), AMP_KERNELS_EMULATE_CAPABILITY and
-// AMP_KERNELS_EMULATE_SMS the GPU that launches are planned for ("9.0", 132). All are read at each call.
+// AMP_KERNELS_EMULATE_SEED selects the schedule of threads and copies (default 0), AMP_KERNELS_EMULATE_CAPABILITY and
+// AMP_KERNELS_EMULATE_SMS the GPU to plan launches for (default 9.0, 132). They are read at each call.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace ak {
 class Target {
  public:
   static constexpr const char* kDevices = "the CPU, where the emulator runs,";
-  static constexpr bool kLooks = true;  // kernels reach the memory that they are shown
+  static constexpr bool kLooks = true;  // kernels may access declared memory only
   static bool has(const Tensor& t) { return t.is_cpu(); }
 
   explicit Target(const Tensor&) : one_at_a_time_(machine()) {
@@ -42,8 +42,7 @@ class Target {
   torch::stable::Device device() const { return {torch::headeronly::DeviceType::CPU}; }
   Stream stream() const { return nullptr; }
 
-  // Plans are those of an H200 unless the environment says otherwise; how many SMs the emulator has only sizes
-  // persistent grids.
+  // Launches are planned for an H200 by default. The emulator's own number of SMs only sizes persistent grids.
   GpuProperties properties() const {
     GpuProperties gpu{132, 90};
     char* end = nullptr;
@@ -68,7 +67,7 @@ class Target {
     memory_.set_initialised(data, bytes);
   }
 
-  // As on a GPU; that kernels leave them 0 is checked when they are asked for again.
+  // As on a GPU. The next request checks that kernels left them 0.
   uint32_t* counters(size_t count) {
     static std::vector<uint32_t> all(4096);
     if (count > all.size()) return nullptr;
@@ -84,7 +83,7 @@ class Target {
     text << name;
     memory_.add(text.str(), data, bytes, holds_values, writable);
   }
-  // New memory: NaN, and unreadable until a kernel has written it.
+  // Declares uninitialized memory: filled with NaN, and an error to read before a kernel has written it.
   void show_fresh(ArgName name, void* data, size_t bytes) {
     if (bytes > 0) std::memset(data, 0xff, bytes);
     show(name, data, bytes, false, true);

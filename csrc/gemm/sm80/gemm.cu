@@ -1,4 +1,4 @@
-// The instances of gemm_sm80, and what the host decides: how operands are copied, how deep the ring is, how k is split.
+// Instances of gemm_sm80 and their host side: copy paths, number of stages, split of k.
 #include "gemm/sm80/gemm.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ Status refuse(const char* why) { return {1, why}; }
 
 int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-/// What the distances between the `rows` rows (columns) of an operand, and between batches, allow.
+/// Fastest path for an operand of `rows` lines.
 CopyPath path_of(const void* data, int64_t ld, int rows, int64_t batch_stride, int batch, int64_t second_half) {
   uint64_t distances = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(second_half * 2);
   if (rows > 1) distances |= static_cast<uint64_t>(ld * 2);
@@ -27,7 +27,7 @@ CopyPath path_of(const void* data, int64_t ld, int rows, int64_t batch_stride, i
 int rows_of_a(const GemmProblem& q) { return q.m_major_a ? q.k : q.m; }
 int rows_of_b(const GemmProblem& q) { return q.n_major_b ? q.k : q.n; }
 
-/// k of one split: a multiple of a step, and no split is empty.
+/// k per split: a multiple of a step; useful_splits() drops empty splits.
 int k_per_split(int k, int splits) { return ceil_div(ceil_div(k, kBlockK), splits) * kBlockK; }
 int useful_splits(int k, int splits) { return ceil_div(k, k_per_split(k, splits)); }
 
@@ -50,7 +50,7 @@ int64_t tiles_of(const GemmProblem& q, TileSize size) {
   return static_cast<int64_t>(q.batch) * ceil_div(q.m, size.m) * columns;
 }
 
-/// As many stages as leave room for the tile's usual number of blocks on an SM; at least one block must fit.
+/// Largest number of stages that keeps the tile's number of blocks per SM; at least one block must fit.
 template <class Tile>
 int stages_for(int stage_bytes) {
   const int share = shared_share(Tile::kBlocks);
@@ -74,8 +74,7 @@ Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, const Gemm
   args.columns = columns_of_sums(q);
   args.second_half = halved ? q.n / 2 : Tile::kBlockN / 2;
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
-  // Of a single row nobody needs the distance to the next one, and it may be anything; but an aligned copy of none of
-  // its bytes still wants an aligned address.
+  // The stride of a single row may be anything, but even a copy of 0 bytes needs an aligned address.
   const int64_t ld_a = rows_of_a(q) > 1 ? q.ld_a : 0, ld_b = rows_of_b(q) > 1 ? q.ld_b : 0;
   args.a = operand_args(q.a, ld_a, q.batch_stride_a, q.m_major_a ? Major::kMN : Major::kK, gemm_sm80_path_a(q),
                         Tile::kBlockM, Tile::kBlockM / 2, Tile::kThreads);
@@ -111,7 +110,7 @@ CopyPath gemm_sm80_path_a(const GemmProblem& q) {
   return mma_gemm::path_of(q.a, q.ld_a, mma_gemm::rows_of_a(q), q.batch_stride_a, q.batch, 0);
 }
 CopyPath gemm_sm80_path_b(const GemmProblem& q) {
-  const int64_t second_half = q.n_major_b && is_halved(q) ? q.n / 2 : 0;  // begins within the row
+  const int64_t second_half = q.n_major_b && is_halved(q) ? q.n / 2 : 0;  // an offset within the row
   return mma_gemm::path_of(q.b, q.ld_b, mma_gemm::rows_of_b(q), q.batch_stride_b, q.batch, second_half);
 }
 

@@ -1,22 +1,21 @@
 // gemm_sm80: C = A B with mma.sync, fp16 or bf16 in, fp32 accumulate.
 //
-// Work: 2 m n k flops. A step of 32 k of a 128 x 128 tile is 2^20 flops and 16 KB from L2. The tensor cores of an A100
-// take 512 cycles for it (2,048 flops a cycle and SM), mma.sync on Hopper about 400 (65 % of wgmma, arXiv:2402.13499),
-// which asks L2 for 32 or 41 bytes a cycle and SM; a 128 x 256 tile asks for 24 or 31. Shared memory moves 128 bytes a
-// cycle: 16 KB in, and out again every operand twice, 32 KB, in warp tiles of 64 x 64: 384 cycles. With 64 x 32 it
-// would be the limit. A shifted operand (gemm_sm80_operand.cuh) is read and written once more, which with two of them
-// makes 700 cycles: the price of odd rows, about a third of the speed. Plan: a block makes one tile. Its threads keep a
-// ring of steps in flight with cp.async; each warp loads its next fragments with ldmatrix while the tensor cores work
-// on the last ones; there is one barrier a step. Tiles are numbered in groups of eight rows, so that the blocks that
-// run together share their operands in L2. Where k is split, blocks leave their sums in scratch, in the order of their
-// registers, and the last one to come adds them in the order of the splits. Sums pass the epilogue in registers, 16
-// rows and 2 x 16 columns at a time, and leave through shared memory in whole rows. The columns of a tile are two
-// halves, and a warp's too: with swiglu, gate and value, so that they meet in a thread. Layouts, alignments, epilogues
-// and outputs are decided at run time, so that there are few instances. Traps: the number of copies that may still be
-// in flight differs for shifted operands, whose words must be there a step earlier. The stage that a copy fills was
-// read in the step before: only after the barrier. The epilogue reuses the ring: only when no warp reads fragments any
-// more. Registers are nearly all in use: what a copy needs is computed where it is needed (opaque), or ptxas keeps it
-// for the whole loop and spills.
+// Work: 2 m n k flops. A k step of 32 of a 128 x 128 tile is 2^20 flops and 16 KB from L2. It takes the tensor cores of
+// an A100 512 cycles (2,048 flops per cycle and SM), and mma.sync on Hopper about 400 (65 % of wgmma,
+// arXiv:2402.13499). So the tile needs 32 or 41 bytes per cycle and SM from L2, and a 128 x 256 tile 24 or 31. Shared
+// memory moves 128 bytes per cycle: 16 KB in and, with warp tiles of 64 x 64, every operand out twice, 32 KB, in 384
+// cycles. With 64 x 32 it would be the limit. A shifted operand (operand.cuh) is read and written once more, which for
+// two operands makes 700 cycles: unaligned rows cost about a third of the speed. Plan: one tile per block. Its threads
+// keep a ring of k steps in flight with cp.async. Each warp loads its next fragments with ldmatrix while the tensor
+// cores work on the current ones, with one barrier per step. Tiles are rasterized in groups of eight rows, so that
+// concurrent blocks share operands in L2. With split k, blocks write their sums to scratch in register order, and the
+// last to arrive adds them in the order of the splits. The epilogue runs in registers, on 16 rows and 2 x 16 columns at
+// a time, and results are stored through shared memory in whole rows. A tile's columns are two halves, and so are a
+// warp's: with swiglu they are gate and value, so that both are in one thread. Layouts, alignments, epilogues and
+// outputs are run-time parameters, to keep the number of instances small. Traps: shifted operands must arrive a step
+// earlier, so fewer copies may be in flight. A copy fills the stage read in the previous step, so it must follow the
+// barrier. The epilogue reuses the ring, so no warp may still read fragments. Nearly all registers are in use:
+// addresses of copies are recomputed (opaque), or ptxas keeps them during the loop and spills.
 #pragma once
 #include "device/atomic.cuh"
 #include "device/block.cuh"
@@ -27,15 +26,15 @@
 namespace ak {
 namespace mma_gemm {
 
-/// A tile of C, shared out evenly among warps of kWarpM x kWarpN.
+/// A tile of C, divided into warp tiles of kWarpM x kWarpN.
 template <int kBlockM_, int kBlockN_, int kWarpM_, int kWarpN_, int kBlocks_>
 struct Tile {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kWarpM = kWarpM_, kWarpN = kWarpN_;
-  static constexpr int kBlocks = kBlocks_;  // on one SM, as registers allow
+  static constexpr int kBlocks = kBlocks_;  // per SM, limited by registers
   static constexpr int kWarpsM = kBlockM / kWarpM, kWarpsN = kBlockN / kWarpN;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarpThreads;
   static constexpr int kParts = kWarpN / 32;            // 2 x 16 columns each
-  static constexpr int kChunks = kWarpM / 16 * kParts;  // of 16 rows and 2 x 16 columns: 16 sums a thread
+  static constexpr int kChunks = kWarpM / 16 * kParts;  // of 16 rows and 2 x 16 columns: 16 sums per thread
   static_assert(kWarpM % 32 == 0 && kWarpN % 32 == 0, "a warp's columns are two halves of blocks of 16");
   static_assert(kBlockM % 64 == 0 && kBlockN % 64 == 0, "half a tile is a multiple of a strip");
 };
@@ -46,7 +45,7 @@ struct Args {
   EpilogueArgs finish;
   OperandArgs a, b;
   int k;
-  int columns;      // of C that come out of the accumulators: n, or n / 2 with swiglu
+  int columns;      // of C per matrix: n, or n / 2 with swiglu
   int second_half;  // columns of B from the first half of a tile to the second
   int tile_columns;
   int splits, k_per_split;
@@ -56,12 +55,12 @@ struct Args {
   float* partials;     // [batch][tile][split][tile's sums]
 };
 
-constexpr int kRaster = 8;  // rows of tiles that are walked together
+constexpr int kRaster = 8;  // rows of tiles rasterized together
 
-/// What a block works on.
+/// A block's tile and part of k.
 struct Work {
   int m, n;  // first row and column of the tile in C
-  int tile;  // number in the batch
+  int tile;  // index in the batch
   int batch, split, k, k_end;
 };
 
@@ -83,7 +82,7 @@ AK_DEVICE Work work_of_block(const Args& args) {
   return work;
 }
 
-/// copy_wait for a number of groups that is only known at run time.
+/// copy_wait for a run-time number of groups.
 AK_DEVICE void wait_for_copies(int newer) {
   static_assert(kMaxStages - 2 <= 2, "the cases below");
   if (newer == 0) {
@@ -95,7 +94,7 @@ AK_DEVICE void wait_for_copies(int newer) {
   }
 }
 
-/// The main loop: this warp's share of the tile's sums.
+/// Main loop: accumulates this warp's part of the tile.
 template <class T, class Tile>
 AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::kChunks][2][2][4]) {
   constexpr int kBlocksM = Tile::kWarpM / 16, kPairs = Tile::kWarpN / 16, kHalf = Tile::kBlockN / 2;
@@ -110,7 +109,7 @@ AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::k
   const int bytes_a = Tile::kBlockM * strip_pitch(args.a.path);
   const int stage_bytes = bytes_a + Tile::kBlockN * strip_pitch(args.b.path);
   const bool shifted = a.shifted() || b.shifted();
-  const int newer = args.stages - (shifted ? 3 : 2);  // steps that may still be on their way at a barrier
+  const int newer = args.stages - (shifted ? 3 : 2);  // steps that may still be in flight at a barrier
   const uint32_t ring = dynamic_shared(), ring_end = ring + args.stages * stage_bytes;
 
   const auto copy = [&](int k, uint32_t stage) {
@@ -118,13 +117,13 @@ AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::k
       a.copy(stage, k);
       b.copy(stage + bytes_a, k);
     }
-    copy_commit();  // empty ones too, so that counting groups counts steps
+    copy_commit();  // also if empty, so that groups count steps
   };
   const auto shift = [&](uint32_t stage) {
     if (a.shifted()) a.shift(stage);
     if (b.shifted()) b.shift(stage + bytes_a);
   };
-  uint32_t from_a[2][kBlocksM][4], from_b[2][4];  // those in use, and those that are being loaded
+  uint32_t from_a[2][kBlocksM][4], from_b[2][4];  // double-buffered
   const auto load_a = [&](uint32_t stage, int k16, int i) { address_a.load(from_a[k16][i], stage, 16 * i, k16); };
   const auto load_b = [&](uint32_t stage, int k16, int q) {
     address_b.load(from_b[q % 2], stage + bytes_a, q / Tile::kParts * kHalf + q % Tile::kParts * 16, k16);
@@ -141,7 +140,7 @@ AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::k
   AK_UNROLL
   for (int i = 0; i < kBlocksM; i++) load_a(ring, 0, i);
   load_b(ring, 0, 0);
-  uint32_t stage = ring, fill = ring_end - stage_bytes;  // in use; to be filled next: the one that was in use before
+  uint32_t stage = ring, fill = ring_end - stage_bytes;  // current stage; stage to fill next, which was current before
   AK_NO_UNROLL
   for (int k = work.k; k < work.k_end; k += kBlockK) {
     const uint32_t next = stage + stage_bytes == ring_end ? ring : stage + stage_bytes;
@@ -149,7 +148,7 @@ AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::k
     copy(k + (args.stages - 1) * kBlockK, fill);
     if (shifted && !last) shift(next);
     AK_UNROLL
-    for (int part = 0; part < 2 * kPairs; part++) {  // one pair of columns of 8 by 16 of k
+    for (int part = 0; part < 2 * kPairs; part++) {  // 16 columns by 16 of k
       const int k16 = part / kPairs, q = part % kPairs;
       if (part + 1 < 2 * kPairs) {
         if (k16 == 0) {
@@ -159,7 +158,7 @@ AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::k
         load_b(stage, (part + 1) / kPairs, (part + 1) % kPairs);
       } else if (!last) {
         wait_for_copies(newer);
-        block_sync();  // the next step is there, and nobody reads the stage in use any more
+        block_sync();  // the next stage has arrived, and no warp reads the current one any more
         AK_UNROLL
         for (int i = 0; i < kBlocksM; i++) load_a(next, 0, i);
         load_b(next, 0, 0);
@@ -178,14 +177,14 @@ AK_DEVICE void multiply(const Args& args, const Work& work, float (&acc)[Tile::k
   copy_wait<0>();
 }
 
-/// Where k is split: leaves this part's sums in scratch. True in the block whose part comes last, which then has the
-/// sums of all parts in `acc`.
+/// Split k: writes this part's sums to scratch. True in the block that arrives last, which then holds the sums of all
+/// parts in `acc`.
 template <class Tile>
 AK_DEVICE bool combine_splits(const Args& args, const Work& work, float (&acc)[Tile::kChunks][2][2][4]) {
-  constexpr int kVectors = Tile::kChunks * 4;  // of a thread
-  constexpr int kAtOnce = 8;                   // loads that wait for memory together
+  constexpr int kVectors = Tile::kChunks * 4;  // per thread
+  constexpr int kAtOnce = 8;                   // loads issued together
   constexpr int64_t kPart = Tile::kBlockM * Tile::kBlockN;
-  // [split][vector][thread][4]: every access of a warp is 512 bytes in a row.
+  // Layout [split][vector][thread][4]: a warp accesses 512 contiguous bytes.
   float* const mine = args.partials + work.tile * args.splits * kPart + thread_index() * 4;
   const auto sums = [&](int v) -> float (&)[4] { return acc[v / 4][v / 2 % 2][v % 2]; };
   AK_UNROLL
@@ -194,7 +193,7 @@ AK_DEVICE bool combine_splits(const Args& args, const Work& work, float (&acc)[T
     store_vec(mine + work.split * kPart + v * (Tile::kThreads * 4), Vec<float, 4>{{d[0], d[1], d[2], d[3]}});
   }
   const auto is_last = shared_at<uint32_t>(dynamic_shared());
-  block_sync();  // every thread's part comes before thread 0's release, and nobody reads the ring any more
+  block_sync();  // every thread's part is ordered before thread 0's release, and the ring is free
   if (thread_index() == 0) {
     const uint32_t others = static_cast<uint32_t>(args.splits) - 1;
     is_last[0] = atomic_count_acq_rel(args.counters + work.tile, others) == others ? 1u : 0u;
@@ -220,16 +219,16 @@ AK_DEVICE bool combine_splits(const Args& args, const Work& work, float (&acc)[T
   return true;
 }
 
-/// C's way from registers to global memory: a warp's own corner of shared memory, with 16 rows of its columns.
+/// Stores results through shared memory: each warp stages 16 rows of its columns in a buffer of its own.
 template <class Tile>
 class Output {
  public:
-  static constexpr int kColumns = Tile::kWarpN / 2;            // of a half
-  static constexpr int kBytes = 2 * 16 * (kColumns * 4 + 32);  // of a warp, at most
+  static constexpr int kColumns = Tile::kWarpN / 2;            // per half
+  static constexpr int kBytes = 2 * 16 * (kColumns * 4 + 32);  // per warp, at most
 
   AK_DEVICE Output(const Args& args, const Work& work)
       : args_(args), batch_(work.batch), size_(bytes_of(args.finish.c.type)) {
-    // Rows differ in banks, both for the 8 (16 bit) or 4 (fp32) rows that lanes write together and for 16-byte reads.
+    // Padded so that neither writes to 8 (16-bit) or 4 (fp32) rows nor 16-byte reads conflict in banks.
     pitch_ = kColumns * size_ + (size_ == 2 ? 16 : 32);
     corner_ = dynamic_shared() + warp_index() * kBytes;
     const int warp_n = warp_index() / Tile::kWarpsM * kColumns;
@@ -242,14 +241,14 @@ class Output {
     halves_ = halved ? 1 : 2;
   }
 
-  /// Where the sums of a chunk lie that this thread has.
+  /// Position of this thread's sums of a chunk.
   AK_DEVICE Chunk chunk(int c) const {
     const int lane = lane_index(), right = c % Tile::kParts * 16 + lane % 4 * 2;
     return {
         batch_, row_ + c / Tile::kParts * 16 + lane / 4, {column_[0] + right, column_[1] + right}, {end_[0], end_[1]}};
   }
 
-  /// Rounds a chunk and stores its rows, once they are complete.
+  /// Rounds and stages a chunk; stores the rows after their last chunk.
   AK_DEVICE void put(int c, const float (&v)[2][2][4]) const {
     const DType type = args_.finish.c.type;
     const int lane = lane_index(), part = c % Tile::kParts;
@@ -274,11 +273,11 @@ class Output {
     } else {
       store_elements<float>(row);
     }
-    warp_sync();  // all is read before the next chunk comes
+    warp_sync();  // the rows have been read before the next chunk overwrites them
   }
 
  private:
-  // Not by index: an array that is indexed at run time would lie in local memory.
+  // Not by index: a dynamic index would put the array into local memory.
   AK_DEVICE int column_of(int half) const { return half == 0 ? column_[0] : column_[1]; }
   AK_DEVICE int end_of(int half) const { return half == 0 ? end_[0] : end_[1]; }
   AK_DEVICE uint32_t line(int half, int row) const { return corner_ + (half * 16 + row) * pitch_; }
@@ -320,12 +319,12 @@ class Output {
     }
   }
 
-  /// For rows of any alignment and stride: lanes side by side store neighbours, pairs of 16-bit values where these
+  /// For rows of any alignment and stride: adjacent lanes store adjacent elements, and pairs of 16-bit values if they
   /// share a 4-byte word.
   template <class E>
   AK_DEVICE void store_elements(int first_row) const {
     constexpr int kEach = 4 / sizeof(E);
-    constexpr int kWords = kColumns / kEach + kEach - 1;  // that a row may touch
+    constexpr int kWords = kColumns / kEach + kEach - 1;  // a row may touch
     AK_NO_UNROLL
     for (int i = lane_index(); i < halves_ * 16 * kWords; i += kWarpThreads) {
       const int half = i / (16 * kWords), row = i / kWords % 16;
@@ -363,14 +362,14 @@ gemm_sm80_kernel(AK_PARAM(Args) args) {
   float acc[Tile::kChunks][2][2][4] = {};
   multiply<T, Tile>(args, work, acc);
   if (args.splits > 1 && !combine_splits<Tile>(args, work, acc)) return;
-  block_sync();  // the ring is free
+  block_sync();  // no warp reads the ring any more
   const Output<Tile> output(args, work);
   if (args.finish.plain) {
     AK_UNROLL
     for (int c = 0; c < Tile::kChunks; c++) output.put(c, acc[c]);
     return;
   }
-  // The epilogue is long: one copy of its code works on acc[0], and the others move up.
+  // The epilogue is long: a single copy of its code works on acc[0], and the other chunks move up.
   AK_NO_UNROLL
   for (int c = 0; c < Tile::kChunks; c++) {
     finish_chunk(args.finish, output.chunk(c), acc[0]);

@@ -1,17 +1,17 @@
-// Operands of gemm_sm80 on their way from global memory through shared memory into fragments.
+// Operands of gemm_sm80: global memory -> shared memory -> fragments.
 //
-// Of a step, 32 of k, an operand is cut into strips of 32 elements, 64 bytes, that are contiguous in global memory: a
-// k-major operand has one strip per row of A or column of B; an m- or n-major one has, for every 32 of these, one strip
-// per k. Either way a tile of R rows is R strips, four 16-byte chunks each, and ldmatrix (with .trans for the second
-// kind) finds the rows of its 8 x 8 matrices in eight consecutive strips. Where they are 16-byte, 8-byte or 4-byte
-// aligned, cp.async puts a strip at once where it belongs: 64 bytes a strip, and the chunks of a strip exchanged by xor
-// with bits 1 and 2 of its number, so that neither eight lanes that copy two whole strips nor eight lanes that read one
-// chunk of eight strips meet in a bank. Rows of an odd number of elements allow no such copy. There cp.async brings
-// the five aligned 16-byte words that a strip touches, and one step later, when they have arrived, one thread per strip
-// shifts them in place to its start. Such strips lie 80 bytes apart, which keeps the banks apart without an exchange.
-// Traps: the shift depends on the strip but not on the step, because a step moves by a multiple of 16 bytes. What lies
-// before or behind a strip in its first and last word is not part of it: copies stop behind its last element, shifting
-// drops what precedes its first; only the very first word of an operand, which may begin before it, is not read whole.
+// A k step has 32 elements. An operand's tile is cut into strips of 32 elements (64 bytes) that are contiguous in
+// global memory: a k-major operand has one strip per row of A or column of B; an m- or n-major operand has one strip
+// per k for every 32 rows or columns. Either way a tile of R rows is R strips of four 16-byte chunks, and ldmatrix
+// (with .trans for m- and n-major) finds the rows of its 8 x 8 matrices in eight consecutive strips. Strips that are
+// 16-, 8- or 4-byte aligned are copied by cp.async directly to their final place: the chunks of a strip are swizzled by
+// xor with bits 1 and 2 of its index, so that neither eight lanes copying two strips nor eight lanes reading one chunk
+// of eight strips conflict in banks. Unaligned strips (rows of an odd number of elements) allow no such copy: cp.async
+// brings the five aligned 16-byte words that a strip touches, and one step later a thread per strip shifts them in
+// place to its start. These strips are 80 bytes apart, which avoids bank conflicts without a swizzle. Traps: the shift
+// depends on the strip but not on the step, since a step advances by a multiple of 16 bytes. The first and last word of
+// a strip may extend beyond it: copies stop after its last element, and shifting drops the elements before its first.
+// The very first word of an operand may begin before it in memory, so it is read element by element.
 #pragma once
 #include "device/async_copy.cuh"
 #include "device/mma.cuh"
@@ -22,12 +22,12 @@
 namespace ak {
 namespace mma_gemm {
 
-constexpr int kBlockK = 32;      // of a step
+constexpr int kBlockK = 32;      // per step
 constexpr int kStripBytes = 64;  // 32 elements
 constexpr int kRawWords = kStripBytes / 16 + 1;
 constexpr int kShiftedPitch = 16 * kRawWords;
 
-/// Bytes from strip to strip in shared memory.
+/// Stride of strips in shared memory, in bytes.
 AK_HD int strip_pitch(CopyPath path) { return path == CopyPath::kShifted ? kShiftedPitch : kStripBytes; }
 
 struct OperandArgs {
@@ -35,12 +35,12 @@ struct OperandArgs {
   int64_t ld, batch_stride;  // bytes
   Major major;
   CopyPath path;
-  // Of a thread's pieces: from one to the next within 32 strips, from 32 strips (or more, if the block copies more at
-  // once) to the next ones, what the second half of the rows is further away than that, and from step to step.
+  // Strides of a thread's pieces: within a block of 32 strips (or of as many as the threads copy at once), from block
+  // to block, extra to the second half of the rows, and from step to step.
   int64_t next_strips, next_block, second_half, next_step;
 };
 
-/// Strips that a block of `threads` copies at once, in pieces of `bytes`.
+/// Strips that `threads` threads copy at once, in pieces of `bytes`.
 constexpr int strips_at_once(int threads, int bytes) { return threads / (kStripBytes / bytes); }
 
 /// `second_half`: rows from the first half of a tile to the second.
@@ -60,15 +60,15 @@ inline OperandArgs operand_args(const void* data, int64_t ld, int64_t batch_stri
           kBlockK * 2 * (k_major ? 1 : ld)};
 }
 
-/// The rows (columns) of a tile: two halves of equal size, which may lie apart. Half h is [first[h], end[h]), or less
-/// than its size where the operand ends.
+/// Rows of A or columns of B of a tile: two halves, which need not be adjacent. Half h begins at first[h] and is out of
+/// bounds from end[h] on.
 struct Rows {
   int first[2], end[2];
 };
 
 AK_DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
-/// One operand of a tile of kRows rows, as the kThreads threads of a block copy it, step by step.
+/// Copies one operand of a tile of kRows rows, step by step, with the kThreads threads of a block.
 template <int kRows, int kThreads>
 class Operand {
  public:
@@ -85,8 +85,7 @@ class Operand {
 
   AK_DEVICE bool shifted() const { return args_.path == CopyPath::kShifted; }
 
-  /// Starts copying a step, the one at `k` and then the following ones, to shared memory. What lies beyond the edges
-  /// becomes 0.
+  /// Starts copying the step at `k`; successive calls advance by one step. Elements out of bounds become 0.
   AK_DEVICE void copy(uint32_t to, int k) {
     const bool first = shifted() && k == 0 && rows_.first[0] == 0;  // the first word may begin before the operand
     if (whole_ && k + kBlockK <= k_end_ && !first) {
@@ -99,7 +98,7 @@ class Operand {
     next_ += args_.next_step;
   }
 
-  /// Moves the strips of a shifted operand, whose words have arrived, to where fragments expect them.
+  /// Shifts the strips of an unaligned operand, whose words have arrived, to their start.
   AK_DEVICE void shift(uint32_t strips) const {
     AK_NO_UNROLL
     for (int i = opaque(thread_index()); i < kRows; i += kThreads) {
@@ -130,10 +129,10 @@ class Operand {
  private:
   struct Strip {
     const uint8_t* from;
-    int bytes;  // within the edges
+    int bytes;  // in bounds
   };
 
-  /// Number `i` of the step at `k`; `second`: it belongs to the second half.
+  /// Strip `i` of the step at `k`; `second`: it is in the second half.
   template <Major kMajor>
   AK_DEVICE Strip strip(int i, bool second, int k) const {
     const int in_tile = kMajor == Major::kK ? i : i / kBlockK * kBlockK;
@@ -146,7 +145,7 @@ class Operand {
       return {data_ + depth * args_.ld + 2 * int64_t{row}, depth < k_end_ ? 2 * clamp(end - row, 0, kBlockK) : 0};
     }
   }
-  /// Where strip `i` of the step at 0 begins; those of other steps are multiples of 16 bytes away.
+  /// Start of strip `i` of the step at 0; other steps differ by multiples of 16 bytes.
   AK_DEVICE const uint8_t* start_of(int i) const {
     const bool second = i >= kRows / 2;
     return (args_.major == Major::kK ? strip<Major::kK>(i, second, 0) : strip<Major::kMN>(i, second, 0)).from;
@@ -156,7 +155,7 @@ class Operand {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) % 16;
   }
 
-  // ---- a step that lies within the edges: no bounds, and addresses by addition
+  // ---- a step in bounds: no checks, and addresses by addition
 
   AK_DEVICE void copy_whole(uint32_t to, int k) const {
     switch (args_.path) {
@@ -196,7 +195,7 @@ class Operand {
     }
   }
 
-  // ---- a step with edges: any strip may be short or missing
+  // ---- a step at the edges: strips may be partial or out of bounds
 
   template <Major kMajor>
   AK_DEVICE void copy_edge(uint32_t to, int k) const {
@@ -240,7 +239,7 @@ class Operand {
       }
     }
   }
-  /// The word in which the operand begins.
+  /// Copies the word in which the operand begins.
   AK_DEVICE void copy_first_word(uint32_t word, const uint8_t* from, int bytes) const {
     AK_NO_UNROLL
     for (int e = 0; e < 16; e += 2) {
@@ -252,14 +251,14 @@ class Operand {
   const OperandArgs& args_;
   const uint8_t* data_;
   Rows rows_;
-  int k_end_;            // of this block's share
+  int k_end_;            // of this block's part of k
   const uint8_t* next_;  // this thread's first piece of the next step
-  uint32_t place_;       // and where it goes
-  bool whole_;           // no row of the tile lies beyond the edge
+  uint32_t place_;       // its offset in the stage
+  bool whole_;           // all rows of the tile are in bounds
 };
 
-/// Where a lane finds its rows of the 8 x 8 matrices of an operand: blocks of 16 rows (columns) by 16 of k, one
-/// ldmatrix_x4 each. `kA` gives the order of A's registers: the four matrices as [k][row], else [row][k].
+/// Addresses that a lane passes to ldmatrix_x4, for blocks of 16 rows (columns) by 16 of k. `kA` selects the register
+/// order of A: the four matrices as [k][row], else [row][k].
 template <bool kA>
 class FragmentAddress {
  public:
@@ -272,8 +271,8 @@ class FragmentAddress {
     const int strip = k_major ? first + 8 * row + lane % 8 : first / 32 * 32 + 8 * k + lane % 8;
     const int chunk = k_major ? k : first / 16 % 2 * 2 + row;
     const int at = strip * pitch + (chunk ^ exchange) * 16, beside = strip * pitch + (chunk ^ exchange ^ 2) * 16;
-    // The next 16 rows are 16 strips on where k lies along the strip, or else in the strip's other half; the next 16 k
-    // the other way round.
+    // k-major: the next 16 rows are 16 strips later and the next 16 of k in the other half of the strip. Otherwise the
+    // reverse.
     corner_[0][0] = at;
     corner_[0][1] = k_major ? beside : at + 16 * pitch;
     corner_[1][0] = k_major ? at + 16 * pitch : beside;
@@ -281,9 +280,8 @@ class FragmentAddress {
     thirty_two_strips_ = 32 * pitch;
     transposed_ = !k_major;
   }
-  /// Loads the block `rows` rows, a multiple of 16, behind the first; `k16` is 0 or 1. If `first` is an odd multiple of
-  /// 16, `rows` is a multiple of 32. For A the result is its four registers; for B, the two of the first eight columns,
-  /// then of the other eight.
+  /// Loads the block `rows` rows after the first, a multiple of 16 (of 32, if `first` is an odd multiple of 16); `k16`
+  /// is 0 or 1. Returns the four registers of A, or for B two of the first eight columns and two of the others.
   AK_DEVICE void load(uint32_t (&r)[4], uint32_t operand, int rows, int k16) const {
     ldmatrix_x4(r, operand + corner_[rows / 16 % 2][k16] + rows / 32 * thirty_two_strips_, transposed_);
   }

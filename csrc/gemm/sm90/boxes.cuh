@@ -1,18 +1,17 @@
-// The epilogue of gemm_sm90 where TMA moves all that it reads and writes: activations, their derivatives, residual,
-// column sums.
+// TMA epilogue of gemm_sm90: activations, their derivatives, residual, column sums. TMA moves C and the auxiliary input
+// (residual or pre-activation).
 //
-// Work: one pass over a consumer's sums in fp32; of a tile beside C, residual or pre-activation, one read. Plan: what
-// is read comes by TMA into boxes of 64 rows of 128 bytes in the consumer's staging buffer, or where these do not fill
-// the tile's width into up to four of 32 bytes, the first of them while the main loop runs, and is asked into L2 by
-// then altogether. There it has the form in which stmatrix leaves results, so ldmatrix gives each thread what belongs
-// to its sums, in the registers' own order; the results take its place and leave by TMA. All the moving is the work of
-// the consumer's assistant (gemm_sm90_producer.cuh), which gives it two slots in turn: one is finished while the other
-// is stored and filled anew. A pair, of swiglu's backward, takes both: there every load but the first is waited for.
-// The sums are worked on 32 columns at a time, by one copy of the code, which the compiler cannot do with registers
-// that a loop picks: so a branch that all threads take together moves them to where the code expects them, and the
-// product with alpha and the sum with the bias, which happen anyway, are the moves. Traps: a slot is free for the next
-// load only when its store has read it, which none but the thread that issued the store can wait for. Rows below C come
-// as zeros times whatever B holds, perhaps NaN, so column sums pass over them.
+// Work: one pass over a consumer's fp32 sums, and one read of the auxiliary tile. Plan: TMA loads the auxiliary tile
+// into the consumer's staging buffer, in boxes of 64 rows of 128 bytes or, for widths that these do not divide, up to
+// four boxes of 32 bytes. The first boxes load during the main loop, and the whole tile is prefetched into L2 by then.
+// Boxes have the layout of stmatrix, so ldmatrix loads each thread's values in accumulator order; the results overwrite
+// them and are stored by TMA. The consumer's scheduler warp (producer.cuh) issues all loads and stores. It alternates
+// two slots: the consumer works on one while the other is stored and refilled. The pairs of swiglu's backward occupy
+// both slots, so there every load but the first is exposed. The consumer works on chunks of 32 columns in a rolled
+// loop. Registers cannot be indexed dynamically, so a uniform branch selects the chunk; the fma with alpha and bias,
+// needed anyway, doubles as the register move. Traps: a slot may be refilled only when its store has read it, and only
+// the thread that issued the store can wait for that. Rows out of bounds are zero times B, which may be NaN, so column
+// sums skip them.
 #pragma once
 #include "device/block.cuh"
 #include "device/mbarrier.cuh"
@@ -27,133 +26,128 @@
 namespace ak {
 namespace gemm {
 
-constexpr int kChunk = 32;  // columns worked on together
+constexpr int kChunk = 32;  // columns
 
-/// The boxes that a consumer finishes of a tile: slice by slice, each from left to right, in steps of 128 bytes of a
-/// row, which are one box or several narrow ones. With `pairs` the epilogue has two of all in a step, of gates and of
-/// values, which lie half a row of C further on: they are the matrices of a map.
+/// Boxes of a consumer's part of a tile: slice by slice, from left to right, in steps of 128 bytes per row (one box or
+/// several narrow ones). With `pairs` a step has a box of gates and a box of values, which are two matrices of the map.
 template <bool kFloat, class Tile>
-struct Boxes {
+struct TileBoxes {
   static constexpr int kColumns = kFloat ? 32 : 64, kBoxColumns = kFloat ? 32 : Tile::kBoxColumns;
   static constexpr int kBoxBytes = kSliceBytes / (kColumns / kBoxColumns);
   int m, n, batch;  ///< first row and column in C
-  int beside;       ///< matrix of what is read
-  int columns;      ///< that C has of the tile
-  int in_slice, steps;
+  int aux_batch;    ///< matrix of the auxiliary map
+  int columns;      ///< of the tile within C
+  int steps_per_slice, steps;
   bool pairs;
 
-  /// From what it takes: no register of the main loop is kept for what is soon computed again.
-  AK_DEVICE Boxes(const Args& args, const Work& work, int consumer)
+  /// Opaque inputs: everything is recomputed here and holds no register during the main loop.
+  AK_DEVICE TileBoxes(const Args& args, const Work& work, int consumer)
       : m(opaque(work.m) + (Tile::kPingpong ? 0 : opaque(consumer) * Tile::kConsumerRows)),
         n(opaque(work.n)),
         batch(opaque(work.batch)),
-        beside(batch * args.batches_beside) {
+        aux_batch(batch * args.aux_batched) {
     static_assert(Tile::kSlicesM <= 2, "a consumer has one slice or two");
     columns = args.columns - n < args.tile_columns ? args.columns - n : args.tile_columns;
     const int slices = m >= args.m ? 0 : Tile::kSlicesM == 1 || m + 64 >= args.m ? 1 : 2;
-    in_slice = columns <= 0 ? 0 : (columns + kColumns - 1) / kColumns;
-    steps = slices * in_slice;
+    steps_per_slice = columns <= 0 ? 0 : (columns + kColumns - 1) / kColumns;
+    steps = slices * steps_per_slice;
     pairs = !kFloat && args.epilogue.activation == Activation::swiglu && args.epilogue.preact.data;
   }
-  AK_DEVICE int slice(int step) const { return Tile::kSlicesM > 1 && step >= in_slice; }
-  AK_DEVICE int number_in_slice(int step) const { return step - slice(step) * in_slice; }
-  AK_DEVICE int first_column(int step) const { return number_in_slice(step) * kColumns; }  ///< of the tile
+  AK_DEVICE int slice(int step) const { return Tile::kSlicesM > 1 && step >= steps_per_slice; }
+  AK_DEVICE int index_in_slice(int step) const { return step - slice(step) * steps_per_slice; }
+  AK_DEVICE int first_column(int step) const { return index_in_slice(step) * kColumns; }  ///< of the tile
   AK_DEVICE int row(int step) const { return m + slice(step) * 64; }
-  /// The first column of the chunk behind the one at `column`; at the tile's end anything.
+  /// First column of the chunk after the one at `column`; unspecified at the tile's end.
   AK_DEVICE int next_chunk(int column) const {
     return Tile::kSlicesM == 1 || column + kChunk < columns ? column + kChunk : 0;
   }
   AK_DEVICE int slot(int step) const { return pairs ? 0 : step % 2; }
-  AK_DEVICE int under_way() const { return pairs ? 1 : 2; }  ///< steps that find room in the slots
+  AK_DEVICE int steps_in_flight() const { return pairs ? 1 : 2; }  ///< steps that fit into the slots
 
-  /// Boxes of a step: narrow ones end with the tile, whose neighbour has the next.
+  /// Boxes of a step. Narrow boxes end at the tile's edge, since the next one belongs to another tile.
   AK_DEVICE int boxes(int step) const {
     if (kBoxColumns == kColumns) return 1;
     const int left = columns - first_column(step);
     return left < kColumns ? (left + kBoxColumns - 1) / kBoxColumns : kColumns / kBoxColumns;
   }
-  /// f(its first column in C, its place in the slot) of each box of a step.
+  /// Calls f(first column in C, byte offset in the slot) for each box of a step.
   template <class F>
   AK_DEVICE void each_box(int step, F f) const {
     AK_NO_UNROLL
     for (int i = 0; i < boxes(step); i++) f(n + first_column(step) + i * kBoxColumns, i * kBoxBytes);
   }
 
-  /// Asks for all that is read to be in L2 soon.
+  /// Prefetches the whole auxiliary tile into L2.
   AK_DEVICE void prefetch(const TensorMap* map) const {
     AK_NO_UNROLL
     for (int step = 0; step < steps; step++) {
       each_box(step, [&](int x, uint32_t) {
-        tma_prefetch(map, x, row(step), beside);
+        tma_prefetch(map, x, row(step), aux_batch);
         if (pairs) tma_prefetch(map, x, row(step), 1);
       });
     }
   }
-  /// Loads what a step reads into its slot, which is free; it counts on `barrier`.
+  /// Loads a step into its slot, which must be free, and signals `barrier`.
   AK_DEVICE void load(const TensorMap* map, uint32_t slots, uint32_t barrier, int step) const {
     const uint32_t slot_at = slots + slot(step) * kSliceBytes;
     mbarrier_arrive_expect_tx(barrier, boxes(step) * (pairs ? 2 * kBoxBytes : kBoxBytes));
-    each_box(step, [&](int x, uint32_t place) {
-      tma_load(slot_at + place, map, barrier, x, row(step), beside);
-      if (pairs) tma_load(slot_at + kSliceBytes + place, map, barrier, x, row(step), 1);
+    each_box(step, [&](int x, uint32_t offset) {
+      tma_load(slot_at + offset, map, barrier, x, row(step), aux_batch);
+      if (pairs) tma_load(slot_at + kSliceBytes + offset, map, barrier, x, row(step), 1);
     });
   }
-  /// Stores what a step leaves in its slot.
   AK_DEVICE void store(const TensorMap* map, uint32_t slots, int step) const {
     const uint32_t slot_at = slots + slot(step) * kSliceBytes;
-    each_box(step, [&](int x, uint32_t place) {
-      tma_store(map, slot_at + place, x, row(step), batch);
-      if (pairs) tma_store(map, slot_at + kSliceBytes + place, x, row(step), 1);
+    each_box(step, [&](int x, uint32_t offset) {
+      tma_store(map, slot_at + offset, x, row(step), batch);
+      if (pairs) tma_store(map, slot_at + kSliceBytes + offset, x, row(step), 1);
     });
     bulk_commit();
   }
 };
 
-// ---- the assistant's side: it gives the consumer one slot after the other, with what it reads, and stores what is
-// there when the slot is finished.
+// ---- scheduler warp's side: fill slots, store finished ones.
 
-/// Gives the consumer the slot of a step, when all stores have left it.
+/// Waits until the stores have read the slot of a step, then loads it or hands it over as it is.
 template <bool kFloat, class Tile>
-AK_DEVICE void give_box(const Boxes<kFloat, Tile>& boxes, const TensorMap* beside, uint32_t slots, Desk desk,
-                        bool reads, int step) {
-  const uint32_t barrier = desk.ready(boxes.slot(step));
+AK_DEVICE void fill_slot(const TileBoxes<kFloat, Tile>& boxes, const TensorMap* map_aux, uint32_t slots,
+                         Mailbox mailbox, bool reads_aux, int step) {
+  const uint32_t barrier = mailbox.slot_ready(boxes.slot(step));
   bulk_wait_read<0>();
-  if (reads) {
-    boxes.load(beside, slots, barrier, step);
+  if (reads_aux) {
+    boxes.load(map_aux, slots, barrier, step);
   } else {
     mbarrier_arrive(barrier);
   }
 }
 
-/// As many as there are slots.
 template <bool kFloat, class Tile>
-AK_DEVICE void give_first_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* beside, uint32_t slots, Desk desk,
-                                bool reads) {
+AK_DEVICE void fill_first_slots(const TileBoxes<kFloat, Tile>& boxes, const TensorMap* map_aux, uint32_t slots,
+                                Mailbox mailbox, bool reads_aux) {
   AK_NO_UNROLL
-  for (int step = 0; step < boxes.under_way() && step < boxes.steps; step++)
-    give_box(boxes, beside, slots, desk, reads, step);
+  for (int step = 0; step < boxes.steps_in_flight() && step < boxes.steps; step++)
+    fill_slot(boxes, map_aux, slots, mailbox, reads_aux, step);
 }
 
-/// All boxes, the first of which are given. `phases`: of the barriers where the assistant is told of finished slots, a
-/// bit each.
+/// Stores every step when the consumer is done with it, and refills its slot. `phases`: phase bits of slot_done().
 template <bool kFloat, class Tile>
-AK_DEVICE void move_boxes(const Boxes<kFloat, Tile>& boxes, const TensorMap* map_c, const TensorMap* beside,
-                          uint32_t slots, Desk desk, bool reads, uint32_t& phases) {
+AK_DEVICE void store_and_refill_slots(const TileBoxes<kFloat, Tile>& boxes, const TensorMap* map_c,
+                                      const TensorMap* map_aux, uint32_t slots, Mailbox mailbox, bool reads_aux,
+                                      uint32_t& phases) {
   AK_NO_UNROLL
   for (int step = 0; step < boxes.steps; step++) {
-    const int slot = boxes.slot(step), next = step + boxes.under_way();
-    mbarrier_wait(desk.finished(slot), phases >> slot & 1);
+    const int slot = boxes.slot(step), next = step + boxes.steps_in_flight();
+    mbarrier_wait(mailbox.slot_done(slot), phases >> slot & 1);
     phases ^= 1 << slot;
     boxes.store(map_c, slots, step);
-    if (next < boxes.steps) give_box(boxes, beside, slots, desk, reads, next);
+    if (next < boxes.steps) fill_slot(boxes, map_aux, slots, mailbox, reads_aux, next);
   }
 }
 
-// ---- a thread's values of 32 columns of a box, twice 16 as they are stored.
+// ---- a thread's values of a chunk: twice 16 columns.
 
 constexpr int kValues = 64 * kChunk / kWarpgroupThreads;
 
-/// 16 of the columns.
 template <class T, bool kFloat>
 AK_DEVICE void read_half(uint32_t at, float* v) {
   if constexpr (kFloat) {
@@ -170,11 +164,11 @@ AK_DEVICE void read_half(uint32_t at, float* v) {
   }
 }
 
-/// Half of a chunk, with `columns` of the tile and of C from its first one on: beside them there may be no narrow box,
-/// and nothing has been loaded.
+/// Reads half of a chunk that has `columns` columns in bounds. A narrow box beyond them was not loaded and reads as 0.
 template <class T, bool kFloat, bool kNarrow>
 AK_DEVICE void read_half(uint32_t chunk, int half, int columns, float* v) {
-  if (!kNarrow || half == 0 || columns > 16) return read_half<T, kFloat>(further<kFloat, kNarrow>(chunk, 16 * half), v);
+  if (!kNarrow || half == 0 || columns > 16)
+    return read_half<T, kFloat>(advance_columns<kFloat, kNarrow>(chunk, 16 * half), v);
   AK_UNROLL
   for (int i = 0; i < kValues / 2; i++) v[i] = 0.0f;
 }
@@ -186,36 +180,35 @@ AK_DEVICE void read_chunk(uint32_t at, int columns, float (&v)[kValues]) {
 template <class T, bool kFloat, bool kNarrow>
 AK_DEVICE void write_chunk(uint32_t at, const float (&v)[kValues]) {
   write_half<T, kFloat>(at, v);
-  write_half<T, kFloat>(further<kFloat, kNarrow>(at, 16), v + 8);
+  write_half<T, kFloat>(advance_columns<kFloat, kNarrow>(at, 16), v + 8);
 }
 
-// ---- what happens to the sums.
+// ---- arithmetic.
 
-/// This thread's columns of a bias in a chunk: in fp32, or as they lie in memory, in the inputs' type a pair in every
-/// other word.
+/// This thread's bias of a chunk: fp32, or before widening a 16-bit pair in every other word.
 struct ChunkBias {
   uint32_t words[kValues / 2];
 };
 
-/// What no bias is, in fp32: -0 changes no sum.
-AK_DEVICE ChunkBias no_bias() {
+/// Identity bias: -0.0, since x + -0.0 is x for every x.
+AK_DEVICE ChunkBias identity_bias() {
   ChunkBias bias;
   AK_UNROLL
   for (int i = 0; i < kValues / 2; i++) bias.words[i] = 0x80000000u;
   return bias;
 }
 
-/// Where a lane's columns of a bias begin, and how many columns the bias has, an even number; 0: there is none.
-struct BiasOfLane {
+/// Address of a lane's bias columns, and the bias's column count: even, 0 without a bias.
+struct LaneBias {
   const char* data;
   bool is_float;
   int end, first;
 
-  AK_DEVICE BiasOfLane(const Args& args, int lane)
+  AK_DEVICE LaneBias(const Args& args, int lane)
       : is_float(args.float_bias), end(args.epilogue.bias.data ? args.n : 0), first(lane % 4 * 2) {
     data = opaque(args.epilogue.bias.data + first * (is_float ? 4 : 2));
   }
-  /// Those of the chunk at `column`; what lies behind the last stays as it is.
+  /// Loads the chunk at `column`; `to` keeps its values out of bounds.
   AK_DEVICE void load_chunk(int column, ChunkBias& to) const {
     const auto each = [&](auto load_pair) {
       if (column + kChunk <= end) {
@@ -241,7 +234,7 @@ struct BiasOfLane {
   }
 };
 
-/// All of it in fp32, in place: a copy would be moved from register to register also where nothing is to be done.
+/// Widens the bias in place: a copy would cost register moves even for an fp32 bias.
 template <class T>
 AK_DEVICE void widen_bias(bool is_float, ChunkBias& bias) {
   if (is_float) return;
@@ -253,23 +246,23 @@ AK_DEVICE void widen_bias(bool is_float, ChunkBias& bias) {
   }
 }
 
-constexpr int chunks_of(int columns) { return (columns + kChunk - 1) / kChunk; }
+constexpr int chunks_in(int columns) { return (columns + kChunk - 1) / kChunk; }
 
-/// v = alpha sums + bias, for chunk number `chunk` of those from kFirst to kEnd - 1; 0 beside the tile, where the last
-/// chunk of a slice may end. All threads pass the same.
+/// v = alpha sums + bias of chunk `chunk`, searched from kFirst to kEnd - 1; 0 beyond the tile's last column. `chunk`
+/// is uniform.
 template <int kFirst, int kEnd, int kSlices, int kHalfBlockN>
-AK_DEVICE void take_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, float alpha, const ChunkBias& bias,
-                         float (&v)[kValues]) {
+AK_DEVICE void select_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, float alpha, const ChunkBias& bias,
+                           float (&v)[kValues]) {
   if constexpr (kEnd - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kEnd) / 2;
     if (chunk < kMiddle) {
-      take_sums<kFirst, kMiddle>(acc, chunk, alpha, bias, v);
+      select_sums<kFirst, kMiddle>(acc, chunk, alpha, bias, v);
     } else {
-      take_sums<kMiddle, kEnd>(acc, chunk, alpha, bias, v);
+      select_sums<kMiddle, kEnd>(acc, chunk, alpha, bias, v);
     }
   } else {
-    constexpr int kInSlice = chunks_of(2 * kHalfBlockN), kFrom = kFirst % kInSlice * kValues;
-    const float* sums = acc[kFirst / kInSlice] + kFrom;
+    constexpr int kChunksPerSlice = chunks_in(2 * kHalfBlockN), kFrom = kFirst % kChunksPerSlice * kValues;
+    const float* sums = acc[kFirst / kChunksPerSlice] + kFrom;
     AK_UNROLL
     for (int i = 0; i < kValues; i++)
       v[i] = kFrom + i < kHalfBlockN ? fma(alpha, sums[i], float_of(bias.words[i / 4 * 2 + i % 2])) : 0.0f;
@@ -316,9 +309,8 @@ AK_DEVICE void activate_backward(Activation activation, float (&v)[kValues], con
   }
 }
 
-/// Adds a warp's 16 rows up, the first `rows` of which there are, and stores the sums of the first `columns` columns.
-/// The order is that of sum_of_rows(): the exchanges between lanes pair the same rows. Each leaves a lane half as many
-/// columns, in the end one.
+/// Sums the first `rows` of a warp's 16 rows and stores the sums of the first `columns` columns. The order is that of
+/// sum_of_rows(): each shuffle pairs the same rows and halves a lane's columns, down to one.
 AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, const float (&v)[kValues]) {
   float sum[kValues / 2];
   AK_UNROLL
@@ -344,26 +336,27 @@ AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, con
   if (column < columns) store(to + column, sum[0]);
 }
 
-/// Finishes a consumer's accumulators, box by box. `phases`: of the barriers where it is given slots, a bit each.
-/// Forward, or the backward of an activation: for the registers that is known at compile time.
+/// Runs the epilogue of a consumer's accumulators, box by box. `phases`: phase bits of slot_ready(). kBackward, for an
+/// activation's gradient, is a template argument to save registers.
 template <class T, bool kFloat, bool kBackward, class Tile>
-AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Boxes<kFloat, Tile>& boxes,
-                            uint32_t slots, Desk desk, uint32_t& phases, const Args& args) {
-  using Walk = Boxes<kFloat, Tile>;
-  constexpr bool kNarrow = Walk::kBoxColumns < Walk::kColumns;
-  constexpr int kInSlice = chunks_of(Tile::kBlockN), kChunks = Tile::kSlicesM * kInSlice;
+AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
+                                const TileBoxes<kFloat, Tile>& boxes, uint32_t slots, Mailbox mailbox, uint32_t& phases,
+                                const Args& args) {
+  using Boxes = TileBoxes<kFloat, Tile>;
+  constexpr bool kNarrow = Boxes::kBoxColumns < Boxes::kColumns;
+  constexpr int kChunksPerSlice = chunks_in(Tile::kBlockN), kChunks = Tile::kSlicesM * kChunksPerSlice;
   const Epilogue& e = args.epilogue;
-  const int thread = thread_of_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
-  const uint32_t mine = lane_of_box<kFloat, kNarrow>(slots, warp, lane);
-  const bool gated = e.activation == Activation::swiglu, reads = kBackward || args.reads;
+  const int thread = thread_in_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const uint32_t lane_base = lane_address<kFloat, kNarrow>(slots, warp, lane);
+  const bool gated = e.activation == Activation::swiglu, reads_aux = kBackward || args.reads_aux;
   const int end = opaque(args.n);
-  const BiasOfLane bias_of(args, lane);
-  ChunkBias bias = no_bias();
-  if (!kBackward) bias_of.load_chunk(boxes.n, bias);
+  const LaneBias lane_bias(args, lane);
+  ChunkBias bias = identity_bias();
+  if (!kBackward) lane_bias.load_chunk(boxes.n, bias);
   int slot = 0;
   AK_NO_UNROLL
   for (int step = 0; step < boxes.steps; step++, slot ^= boxes.pairs ? 0 : 1) {
-    mbarrier_wait(desk.ready(slot), phases >> slot & 1);
+    mbarrier_wait(mailbox.slot_ready(slot), phases >> slot & 1);
     phases ^= 1 << slot;
     const int row = boxes.row(step) + warp * 16;
     float* sums = nullptr;
@@ -371,54 +364,54 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
       const int64_t group = boxes.batch * static_cast<int64_t>((args.m + 15) / 16) + row / 16;
       sums = e.column_sums + group * (gated ? 2 * end : end);
     }
-    int chunk = boxes.slice(step) * kInSlice + boxes.number_in_slice(step) * (Walk::kColumns / kChunk);
+    int chunk = boxes.slice(step) * kChunksPerSlice + boxes.index_in_slice(step) * (Boxes::kColumns / kChunk);
     AK_NO_UNROLL
-    for (int in_box = 0; in_box < Walk::kColumns; in_box += kChunk, chunk++) {
-      const int column = boxes.first_column(step) + in_box;  // of the tile
-      const int columns = boxes.columns - column;            // there are, from here on
-      if (kNarrow && columns <= 0) break;                    // a wide box is stored whole
-      const uint32_t at = further<kFloat, kNarrow>(mine + slot * kSliceBytes, in_box);
-      float v[kValues], side[kValues], up[kValues];
+    for (int box_column = 0; box_column < Boxes::kColumns; box_column += kChunk, chunk++) {
+      const int column = boxes.first_column(step) + box_column;  // in the tile
+      const int columns = boxes.columns - column;                // in bounds, from here on
+      if (kNarrow && columns <= 0) break;                        // TMA clips wide boxes
+      const uint32_t at = advance_columns<kFloat, kNarrow>(lane_base + slot * kSliceBytes, box_column);
+      float v[kValues], aux[kValues], up[kValues];
       if (!kBackward) widen_bias<T>(args.float_bias, bias);
-      take_sums<0, kChunks>(acc, chunk, e.alpha, bias, v);
-      if (!kBackward)  // the next chunk's, into the registers that are free now
-        bias_of.load_chunk(boxes.n + boxes.next_chunk(column), bias);
+      select_sums<0, kChunks>(acc, chunk, e.alpha, bias, v);
+      if (!kBackward)  // prefetch the next chunk's bias
+        lane_bias.load_chunk(boxes.n + boxes.next_chunk(column), bias);
       if constexpr (kBackward) {
         if (gated) {
           AK_UNROLL
-          for (int half = 0; half < 2; half++) {  // for the registers
-            read_half<T, kFloat, kNarrow>(at, half, columns, side);
+          for (int half = 0; half < 2; half++) {  // in halves, to save registers
+            read_half<T, kFloat, kNarrow>(at, half, columns, aux);
             read_half<T, kFloat, kNarrow>(at + kSliceBytes, half, columns, up + 8 * half);
             AK_UNROLL
             for (int i = 8 * half; i < 8 * half + 8; i++) {
-              const GatedGradient g = swiglu_backward(v[i], side[i % 8], up[i]);
+              const GatedGradient g = swiglu_backward(v[i], aux[i % 8], up[i]);
               v[i] = g.gate;
               up[i] = g.up;
             }
           }
         } else {
-          read_chunk<T, kFloat, kNarrow>(at, columns, side);
-          activate_backward(e.activation, v, side);
+          read_chunk<T, kFloat, kNarrow>(at, columns, aux);
+          activate_backward(e.activation, v, aux);
         }
       } else {
         if (e.activation != Activation::none && !gated) activate(e.activation, v);
         if constexpr (Tile::kBlockN % 128 == 0) {
           if (gated) {
-            ChunkBias value_bias = no_bias();
-            bias_of.load_chunk(boxes.n + column + end / 2, value_bias);
+            ChunkBias value_bias = identity_bias();
+            lane_bias.load_chunk(boxes.n + column + end / 2, value_bias);
             widen_bias<T>(args.float_bias, value_bias);
-            take_sums<0, kChunks>(acc, chunk + Tile::kBlockN / 2 / kChunk, e.alpha, value_bias, up);
+            select_sums<0, kChunks>(acc, chunk + Tile::kBlockN / 2 / kChunk, e.alpha, value_bias, up);
             AK_UNROLL
             for (int i = 0; i < kValues; i++) v[i] = swiglu(v[i], up[i]);
           }
         }
-        if (reads) {
-          read_chunk<T, kFloat, kNarrow>(at, columns, side);
+        if (reads_aux) {
+          read_chunk<T, kFloat, kNarrow>(at, columns, aux);
           AK_UNROLL
-          for (int i = 0; i < kValues; i++) v[i] = fma(e.beta, side[i], v[i]);
+          for (int i = 0; i < kValues; i++) v[i] = fma(e.beta, aux[i], v[i]);
         }
       }
-      if (reads) warp_sync();  // what was here has been read
+      if (reads_aux) warp_sync();  // the slot has been read
       write_chunk<T, kFloat, kNarrow>(at, v);
       if constexpr (kBackward) {
         if (gated) write_chunk<T, kFloat, kNarrow>(at + kSliceBytes, up);
@@ -429,7 +422,7 @@ AK_DEVICE void finish_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2
     }
     fence_proxy_async();
     warp_sync();
-    if (lane == 0) mbarrier_arrive(desk.finished(slot));
+    if (lane == 0) mbarrier_arrive(mailbox.slot_done(slot));
   }
 }
 

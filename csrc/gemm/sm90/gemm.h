@@ -1,4 +1,4 @@
-// 16-bit matrix product on Hopper's tensor cores, fp32 inside: batched, in all four layouts, without transposing
+// 16-bit GEMM on Hopper's tensor cores with fp32 accumulation: batched, in all four layouts, without transposing
 // copies.
 #pragma once
 #include <cstddef>
@@ -8,32 +8,31 @@
 
 namespace ak {
 
-/// A tile configuration that is compiled: its rows and columns, the cluster of blocks that works on neighbouring tiles
-/// (2 x 1: they share B; 1 x 2: they share A), and the consumer warpgroups, which share a tile's rows or, pingpong,
-/// take tiles in turn.
+/// A compiled tile configuration: rows and columns, cluster shape (2 x 1 shares B, 1 x 2 shares A), and consumer
+/// warpgroups, which share a tile's rows or, if pingpong, alternate tiles.
 struct GemmTile {
   int m, n, cluster_m, cluster_n, consumers;
   bool pingpong;
 };
-/// What fits which shape is for gemm/plan.h to say; gemm_sm90_refuses says what is possible.
+/// gemm/plan.h chooses a tile for a shape; gemm_sm90_refuses() says which are possible.
 inline constexpr GemmTile kGemmTiles[] = {
     {128, 256, 2, 1, 2, false},  // large products
-    {192, 192, 1, 1, 3, false},  // the same, for the waves; n = 768
-    {192, 128, 2, 1, 3, false},  // 66 x 2 of them are one wave on 132 SMs
+    {192, 192, 1, 1, 3, false},  // large products with fewer waves; n = 768
+    {192, 128, 2, 1, 3, false},  // 66 clusters of 2 are one wave on 132 SMs
     {128, 176, 2, 1, 2, false},  // n = 2112
     {128, 144, 2, 1, 2, false},  // n = 576
     {128, 128, 2, 1, 2, false},
-    {128, 128, 1, 2, 2, true},  // short k, long epilogues, which hide under the next tile's main loop
+    {128, 128, 1, 2, 2, true},  // short k, long epilogues: they overlap the next tile's main loop
     {128, 64, 1, 1, 2, false},
     {64, 128, 1, 1, 1, false},  // few rows, small products
     {64, 128, 2, 1, 1, false},
-    {64, 64, 1, 1, 1, false},  // and splits: little to add for the last of many parts
-    {64, 32, 1, 1, 1, false},  // few columns; swapped: few rows
+    {64, 64, 1, 1, 1, false},  // and splits: a small reduction for the last of many parts
+    {64, 32, 1, 1, 1, false},  // few columns, or swapped few rows
     {64, 16, 1, 1, 1, false},
 };
 inline constexpr int kGemmTileCount = static_cast<int>(sizeof kGemmTiles / sizeof *kGemmTiles);
 
-/// The tile's number in kGemmTiles, or -1.
+/// Index in kGemmTiles, or -1.
 constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
   for (int i = 0; i < kGemmTileCount; i++) {
     if (kGemmTiles[i].m == m && kGemmTiles[i].n == n && kGemmTiles[i].pingpong == pingpong) return i;
@@ -41,22 +40,22 @@ constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
   return -1;
 }
 
-/// Sums that a thread of a consumer holds.
+/// Accumulators per thread of a consumer.
 constexpr int gemm_sm90_accumulators(const GemmTile& t) { return t.m / (t.pingpong ? 1 : t.consumers) / 64 * t.n / 2; }
 
-/// Whether a tile takes any epilogue, and a C without rows: beside more sums there are no registers for that.
+/// True if a tile takes any epilogue and any C: with more accumulators there are no registers for that.
 constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
   return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 128);
 }
 
-/// Columns of a tile's 16-bit results that are staged at a time: one or two boxes of 64, or all if these do not divide.
+/// Columns of 16-bit results staged at a time: one or two boxes of 64, or all if n is no multiple of 64.
 constexpr int gemm_sm90_stage_columns(int n) { return n % 128 == 0 ? 128 : n % 64 == 0 ? 64 : n; }
 
-/// Whether C has rows of `type`, whose elements are neighbours.
+/// True if C is row-major with elements of `type`.
 inline bool gemm_sm90_has_rows(const GemmProblem& q, DType type) { return q.c.type == type && q.c.column_stride == 1; }
 
-/// Whether TMA can write the results of this product's columns, n of them, as `type`: C has aligned rows of it. The
-/// last 16 bytes of a row are whole, too, since what a store leaves out of such a chunk may belong to somebody else.
+/// True if TMA can write the n columns of this product as `type`: C is row-major with aligned rows, and n fills whole
+/// chunks of 16 bytes, since TMA clips a store within such a chunk.
 inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
   const auto aligned = [&](int64_t elements) { return elements * bytes_of(type) % 16 == 0; };
   return gemm_sm90_has_rows(q, type) && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && aligned(q.n) &&
@@ -64,25 +63,24 @@ inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
          (q.batch == 1 || (q.c.batch_stride >= 1 && aligned(q.c.batch_stride)));
 }
 
-/// Whether threads load the bias, if there is one, in pairs: it lies along the columns and is of fp32 or of `half`, the
-/// type of A and B.
+/// True if threads can load the bias, if any, in pairs: one per column, in fp32 or `half`, the type of A and B.
 inline bool gemm_sm90_bias_in_pairs(const GemmEpilogue& e, DType half) {
   return !e.bias.data || (e.bias.row_stride == 0 && e.bias.column_stride == 1 &&
                           reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0 &&
                           (e.bias.type == half || e.bias.type == DType::kFloat32));
 }
 
-/// Whether a sum becomes an element of C on its way out of its register, with nothing, alpha or a bias per column;
-/// `half` is the type of A and B. All tiles do that, into a C that has rows.
+/// True if C can be stored directly from the accumulators: identity, alpha or a bias per column; `half` is the type of
+/// A and B. All tiles do this into a row-major C.
 inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
   const GemmEpilogue& e = q.epilogue;
   if (e.activation != Activation::none || e.residual.data || e.z.data || e.preact.data || e.column_sums) return false;
   return !e.bias.data || (e.alpha == 1.0f && gemm_sm90_bias_in_pairs(e, half));
 }
 
-/// Whether TMA moves all that the epilogue reads and writes, C and z as `type`; what it does not goes element by
-/// element. The layers of a training step are here; addmm and baddbmm are not with an input that is broadcast, or in
-/// fp32 beside a C of 16 bits.
+/// True if TMA can move every operand of the epilogue, C and z as `type`; otherwise the epilogue is elementwise. The
+/// layers of a training step qualify. addmm and baddbmm with a broadcast input, or an fp32 input and a 16-bit C, do
+/// not.
 inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
   const GemmEpilogue& e = q.epilogue;
   const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;
@@ -96,21 +94,20 @@ inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
     if (q.batch > 1 && !one_for_all && !aligned(t->batch_stride)) return false;
   }
   if (!gemm_sm90_bias_in_pairs(e, half)) return false;
-  // The halves of z, or of the gradients and of what they take, are the matrices of their maps.
+  // The matrices of a map are the halves of z or of the gradients, so there is no dimension left for a batch.
   if (gated && (backward || e.z.data) && q.batch > 1) return false;
-  // Backward there is usually nothing but `preact`, and no registers for more, nor for it in fp32.
+  // Backward has registers for `preact` in 16 bits and nothing else.
   if (backward && (e.bias.data || e.residual.data || e.z.data || type != half)) return false;
-  return !e.z.data || e.alpha == 1.0f || !e.bias.data;  // z leaves as the sums do without an epilogue
+  return !e.z.data || e.alpha == 1.0f || !e.bias.data;  // z is a direct store
 }
 
-/// How a product is worked on.
 struct GemmSm90Config {
-  int tile = 0;          ///< number in kGemmTiles
-  int splits = 1;        ///< parts of k that run side by side, for few tiles and long k
-  bool swapped = false;  ///< C^T = B^T A^T is computed, for few rows: then n runs along the tile's rows
+  int tile = 0;          ///< index in kGemmTiles
+  int splits = 1;        ///< parts of k that run in parallel, for few tiles and long k
+  bool swapped = false;  ///< computes C^T = B^T A^T, for few rows: n runs along the tile's rows
 };
 
-/// The product with rows and columns of C exchanged.
+/// The transposed product.
 inline GemmProblem swapped(const GemmProblem& q) {
   GemmProblem s = q;
   s.a = q.b, s.b = q.a;
@@ -127,20 +124,20 @@ inline GemmProblem swapped(const GemmProblem& q) {
   return s;
 }
 
-/// Parts of k that have work: k steps of 64 are rounded up in each, so fewer parts may be needed than `splits`.
+/// Number of non-empty parts of k: the 64-wide steps per part are rounded up, so it may be below `splits`.
 inline int gemm_sm90_splits(int k, int splits) {
   const int steps = (k + 63) / 64, per_split = (steps + splits - 1) / splits;
   return (steps + per_split - 1) / per_split;
 }
 
-/// Tiles of C, in clusters, of one matrix of the batch.
+/// Clusters' tiles of one matrix of the batch.
 inline int64_t gemm_sm90_clusters(const GemmProblem& q, const GemmTile& t) {
   const bool halved = is_halved(q);
   const int64_t m = t.m * t.cluster_m, n = t.n * t.cluster_n / (halved ? 2 : 1), columns = columns_of_sums(q);
   return (q.m + m - 1) / m * ((columns + n - 1) / n);
 }
 
-/// Scratch of a product; nothing is needed without splits.
+/// Scratch of a product; none without splits.
 inline GemmScratchSize gemm_sm90_scratch(const GemmProblem& problem, const GemmSm90Config& config) {
   const int splits = gemm_sm90_splits(problem.k, config.splits);
   if (splits == 1) return {};
@@ -150,14 +147,14 @@ inline GemmScratchSize gemm_sm90_scratch(const GemmProblem& problem, const GemmS
   return {static_cast<size_t>(tiles * splits * t.m * t.n), static_cast<size_t>(tiles * (t.pingpong ? 1 : t.consumers))};
 }
 
-/// Whether TMA can read an operand: its lines and matrices begin at multiples of 16 bytes.
+/// True if TMA can read an operand: its lines and matrices begin at multiples of 16 bytes.
 inline bool gemm_sm90_reads(const void* p, int64_t ld, int64_t batch_stride) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld >= 1 && ld % 8 == 0 && batch_stride >= 0 &&
          batch_stride % 8 == 0;
 }
 
-/// Why this configuration cannot do this problem, or null. C and the operands of the epilogue may lie anywhere: what
-/// TMA cannot write goes a slower way.
+/// Reason why this configuration cannot run this problem, or null. C and the epilogue's operands may have any
+/// alignment; if TMA cannot move them a slower path does.
 inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90Config& config) {
   if (config.tile < 0 || config.tile >= kGemmTileCount) return "gemm_sm90: there is no such tile";
   if (config.splits < 1) return "gemm_sm90: splits is at least 1";
@@ -177,7 +174,11 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
   return nullptr;
 }
 
-/// One product in one launch. `T` is fp16 or bf16, `output` any but kPartials. Reproducible to the bit: the parts of a
+/// The message of gemm_sm90's Status if the driver makes no tensor map of an operand. Nothing was launched then, and
+/// gemm_sm80, which needs none, can do the same product.
+inline constexpr const char* kGemmSm90HasNoMap = "gemm_sm90: the CUDA driver made no tensor map of an operand";
+
+/// One product in one launch. `T` is fp16 or bf16, `output` any but kPartials. Bitwise reproducible: the parts of a
 /// split product are added in the order of k.
 template <class T>
 Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output,

@@ -1,4 +1,4 @@
-// The instances of gemm_sm90 for fp16; a file for each type, so that they compile side by side.
+// Instances of gemm_sm90 for fp16; one file per type, so that they compile in parallel.
 #include "gemm/sm90/gemm.cuh"
 
 namespace ak {

@@ -1,13 +1,13 @@
-// The warpgroup of gemm_sm90 that does not multiply: its first warp, the producer, keeps the ring of stages full; each
-// consumer has one of the others as assistant.
+// The producer warpgroup of gemm_sm90: one producer warp, which keeps the ring of stages full, and one scheduler warp
+// per consumer.
 //
-// Work: of the producer, a TMA load or a few for each step of k; of an assistant, some divisions a tile, and where the
-// epilogue goes by boxes (gemm_sm90_boxes.cuh) a load and a store for each. Plan: producer and assistants each ask a
-// scheduler of their own, which give the same answers, and one thread of each works. An assistant tells its consumer
-// which tile comes next while the products of the one before are made, or with a split k behind them: all that a
-// consumer then does between two tiles is to read eight words. Meanwhile it moves the boxes, as only the thread that
-// issued a store can wait until it has read them. Traps: these warps have the few registers that the consumers leave.
-// What an assistant writes at the desk may be overwritten only when all the consumer's warps have read it.
+// Work: the producer issues one to eight TMA loads per k step. A scheduler warp does a few divisions per tile and, in
+// the TMA epilogue (boxes.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile scheduler,
+// with the same results, in a single thread. A scheduler warp posts the next tile to its consumer during the main loop
+// of the current one (with split k, after it), so between two tiles a consumer only reads eight words. It also moves
+// the boxes, since only the thread that issued a bulk store can wait until the store has read its source. Traps: these
+// warps have only the registers that the consumers leave. A posted tile may be overwritten only when all warps of the
+// consumer have read it.
 #pragma once
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"
@@ -20,22 +20,21 @@
 namespace ak {
 namespace gemm {
 
-// ---- scheduler: which tile, and which part of k, a block works on next. Producer and assistants each ask one of their
-// own, and get the same answers.
+// ---- tile scheduler: the tile and the part of k that a block works on next.
 
-/// Asked for anew each time, it takes no register from one tile to the next.
+/// Reread on each use, so that it holds no register between tiles.
 template <class Tile>
 AK_DEVICE int rank_in_cluster() {
   if constexpr (Tile::kCluster > 1) return static_cast<int>(cluster_rank());
   return 0;
 }
 
-/// Hands out the tiles: line by line within groups of lines, where a line is a row of tiles, or a column if
-/// `by_columns`. The splits of one tile come one after the other, the matrices of a batch as well.
+/// Rasterizes the tiles in groups of lines; a line is a row of tiles, or a column if `by_columns`. Within a group the
+/// tiles go across the lines first. The splits of a tile are consecutive, the matrices of a batch outermost.
 template <class Tile>
-class Scheduler {
+class TileScheduler {
  public:
-  AK_DEVICE explicit Scheduler(const Schedule& schedule) : s_(schedule), next_(block_index() / Tile::kCluster) {}
+  AK_DEVICE explicit TileScheduler(const Schedule& schedule) : s_(schedule), next_(block_index() / Tile::kCluster) {}
 
   AK_DEVICE bool more() const { return next_ < s_.work_count; }
 
@@ -65,26 +64,26 @@ class Scheduler {
   int next_;
 };
 
-// ---- ring of stages: the producer fills a stage of A and B when its `empty` barrier says that all readers are done;
-// `full` says that both have arrived. In a cluster of two the blocks share one operand: each loads half of it and
-// multicasts it to both, so a stage is empty when the readers of both blocks are done.
+// ---- ring of stages: a stage's `empty` barrier completes when all consumers have read it, its `full` barrier when A
+// and B have arrived. In a cluster of two the blocks share one operand: each loads half of it and multicasts it to
+// both, so a stage is empty when the consumers of both blocks are done.
 
-/// Addresses in shared memory, and the place in the ring of stages that a warp or warpgroup has reached.
+/// Shared memory addresses, and a warp's position in the ring of stages.
 template <bool kFloat, class Tile>
 struct Pipeline {
-  uint32_t a, b, staging, full, empty, desks;
+  uint32_t a, b, staging, full, empty, mailboxes;
   int stage = 0, phase = 0;
 
   AK_DEVICE Pipeline() {
-    a = (dynamic_shared() + 1023) & ~1023u;  // where the swizzle pattern starts
+    a = (dynamic_shared() + 1023) & ~1023u;  // the swizzle pattern repeats every 1,024 bytes
     b = a + Tile::kStages * Tile::kBytesA;
     staging = b + Tile::kStages * Tile::kBytesB;
     full = staging + Tile::kConsumers * staging_bytes<kFloat, Tile>();
     empty = full + 8 * Tile::kStages;
-    desks = a + bytes_before_desks<kFloat, Tile>();
+    mailboxes = a + bytes_before_mailboxes<kFloat, Tile>();
   }
-  // Opaque: asked for anew each time, they take no register from the main loop.
-  AK_DEVICE Desk desk(uint32_t consumer) const { return {opaque(desks) + consumer * Desk::kBytes}; }
+  // Opaque: recomputed on each use, so that they hold no register during the main loop.
+  AK_DEVICE Mailbox mailbox(uint32_t consumer) const { return {opaque(mailboxes) + consumer * Mailbox::kBytes}; }
   AK_DEVICE uint32_t staging_of(uint32_t consumer) const {
     return opaque(staging) + consumer * staging_bytes<kFloat, Tile>();
   }
@@ -95,13 +94,13 @@ struct Pipeline {
     }
     constexpr int kWarps = kWarpgroupThreads / kWarpThreads;
     for (int i = 0; i < Tile::kConsumers; i++) {
-      const Desk d = desk(i);
-      mbarrier_init(d.described(), 1);
-      mbarrier_init(d.taken(), kWarps);
-      mbarrier_init(d.asked(), 1);
+      const Mailbox d = mailbox(i);
+      mbarrier_init(d.work_full(), 1);
+      mbarrier_init(d.work_empty(), kWarps);
+      mbarrier_init(d.slot_requested(), 1);
       for (int slot = 0; slot < 2; slot++) {
-        mbarrier_init(d.ready(slot), 1);
-        mbarrier_init(d.finished(slot), kWarps);
+        mbarrier_init(d.slot_ready(slot), 1);
+        mbarrier_init(d.slot_done(slot), kWarps);
       }
     }
     mbarrier_init_fence();
@@ -120,10 +119,9 @@ struct Pipeline {
   }
 };
 
-// ---- producer: one thread asks the TMA unit for the slices of A and B, as far ahead as there are stages.
+// ---- producer: one thread issues the TMA loads of A and B, as far ahead as there are stages.
 
-/// Loads kRows rows of an operand (columns, of B) from `first` on, 64 deep in k; with kMulticast into both blocks of
-/// the cluster.
+/// Loads kRows rows of A or columns of B from `first` on, 64 deep in k; kMulticast: into both blocks of the cluster.
 template <Major kMajor, int kRows, bool kMulticast>
 AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int first, int k, int batch) {
   constexpr uint16_t kBoth = 0b11;
@@ -146,20 +144,20 @@ AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int f
   }
 }
 
-/// Fills a stage, when it is empty, with a step of a tile.
+/// Waits until a stage is empty, then loads one k step of a tile into it.
 template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
 AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args, int rank,
                           const Work& work, int step) {
   constexpr bool kShareA = Tile::kClusterN > 1, kShareB = Tile::kClusterM > 1;
   constexpr int kRowsA = Tile::kBlockM / Tile::kClusterN,
-                kRowsB = Tile::kBlockN / Tile::kClusterM;  // that this block loads
+                kRowsB = Tile::kBlockN / Tile::kClusterM;  // loaded by this block
   constexpr int kRowBytes = kBlockK * 2;
   static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "the swizzle pattern repeats every 8 rows");
-  const bool halves = args.schedule.tile_columns < Tile::kBlockN;  // swiglu: a tile's columns lie in two places of B
+  const bool halves = args.schedule.tile_columns < Tile::kBlockN;  // swiglu: a tile's columns are two spans of B
   const int my_row_a = kShareA ? rank * kRowsA : 0, my_row_b = kShareB ? rank * kRowsB : 0;
   const int batch_a = work.batch * args.schedule.batch_a, batch_b = work.batch * args.schedule.batch_b;
   const int k = step * kBlockK;
-  mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // a fresh barrier passes: all stages start empty
+  mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // passes on a fresh barrier: all stages start empty
   const uint32_t full = p.full + 8 * p.stage;
   mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
   const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
@@ -177,7 +175,7 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
 
 template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
 AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args) {
-  Scheduler<Tile> scheduler(args.schedule);
+  TileScheduler<Tile> scheduler(args.schedule);
   const int rank = rank_in_cluster<Tile>();
   Work work;
   while (scheduler.next(work)) {
@@ -187,89 +185,92 @@ AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map
   }
 }
 
-// ---- assistant: which tile the consumer takes next, and its boxes.
+// ---- scheduler warp.
 
-/// Passes over the next tile; false if there is none.
+/// Skips the next tile; false if there is none.
 template <class Tile, class Pipeline>
-AK_DEVICE bool skip_next(Scheduler<Tile>& scheduler, Pipeline& p, Work& work) {
-  const bool there = scheduler.next(work);
-  if (there) p.skip(work.steps);
-  return there;
+AK_DEVICE bool skip_next(TileScheduler<Tile>& scheduler, Pipeline& p, Work& work) {
+  const bool exists = scheduler.next(work);
+  if (exists) p.skip(work.steps);
+  return exists;
 }
 
-/// Writes down the consumer's next tile and the place of its first step in the ring, which is where `p` is; false if
-/// there is none. `others_first`: pingpong, a tile of the other's comes before it.
+/// Posts the consumer's next tile and the ring position of its first step, which is `p`; false if there is none.
+/// `other_goes_first`: pingpong, the tile before it is the other consumer's.
 template <class Tile, class Pipeline>
-AK_DEVICE bool describe_next(Scheduler<Tile>& scheduler, Pipeline& p, Desk desk, bool others_first, Work& work) {
-  work = {};  // of the one before nothing need be kept
-  const bool there = (!others_first || skip_next(scheduler, p, work)) && scheduler.next(work);
+AK_DEVICE bool post_next(TileScheduler<Tile>& scheduler, Pipeline& p, Mailbox mailbox, bool other_goes_first,
+                         Work& work) {
+  work = {};  // ends the live range of the previous tile
+  const bool exists = (!other_goes_first || skip_next(scheduler, p, work)) && scheduler.next(work);
   const auto word = [](int x) { return static_cast<uint32_t>(x); };
-  store_shared_16(desk.work(), {{word(work.m), word(work.n), word(work.batch), there ? word(work.steps) : 0}});
-  store_shared_16(desk.work() + 16,
+  store_shared_16(mailbox.work(), {{word(work.m), word(work.n), word(work.batch), exists ? word(work.steps) : 0}});
+  store_shared_16(mailbox.work() + 16,
                   {{word(work.split), word(work.tile), word(p.stage * 2 + p.phase), scheduler.more()}});
-  mbarrier_arrive(desk.described());
+  mbarrier_arrive(mailbox.work_full());
   p.skip(work.steps);
-  return there;
+  return exists;
 }
 
-/// What a consumer learns of its next tile.
-struct Task {
-  Work work;   ///< steps is 0 behind the last; first_step is the producer's to know
-  bool other;  ///< pingpong: a tile of the other's comes behind it
+/// A consumer's next tile.
+struct NextWork {
+  Work work;           ///< steps is 0 after the last tile; first_step is not set
+  bool other_follows;  ///< pingpong: the other consumer has the next tile
 };
 
-/// Called by a consumer; `phase`: of its calls, one bit. Sets `p` to the tile's place in the ring.
+/// Waits for the consumer's next tile and sets `p` to its ring position; `phase` is the bit of work_full().
 template <class Pipeline>
-AK_DEVICE Task take_task(Pipeline& p, Desk desk, int phase) {
-  mbarrier_wait(desk.described(), phase);
-  const auto a = load_shared_16(desk.work()), b = load_shared_16(desk.work() + 16);
+AK_DEVICE NextWork take_work(Pipeline& p, Mailbox mailbox, int phase) {
+  mbarrier_wait(mailbox.work_full(), phase);
+  const auto a = load_shared_16(mailbox.work()), b = load_shared_16(mailbox.work() + 16);
   const auto number = [](uint32_t x) { return static_cast<int>(x); };
   const Work work{number(a[0]), number(a[1]), number(a[2]), 0, number(a[3]), number(b[0]), number(b[1])};
   p.stage = number(b[2] / 2);
   p.phase = number(b[2] % 2);
   warp_sync();
-  if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());
+  if (lane_in_warp() == 0) mbarrier_arrive(mailbox.work_empty());
   return {work, b[3] != 0};
 }
 
 template <bool kFloat, class Tile>
-AK_DEVICE void assist(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* map_c, const TensorMap* beside,
-                      const Args& args) {
-  Scheduler<Tile> scheduler(args.schedule);
-  const Desk desk = p.desk(consumer);
-  const bool in_boxes = Tile::kTakesEpilogue && args.way.finish == Finish::kBoxes;
-  if (in_boxes) prefetch_tensor_map(map_c);
-  if (in_boxes && args.reads) prefetch_tensor_map(beside);
-  uint32_t phases = 0;  // of the barriers where the assistant waits, a bit each
+AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* map_c,
+                                  const TensorMap* map_aux, const Args& args) {
+  TileScheduler<Tile> scheduler(args.schedule);
+  const Mailbox mailbox = p.mailbox(consumer);
+  const bool by_tma = Tile::kTakesEpilogue && args.path.fused == FusedEpilogue::kTma;
+  if (by_tma) prefetch_tensor_map(map_c);
+  if (by_tma && args.reads_aux) prefetch_tensor_map(map_aux);
+  uint32_t phases = 0;  // phase bits of the barriers this warp waits on
   const auto wait_phase = [&](uint32_t barrier, int bit) {
     mbarrier_wait(barrier, phases >> bit & 1);
     phases ^= 1 << bit;
   };
-  constexpr int kAsked = 2, kTaken = 3;  // behind those of the slots
+  constexpr int kSlotRequested = 2, kWorkEmpty = 3;  // bits after those of the two slots
   Work work;
-  bool more = describe_next(scheduler, p, desk, Tile::kPingpong && consumer == 1, work);
+  bool more = post_next(scheduler, p, mailbox, Tile::kPingpong && consumer == 1, work);
   while (more) {
-    wait_phase(desk.taken(), kTaken);
-    using Walk = Boxes<kFloat, Tile>;
-    const Work taken = work;
-    bool wanted = in_boxes && Walk(args, taken, consumer).steps > 0;
-    if (wanted && args.reads && taken.split == 0) Walk(args, taken, consumer).prefetch(beside);
-    if (wanted && args.asks) {
-      wait_phase(desk.asked(), kAsked);
-      wanted = args.schedule.splits == 1 || shared_at<uint32_t>(desk.last())[0] != 0u;
-      if (wanted && args.z_first) {  // the slots are the consumer's, for z
+    wait_phase(mailbox.work_empty(), kWorkEmpty);
+    using Boxes = TileBoxes<kFloat, Tile>;
+    const Work current = work;
+    bool wanted = by_tma && Boxes(args, current, consumer).steps > 0;
+    if (wanted && args.reads_aux && current.split == 0) Boxes(args, current, consumer).prefetch(map_aux);
+    if (wanted && args.needs_slot_request) {
+      wait_phase(mailbox.slot_requested(), kSlotRequested);
+      wanted = args.schedule.splits == 1 || shared_at<uint32_t>(mailbox.is_last_split())[0] != 0u;
+      if (wanted && args.stores_z_first) {  // the consumer stages z in the slots
         bulk_wait_read<0>();
-        mbarrier_arrive(desk.ready(0));
-        wait_phase(desk.asked(), kAsked);
+        mbarrier_arrive(mailbox.slot_ready(0));
+        wait_phase(mailbox.slot_requested(), kSlotRequested);
       }
     }
-    if (wanted) give_first_boxes(Walk(args, taken, consumer), beside, p.staging_of(consumer), desk, args.reads);
-    // Not before last() has been read, which the consumer's next tile writes anew.
-    more = describe_next(scheduler, p, desk, Tile::kPingpong, work);
     if (wanted)
-      move_boxes(Walk(args, taken, consumer), map_c, beside, p.staging_of(consumer), desk, args.reads, phases);
+      fill_first_slots(Boxes(args, current, consumer), map_aux, p.staging_of(consumer), mailbox, args.reads_aux);
+    // Post only after is_last_split() has been read: the consumer's next tile overwrites it.
+    more = post_next(scheduler, p, mailbox, Tile::kPingpong, work);
+    if (wanted)
+      store_and_refill_slots(Boxes(args, current, consumer), map_c, map_aux, p.staging_of(consumer), mailbox,
+                             args.reads_aux, phases);
   }
-  bulk_wait<0>();  // shared memory must live until the stores have read it
+  bulk_wait<0>();  // shared memory must outlive the stores' reads
 }
 
 }  // namespace gemm

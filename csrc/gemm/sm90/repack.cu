@@ -1,12 +1,12 @@
-// gemm_repack: copies operands of a product so that each line of them begins at a multiple of 16 bytes.
+// gemm_repack: copies operands of a product so that each of their lines begins at a multiple of 16 bytes.
 //
-// Work: 2 bytes an element, read once and written once: memory is the limit. Plan: one launch for both operands. A
-// thread makes 16 bytes of a line of the copy at a time, from the four or five aligned words that hold them, which its
-// neighbours read as well, from the cache; a persistent grid of eight blocks per SM keeps 40 KB of loads in flight on
-// each. The copy is not streamed: the product that follows finds in L2 what has room there. Traps: the words at either
-// end of a line may belong to somebody else in part, so there single elements are read. The zeros behind a line are
-// never multiplied, since the tensor map ends with the line, but scratch may hold anything and a copy is whole. 64-bit
-// divisions would take longer than the copy.
+// Work: 2 bytes per element, read once and written once: bound by memory. Plan: one launch for both operands. A thread
+// writes 16 bytes of a line at a time, from the four or five aligned words that hold them (the overlap with its
+// neighbours hits the cache); a persistent grid of eight blocks per SM keeps 40 KB of loads in flight on each. The
+// stores are not streaming, so that the GEMM finds the copy in L2. Traps: words at either end of a line may be partly
+// out of bounds, so single elements are read there. Lines are padded with zeros so that the copy is fully initialized;
+// the GEMM never reads the padding, since the tensor map ends with the line. 64-bit divisions would take longer than
+// the copy.
 #include "gemm/sm90/repack.h"
 
 #include <algorithm>
@@ -20,9 +20,9 @@ namespace {
 
 constexpr int kRepackThreads = 256;
 constexpr int kRepackBlocksPerSm = 8;
-constexpr int kInChunk = 8;  // elements that a thread stores together
+constexpr int kInChunk = 8;  // elements per 16-byte store
 
-/// A divisor that is known when the kernel is launched.
+/// A divisor known at launch, for division by multiplication.
 struct Divisor {
   uint32_t by, inverse;  // 2^32 / by, rounded down
 };
@@ -34,21 +34,21 @@ Divisor divisor(int64_t by) {
   return {static_cast<uint32_t>(by), static_cast<uint32_t>(std::min<int64_t>((int64_t{1} << 32) / by, UINT32_MAX))};
 }
 
-/// Lines of `length` elements, `ld` apart, in matrices that are `plane` apart; in the copy all follow each other.
+/// Lines of `length` elements, `ld` apart, in matrices `plane` apart; contiguous in the copy.
 struct LineCopy {
   const uint16_t* from;
   uint16_t* to;
   int64_t ld, plane;
   int length;
-  Divisor lines, chunks;  // of a matrix; of a line
-  uint32_t total;         // chunks; 0: nothing to do
+  Divisor lines, chunks;  // lines per matrix, chunks per line
+  uint32_t total;         // chunks; 0: nothing to copy
 };
 
 struct RepackArgs {
   LineCopy a, b;
 };
 
-/// kInChunk elements of a line from the `x`-th on, in pairs; 0 beyond its end.
+/// kInChunk elements of a line from the `x`-th on, in pairs; 0 out of bounds.
 AK_DEVICE Vec<uint32_t, 4> load_chunk(const uint16_t* line, int x, int length) {
   const uint16_t* const p = line + x;
   const bool odd = reinterpret_cast<uintptr_t>(p) % 4 != 0;
@@ -84,13 +84,13 @@ AK_DEVICE void copy_lines(const LineCopy& c) {
 }
 
 AK_KERNEL(kRepackThreads, kRepackBlocksPerSm) gemm_repack_kernel(AK_PARAM(RepackArgs) args) {
-  wait_for_previous_kernel();  // whose work the scratch may have been
+  wait_for_previous_kernel();  // it may still use the scratch
   allow_next_kernel();
   copy_lines(args.a);
   copy_lines(args.b);
 }
 
-/// How an operand lies: A, or B.
+/// Layout of operand A or B.
 struct Lines {
   const void* data;
   int64_t ld, plane, planes, lines;
@@ -108,7 +108,7 @@ struct Lines {
   }
   bool fits() const { return gemm_sm90_reads(data, ld, plane); }
   int64_t pitch() const { return (length + kInChunk - 1) / kInChunk * kInChunk; }
-  int64_t size() const { return planes * lines * pitch(); }  // of the copy, in elements
+  int64_t size() const { return planes * lines * pitch(); }  // elements of the copy
 };
 
 }  // namespace

@@ -9,7 +9,7 @@ WARP = "device/warp.cuh"
 MUTANTS = [
     Mutant(
         BLOCK,
-        "block_sync();  // whoever still reads the result of an earlier call is done",
+        "block_sync();  // all threads have read the result of an earlier call",
         "",
         "a second reduction overwrites the first one's array",
     ),
@@ -26,7 +26,7 @@ MUTANTS = [
     Mutant(BLOCK, "T total = of_warp[0];", "T total = value;", "every warp starts from its own sum"),
     Mutant(
         BLOCK,
-        "block_sync();  // every thread's writes come before thread 0's release",
+        "block_sync();  // every thread's writes are ordered before thread 0's release",
         "",
         "thread 0 counts before the others have written",
     ),

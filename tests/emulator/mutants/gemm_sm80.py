@@ -21,13 +21,13 @@ MUTANTS = [
     Mutant(KERNEL, "if (newer == 0)", "if (newer == 3)", "with three stages, the wait leaves one copy too many"),
     Mutant(
         KERNEL,
-        "wait_for_copies(newer); block_sync();  // the next step is there",
-        "block_sync();  // the next step is there",
+        "wait_for_copies(newer); block_sync();  // the next stage has arrived",
+        "block_sync();  // the next stage has arrived",
         "no wait for the copies of a step",
     ),
     Mutant(
         KERNEL,
-        "block_sync();  // the next step is there, and nobody reads the stage in use any more",
+        "block_sync();  // the next stage has arrived, and no warp reads the current one any more",
         "",
         "no barrier between steps",
     ),
@@ -50,7 +50,7 @@ MUTANTS = [
     Mutant(KERNEL, "fill = stage;", "fill = next;", "a copy fills the stage that is read next"),
     Mutant(
         KERNEL,
-        "copy_commit();  // empty ones too, so that counting groups counts steps",
+        "copy_commit();  // also if empty, so that groups count steps",
         "if (k < work.k_end) copy_commit();",
         "the last steps have no group, so the waits count wrong",
     ),
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "block_sync();  // the ring is free",
+        "block_sync();  // no warp reads the ring any more",
         "",
         "the epilogue overwrites the ring while another warp reads it",
     ),
@@ -249,7 +249,7 @@ MUTANTS = [
     # ---- splits
     Mutant(
         KERNEL,
-        "block_sync();  // every thread's part comes before thread 0's release, and nobody reads the ring any more",
+        "block_sync();  // every thread's part is ordered before thread 0's release, and the ring is free",
         "",
         "thread 0 counts before the others have stored",
     ),
@@ -290,7 +290,7 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "warp_sync();  // all is read before the next chunk comes",
+        "warp_sync();  // the rows have been read before the next chunk overwrites them",
         "",
         "the next chunk overwrites rows that are still read",
     ),

@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "wgmma_wait<1>();  // the previous step is complete, this one keeps the tensor cores busy if (previous >= 0) release(previous);",
+        "wgmma_wait<1>();  // the previous step is complete, this one stays in flight if (previous >= 0) release(previous);",
         "if (previous >= 0) release(previous); wgmma_wait<1>();",
         "a stage is released before the wait",
     ),
@@ -186,7 +186,7 @@ MUTANTS = [
         "Tile::kConsumers * Tile::kCluster",
         "a stage waits for the consumer that does not read it",
     ),
-    Mutant(PRODUCER, "if (there) p.skip(work.steps);", "", "the other's stages are not passed over"),
+    Mutant(PRODUCER, "if (exists) p.skip(work.steps);", "", "the other's stages are not passed over"),
     Mutant(
         PRODUCER,
         "phase ^= to / Tile::kStages & 1;",
@@ -208,13 +208,13 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "if (task.other) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);",
+        "if (next.other_follows) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);",
         "",
         "the turn is not handed over",
     ),
     Mutant(
         KERNEL,
-        "if (task.other) named_barrier_arrive(",
+        "if (next.other_follows) named_barrier_arrive(",
         "named_barrier_arrive(",
         "the last tile hands the turn to nobody",
     ),
@@ -238,8 +238,8 @@ MUTANTS = [
     ),
     Mutant(
         PRODUCER,
-        "more = describe_next(scheduler, p, desk, Tile::kPingpong, work);",
-        "more = describe_next(scheduler, p, desk, false, work);",
+        "more = post_next(scheduler, p, mailbox, Tile::kPingpong, work);",
+        "more = post_next(scheduler, p, mailbox, false, work);",
         "from the second tile on both consumers take every tile",
     ),
     Mutant(
@@ -248,12 +248,10 @@ MUTANTS = [
         "false, work);",
         "both consumers begin with the first tile",
     ),
-    # ---- assistants
-    Mutant(
-        PRODUCER, "mbarrier_wait(desk.described(), phase);", "", "a consumer does not wait until its tile is described"
-    ),
-    Mutant(PRODUCER, "mbarrier_arrive(desk.described());", "", "a tile is described and nobody told"),
-    Mutant(PRODUCER, "there ? word(work.steps) : 0", "word(work.steps)", "the consumer repeats the last tile"),
+    # ---- scheduler warps
+    Mutant(PRODUCER, "mbarrier_wait(mailbox.work_full(), phase);", "", "a consumer does not wait for its next tile"),
+    Mutant(PRODUCER, "mbarrier_arrive(mailbox.work_full());", "", "a tile is posted without an arrival"),
+    Mutant(PRODUCER, "exists ? word(work.steps) : 0", "word(work.steps)", "the consumer repeats the last tile"),
     Mutant(
         PRODUCER,
         "word(p.stage * 2 + p.phase)",
@@ -262,27 +260,32 @@ MUTANTS = [
     ),
     Mutant(
         PRODUCER,
-        "mbarrier_arrive(desk.described()); p.skip(work.steps);",
-        "mbarrier_arrive(desk.described());",
+        "mbarrier_arrive(mailbox.work_full()); p.skip(work.steps);",
+        "mbarrier_arrive(mailbox.work_full());",
         "every tile begins where the first one did in the ring",
     ),
     Mutant(
-        PRODUCER, "wait_phase(desk.taken(), kTaken);", "", "the next tile is written over one that has not been read"
+        PRODUCER,
+        "wait_phase(mailbox.work_empty(), kWorkEmpty);",
+        "",
+        "the next tile is written over one that has not been read",
     ),
     Mutant(
         PRODUCER,
-        "mbarrier_init(d.taken(), kWarps);",
-        "mbarrier_init(d.taken(), 1);",
+        "mbarrier_init(d.work_empty(), kWarps);",
+        "mbarrier_init(d.work_empty(), 1);",
         "one warp has read the tile: it is written over",
     ),
     Mutant(
         PRODUCER,
-        "warp_sync(); if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());",
-        "if (lane_of_tile() == 0) mbarrier_arrive(desk.taken());",
+        "warp_sync(); if (lane_in_warp() == 0) mbarrier_arrive(mailbox.work_empty());",
+        "if (lane_in_warp() == 0) mbarrier_arrive(mailbox.work_empty());",
         "one lane has read the tile: it is written over",
     ),
-    Mutant(PRODUCER, "opaque(desks) + consumer * Desk::kBytes", "opaque(desks)", "the consumers share a desk"),
-    Mutant(TILE, "at + 24 + slot * 8;", "at + 16 + slot * 8;", "a barrier of the slots is that of the questions"),
+    Mutant(
+        PRODUCER, "opaque(mailboxes) + consumer * Mailbox::kBytes", "opaque(mailboxes)", "the consumers share a mailbox"
+    ),
+    Mutant(TILE, "at + 24 + slot * 8;", "at + 16 + slot * 8;", "slot_ready() and slot_requested() share a barrier"),
     # ---- batch
     Mutant(PRODUCER, "work.batch * args.schedule.batch_a,", "work.batch,", "a shared A is looked for in every matrix"),
     Mutant(PRODUCER, "work.batch * args.schedule.batch_b;", "0;", "every product reads the first B"),
@@ -403,10 +406,10 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "wait_for_previous_kernel();  // up",
-        "// up",
+        "wait_for_previous_kernel();  // the",
+        "// the",
         "memory is read while the kernel in front may still write it",
     ),
-    Mutant(KERNEL, "if (thread_of_warpgroup() == 0) bulk_wait<0>();", "", "the block exits under a store"),
+    Mutant(KERNEL, "if (thread_in_warpgroup() == 0) bulk_wait<0>();", "", "the block exits under a store"),
     Mutant(KERNEL, "work.m + group * Tile::kConsumerRows", "work.m", "both consumers store to the same rows"),
 ]

@@ -47,6 +47,9 @@ class Launch:
         self.ordered = device.ordered
         self.clocks: dict = {}  # what was released at an address of memory
         self.in_flight: list = []  # asynchronous operations that any block has begun: objects with complete()
+        # Boxes that TMA loaded, and those that it prefetched: pairs of tensor map and coordinates.
+        self.loaded: set[tuple] = set()
+        self.prefetched: set[tuple] = set()
 
     def _check(self, arguments: bytes, shared_limit: int | None) -> None:
         k, limit = self.kernel, self.device.shared_limit if shared_limit is None else shared_limit

@@ -9,6 +9,7 @@ CAPABILITY = 90
 WGMMA = r"(wgmma\.mma_async\S+ \{[^}]*\}, )(%rd\d+), (%rd\d+), p, 1, 1, "
 LOAD = r"(cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S+ \[%r\d+\], \[%rd\d+, \{)(%r\d+), (%r\d+), (%r\d+)\}"
 STORE = r"(cp\.async\.bulk\.tensor\.3d\.global\.shared::cta\.bulk_group \[%rd\d+, \{)(%r\d+), (%r\d+), (%r\d+)\}"
+PREFETCH = r"(cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile \[%rd\d+, \{)(%r\d+), (%r\d+), (%r\d+)\}"
 EXPECT = r"(mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%r\d+\]), (%r\d+);"
 WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 P1, \[(%r\d+)\], (%r\d+);"
 DESCRIPTOR = "4611686293305360384"  # 128-byte swizzle, 1024 bytes between groups of 8 rows
@@ -65,6 +66,9 @@ MUTANTS = [
            missed="the next kernel sees what this one wrote, whether or not it waited"),
     Mutant("fence.proxy.async left out", r"fence\.proxy\.async\.shared::cta;", ""),
     Mutant("fence.proxy.async for the wrong memory", r"fence\.proxy\.async\.shared::cta;", "fence.proxy.async.global;"),
+    Mutant("prefetch: coordinates exchanged", PREFETCH, r"\1\3, \2, \4}"),
+    Mutant("prefetch: the first rows alone", PREFETCH, r"\1\2, 0, \4}"),
+    Mutant("prefetch left out", r"cp\.async\.bulk\.prefetch\.tensor[^;]*;", ""),
     # ---- mbarriers
     Mutant("no bytes announced", EXPECT, r"\1, 0;"),
     Mutant("a plain arrival where bytes are to be announced",
@@ -83,7 +87,7 @@ MUTANTS = [
     Mutant("an mbarrier that is not initialised", r"mbarrier\.init\.shared::cta\.b64 \[%r\d+\], %r\d+;", "", 1),
     Mutant("fence.mbarrier_init left out", r"fence\.mbarrier_init\.release\.cluster;", ""),
     Mutant("another fence in place of fence.mbarrier_init", r"fence\.mbarrier_init\.release\.cluster;", "fence.acq_rel.cluster;"),
-    Mutant("no arrival between consumer and assistant", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
+    Mutant("no arrival between consumer and scheduler warp", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
     Mutant("an arrival at the next mbarrier", r"(mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+)\];", r"\1+8];"),
     Mutant("an arrival for two", r"(mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\]);", r"\1, 2;"),
     Mutant("two arrivals for one", r"mbarrier\.arrive\.shared::cluster\.b64 _, \[r\];", "mbarrier.arrive.shared::cluster.b64 _, [r], 2;"),

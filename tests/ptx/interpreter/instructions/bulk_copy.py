@@ -132,6 +132,7 @@ def load(block, instruction, pc, rank, where, multicast):
                     raise PtxError(f"multicast mask {at(mask_of):#x} in a cluster of {len(block.peers)}: {text}")
             warp = int(block.warp_of[thread])
             place = tuple(at(c) for c in coordinates)
+            block.launch.loaded.add((map_, place))
             block.launch.begin(Load(block, warp, map_, place, destination, barrier, ranks, text))
 
     return run
@@ -147,7 +148,9 @@ def prefetch(block, instruction, pc, rank):
         for thread in np.flatnonzero(block.mask):
             at = lambda values, thread=thread: int(block.per_thread(values)[thread])  # noqa: E731
             map_ = tensor_map(block, at(map_at), int(rank), text)
-            places(block.launch.memory.at(map_.base, text), map_, tuple(at(c) for c in coordinates), text)
+            place = tuple(at(c) for c in coordinates)
+            places(block.launch.memory.at(map_.base, text), map_, place, text)
+            block.launch.prefetched.add((map_, place))
 
     return run
 

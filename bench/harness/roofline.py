@@ -1,0 +1,70 @@
+"""The two ceilings of a machine, measured in the run whose figures they judge: memory copy, and arithmetic, which on a
+GPU is a large matrix product, on a CPU the multiply-adds of its instruction set with operands in registers."""
+
+import time
+
+import torch
+
+from amp_kernels._dispatch import cpu_isa
+
+from .case import DTYPES
+
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # of one buffer, far beyond any cache
+MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
+RECORDED = ("fp16", "bf16", "fp32")
+
+
+class Roofline:
+    """`bandwidth` in bytes/s (read plus written) and `peak[dtype]` in flops/s.
+
+    The peak of a 16-bit dtype on a GPU is that of the faster 16-bit product: a slow library routine is not the machine's
+    limit. On a CPU fp16 is widened, so its peak is that of fp32.
+    """
+
+    def __init__(self, device: torch.device, seconds: float):
+        self.bandwidth = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
+        if device.type == "cpu" and cpu_isa.chosen() != "portable":
+            self.peak = {name: cpu_isa.peak(DTYPES[name], seconds) for name in RECORDED[:2]}
+            self.peak["fp32"] = self.peak["fp16"]
+            return
+        self.peak = {}
+        for name in RECORDED:
+            if device.type == "cuda" or name != "fp16":  # torch's CPU routine for FP16 is far below the machine
+                self.peak[name] = 2 * MATMUL_SIZE[device.type] ** 3 / _matmul_seconds(device, DTYPES[name], seconds)
+        self.peak["fp16"] = self.peak["bf16"] = max(self.peak.get("fp16", 0.0), self.peak["bf16"])
+
+    def floor_seconds(self, count_bytes: int, flops: int, dtype: str) -> float:
+        """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16)."""
+        return max(count_bytes / self.bandwidth, flops / self.peak.get(dtype.split()[0], self.peak["fp32"]))
+
+    def record(self) -> dict[str, float]:
+        peaks = {f"tflops_{name}": value / 1e12 for name, value in self.peak.items()}
+        return {"copy_gb_per_s": self.bandwidth / 1e9, **peaks}
+
+
+def _copy_seconds(device: torch.device, seconds: float) -> float:
+    source = torch.empty(COPY_BYTES[device.type] // 4, device=device).normal_()
+    target = torch.empty_like(source)
+    return _settled(lambda: target.copy_(source), device, seconds)
+
+
+def _matmul_seconds(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    size = MATMUL_SIZE[device.type]
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return _settled(lambda: a @ b, device, seconds)
+
+
+def _settled(call, device: torch.device, seconds: float) -> float:
+    """Median seconds of a call in the second half of `seconds`: on a GPU the clock has then settled."""
+    times = []
+    start = time.perf_counter()
+    while len(times) < 4 or time.perf_counter() - start < seconds:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    settled = sorted(times[len(times) // 2 :])
+    return settled[len(settled) // 2]

@@ -1,0 +1,1 @@
+"""Small models that train in several precisions: the GPT of `bench.train`, on one process or many; the tasks of `bench.paper`."""

@@ -1,0 +1,97 @@
+"""The two sides of the training benchmark: the same training step written for stock torch AMP and for amp_kernels.
+
+The loop in trial.py knows neither. Both follow the usual recipe: FP32
+parameters, autocast around the forward pass, dynamic loss scaling for FP16, gradients clipped to norm 1, AdamW.
+"""
+
+import torch
+from torch import nn
+
+import amp_kernels as ak
+
+from ..harness.memory import held_bytes
+
+MAX_NORM = 1.0
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+INIT_SCALE = 2.0**16
+
+
+class TorchTrainer:
+    """Stock torch: torch.amp.GradScaler, clip_grad_norm_ and torch's fused AdamW."""
+
+    provider = "torch"
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int, layout=None
+    ):
+        self.model = layout.place(model) if layout else model
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        self.scaler = torch.amp.GradScaler(
+            device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled
+        )
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Backward pass and parameter update of one step; no gradient is held over the next forward pass."""
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def scale(self) -> torch.Tensor | float:
+        """The current loss scale, without waiting for the device: a 0-dim tensor, or 1.0 where nothing is scaled."""
+        # get_scale() would make the host wait each step. The tensor exists from the first scaled loss on.
+        return self.scaler._scale if self.scaler.is_enabled() else 1.0
+
+    def updates(self) -> int:
+        """Optimizer steps that were not skipped. Waits for the device."""
+        first = next(iter(self.optimizer.state.values()), {})
+        return int(first.get("step", 0))
+
+    def held_bytes(self) -> int:
+        """Bytes held between two steps: parameters, buffers and optimizer state, each storage once."""
+        return held_bytes(list(self.model.parameters()), list(self.model.buffers()), self.optimizer)
+
+    def parts(self) -> dict:
+        """The saved parts, as the arguments of `ak.checkpoint`."""
+        return {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
+
+
+class AmpKernelsTrainer(TorchTrainer):
+    """The same with amp_kernels: converted modules, fused check + norm + clip + update, no host wait for the scale."""
+
+    provider = "amp_kernels"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        lr: float,
+        scaled: bool,
+        growth_interval: int,
+        layout=None,
+        shadow_dtype: torch.dtype | None = None,
+    ):
+        self.model = ak.convert(model)
+        self.model = layout.place(self.model) if layout else self.model
+        self.optimizer = ak.optim.AdamW(
+            self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, shadow_dtype=shadow_dtype
+        )
+        self.scaler = ak.GradScaler(device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled)
+
+    def update(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer, max_norm=MAX_NORM)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+TRAINERS = {trainer.provider: trainer for trainer in (TorchTrainer, AmpKernelsTrainer)}
