@@ -5,29 +5,30 @@ import torch
 
 from amp_kernels.amp import GradScaler
 from amp_kernels.amp._readback import AsyncReader
+from amp_kernels.amp._skips import SkipRecord
 from amp_kernels.optim import SGD
 
 from .scaling import EACH, Ops, is_ours, iterate, params
 
 
-def found_infs(scaler, optimizer):
-    """Where code that reduces flags over ranks finds them: torch's ShardedGradScaler does."""
-    return scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+def record(limit=None):
+    skips = SkipRecord(limit)
+    skips.create_counters(torch.device("cpu"))
+    return skips
 
 
 def test_flags_that_were_added_up_count_once():
     """Somebody's all_reduce(SUM) over ranks makes 2.0 of two overflows."""
-    (p,) = params(3)
-    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu")
+    skips = record()
     for _ in range(2):
-        scaler.scale(torch.ones(()))
-        p.grad = torch.full((3,), torch.inf)
-        scaler.unscale_(optimizer)
-        for flag in found_infs(scaler, optimizer):
-            flag.mul_(2)
-        scaler.step(optimizer)
-        scaler.update()
-    assert (scaler.skipped_steps.item(), scaler.consecutive_skips.item()) == (2, 2)
+        skips.end_iteration([torch.tensor(2.0)], {}, False, torch.tensor(8.0))
+    assert skips.counts() == (2, 2)
+
+
+def test_a_flag_from_elsewhere_is_said_to_be_one():
+    """An all-reduce over ranks, for example."""
+    with pytest.raises(RuntimeError, match="No gradient here was infinite or NaN"):
+        record(limit=1).end_iteration([torch.tensor(1.0)], {}, False, torch.tensor(8.0))
 
 
 @EACH
@@ -76,19 +77,6 @@ def test_a_parameter_without_gradient_does_not_shift_the_names():
     weights[0].grad, weights[2].grad = torch.ones(1), torch.full((3,), torch.inf)
     scaler.step(optimizer)
     with pytest.raises(RuntimeError, match=r"1 of 2 .*: group 0, parameter 2, shape \[3\]$"):
-        scaler.update()
-
-
-def test_a_flag_from_elsewhere_is_said_to_be_one():
-    (p,) = params(2)
-    optimizer, scaler = SGD([p], lr=0.1), GradScaler("cpu", max_consecutive_skips=1)
-    scaler.scale(torch.ones(()))
-    p.grad = torch.ones(2)
-    scaler.unscale_(optimizer)
-    for flag in found_infs(scaler, optimizer):
-        flag.fill_(1)  # as an all-reduce over ranks would
-    scaler.step(optimizer)
-    with pytest.raises(RuntimeError, match="No gradient here was infinite or NaN"):
         scaler.update()
 
 
