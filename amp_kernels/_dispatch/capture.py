@@ -17,7 +17,7 @@ _rehearsal = _Rehearsal()
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
-    """Whether a launch on ``tensor`` is now captured, so that a replay will not run the host's part of the call."""
+    """True if a launch on ``tensor`` is captured now, so that a replay will not run the host's part of the call."""
     return _rehearsal.active or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

@@ -16,7 +16,7 @@ _version = operator.attrgetter("_version")
 
 
 def identical(objects: list | tuple, others: list | tuple) -> bool:
-    """Whether two sequences hold the same objects, in order. Tensors define ``==`` in another way."""
+    """True if two sequences hold the same objects, in order. Tensors define ``==`` in another way."""
     walk = nodes.step_walk()
     if walk is not None:
         return walk.same_objects(objects, others)
@@ -29,7 +29,7 @@ def versions(tensors: Iterable[Tensor]) -> array:
 
 
 def same_versions(tensors: list[Tensor], known: array) -> bool:
-    """Whether the tensors still have the version counters ``known``."""
+    """True if the tensors still have the version counters ``known``."""
     walk = nodes.step_walk()
     return walk.same_versions(tensors, known) if walk is not None else versions(tensors) == known
 

@@ -109,5 +109,5 @@ def local_grads(optimizer: Optimizer) -> list[Tensor]:
 
 
 def has_foreign(grads: Iterable[Tensor]) -> bool:
-    """Whether one is a tensor subclass that only torch's own ops can read."""
+    """True if one is a tensor subclass that only torch's own ops can read."""
     return any(is_traceable_wrapper_subclass(grad) and not is_dtensor(grad) for grad in grads)

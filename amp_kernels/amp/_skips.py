@@ -46,14 +46,16 @@ class SkipRecord:
         self._reader = AsyncReader()
         self._last: bool | None = None
         self._too_many: tuple[int, list[NonFinite]] | None = None
-        for counter, value in zip(self.counters, start, strict=False):
-            counter.fill_(value)  # by a kernel: a copy from the host would wait
+        self._fill_counters()
+
+    def _fill_counters(self) -> None:
+        for counter, value in zip(self.counters, self._start, strict=False):  # there are none before the first use
+            counter.fill_(value)  # a kernel; a copy from the host would synchronise
 
     def create_counters(self, device: torch.device) -> None:
         self.pair = torch.empty(2, dtype=torch.int64, device=device)
         self.counters = self.pair.unbind()
-        for counter, value in zip(self.counters, self._start, strict=True):
-            counter.fill_(value)
+        self._fill_counters()
 
     def __reduce__(self) -> tuple:
         return SkipRecord, (self.limit, self.counts())
@@ -61,7 +63,7 @@ class SkipRecord:
     # ---- reading ----
 
     def last_skipped(self) -> bool | None:
-        """Whether a step was skipped in the last iteration that was read back."""
+        """True if a step was skipped in the last iteration that was read back."""
         self._poll()
         return self._last
 
@@ -109,17 +111,12 @@ class SkipRecord:
             self._nonfinite.append((optimizer, list(params), flags))
 
     def counts_steps(self) -> bool:
-        """Whether the steps of any optimizer are counted."""
+        """True if the steps of any optimizer are counted."""
         return bool(self._taken)
 
     def end_iteration(self, flags: list[Tensor], stepped: dict[int, Tensor], counted: bool, scale: Tensor) -> None:
-        """Count an iteration and report it.
-
-        Args:
-            flags: one is above 0 if a step was skipped.
-            stepped: by the id of each optimizer that was stepped, the same for it alone.
-            counted: ``update_scale_`` has updated the counters.
-            scale: the loss scale.
+        """Count an iteration and report it. ``flags``: one is above 0 if a step was skipped; ``stepped``: the same by the id of
+        each optimizer that was stepped; ``counted``: ``update_scale_`` has updated the counters.
 
         Raises:
             RuntimeError: too many steps in a row were skipped.

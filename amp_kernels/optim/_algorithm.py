@@ -1,4 +1,4 @@
-"""What distinguishes one optimizer from the others: its op, its state, the meaning of its groups."""
+"""The algorithm of an optimizer: its op, its state, the meaning of its groups."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Update(NamedTuple):
 
 
 class Algorithm:
-    """The stateless part of an optimizer that its class chooses; a subclass overrides what differs.
+    """The stateless part of an optimizer, which its class chooses; a subclass overrides what differs.
 
     Args:
         op: the update op.
-        shows_step: whether ``state[param]["step"]`` always exists, as in the torch optimizer of the same name.
+        shows_step: whether ``state[param]["step"]`` always exists, as in torch's optimizer of the same name.
         required: entries besides the moments that a loaded state must have.
-        absent: values of the algorithm's own group keys that a checkpoint may lack.
+        absent: values of its own group keys that a checkpoint may lack.
     """
 
     def __init__(

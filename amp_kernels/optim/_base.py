@@ -129,7 +129,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether torch.amp.GradScaler hands over grad_scale and found_inf without a sync, or unscales and skips itself.
+        """True if torch.amp.GradScaler is to hand over grad_scale and found_inf, without a sync, and not to unscale and skip itself.
         False within a closure, whose gradients carry no scale: Lightning asks there whether it may clip them.
         """
         return not (self.unscale_grads or self._in_closure)

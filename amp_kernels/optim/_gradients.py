@@ -26,9 +26,10 @@ logger = logging.getLogger("amp_kernels")
 class GradientReader:
     """Reads the gradients of one optimizer; warns once if it has to copy them."""
 
+    _warned = False
+
     def __init__(self, name: str, options: Options):
         self._name, self._options = name, options
-        self._warned = False
 
     def read(self, param: Tensor, piece: Tensor) -> Tensor:
         """The gradient of a parameter as the kernels take it. ``piece`` is the parameter as they see it."""
@@ -101,12 +102,8 @@ class StepAnswer:
 def measure(
     request: StepRequest, launches: list[Launch], agreement: Agreement, params: list[Tensor], norm: bool
 ) -> StepAnswer:
-    """Read the gradients once if a check or the ``norm`` is wanted, and sum once over the ranks that share them.
-
-    Args:
-        params: all of the optimizer's.
-        norm: whether the step clips.
-    """
+    """Read the gradients once if a check or the ``norm`` is wanted, and sum once over the ranks that share them. ``params`` are
+    all of the optimizer's."""
     answer = StepAnswer(agreement=agreement)
     if not (request.check or norm):
         return answer

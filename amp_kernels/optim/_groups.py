@@ -180,7 +180,7 @@ class PackedGroups:
         self.averaged = [group.get("ema_decay") is not None for group in groups]
 
     def unchanged(self, groups: list[dict[str, Any]], master_weights: str) -> bool:
-        """Whether the groups still hold these numbers, up to the learning rates."""
+        """True if the groups still hold these numbers, up to the learning rates."""
         values = list(chain.from_iterable([group.values() for group in groups]))
         if not self._fixed or master_weights != self._master_weights or len(values) != len(self._values):
             return False

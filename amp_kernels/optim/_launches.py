@@ -59,12 +59,7 @@ class DeviceBatch:
         self, moments: tuple[str, ...], used: list[tuple[str, ...]], averaged: list[bool]
     ) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the block's group does not use it.
-
-        Args:
-            moments: those that the op declares.
-            used: those of each group. The arguments are cached as long as it is the same list.
-            averaged: whether each group keeps averages.
-        """
+        They are cached as long as ``used``, the moments of each group, is the same list."""
         if self._used is not used:
             pairs = list(zip(self.blocks, self.groups, strict=True))
             self._state = (
@@ -85,13 +80,8 @@ class DeviceBatch:
 def make_batches(
     params: list[Tensor], active: list[tuple[int, Place]], counts: list[bool], shard_group: ProcessGroup | None
 ) -> list[DeviceBatch]:
-    """The batches of a step of the ``active`` parameters, each with the number of its group.
-
-    Args:
-        params: all of the optimizer's.
-        counts: whether each of them counts on this rank in norms.
-        shard_group: the option of that name.
-    """
+    """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
+    optimizer's, count on this rank in norms."""
     number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
     by_device: dict[torch.device, list[tuple[int, Place]]] = defaultdict(list)
     for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
@@ -150,7 +140,7 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
 
 
 def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
-    """Whether an address describes each tensor completely: none has a dispatch key of its own (negated views, zero tensors)."""
+    """True if an address describes each tensor completely: none has a dispatch key of its own (negated views, zero tensors)."""
     keys = torch._C._dispatch_keys
     expected = keys(batch.nothing).raw_repr()
     return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.pieces, grads))
@@ -272,12 +262,8 @@ class Launch(NamedTuple):
 
 
 class CachedStep:
-    """The launches of a step and its guards: parameters with and without a gradient, and the values of ``optimizer.state``.
-
-    Args:
-        key: anything else that the launches depend on.
-        tables: whether the launches get tables instead of lists.
-    """
+    """The launches of a step and its guards: parameters with and without a gradient, the values of ``optimizer.state``, and
+    ``key`` for all else. With ``tables`` the launches get tables instead of lists."""
 
     def __init__(
         self,

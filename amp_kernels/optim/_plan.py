@@ -196,7 +196,7 @@ class StepPlan:
         return batches, True
 
     def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
-        """Whether the ops run in C++, which takes addresses instead of tensors."""
+        """True if the ops run in C++, which takes addresses instead of tensors."""
         ops = self._algorithm.op.op, check_and_norm
         chosen = {policy.select(op, batch.nothing) for op in ops for batch in batches}
         return chosen <= {"cpu", "cuda", "emulate"}
@@ -204,7 +204,7 @@ class StepPlan:
     # ---- captured steps ----
 
     def conditions(self, groups: Groups, state: dict) -> tuple[list[Any], list[Any]]:
-        """What a captured step depends on besides its gradients: objects, to be compared by identity, and numbers."""
+        """The conditions of a captured step: objects, to be compared by identity, and numbers."""
         params = list(chain.from_iterable([group["params"] for group in groups]))
         places = [(param.data_ptr(), param.requires_grad) for param in params]
         return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places]

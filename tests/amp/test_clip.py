@@ -180,7 +180,7 @@ def test_nothing_to_clip():
 
 
 def test_torchs_functions_may_be_replaced_by_these(monkeypatch):
-    """What these leave to torch must not come back."""
+    """Calls that these leave to torch must not come back."""
     for name in ("get_total_norm", "clip_grad_norm_"):
         monkeypatch.setattr(torch.nn.utils, name, getattr(ak, name))
     params = weights((F64,))

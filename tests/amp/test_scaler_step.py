@@ -1,4 +1,4 @@
-"""What ours adds: clipping in the step, no host sync, bounds, counters; and whole loops with several losses and
+"""Additions to torch's scaler: clipping in the step, no host sync, bounds, counters; and whole loops with several losses and
 optimizers."""
 
 import copy
@@ -118,7 +118,7 @@ def test_no_host_read(make, max_norm, explicit, kind):
 
 
 def test_a_step_is_one_read_one_update_and_one_op_of_scalars():
-    """What tests/gpu counts as kernels on a GPU."""
+    """tests/gpu counts them as kernels on a GPU."""
     views = {"reshape", "view", "select", "detach", "alias", "_to_copy", "unbind", "full_like", "ones", "mul"}
     optimizer, scaler = AdamW(params(*range(1, 162))), GradScaler("cpu", init_scale=8.0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What the optimizers compute: the reference's updates, in float32, whatever the parameters are stored in."""
+"""Arithmetic of the optimizers: the reference's updates, in float32, whatever the parameters are stored in."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from .optimizers import (
 
 
 def update_error(name, options, lr):
-    """What a step's rounding errors may move a weight by, in U, besides those of the weight itself.
+    """Bound on what a step's rounding errors move a weight by, in U, besides those of the weight itself.
 
     A moment with decay b is a sum of rounded terms whose errors fade with b, so its relative error is at most 3 U / (1 - b)
     for the second moment, and 3 U / (1 - b) times max|g| / rms(g) <= 8 for the first one, whose terms may cancel. Lion moves

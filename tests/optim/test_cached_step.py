@@ -73,7 +73,7 @@ def test_scaler_and_flags_of_tensors_are_the_same():
 
 
 def test_groups_do_not_share_their_numbers():
-    """What elements have in common is derived once for parameters of one group and step count."""
+    """Scalars are derived once for all parameters of one group and step count."""
 
     def run(*which):
         params = [torch.nn.Parameter(torch.ones(5)) for _ in which]
