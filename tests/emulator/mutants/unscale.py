@@ -83,6 +83,6 @@ MUTANTS = [
     Mutant(WALK, "f(data + tail + thread,", "f(data + thread,", "the tail is stored at the front"),
     Mutant(WALK, "f(at + k * kStride, v[k])", "f(at, v[k])", "four vectors are stored at one place"),
     Mutant(WALK, "int left = vectors - thread;", "int left = vectors;", "threads behind the last vector go on"),
-    Mutant(WALK, "left > (kInFlight - 1) * kThreads", "left > 0", "the unrolled loop goes past the end"),
+    Mutant(WALK, "left > 3 * kThreads", "left > 0", "the unrolled loop goes past the end"),
     Mutant(WALK, "return f(bf16{});", "return f(fp16{});", "bf16 is taken for fp16"),
 ]
