@@ -308,14 +308,14 @@ class FusedOptimizer(PackedNumbers):
                 *self._state_of(batch, hyper),
                 batch.layout,
                 *self._numbers_on(batch.device),
-                grad_scale=at(request.grad_scale, batch.device),
-                found_inf=largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
-                sum_sq=None if max_norm is None else at(request.sum_sq, batch.device),
-                options=options,
-                ema_decay=hyper.decays,
-                flags=hyper.flags,
-                max_norm=0.0 if max_norm is None else float(max_norm),
-                seed=self.seed,
+                at(request.grad_scale, batch.device),
+                largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
+                None if max_norm is None else at(request.sum_sq, batch.device),
+                options,
+                hyper.decays,
+                hyper.flags,
+                0.0 if max_norm is None else float(max_norm),
+                self.seed,
             )
             updates.append((launch, arguments))
         self._update(updates)

@@ -185,7 +185,7 @@ def test_the_shared_tests_run_over_it(folder):
 #: The Python half of a new argument: file, line, line with the argument.
 ARGUMENT = [
     ("_updates/arguments.py", "    seed: int\n", "    seed: int\n    nudge: float = 0.0\n"),
-    ("optim/_base.py", "seed=self.seed,\n", "seed=self.seed,\n                nudge=0.5,\n"),
+    ("optim/_base.py", "                self.seed,\n", "                self.seed,\n                nudge=0.5,\n"),
 ]
 NUDGED = """
 import torch
