@@ -1,8 +1,8 @@
-"""The module ``_nodes``: ``linear``, ``matmul``, norms, softmax and cross-entropy in C++ for the plain case, autograd node
-included (csrc/autograd/linear.cpp), ``cast_``, and the walk over the parameters of a cached step (csrc/autograd/gradient_table.cpp).
+"""The module ``_nodes`` (csrc/autograd): ``linear``, ``matmul``, norms, softmax, cross-entropy and ``cast_`` in C++ for plain
+calls, autograd nodes included, and the loops of a cached step over its parameters.
 
-The module ``_nodes`` is compiled against torch's C++ interface, which holds no promise between versions, so it is loaded
-only by the torch that it was built for. Without it the Python functions, which specify it, serve every call.
+The module is compiled against torch's C++ interface, which changes between versions, so only the torch that it was built
+for loads it. Without it the Python functions, its specification, serve every call.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from . import load
 from .batch_invariant import SETTING, is_batch_invariant
 
 #: Python backwards of the nodes, by the name of the function: ``(grads, saved, needs_input_grad, *options)`` to a
-#: gradient or ``None`` for each input. Of a product the options are ``input_dtypes, a_shape, compute_dtype, activation``,
-#: ``grads`` those of the result, of the pre-activation and of the 16-bit copies of a and b; ``saved`` are these copies,
-#: the pre-activation and the weight. What the others save and have as options is theirs to say, in amp_kernels/ops.
+#: gradient or ``None`` for each input. For a product the options are the names of the input dtypes, the shape of a, the name
+#: of the compute dtype and the activation; ``grads`` belong to the result, the pre-activation and the 16-bit copies of a and
+#: b; ``saved`` are these copies, the pre-activation and the weight. The others are described in amp_kernels/ops.
 FORMULAS: dict[str, Callable[..., tuple[torch.Tensor | None, ...]]] = {}
 
 _module = None
-# The functions of the module; they return None where a call is not plain, and did nothing then.
+# The functions of the module (csrc/autograd/functions.h). They return None, having done nothing, if a call is not plain.
 linear: Callable[..., torch.Tensor | None]
 matmul: Callable[..., torch.Tensor | None]
 norm: Callable[..., torch.Tensor | None]

@@ -153,13 +153,12 @@ def _matmul_gradients(grads, saved, needs_input_grad, dtypes, shapes, alpha=1.0,
     return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype)
 
 
-def _node_gradients(grads, saved, needs_input_grad, dtypes, a_shape, compute_dtype, activation):
-    """:func:`_matmul_gradients` for a node in C++, whose ``b`` is a matrix."""
+def _node_gradients(grads, saved, needs_input_grad, dtype_names, a_shape, compute_dtype, activation):
+    """:func:`_matmul_gradients` for a node in C++, whose ``b`` is a matrix and which knows dtypes by name."""
+    dtypes = tuple(getattr(torch, name) for name in (*dtype_names, compute_dtype))
     grad, _, *grads16 = grads
     b_shape = None if grad is None else torch.Size((a_shape[-1], grad.shape[-1]))
-    return _matmul_gradients(
-        (grad, *grads16), saved[:2], needs_input_grad, (*dtypes, compute_dtype), (a_shape, b_shape)
-    )
+    return _matmul_gradients((grad, *grads16), saved[:2], needs_input_grad, dtypes, (a_shape, b_shape))
 
 
 nodes.FORMULAS["matmul"] = _node_gradients

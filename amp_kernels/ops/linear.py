@@ -114,11 +114,11 @@ def _gradients(
     return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
 
-def _node_gradients(grads, saved, needs_input_grad, dtypes, x_shape, compute_dtype, activation):
-    """:func:`_gradients` for a node in C++, whose inputs are two or three."""
-    inputs = len(dtypes)
+def _node_gradients(grads, saved, needs_input_grad, dtype_names, x_shape, compute_dtype, activation):
+    """:func:`_gradients` for a node in C++, which has two or three inputs and knows dtypes by name."""
+    dtypes = [getattr(torch, name) for name in dtype_names]
     needs_input_grad, dtypes = (*needs_input_grad, False)[:3], (*dtypes, None)[:3]
-    return _gradients(grads, saved, needs_input_grad, dtypes, x_shape, activation)[:inputs]
+    return _gradients(grads, saved, needs_input_grad, dtypes, x_shape, activation)[: len(dtype_names)]
 
 
 nodes.FORMULAS["linear"] = _node_gradients

@@ -1,10 +1,9 @@
-// activation_backward: the gradient of the pre-activation z, grad times activation'(z), in fp32, rounded once.
+// activation_backward: the gradient of the pre-activation z, grad * activation'(z), in fp32, rounded once.
 //
-// Work: reads grad and z, writes as much as z: 6 bytes an element in 16 bits, and some 20 to 60 instructions, so memory
-// bandwidth is the limit. Plan: that of base/elementwise.cuh; with swiglu a thread takes a vector of gates and that
-// of the values that belong to them. Trap: a view may begin anywhere and rows may be odd; then a thread takes one
-// element at a time.
-#include "activation/backward.h"
+// Work: reads grad and z, writes as much as z: 6 bytes an element in 16 bits and 20 to 60 instructions, so memory
+// bandwidth is the limit. Plan: base/elementwise.cuh; with swiglu a thread takes a vector of gates and the matching
+// vector of values. Trap: a view may begin anywhere and rows may be odd; then a thread takes one element at a time.
+#include "activation/call.h"
 
 #include "base/elementwise.cuh"
 #include "base/half.h"
@@ -22,7 +21,7 @@ AK_DEVICE void gradient_of(Activation activation, const G* grad, const Z* z, Z* 
     AK_UNROLL
     for (int i = 0; i < kVec; i++) result[i] = round_to<Z>(f(to_float(g[i]), to_float(x[i])));
   };
-  switch (activation) {  // out here, so that each loop is of straight code
+  switch (activation) {  // hoisted, so that each loop is branch-free
     case Activation::relu:
       each([](float dy, float v) { return activate_backward(Activation::relu, dy, v); });
       break;
@@ -56,7 +55,7 @@ AK_KERNEL(kElementThreads, kGatedBlocksPerSm)
 swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t columns) {
   const int64_t per_row = columns / kVec;
   for_each_in_grid(rows * per_row, [&](int64_t i) {
-    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad lies at i
+    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad is at i
     const auto g = load_vec<kVec, Cache::kStreaming>(grad + i * kVec);
     const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
     const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);
@@ -73,7 +72,7 @@ swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t 
 }
 
 template <class Z, class G, int kVec>
-Status run_gradient(const ActivationGradient& p, Stream stream) {
+Status run_gradient(const ActivationBackward& p, Stream stream) {
   const bool gated = is_gated(p.activation);
   const int64_t columns = gated ? p.columns / 2 : p.columns;
   const LaunchConfig config = elementwise_launch("activation_backward", p.rows * columns / kVec, stream);
@@ -85,7 +84,7 @@ Status run_gradient(const ActivationGradient& p, Stream stream) {
 }
 
 template <class Z, class G>
-Status run_gradient(const ActivationGradient& p, Stream stream) {
+Status run_gradient(const ActivationBackward& p, Stream stream) {
   const bool rows_aligned = !is_gated(p.activation) || p.columns / 2 % kVectorOf<Z, G> == 0;
   return vector_aligned(p.grad) && vector_aligned(p.z) && vector_aligned(p.out) && rows_aligned
              ? run_gradient<Z, G, kVectorOf<Z, G>>(p, stream)
@@ -94,7 +93,7 @@ Status run_gradient(const ActivationGradient& p, Stream stream) {
 
 }  // namespace
 
-Status activation_backward(const ActivationGradient& p, Stream stream) {
+Status activation_backward(const ActivationBackward& p, Stream stream) {
   if (p.rows * p.columns == 0) return {};
   const bool wide_grad = p.grad_type == DType::kFloat32;
   if (p.type == DType::kFloat32) return run_gradient<float, float>(p, stream);

@@ -1,4 +1,4 @@
-// dz = grad * activation'(z), as activation_backward and gemm_dact compute it: in fp32, a piece of a row at a time.
+// dz = grad * activation'(z) of activation_backward and gemm_dact on the CPU, in fp32, a piece of a row at a time.
 #pragma once
 
 #include <cstring>
@@ -44,17 +44,17 @@ struct ActivationGradient {
   Activation activation;
   int64_t columns, width;  // of grad; of preact and dz
   const void* preact;
-  ScalarType preact_dtype;
+  DType preact_dtype;
   void* dz;
-  ScalarType dz_dtype;
+  DType dz_dtype;
 
-  // dz from `n` values of grad, those of row r from column c on. seen(values, c, n) gets it before it is rounded.
+  // dz of `n` values of grad, in row r from column c on. Before it is rounded, seen(values, column, n) is called on it.
   template <typename Seen>
   AK_SIMD_INLINE void span(const float* grad, int64_t r, int64_t c, int64_t n, const Seen& seen) const {
     float gate_buffer[kTile], up_buffer[kTile], d_gate[kTile], d_up[kTile];
     const auto store = [&](const float* values, int64_t column) __attribute__((always_inline)) {
       const int64_t at = r * width + column;
-      if (dz_dtype == ScalarType::Float) std::memcpy(static_cast<float*>(dz) + at, values, static_cast<size_t>(4 * n));
+      if (dz_dtype == DType::kFloat32) std::memcpy(static_cast<float*>(dz) + at, values, static_cast<size_t>(4 * n));
       store_span(values, dz, dz_dtype, at, n);
       seen(values, column, n);
     };

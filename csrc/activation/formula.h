@@ -2,9 +2,9 @@
 // gated swiglu (Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202), which takes a gate and a value:
 // silu(gate) * up.
 //
-// In a GEMM every instruction here is executed for every element of C, so there are some twenty: fmas, and a power of
-// two put together from its bits. No division, no branch, no approximation of the hardware: the bits agree between
-// host, emulator and GPU. With t = |x| a smooth activation is
+// A GEMM executes every instruction here for every element of C, so there are some twenty: fmas, and a power of two
+// built from its bits. No division, branch or hardware approximation, so the bits agree between host, emulator and GPU.
+// With t = |x| a smooth activation is
 //   f(x) = relu(x) - t q(t),      f'(x) = 1/2 + sign(x) (1/2 - g(t)),  g = q + t q'
 // where q falls from 1/2 to 0: the upper tail of the normal distribution for gelu, a sigmoid for the others. The tails
 // of gelu are 2^p(t), and g is (1 - t / t0) 2^p(t) with its zero t0, the polynomials p being minimax fits with
@@ -27,11 +27,10 @@ enum class Activation : int { none, relu, gelu, gelu_tanh, silu, swiglu };
 inline constexpr const char* kActivationNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"};
 inline constexpr int kActivations = 6;
 
-// A gated activation makes F columns of a pre-activation of 2 F: the gates stand in the first half, the values in the
-// second.
+// A gated activation maps 2 F columns to F: the first half are the gates, the second half the values.
 AK_HD bool is_gated(Activation activation) { return activation == Activation::swiglu; }
 
-// Host only: callers say in their own words what is accepted.
+// Host only.
 inline std::optional<Activation> find_activation(std::string_view name) {
   for (int i = 0; i < kActivations; ++i) {
     if (name == kActivationNames[i]) return static_cast<Activation>(i);
@@ -61,7 +60,7 @@ AK_HD float exp2_of_product(float t, float v) {
   return float_of(bits_of(m) + (bits_of(shifted) << 23));  // kToInteger itself is shifted out
 }
 
-// What has become of 2^-1 2^(t v(t)) at the last t is taken off everywhere, so that it ends with 0.
+// The value of 2^-1 2^(t v(t)) at the last t is subtracted everywhere, so that the tail ends with 0.
 
 AK_HD float gelu_tail(float t) {
   const float v = polynomial(t, -0x1.26af8p+0f, -0x1.d61e76p-2f, -0x1.b10068p-5f, 0x1.f24b92p-8f, -0x1.1e575cp-11f,
@@ -76,7 +75,7 @@ AK_HD float gelu_tanh_tail(float t) {
   return exp2_of_product<-1>(t, v) - 0x1.ef5cfcp-37f;
 }
 
-// 1 / (1 + exp(t)), and one minus it.
+// 1 / (1 + exp(t)), and its complement to 1.
 struct SigmoidTail {
   float q, complement;
 };
@@ -90,7 +89,7 @@ AK_HD SigmoidTail sigmoid_tail(float t) {
   return {fma(e, inverse, -0x1.666d28p-126f), inverse};
 }
 
-// Where the tails end.
+// The ends of the tails.
 inline constexpr float kGeluLimit = 7.0f;
 inline constexpr float kGeluTanhLimit = 6.0f;
 inline constexpr float kSiluLimit = 87.0f;
@@ -158,7 +157,7 @@ AK_HD GatedGradient swiglu_backward(float grad, float gate, float up) {
   return {grad * up * silu_derivative(gate), grad * silu(gate)};
 }
 
-// For activations of one argument; a gated one has functions of its own above.
+// For ungated activations.
 AK_HD float activate(Activation activation, float x) {
   switch (activation) {
     case Activation::relu:
@@ -176,8 +175,8 @@ AK_HD float activate(Activation activation, float x) {
   return x;
 }
 
-// The gradient of `x`, given the gradient of activate(x); not for gated activations. relu chooses instead of
-// multiplying, so that an infinite gradient does not turn into NaN where the activation is off.
+// The gradient of `x`, given the gradient of activate(x), for ungated activations. relu selects instead of multiplying,
+// so that an infinite gradient does not become NaN where the activation is off.
 AK_HD float activate_backward(Activation activation, float grad, float x) {
   switch (activation) {
     case Activation::relu:

@@ -1,10 +1,10 @@
 // activation_forward: activation(z) in fp32, rounded once.
 //
-// Work: reads z, writes as much, or half as much with swiglu: 4 bytes an element in 16 bits, or 3 of a gated one, and
-// some 20 to 40 instructions, so memory bandwidth is the limit. Plan: that of base/elementwise.cuh; with swiglu a
-// thread takes a vector of gates and that of the values that belong to them. Trap: a view may begin anywhere and rows
-// may be odd; then a thread takes one element at a time.
-#include "activation/forward.h"
+// Work: reads z, writes as much, or half as much with swiglu: 4 bytes an element in 16 bits, 3 if gated, and 20 to 40
+// instructions, so memory bandwidth is the limit. Plan: base/elementwise.cuh; with swiglu a thread takes a vector of
+// gates and the matching vector of values. Trap: a view may begin anywhere and rows may be odd; then a thread takes one
+// element at a time.
+#include "activation/call.h"
 
 #include "base/elementwise.cuh"
 #include "base/half.h"
@@ -21,7 +21,7 @@ AK_DEVICE void activation_of(Activation activation, const Z* z, Z* out) {
     AK_UNROLL
     for (int i = 0; i < kVec; i++) result[i] = round_to<Z>(f(to_float(x[i])));
   };
-  switch (activation) {  // out here, so that each loop is of straight code
+  switch (activation) {  // hoisted, so that each loop is branch-free
     case Activation::relu:
       each([](float v) { return activate(Activation::relu, v); });
       break;
@@ -54,7 +54,7 @@ AK_KERNEL(kElementThreads, kGatedBlocksPerSm)
 swiglu_forward_kernel(const Z* z, Z* out, int64_t rows, int64_t columns) {
   const int64_t per_row = columns / kVec;
   for_each_in_grid(rows * per_row, [&](int64_t i) {
-    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; out lies at i
+    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; out is at i
     const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
     const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);
     Vec<Z, kVec> result;

@@ -5,7 +5,7 @@
 // every tensor five times; with thousands of small tensors that is most of a step. Here one walk looks at the C++
 // objects alone. They lie scattered in memory, half a dozen cache lines a parameter, and each address is found through
 // the one before: so a block of parameters is walked in stages, for the misses of one stage to overlap.
-#include "autograd/gradient_table.h"
+#include "autograd/functions.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>

@@ -1,13 +1,14 @@
-// cross_entropy of the module _nodes: of rows of logits and classes without weights, as a mean or a sum. Specification:
+// cross_entropy of rows of logits and classes without weights, as a mean or a sum. Specification:
 // amp_kernels/ops/cross_entropy.py.
-#include <ATen/autocast_mode.h>
+#include "loss/call.h"
+
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "autograd/rows_node.h"
-#include "loss/cpu_call.h"
+#include "autograd/functions.h"
+#include "autograd/node.h"
 
 namespace ak {
 namespace {
@@ -17,27 +18,33 @@ struct Loss {
   bool is_mean;
   double label_smoothing, z_loss;
 
-  // The losses of the rows, and where it is wanted the gradient, each row times `factor`.
+  // The losses of the rows and, if `grad` is defined, the gradient of each times `factor`.
   Tensor rows(const Tensor& logits, const Tensor& target, const Tensor& grad, float factor) const {
     RECORD_FUNCTION("amp_kernels::cross_entropy_rows_", c10::ArrayRef<const c10::IValue>{});
     const Tensor losses = empty_cpu({logits.size(0)}, ScalarType::Float);
-    cross_entropy_call({.logits = logits.const_data_ptr(),
-                        .logits_type = logits.scalar_type(),
-                        .logits_stride = logits.stride(0),
-                        .target = target.const_data_ptr<int64_t>(),
-                        .target_stride = target.stride(0),
-                        .rows = logits.size(0),
-                        .classes = logits.size(1),
-                        .ignore_index = ignore_index,
-                        .label_smoothing = label_smoothing,
-                        .z_loss = z_loss,
-                        .loss = losses.mutable_data_ptr<float>(),
-                        .grad = grad.defined() ? grad.mutable_data_ptr() : nullptr,
-                        .factor = factor});
+    const int64_t classes = logits.size(1);
+    (void)cross_entropy_rows({.logits = logits.const_data_ptr(),
+                              .target = target.const_data_ptr(),
+                              .weight = nullptr,
+                              .factor = &factor,
+                              .loss = losses.mutable_data_ptr<float>(),
+                              .grad = grad.defined() ? grad.mutable_data_ptr() : nullptr,
+                              .rows = logits.size(0),
+                              .classes = static_cast<int>(classes),
+                              .logits_stride = logits.stride(0),
+                              .target_stride = target.stride(0),
+                              .factor_stride = 0,
+                              .grad_stride = classes,
+                              .ignore_index = ignore_index,
+                              .terms = cross_entropy_terms(label_smoothing, z_loss, classes),
+                              .type = type_of(logits),
+                              .target_type = DType::kFloat32,
+                              .soft = false},
+                             nullptr);
     return losses;
   }
 
-  // How many rows are not ignored, or none where a class is out of range or fp32 cannot count them.
+  // The number of rows that are not ignored; none if a class is out of range or fp32 cannot hold the number.
   std::optional<float> counted(const Tensor& target, int64_t classes) const {
     const int64_t *const values = target.const_data_ptr<int64_t>(), rows = target.size(0), stride = target.stride(0);
     int64_t count = 0;
@@ -52,14 +59,20 @@ struct Loss {
     return count <= (1 << 24) ? std::optional(static_cast<float>(count)) : std::nullopt;
   }
 
-  // What a gradient of the loss is multiplied by for a row.
+  // The gradient of a row's loss, given that of the loss.
   float share(float grad, float count) const { return is_mean ? grad / count : grad; }
 };
 
-// Of fp16 logits it saves them and the target, of others their gradient as if that of the loss were 1.
-struct LossNode : RowsNode {
-  using RowsNode::RowsNode;
-  Loss loss{};
+// Saves fp16 logits and the target, or the gradient of other logits for a gradient of the loss of 1.
+struct LossNode : FormulaNode {
+  Loss loss;
+
+  LossNode(const Tensor& logits, const Loss& of)
+      : FormulaNode(cross_entropy_function, torch::autograd::collect_next_edges(logits)), loss(of) {}
+
+  std::vector<c10::IValue> options() const override {
+    return {loss.ignore_index, loss.is_mean, loss.label_smoothing, loss.z_loss};
+  }
 
   variable_list plainly(const Tensor& grad_loss, const variable_list& saved) override {
     const float factor = grad_loss.item<float>();
@@ -78,7 +91,7 @@ struct LossNode : RowsNode {
   }
 };
 
-// The fp32 scalar in another dtype; what the dispatcher does for that costs more than the loss of a few rows.
+// The fp32 scalar in another dtype. The dispatcher would take longer than the loss of a few rows.
 Tensor as(ScalarType type, Tensor scalar) {
   if (type == ScalarType::Float) return scalar;
   const Tensor narrow = empty_cpu({}, type);
@@ -95,8 +108,8 @@ bool has_adjacent_classes(const Tensor& logits) { return logits.size(1) == 1 || 
 
 Tensor run(const Tensor& logits, const Tensor& target, const Loss& loss) {
   const ScalarType own = logits.scalar_type();
-  if (!nothing_between() || !is_narrow_on_cpu(logits) || !has_own_grad_dtype(logits)) return {};
-  if (logits.dim() != 2 || logits.numel() == 0 || !has_adjacent_classes(logits)) return {};
+  if (logits.dim() != 2 || logits.numel() == 0 || logits.size(1) > kMaxClasses || !has_adjacent_classes(logits))
+    return {};
   if (!target.is_cpu() || !is_plain(target) || target.scalar_type() != ScalarType::Long || target.dim() != 1 ||
       target.size(0) != logits.size(0))
     return {};
@@ -116,9 +129,7 @@ Tensor run(const Tensor& logits, const Tensor& target, const Loss& loss) {
     if (!autocast) result = as(own, std::move(result));
   }
   if (!recorded) return result;
-  const auto node = hold(new LossNode(cross_entropy_function, torch::autograd::collect_next_edges(logits),
-                                      {loss.ignore_index, loss.is_mean, loss.label_smoothing, loss.z_loss}));
-  node->loss = loss;
+  const auto node = hold(new LossNode(logits, loss));
   node->save(now ? grad : logits);
   node->save(now ? Tensor() : target);
   torch::autograd::set_history(result, node);
@@ -132,10 +143,11 @@ PyObject* cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 6 || !is_tensor(args[0]) || !is_tensor(args[1]) || !PyLong_CheckExact(args[2]) ||
       !PyUnicode_Check(args[3]) || !PyFloat_Check(args[4]) || !PyFloat_Check(args[5]))
     Py_RETURN_NONE;
+  const Tensor &logits = THPVariable_Unpack(args[0]), &target = THPVariable_Unpack(args[1]);
+  if (!is_plain_input(logits)) Py_RETURN_NONE;
   const bool is_mean = PyUnicode_CompareWithASCIIString(args[3], "mean") == 0;
   if (!is_mean && PyUnicode_CompareWithASCIIString(args[3], "sum") != 0) Py_RETURN_NONE;
   const Loss loss{PyLong_AsLongLong(args[2]), is_mean, PyFloat_AsDouble(args[4]), PyFloat_AsDouble(args[5])};
-  const Tensor &logits = THPVariable_Unpack(args[0]), &target = THPVariable_Unpack(args[1]);
   return wrapped_or_none([&] { return run(logits, target, loss); }, logits.numel() <= kBriefly);
   END_HANDLE_TH_ERRORS
 }

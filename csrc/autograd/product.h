@@ -1,5 +1,5 @@
-// What linear and matmul in C++ (nodes.cpp) compute with: 16-bit copies of operands, and their product, on a CPU by
-// pointers, on a GPU by the op.
+// The computations of linear and matmul: 16-bit copies of operands and their product, on a CPU by pointers, on a GPU by
+// the op.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "activation/cpu_call.h"
+#include "activation/call.h"
 #include "autograd/plain.h"
 #include "gemm/cpu/call.h"
 
@@ -73,10 +73,6 @@ Copy cast(const Tensor& t, ScalarType dtype, bool autocast) {
 }
 
 // ---- products
-
-Float float_of(ScalarType type) {
-  return type == ScalarType::Half ? Float::fp16 : type == ScalarType::BFloat16 ? Float::bf16 : Float::fp32;
-}
 
 // A tensor [..., columns] as a matrix with one unit stride.
 struct Matrix {
@@ -148,13 +144,13 @@ std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::
                                .m = a.rows,
                                .n = b.columns,
                                .k = a.columns,
-                               .operands = float_of(a.tensor.scalar_type()),
+                               .operands = dtype_of(a.tensor.scalar_type()),
                                .bias = bias ? bias_row.const_data_ptr() : nullptr,
-                               .bias_type = bias ? float_of(bias->scalar_type()) : Float::fp32,
+                               .bias_type = bias ? dtype_of(bias->scalar_type()) : DType::kFloat32,
                                .activation = activation,
                                .out = out.mutable_data_ptr(),
                                .preact = with_preact ? preact.mutable_data_ptr() : nullptr,
-                               .out_type = float_of(out_type)});
+                               .out_type = dtype_of(out_type)});
   return done ? std::pair{out, preact} : std::pair<Tensor, Tensor>{};
 }
 
@@ -191,15 +187,16 @@ std::optional<PreactivationGradient> preactivation_gradient(const Tensor& grad, 
   const int64_t width = z.size(-1), rows = z.numel() / std::max<int64_t>(1, width);
   const Tensor dz = is_own ? Tensor() : empty_cpu(z.sizes(), z.scalar_type()), sums = empty_cpu({width}, at::kFloat);
   float* const to = static_cast<float*>(sums.mutable_data_ptr());
-  const bool done = is_own ? column_sums_call(dense.const_data_ptr(), dense.scalar_type(), rows, width, to)
-                           : activation_backward_call({.activation = activation,
-                                                       .grad = dense.const_data_ptr(),
-                                                       .preact = z.const_data_ptr(),
-                                                       .dz = dz.mutable_data_ptr(),
-                                                       .type = z.scalar_type(),
-                                                       .rows = rows,
-                                                       .width = width,
-                                                       .sums = to});
+  const bool done = is_own ? column_sums_call(dense.const_data_ptr(), type_of(dense), rows, width, to)
+                           : activation_backward_with_sums({.grad = dense.const_data_ptr(),
+                                                            .z = z.const_data_ptr(),
+                                                            .out = dz.mutable_data_ptr(),
+                                                            .grad_type = type_of(dense),
+                                                            .type = type_of(z),
+                                                            .rows = rows,
+                                                            .columns = width,
+                                                            .activation = activation},
+                                                           to);
   return done ? std::optional(PreactivationGradient{own ? *own : Matrix(dz), sums}) : std::nullopt;
 }
 

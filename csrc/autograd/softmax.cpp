@@ -1,63 +1,71 @@
-// softmax and log_softmax of the module _nodes, along the last dimension, without a mask. Specification:
-// amp_kernels/ops/softmax.py.
+// softmax and log_softmax along the last dimension, without a mask. Specification: amp_kernels/ops/softmax.py.
+#include "softmax/call.h"
+
 #include <ATen/record_function.h>
 
-#include "autograd/rows_node.h"
-#include "softmax/cpu_call.h"
+#include "autograd/functions.h"
+#include "autograd/node.h"
 
 namespace ak {
 namespace {
 
 // Saves the result of softmax, or input and statistics of log-softmax.
-struct SoftmaxNode : RowsNode {
-  using RowsNode::RowsNode;
-  ScalarType input_type = ScalarType::Float;
+struct SoftmaxNode : FormulaNode {
+  ScalarType input_type;
+  bool log;
+
+  SoftmaxNode(const Tensor& x, bool is_log)
+      : FormulaNode(softmax_function, torch::autograd::collect_next_edges(x)),
+        input_type(x.scalar_type()),
+        log(is_log) {}
+
+  std::vector<c10::IValue> options() const override { return {log}; }
 
   variable_list plainly(const Tensor& grad_in, const variable_list& saved) override {
     RECORD_FUNCTION("amp_kernels::softmax_rows_backward", c10::ArrayRef<const c10::IValue>{});
     const auto grad = dense(grad_in), of = dense(saved[0]);
     const Tensor grad_x = empty_cpu(of->sizes(), input_type);
     const int64_t columns = of->size(-1);
-    softmax_backward_call({.grad = grad->const_data_ptr(),
-                           .grad_type = grad->scalar_type(),
-                           .of = of->const_data_ptr(),
-                           .of_type = of->scalar_type(),
-                           .statistics = saved[1].defined() ? saved[1].const_data_ptr<float>() : nullptr,
-                           .mask = {},
-                           .rows = of->numel() / columns,
-                           .columns = columns,
-                           .grad_x = grad_x.mutable_data_ptr(),
-                           .grad_x_type = input_type});
+    (void)softmax_rows_backward({.grad = grad->const_data_ptr(),
+                                 .of = of->const_data_ptr(),
+                                 .statistics = static_cast<const float*>(address_of(saved[1])),
+                                 .mask = {},
+                                 .out = grad_x.mutable_data_ptr(),
+                                 .grad_type = type_of(*grad),
+                                 .of_type = type_of(*of),
+                                 .out_type = dtype_of(input_type),
+                                 .rows = of->numel() / columns,
+                                 .columns = static_cast<int>(columns)},
+                                nullptr);
     return {grad_x};
   }
 };
 
 Tensor run(const Tensor& x, int64_t dim, bool log) {
-  if (!nothing_between() || !is_narrow_on_cpu(x) || !has_own_grad_dtype(x)) return {};
   if (x.numel() == 0 || x.dim() == 0 || (dim != -1 && dim != x.dim() - 1)) return {};
   const bool recorded = is_recorded(x);
   const int64_t columns = x.size(-1), rows = x.numel() / columns;
   const ScalarType type = result_type(x.scalar_type());
-  if (!is_narrow(type)) return {};
+  if (!is_narrow(type) || columns > kMaxSoftmaxColumns) return {};
   const Tensor y = empty_cpu(x.sizes(), type);
   std::optional<RowNumbers> statistics;
   if (log) statistics.emplace(recorded, at::IntArrayRef{2, rows});
   {
     RECORD_FUNCTION("amp_kernels::softmax_rows", c10::ArrayRef<const c10::IValue>{});
     const auto from = dense(x);
-    softmax_call({.x = from->const_data_ptr(),
-                  .x_type = x.scalar_type(),
-                  .mask = {},
-                  .safe = false,
-                  .rows = rows,
-                  .columns = columns,
-                  .y = y.mutable_data_ptr(),
-                  .y_type = type,
-                  .statistics = log ? statistics->data() : nullptr});
+    (void)softmax_rows({.x = from->const_data_ptr(),
+                        .y = y.mutable_data_ptr(),
+                        .statistics = log ? statistics->data() : nullptr,
+                        .mask = {},
+                        .x_type = type_of(x),
+                        .y_type = dtype_of(type),
+                        .rows = rows,
+                        .columns = static_cast<int>(columns),
+                        .safe = false},
+                       nullptr);
   }
   if (!recorded) return y;
-  const auto node = hold(new SoftmaxNode(softmax_function, torch::autograd::collect_next_edges(x), {log}));
-  node->input_type = x.scalar_type();
+  const auto node = hold(new SoftmaxNode(x, log));
   torch::autograd::set_history(y, node);
   node->save(log ? x : y, /*is_output=*/!log);
   node->save(log ? statistics->tensor() : Tensor());
@@ -70,6 +78,7 @@ PyObject* softmax(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 3 || !is_tensor(args[0]) || !PyLong_CheckExact(args[1])) Py_RETURN_NONE;
   const Tensor& x = THPVariable_Unpack(args[0]);
+  if (!is_plain_input(x)) Py_RETURN_NONE;
   return wrapped_or_none([&, dim = PyLong_AsLongLong(args[1]), log = args[2] == Py_True] { return run(x, dim, log); },
                          x.numel() <= kBriefly);
   END_HANDLE_TH_ERRORS

@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -18,11 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/scalar_type.h"
 
 namespace ak {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
@@ -41,55 +39,6 @@ template <typename... Parts>
     }                                \
   } while (0)
 
-inline const char* dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    default:
-      return torch::headeronly::toString(dtype);
-  }
-}
-
-inline DType dtype_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Float:
-      return DType::kFloat32;
-    case ScalarType::Double:
-      return DType::kFloat64;
-    default:
-      fail("no kernel works on dtype ", dtype_name(dtype));
-  }
-}
-
-inline ScalarType scalar_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return ScalarType::Half;
-    case DType::kBFloat16:
-      return ScalarType::BFloat16;
-    case DType::kFloat32:
-      return ScalarType::Float;
-    default:
-      return ScalarType::Double;
-  }
-}
-
 template <typename T>
 inline constexpr ScalarType kScalarType = ScalarType::Undefined;
 template <>
@@ -99,7 +48,10 @@ inline constexpr ScalarType kScalarType<int32_t> = ScalarType::Int;
 template <>
 inline constexpr ScalarType kScalarType<int64_t> = ScalarType::Long;
 
-inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
+inline constexpr std::initializer_list<ScalarType> kNarrowDtypes = {ScalarType::Half, ScalarType::BFloat16,
+                                                                    ScalarType::Float};
+inline constexpr std::initializer_list<ScalarType> kFloatDtypes = {ScalarType::Half, ScalarType::BFloat16,
+                                                                   ScalarType::Float, ScalarType::Double};
 
 // "grads[3]", formatted only for a message.
 struct ArgName {

@@ -9,10 +9,10 @@
 #include <type_traits>
 
 #include "base/element.cuh"
+#include "base/row.cuh"
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
 #include "device/launch.cuh"
-#include "norm/row.cuh"
 
 namespace ak {
 

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/row.cuh"
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
 #include "device/launch.cuh"
-#include "norm/row.cuh"
 
 namespace ak {
 

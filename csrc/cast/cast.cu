@@ -1,14 +1,13 @@
 // cast_: copies a list of tensors into another one, each element widened or rounded to the dtype of its destination.
 //
-// Work: 4 to 8 bytes an element, read once and written once, and a conversion: memory bandwidth is the limit. Plan: a
-// persistent grid of four blocks per SM walks over the chunks of the whole list, and a thread fetches 64 bytes before
-// it converts the first: 64 KB in flight an SM. It takes as many neighbouring elements as are 16 bytes of the
-// destination, so that every store of a warp fills the 32-byte sectors it touches. A sector written in two halves may
-// leave the L2 cache between them, and memory is then read to complete it; a load in halves finds the other one in L1.
-// The nine pairs of dtypes are loops of their own. Traps: source and destination have accesses of different widths, so
-// no peel aligns both; a pair that is not aligned to 16 bytes goes element by element. Random bits are numbered by
-// element, so that they do not depend on which of the two walks is taken.
-#include "cast/cast.h"
+// Work: 4 to 8 bytes an element, read once and written once, and a conversion, so memory bandwidth is the limit. Plan:
+// a persistent grid of four blocks an SM walks over the chunks of the whole list. A thread loads 64 bytes before it
+// converts the first: 64 KB in flight an SM. It takes as many adjacent elements as make 16 bytes of the destination, so
+// that every store of a warp fills the 32-byte sectors it touches: L2 may evict a sector that is half written, and then
+// reads memory to complete it; half a load finds the other half in L1. Each of the nine pairs of dtypes has its own
+// loop. Traps: source and destination have accesses of different widths, so peeling cannot align both; a pair that is
+// not aligned to 16 bytes goes element by element. Random bits are numbered by element, so both walks draw the same.
+#include "cast/call.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -20,11 +19,33 @@
 namespace ak {
 namespace {
 
+/// The pairs of one launch.
+template <int N>
+struct CastListArgs {
+  static constexpr int kTensors = N;
+  ChunkMap<N> map;
+  void* destination[N];
+  const void* source[N];
+  uint32_t index[N];  ///< position in the list, part of the key of the random bits
+  DType to[N], from[N];
+
+  void set(int place, const CastRef& cast, size_t position) {
+    destination[place] = cast.destination;
+    source[place] = cast.source;
+    index[place] = static_cast<uint32_t>(position);
+    to[place] = cast.to;
+    from[place] = cast.from;
+  }
+};
+constexpr int kCastListTensors = 928;
+static_assert(sizeof(CastListArgs<kCastListTensors>) + 128 <= kArgumentBytes,
+              "the list and the other arguments must fit one launch");
+
 constexpr int kCastThreads = 256;
 constexpr int kCastBlocksPerSm = 4;
 constexpr int kCastBytesInFlight = 64;  // a thread
 
-/// Elements begin .. end - 1, a multiple of V of them, by a whole block.
+/// Casts elements [begin, end), a multiple of V, with a whole block.
 template <int kThreads, int V, class From, class Destination>
 AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, int64_t end, const RoundingKey& key) {
   constexpr int kLoads = std::min<int>(kCastBytesInFlight / (V * sizeof(From)), 8);
@@ -33,7 +54,7 @@ AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, in
   const auto convert = [&]<bool kWhole>(std::bool_constant<kWhole>, int64_t i) {
     Vec<From, V> raw[kLoads];
     AK_UNROLL
-    for (int k = 0; k < kLoads; k++) {  // in place of what lies beyond the end the last elements are loaded again
+    for (int k = 0; k < kLoads; k++) {  // beyond the end the last elements are loaded again
       const int64_t at = i + k * kStride;
       raw[k] = load_vec<V, Cache::kStreaming>(from + (kWhole || at < end ? at : end - V));
     }

@@ -1,31 +1,42 @@
-// cast_(destinations, sources, seed, step) on a GPU: checks, launch of cast/cast.cu.
-#include "cast/cast.h"
+// cast_: from the schema to cast/call.h.
+#include <vector>
 
-#include "base/gpu/call.h"
-#include "cast/arguments.h"
+#include "base/op_call.h"
+#include "cast/call.h"
 
 namespace ak {
 namespace {
 
-constexpr const char* kOp = "cast_";
-
 void run_cast(const TensorList destinations, const TensorList sources, const std::optional<int64_t> seed,
               const std::optional<Tensor> step) {
-  check_casts(kOp, destinations, sources);
+  constexpr const char* op = "cast_";
+  AK_CHECK(destinations.size() == sources.size(), op, ": there are ", destinations.size(), " destinations and ",
+           sources.size(), " sources");
   if (destinations.empty()) return;
-  GpuCall call(kOp, {"destinations", 0}, destinations[0]);
+  OpCall call(op, {"destinations", 0}, destinations[0]);
   std::vector<CastRef> casts;
   casts.reserve(destinations.size());
   for (size_t i = 0; i < destinations.size(); ++i) {
     const ArgName to{"destinations", static_cast<int64_t>(i)}, from{"sources", static_cast<int64_t>(i)};
-    casts.push_back({call.write(to, destinations[i], false), call.read(from, sources[i]), sources[i].numel(),
-                     dtype_of(destinations[i].scalar_type()), dtype_of(sources[i].scalar_type())});
+    const Tensor &destination = destinations[i], &source = sources[i];
+    for (const auto& [name, tensor] : {std::pair(to, &destination), std::pair(from, &source)}) {
+      check_dtype(op, name, *tensor, kNarrowDtypes);
+      check_dense(op, name, *tensor);
+    }
+    AK_CHECK(same_layout(destination, source), op, ": ", to, " has shape ", Ints{destination.sizes()}, " and strides ",
+             Ints{destination.strides()}, ", ", from, " has shape ", Ints{source.sizes()}, " and strides ",
+             Ints{source.strides()}, "; they must be the same");
+    casts.push_back({.destination = call.write(to, destination, false),
+                     .source = call.read(from, source),
+                     .numel = source.numel(),
+                     .to = dtype_of(destination.scalar_type()),
+                     .from = dtype_of(source.scalar_type())});
   }
   const float* count = call.scalar({"step"}, step);
-  call.launch(cast, casts, seed ? std::optional<uint64_t>(static_cast<uint64_t>(*seed)) : std::nullopt, count);
+  call.launch(cast, casts, seed ? std::optional(static_cast<uint64_t>(*seed)) : std::nullopt, count);
 }
 
 }  // namespace
 }  // namespace ak
 
-AK_GPU_OPS(m) { m.impl("cast_", TORCH_BOX(&ak::run_cast)); }
+AK_OPS(m) { m.impl("cast_", TORCH_BOX(&ak::run_cast)); }

@@ -1,4 +1,4 @@
-// Dropout of neighbouring elements of a tensor on the CPU, at any place of it.
+// Dropout of a contiguous span of a tensor on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace ak {
 
-// Words of elements [at, at + n), n at most kTile and `at` a multiple of kDropoutGroup. Word k of every call of Philox
-// is kept apart at first: that way one vector holds the same word of several calls, and the generator, most of the
+// Words of elements [at, at + n), n at most kTile and `at` a multiple of kDropoutGroup. The four words of the calls of
+// Philox are first stored apart, so that one vector holds the same word of several calls and the generator, most of the
 // work, is vectorised. Writes up to the end of the last group.
 AK_SIMD_CLONES inline void dropout_words(uint32_t* __restrict words, int64_t at, int64_t n, uint64_t seed) {
   uint32_t apart[kDropoutGroup][kTile / kDropoutGroup];
@@ -39,8 +39,8 @@ AK_SIMD_CLONES inline void drop_and_add_tile(const float* x, const uint32_t* wor
   for (int64_t i = 0; i < n; ++i) out[i] = dropped_out(x[i], words[i], rate) + added[i];
 }
 
-// out = dropout(x) + added of n elements, the first of them element `at` of the tensor; `added` may be null, `out`
-// where one of the two is.
+// out = dropout(x) + added of n elements, the first of which is element `at` of the tensor. `added` may be null; `out`
+// may alias either.
 inline void drop_span(const float* x, int64_t at, int64_t n, uint64_t seed, DropoutRate rate, const float* added,
                       float* out) {
   alignas(64) uint32_t words[kTile];

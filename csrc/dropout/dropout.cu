@@ -1,21 +1,21 @@
-// dropout: out = dropout(x) + residual, which is also the gradient of x where x is that of out and nothing is added.
+// dropout: out = dropout(x) + residual. It is its own gradient: x is then the gradient of out, without a residual.
 //
-// Work: reads x (and residual), writes out: 4 or 6 bytes an element in 16 bits, and some 35 instructions, 25 of them
-// the generator's, so memory bandwidth is the limit. Plan: that of base/elementwise.cuh, 8 elements and two calls of
-// the generator a thread. The seed is read from memory: a replayed CUDA graph draws a new one.
+// Work: reads x (and residual), writes out: 4 or 6 bytes an element in 16 bits and some 35 instructions, 25 of them the
+// generator's, so memory bandwidth is the limit. Plan: base/elementwise.cuh, 8 elements and two calls of the generator
+// a thread. The seed is read from memory, so that a replayed CUDA graph draws a new mask.
 //
-// Trap: a thread with fewer than 8 elements left, or between boundaries, moves them one by one; the mask is by place,
-// not by thread, so it is the same mask.
-#include "dropout/dropout.h"
+// Trap: a thread with fewer than 8 elements left, or unaligned ones, moves them one by one. The mask depends on the
+// element, not on the thread, so it is the same.
+#include "dropout/call.h"
 
 #include "base/elementwise.cuh"
+#include "base/row.cuh"
 #include "device/memory.cuh"
-#include "norm/row.cuh"
 
 namespace ak {
 namespace {
 
-/// `left`: elements from `at` to the end; `whole`: there is a whole vector, and it is aligned.
+/// `left`: elements from `at` to the end; `whole`: an aligned, whole vector.
 template <int kVec>
 AK_DEVICE void load_vector(float (&values)[kVec], const void* data, DType dtype, int64_t at, int64_t left, bool whole) {
   with_row_dtype(dtype, [&]<class T>(T) {

@@ -1,15 +1,15 @@
-// embedding_accumulate_: the gradient of an embedding. Equal indices lie side by side in `sorted`: a run, whose rows of
-// `grad` make one sum.
+// embedding_accumulate_: the gradient of an embedding. Equal indices are adjacent in `sorted`: a run, whose rows of
+// `grad` form one sum.
 //
-// Work: reads grad once, reads and writes the rows that occur: memory bandwidth is the limit. Plan: a block takes a
-// piece of the sorted entries and up to 8 columns a thread, fetches four rows before it adds the first, and keeps the
-// sum of a run in fp32 registers. A run inside a piece is finished there. One that crosses pieces leaves a partial sum
-// in each, and a second kernel adds those in order: a word that makes up a tenth of the text is no thread's burden, and
-// the order of all additions follows from the number of entries, without atomics, so the bits never change.
+// Work: reads grad once, reads and writes the rows that occur, so memory bandwidth is the limit. Plan: a block takes a
+// piece of the sorted entries and up to 8 columns a thread, loads four rows before it adds the first, and keeps the sum
+// of a run in fp32 registers. A run inside a piece is finished there. A run that crosses pieces leaves a partial sum in
+// each, and a second kernel adds those in order. So a word that makes up a tenth of the text burdens no single thread,
+// and the order of all additions depends on the number of entries alone, without atomics: the bits never change.
 //
-// Traps: of a run of three pieces the middle one is both begun before and continued behind. Entries of padding_idx are
-// many and must cost no read. An index of no row, which the CPU refuses, must not be followed.
-#include "embedding/accumulate.h"
+// Traps: in a run of three pieces the middle one both continues a run and is continued. Entries of padding_idx are many
+// and must cost no read. An index out of range, which the CPU refuses, must not be followed.
+#include "embedding/call.h"
 
 #include "base/half.h"
 #include "device/launch.cuh"
@@ -18,12 +18,12 @@
 namespace ak {
 namespace {
 
-constexpr int kEmbeddingWide = 8;  // columns of a thread where all rows are aligned; else 1
+constexpr int kEmbeddingWide = 8;  // columns a thread if all rows are aligned; else 1
 constexpr int kEmbeddingThreads = 128;
 constexpr int kNarrowThreads = 32;
-constexpr int kResidentThreads = 640;  // of an SM: more would have to spill
+constexpr int kResidentThreads = 640;  // an SM: more would spill
 
-/// Calls f(piece, first column) for the pieces and columns of this thread: a persistent grid over pieces and tiles.
+/// Calls f(piece, first column) for this thread's pieces and columns: a persistent grid over pieces and column tiles.
 template <int kThreads, int V, class F>
 AK_DEVICE void for_each_place(int64_t pieces, int64_t columns, F f) {
   const int64_t tiles = (columns + kThreads * V - 1) / (kThreads * V);
@@ -39,7 +39,7 @@ AK_DEVICE void add_to(float (&sum)[V], const Vec<T, V>& row) {
   for (int j = 0; j < V; j++) sum[j] += to_float(row[j]);
 }
 
-/// out[row] += sum, which is that of `count` entries.
+/// out[row] += the sum of `count` entries.
 template <class Out, int V>
 AK_DEVICE void finish_run(const EmbeddingAccumulate& p, int64_t row, int64_t column, const float (&sum)[V],
                           int64_t count) {
@@ -135,7 +135,7 @@ AK_DEVICE int64_t first_above(const EmbeddingAccumulate& p, int64_t low, int64_t
   return low;
 }
 
-/// Finishes the run that begins in a piece and goes on behind it, if there is one.
+/// Finishes the run that begins in a piece and continues behind it, if there is one.
 template <class Out, int V>
 AK_DEVICE void join_pieces(const EmbeddingAccumulate& p, const EmbeddingPieces& pieces, int64_t piece, int64_t column) {
   constexpr int kInFlight = 4;

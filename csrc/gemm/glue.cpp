@@ -13,9 +13,9 @@
 #include <tuple>
 #include <vector>
 
-#include "activation/arguments.h"
 #include "activation/formula.h"
-#include "base/gpu/call.h"
+#include "activation/name.h"
+#include "base/op_call.h"
 #include "gemm/column_sums.h"
 #include "gemm/operand.h"
 #include "gemm/phases.h"
@@ -80,7 +80,7 @@ struct Operand {
 // One call: its operands, and the problem that they make.
 struct Call {
   const char* op;
-  GpuCall gpu;
+  OpCall gpu;
   Operand a, b;
   DType half;
   GemmProblem problem{};
@@ -157,7 +157,7 @@ struct Call {
     problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
     problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
     const GemmRequest request = request_of(problem, output, half, batch_invariant);
-    GemmChip chip = chip_of(gpu.properties());
+    GemmChip chip = chip_of(gpu.target().properties());
     const auto launched = [&] {
       const GemmPlan plan = plan_gemm_once(request, chip);
       return half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
@@ -183,13 +183,10 @@ struct Call {
     problem.k = 8;
   }
 
-  std::optional<Tensor> partials;
-
   // For the parts of a split product; lives as long as the call.
   GemmScratch scratch(const GemmScratchSize& size) {
     if (size.partials == 0) return {};
-    partials = gpu.scratch(size.partials * 4);
-    GemmScratch parts{static_cast<float*>(partials->mutable_data_ptr()), gpu.counters(size.counters)};
+    GemmScratch parts{static_cast<float*>(gpu.scratch(size.partials * 4)), gpu.counters(size.counters)};
     parts.memset = gpu.counters_took_memset();
     return parts;
   }
@@ -199,8 +196,7 @@ struct Call {
   bool launch(const GemmPlan& plan, GemmOutput output) {
     const GemmPhases& phases = plan.phases;
     if (phases.count == 0) return product<T>(problem, plan, output);
-    const Tensor memory = gpu.scratch(static_cast<size_t>(phases.size(problem.m, problem.n)) * 4);
-    auto* const parts = static_cast<float*>(memory.mutable_data_ptr());
+    auto* const parts = static_cast<float*>(gpu.scratch(static_cast<size_t>(phases.size(problem.m, problem.n)) * 4));
     if (!product<T>(gemm_in_phases(problem, phases, parts), plan, GemmOutput::kFloat32)) return false;
     gpu.launch(gemm_add_phases<T>, problem, phases, parts, output == GemmOutput::kAccumulate);
     return true;
@@ -212,11 +208,9 @@ struct Call {
 #ifdef AK_HAS_SM90a
     if (plan.kernel == GemmKernel::kSm90) {
       const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
-      std::optional<Tensor> copies;
       if (const size_t bytes = gemm_repack_bytes(q)) {
-        copies = gpu.scratch(bytes);
         const GemmProblem lies = q;
-        q = gemm_repacked(lies, copies->mutable_data_ptr());
+        q = gemm_repacked(lies, gpu.scratch(bytes));
         gpu.launch(gemm_repack, lies, q);
       }
       const Status status = gpu.try_launch(gemm_sm90<T>, q, config, output, scratch(gemm_sm90_scratch(q, config)));
@@ -289,11 +283,8 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
     return {dz, sums};
   }
   e.preact = values;
-  std::optional<Tensor> partial_sums;
-  if (bias_grad) {
-    partial_sums = call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4);
-    e.column_sums = static_cast<float*>(partial_sums->mutable_data_ptr());
-  }
+  if (bias_grad)
+    e.column_sums = static_cast<float*>(call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4));
   call.problem.c = values_of(dz, dz.mutable_data_ptr());
   call.run(output_of(type));
   if (bias_grad) call.gpu.launch(gemm_column_sums, call.problem, static_cast<float*>(sums.mutable_data_ptr()));
@@ -325,7 +316,7 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
 }  // namespace
 }  // namespace ak
 
-AK_GPU_OPS(m) {
+AK_OPS(m) {
   m.impl("gemm", TORCH_BOX(&ak::gemm));
   m.impl("gemm_dact", TORCH_BOX(&ak::gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));

@@ -1,28 +1,28 @@
-// check_and_norm: reads every gradient once and answers two questions, is one of them inf or NaN, and how long is their
-// vector; for the whole list, or for each tensor.
+// check_and_norm: reads every gradient once and answers two questions: is one of them inf or NaN, and what is the norm,
+// of the whole list or of each tensor.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list. A thread has eight loads of 16
-// bytes in flight, all of its share of a chunk of 16-bit elements: 128 KB an SM at most, less in the mean, for
-// blocks wait and add in turn. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a microsecond
-// away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the largest
-// magnitude and the check in one. Within a chunk it adds squares in the gradient's precision (at least fp32), across
-// chunks in double, so that the error of the sum is that of a few additions, however long the list. Each block leaves a
-// partial result in a slot of its own; the block that finishes last joins the slots.
+// Plan: a persistent grid of four blocks an SM walks over the chunks of the whole list. A thread has eight loads of 16
+// bytes in flight, its whole share of a chunk of 16-bit elements: at most 128 KB an SM, less on average, since blocks
+// alternate between loads and additions. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a
+// microsecond away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the
+// largest magnitude and the check in one. Within a chunk it adds squares in the gradient's precision (at least fp32),
+// across chunks in double, so that the error of the sum is that of a few additions, however long the list. Each block
+// leaves a partial result in its slot; the block that finishes last reduces the slots.
 //
-// Per tensor: block b takes the chunks b, b + G, b + 2G, ... of a grid of G blocks, so it meets a tensor's chunks one
-// right after the other. It leaves one partial result per tensor it met, when it moves on, in the slot of the first
-// chunk it had of it. These are the first min(chunks, G) slots of the tensor, side by side: at most 12 bytes written
-// and read for a chunk of 32 KB, and no counters. A second, small kernel joins them, one warp a tensor.
+// Per tensor: block b of a grid of G blocks takes the chunks b, b + G, b + 2G, ..., so it meets a tensor's chunks one
+// right after the other. When it moves on to another tensor, it leaves a partial result in the slot of the first chunk
+// that it had of the last one. These are the first min(chunks, G) slots of the tensor, side by side: at most 12 bytes
+// written and read for a chunk of 32 KB, and no counters. A second, small kernel reduces them, one warp a tensor.
 //
-// Traps: the check looks at each *unscaled* element and never at the sum, which may overflow on finite gradients.
-// Nothing is added with atomics: their order changes from run to run, and with it the last bits of the norm and of
-// every weight after the clip. Squares of values below 2^-63 lose bits in fp32, below 2^-75 they vanish. Products in
-// double would cure that, but a conversion and an fma in double per element run at 2 a cycle and SM where there are few
-// such units (compute capability 7.5, 8.6, 8.9, 12.0), and that is slower than memory delivers 16-bit gradients. So a
-// thread whose share of a chunk has a small sum reads this share once more, multiplied by a power of two: the loop is
-// the same, the bytes are in L2, and shares that are all zero, the frequent small ones, are told apart by their peak.
-#include "gradients/check_and_norm.h"
+// Traps: the check looks at each *unscaled* element and never at the sum, which may overflow on finite gradients. No
+// sum uses atomics: their order changes from run to run, and with it the last bits of the norm and of every weight
+// after the clip. Squares of values below 2^-63 lose bits in fp32, below 2^-75 they vanish. Products in double would
+// cure that, but a conversion and an fma in double per element run at 2 a cycle and SM on chips with few such units
+// (compute capability 7.5, 8.6, 8.9, 12.0), slower than memory delivers 16-bit gradients. So a thread whose share of a
+// chunk has a small sum reads this share once more, multiplied by a power of two: the loop is the same and the bytes
+// are in L2. Shares that are all zero, the frequent small ones, are recognized by their peak.
+#include "gradients/list.h"
 
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"
@@ -52,7 +52,7 @@ struct Larger {
   }
 };
 
-/// What was found in some of the elements, kept by a thread or a block.
+/// The result for some of the elements, kept by a thread or a block.
 struct Found {
   double sum = 0;  ///< of squares
   uint32_t peak = 0;
@@ -96,7 +96,7 @@ AK_DEVICE void add_chunk(const Args& args, const TensorChunk& chunk, float inv_s
   });
 }
 
-/// What all threads of the block found.
+/// The result of all threads of the block.
 template <int kThreads>
 AK_DEVICE Found block_total(Found found) {
   return {block_sum<kThreads>(found.sum), block_reduce<kThreads>(found.peak, Larger{})};
@@ -106,7 +106,7 @@ AK_DEVICE float load_inverse_scale(const float* grad_scale) {
   return grad_scale == nullptr ? 1.0f : inverse_scale(load(grad_scale));
 }
 
-/// Where partial results lie.
+/// The partial results.
 struct NormSlots {
   double* sum;
   uint32_t* peak;
@@ -126,7 +126,7 @@ AK_DEVICE void add_slot(Found& found, const NormSlots& slots, uint32_t slot) {
   found.peak = Larger{}(found.peak, load(slots.peak + slot));
 }
 
-/// Where results go.
+/// The destinations of the results.
 struct NormResults {
   float* norm;
   float* found_inf;
@@ -140,7 +140,7 @@ AK_DEVICE void store_result(const NormResults& results, int position, const Foun
 
 // ---- the whole list ----
 
-/// One of the launches of a list, and how their blocks find each other.
+/// One of the launches of a list, and the counter that their blocks share.
 struct NormLaunch {
   int number, launches;
   uint32_t* blocks_done;
@@ -197,7 +197,7 @@ per_tensor_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, const flo
   }
 }
 
-/// One warp a tensor. `blocks`: the grid that left the partial results.
+/// One warp a tensor. `blocks`: the grid size of the kernel that left the partial results.
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, 1)
 per_tensor_finish_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int blocks, AK_PARAM(NormResults) results) {

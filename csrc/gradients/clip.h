@@ -1,4 +1,4 @@
-// What happens to a gradient before an optimizer sees it: unscale, test, clip.
+// A gradient on its way to the optimizer: unscaled, tested, clipped.
 //
 // Source of the clip factor: torch.nn.utils.clip_grad_norm_ (min(1, max_norm / (norm + 1e-6))); of the inverse scale:
 // torch.amp.GradScaler (the reciprocal is taken in double and rounded once).
@@ -10,8 +10,8 @@ namespace ak {
 
 AK_HD float inverse_scale(float scale) { return static_cast<float>(div(1.0, static_cast<double>(scale))); }
 
-// The value whose finiteness decides a skip and whose square enters the norm. The unscaled one: with a scale below one
-// a finite scaled gradient can be an infinite gradient.
+// Its finiteness decides a skip and its square enters the norm. It is the unscaled value: with a scale below one a
+// finite scaled gradient can be an infinite gradient.
 AK_HD float unscale(float grad, float inv_scale) { return grad * inv_scale; }
 AK_HD double unscale(double grad, float inv_scale) { return grad * static_cast<double>(inv_scale); }
 
@@ -21,7 +21,7 @@ AK_HD float clip_factor(float sum_sq, float max_norm) {
   return ratio > 1.0f ? 1.0f : ratio;
 }
 
-// The gradient as the update uses it: rounded after the unscaling, so that it is the tested value that is clipped.
+// The gradient of the update: rounded after the unscaling, so that the tested value is the clipped one.
 AK_HD float effective_grad(float grad, float inv_scale, float clip) { return unscale(grad, inv_scale) * clip; }
 
 // A skip is any positive value: torch sums the flags of devices and ranks, so 2.0 occurs.

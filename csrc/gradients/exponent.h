@@ -1,4 +1,4 @@
-// Which of the bins of an exponent histogram a value is in.
+// The bins of an exponent histogram.
 #pragma once
 
 #include "base/config.h"
@@ -12,8 +12,8 @@ inline constexpr int kInfinityBin = 278;
 inline constexpr int kNanBin = 279;
 inline constexpr int kExponentBins = 280;
 
-// `magnitude`: the bits of |x|. A subnormal is an integer below 2^23 in units of 2^-149, and so exact as an fp32
-// number, whose exponent then is that of the integer.
+// `magnitude`: the bits of |x|. A subnormal is an integer below 2^23 in units of 2^-149, so it is exact as an fp32
+// number, whose exponent is then that of the integer.
 AK_HD uint32_t exponent_bin(uint32_t magnitude) {
   const uint32_t exponent = magnitude >> 23;
   const uint32_t of_subnormal = (bits_of(static_cast<float>(static_cast<int32_t>(magnitude))) >> 23) - 126;

@@ -1,17 +1,17 @@
 // exponent_histogram: counts for each tensor how many of its values lie in each power of two, and how many are zero,
 // infinite or NaN.
 //
-// Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a bin by a few integer instructions, and one increment of a
-// counter in shared memory. Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list in
-// 16-byte accesses. A block counts in shared memory as long as it stays with a tensor, which with chunks b, b + G, ...
-// of a grid of G it does for all its chunks of that tensor, and then adds its counters to the tensor's. Counts are
+// Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a few integer instructions for its bin, and one increment
+// of a counter in shared memory. Plan: a persistent grid of four blocks an SM walks over the chunks of the whole list
+// in 16-byte accesses. A block counts in shared memory while it stays with a tensor, which with chunks b, b + G, ... of
+// a grid of G it does for all its chunks of that tensor, and then adds its counters to the tensor's. Counts are
 // integers, so the order of the atomics does not show in the result.
 //
-// Traps: values of a tensor share a dozen exponents, so most threads of a warp increment the same counter. The compiler
-// makes an increment by one whose old value nobody reads an instruction of its own (ATOMS.POPC.INC), which adds up the
-// threads of a warp that hit one address. A counter of a block is 32 bits wide: enough for a tensor of 2^32 elements a
-// block, more than a GPU holds.
-#include "gradients/exponent_histogram.h"
+// Traps: values of a tensor share a dozen exponents, so most threads of a warp increment the same counter. An increment
+// by one whose old value is unused compiles to an instruction of its own (ATOMS.POPC.INC), which adds up the threads of
+// a warp that hit one address. A block's counters are 32 bits wide: enough for 2^32 elements of a tensor a block, more
+// than a GPU holds.
+#include "gradients/list.h"
 
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"

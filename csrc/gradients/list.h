@@ -1,4 +1,4 @@
-// Lists of gradients for the kernels that look at each element once: what they are made of, and how many fit a launch.
+// Lists of gradients as kernel arguments, for the kernels that read each element once.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,17 +6,9 @@
 
 #include "base/tensor_list.h"
 #include "device/tensor_list.cuh"
+#include "gradients/call.h"
 
 namespace ak {
-
-template <class Void>  // void or const void
-struct GradRefTo {
-  Void* data;  // aligned to its element; elements in memory order
-  int64_t numel;
-  DType dtype;
-};
-using GradRef = GradRefTo<const void>;
-using MutableGradRef = GradRefTo<void>;
 
 /// The gradients of one launch.
 template <class Void, int N>
@@ -38,7 +30,7 @@ inline constexpr int kShortGradListTensors = 188;
 static_assert(sizeof(GradListArgs<void, kShortGradListTensors>) + 128 <= kFewArgumentBytes,
               "a short list and the other arguments must fit a launch of few bytes");
 
-/// f<Args>() with the GradListArgs that the package ships for a list of this length. Results are the same with both.
+/// f<Args>() with the GradListArgs for a list of this length. Results are the same with both.
 template <class Void, class F>
 auto with_grad_list(std::span<const GradRefTo<Void>> grads, F f) {
   using Short = GradListArgs<Void, kShortGradListTensors>;
@@ -46,7 +38,7 @@ auto with_grad_list(std::span<const GradRefTo<Void>> grads, F f) {
   return f.template operator()<GradListArgs<Void, kGradListTensors>>();
 }
 
-/// The same with their places in the whole list, empty tensors included.
+/// Also holds their positions in the whole list, empty tensors included.
 template <class Void, int N>
 struct PlacedGradListArgs : GradListArgs<Void, N> {
   int32_t position[N];

@@ -1,10 +1,10 @@
-// How the loss scale moves after a step: torch.amp.GradScaler's rule with Megatron-LM's bounds and hysteresis, and
+// The loss scale's update after a step: torch.amp.GradScaler's rule with Megatron-LM's bounds and hysteresis, and
 // DeepSpeed's choice of what the hysteresis counts.
 //
-// A step with a non-finite gradient halves the scale (backoff_factor) once `hysteresis` of them have come since the
-// scale last grew, or in a row if `consecutive`; growth_interval steps without one double it (growth_factor), unless
-// the product is not finite. With min_scale 0, max_scale inf and hysteresis 1 this is torch's rule to the bit. Products
-// are formed in double, as torch does.
+// A step with a non-finite gradient halves the scale (backoff_factor) after `hysteresis` of them since the scale last
+// grew, or in a row if `consecutive`; growth_interval steps without one double it (growth_factor), unless the product
+// is not finite. With min_scale 0, max_scale inf and hysteresis 1 this is torch's rule to the bit. Products are formed
+// in double, as torch does.
 #pragma once
 
 #include "base/config.h"
@@ -25,7 +25,7 @@ struct LossScale {
   int32_t hysteresis_tracker;  // overflows still tolerated before the scale backs off
 };
 
-/// How many iterations had an overflow: in all, and the last ones in a row.
+/// The number of iterations with an overflow: in all, and the last ones in a row.
 AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? before + 1 : before; }
 AK_HD int64_t count_consecutive_skips(int64_t before, bool overflow) { return overflow ? before + 1 : 0; }
 

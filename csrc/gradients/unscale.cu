@@ -1,15 +1,15 @@
-// unscale_: multiplies every gradient by the inverse loss scale where it lies, and tells whether one of them is now inf
-// or NaN.
+// unscale_: multiplies every gradient by the inverse loss scale in place, and reports whether one of them is now inf or
+// NaN.
 //
-// Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once, and a multiplication: memory
-// bandwidth is the limit. Plan: a persistent grid of four blocks per SM walks over the chunks of the whole list in
-// 16-byte accesses, four of them in flight a thread; each thread remembers whether all its results are finite and
-// reports at its end. Traps: what counts is the stored value, for a product that fits fp32 may still overflow fp16. The
-// flag is shared with other checks, so it is set and never cleared; many threads may set it, each to the same 1.
+// Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once, and a multiplication, so memory
+// bandwidth is the limit. Plan: a persistent grid of four blocks an SM walks over the chunks of the whole list in
+// 16-byte accesses, four of them in flight a thread; each thread tracks whether all its results are finite and reports
+// at its end. Traps: the stored value is tested, since a product that fits fp32 may still overflow fp16. The flag is
+// shared with other checks, so it is set and never cleared; many threads may set it, each to the same 1.
 //
-// Without a flag it is what a backward multiplies gradients by that its forward has made: a factor that the host does
-// not know, and that is 1 in most steps. Then every thread reads it and is done.
-#include "gradients/unscale.h"
+// Without a flag a backward uses it to multiply gradients that its forward has made: by a factor that the host does not
+// know and that is 1 in most steps. Every thread then reads the factor and returns.
+#include "gradients/list.h"
 
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"

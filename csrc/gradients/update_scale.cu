@@ -1,10 +1,10 @@
-// update_scale_: looks at every check's found_inf, moves the loss scale and counts skips, one warp in one launch.
+// update_scale_: reads every check's found_inf, moves the loss scale and counts skips, with one warp in one launch.
 //
-// Work: some bytes; what costs is the launch. There is one flag per optimizer, so a launch takes few and its arguments
-// stay small; a longer list takes a chain of launches, each of which hands on whether it or one before it has seen an
-// overflow, and only the last one touches the scale. Trap: flags are tested one by one and never added up, where a -1
+// Work: a few bytes; the launch is the cost. There is one flag per optimizer, so a launch takes few and its arguments
+// stay small; a longer list takes a chain of launches, each of which passes on whether it or an earlier one has seen an
+// overflow, and only the last one changes the scale. Trap: flags are tested one by one and never added up, where a -1
 // or a NaN could hide an overflow.
-#include "gradients/update_scale.h"
+#include "gradients/call.h"
 
 #include <algorithm>
 

@@ -1,22 +1,21 @@
-// cross_entropy_rows_ on the CPU: losses of rows of logits and, on request, their gradients, which may take the place
-// of the logits. A thread works on a row at a time, or on several short ones, widened to fp32 into memory of its own,
-// which fits into the L2 cache: so the logits are read once and each exponential is computed once.
+// cross_entropy_rows_ on the CPU: the losses of rows of logits and, on request, their gradients, which may overwrite
+// the logits. A thread takes a row, or several short ones, widened to fp32 in a buffer that fits the L2 cache: the
+// logits are read once and each exponential is computed once.
 //
 // Sums go over kLanes lanes within a tile, then over tiles in order: the same bits for any number of threads and rows.
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 
-#include "base/cpu/arguments.h"
 #include "base/cpu/row_tiles.h"
 #include "base/cpu/tile.h"
-#include "loss/arguments.h"
-#include "loss/cpu_call.h"
+#include "loss/call.h"
 #include "softmax/cpu_exp_sums.h"
 
 namespace ak {
 namespace {
 
-constexpr const char* kOp = "cross_entropy_rows_";
-// c_j of probabilities, or the part of it that smoothing gives each class, for a tile.
+// c_j of a tile of probabilities.
 AK_SIMD_CLONES void soft_span(const float* __restrict y, const CrossEntropyTerms& terms, float* __restrict c,
                               int64_t n) {
   const float own = terms.own, shared = terms.shared;
@@ -52,39 +51,27 @@ AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, const 
   map_lanes(n, grad, gradient, e, c);
 }
 
-struct Problem {
-  CrossEntropyShape shape;
-  CrossEntropyTerms terms;
-  ScalarType logits_dtype;
-  const void* target;
-  ScalarType target_dtype;
-  const float* weight;
-  const float* factor;
-  int64_t factor_stride, ignore_index;
-  float* loss;
-};
-
-// How many rows are worked on together: of few classes so many that what a block costs, its calls and the latency of
-// its logarithms, is little beside its exponentials.
+// The rows of a block: with few classes enough rows that the calls and the latency of logarithms, paid once a block,
+// are small beside its exponentials.
 constexpr int64_t kMostRows = 64, kBlock = 4 * kTile;
 int64_t rows_of_block(int64_t classes) { return std::clamp<int64_t>(kBlock / classes, 1, kMostRows); }
 using OfRows = float[kMostRows];
 
-// What one read of the rows of a block finds (loss/formula.h).
+// CrossEntropySums (loss/formula.h) of the rows of a block.
 struct BlockSums {
   OfRows largest, sum_exp, total, moved, row;
 
-  // Ones behind the rows, to the end of a vector: what else is there may be subnormal numbers, which take time.
+  // Fills the last vector with ones behind the rows: leftovers may be subnormal numbers, which are slow.
   void fill_from(int64_t rows) {
     for (float* of : {largest, sum_exp, total, moved, row})
       std::fill(of + rows, of + (rows + kFloats - 1) / kFloats * kFloats, 1.0f);
   }
 };
 
-// The rows of a block that count: where their logits are, and how many they are.
+// The rows of a block that are not ignored.
 struct BlockRows {
   const float* x[kMostRows];
-  float* e;  // memory for their exponentials, which may be where the logits are
+  float* e;  // a buffer for their exponentials, which may hold the logits
   int64_t index[kMostRows];
   int64_t count = 0, classes;
 };
@@ -95,7 +82,7 @@ void largest_of_rows(const BlockRows& rows, float* largest) {
     join_rows(count, largest, of_row, Larger{});
   });
 }
-// Rows of several tiles add them in order.
+// A row of several tiles adds them in order.
 template <bool kKeeps>
 void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
   with_lanes([=, x = rows.x, e = rows.e, count = rows.count, n = rows.classes]<typename Floats>() AK_ALWAYS_INLINE {
@@ -114,7 +101,7 @@ void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
     }
   });
 }
-// By vectors, those of the last one without a row too.
+// By whole vectors, including the lanes of the last one that have no row.
 AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums& sums, int64_t rows, float* loss,
                                 float* slope) {
   const CrossEntropyTerms of = terms;
@@ -129,31 +116,31 @@ AK_SIMD_CLONES void finish_rows(const CrossEntropyTerms& terms, const BlockSums&
   }
 }
 
-// At most rows_of_block(classes) rows from `first` on. `e`: memory for all of their classes; fp32 logits are read where
-// they are.
+// At most rows_of_block(classes) rows from `first` on. `e`: a buffer for all of their classes; fp32 logits are read in
+// place.
 template <typename T>
-void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logits, T* grad, float* e) {
+void block_of_rows(const CrossEntropyRows& p, int64_t first, int64_t count, const T* logits, T* grad, float* e) {
   constexpr bool kIsFloat = std::is_same_v<T, float>;
-  const int64_t classes = p.shape.classes;
-  const bool soft = p.shape.soft, spread = soft || p.terms.shared != 0.0f;  // whether more than one c_j is not zero
+  const int64_t classes = p.classes;
+  const bool soft = p.soft, spread = soft || p.terms.shared != 0.0f;  // more than one c_j is not zero
   BlockRows rows;
   rows.e = e;
   rows.classes = classes;
-  // 16-bit rows that lie one behind the other are widened together.
-  const bool dense = p.shape.logits_stride == classes && classes <= kTile;
+  // Adjacent 16-bit rows are widened together.
+  const bool dense = p.logits_stride == classes && classes <= kTile;
   int64_t wide = 0;
   const auto widen = [&](int64_t end) {  // the rows of the block from `wide` on, which are adjacent
     if (wide < end)
-      load_tile(logits + rows.index[wide] * classes, p.logits_dtype, 0, (end - wide) * classes, e + wide * classes);
+      load_tile(logits + rows.index[wide] * classes, p.type, 0, (end - wide) * classes, e + wide * classes);
     wide = end;
   };
   const int64_t *const targets = soft ? nullptr : static_cast<const int64_t*>(p.target), ignored = p.ignore_index;
-  const int64_t stride = p.shape.logits_stride, target_stride = p.shape.target_stride;
+  const int64_t stride = p.logits_stride, target_stride = p.target_stride;
   int64_t kept = 0;
   for (int64_t row = first; row < first + count; ++row) {
-    if (targets && targets[row * target_stride] == ignored) {  // whatever the row holds
+    if (targets && targets[row * target_stride] == ignored) {  // whatever values the row has
       p.loss[row] = 0.0f;
-      if (grad) std::fill_n(grad + row * p.shape.grad_stride, classes, T{});
+      if (grad) std::fill_n(grad + row * p.grad_stride, classes, T{});
       if (dense && !kIsFloat) widen(kept);
       continue;
     }
@@ -163,7 +150,7 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
       rows.x[kept] = from;
     } else {
       rows.x[kept] = own;
-      if (!dense) load_tile(from, p.logits_dtype, 0, classes, own);
+      if (!dense) load_tile(from, p.type, 0, classes, own);
     }
     rows.index[kept++] = row;
   }
@@ -176,7 +163,7 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
   alignas(64) float buffer[kTile], c[kTile];
   const auto spread_tile = [&](int64_t row, int64_t at, int64_t n) {  // c_j without the target's own part
     if (soft) {
-      soft_span(load_tile(p.target, p.target_dtype, row * p.shape.target_stride + at, n, buffer), p.terms, c, n);
+      soft_span(load_tile(p.target, p.target_type, row * p.target_stride + at, n, buffer), p.terms, c, n);
     } else {
       fill_span(p.terms.shared, c, n);
     }
@@ -209,7 +196,7 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
   for (int64_t k = 0; k < rows.count; ++k) p.loss[rows.index[k]] = loss[k];
   for (int64_t k = 0; grad && k < rows.count; ++k) {
     const int64_t row = rows.index[k];
-    T* const to = grad + row * p.shape.grad_stride;
+    T* const to = grad + row * p.grad_stride;
     const float* const exponentials = rows.e + k * classes;
     const float factor = p.factor[row * p.factor_stride], slope = factor * slopes[k];
     for (int64_t at = 0; at < classes; at += kTile) {
@@ -232,69 +219,21 @@ void block_of_rows(const Problem& p, int64_t first, int64_t count, const T* logi
 }
 
 template <typename T>
-void run(const Problem& p, const void* logits, void* grad) {
-  const int64_t classes = p.shape.classes, block = rows_of_block(classes);
-  torch::stable::parallel_for(0, p.shape.rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
+void run(const CrossEntropyRows& p) {
+  const int64_t classes = p.classes, block = rows_of_block(classes);
+  torch::stable::parallel_for(0, p.rows, std::max<int64_t>(1, 32768 / classes), [&](int64_t begin, int64_t end) {
     RowBuffer e(std::min(block, end - begin) * classes);
     for (int64_t row = begin; row < end; row += block)
-      block_of_rows<T>(p, row, std::min(block, end - row), static_cast<const T*>(logits), static_cast<T*>(grad),
+      block_of_rows<T>(p, row, std::min(block, end - row), static_cast<const T*>(p.logits), static_cast<T*>(p.grad),
                        e.get());
   });
 }
 
-void run(const Problem& p, const void* logits, void* grad) {
-  with_dtype(p.logits_dtype, [&]<typename T>(T) { run<T>(p, logits, grad); });
-}
-
-void check_classes(const Tensor& target, int64_t classes, int64_t ignore_index) {
-  const int64_t* values = static_cast<const int64_t*>(target.const_data_ptr());
-  for (int64_t row = 0; row < target.size(0); ++row) {
-    const int64_t value = values[row * target.stride(0)];
-    AK_CHECK((value >= 0 && value < classes) || value == ignore_index, kOp, ": target[", row, "] is ", value,
-             "; accepted: 0 to ", classes - 1, ", and ignore_index, ", ignore_index);
-  }
-}
-
-void cross_entropy_rows(const Tensor& logits, const Tensor& target, std::optional<Tensor> weight,
-                        std::optional<Tensor> factor, Tensor loss, std::optional<Tensor> grad, int64_t ignore_index,
-                        double label_smoothing, double z_loss) {
-  const CrossEntropyShape shape = check_cross_entropy(kOp, logits, target, weight, factor, loss, grad);
-  for (const auto& [name, t] : {std::pair{"logits", &logits}, {"target", &target}, {"loss", &std::as_const(loss)}})
-    check_cpu(kOp, {name}, *t);
-  if (weight) check_cpu(kOp, {"weight"}, *weight);
-  if (factor) check_cpu(kOp, {"factor"}, *factor);
-  if (grad) check_cpu(kOp, {"grad"}, *grad);
-  if (!shape.soft) check_classes(target, shape.classes, ignore_index);
-  const Problem problem{shape,
-                        cross_entropy_terms(label_smoothing, z_loss, shape.classes),
-                        logits.scalar_type(),
-                        target.const_data_ptr(),
-                        target.scalar_type(),
-                        weight ? static_cast<const float*>(weight->const_data_ptr()) : nullptr,
-                        factor ? static_cast<const float*>(factor->const_data_ptr()) : nullptr,
-                        factor ? factor->stride(0) : 0,
-                        ignore_index,
-                        static_cast<float*>(loss.mutable_data_ptr())};
-  run(problem, logits.const_data_ptr(), grad ? grad->mutable_data_ptr() : nullptr);
-}
-
 }  // namespace
 
-void cross_entropy_call(const CrossEntropyCall& call) {
-  const Problem problem{
-      {call.rows, call.classes, call.logits_stride, call.target_stride, /*grad_stride=*/call.classes, /*soft=*/false},
-      cross_entropy_terms(call.label_smoothing, call.z_loss, call.classes),
-      call.logits_type,
-      call.target,
-      ScalarType::Long,
-      /*weight=*/nullptr,
-      &call.factor,
-      /*factor_stride=*/0,
-      call.ignore_index,
-      call.loss};
-  run(problem, call.logits, call.grad);
+AK_EXPORT Status cross_entropy_rows(const CrossEntropyRows& call, Stream) {
+  with_narrow_dtype(call.type, [&]<typename T>(T) { run<T>(call); });
+  return {};
 }
 
 }  // namespace ak
-
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("cross_entropy_rows_", TORCH_BOX(&ak::cross_entropy_rows)); }

@@ -1,27 +1,29 @@
-// cross_entropy_rows: the loss of every row of logits and, on request, its gradient, which may replace the logits.
+// cross_entropy_rows: the loss of every row of logits and, on request, its gradient, which may overwrite the logits.
 //
-// Work: memory bandwidth. The least is one read and one write of the logits; an element needs two exponentials, which
-// the special function unit computes at 16 a cycle and SM: 4 bytes an element and 3 TB/s leave it a third idle, while
-// the polynomial of base/ would be the limit. Plan: softmax's. Aligned rows of up to 8,192 classes are in the
-// registers of a team, a warp or 4 or 16, and read once; an element needs one exponential. cp.async brings the next
-// rows: 16 to 64 KB an SM are on their way of 16-bit rows of 128 classes and more, where 4.25 TB/s of reads and writes
-// need some 13 KB of reads.
-// All other rows, as those of 50,257 classes, of which one in eight begins at a 16-byte boundary, go by way of shared
-// memory: row_pieces.cuh, words of 16 bytes and one order of sums wherever a row begins. In the first walk every thread
-// takes columns one by one, and keeps the largest logit of its share and the sum of exponentials relative to it,
-// rescaled when a larger one comes (Milakov and Gimelshein, arXiv:1805.02867), and of smoothing and probabilities what
-// they weigh, moved likewise; the second, in which no sum depends on an order, takes the row's words and writes those
-// of the gradient. Rows of 16 bits and up to 58,000 classes are read once, longer ones again from L2. 512 threads share
-// a row: twice as many would each execute once more what a row needs beside its columns. Followed through the machine
-// code (tests/build), a bf16 logit of GPT-2 takes 23.5 instructions of a thread: 15.5 in the two walks, 0.5 in what
-// batches of 8 leave of 98 columns a thread, 1.5 in copies, 6 as its share of what a row needs once.
-// Beside 4 bytes at a copy's rate an SM of the H200 issues some 25, of which 16 warps alone, for whose row there is
-// room, reach 60 to 70 % in the model of norm_forward.cu: a prediction of two thirds to three quarters of that rate,
-// not measured.
+// Work: memory bandwidth is the limit. The minimum is one read and one write of the logits. An element needs two
+// exponentials; at 4 bytes an element and 3 TB/s the special function unit, 16 a cycle and SM, is a third idle, while
+// the polynomial of base/ would be the limit.
+//
+// Plan, as for softmax. Aligned rows of up to 8,192 classes are read once into the registers of a team, a warp or 4 or
+// 16; an element then needs one exponential. cp.async prefetches the next rows: 16 to 64 KB an SM in flight for 16-bit
+// rows of 128 classes and more, where 4.25 TB/s of reads and writes need some 13 KB of reads in flight.
+//
+// All other rows, such as those of 50,257 classes, of which one in eight begins at a 16-byte boundary, are staged
+// through shared memory (row_pieces.cuh) in words of 16 bytes, and the order of sums does not depend on where a row
+// begins. In the first pass every thread takes columns one by one and keeps the maximum logit of its share, the sum of
+// exponentials relative to it, rescaled whenever the maximum grows (Milakov and Gimelshein, arXiv:1805.02867), and for
+// smoothing and probabilities the sums of the coefficients, shifted likewise. The second pass, whose results depend on
+// no order, reads the row's words and writes those of the gradient. 16-bit rows of up to 58,000 classes are read once,
+// longer ones again from L2. 512 threads share a row: with twice as many, each would execute the per-row work again.
+//
+// Counted in SASS (tests/build), a bf16 logit of GPT-2 takes 23.5 instructions of a thread: 15.5 in the two passes, 0.5
+// because batches of 8 do not divide 98 columns a thread, 1.5 in copies, 6 as its share of the per-row work. At a
+// copy's rate of 4 bytes an element an SM of the H200 issues some 25. Only one row fits, so 16 warps reach 60 to 70 %
+// of that in the model of norm/forward.cu: a prediction of two thirds to three quarters of a copy's rate, not measured.
 //
 // Traps: a thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in
-// torch. What an ignored row holds must not count; the second kernel reads no word of it.
-#include "loss/cross_entropy.h"
+// torch. The values of an ignored row must not count; the second kernel reads no word of it.
+#include "loss/call.h"
 
 #include <cmath>
 
@@ -34,7 +36,7 @@
 namespace ak {
 namespace {
 
-/// Whether a row with this class has a loss. Where not, loss and gradient are 0, or NaN for a class that is none.
+/// Whether a row with this target has a loss. If not, loss and gradient are 0, or NaN for a class out of range.
 AK_DEVICE bool counts(const CrossEntropyRows& p, int64_t target) {
   return target != p.ignore_index && target >= 0 && target < p.classes;
 }
@@ -46,7 +48,7 @@ AK_DEVICE int64_t target_of(const CrossEntropyRows& p, int64_t row) {
   return load(static_cast<const int64_t*>(p.target) + row * p.target_stride);
 }
 
-/// The logits and, of soft targets, the probabilities. Of an ignored row only the few elements beside its whole words
+/// The logits and, for soft targets, the probabilities. Of an ignored row only the few elements outside its whole words
 /// are read.
 struct LogitPieces {
   const CrossEntropyRows& p;
@@ -57,8 +59,8 @@ struct LogitPieces {
   AK_DEVICE bool reads(int64_t row) const { return p.soft || counts(p, target_of(p, row)); }
 };
 
-/// Of a thread's share of the coefficients c: their sum, and that of c (x - base), where the base changes with the
-/// largest logit so far. All terms are of one sign, so that the changes cancel nothing.
+/// The sums of c and of c (x - base) over a thread's share of the coefficients c. The base follows the running maximum
+/// of the logits. All terms have one sign, so rebasing cancels nothing.
 struct RunningMean {
   float total = 0.0f, moved = 0.0f;
 
@@ -72,7 +74,7 @@ struct RunningMean {
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
 cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) shape) {
-  const bool spread = p.soft || p.terms.shared != 0.0f;  // whether more than one class has a coefficient
+  const bool spread = p.soft || p.terms.shared != 0.0f;  // more than one class has a coefficient
   RowPieces<kThreads, 2, LogitPieces> pieces({bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.rows,
                                              p.classes, shape, {p}, p.grad != nullptr);
   AK_NO_UNROLL
@@ -84,7 +86,7 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
     CrossEntropySums sums{};
     sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
 
-    float v[kBatch], c[kBatch];  // c: the coefficients, without what the target's class has of its own
+    float v[kBatch], c[kBatch];  // c: the coefficients without the target's own part
     const auto read_coefficients = [&](auto batch, int begin) {
       AK_UNROLL
       for (int j = 0; j < batch.kCount; j++) c[j] = 0.0f;
@@ -118,7 +120,7 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
       });
     });
     const float factor = p.grad != nullptr ? load(p.factor + row * p.factor_stride) : 0.0f;
-    const float own = p.terms.own * sums.row;  // of the target's class
+    const float own = p.terms.own * sums.row;  // part of the target's class
     if (counted) {
       sums.largest = pieces.reduce(running.largest, max_number);
       sums.sum_exp = pieces.sum(running.relative_to(sums.largest));
@@ -139,7 +141,7 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
     const float slope = factor * result.slope;
     float at_target = slope * exp_above(target_logit, sums.largest);
     at_target = fma(-factor, own, fma(-factor, p.terms.shared * sums.row, at_target));
-    const bool apart = spread && (p.soft || p.weight != nullptr);  // whether columns have coefficients of their own
+    const bool apart = spread && (p.soft || p.weight != nullptr);  // each column has its own coefficient
     const float same = spread && !apart ? -factor * p.terms.shared : 0.0f;
     pieces.for_each_piece(true, [&](int begin) {
       with_row_dtype(p.type, [&]<class T>(T) {
@@ -171,15 +173,15 @@ AK_HD RingMatrix probabilities_of(const CrossEntropyRows& p) {
   return {p.soft ? p.target : nullptr, p.target_type, p.target_stride};
 }
 
-/// Short rows: a team keeps one in registers, first the logits, then their exponentials.
+/// Short rows: a team keeps a row in registers, first the logits, then their exponentials.
 template <class Team>
 AK_KERNEL(kWarpThreads* three_row_warps(Team::kColumns), 1)
 cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
-  const bool spread = p.soft || p.terms.shared != 0.0f;  // whether more than one class has a coefficient
+  const bool spread = p.soft || p.terms.shared != 0.0f;  // more than one class has a coefficient
   RowRing<Team, 2> ring({logits_of(p), probabilities_of(p)}, p.rows, p.classes, teams);
   int64_t next_target = 0;
-  float next_factor = 0.0f;  // of the next row: loaded a row ahead
+  float next_factor = 0.0f;  // of the next row, loaded a row ahead
   const auto load_ahead = [&](int64_t row) {
     if (row >= p.rows) return;
     if (!p.soft) next_target = target_of(p, row);
@@ -197,7 +199,7 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
     sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
     const float own = column >= 0 ? p.terms.own * sums.row : 0.0f;
 
-    float v[kColumns], c[kColumns] = {};  // c: the coefficients, without what the target's class has of its own
+    float v[kColumns], c[kColumns] = {};  // c: the coefficients without the target's own part
     ring.wait();
     ring.read(v, 0, -HUGE_VALF);
     if (p.soft) ring.read(c, 1);
@@ -220,7 +222,7 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
     ring.reduce(largest, max_number);
     sums.largest = largest[0];
     if (spread) {
-      float coefficients[2] = {};  // their sum, and that of their products with the logits
+      float coefficients[2] = {};  // sums of the coefficients and of their products with logits
       for_each_held<kThreads, kRingVec, kColumns>(p.classes, [&](int held, int) {
         AK_UNROLL
         for (int j = held; j < held + kRingVec; j++) {
@@ -270,7 +272,7 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
   ring.finish();
 }
 
-/// Whether its vectors are those of the rows.
+/// Whether a ring can read and write the rows in vectors.
 bool ring_takes(const CrossEntropyRows& p) {
   const auto aligned = [&](const void* data, int64_t stride) {
     return rows_aligned(data, p.classes) && (p.rows == 1 || stride % kWideRow == 0);

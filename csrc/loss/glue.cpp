@@ -1,45 +1,89 @@
-// cross_entropy_rows_ on a GPU: checks, launch of loss/cross_entropy.cu.
-#include "loss/cross_entropy.h"
-
-#include "base/gpu/call.h"
-#include "loss/arguments.h"
+// cross_entropy_rows_: from the schema to loss/call.h.
+#include "base/op_call.h"
+#include "loss/call.h"
 
 namespace ak {
 namespace {
 
-constexpr int64_t kMaxClasses = int64_t{1} << 30;
+bool has_adjacent_columns(const Tensor& t) { return t.numel() == 0 || t.size(1) == 1 || t.stride(1) == 1; }
+
+const float* vector(OpCall& call, ArgName name, const Tensor& t, int64_t size) {
+  check_dtype(call.op(), name, t, {ScalarType::Float});
+  AK_CHECK(t.dim() == 1 && t.size(0) == size, call.op(), ": ", name, " must have shape (", size, "); got ",
+           Ints{t.sizes()});
+  return call.read<float>(name, t);
+}
+
+void check_target(const char* op, const Tensor& target, const Tensor& logits) {
+  if (target.scalar_type() == ScalarType::Long) {
+    AK_CHECK(target.dim() == 1 && target.size(0) == logits.size(0), op, ": target must have one class a row, (",
+             logits.size(0), "); got ", Ints{target.sizes()});
+    return;
+  }
+  check_dtype(op, {"target"}, target, {ScalarType::Long, ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
+  AK_CHECK(same_sizes(target, logits) && has_adjacent_columns(target), op,
+           ": target, of probabilities, must have the shape ", Ints{logits.sizes()}, " and adjacent classes; got ",
+           Ints{target.sizes()}, " with strides ", Ints{target.strides()});
+}
+
+// GPU kernels answer a class that is out of range with NaN; on the CPU it is an error.
+void check_classes(const CrossEntropyRows& p, const char* op) {
+  const int64_t* const classes = static_cast<const int64_t*>(p.target);
+  for (int64_t row = 0; row < p.rows; ++row) {
+    const int64_t value = classes[row * p.target_stride];
+    AK_CHECK((value >= 0 && value < p.classes) || value == p.ignore_index, op, ": target[", row, "] is ", value,
+             "; accepted: 0 to ", p.classes - 1, ", and ignore_index, ", p.ignore_index);
+  }
+}
 
 void run_cross_entropy_rows(const Tensor& logits, const Tensor& target, std::optional<Tensor> weight,
                             std::optional<Tensor> factor, Tensor loss, std::optional<Tensor> grad, int64_t ignore_index,
                             double label_smoothing, double z_loss) {
   constexpr const char* op = "cross_entropy_rows_";
-  GpuCall call(op, {"logits"}, logits);
-  const CrossEntropyShape shape = check_cross_entropy(op, logits, target, weight, factor, loss, grad);
-  AK_CHECK(shape.classes <= kMaxClasses, op, ": logits must have at most ", kMaxClasses, " classes; got ",
+  OpCall call(op, {"logits"}, logits);
+  check_dtype(op, {"logits"}, logits, kNarrowDtypes);
+  AK_CHECK(logits.dim() == 2 && logits.size(1) > 0 && has_adjacent_columns(logits), op,
+           ": logits must be [rows, classes] with adjacent classes, at least one; got shape ", Ints{logits.sizes()},
+           " with strides ", Ints{logits.strides()});
+  const int64_t rows = logits.size(0), classes = logits.size(1);
+  AK_CHECK(classes <= kMaxClasses, op, ": logits must have at most ", kMaxClasses, " classes; got ",
            Ints{logits.sizes()});
-  CrossEntropyRows p{};
-  p.logits = call.read({"logits"}, logits);
-  p.target = call.read({"target"}, target);
-  if (weight) p.weight = static_cast<const float*>(call.read({"weight"}, *weight));
-  if (factor) p.factor = static_cast<const float*>(call.read({"factor"}, *factor));
-  p.loss = static_cast<float*>(call.write({"loss"}, loss, false));
-  // Where the gradient takes the place of the logits, what it is about to write holds values.
-  if (grad) p.grad = call.write({"grad"}, *grad, grad->const_data_ptr() == logits.const_data_ptr());
-  p.rows = shape.rows;
-  p.classes = static_cast<int>(shape.classes);
-  p.logits_stride = shape.logits_stride;
-  p.target_stride = shape.target_stride;
-  p.factor_stride = factor ? factor->stride(0) : 0;
-  p.grad_stride = shape.grad_stride;
-  p.ignore_index = ignore_index;
-  p.terms = cross_entropy_terms(label_smoothing, z_loss, shape.classes);
-  p.type = dtype_of(logits.scalar_type());
-  p.soft = shape.soft;
-  if (shape.soft) p.target_type = dtype_of(target.scalar_type());
+  check_target(op, target, logits);
+  AK_CHECK(!weight || weight->is_contiguous(), op, ": weight must be contiguous");
+  vector(call, {"loss"}, loss, rows);
+  AK_CHECK(loss.is_contiguous(), op, ": loss must be contiguous");
+  AK_CHECK(factor.has_value() == grad.has_value(), op, ": factor and grad must be given together, or neither");
+  if (grad) {
+    check_dtype(op, {"grad"}, *grad, {logits.scalar_type()});
+    AK_CHECK(same_sizes(*grad, logits) && has_adjacent_columns(*grad) && (rows < 2 || grad->stride(0) >= classes), op,
+             ": grad must have the shape of logits, ", Ints{logits.sizes()}, ", and adjacent classes; got ",
+             Ints{grad->sizes()}, " with strides ", Ints{grad->strides()});
+  }
+  const bool soft = target.scalar_type() != ScalarType::Long;
+  // A gradient in the place of the logits overwrites values.
+  const bool in_place = grad && grad->const_data_ptr() == logits.const_data_ptr();
+  const CrossEntropyRows p{.logits = call.read({"logits"}, logits),
+                           .target = call.read({"target"}, target),
+                           .weight = weight ? vector(call, {"weight"}, *weight, classes) : nullptr,
+                           .factor = factor ? vector(call, {"factor"}, *factor, rows) : nullptr,
+                           .loss = static_cast<float*>(call.write({"loss"}, loss, false)),
+                           .grad = grad ? call.write({"grad"}, *grad, in_place) : nullptr,
+                           .rows = rows,
+                           .classes = static_cast<int>(classes),
+                           .logits_stride = logits.stride(0),
+                           .target_stride = target.stride(0),
+                           .factor_stride = factor ? factor->stride(0) : 0,
+                           .grad_stride = grad ? grad->stride(0) : 0,
+                           .ignore_index = ignore_index,
+                           .terms = cross_entropy_terms(label_smoothing, z_loss, classes),
+                           .type = dtype_of(logits.scalar_type()),
+                           .target_type = soft ? dtype_of(target.scalar_type()) : DType::kFloat32,
+                           .soft = soft};
+  if (call.kOnCpu && !soft) check_classes(p, op);
   call.launch(cross_entropy_rows, p);
 }
 
 }  // namespace
 }  // namespace ak
 
-AK_GPU_OPS(m) { m.impl("cross_entropy_rows_", TORCH_BOX(&ak::run_cross_entropy_rows)); }
+AK_OPS(m) { m.impl("cross_entropy_rows_", TORCH_BOX(&ak::run_cross_entropy_rows)); }

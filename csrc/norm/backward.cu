@@ -1,46 +1,49 @@
-// norm_backward: the gradient of the rows, of the branch that was added to them, and of weight and bias as sums over
-// the rows.
+// norm_backward: the gradients of the rows and of the branch that was added to them; those of weight and bias are sums
+// over the rows.
 //
-// Work: reads grad and x, writes as much as x: 6 bytes an element in 16 bits, and some 25 instructions, so memory
-// bandwidth is the limit. Plan: a persistent grid of a block an SM, and a warp a row up to 1,024 columns, 4 or 8 warps
-// up to 8,192. cp.async brings the next rows while a row is in registers between the sums over it and the result: 72 to
-// 108 KB an SM are on their way for rows of 768 columns, fp32 and 16 bits. Sums over rows stay in registers until the
-// end; then the block adds those of its teams and stores them in a slot of its own, and another kernel adds the slots:
-// 8 bytes a column and block, written and read, 2 % of the traffic from 5,000 rows on.
-// Rows that are not aligned, or longer, or do not fit a chip's shared memory, take the second kernel: a block takes a
-// row, 16 columns a thread, and beyond 8,192 columns walks it in pieces, read a second time from L2. The sums over rows
-// of such rows have no place in a block. Kept in L2 they cost 16 bytes an element, and 35 MB of it at 32,768 columns:
-// an H200 took 405 us for 2,048 such rows in bf16, a quarter of a copy's rate. A third kernel makes them: a block takes
-// a strip of columns and every n-th row, with four rows on their way to a thread, 48 KB an SM in 16 bits. It reads both
-// matrices again, 4 bytes an element. Prediction, not measured: 240 us, with 85 % of a copy's rate for the sums and,
-// for the rows, the 60 % at most that norm_forward reached in pieces.
+// Work: reads grad and x, writes as much as x: 6 bytes and some 25 instructions an element in 16 bits, so memory
+// bandwidth is the limit.
 //
-// The branch's gradient is the one that was stored, perhaps through dropout whose mask is made again, in the branch's
-// dtype: 2 bytes an element written, in the place of a kernel that would read 4 and write 2.
+// Plan. Up to 8,192 columns: a persistent grid of one block an SM; a warp a row up to 1,024 columns, 4 or 8 warps
+// beyond. cp.async prefetches the next rows while a row is in registers between the sums over it and the result: 72 KB
+// an SM in fp32 and 108 KB in 16 bits for rows of 768 columns. Sums over rows stay in registers until the end; then a
+// block adds those of its teams and stores them in its slot, and another kernel adds the slots: 8 bytes written and
+// read a column and block, 2 % of the traffic from 5,000 rows on.
 //
-// Traps: no atomics, whose order would change the bits from run to run. A block without a row has no slot: the grid is
-// never larger than the number of rows.
-#include "norm/backward.h"
+// Rows that are unaligned, longer or too large for shared memory take the second kernel: a block takes a row, 16
+// columns a thread; beyond 8,192 columns it walks the row in pieces and reads them a second time from L2. A block has
+// no room for the sums over rows of such lengths. Kept in L2 they cost 16 bytes an element and 35 MB of it at 32,768
+// columns: an H200 took 405 us for 2,048 such rows in bf16, a quarter of a copy's rate. So a third kernel computes
+// them: a block takes a strip of columns and every n-th row, with four rows in flight a thread, 48 KB an SM in 16 bits.
+// It reads both matrices again, 4 bytes an element. Prediction, not measured: 240 us, at 85 % of a copy's rate for the
+// sums and, for the rows, at most the 60 % that norm_forward reached in pieces.
+//
+// The branch's gradient is the stored one, perhaps through dropout whose mask is recomputed, in the branch's dtype: 2
+// bytes an element written, where a kernel of its own would read 4 and write 2.
+//
+// Traps: no atomics, whose order would change the bits from run to run. A block without a row has no slot, so the grid
+// is never larger than the number of rows.
+#include "norm/call.h"
 
 #include <algorithm>
 
 #include "base/row_ring.cuh"
 #include "device/launch.cuh"
+#include "dropout/row.cuh"
 #include "gemm/column_sums.h"
 #include "norm/formula.h"
-#include "norm/row.cuh"
 
 namespace ak {
 namespace {
 
-/// Warps of an SM: registers hold the columns of n and g, of weight and of the two sums over rows.
+/// Warps an SM: registers hold the columns of n, g, weight and the two sums over rows.
 template <class Team>
 constexpr int resident_warps() {
   if (Team::kColumns > 16) return 8;
   return Team::kWarps == 1 ? 16 : 12;
 }
 
-/// Adds the sums over rows of the block's teams, and stores them in the block's slot.
+/// Adds the sums over rows of the block's teams and stores them in the block's slot.
 template <class Team, int kMatrices>
 AK_DEVICE void store_sums(const NormBackward& p, const RowRing<Team, kMatrices>& ring, int teams, float* slot,
                           float (&of_weight)[Team::kColumns], float (&of_bias)[Team::kColumns]) {
@@ -65,7 +68,7 @@ AK_DEVICE void store_sums(const NormBackward& p, const RowRing<Team, kMatrices>&
   }
 }
 
-/// The gradient that is stored, to the branch.
+/// Stores the gradient of the branch, given the stored gradient.
 template <int kThreads, int kVec, int kColumns>
 AK_DEVICE void store_branch(float (&values)[kColumns], const NormBackward& p, int64_t at, int left) {
   if (p.branch == nullptr) return;
@@ -83,7 +86,7 @@ norm_backward_ring_kernel(AK_PARAM(NormBackward) p, int teams) {
       p.columns, teams);
   float weight[kColumns], of_weight[kColumns] = {}, of_bias[kColumns] = {};
   if (p.weight != nullptr) load_row<kThreads, kRingVec>(weight, p.weight, p.weight_type, 0, p.columns);
-  // Of the next row: loaded a row ahead.
+  // Statistics of the next row, loaded a row ahead.
   float next_mean = 0.0f, next_rstd = 0.0f;
   const auto load_statistics = [&](int64_t row) {
     if (row >= p.rows) return;
@@ -133,12 +136,12 @@ norm_backward_ring_kernel(AK_PARAM(NormBackward) p, int teams) {
   if (p.parameters > 0) store_sums(p, ring, teams, slot, of_weight, of_bias);
 }
 
-constexpr int kStripThreads = 256, kStripBlocks = 3, kStripRows = 4;  // blocks of an SM; rows on their way
+constexpr int kStripThreads = 256, kStripBlocks = 3, kStripRows = 4;  // blocks an SM; rows in flight
 template <int kVec>
 constexpr int strips(int columns) {
   return (columns - 1) / (kStripThreads * kVec) + 1;
 }
-/// Blocks that share the rows of a strip.
+/// Blocks a strip, which share its rows.
 int64_t strip_shares(int64_t rows, int columns) {
   const int64_t shares = static_cast<int64_t>(kStripBlocks) * device_sm_count() / strips<kRingVec>(columns);
   return std::clamp<int64_t>(shares, 1, rows);
@@ -184,7 +187,7 @@ norm_backward_sums_kernel(AK_PARAM(NormBackward) p) {
   if (p.parameters > 1) store_vec(slot + p.columns, of_bias);
 }
 
-/// The gradient of rows and, where a block holds a row, the sums over rows.
+/// The gradient of rows and, if a block holds a whole row, the sums over rows.
 template <int kThreads, int kVec, bool kWhole>
 AK_KERNEL(kThreads, 512 / kThreads)
 norm_backward_kernel(AK_PARAM(NormBackward) p) {
@@ -254,7 +257,7 @@ norm_backward_kernel(AK_PARAM(NormBackward) p) {
   }
 }
 
-/// Sums over rows in columns of `kVec`, one a share of the rows, in the slots.
+/// Writes the sums over rows into the slots, one slot a share of the rows; kVec columns a thread.
 template <int kVec>
 Status strip_sums(const NormBackward& p, int64_t shares, Stream stream) {
   const LaunchConfig config{.name = "norm_backward_sums",
@@ -264,7 +267,7 @@ Status strip_sums(const NormBackward& p, int64_t shares, Stream stream) {
   return launch(norm_backward_sums_kernel<kVec>, config, p);
 }
 
-/// Of the second kernel, as many as run at once, for the widest that a row of `columns` may need; the first has fewer.
+/// Blocks of the second kernel: as many as are resident. The first kernel has fewer.
 int64_t norm_backward_blocks(int64_t rows, int columns) {
   const int per_sm = columns <= 32 * kHeld ? 16 : columns <= 128 * kHeld ? 4 : 1;
   return std::min<int64_t>(rows, static_cast<int64_t>(per_sm) * device_sm_count());
@@ -272,7 +275,7 @@ int64_t norm_backward_blocks(int64_t rows, int columns) {
 
 }  // namespace
 
-int64_t norm_backward_slots_size(int64_t rows, int columns, int parameters) {
+int64_t norm_backward_slots(int64_t rows, int columns, int parameters) {
   const bool whole = columns <= kRingColumns;  // by a block or less
   return rows == 0 ? 0
                    : (whole ? norm_backward_blocks(rows, columns) : strip_shares(rows, columns)) * columns * parameters;
@@ -280,7 +283,7 @@ int64_t norm_backward_slots_size(int64_t rows, int columns, int parameters) {
 
 Status norm_backward(const NormBackward& p, Stream stream) {
   if (p.rows == 0) return {};
-  bool aligned = true;  // an absent tensor is
+  bool aligned = true;  // absent tensors count as aligned
   for (const void* data : {p.grad, p.x, p.weight, p.grad_sum, static_cast<const void*>(p.out),
                            static_cast<const void*>(p.branch), static_cast<const void*>(p.slots)})
     aligned = aligned && rows_aligned(data, p.columns);

@@ -1,43 +1,42 @@
 // norm_backward on the CPU: the gradient of the rows, and of weight and bias as sums over the rows.
 //
-// Work: reads grad and x once, writes as much as x. The rows are cut into strips that depend on their number alone; a
-// strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of threads.
-// There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache. Trap: the
-// sums over rows are fp32 whatever the dtypes, one strip per 1/64 of the rows keeps their error that of a few
-// additions.
+// Work: reads grad and x once, writes as much as x. The number of rows alone determines the strips into which they are
+// cut. A strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of
+// threads. There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache.
+// Sums over rows are fp32 for any dtype; one strip per 1/64 of the rows keeps their error that of a few additions.
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 
 #include "base/cpu/chunks.h"
-#include "base/cpu/empty.h"
 #include "base/cpu/row_sums.h"
 #include "base/cpu/tile.h"
 #include "dropout/cpu_span.h"
-#include "norm/arguments.h"
-#include "norm/cpu_call.h"
+#include "norm/call.h"
 #include "norm/formula.h"
 
 namespace ak {
 namespace {
 
 constexpr int64_t kStrips = 64;
-constexpr int64_t kRowsPerStrip = 4;  // fewer are not worth a slot
+constexpr int64_t kRowsPerStrip = 4;  // at least: fewer are not worth a slot
 
 struct RowSums {
   float g = 0, gn = 0;
 };
-// What is left of a row and of the sums over rows.
+// The rest of a row, and of the sums over rows, after its whole vectors.
 struct Parts {
   float x[kFloats], grad[kFloats], weight[kFloats], of_weight[kFloats], of_bias[kFloats];
 };
 
-// The sums of g and g * n over a row, with n the normalised x and g the gradient of n; adds the row to the sums over
+// The sums of g and g * n over a row, with n the normalized x and g the gradient of n; adds the row to the sums over
 // rows.
 template <int kParameters>
 RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd, float* sums,
                 int64_t columns) {
   return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
     Floats g[2] = {all_lanes<Floats>(0.0f), all_lanes<Floats>(0.0f)}, gn[2] = {g[0], g[0]};
-    // 16 columns: of the row, or what is left of it with zeros behind.
+    // Adds 16 columns.
     const auto add = [&](const float* at_x, const float* at_grad, const float* at_weight, float* of_weight,
                          float* of_bias, auto lane) AK_ALWAYS_INLINE {
       Floats n, dy, w, sum;
@@ -82,7 +81,7 @@ AK_SIMD_CLONES void add_span(const float* __restrict from, float* __restrict sum
   for (int64_t i = 0; i < count; ++i) sums[i] += from[i];
 }
 
-// `out` may be where x is.
+// `out` may alias x.
 template <bool kAdds>
 AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float* weight, float mean, float rstd,
                                   float mean_g, float mean_gn, const float* grad_sum, float* out, int64_t n) {
@@ -98,10 +97,10 @@ AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float
   }
 }
 
-// The elements [at, at + n) of grad_x, as they were rounded, to the branch.
-void store_branch(const NormBackwardCall& p, int64_t at, int64_t n, float* buffer) {
-  const float* values = load_tile(static_cast<const void*>(p.grad_x), p.x_type, at, n, buffer);
-  float* const result = p.branch_type == ScalarType::Float ? static_cast<float*>(p.branch) + at : buffer;
+// Writes elements [at, at + n) of the rounded `out` to the branch.
+void store_branch(const NormBackward& p, int64_t at, int64_t n, float* buffer) {
+  const float* values = load_tile(static_cast<const void*>(p.out), p.x_type, at, n, buffer);
+  float* const result = p.branch_type == DType::kFloat32 ? static_cast<float*>(p.branch) + at : buffer;
   if (p.mask.seed) {
     drop_span(values, at, n, static_cast<uint64_t>(*p.mask.seed), p.mask.rate, nullptr, result);
   } else if (result != values) {
@@ -111,7 +110,7 @@ void store_branch(const NormBackwardCall& p, int64_t at, int64_t n, float* buffe
 }
 
 template <int kParameters, typename X>
-void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+void backward_rows(const NormBackward& p, const float* weight, int64_t begin, int64_t end, float* sums) {
   const int64_t columns = p.columns;
   const float count = static_cast<float>(columns);
   RowBuffer grad_buffer(columns), x_buffer(columns), added_buffer(p.grad_sum ? columns : 0);
@@ -123,7 +122,7 @@ void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin
     const RowSums row = add_row<kParameters>(x, grad, weight, mean, rstd, sums, columns);
     const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
     const float* added = p.grad_sum ? load_tile(p.grad_sum, p.grad_sum_type, at, columns, added_buffer.get()) : nullptr;
-    make_rounded(static_cast<X*>(p.grad_x) + at, x_buffer.get(), columns, [&](float* out) {
+    make_rounded(static_cast<X*>(p.out) + at, x_buffer.get(), columns, [&](float* out) {
       if (added) {
         gradient_span<true>(x, grad, weight, mean, rstd, mean_g, mean_gn, added, out, columns);
       } else {
@@ -135,70 +134,31 @@ void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin
 }
 
 template <typename X>
-void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+void backward_rows(const NormBackward& p, const float* weight, int64_t begin, int64_t end, float* sums) {
   if (p.parameters == 0) return backward_rows<0, X>(p, weight, begin, end, sums);
   if (p.parameters == 1) return backward_rows<1, X>(p, weight, begin, end, sums);
   backward_rows<2, X>(p, weight, begin, end, sums);
 }
 
 // The rows [begin, end), whose sums are added to `sums`: those of the weight, then those of the bias.
-void backward_rows(const NormBackwardCall& p, const float* weight, int64_t begin, int64_t end, float* sums) {
-  if (p.x_type == ScalarType::Float) return backward_rows<float>(p, weight, begin, end, sums);
-  if (p.x_type == ScalarType::Half) return backward_rows<fp16>(p, weight, begin, end, sums);
+void backward_rows(const NormBackward& p, const float* weight, int64_t begin, int64_t end, float* sums) {
+  if (p.x_type == DType::kFloat32) return backward_rows<float>(p, weight, begin, end, sums);
+  if (p.x_type == DType::kFloat16) return backward_rows<fp16>(p, weight, begin, end, sums);
   backward_rows<bf16>(p, weight, begin, end, sums);
-}
-
-std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in,
-                                                 const std::optional<Tensor> mean_in,
-                                                 const std::optional<Tensor> weight,
-                                                 const std::optional<Tensor> grad_sum_in,
-                                                 const std::optional<Tensor> seed, const int64_t parameters,
-                                                 const double dropout_p, const std::optional<ScalarType> branch_dtype) {
-  check_norm_backward(grad_in, x_in, rstd_in, mean_in, weight, grad_sum_in, seed, parameters, dropout_p, branch_dtype);
-  for (const auto* t : {&mean_in, &weight, &grad_sum_in, &seed})
-    AK_CHECK(grad_in.is_cpu() && x_in.is_cpu() && rstd_in.is_cpu() && (!*t || (*t)->is_cpu()),
-             "norm_backward: all tensors must be on the CPU");
-  const Tensor grad = torch::stable::contiguous(grad_in), x = torch::stable::contiguous(x_in),
-               rstd = torch::stable::contiguous(rstd_in), mean = mean_in ? torch::stable::contiguous(*mean_in) : rstd,
-               grad_sum = grad_sum_in ? torch::stable::contiguous(*grad_sum_in) : grad;
-  const int64_t rows = x.size(0), columns = x.size(1);
-  const Tensor dense_weight = weight ? torch::stable::contiguous(*weight) : rstd;
-  const Tensor out = empty_tensor({rows, columns}, x.scalar_type());
-  const Tensor sums = empty_tensor({parameters, columns}, ScalarType::Float);
-  float* const sums_data = static_cast<float*>(sums.mutable_data_ptr());
-  const Tensor branch =
-      branch_dtype ? empty_tensor({rows, columns}, *branch_dtype) : empty_tensor({0}, x.scalar_type());
-  norm_backward_call(
-      {.grad = grad.const_data_ptr(),
-       .grad_type = grad.scalar_type(),
-       .x = x.const_data_ptr(),
-       .x_type = x.scalar_type(),
-       .mean = mean_in ? static_cast<const float*>(mean.const_data_ptr()) : nullptr,
-       .rstd = static_cast<const float*>(rstd.const_data_ptr()),
-       .weight = weight ? NormParameter{dense_weight.const_data_ptr(), dense_weight.scalar_type()} : NormParameter{},
-       .grad_sum = grad_sum_in ? grad_sum.const_data_ptr() : nullptr,
-       .grad_sum_type = grad_sum.scalar_type(),
-       .rows = rows,
-       .columns = columns,
-       .grad_x = out.mutable_data_ptr(),
-       .parameters = parameters,
-       .of_parameters = {{sums_data}, {sums_data + (parameters > 1 ? columns : 0)}},
-       .branch = branch_dtype ? branch.mutable_data_ptr() : nullptr,
-       .branch_type = branch.scalar_type(),
-       .mask = {seed ? static_cast<const int64_t*>(seed->const_data_ptr()) : nullptr, dropout_rate(dropout_p)}});
-  return {out, sums, branch};
 }
 
 }  // namespace
 
-void norm_backward_call(const NormBackwardCall& p) {
-  const int64_t width = p.parameters * p.columns;
+int64_t norm_backward_slots(int64_t, int, int) { return 0; }
+
+AK_EXPORT Status norm_backward(const NormBackward& p, Stream) {
+  const int64_t width = int64_t{p.parameters} * p.columns;
   RowBuffer scale_buffer(p.columns);
-  const float* scale = values_or(p.weight.data, p.weight.type, 1.0f, p.columns, scale_buffer.get());
+  const float* scale = values_or(p.weight, p.weight_type, 1.0f, p.columns, scale_buffer.get());
   const int64_t strips = std::clamp<int64_t>((p.rows + kRowsPerStrip - 1) / kRowsPerStrip, 1, kStrips);
   const int64_t slots = width == 0 ? strips : std::min<int64_t>(strips, torch::stable::get_num_threads());
-  RowBuffer sums(slots * width), total(width);
-  std::fill_n(total.get(), width, 0.0f);
+  RowBuffer sums(slots * width);
+  if (width > 0) std::fill_n(p.sums, width, 0.0f);
   const int64_t grain = std::max<int64_t>(1, strips * kGrain / std::max<int64_t>(1, p.rows * p.columns));
   for (int64_t first = 0; first < strips; first += slots) {
     const int64_t count = std::min(slots, strips - first);
@@ -210,21 +170,10 @@ void norm_backward_call(const NormBackwardCall& p) {
       }
     });
     torch::stable::parallel_for(0, width, std::max<int64_t>(1, kGrain / count), [&](int64_t begin, int64_t end) {
-      for (int64_t s = 0; s < count; ++s) add_span(sums.get() + s * width + begin, total.get() + begin, end - begin);
+      for (int64_t s = 0; s < count; ++s) add_span(sums.get() + s * width + begin, p.sums + begin, end - begin);
     });
   }
-  for (int64_t k = 0; k < p.parameters; ++k) {
-    const NormSums& to = p.of_parameters[k];
-    if (!to.data) continue;
-    const float* const from = total.get() + k * p.columns;
-    if (to.type == ScalarType::Float) {
-      std::copy_n(from, p.columns, static_cast<float*>(to.data));
-    } else {
-      store_tile(from, to.data, to.type, 0, p.columns);
-    }
-  }
+  return {};
 }
 
 }  // namespace ak
-
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("norm_backward", TORCH_BOX(&ak::norm_backward)); }

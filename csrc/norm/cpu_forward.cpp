@@ -1,26 +1,25 @@
-// norm_forward on the CPU: y = (s - mean) * rstd * weight + bias of the rows of s = x + residual, or
-// dropout(x) + residual.
+// norm_forward on the CPU.
 //
-// Work: reads x (and residual), writes y (and s). Short rows are worked on several together, in passes for mean, mean
-// square and result, 16-bit ones widened into a buffer first. A row longer than a tile goes through the L1 cache tile
-// by tile, once for each pass. Rows are independent, so the result has the same bits for any number of threads.
+// Work: reads x (and residual), writes y (and s). Short rows are batched, in passes for mean, mean square and result,
+// 16-bit ones widened into a buffer first. A row longer than a tile passes through the L1 cache tile by tile, once a
+// pass. Rows are independent, so the result has the same bits for any number of threads.
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 
 #include "base/cpu/chunks.h"
-#include "base/cpu/empty.h"
 #include "base/cpu/row_sums.h"
 #include "base/cpu/row_tiles.h"
 #include "base/cpu/tile.h"
 #include "dropout/cpu_span.h"
-#include "norm/arguments.h"
-#include "norm/cpu_call.h"
+#include "norm/call.h"
 #include "norm/formula.h"
 
 namespace ak {
 namespace {
 
-// The sum of the squares of a row around `mean`, of numbers times `factor`: 1, or kShrink where their squares overflow.
-// Meanwhile `ahead(i)` may fetch what comes after i numbers.
+// The sum of the squares around `mean` of a row times `factor`, which is kShrink if the squares overflow, else 1.
+// `ahead(i)` may prefetch other data on the way.
 template <typename Floats, typename Ahead>
 AK_SIMD_INLINE float sum_of_squares(const float* x, float factor, float mean, int64_t n, const Ahead& ahead) {
   const auto square = [=](float v) AK_ALWAYS_INLINE {
@@ -48,7 +47,7 @@ AK_SIMD_INLINE auto normalization(float mean, float rstd) {
 // ---- rows of at most a tile
 
 // Mean and reciprocal deviation of at most kRowsTogether rows. Returns whether all mean squares are finite. The pass
-// for the squares finds the rows in the L1 cache, and has the lines of the result fetched that will be written next.
+// for the squares finds the rows in the L1 cache and prefetches the lines of the result.
 template <bool kCentred, typename Y>
 bool statistics_of_rows(const float* x, int64_t rows, int64_t n, float eps, float factor, const Y* y, float* mean,
                         float* rstd) {
@@ -84,9 +83,9 @@ AK_SIMD_CLONES void normalize_rows(const float* x, int64_t rows, int64_t n, cons
     map_lanes(n, y + r * n, normalization(kCentred ? mean[r] : 0.0f, rstd[r]), x + r * n, weight, bias);
 }
 
-// The rows [first, first + rows), which begin at x; `buffer` may be where they are.
+// The rows [first, first + rows), which begin at x; `buffer` may alias them.
 template <bool kCentred, typename Y>
-void norm_of_rows(const NormForwardCall& call, const float* weight, const float* bias, const float* x, int64_t first,
+void norm_of_rows(const NormForward& call, const float* weight, const float* bias, const float* x, int64_t first,
                   int64_t rows, float* buffer) {
   const int64_t n = call.columns;
   float *const mean = kCentred ? call.mean + first : nullptr, *const rstd = call.rstd + first;
@@ -96,7 +95,7 @@ void norm_of_rows(const NormForwardCall& call, const float* weight, const float*
     return statistics_of_rows<kCentred>(x + r * n, count, n, call.eps, factor, y + r * n, own_mean, rstd + r);
   };
   if (!measure(0, rows, 1.0f)) [[unlikely]] {
-    for (int64_t r = 0; r < rows; ++r) {  // a row that is finite keeps the bits that it has alone
+    for (int64_t r = 0; r < rows; ++r) {  // a finite row keeps the bits that it has alone
       if (!measure(r, 1, 1.0f)) measure(r, 1, kShrink);
     }
   }
@@ -113,7 +112,7 @@ float squares_span(const float* x, float factor, float mean, int64_t n) {
   return with_lanes([=]<typename Floats>()
                         AK_ALWAYS_INLINE { return sum_of_squares<Floats>(x, factor, mean, n, [](int64_t) {}); });
 }
-// Of a row that may be far longer than the L1 cache: the lines of x and y are fetched ahead.
+// A row may be far longer than the L1 cache, so the lines of x and y are prefetched.
 AK_SIMD_CLONES void normalize_span(const float* x, float mean, float rstd, const float* weight, const float* bias,
                                    float* y, int64_t n) {
   const auto lines = [=](int64_t i) AK_ALWAYS_INLINE {
@@ -123,9 +122,9 @@ AK_SIMD_CLONES void normalize_span(const float* x, float mean, float rstd, const
   map_lanes_ahead(n, lines, y, normalization(mean, rstd), x, weight, bias);
 }
 
-// Row r of x, which is of `dtype`.
-void norm_of_long_row(const NormForwardCall& call, const float* weight, const float* bias, const void* x,
-                      ScalarType dtype, int64_t r) {
+// Row r of x of `dtype`.
+void norm_of_long_row(const NormForward& call, const float* weight, const float* bias, const void* x, DType dtype,
+                      int64_t r) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float tile[kTile];
   const auto load = [&](int64_t c, int64_t some) { return load_tile(x, dtype, row + c, some, tile); };
@@ -153,75 +152,35 @@ void norm_of_long_row(const NormForwardCall& call, const float* weight, const fl
 
 // ---- the addition in front
 
-// `sum` may be where y is.
+// `sum` may alias y.
 AK_SIMD_CLONES void add_spans(const float* x, const float* y, float* sum, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
 }
 
 // The elements [at, at + n) of the sum, n at most a tile.
-void add_tile(const NormForwardCall& call, int64_t at, int64_t n) {
+void add_tile(const NormForward& call, int64_t at, int64_t n) {
   alignas(64) float x_tile[kTile], sum_tile[kTile];
   const float* const x = load_tile(call.x, call.x_type, at, n, x_tile);
-  const float* const addend = load_tile(call.residual, call.sum_type, at, n, sum_tile);
-  float* const sum = call.sum_type == ScalarType::Float ? static_cast<float*>(call.sum) + at : sum_tile;
+  const float* const addend = load_tile(call.residual, call.residual_type, at, n, sum_tile);
+  float* const sum = call.residual_type == DType::kFloat32 ? static_cast<float*>(call.sum) + at : sum_tile;
   if (call.mask.seed) {
     drop_span(x, at, n, static_cast<uint64_t>(*call.mask.seed), call.mask.rate, addend, sum);
   } else {
     add_spans(x, addend, sum, n);
   }
-  store_tile(sum, call.sum, call.sum_type, at, n);
-}
-
-NormParameter parameter_of(const std::optional<Tensor>& t) {
-  return t ? NormParameter{t->const_data_ptr(), t->scalar_type()} : NormParameter{};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x_in, const std::optional<Tensor> weight_in,
-                                                        const std::optional<Tensor> bias_in,
-                                                        const std::optional<Tensor> residual_in,
-                                                        const std::optional<Tensor> seed, const double eps,
-                                                        const bool centred, const ScalarType out_dtype,
-                                                        const double dropout_p) {
-  check_norm_forward(x_in, weight_in, bias_in, residual_in, seed, dropout_p, out_dtype);
-  for (const auto* t : {&weight_in, &bias_in, &residual_in, &seed})
-    AK_CHECK(x_in.is_cpu() && (!*t || (*t)->is_cpu()), "norm_forward: all tensors must be on the CPU");
-  const Tensor x = torch::stable::contiguous(x_in);
-  const auto weight = without_gaps(weight_in), bias = without_gaps(bias_in), residual = without_gaps(residual_in);
-  const int64_t rows = x.size(0), columns = x.size(1);
-  const Tensor y = empty_tensor({rows, columns}, out_dtype);
-  const Tensor sum =
-      residual ? empty_tensor({rows, columns}, residual->scalar_type()) : empty_tensor({0}, x.scalar_type());
-  const Tensor mean = empty_tensor({centred ? rows : 0}, ScalarType::Float);
-  const Tensor rstd = empty_tensor({rows}, ScalarType::Float);
-  norm_forward_call(
-      {.x = x.const_data_ptr(),
-       .x_type = x.scalar_type(),
-       .weight = parameter_of(weight),
-       .bias = parameter_of(bias),
-       .residual = residual ? residual->const_data_ptr() : nullptr,
-       .sum_type = sum.scalar_type(),
-       .eps = static_cast<float>(eps),
-       .rows = rows,
-       .columns = columns,
-       .y = y.mutable_data_ptr(),
-       .y_type = out_dtype,
-       .sum = sum.mutable_data_ptr(),
-       .mean = centred ? static_cast<float*>(mean.mutable_data_ptr()) : nullptr,
-       .rstd = static_cast<float*>(rstd.mutable_data_ptr()),
-       .mask = {seed ? static_cast<const int64_t*>(seed->const_data_ptr()) : nullptr, dropout_rate(dropout_p)}});
-  return {y, sum, mean, rstd};
+  store_tile(sum, call.sum, call.residual_type, at, n);
 }
 
 }  // namespace
 
-void norm_forward_call(const NormForwardCall& call) {
+AK_EXPORT Status norm_forward(const NormForward& call, Stream) {
   const int64_t n = call.columns, block = rows_together(n);
   RowBuffer weight_buffer(n), bias_buffer(n);
-  const float* const weight = values_or(call.weight.data, call.weight.type, 1.0f, n, weight_buffer.get());
-  const float* const bias = values_or(call.bias.data, call.bias.type, 0.0f, n, bias_buffer.get());
+  const float* const weight = values_or(call.weight, call.weight_type, 1.0f, n, weight_buffer.get());
+  const float* const bias = values_or(call.bias, call.bias_type, 0.0f, n, bias_buffer.get());
   const void* const x = call.residual ? call.sum : call.x;
-  const ScalarType dtype = call.residual ? call.sum_type : call.x_type;
+  const DType dtype = call.residual ? call.residual_type : call.x_type;
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
     alignas(64) float buffer[kTile];
     for (int64_t first = begin; first < end; first += block) {
@@ -232,14 +191,13 @@ void norm_forward_call(const NormForwardCall& call) {
         continue;
       }
       const float* const values = load_tile(x, dtype, at, rows * n, buffer);
-      with_dtype(call.y_type, [&]<typename Y>(Y) {
+      with_narrow_dtype(call.y_type, [&]<typename Y>(Y) {
         const auto norm_rows = call.mean ? norm_of_rows<true, Y> : norm_of_rows<false, Y>;
         norm_rows(call, weight, bias, values, first, rows, buffer);
       });
     }
   });
+  return {};
 }
 
 }  // namespace ak
-
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("norm_forward", TORCH_BOX(&ak::norm_forward)); }

@@ -8,8 +8,8 @@
 
 namespace ak {
 
-// Squares of numbers from 2^64 on overflow fp32. Where the mean square of a row is not finite, the row is measured once
-// more, multiplied by kShrink: then no sum of up to 2^31 squares overflows, and eps is nothing beside them.
+// Squares of numbers from 2^64 on overflow fp32. If the mean square of a row is not finite, the row is measured once
+// more, multiplied by kShrink: then no sum of up to 2^31 squares overflows, and eps is negligible.
 inline constexpr float kShrink = 0x1p-80f;
 inline constexpr float kUnshrink = 0x1p80f;
 
@@ -19,14 +19,14 @@ AK_HD float reciprocal_deviation(float mean_square, float eps, float factor) {
   return div(factor, sqrt(factor == 1.0f ? mean_square + eps : mean_square));
 }
 
-// Of a part of a row: how many numbers, their mean, and the sum of the squares of their distances from it.
+// A part of a row: its size, its mean, and the sum of the squared distances from the mean.
 struct RowMoments {
   float count = 0.0f, mean = 0.0f, squares = 0.0f;
 };
 
-// Of two parts together. T. Chan, G. Golub, R. LeVeque: Updating formulae and a pairwise algorithm for computing sample
-// variances, 1979. Of parts whose mean is called 0, as for RMS norm, the squares are added. The
-// square of `apart` may overflow where nothing, of no weight, comes first: it is never formed.
+// The moments of two parts together: T. Chan, G. Golub, R. LeVeque: Updating formulae and a pairwise algorithm for
+// computing sample variances, 1979. If both means are 0, as for RMS norm, the squares are added. The square of `apart`
+// may overflow if the first part is empty, so it is never formed.
 AK_HD RowMoments joined(const RowMoments& a, const RowMoments& b) {
   const float count = a.count + b.count, share = div(b.count, count), apart = b.mean - a.mean;
   return {count, fma(apart, share, a.mean), fma(apart * share * a.count, apart, a.squares + b.squares)};

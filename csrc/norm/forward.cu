@@ -1,41 +1,49 @@
 // norm_forward: y = (s - mean) * rstd * weight + bias of the rows of s = x + residual, or dropout(x) + residual.
 //
-// Work: reads x (and residual), writes y (and s): 4 bytes an element in 16 bits, and some 10 instructions, so memory
-// bandwidth is the limit. Plan: a persistent grid, and a warp a row up to 1,024 columns, 4 or 16 warps up to 8,192. The
-// row is in registers through the passes for the mean, for the mean square and for the result, as are weight and bias
-// for good, while cp.async brings the next rows: 1 row a team or more is always on its way, 48 to 72 KB an SM of rows
-// of 768 16-bit columns, where 4.25 TB/s of reads and writes need some 13 KB of reads (800 ns of latency). From 8,193
-// to 16,384 columns 16 warps share a row, whose slot is free for the next one as soon as it is in registers; weight and
-// bias come from L2 for every row. A longer row stays in its slot through the passes, as does the sum in the place of
-// the residual. Of 32,768 columns of 16 bits two rows of 64 KB share an SM, each with 16 warps: one is on its way while
-// the other is worked on, and where nothing is added the last pass starts the copies of the next row behind itself. Of
-// fp32 there is room for two of up to 29,000 columns. Of more there is room for one; up to 32,768 columns its 128 KB go
-// to the registers of 16 warps, 64 columns a thread, so that the next 128 KB are on their way through all passes.
-// Beyond that an SM's reads rest in the first two passes. Followed through the machine code an element takes 24
-// instructions in registers, and in shared memory 19 in fp32, 20 in fp16, 21 in bf16 and 17 of RMS norm, 5 of them a
-// row's: at a copy's rate 49, 39, 81, 83 and 68 % of what an SM issues, of which a team alone reaches 60 to 70 %.
-// Prediction, not measured, of a model in which 132 SMs share memory: nine tenths of a copy, three quarters where reads
-// rest, unless L2 is the limit, of which weight and bias of 16 bits take 4 bytes an element more: 6.4 TB/s at a copy's
-// rate. Rows that are not aligned, or longer, or do not fit a chip's shared memory, take the last kernel: a block takes
-// a row, 16 columns a thread, and beyond 8,192 columns walks it in pieces, read again from L2 in the second and third
-// pass, with nothing on its way while the block adds up: 40 to 60 % of a copy on an H200, measured at 32,768 columns.
-// Which of its dtypes a tensor has is decided at run time, by one uniform branch for the columns of a thread, or for a
-// pass over a long row, so that any mix is served by one kernel; long rows with a weight and a bias of two types by the
-// last one.
+// Work: reads x (and residual), writes y (and s): 4 bytes and some 10 instructions an element in 16 bits, so memory
+// bandwidth is the limit.
 //
-// Dropout is a uniform branch behind the read of x, the generator's 4 words in the place of a vector: 26 instructions
-// an element more, and no byte on its way less. Where rows are not aligned a call makes one word.
+// Plan. A persistent grid, and a path by the length of the rows:
+// - Up to 8,192 columns (ring): a warp a row up to 1,024 columns, 4 or 16 warps beyond. The row stays in registers
+//   through the passes for mean, mean square and result; weight and bias stay there for all rows. cp.async prefetches
+//   the next rows, at least one a team: 48 to 72 KB an SM for rows of 768 16-bit columns, where 4.25 TB/s of reads and
+//   writes need some 13 KB of reads in flight (800 ns of latency).
+// - Up to 16,384 (long ring): 16 warps share a row, whose slot is refilled as soon as the row is in registers. Weight
+//   and bias come from L2 for every row.
+// - Beyond (resident): the row stays in its slot of shared memory through the passes; the sum replaces the residual.
+// Two
+//   rows of 32,768 16-bit columns (64 KB each) share an SM, each with 16 warps, so one is prefetched while the other is
+//   in work; without a residual the last pass issues the copies of the next row behind its own reads. In fp32 two rows
+//   of up to 29,000 columns fit.
+// - One row fits (wide ring): up to 32,768 columns its 128 KB move to the registers of 16 warps, 64 columns a thread,
+// so
+//   that the next 128 KB are in flight through all passes. For longer rows reads pause during the first two passes.
+// - The last kernel takes unaligned rows, longer rows, rows that do not fit a chip's shared memory, and long rows whose
+//   weight and bias have different types: a block takes a row, 16 columns a thread. Beyond 8,192 columns it walks the
+//   row in pieces, which the second and third pass read again from L2, with nothing in flight while the block reduces:
+//   40 to 60 % of a copy on an H200, measured at 32,768 columns.
+// The dtype of each tensor is selected at run time, by one uniform branch for the columns of a thread or for a pass
+// over a long row, so that one kernel serves any mix.
 //
-// Traps: lanes beyond the end of a row must not enter the mean square, as their distance from the mean is not 0. It is
-// the rounded sum that is normalised, which backward will find in memory.
-#include "norm/forward.h"
+// Instructions an element, counted in SASS: 24 in registers; in shared memory 19 in fp32, 20 in fp16, 21 in bf16, 17
+// for RMS norm, 5 of them once a row. At a copy's rate that is 49, 39, 81, 83 and 68 % of an SM's issue slots, of which
+// one team alone reaches 60 to 70 %. Prediction, not measured, of a model in which 132 SMs share memory: nine tenths of
+// a copy, three quarters where reads pause, unless L2 is the limit, which serves 4 more bytes an element for 16-bit
+// weight and bias: 6.4 TB/s at a copy's rate.
+//
+// Dropout is a uniform branch after the read of x: a vector takes the generator's 4 words, 26 more instructions an
+// element and as many bytes in flight. Unaligned rows draw one word a call.
+//
+// Traps: lanes beyond the end of a row must not enter the mean square, since their distance from the mean is not 0. The
+// rounded sum is normalized, because backward finds that one in memory.
+#include "norm/call.h"
 
 #include <algorithm>
 
 #include "base/row_ring.cuh"
 #include "device/launch.cuh"
+#include "dropout/row.cuh"
 #include "norm/formula.h"
-#include "norm/row.cuh"
 
 namespace ak {
 namespace {
@@ -44,8 +52,7 @@ struct RowStatistics {
   float mean, rstd;
 };
 
-/// Of a row, where sum_of(f) is the sum over all threads of f(.. f(f(0, v), v') ..) over a thread's elements of the
-/// row.
+/// The statistics of a row. sum_of(f) folds f over each thread's elements of the row, from 0, and sums over threads.
 template <class SumOf>
 AK_DEVICE RowStatistics row_statistics(const NormForward& p, SumOf sum_of) {
   const float count = static_cast<float>(p.columns);
@@ -65,7 +72,7 @@ AK_DEVICE RowStatistics row_statistics(const NormForward& p, SumOf sum_of) {
   }
 }
 
-/// The columns of the part of weight and bias; 1 and 0 where there are none.
+/// A thread's columns of weight and bias from `begin` on; 1 and 0 without them.
 template <int kThreads, int kVec, int kColumns>
 AK_DEVICE void load_parameters(const NormForward& p, float (&weight)[kColumns], float (&bias)[kColumns], int begin) {
   AK_UNROLL
@@ -79,10 +86,10 @@ AK_DEVICE void store_statistics(const NormForward& p, int64_t row, const RowStat
   store(p.rstd + row, s.rstd);
 }
 
-/// Warps of an SM for rows that stay in shared memory.
+/// Warps an SM for rows that stay in shared memory.
 constexpr int kRowWarps = 2 * ResidentRowTeam::kWarps;
 
-/// Warps of an SM; the registers of a long row's have no room for weight and bias.
+/// Warps an SM. Those of a long row have no registers left for weight and bias.
 template <class Team>
 constexpr int kResidentWarps = Team::kLong ? Team::kWarps : three_row_warps(Team::kColumns);
 
@@ -90,8 +97,8 @@ template <class Team>
 AK_KERNEL(kWarpThreads* kResidentWarps<Team>, 1)
 norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
-  constexpr int kPart = kColumns > 32 ? kRingVec : 8;  // columns of which long rows load weight and bias at a time
-  constexpr bool kAdds = kColumns <= 32;               // beside more there are no registers for what is added
+  constexpr int kPart = kColumns > 32 ? kRingVec : 8;  // columns of weight and bias that long rows load at a time
+  constexpr bool kAdds = kColumns <= 32;               // with more, no registers are left for the residual
   RowRing<Team, 2> ring({{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.rows, p.columns,
                         teams);
   float weight[kColumns], bias[kColumns];
@@ -138,8 +145,8 @@ norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
 
 AK_HD DType parameter_type(const NormForward& p) { return p.weight != nullptr ? p.weight_type : p.bias_type; }
 
-/// The vector of weights or biases from a column on; of nothing but `value` where there is no data. In whole registers,
-/// so that the choice is one between registers, not between halves of them.
+/// The vector of weights or biases from a column on; `value` everywhere without data. It is selected in whole
+/// registers, not in halves.
 template <class P>
 AK_DEVICE Packed<P, kRingVec> parameters(const P* data, int column, float value) {
   Vec<P, kRingVec> all;
@@ -150,10 +157,10 @@ AK_DEVICE Packed<P, kRingVec> parameters(const P* data, int column, float value)
   return words;
 }
 
-/// A row that stays in its slot becomes x + residual, in the place of the residual and in memory.
+/// Computes x + residual of a row in its slot: it replaces the residual there and goes to memory.
 template <class Ring>
 AK_DEVICE void add_residual(const NormForward& p, const Ring& ring, int64_t at) {
-  constexpr int kReads = 2;  // vectors of a thread on their way
+  constexpr int kReads = 2;  // vectors in flight a thread
   const bool drops = p.mask.seed != nullptr;
   const uint64_t seed = drops ? static_cast<uint64_t>(load(p.mask.seed)) : 0;
   with_row_dtype(p.x_type, [&]<class X>(X) {
@@ -180,7 +187,7 @@ AK_DEVICE void add_residual(const NormForward& p, const Ring& ring, int64_t at) 
 /// The last pass over a row of type T, with weights and biases of type P, to results of type Y.
 template <class T, class P, class Y, bool kRefills, class Ring>
 AK_DEVICE void normalize_row(const NormForward& p, const Ring& ring, int matrix, int64_t row, const RowStatistics& s) {
-  constexpr int kLoads = 8 / sizeof(P);  // vectors of weights of a thread on their way
+  constexpr int kLoads = 8 / sizeof(P);  // vectors of weights in flight a thread
   const P *weights = static_cast<const P*>(p.weight), *biases = static_cast<const P*>(p.bias);
   Y* y = static_cast<Y*>(p.y) + row * p.columns;
   const T* next = kRefills ? ring.template next_row<T>(row, matrix) : nullptr;
@@ -208,14 +215,14 @@ AK_DEVICE void normalize_row(const NormForward& p, const Ring& ring, int matrix,
       });
 }
 
-/// Rows that registers do not hold: they stay in their slots through the passes. Each pass is compiled for the types of
-/// what it touches, as are weight and bias, which have one. Where nothing is added, the last pass already starts the
-/// copies of the next row, each where it has read.
+/// Rows that do not fit registers stay in their slots through the passes. Each pass is compiled for the types that it
+/// touches; weight and bias have one type. Without a residual the last pass issues the copies of the next row, each
+/// into the slot bytes that it has just read.
 template <bool kAdds>
 AK_KERNEL(kWarpThreads* kRowWarps, 1)
 norm_forward_resident_kernel(AK_PARAM(NormForward) p, int teams) {
-  constexpr int kSum = kAdds ? 1 : 0;  // the sum takes the place of the residual
-  constexpr int kReads = 8;            // vectors of a thread on their way from shared memory
+  constexpr int kSum = kAdds ? 1 : 0;  // the sum replaces the residual
+  constexpr int kReads = 8;            // vectors in flight a thread, from shared memory
   RowRing<ResidentRowTeam, 2> ring({{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.rows,
                                    p.columns, teams);
   const DType row_type = kAdds ? p.residual_type : p.x_type;
@@ -278,7 +285,7 @@ norm_forward_kernel(AK_PARAM(NormForward) p) {
       } else {
         AK_NO_UNROLL
         for (int begin = 0; begin < p.columns; begin += kPiece) {
-          const bool summed = p.residual != nullptr;  // then the thread reads what it has written
+          const bool summed = p.residual != nullptr;  // then a thread reads back its own writes
           load_row<kThreads, kVec>(v, summed ? p.sum : p.x, summed ? p.residual_type : p.x_type, at + begin,
                                    p.columns - begin);
           f(begin);
@@ -317,7 +324,7 @@ norm_forward_kernel(AK_PARAM(NormForward) p) {
 
 Status norm_forward(const NormForward& p, Stream stream) {
   if (p.rows == 0) return {};
-  bool aligned = true;  // an absent tensor is
+  bool aligned = true;  // absent tensors count as aligned
   for (const void* data :
        {p.x, p.residual, p.weight, p.bias, static_cast<const void*>(p.sum), static_cast<const void*>(p.y)})
     aligned = aligned && rows_aligned(data, p.columns);
@@ -331,7 +338,7 @@ Status norm_forward(const NormForward& p, Stream stream) {
     const auto on_ring = [&]<class Team>(Team team) {
       return run(team, norm_forward_ring_kernel<Team>, kResidentWarps<Team>);
     };
-    // Whether two rows have room in shared memory; of one, the next would come only when it is done with.
+    // Two rows fit shared memory: else the next one could only come after the current one.
     const bool two_stay = ring_teams<ResidentRowTeam>(rows, int64_t{1} << 40, p.columns, 2) == 2;
     const Status status =
         p.columns <= kRingColumns       ? with_row_team<RowTeam<16, 16>>(p.columns, on_ring)

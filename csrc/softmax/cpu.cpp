@@ -1,24 +1,23 @@
-// softmax_rows and softmax_rows_backward on the CPU. Short rows are widened into a buffer, some together, where the
-// passes for the largest value, the sum and the result find them. A row longer than a tile goes through the L1 cache
-// tile by tile, once for each pass: its 16-bit numbers, widened again, are half the bytes of a widened copy. Rows are
-// independent: the bits are the same for any number of threads.
+// softmax_rows and softmax_rows_backward on the CPU. Short rows are batched and widened into a buffer, in which the
+// passes for maximum, sum and result find them. A row longer than a tile passes through the L1 cache tile by tile, once
+// a pass: widening its 16-bit values again moves half the bytes of a widened copy. Rows are independent, so the bits
+// are the same for any number of threads.
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 
-#include "base/cpu/arguments.h"
 #include "base/cpu/chunks.h"
-#include "base/cpu/empty.h"
 #include "base/cpu/row_tiles.h"
 #include "base/cpu/tile.h"
-#include "softmax/arguments.h"
-#include "softmax/cpu_call.h"
+#include "softmax/call.h"
 #include "softmax/cpu_exp_sums.h"
 #include "softmax/formula.h"
 
 namespace ak {
 namespace {
 
-// `to` may be x.
-AK_SIMD_CLONES void mask_span(const bool* counts, float instead, const float* x, float* to, int64_t n) {
+// `to` may alias x.
+AK_SIMD_CLONES void mask_span(const uint8_t* counts, float instead, const float* x, float* to, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) to[i] = counts[i] ? x[i] : instead;
 }
@@ -30,8 +29,7 @@ AK_SIMD_INLINE void softmax_result_row(const float* from, SoftmaxRow row, float*
   map_lanes(n, to, result, from);
 }
 
-// At most kRowsTogether rows from their values, which `e` may take the place of; y may be where e is. Of log-softmax
-// writes base and inverse of each row.
+// At most kRowsTogether rows. `e` may alias x, and y may alias e. Log-softmax also writes base and inverse of each row.
 template <bool kLog>
 void softmax_of_rows(const float* x, float* e, float* y, int64_t rows, int64_t n, bool safe, float* bases,
                      float* inverses) {
@@ -63,7 +61,7 @@ AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
   round_span(from, to, n);
 }
 
-// Meanwhile `ahead(i)` may fetch what else comes after i numbers.
+// `ahead(i)` may prefetch other data on the way.
 template <typename Floats, typename T, typename Ahead>
 AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n, const Ahead& ahead) {
   const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
@@ -91,8 +89,8 @@ AK_SIMD_INLINE void log_softmax_gradient_row(const T* x, const T* g, float base,
   };
   map_lanes(n, out, gradient, x, g);
 }
-// The gradients of at most kRowsTogether rows; the operands are floats or bf16. `out` may be where one of them is.
-// While the sums are formed, the lines are fetched that the gradients are written to.
+// The gradients of at most kRowsTogether rows; the operands are floats or bf16, and `out` may alias one of them. While
+// the sums are formed, the lines of the gradients are prefetched.
 template <typename T>
 void softmax_gradient_rows(const T* y, const T* g, float* out, int64_t rows, int64_t n) {
   with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
@@ -148,11 +146,11 @@ AK_SIMD_CLONES void log_gradient_span(const T* x, const T* g, float base, float 
   log_softmax_gradient_row(x, g, base, inverse, sum, to, n);
 }
 
-// `exponentials`: memory for those of a row, unless it is of log-softmax.
-void softmax_of_long_row(const SoftmaxCall& call, int64_t r, float* exponentials) {
+// `exponentials`: a buffer for those of a row; log-softmax needs none.
+void softmax_of_long_row(const SoftmaxRows& call, int64_t r, float* exponentials) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float tile[kTile];
-  const bool* const counts = call.mask.data ? call.mask.row(r) : nullptr;
+  const uint8_t* const counts = call.mask.data ? call.mask.row(r) : nullptr;
   const auto load = [&](int64_t c, int64_t count) -> const float* {
     const float* x = load_tile(call.x, call.x_type, row + c, count, tile);
     if (!counts) return x;
@@ -175,12 +173,12 @@ void softmax_of_long_row(const SoftmaxCall& call, int64_t r, float* exponentials
   if (call.statistics) call.statistics[r] = of.base, call.statistics[call.rows + r] = of.inverse;
 }
 
-// T: bf16 where both operands are that, which is read as it is; float, what others are widened to.
+// T: bf16 if both operands are bf16, which is read directly; else float, to which others are widened.
 template <typename T>
-void softmax_gradient_of_long_row(const SoftmaxBackwardCall& call, int64_t r) {
+void softmax_gradient_of_long_row(const SoftmaxRowsBackward& call, int64_t r) {
   const int64_t n = call.columns, row = r * n;
   alignas(64) float of_tile[kTile], grad_tile[kTile];
-  const auto load = [&](const void* data, ScalarType dtype, int64_t c, int64_t count, float* tile) -> const T* {
+  const auto load = [&](const void* data, DType dtype, int64_t c, int64_t count, float* tile) -> const T* {
     if constexpr (std::is_same_v<T, float>) return load_tile(data, dtype, row + c, count, tile);
     return static_cast<const T*>(data) + row + c;
   };
@@ -191,7 +189,7 @@ void softmax_gradient_of_long_row(const SoftmaxBackwardCall& call, int64_t r) {
     const T* g = load_grad(c, count);
     sum += call.statistics ? sum_of_span(g, count) : products_span(load_of(c, count), g, count);
   });
-  make_tiles(call.grad_x, call.grad_x_type, row, n, of_tile, [&](float* to, int64_t c, int64_t count) {
+  make_tiles(call.out, call.out_type, row, n, of_tile, [&](float* to, int64_t c, int64_t count) {
     const T *const of = load_of(c, count), *const g = load_grad(c, count);
     if (call.statistics) {
       log_gradient_span(of, g, call.statistics[r], call.statistics[call.rows + r], sum, to, count);
@@ -202,61 +200,9 @@ void softmax_gradient_of_long_row(const SoftmaxBackwardCall& call, int64_t r) {
   });
 }
 
-SoftmaxMask mask_of(const std::optional<Tensor>& t) {
-  if (!t) return {};
-  return {
-      static_cast<const bool*>(t->const_data_ptr()), t->size(1), t->size(2), t->stride(0), t->stride(1), t->stride(2)};
-}
-
-std::tuple<Tensor, Tensor> softmax_rows(const Tensor& x, const std::optional<Tensor> mask, bool log, bool safe,
-                                        ScalarType out_dtype) {
-  constexpr const char* op = "softmax_rows";
-  check_softmax_matrix(op, {"x"}, x);
-  check_softmax_mask(op, mask, x);
-  check_dtype(op, {"out_dtype"}, out_dtype, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-  check_cpu(op, {"x"}, x);
-  if (mask) check_cpu(op, {"mask"}, *mask);
-  const int64_t rows = x.size(0), columns = x.size(1);
-  const Tensor y = empty_tensor({rows, columns}, out_dtype);
-  const Tensor statistics = empty_tensor({2, log ? rows : 0}, ScalarType::Float);
-  softmax_call({.x = x.const_data_ptr(),
-                .x_type = x.scalar_type(),
-                .mask = mask_of(mask),
-                .safe = safe,
-                .rows = rows,
-                .columns = columns,
-                .y = y.mutable_data_ptr(),
-                .y_type = out_dtype,
-                .statistics = log ? static_cast<float*>(statistics.mutable_data_ptr()) : nullptr});
-  return {y, statistics};
-}
-
-Tensor softmax_rows_backward(const Tensor& grad, const Tensor& of, const std::optional<Tensor> statistics,
-                             const std::optional<Tensor> mask, ScalarType out_dtype) {
-  constexpr const char* op = "softmax_rows_backward";
-  check_softmax_gradient(op, grad, of, statistics, mask);
-  check_dtype(op, {"out_dtype"}, out_dtype, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
-  for (const auto& [name, t] : {std::pair{"grad", &grad}, {"of", &of}}) check_cpu(op, {name}, *t);
-  if (statistics) check_cpu(op, {"statistics"}, *statistics);
-  if (mask) check_cpu(op, {"mask"}, *mask);
-  const int64_t rows = grad.size(0), columns = grad.size(1);
-  const Tensor out = empty_tensor({rows, columns}, out_dtype);
-  softmax_backward_call({.grad = grad.const_data_ptr(),
-                         .grad_type = grad.scalar_type(),
-                         .of = of.const_data_ptr(),
-                         .of_type = of.scalar_type(),
-                         .statistics = statistics ? static_cast<const float*>(statistics->const_data_ptr()) : nullptr,
-                         .mask = mask_of(mask),
-                         .rows = rows,
-                         .columns = columns,
-                         .grad_x = out.mutable_data_ptr(),
-                         .grad_x_type = out_dtype});
-  return out;
-}
-
 }  // namespace
 
-void softmax_call(const SoftmaxCall& call) {
+AK_EXPORT Status softmax_rows(const SoftmaxRows& call, Stream) {
   const int64_t n = call.columns, block = rows_together(n);
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
     if (n > kTile) {
@@ -273,7 +219,7 @@ void softmax_call(const SoftmaxCall& call) {
           mask_span(call.mask.row(first + r), kMasked, x + r * n, values.get() + r * n, n);
         x = values.get();
       }
-      with_dtype(call.y_type, [&]<typename T>(T) {
+      with_narrow_dtype(call.y_type, [&]<typename T>(T) {
         make_rounded(static_cast<T*>(call.y) + first * n, exponentials.get(), numel, [&](float* at) {
           if (call.statistics) {
             float *const bases = call.statistics + first, *const inverses = bases + call.rows;
@@ -285,11 +231,12 @@ void softmax_call(const SoftmaxCall& call) {
       });
     }
   });
+  return {};
 }
 
-void softmax_backward_call(const SoftmaxBackwardCall& call) {
+AK_EXPORT Status softmax_rows_backward(const SoftmaxRowsBackward& call, Stream) {
   const int64_t n = call.columns, block = rows_together(n);
-  const bool direct = call.grad_type == ScalarType::BFloat16 && call.of_type == call.grad_type;  // read as they are
+  const bool direct = call.grad_type == DType::kBFloat16 && call.of_type == call.grad_type;  // bf16 is read directly
   torch::stable::parallel_for(0, call.rows, std::max<int64_t>(1, kGrain / 4 / n), [&](int64_t begin, int64_t end) {
     if (n > kTile) {
       const auto long_row = direct ? softmax_gradient_of_long_row<bf16> : softmax_gradient_of_long_row<float>;
@@ -306,8 +253,8 @@ void softmax_backward_call(const SoftmaxBackwardCall& call) {
           softmax_gradient_rows(y, g, at, rows, n);
         }
       };
-      with_dtype(call.grad_x_type, [&]<typename T>(T) {
-        T* const at = static_cast<T*>(call.grad_x) + first * n;
+      with_narrow_dtype(call.out_type, [&]<typename T>(T) {
+        T* const at = static_cast<T*>(call.out) + first * n;
         if (call.mask.data) {
           float* const made = values.get();
           make(made);
@@ -328,11 +275,7 @@ void softmax_backward_call(const SoftmaxBackwardCall& call) {
       }
     }
   });
+  return {};
 }
 
 }  // namespace ak
-
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {
-  m.impl("softmax_rows", TORCH_BOX(&ak::softmax_rows));
-  m.impl("softmax_rows_backward", TORCH_BOX(&ak::softmax_rows_backward));
-}

@@ -1,13 +1,13 @@
-// The largest of a row of logits and the sum of their exponentials, in 64 lanes that meet at the end: their order is
-// that of the code, so the bits are the same for any number of threads and every instruction set.
+// The maximum of a row of logits and the sum of their exponentials, in 64 lanes that are reduced at the end. The code
+// fixes the order, so the bits are the same for any number of threads and every instruction set.
 #pragma once
 
 #include "base/cpu/row_sums.h"
-#include "loss/formula.h"
+#include "softmax/formula.h"
 
 namespace ak {
 
-// The largest of each lane of a row, -inf where there is none; a NaN is passed over.
+// The maximum of each lane of a row, -inf for an empty lane; NaN is ignored.
 template <typename Floats>
 AK_SIMD_INLINE Floats largest_lanes(const float* x, int64_t n) {
   constexpr float kLeast = -__builtin_huge_valf();
@@ -33,7 +33,7 @@ AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
   return lanes_joined(largest_lanes<Floats>(x, n), Larger{});
 }
 
-// The sum of 2^64 exp(x - base) in lanes; `e`, which may be x, keeps the exponentials where kKeeps.
+// The sum of 2^64 exp(x - base) in lanes. With kKeeps the exponentials are stored in `e`, which may alias x.
 template <bool kKeeps, typename Floats>
 AK_SIMD_INLINE Floats exp_lanes(const float* x, float base, float* e, int64_t n) {
   return lanes_of_sum<Floats>(

@@ -6,10 +6,10 @@
 
 namespace ak {
 
-/// exp(x - base), by the special function unit; base is a number.
+/// exp(x - base) by the special function unit; base is finite.
 AK_DEVICE float exp_above(float x, float base) { return exp2_approx((x - base) * 1.4426950408889634f); }
 
-/// The largest value of a thread's share of a row, and the sum of exp(x - largest), rescaled when a larger one comes.
+/// The maximum of a thread's share of a row, and the sum of exp(x - maximum), rescaled whenever the maximum grows.
 struct RunningSum {
   float largest = kMasked, sum = 0.0f;
 
@@ -19,14 +19,14 @@ struct RunningSum {
     float top = largest;
     AK_UNROLL
     for (int j = 0; j < N; j++) top = max_number(value(j), top);
-    const float base = softmax_base(top);  // only -inf so far: their exponentials are 0
+    const float base = softmax_base(top);  // 0 if all are -inf: their exponentials are then 0
     float added = 0.0f;
     AK_UNROLL
     for (int j = 0; j < N; j++) added += exp_above(value(j), base);
     sum = fma(sum, exp_above(largest, base), added);
     largest = top;
   }
-  /// The sum of exp(x - base), where no x is larger; 0 of a share of nothing but -inf, whatever the base.
+  /// The sum of exp(x - base) for a base of at least the maximum; 0 for a share of nothing but -inf, whatever the base.
   AK_DEVICE float relative_to(float base) const { return sum * exp_above(largest, base); }
 };
 

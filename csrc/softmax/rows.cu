@@ -1,23 +1,26 @@
 // softmax_rows and softmax_rows_backward: softmax and log-softmax of rows, and their gradients.
 //
-// Work: forward reads x (and a byte of mask) and writes y, backward reads two matrices and writes one: 4 to 6 bytes an
-// element in 16 bits, an exponential of the special function unit and some 10 instructions, so memory bandwidth is the
-// limit. Plan: norm_forward's. Up to 8,192 columns a row is in the registers of a team, a warp or 4 or 8, through the
-// passes for the largest value, for the sum and for the result, while cp.async brings the next rows and the bytes of
-// their masks are loaded a row ahead: 32 to 64 KB an SM are on their way of 16-bit rows of 128 columns and more, where
-// 4.25 TB/s of reads and writes need some 13 KB of reads (800 ns of latency). Some 17 instructions an element, two
-// thirds of what an SM can issue at that rate; a row has 140 of its own, so that below 300 columns they are the limit.
-// Longer rows, and rows or masks that are not aligned, take the second kernel, a block a row, by way of shared memory:
-// row_pieces.cuh. It reads and writes words of 16 bytes wherever a row begins, and its sums do not depend on that. A
-// row is brought once where two have room (of 16 bits: up to 58,000 columns), so that one is on its way while one is in
-// work; a longer one twice, the second time from L2. Each thread keeps the largest value of its share and the sum
-// relative to it. Some 22 instructions an element, where an SM can issue 25 at that rate: one column at a time is the
-// price of any address. A result of another width than x, or than both gradients, is stored element by element.
+// Work: forward reads x (and a byte of mask) and writes y, backward reads two matrices and writes one: 4 to 6 bytes, an
+// exponential of the special function unit and some 10 instructions an element in 16 bits, so memory bandwidth is the
+// limit.
+//
+// Plan. Up to 8,192 columns a row is in the registers of a team, a warp or 4 or 8, through the passes for maximum, sum
+// and result, while cp.async prefetches the next rows and their mask bytes are loaded a row ahead: 32 to 64 KB an SM in
+// flight for 16-bit rows of 128 columns and more, where 4.25 TB/s of reads and writes need some 13 KB of reads in
+// flight (800 ns of latency). Some 17 instructions an element are two thirds of what an SM can issue at that rate. A
+// row costs 140 more, which are the limit below 300 columns.
+//
+// Longer rows and unaligned rows or masks take the second kernel, a block a row, staged through shared memory
+// (row_pieces.cuh). It reads and writes words of 16 bytes wherever a row begins, and the order of its sums does not
+// depend on that. If two rows fit (16 bits: up to 58,000 columns) each is read once, and one is prefetched while one is
+// in work; a longer row is read twice, the second time from L2. Each thread keeps the maximum of its share and the sum
+// relative to it. Some 22 instructions an element, where an SM can issue 25 at that rate: arbitrary addresses cost one
+// column at a time. A result of another width than x, or than both gradients, is stored element by element.
 //
 // Traps: lanes beyond the row must be -inf, not 0. A thread that has seen only -inf must not compute -inf - (-inf), nor
-// 0 times exp(0 - a very negative base). The largest value of a row with NaN may be -inf, which does not make the row
-// an empty one: its sum says that.
-#include "softmax/rows.h"
+// 0 * exp(0 - a very negative base). The maximum of a row with NaN may be -inf, which does not make the row fully
+// masked: its sum tells.
+#include "softmax/call.h"
 
 #include <algorithm>
 
@@ -84,9 +87,9 @@ softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, AK_PARAM(PieceShape) shape) {
   pieces.finish();
 }
 
-/// The result or x, its gradient, and the mask.
+/// The result (or x), its gradient, and the mask.
 struct SoftmaxGradientPieces {
-  const SoftmaxGradient& p;
+  const SoftmaxRowsBackward& p;
   AK_DEVICE const uint8_t* at(int m, int64_t row) const {
     if (m == 2) return p.mask.row(row);
     return m == 0 ? element(p.of, p.of_type, row * p.columns) : element(p.grad, p.grad_type, row * p.columns);
@@ -96,7 +99,7 @@ struct SoftmaxGradientPieces {
 
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
-softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) shape) {
+softmax_rows_backward_kernel(AK_PARAM(SoftmaxRowsBackward) p, AK_PARAM(PieceShape) shape) {
   const bool log = p.statistics != nullptr;
   RowPieces<kThreads, 3, SoftmaxGradientPieces> pieces(
       {bytes_of(p.of_type), bytes_of(p.grad_type), p.mask.data != nullptr}, p.rows, p.columns, shape, {p});
@@ -141,9 +144,9 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxGradient) p, AK_PARAM(PieceShape) s
   pieces.finish();
 }
 
-constexpr int kRingWarps = 16;  // of an SM: 128 registers a thread
+constexpr int kRingWarps = 16;  // an SM: 128 registers a thread
 
-/// Which columns of a row a mask keeps, for the threads of a team. Its bytes are loaded a row ahead.
+/// The mask of a row, for the threads of a team. Its bytes are loaded a row ahead.
 template <class Team>
 class RowKept {
  public:
@@ -156,7 +159,7 @@ class RowKept {
       bytes_[held / kRingVec] = load(reinterpret_cast<const uint32_t*>(at + column));
     });
   }
-  /// Calls f(j) for the values of the row loaded last that the mask leaves out.
+  /// Calls f(j) for the masked values of the row loaded last.
   template <class F>
   AK_DEVICE void for_each_left_out(F f) const {
     if (mask_.data == nullptr) return;
@@ -224,12 +227,12 @@ softmax_rows_ring_kernel(AK_PARAM(SoftmaxRows) p, int teams) {
 
 template <class Team>
 AK_KERNEL(kWarpThreads* kRingWarps, 1)
-softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxGradient) p, int teams) {
+softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxRowsBackward) p, int teams) {
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   const bool log = p.statistics != nullptr;
   RowRing<Team, 2> ring({{p.of, p.of_type, p.columns}, {p.grad, p.grad_type, p.columns}}, p.rows, p.columns, teams);
   RowKept<Team> kept(p.mask, p.rows, p.columns);
-  float next_base = 0.0f, next_inverse = 0.0f;  // of the next row: loaded a row ahead
+  float next_base = 0.0f, next_inverse = 0.0f;  // of the next row, loaded a row ahead
   const auto load_statistics = [&](int64_t row) {
     if (!log || row >= p.rows) return;
     next_base = load(p.statistics + row);
@@ -264,7 +267,7 @@ softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxGradient) p, int teams) {
   ring.finish();
 }
 
-/// Whether the rows, and those of the mask, are ones that a ring brings in vectors.
+/// Whether a ring can read the rows, and those of the mask, in vectors.
 bool ring_takes(const RowMask& mask, int columns, bool aligned) {
   return aligned && columns <= kRingColumns && (mask.data == nullptr || mask.wide);
 }
@@ -286,7 +289,7 @@ Status softmax_rows(const SoftmaxRows& p, Stream stream) {
                        [](auto threads) { return softmax_rows_kernel<threads()>; });
 }
 
-Status softmax_rows_backward(const SoftmaxGradient& p, Stream stream) {
+Status softmax_rows_backward(const SoftmaxRowsBackward& p, Stream stream) {
   if (p.rows == 0) return {};
   const bool aligned =
       rows_aligned(p.grad, p.columns) && rows_aligned(p.of, p.columns) && rows_aligned(p.out, p.columns);

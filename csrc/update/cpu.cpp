@@ -18,7 +18,7 @@ StepValues read_scalars(const UpdateCall& call) {
 }
 
 float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer) {
-  if (p.master_kind == Master::kNone) return load_elements(p.param, p.param_dtype, at, n, buffer);
+  if (p.master_kind == Master::kNone) return load_tile(p.param, p.param_dtype, at, n, buffer);
   if (p.master_kind == Master::kFloat32) return static_cast<float*>(p.master) + at;
   const int16_t* remainder = static_cast<const int16_t*>(p.master) + at;
   if (p.param_dtype == DType::kFloat16) {
@@ -48,11 +48,11 @@ void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, 
     return;
   }
   if (p.stochastic && p.master_kind == Master::kNone && p.param_dtype != DType::kFloat32) {
-    store_stochastic(weights, p.param, scalar_type_of(p.param_dtype), at, n, {seed, step, p.index});
+    store_stochastic(weights, p.param, p.param_dtype, at, n, {seed, step, p.index});
   } else {
-    store_elements(weights, p.param, p.param_dtype, at, n);
+    store_tile(weights, p.param, p.param_dtype, at, n);
   }
-  if (p.shadow) store_elements(weights, p.shadow, p.shadow_dtype, at, n);
+  if (p.shadow) store_tile(weights, p.shadow, p.shadow_dtype, at, n);
 }
 
 void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take) {

@@ -34,35 +34,25 @@ void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, 
 // Moves the fp32 averages [at, at + n) of the parameter towards its new weights.
 void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take);
 
-// Elements [at, at + n) as fp32: in place if they are fp32, else in `buffer`.
-inline float* load_elements(void* data, DType dtype, int64_t at, int64_t n, float* buffer) {
-  return load_tile(data, scalar_type_of(dtype), at, n, buffer);
-}
-inline void store_elements(const float* values, void* data, DType dtype, int64_t at, int64_t n) {
-  store_tile(values, data, scalar_type_of(dtype), at, n);
-}
-
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
 // parameter, its weights, its gradients, its moments (null if absent), first element, n) and then
 // finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
 template <typename Update, typename Finish>
 void for_each_tile(const std::vector<Param>& params, const Update& update, const Finish& finish) {
-  const std::vector<Chunk> chunks =
-      make_chunks(static_cast<int64_t>(params.size()), [&](int64_t i) { return params[static_cast<size_t>(i)].numel; });
-  for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) {
+  for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {
     alignas(64) float buffers[2 + kMaxMoments][kTile];
     const Param& p = params[static_cast<size_t>(chunk.tensor)];
     for (int64_t at = chunk.begin; at < chunk.end; at += kTile) {
       const int64_t n = std::min(kTile, chunk.end - at);
       float* weights = load_weights(p, at, n, buffers[0]);
-      const float* grads = load_tile(p.grad, scalar_type_of(p.grad_dtype), at, n, buffers[1]);
+      const float* grads = load_tile(p.grad, p.grad_dtype, at, n, buffers[1]);
       float* moments[kMaxMoments] = {};
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k]) moments[k] = load_elements(p.moments[k], p.moment_dtypes[k], at, n, buffers[2 + k]);
+        if (p.moments[k]) moments[k] = load_tile(p.moments[k], p.moment_dtypes[k], at, n, buffers[2 + k]);
       }
       update(chunk.tensor, weights, grads, moments, at, n);
       for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k]) store_elements(moments[k], p.moments[k], p.moment_dtypes[k], at, n);
+        if (p.moments[k]) store_tile(moments[k], p.moments[k], p.moment_dtypes[k], at, n);
       }
       finish(chunk.tensor, weights, at, n);
     }

@@ -33,10 +33,10 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
 
 }  // namespace
 
-void store_stochastic(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n, const RandomKey& key) {
+void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, const RandomKey& key) {
   alignas(64) uint32_t random[kTile];
   random_span(random, n, key.seed, key.step, key.index, static_cast<uint64_t>(at) / 8);
-  if (dtype == ScalarType::Half) {
+  if (dtype == DType::kFloat16) {
     round_stochastic_span(tile, random, static_cast<fp16*>(data) + at, n);
   } else {
     round_stochastic_span(tile, random, static_cast<bf16*>(data) + at, n);

@@ -12,6 +12,6 @@ struct RandomKey {
 };
 
 // Elements [at, at + n) of an fp16 or bf16 tensor, rounded with random bits of their own; `at` is a multiple of 8.
-void store_stochastic(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n, const RandomKey& key);
+void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, const RandomKey& key);
 
 }  // namespace ak

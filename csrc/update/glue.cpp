@@ -1,7 +1,7 @@
 // The update ops on a GPU: checks, scratch and launch of a step of any rule.
 #include <vector>
 
-#include "base/gpu/call.h"
+#include "base/op_call.h"
 #include "update/call.h"
 #include "update/rules.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 // The parameters with their state, checked and shown to the emulator.
 template <typename Rule>
-std::vector<Param> params_on_gpu(GpuCall& gpu, const UpdateCall& call) {
+std::vector<Param> params_on_gpu(OpCall& gpu, const UpdateCall& call) {
   std::vector<Param> params =
       checked_params<Rule>(call, [&](ArgName name, const Tensor& tensor) { gpu.check_place(name, tensor); });
   const auto write = [&](const char* name, const TensorList& buffers) {
@@ -30,7 +30,7 @@ std::vector<Param> params_on_gpu(GpuCall& gpu, const UpdateCall& call) {
 }
 
 template <typename Rule>
-std::vector<ParamGroup<typename Rule::Options>> groups_on_gpu(GpuCall& gpu, const UpdateCall& call) {
+std::vector<ParamGroup<typename Rule::Options>> groups_on_gpu(OpCall& gpu, const UpdateCall& call) {
   std::vector<ParamGroup<typename Rule::Options>> groups;
   groups.reserve(call.flags.size());
   for (size_t g = 0; g < call.flags.size(); ++g) {
@@ -47,20 +47,19 @@ template <typename Rule>
 void take_step(const UpdateCall& call) {
   const TensorList& first = call.table ? call.steps : call.params;  // the device of a table's addresses is unknown
   if (first.empty()) return;
-  GpuCall gpu(call.op(), {call.table ? "steps" : "params", 0}, first[0]);
+  OpCall gpu(call.op(), {call.table ? "steps" : "params", 0}, first[0]);
   const std::vector<Param> params = params_on_gpu<Rule>(gpu, call);
   const auto groups = groups_on_gpu<Rule>(gpu, call);
   const StepDecisions decisions{gpu.scalar({"grad_scale"}, call.grad_scale), gpu.scalar({"found_inf"}, call.found_inf),
                                 gpu.scalar({"sum_sq"}, call.sum_sq), static_cast<float>(call.max_norm)};
   if (call.squares) gpu.write({"squares"}, *call.squares);
-  const Tensor scratch = gpu.scratch(update_scratch_bytes<Rule>(params));
-  gpu.launch(update<Rule>, params, groups, decisions, static_cast<uint64_t>(call.seed), scratch.mutable_data_ptr(),
-             call.half());
+  void* const scratch = gpu.scratch(update_scratch_bytes<Rule>(params));
+  gpu.launch(update<Rule>, params, groups, decisions, static_cast<uint64_t>(call.seed), scratch, call.half());
 }
 
 }  // namespace
 }  // namespace ak
 
-AK_GPU_OPS(m) {
+AK_OPS(m) {
   ak::for_each_rule([&]<typename Rule>(Rule) { ak::register_update<Rule, ak::take_step<Rule>>(m); });
 }

@@ -174,7 +174,7 @@ void losses(Cases& cases) {
     });
     cases.check("softmax_rows_backward" + of, [=] {
       return same_row(columns, [=](Tensors& t, int64_t before) {
-        SoftmaxGradient p{};
+        SoftmaxRowsBackward p{};
         p.grad = t.read("grad", kFloat, before * columns, columns);
         p.of = t.read("of", kHalf, before * columns, columns);
         p.out = t.write("out", kBrain, before * columns, columns);

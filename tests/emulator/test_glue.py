@@ -1,4 +1,4 @@
-"""The host code of the CUDA ops (``csrc/*/glue*.cpp``) on the emulator: which address, stride, scratch and plan reaches a kernel.
+"""The host code of the ops (``csrc/*/glue*.cpp``) on the emulator: which address, stride, scratch and plan reaches a kernel.
 
 Kernels have tests of their own; here every argument gets a value of its own, so that two that were exchanged show. New memory
 is full of NaN on the emulator and unreadable until written. Results are those of the CPU kernels to the bit.

@@ -152,8 +152,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
   seed.set(0, kSeed);
   const int grid = 3;
   const int64_t shares = std::min(rows, 3);
-  const int64_t size =
-      o.forced ? shares * columns * o.parameters : norm_backward_slots_size(rows, columns, o.parameters);
+  const int64_t size = o.forced ? shares * columns * o.parameters : norm_backward_slots(rows, columns, o.parameters);
   emu::Buffer<float> slots("slots", static_cast<size_t>(size)),
       sums("sums", static_cast<size_t>(o.parameters) * columns);
   for (size_t i = 0; i < n; i++) {
@@ -394,9 +393,9 @@ void check_backward(Cases& cases) {
   }
   cases.check("backward, the shares of long rows", [] {
     emu::options().sm_count = 132;
-    const bool right = norm_backward_slots_size(2048, 32768, 2) == 12 * 2 * 32768 &&
-                       norm_backward_slots_size(5, 32768, 1) == 5 * 32768 &&
-                       norm_backward_slots_size(9, 1 << 20, 1) == 1 << 20 && norm_backward_slots_size(0, 32768, 2) == 0;
+    const bool right = norm_backward_slots(2048, 32768, 2) == 12 * 2 * 32768 &&
+                       norm_backward_slots(5, 32768, 1) == 5 * 32768 && norm_backward_slots(9, 1 << 20, 1) == 1 << 20 &&
+                       norm_backward_slots(0, 32768, 2) == 0;
     return right ? "" : "other sizes";
   });
   for (const double p : {-1.0, 0.0, 0.3, 1.0}) {

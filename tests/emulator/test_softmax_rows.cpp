@@ -76,7 +76,7 @@ std::string run(const Options& o, bool expanded = false, std::vector<double>* re
   p.safe = o.safe;
   std::string error = message_of(softmax_rows(p, nullptr));
   if (!error.empty()) return error;
-  SoftmaxGradient q{};
+  SoftmaxRowsBackward q{};
   q.grad = grad.data();
   q.of = o.log ? x.data() : y.data();
   q.statistics = p.statistics;

@@ -1,10 +1,10 @@
-// scaled_exp and exp_of_logit of loss/formula.h against double precision, over a million floats from -128 to 0
+// scaled_exp and exp_of_logit of softmax/formula.h against double precision, over a million floats from -128 to 0
 // and all around the integers that x / ln 2 is rounded to; then what is no number, and what is out of range.
 #include <cmath>
 #include <cstdio>
 #include <initializer_list>
 
-#include "loss/formula.h"
+#include "softmax/formula.h"
 
 using namespace ak;
 

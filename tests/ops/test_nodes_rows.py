@@ -110,6 +110,20 @@ def test_compiled_autograd_traces_the_node(name):
     assert torch.equal(*grads)
 
 
+def test_compiled_autograd_traces_anew_for_another_number():
+    target = torch.tensor([3, 0, 49, 7])
+    for smoothing in (0.0, 0.25):
+        grads = []
+        for compiled in (True, False):
+            logits = normal(4, 50, dtype=FP16, grad=True)  # fp16: the gradient is made in the backward
+            loss = ak.cross_entropy(logits, target, label_smoothing=smoothing)
+            assert in_cpp(loss)
+            with compiled_autograd._enable(lambda graph: graph) if compiled else contextlib.nullcontext():
+                loss.backward()
+            grads.append(logits.grad)
+        assert torch.equal(*grads)
+
+
 def test_what_is_wrong_is_said_by_python():
     x = normal(4, 50, dtype=FP32, grad=True)
     with pytest.raises(ValueError, match="weight"):

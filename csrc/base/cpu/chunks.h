@@ -17,14 +17,15 @@ struct Chunk {
   int64_t tensor, begin, end;
 };
 
-template <typename NumelOf>
-std::vector<Chunk> make_chunks(int64_t tensors, const NumelOf& numel_of) {
+// The chunks of a list whose entries have a `numel`.
+template <typename List>
+std::vector<Chunk> make_chunks(const List& entries) {
   std::vector<Chunk> chunks;
-  chunks.reserve(static_cast<size_t>(tensors));
-  for (int64_t i = 0; i < tensors; ++i) {
-    const int64_t numel = numel_of(i);
+  chunks.reserve(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const int64_t numel = entries[i].numel;
     for (int64_t begin = 0; begin < numel; begin += kChunk)
-      chunks.push_back({i, begin, std::min(begin + kChunk, numel)});
+      chunks.push_back({static_cast<int64_t>(i), begin, std::min(begin + kChunk, numel)});
   }
   return chunks;
 }

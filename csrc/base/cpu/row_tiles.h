@@ -24,9 +24,9 @@ void for_tiles(int64_t n, const Each& each) {
 
 // Calls make(to, c, count) for every tile of the result row that begins at element `row` of `out`.
 template <typename Make>
-void make_tiles(void* out, ScalarType dtype, int64_t row, int64_t n, float* tile, const Make& make) {
+void make_tiles(void* out, DType dtype, int64_t row, int64_t n, float* tile, const Make& make) {
   for_tiles(n, [&](int64_t c, int64_t count) {
-    const bool wide = dtype == ScalarType::Float;
+    const bool wide = dtype == DType::kFloat32;
     float* const to = wide ? static_cast<float*>(out) + row + c : tile;
     make(to, c, count);
     if (!wide) store_tile(to, out, dtype, row + c, count);

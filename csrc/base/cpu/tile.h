@@ -3,8 +3,6 @@
 // not with their product. The extra traffic stays in L1.
 #pragma once
 
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -12,12 +10,11 @@
 
 #include "base/cpu/half_spans.h"
 #include "base/cpu/simd.h"
+#include "base/dtype.h"
 #include "base/half.h"
 #include "update/split_master.h"
 
 namespace ak {
-
-using torch::headeronly::ScalarType;
 
 inline constexpr int64_t kTile = 1024;
 
@@ -50,18 +47,18 @@ class RowBuffer {
   Buffer more_;
 };
 
-inline int64_t bytes_of(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
-
-// Calls f with a value of the type of a 16-bit or fp32 dtype.
+// f of a value of the type of a dtype other than fp64.
 template <typename F>
-void with_dtype(ScalarType dtype, const F& f) {
-  if (dtype == ScalarType::Half) {
-    f(fp16{});
-  } else if (dtype == ScalarType::BFloat16) {
-    f(bf16{});
-  } else {
-    f(float{});
-  }
+auto with_narrow_dtype(DType dtype, const F& f) {
+  if (dtype == DType::kFloat16) return f(fp16{});
+  if (dtype == DType::kBFloat16) return f(bf16{});
+  return f(float{});
+}
+
+// The same for any dtype.
+template <typename F>
+auto with_dtype(DType dtype, const F& f) {
+  return dtype == DType::kFloat64 ? f(double{}) : with_narrow_dtype(dtype, f);
 }
 
 template <typename T>
@@ -126,9 +123,9 @@ AK_SIMD_CLONES bool any_non_finite(const T* x, int64_t n) {
 
 // Elements [at, at + n) of an fp16, bf16 or fp32 tensor: in place if fp32, else converted into `buffer`. load_span and
 // store_span are for functions that have clones themselves.
-AK_SIMD_INLINE const float* load_span(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
-  if (dtype == ScalarType::Float) return static_cast<const float*>(data) + at;
-  if (dtype == ScalarType::Half) {
+AK_SIMD_INLINE const float* load_span(const void* data, DType dtype, int64_t at, int64_t n, float* buffer) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(data) + at;
+  if (dtype == DType::kFloat16) {
     widen_span(static_cast<const fp16*>(data) + at, buffer, n);
   } else {
     widen_span(static_cast<const bf16*>(data) + at, buffer, n);
@@ -137,31 +134,31 @@ AK_SIMD_INLINE const float* load_span(const void* data, ScalarType dtype, int64_
 }
 
 // Rounds to the tensor's dtype. fp32 elements have been changed in place.
-AK_SIMD_INLINE void store_span(const float* values, void* data, ScalarType dtype, int64_t at, int64_t n) {
-  if (dtype == ScalarType::Half) {
+AK_SIMD_INLINE void store_span(const float* values, void* data, DType dtype, int64_t at, int64_t n) {
+  if (dtype == DType::kFloat16) {
     round_span(values, static_cast<fp16*>(data) + at, n);
-  } else if (dtype == ScalarType::BFloat16) {
+  } else if (dtype == DType::kBFloat16) {
     round_span(values, static_cast<bf16*>(data) + at, n);
   }
 }
 
-AK_SIMD_CLONES inline const float* load_tile(const void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+AK_SIMD_CLONES inline const float* load_tile(const void* data, DType dtype, int64_t at, int64_t n, float* buffer) {
   return load_span(data, dtype, at, n, buffer);
 }
 
 // load_tile for elements that will be changed.
-inline float* load_tile(void* data, ScalarType dtype, int64_t at, int64_t n, float* buffer) {
+inline float* load_tile(void* data, DType dtype, int64_t at, int64_t n, float* buffer) {
   return const_cast<float*>(load_tile(static_cast<const void*>(data), dtype, at, n, buffer));
 }
 
 // n values as floats, converted into `buffer` if necessary; all `absent` if `data` is null.
-inline const float* values_or(const void* data, ScalarType dtype, float absent, int64_t n, float* buffer) {
+inline const float* values_or(const void* data, DType dtype, float absent, int64_t n, float* buffer) {
   if (data) return load_tile(data, dtype, 0, n, buffer);
   std::fill_n(buffer, n, absent);
   return buffer;
 }
 
-AK_SIMD_CLONES inline void store_tile(const float* tile, void* data, ScalarType dtype, int64_t at, int64_t n) {
+AK_SIMD_CLONES inline void store_tile(const float* tile, void* data, DType dtype, int64_t at, int64_t n) {
   store_span(tile, data, dtype, at, n);
 }
 

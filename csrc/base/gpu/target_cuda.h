@@ -1,4 +1,4 @@
-// CUDA target of base/gpu/call.h: torch's current stream and allocator, and the CUDA runtime.
+// CUDA target of base/op_call.h: torch's current stream and allocator, and the CUDA runtime.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@
 #include "device/device_facts.h"
 #include "device/status.h"
 
-#define AK_GPU_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m)
+#define AK_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CUDA, m)
 
 namespace ak {
 
@@ -24,6 +24,7 @@ namespace ak {
 // and memory comes from torch's allocator, so a call can be captured in a CUDA graph.
 class Target {
  public:
+  static constexpr bool kOnCpu = false;
   static constexpr const char* kDevices = "a CUDA device";
   static constexpr bool kLooks = false;  // kernels can access all device memory, so nothing is declared
   static bool has(const Tensor& t) { return t.is_cuda(); }
@@ -35,10 +36,13 @@ class Target {
 
   bool holds(const Tensor& t) const { return t.is_cuda() && t.get_device_index() == index_; }
   std::string name() const { return "cuda:" + std::to_string(index_); }
-  torch::stable::Device device() const {
-    return {torch::headeronly::DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(index_)};
-  }
   Stream stream() const { return stream_; }
+
+  Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) const {
+    const auto index = static_cast<torch::stable::DeviceIndex>(index_);
+    return torch::stable::empty(size, dtype, std::nullopt,
+                                torch::stable::Device{torch::headeronly::DeviceType::CUDA, index});
+  }
 
   GpuProperties properties() const {
     DeviceFacts facts{};
@@ -51,9 +55,9 @@ class Target {
   }
 
   // Counters of the stream, all 0 between its kernels. Null during capture, since a graph may run concurrently with
-  // later work of the stream and so needs memory of its own. Null also if out of memory, and beyond 256 streams. The key
-  // is the stream's id: CUDA may give the handle of a destroyed stream, whose kernels still run, to a new one, and the
-  // default streams of all threads share one handle.
+  // later work of the stream and so needs memory of its own. Null also if out of memory, and beyond 256 streams. The
+  // key is the stream's id: CUDA may give the handle of a destroyed stream, whose kernels still run, to a new one, and
+  // the default streams of all threads share one handle.
   uint32_t* counters(size_t count) const {
     constexpr size_t kMost = 4096, kMostStreams = 256;
     cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;

@@ -1,4 +1,4 @@
-// Emulator target of base/gpu/call.h: CPU tensors; kernels may access only memory that the glue has declared.
+// Emulator target of base/op_call.h: CPU tensors; kernels may access only memory that the glue has declared.
 //
 // AMP_KERNELS_EMULATE_SEED selects the schedule of threads and copies (default 0), AMP_KERNELS_EMULATE_CAPABILITY and
 // AMP_KERNELS_EMULATE_SMS the GPU to plan launches for (default 9.0, 132). They are read at each call.
@@ -20,12 +20,13 @@
 #include "emulator/machine.h"
 #include "emulator/visible.h"
 
-#define AK_GPU_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels_emulated, CPU, m)
+#define AK_OPS(m) STABLE_TORCH_LIBRARY_IMPL(amp_kernels_emulated, CPU, m)
 
 namespace ak {
 
 class Target {
  public:
+  static constexpr bool kOnCpu = false;
   static constexpr const char* kDevices = "the CPU, where the emulator runs,";
   static constexpr bool kLooks = true;  // kernels may access declared memory only
   static bool has(const Tensor& t) { return t.is_cpu(); }
@@ -39,8 +40,11 @@ class Target {
 
   bool holds(const Tensor& t) const { return t.is_cpu(); }
   std::string name() const { return "the CPU"; }
-  torch::stable::Device device() const { return {torch::headeronly::DeviceType::CPU}; }
   Stream stream() const { return nullptr; }
+
+  Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) const {
+    return torch::stable::empty(size, dtype, std::nullopt, torch::stable::Device{torch::headeronly::DeviceType::CPU});
+  }
 
   // Launches are planned for an H200 by default. The emulator's own number of SMs only sizes persistent grids.
   GpuProperties properties() const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "activation/formula.h"
+#include "base/dtype.h"
 
 namespace ak {
 
@@ -15,22 +16,23 @@ struct StridedMatrix {
   int64_t row_stride, column_stride;
 };
 
-enum class Float : int { fp16, bf16, fp32 };
-
 // out = activation(a @ b + bias), and preact = a @ b + bias if that is not null.
 struct GemmCall {
   StridedMatrix a, b;  // [m, k] and [k, n] of `operands`, fp16 or bf16
   int64_t m, n, k;
-  Float operands;
+  DType operands;
   const void* bias;  // n values, or null
-  Float bias_type;
+  DType bias_type;
   Activation activation;
   void* out;     // [m, n], for a gated activation [m, n / 2], contiguous, of out_type
   void* preact;  // [m, n], contiguous, of out_type
-  Float out_type;
+  DType out_type;
 };
 
 // False if the portable path is the one to take, which needs tensors: then nothing was done.
-__attribute__((visibility("default"))) bool gemm_call(const GemmCall& call);
+bool gemm_call(const GemmCall& call);
+
+// sums[c] = the sum of column c of a dense matrix of fp16, bf16 or fp32, [rows, width]. False as above.
+bool column_sums_call(const void* matrix, DType type, int64_t rows, int64_t width, float* sums);
 
 }  // namespace ak

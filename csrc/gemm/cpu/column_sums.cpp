@@ -2,9 +2,9 @@
 // to a copy of twice its size first; on the portable path (gemm_isa.h) it still does, for the bits that it has there.
 #include "gemm/cpu/column_sums.h"
 
-#include "activation/cpu_call.h"
 #include "base/check.h"
 #include "base/cpu/empty.h"
+#include "gemm/cpu/call.h"
 #include "gemm/cpu/isa.h"
 
 namespace ak {
@@ -42,7 +42,7 @@ Tensor column_sums(const Tensor& x) {
   AK_CHECK(x.is_cpu() && x.dim() == 2, op, ": x must be a matrix on the CPU; got ", Ints{x.sizes()});
   const Tensor dense = torch::stable::contiguous(x);
   const Tensor sums = empty_tensor({x.size(1)}, ScalarType::Float);
-  if (column_sums_call(dense.const_data_ptr(), dense.scalar_type(), x.size(0), x.size(1),
+  if (column_sums_call(dense.const_data_ptr(), dtype_of(dense.scalar_type()), x.size(0), x.size(1),
                        static_cast<float*>(sums.mutable_data_ptr())))
     return sums;
   const int64_t dim = 0;
@@ -51,11 +51,11 @@ Tensor column_sums(const Tensor& x) {
 
 }  // namespace
 
-void add_rows(const void* matrix, ScalarType dtype, int64_t rows, int64_t width, float* sums) {
-  with_dtype(dtype, [=]<typename T>(T) { add_rows(static_cast<const T*>(matrix), rows, width, sums); });
+void add_rows(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums) {
+  with_narrow_dtype(dtype, [=]<typename T>(T) { add_rows(static_cast<const T*>(matrix), rows, width, sums); });
 }
 
-bool column_sums_call(const void* matrix, ScalarType type, int64_t rows, int64_t width, float* sums) {
+AK_EXPORT bool column_sums_call(const void* matrix, DType type, int64_t rows, int64_t width, float* sums) {
   if (current_isa() == Isa::portable) return false;
   const char* data = static_cast<const char*>(matrix);
   const int64_t row_bytes = width * bytes_of(type);

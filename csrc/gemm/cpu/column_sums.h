@@ -15,7 +15,7 @@
 namespace ak {
 
 // sums[c] += column c of a matrix of fp16, bf16 or fp32, [rows, width], row by row.
-void add_rows(const void* matrix, ScalarType dtype, int64_t rows, int64_t width, float* sums);
+void add_rows(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums);
 
 // The sums of a matrix of which rows(begin, end, sums) adds some to the sums of their strip, on several threads; it
 // must not throw.
@@ -29,7 +29,7 @@ void sum_columns(int64_t rows, int64_t width, float* sums, const Rows& add) {
     for (int64_t i = begin; i < end; ++i) add(i * strip, std::min(rows, (i + 1) * strip), partial.data() + i * width);
   });
   std::fill_n(sums, width, 0.0f);
-  add_rows(partial.data(), ScalarType::Float, strips, width, sums);
+  add_rows(partial.data(), DType::kFloat32, strips, width, sums);
 }
 
 }  // namespace ak

@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "activation/arguments.h"
 #include "activation/cpu_gradient.h"
+#include "activation/name.h"
 #include "base/check.h"
 #include "gemm/cpu/column_sums.h"
 #include "gemm/cpu/product.h"
@@ -58,16 +58,16 @@ std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Ten
   const Tensor dz = empty_tensor(sizes, type);
   const int64_t d = a.dim(), units = row_units(d == 3 ? a.size(0) : 1, a.size(d - 2));
   std::vector<float> partial(static_cast<size_t>(bias_grad ? units * width : 0));
-  const Backward backward{
-      {activation, columns, width, z.const_data_ptr(), z.scalar_type(), dz.mutable_data_ptr(), type},
-      bias_grad ? partial.data() : nullptr};
+  const Backward backward{{activation, columns, width, z.const_data_ptr(), dtype_of(z.scalar_type()),
+                           dz.mutable_data_ptr(), dtype_of(type)},
+                          bias_grad ? partial.data() : nullptr};
   product(a, b, {.batch_invariant = batch_invariant}, [&backward](const SumsBlock& block) { finish(backward, block); });
   Tensor sums;
   if (bias_grad) {
     sums = empty_tensor({width}, ScalarType::Float);
     float* total = static_cast<float*>(sums.mutable_data_ptr());
     std::fill_n(total, width, 0.0f);
-    add_rows(partial.data(), ScalarType::Float, units, width, total);
+    add_rows(partial.data(), DType::kFloat32, units, width, total);
   }
   return {dz, sums};
 }

@@ -9,8 +9,8 @@
 #include <string>
 #include <tuple>
 
-#include "activation/arguments.h"
 #include "activation/formula.h"
+#include "activation/name.h"
 #include "base/check.h"
 #include "base/cpu/simd.h"
 #include "base/cpu/tile.h"
@@ -72,11 +72,11 @@ AK_SIMD_INLINE void add_residual(float* out, const float* residual, float beta, 
 // A tensor as the tiles see it; `data` is null where there is none.
 struct Span {
   void* data = nullptr;
-  ScalarType dtype = ScalarType::Float;
+  DType dtype = DType::kFloat32;
 
   Span() = default;
-  explicit Span(const Tensor& t) : data(t.mutable_data_ptr()), dtype(t.scalar_type()) {}
-  Span(void* d, ScalarType type) : data(d), dtype(type) {}
+  explicit Span(const Tensor& t) : data(t.mutable_data_ptr()), dtype(dtype_of(t.scalar_type())) {}
+  Span(void* d, DType type) : data(d), dtype(type) {}
 };
 
 struct Epilogue {
@@ -89,7 +89,7 @@ struct Epilogue {
 
   bool in_steps() const {
     return activation == Activation::none || is_gated(activation) || row_bias || residual.data ||
-           out.dtype == ScalarType::Float;
+           out.dtype == DType::kFloat32;
   }
 
   // Columns [c, c + width) of row r, all of whose sums it overwrites: z, and for gated activations the values `up`.
@@ -116,7 +116,7 @@ struct Epilogue {
   // Rows of fp32 results may be the sums themselves.
   static AK_SIMD_INLINE void store(const float* from, const Span& to, int64_t at, int64_t width) {
     float* const target = static_cast<float*>(to.data) + at;
-    if (to.dtype == ScalarType::Float && target != from) std::memcpy(target, from, static_cast<size_t>(4 * width));
+    if (to.dtype == DType::kFloat32 && target != from) std::memcpy(target, from, static_cast<size_t>(4 * width));
     store_span(from, to.data, to.dtype, at, width);
   }
 };
@@ -177,7 +177,7 @@ AK_SIMD_CLONES void finish_in_steps(const Epilogue& epilogue, const SumsBlock& b
 
 void finish(const Epilogue& e, const SumsBlock& block) {
   if (e.in_steps()) return finish_in_steps(e, block);
-  if (e.out.dtype == ScalarType::Half) return finish_at_once<fp16>(e, block);
+  if (e.out.dtype == DType::kFloat16) return finish_at_once<fp16>(e, block);
   finish_at_once<bf16>(e, block);
 }
 
@@ -272,21 +272,17 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   });
 }
 
-ScalarType scalar_type(Float type) {
-  return type == Float::fp16 ? ScalarType::Half : type == Float::bf16 ? ScalarType::BFloat16 : ScalarType::Float;
-}
-
 }  // namespace
 
-bool gemm_call(const GemmCall& call) {
+AK_EXPORT bool gemm_call(const GemmCall& call) {
   const Isa isa = current_isa();
   if (isa == Isa::portable) return false;
-  const ScalarType type = scalar_type(call.out_type);
+  const DType type = call.out_type;
   Epilogue e{call.activation, 1.0f, 1.0f, nullptr, false, call.m, call.n, {}, {call.preact, type}, {call.out, type}};
   std::optional<Floats> bias;
-  if (call.bias) e.bias = bias.emplace(call.bias, scalar_type(call.bias_type), call.n).data();
+  if (call.bias) e.bias = bias.emplace(call.bias, call.bias_type, call.n).data();
   const StridedMatrix &a = call.a, &b = call.b;
-  product(isa, call.operands == Float::bf16,
+  product(isa, call.operands == DType::kBFloat16,
           {.a = {operand_of(a.data, call.m, a.row_stride, call.k, a.column_stride), 0},
            .b = {operand_of(b.data, call.n, b.column_stride, call.k, b.row_stride), 0},
            .batches = 1,

@@ -160,11 +160,11 @@ double cpu_peak(ScalarType dtype, double seconds) {
 Floats::Floats(const Tensor& t) {
   if (!t.is_contiguous()) dense_ = torch::stable::contiguous(t);
   const Tensor& dense = dense_ ? *dense_ : t;
-  load(dense.const_data_ptr(), dense.scalar_type(), dense.numel());
+  load(dense.const_data_ptr(), dtype_of(dense.scalar_type()), dense.numel());
 }
 
-void Floats::load(const void* data, ScalarType dtype, int64_t n) {
-  if (dtype != ScalarType::Float) widened_.resize(static_cast<size_t>(n));
+void Floats::load(const void* data, DType dtype, int64_t n) {
+  if (dtype != DType::kFloat32) widened_.resize(static_cast<size_t>(n));
   data_ = load_tile(data, dtype, 0, n, widened_.data());
 }
 

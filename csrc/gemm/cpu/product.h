@@ -57,11 +57,11 @@ Operand operand_of(const void* data, int64_t lanes, int64_t lane_stride, int64_t
 class Floats {
  public:
   explicit Floats(const Tensor& t);
-  Floats(const void* data, ScalarType dtype, int64_t n) { load(data, dtype, n); }
+  Floats(const void* data, DType dtype, int64_t n) { load(data, dtype, n); }
   const float* data() const { return data_; }
 
  private:
-  void load(const void* data, ScalarType dtype, int64_t n);
+  void load(const void* data, DType dtype, int64_t n);
 
   std::optional<Tensor> dense_;
   std::vector<float> widened_;

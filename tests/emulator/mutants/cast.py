@@ -4,7 +4,6 @@ from . import Mutant
 
 TEST = "test_cast"
 KERNEL = "cast/cast.cu"
-LIST = "cast/cast.h"
 
 MUTANTS = [
     # ---- which elements
@@ -48,7 +47,7 @@ MUTANTS = [
     Mutant(KERNEL, "cast_on<kCastThreads, true, Args>", "cast_on<kCastThreads, false, Args>", "the seed is dropped"),
     # ---- the list
     Mutant(
-        LIST, "index[place] = static_cast<uint32_t>(position)", "index[place] = place", "places count, not positions"
+        KERNEL, "index[place] = static_cast<uint32_t>(position)", "index[place] = place", "places count, not positions"
     ),
-    Mutant(LIST, "to[place] = cast.to;", "to[0] = cast.to;", "dtypes go to the wrong place"),
+    Mutant(KERNEL, "to[place] = cast.to;", "to[0] = cast.to;", "dtypes go to the wrong place"),
 ]

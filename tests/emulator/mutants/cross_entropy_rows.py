@@ -7,6 +7,7 @@ KERNEL = "loss/cross_entropy.cu"
 EXP_SUM = "softmax/exp_sum.cuh"
 PIECES = "base/row_pieces.cuh"
 FORMULA = "loss/formula.h"
+SOFTMAX = "softmax/formula.h"
 
 MUTANTS = [
     Mutant(EXP_SUM, "top = max_number(value(j), top);", "top = value(j) < top ? value(j) : top;", "the smallest logit in place of the largest"),
@@ -14,8 +15,8 @@ MUTANTS = [
     Mutant(EXP_SUM, "const float base = softmax_base(top);", "const float base = top;", "a thread that has seen only -inf computes NaN"),
     Mutant(EXP_SUM, "fma(sum, exp_above(largest, base), added)", "sum + added", "the sum is not rescaled when a larger logit comes"),
     Mutant(EXP_SUM, "    largest = top;", "", "the largest logit is not kept"),
-    Mutant(FORMULA, "return a > b || b != b ? a : b;", "return a;", "each thread takes its own largest logit"),
-    Mutant(FORMULA, "return a > b || b != b ? a : b;", "return a > b ? a : b;", "NaN is the larger one",
+    Mutant(SOFTMAX, "return a > b || b != b ? a : b;", "return a;", "each thread takes its own largest logit"),
+    Mutant(SOFTMAX, "return a > b || b != b ? a : b;", "return a > b ? a : b;", "NaN is the larger one",
            missed="the sum over a row with NaN is NaN, whatever it is relative to"),
     # ---- rows by way of shared memory
     Mutant(KERNEL, "element(p.logits, p.type, row * p.logits_stride)", "element(p.logits, p.type, row * p.classes)", "logits with gaps are read as if they had none"),
@@ -127,6 +128,6 @@ MUTANTS = [
     Mutant(FORMULA, "terms.z_loss * sums.row * lse;", "terms.z_loss * lse;", "the z-loss forgets the row's weight"),
     Mutant(FORMULA, "fma(2.0f, scaled, slope)", "fma(1.0f, scaled, slope)", "half the gradient of the z-loss"),
     Mutant(FORMULA, "div(slope, sums.sum_exp)", "slope", "exponentials are not probabilities"),
-    Mutant(FORMULA, "static_cast<int32_t>(bits - 0x3f3504f3u) >> 23", "static_cast<int32_t>(bits - 0x3f800000u) >> 23", "the logarithm leaves the range of its polynomial"),
-    Mutant(FORMULA, "fma(exponent, 0.693359375f, y + p)", "fma(exponent, 0.6931f, y + p)", "ln 2 is wrong in its fifth digit"),
+    Mutant(SOFTMAX, "static_cast<int32_t>(bits - 0x3f3504f3u) >> 23", "static_cast<int32_t>(bits - 0x3f800000u) >> 23", "the logarithm leaves the range of its polynomial"),
+    Mutant(SOFTMAX, "fma(exponent, 0.693359375f, y + p)", "fma(exponent, 0.6931f, y + p)", "ln 2 is wrong in its fifth digit"),
 ]  # fmt: skip

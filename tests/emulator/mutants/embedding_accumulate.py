@@ -4,7 +4,7 @@ from . import Mutant
 
 TEST = "test_embedding_accumulate"
 KERNEL = "embedding/accumulate.cu"
-LIST = "embedding/accumulate.h"
+LIST = "embedding/call.h"
 
 MUTANTS = [
     # ---- runs

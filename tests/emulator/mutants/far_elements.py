@@ -47,12 +47,12 @@ MUTANTS = [
         BACKWARD, "static_cast<int64_t>(share) * p.parameters", "share * p.parameters", "slots of sums lie elsewhere"
     ),
     Mutant(
-        "norm/row.cuh",
+        "dropout/row.cuh",
         "static_cast<uint64_t>(at)",
         "static_cast<uint32_t>(at)",
         "rows beyond 2^32 have the mask of earlier ones",
     ),
-    Mutant("softmax/rows.h", "last * strides[2]", "static_cast<int>(last * strides[2])", "masks are read elsewhere"),
+    Mutant("softmax/call.h", "last * strides[2]", "static_cast<int>(last * strides[2])", "masks are read elsewhere"),
     Mutant(
         SOFTMAX,
         "element(p.x, p.x_type, row * p.columns)",

@@ -299,7 +299,7 @@ MUTANTS = [
     Mutant(
         KERNEL, "rows * columns * q.batch * splits", "rows * columns * splits", "only the first product is computed"
     ),
-    Mutant(KERNEL, "size(one ? ld : batch_stride)", "size(ld)", "the matrices of a batch overlap"),
+    Mutant(KERNEL, "{size(ld), size(batch_stride)}", "{size(ld), size(ld)}", "the matrices of a batch overlap"),
     # ---- splits
     Mutant(
         KERNEL,

@@ -3,64 +3,63 @@
 from . import Mutant
 
 TEST = "test_glue.py"
-NORM = "gradients/glue_check_and_norm.cpp"
-SCALE = "gradients/glue_update_scale.cpp"
-ACTIVATION = "activation/glue_backward.cpp"
+GRADIENTS = "gradients/glue.cpp"
+ACTIVATION = "activation/glue.cpp"
 GEMM = "gemm/glue.cpp"
 UPDATE = "update/glue.cpp"
 UPDATE_CALL = "update/call.h"
-CALL = "base/gpu/call.h"
+CALL = "base/op_call.h"
 PLAN = "gemm/plan.h"
 
 MUTANTS = [
     # ---- check_and_norm, unscale_, update_scale_
     Mutant(
-        NORM,
+        GRADIENTS,
         "call.counters(1)",
-        "static_cast<uint32_t*>(scratch.mutable_data_ptr())",
+        "static_cast<uint32_t*>(scratch)",
         "blocks are counted in memory that nobody zeroed",
     ),
     Mutant(
-        NORM,
+        GRADIENTS,
         "any_empty ? sizeof(float) * refs.size() : 0",
         "any_empty ? sizeof(float) : 0",
         "results of empty tensors behind the first stay unwritten",
     ),
     Mutant(
-        NORM,
+        GRADIENTS,
         "call.scratch(check_and_norm_per_tensor_scratch_bytes(refs))",
         "call.scratch(check_and_norm_scratch_bytes(refs))",
         "the scratch of another kernel",
     ),
     Mutant(
-        NORM,
-        "scratch.mutable_data_ptr(), blocks_done, norms_at, found_at);",
-        "scratch.mutable_data_ptr(), blocks_done, found_at, norms_at);",
+        GRADIENTS,
+        "scratch, blocks_done, norms_at, found_at);",
+        "scratch, blocks_done, found_at, norms_at);",
         "norm and flag exchanged",
     ),
     Mutant(
-        NORM,
+        GRADIENTS,
         'const float* scale = call.scalar({"grad_scale"}, grad_scale);',
         "const float* scale = nullptr;",
         "the scale is forgotten",
     ),
     Mutant(
-        SCALE,
+        GRADIENTS,
         'call.mutable_scalar<int32_t>({"growth_tracker"}, growth_tracker)',
         'call.mutable_scalar<int32_t>({"hysteresis_tracker"}, hysteresis_tracker)',
         "one tracker in the place of the other",
     ),
-    Mutant(SCALE, "found_infs[i])", "found_infs[0])", "only the first flag is looked at"),
-    Mutant(SCALE, "{growth_factor, backoff_factor,", "{backoff_factor, growth_factor,", "the factors exchanged"),
-    Mutant(SCALE, "min_scale, max_scale, hysteresis,", "max_scale, min_scale, hysteresis,", "the bounds exchanged"),
+    Mutant(GRADIENTS, "found_infs[i])", "found_infs[0])", "only the first flag is looked at"),
+    Mutant(GRADIENTS, "{growth_factor, backoff_factor,", "{backoff_factor, growth_factor,", "the factors exchanged"),
+    Mutant(GRADIENTS, "min_scale, max_scale, hysteresis,", "max_scale, min_scale, hysteresis,", "the bounds exchanged"),
     Mutant(
-        CALL,
+        GRADIENTS,
         "refs.push_back({data, list[i].numel(), dtype_of(list[i].scalar_type())});",
         "refs.push_back({data, list[i].numel(), dtype_of(list[0].scalar_type())});",
         "the dtype of the neighbour",
     ),
     Mutant(
-        CALL,
+        GRADIENTS,
         "for (size_t i = 0; i < list.size(); ++i) {",
         "for (size_t i = 0; i < std::min<size_t>(list.size(), 1536); ++i) {",
         "the tail of a long list is dropped",
@@ -183,8 +182,8 @@ MUTANTS = [
     ),
     Mutant(
         PLAN,
-        "const Key key{request, chip.sm_count, chip.capability};",
-        "const Key key{request, chip.sm_count, 0};",
+        "const Key key{request, chip.sm_count, chip.capability, chip.sm90};",
+        "const Key key{request, chip.sm_count, 0, chip.sm90};",
         "the plan that another GPU was given",
     ),
     Mutant(
@@ -239,9 +238,9 @@ MUTANTS = [
         UPDATE, "update_scratch_bytes<Rule>(params)", "update_scratch_bytes<Rule>(params) / 2", "half of the scratch"
     ),
     Mutant(
-        CALL,
-        "table_address(op_, name, row.grad, row.numel, dtype)",
-        "table_address(op_, name, row.param, row.numel, dtype)",
+        GRADIENTS,
+        "table_address(call.op(), name, row.grad, row.numel, dtype)",
+        "table_address(call.op(), name, row.param, row.numel, dtype)",
         "of a table, parameters are checked in place of gradients",
     ),
 ]

@@ -3,7 +3,8 @@
 from . import Mutant
 
 TEST = "test_norm"
-ROW = "norm/row.cuh"
+ROW = "base/row.cuh"
+DROP = "dropout/row.cuh"
 RING = "base/row_ring.cuh"
 FORWARD = "norm/forward.cu"
 BACKWARD = "norm/backward.cu"
@@ -152,12 +153,12 @@ MUTANTS = [
     Mutant(MASK, "element / kDropoutGroup", "element", "an element has a call of the generator to itself"),
     Mutant(MASK, "element & 1 ? bits.word[3] : bits.word[2]", "bits.word[2]", "two neighbours share a word"),
     Mutant(MASK, "return element & 2 ? high : low;", "return low;", "the second half of a group has the words of the first"),
-    Mutant(ROW, "if (mask.seed == nullptr) return;", "return;", "nothing is dropped"),
-    Mutant(ROW, "if (mask.seed == nullptr) return;", "", "a seed that is not there is read"),
-    Mutant(ROW, "static_cast<uint64_t>(at) + column", "static_cast<uint64_t>(column)", "all rows have one mask"),
-    Mutant(ROW, "(element + j) / kDropoutGroup", "element / kDropoutGroup", "two groups of a vector have one mask"),
-    Mutant(ROW, "bits.word[k], rate", "bits.word[0], rate", "a group is dropped as one"),
-    Mutant(ROW, "drop_vector<kVec>(values + held,", "drop_vector<kVec>(values,", "dropout of other columns in the first"),
+    Mutant(DROP, "if (mask.seed == nullptr) return;", "return;", "nothing is dropped"),
+    Mutant(DROP, "if (mask.seed == nullptr) return;", "", "a seed that is not there is read"),
+    Mutant(DROP, "static_cast<uint64_t>(at) + column", "static_cast<uint64_t>(column)", "all rows have one mask"),
+    Mutant(DROP, "(element + j) / kDropoutGroup", "element / kDropoutGroup", "two groups of a vector have one mask"),
+    Mutant(DROP, "bits.word[k], rate", "bits.word[0], rate", "a group is dropped as one"),
+    Mutant(DROP, "drop_vector<kVec>(values + held,", "drop_vector<kVec>(values,", "dropout of other columns in the first"),
     Mutant(FORWARD, "drop_row<kThreads, kRingVec>(v, p.mask, at, p.columns); ring.add(v, 1);", "ring.add(v, 1); drop_row<kThreads, kRingVec>(v, p.mask, at, p.columns);",
            "a team drops of the sum"),
     Mutant(FORWARD, "drop_row<kThreads, kVec>(v, p.mask, at + begin, left);", "drop_row<kThreads, kVec>(added, p.mask, at + begin, left);", "a block drops of the residual"),

@@ -4,7 +4,7 @@ from . import Mutant
 
 TEST = "test_softmax_rows"
 KERNEL = "softmax/rows.cu"
-LIST = "softmax/rows.h"
+LIST = "softmax/call.h"
 PIECES = "base/row_pieces.cuh"
 EXP_SUM = "softmax/exp_sum.cuh"
 FORMULA = "softmax/formula.h"

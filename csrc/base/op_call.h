@@ -1,30 +1,36 @@
-// One call of an op on a GPU: device checks, memory, launches. All glue uses this class, which has two targets: CUDA,
-// and the emulator, whose ops have a namespace of their own and take CPU tensors. So the glue runs and is checked
-// without a GPU.
+// One call of an op: where its tensors must lie, its memory, and the launch of its kernel. Glue between schema and
+// kernel is written once over this object, for three targets: the CPU library, CUDA, and the emulator, whose ops are in
+// a second namespace and take CPU tensors. So the emulator checks the glue of the CUDA library without a GPU.
 //
 // Addresses are requested together with the argument's name, for error messages and for the emulator, which stops a
 // kernel that accesses any other memory.
 #pragma once
 
-#ifdef AK_EMULATE
+#if defined(AK_EMULATE)
 #include "base/gpu/target_emulator.h"
+#elif defined(AK_ON_CPU)
+#include "base/cpu/target.h"
 #else
 #include "base/gpu/target_cuda.h"
 #endif
 
-#include <type_traits>
 #include <utility>
 
-#include "base/tensor_table.h"
-#include "device/tensor_list.cuh"
-#include "gradients/list.h"
+#include "base/check.h"
+#include "device/status.h"
 
 namespace ak {
 
-class GpuCall {
+class OpCall {
  public:
+  // CPU kernels need no scratch, and glue may read the values of their tensors.
+  static constexpr bool kOnCpu = Target::kOnCpu;
+
   // The call runs on the device of `first`.
-  GpuCall(const char* op, ArgName name, const Tensor& first) : op_(op), target_(checked(op, name, first)) {}
+  OpCall(const char* op, ArgName name, const Tensor& first) : op_(op), target_(checked(op, name, first)) {}
+
+  const char* op() const { return op_; }
+  const Target& target() const { return target_; }
 
   // ---- arguments
 
@@ -35,6 +41,11 @@ class GpuCall {
   const void* read(ArgName name, const Tensor& t) {
     show(name, t, true, false);
     return t.const_data_ptr();
+  }
+  const void* read(ArgName name, const std::optional<Tensor>& t) { return t ? read(name, *t) : nullptr; }
+  template <typename T, typename MaybeTensor>
+  const T* read(ArgName name, const MaybeTensor& t) {
+    return static_cast<const T*>(read(name, t));
   }
   // Address of a tensor that kernels write and, if `holds_values`, read.
   void* write(ArgName name, const Tensor& t, bool holds_values = true) {
@@ -47,7 +58,7 @@ class GpuCall {
   }
   const float* scalar(ArgName name, const Tensor& t) {
     check_one_element(op_, name, t, ScalarType::Float);
-    return static_cast<const float*>(read(name, t));
+    return read<float>(name, t);
   }
   const float* scalar(ArgName name, const std::optional<Tensor>& t) { return t ? scalar(name, *t) : nullptr; }
   template <typename T>
@@ -60,77 +71,38 @@ class GpuCall {
     return t ? mutable_scalar<T>(name, *t) : nullptr;
   }
 
-  // A list of dense tensors, for kernels that process them in memory order.
-  template <typename Void>
-  std::vector<GradRefTo<Void>> refs(const char* argument, const TensorList& list) {
-    std::vector<GradRefTo<Void>> refs;
-    refs.reserve(list.size());
-    for (size_t i = 0; i < list.size(); ++i) {
-      const ArgName name{argument, static_cast<int64_t>(i)};
-      check_dtype(op_, name, list[i], {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double});
-      check_dense(op_, name, list[i]);
-      Void* data;
-      if constexpr (std::is_const_v<Void>) {
-        data = read(name, list[i]);
-      } else {
-        data = write(name, list[i]);
-      }
-      refs.push_back({data, list[i].numel(), dtype_of(list[i].scalar_type())});
-    }
-    return refs;
-  }
-  template <typename Void>
-  std::vector<GradRefTo<Void>> grad_refs(const TensorList& grads) {
-    return refs<Void>("grads", grads);
-  }
-  // The gradients of an address table.
-  std::vector<GradRef> grad_refs(const Tensor& table) {
-    const auto accepted = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
-    const auto rows = table_rows(op_, {"table"}, table);
-    std::vector<GradRef> refs;
-    refs.reserve(rows.size());
-    for (const TableRow& row : rows) {
-      const ArgName name{"grads", static_cast<int64_t>(refs.size())};
-      const ScalarType dtype = table_dtype(op_, name, row.grad_dtype, accepted);
-      const GradRef ref{table_address(op_, name, row.grad, row.numel, dtype), row.numel, dtype_of(dtype)};
-      reach(name, ref.data, ref.numel * bytes_of(ref.dtype), false);
-      refs.push_back(ref);
-    }
-    return refs;
-  }
-
   // ---- memory
 
   // Allocates an output.
   Tensor empty(ArgName name, torch::headeronly::IntHeaderOnlyArrayRef size, ScalarType dtype) {
-    const Tensor t = torch::stable::empty(size, dtype, std::nullopt, target_.device());
+    const Tensor t = target_.empty(size, dtype);
     if (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
     return t;
   }
-  // Scratch memory whose first `zeroed` bytes are 0. It is safe to free before the kernels run, since the allocator
-  // reuses it only for later work on the same stream.
-  Tensor scratch(size_t bytes, size_t zeroed = 0) {
-    const Tensor t = empty({"scratch"}, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  // Scratch memory whose first `zeroed` bytes are 0; null for no bytes. It is freed with this object, perhaps before
+  // the kernels run, which is safe: the allocator reuses it only for later work on the same stream.
+  void* scratch(size_t bytes, size_t zeroed = 0) {
+    if (bytes == 0) return nullptr;
+    const Tensor& t = scratch_.emplace_back(empty({"scratch"}, {static_cast<int64_t>(bytes)}, ScalarType::Byte));
     zero(t, zeroed);
-    return t;
+    return t.mutable_data_ptr();
   }
   // Zeroed counters for a kernel that leaves them 0: the stream's, or scratch of the call.
   uint32_t* counters(size_t count) {
+    if (kOnCpu) return nullptr;
     if (uint32_t* of_stream = target_.counters(count)) return of_stream;
-    counters_ = scratch(count * 4, count * 4);
-    return static_cast<uint32_t*>(counters_->mutable_data_ptr());
+    counters_took_memset_ = true;
+    return static_cast<uint32_t*>(scratch(count * 4, count * 4));
   }
   // True if the counters needed a memset: during graph capture, or for more counters than a stream has.
-  bool counters_took_memset() const { return counters_.has_value(); }
+  bool counters_took_memset() const { return counters_took_memset_; }
   // Enqueues a memset of the first `bytes` of a tensor. Skipped for 0 bytes: an empty tensor's null pointer is not
   // valid.
   void zero(const Tensor& t, size_t bytes) {
     if (bytes > 0) target_.zero(t.mutable_data_ptr(), bytes);
   }
 
-  // ---- the GPU
-
-  GpuProperties properties() const { return target_.properties(); }
+  // ---- the kernel
 
   // Calls launcher(args..., stream), which returns a Status, and raises if it failed.
   template <typename Launcher, typename... Args>
@@ -150,7 +122,7 @@ class GpuCall {
     return t;
   }
 
-  // Bytes from the first element to the last, gaps included.
+  // From the first element to the last, gaps included.
   static size_t bytes_of_span(const Tensor& t) {
     if (t.numel() == 0) return 0;
     int64_t last = 0;
@@ -165,7 +137,8 @@ class GpuCall {
 
   const char* op_;
   Target target_;
-  std::optional<Tensor> counters_;
+  std::vector<Tensor> scratch_;
+  bool counters_took_memset_ = false;
 };
 
 }  // namespace ak

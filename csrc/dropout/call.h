@@ -1,14 +1,14 @@
-// Dropout, with an addition behind it.
+// The call of dropout, with an addition behind it.
 #pragma once
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "device/status.h"
-#include "device/tensor_list.cuh"
 #include "dropout/formula.h"
 
 namespace ak {
 
-/// out = dropout(x) + residual: `count` elements each without gaps, each fp16, bf16 or fp32. No residual is null.
+/// out = dropout(x) + residual: `count` elements each, dense, fp16, bf16 or fp32. residual may be null.
 struct Dropout {
   const void *x, *residual;
   const int64_t* seed;
@@ -18,6 +18,6 @@ struct Dropout {
   DropoutRate rate;
 };
 
-Status dropout(const Dropout& problem, Stream stream);
+Status dropout(const Dropout& call, Stream stream);
 
 }  // namespace ak

@@ -1,15 +1,15 @@
 #pragma once
-// A row of a matrix in the registers of kThreads threads, a block or one of its warps: thread t of them holds the
-// vectors t, t + kThreads, ... of a piece of the row. A row that is longer than they can hold is walked piece by piece.
+// A row of a matrix in the registers of kThreads threads, a block or one of its warps: thread t holds the vectors t,
+// t + kThreads, ... of a piece of the row. Longer rows are walked piece by piece.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "base/dtype.h"
 #include "base/half.h"
 #include "device/block.cuh"
 #include "device/memory.cuh"
-#include "device/tensor_list.cuh"
-#include "dropout/formula.h"
+#include "device/status.h"
 
 namespace ak {
 
@@ -32,12 +32,11 @@ AK_DEVICE void with_row_dtype(DType dtype, F f) {
   }
 }
 
-/// A vector of kVec values of T as registers hold it.
+/// A vector of kVec values of T in whole registers.
 template <class T, int kVec>
 using Packed = Vec<uint32_t, kVec * sizeof(T) / 4>;
 
-/// Its values. A register with two of bf16 takes an operation for each: left to nvcc, the upper half would be moved
-/// down before it is shifted.
+/// Its values. Two bf16 of a register take one operation each; nvcc would move the upper half down before it shifts it.
 template <class T, int N>
 AK_DEVICE Vec<float, N * 4 / sizeof(T)> unpacked(const Vec<uint32_t, N>& words) {
   Vec<float, N * 4 / sizeof(T)> values;
@@ -71,14 +70,14 @@ AK_DEVICE Vec<float, N> to_floats(const Vec<T, N>& v) {
   }
 }
 
-/// The column of the first value that this thread holds; value `held`, the first of a vector, is that of the column
-/// held * kThreads further.
+/// The column of this thread's first value. Its value `held`, the first of a vector, lies held * kThreads columns
+/// further.
 template <int kThreads, int kVec>
 AK_DEVICE int first_column() {
   return thread_index() % kThreads * kVec;
 }
 
-/// Calls f(first held value, column) for the vectors of this thread of which a piece with `left` columns has any.
+/// Calls f(first held value, column) for this thread's vectors within a piece of `left` columns.
 template <int kThreads, int kVec, int kColumns = kHeld, class F>
 AK_DEVICE void for_each_held(int left, F f) {
   AK_UNROLL
@@ -88,8 +87,8 @@ AK_DEVICE void for_each_held(int left, F f) {
   }
 }
 
-/// values = the elements of `data` from `at` on, 0 beyond the `left` columns of the piece. All loads are on their way
-/// before the first is waited for.
+/// values = the elements of `data` from `at` on, 0 beyond the `left` columns of the piece. All loads are issued before
+/// the first is used.
 template <int kThreads, int kVec, int kColumns>
 AK_DEVICE void load_row(float (&values)[kColumns], const void* data, DType dtype, int64_t at, int left) {
   AK_UNROLL
@@ -104,7 +103,7 @@ AK_DEVICE void load_row(float (&values)[kColumns], const void* data, DType dtype
   });
 }
 
-/// Rounds the values and stores them; they become what was stored.
+/// Rounds the values, in place, and stores them.
 template <int kThreads, int kVec, int kColumns>
 AK_DEVICE void store_row(float (&values)[kColumns], void* data, DType dtype, int64_t at, int left) {
   with_row_dtype(dtype, [&]<class T>(T) {
@@ -121,37 +120,10 @@ AK_DEVICE void store_row(float (&values)[kColumns], void* data, DType dtype, int
   });
 }
 
-/// Dropout of kVec values, of which the first is `element` of the tensor: the mask of dropout/dropout.cu. Vectors of
-/// whole groups begin with one.
-template <int kVec>
-AK_DEVICE void drop_vector(float* values, uint64_t seed, DropoutRate rate, uint64_t element) {
-  if constexpr (kVec % kDropoutGroup == 0) {
-    AK_UNROLL
-    for (int j = 0; j < kVec; j += kDropoutGroup) {
-      const Philox4 bits = dropout_bits(seed, (element + j) / kDropoutGroup);
-      AK_UNROLL
-      for (int k = 0; k < kDropoutGroup; k++) values[j + k] = dropped_out(values[j + k], bits.word[k], rate);
-    }
-  } else {
-    static_assert(kVec == 1);
-    values[0] = dropped_out(values[0], dropout_word(seed, element), rate);
-  }
-}
-
-/// Dropout of a piece of a row, whose first value is element `at` of the tensor.
-template <int kThreads, int kVec, int kColumns>
-AK_DEVICE void drop_row(float (&values)[kColumns], const DropoutMask& mask, int64_t at, int left) {
-  if (mask.seed == nullptr) return;
-  const uint64_t seed = static_cast<uint64_t>(load(mask.seed));
-  for_each_held<kThreads, kVec, kColumns>(left, [&](int held, int column) {
-    drop_vector<kVec>(values + held, seed, mask.rate, static_cast<uint64_t>(at) + column);
-  });
-}
-
-/// Whether rows of `columns` elements from `data` on can be read in vectors.
+/// Whether all rows of `columns` elements from `data` on can be read in vectors.
 inline bool rows_aligned(const void* data, int columns) { return columns % kWideRow == 0 && vector_aligned(data); }
 
-/// Calls f with the template arguments <threads of a block, columns of a vector, whether a block holds a row>.
+/// Calls f<threads of a block, columns of a vector, whether a block holds a whole row>.
 template <class F>
 Status with_row_shape(int columns, bool aligned, const F& f) {
   const auto with_vector = [&]<int kVec>() {

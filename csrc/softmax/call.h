@@ -1,14 +1,14 @@
-// Softmax and log-softmax of rows, with a mask, and their gradients.
+// The calls of softmax and log-softmax of rows, with a mask, and of their gradients.
 #pragma once
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "device/status.h"
-#include "device/tensor_list.cuh"
 
 namespace ak {
 
-/// Which elements count (a byte that is not 0), or all of them (data is null). The rows of the matrix are numbered
-/// through three dimensions, of which the mask may be the same along any: their strides are then 0.
+/// The elements that count (a byte that is not 0); all of them if data is null. The rows of the matrix are numbered
+/// through three dimensions, along each of which the mask may be broadcast: its stride is then 0.
 struct RowMask {
   const uint8_t* data;
   int64_t inner[2];    ///< sizes of the last two of the three
@@ -21,28 +21,30 @@ struct RowMask {
   }
 };
 
-/// All matrices are rows x columns without gaps, columns at most 2^30; fp16, bf16 or fp32.
+inline constexpr int64_t kMaxSoftmaxColumns = int64_t{1} << 30;
+
+/// All matrices are dense, [rows, columns], fp16, bf16 or fp32, with at most kMaxSoftmaxColumns.
 struct SoftmaxRows {
   const void* x;
   void* y;
-  float* statistics;  // of log-softmax: base and 1 / sum of each row, [2, rows]; else null
+  float* statistics;  // log-softmax: base and 1 / sum of each row, [2, rows]; softmax: null
   RowMask mask;
   DType x_type, y_type;
   int64_t rows;
   int columns;
   bool safe;
 };
-Status softmax_rows(const SoftmaxRows& problem, Stream stream);
+Status softmax_rows(const SoftmaxRows& call, Stream stream);
 
-struct SoftmaxGradient {
+struct SoftmaxRowsBackward {
   const void *grad, *of;    // `of`: the y of softmax, the x of log-softmax
   const float* statistics;  // as above; null for softmax
-  RowMask mask;             // what it leaves out has no gradient
+  RowMask mask;             // masked elements have no gradient
   void* out;
   DType grad_type, of_type, out_type;
   int64_t rows;
   int columns;
 };
-Status softmax_rows_backward(const SoftmaxGradient& problem, Stream stream);
+Status softmax_rows_backward(const SoftmaxRowsBackward& call, Stream stream);
 
 }  // namespace ak
