@@ -195,6 +195,6 @@ def _describe(nonfinite: list[NonFinite], ranks: Agreement | None) -> str:
 
 def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:
     for i, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names")  # where it was built from named_parameters()
+        names = group.get("param_names")  # present if it was built from named_parameters()
         for j, param in enumerate(group["params"]):
             yield id(param), names[j] if names else f"group {i}, parameter {j}, shape {list(param.shape)}"

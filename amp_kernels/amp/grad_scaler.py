@@ -107,7 +107,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         shard_group: ProcessGroup | None = None,
     ) -> None:
         enabled = enabled and is_enabled()
-        # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
+        # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
         if enabled:
@@ -123,7 +123,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     # ---- what happened, without a sync ----
 
     @property
-    @torch._disable_dynamo  # a program would read it before it ran the step
+    @torch._disable_dynamo  # a compiled graph would read it before it ran the step
     def last_grad_norm(self) -> Tensor | None:
         """L2 norm of the unscaled gradients before clipping in the last :meth:`step`: float32, 0-dim, on the device.
 

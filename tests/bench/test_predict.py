@@ -33,7 +33,9 @@ def test_the_page_is_up_to_date_and_calls_every_table_a_prediction(capsys):
     assert (ROOT / "docs" / "predictions.md").read_text() == page, (
         "python -m bench.predict --page > docs/predictions.md"
     )
-    for section in page.split("\n## ")[1:]:
+    model, *tables = page.split("\n## ")[1:]
+    assert model.startswith("The model\n")
+    for section in tables:
         assert section.split("\n\n")[1].startswith(("PREDICTION for H200", "PREDICTION of a training step on H200"))
     predict.main([])
     blocks = capsys.readouterr().out.strip().split("\n\n")
