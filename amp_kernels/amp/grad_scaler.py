@@ -9,32 +9,33 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from .._checks import lists
-from .._dispatch.compiled import one_op
-from .._dispatch.devices import Copies, at, by_device, largest_flag
+from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
+from .._dispatch.devices import at
 from .._dispatch.switch import is_enabled
-from .._raw.check_and_norm import check_and_norm
-from .._raw.unscale import unscale_
-from .._raw.update_scale import update_scale_
+from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
-from ._abandoned import AbandonedIterations
-from ._ranks import TogetherWithRanks, has_foreign, local_grads
-from ._skips import SkipTracking, stepped_flags
+from ._gradients import Agreements, check, has_foreign, local_grads, unscale
+from ._records import all_flags, clean, combined, record_of, stepped_flags, watch_backward
+from ._scale_rule import ScaleRule, acceptable_scale, check_factors
+from ._skips import SkipRecord
 from .clip import clip
 
-_CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
+Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 
 
-class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
+class GradScaler(HasCompiledCalls, _GradScaler):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     It has torch's documented behaviour, including checkpoints, with these intended differences:
@@ -109,25 +110,15 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
-        check = lists.check_number
-        if enabled:  # torch's own checks accept NaN in some versions and fail without a message in others
-            check("GradScaler", "growth_factor", growth_factor)
-            check("GradScaler", "backoff_factor", backoff_factor)
+        if enabled:
+            check_factors(growth_factor, backoff_factor)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        check("GradScaler", "min_scale", min_scale, 0.0)
-        if self._enabled:  # a scale below min_scale would rise with the first overflow
-            check("GradScaler", "init_scale", init_scale, max(min_scale, math.ulp(0.0)))
-            check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
-            check("GradScaler", "growth_interval", growth_interval, 0)
-        check("GradScaler", "max_scale", max_scale, min_scale)
-        check("GradScaler", "hysteresis", hysteresis, 1)
-        self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
-        self._init_hysteresis_tracker, self._consecutive_hysteresis = hysteresis, bool(consecutive_hysteresis)
-        self._hysteresis_tracker: Tensor | None = None
-        self._init_skips(max_consecutive_skips)
-        self._shard_group = shard_group
-        self._last_sum_sq: Tensor | None = None
-        self._last_norm: Tensor | None = None
+        self._rule = ScaleRule(min_scale, max_scale, hysteresis, consecutive_hysteresis, dynamic)
+        if self._enabled:
+            self._rule.check_torchs(init_scale, backoff_factor, growth_interval)
+        self.skips, self._agreements = SkipRecord(max_consecutive_skips), Agreements(shard_group)
+        self.compiled_handle = CompiledHandle(self)
+        self._last_sum_sq = self._last_norm = None
 
     # ---- what happened, without a sync ----
 
@@ -141,14 +132,60 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """
         return self._last_norm if self._last_sum_sq is None else self._last_sum_sq.sqrt()
 
+    @property
+    @torch._disable_dynamo
+    def last_step_skipped(self) -> bool | None:
+        """True if an optimizer's step was skipped in the latest iteration whose flag has arrived on the host.
+
+        Reading it never waits for the device. On the CPU, that is the iteration ended by the last ``update``. On a GPU the host
+        runs ahead, and it is an earlier iteration; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device.
+        ``None`` before the first flag arrives. For an ``update`` in a CUDA graph, only :func:`amp_kernels.graph_step` reports it.
+        """
+        return self.skips.last_skipped()
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """Number of iterations with a skipped step: int64, 0-dim, on the scale's device (the CPU before the first use)."""
+        return self.skips.counter(0)
+
+    @property
+    def consecutive_skips(self) -> Tensor:
+        """Number of consecutive skipped iterations up to now: int64, 0-dim, on the same device; 0 after a step was taken."""
+        return self.skips.counter(1)
+
     # ---- the iteration ----
+
+    def scale(self, outputs: Outputs) -> Outputs:
+        """Multiply a tensor, or each tensor in an iterable, by the scale.
+
+        Raises:
+            ValueError: an output is neither.
+        """
+        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would cause a graph break
+            if not self._enabled:
+                return outputs
+            if self._scale is not None and not self._per_optimizer_states:
+                return outputs * at(self._scale, outputs.device)
+        scaled = super().scale(outputs)
+        if self._enabled:
+            watch_backward(scaled, self._per_optimizer_states)
+        return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
-        self._hysteresis_tracker = torch.full((), self._init_hysteresis_tracker, dtype=torch.int32, device=dev)
-        self._create_skip_counters(dev)
+        self._rule.create_tracker(dev)
+        self.skips.create_counters(dev)
 
-    @one_op()
+    def written_tensors(self) -> list[Tensor]:
+        tensors = self._scale, self._growth_tracker, self._rule.tracker, self.skips.pair
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _agreement(self, optimizer: Optimizer) -> Agreement:
+        agreement = self._agreements.over(optimizer)
+        self.skips.joined_by(agreement)
+        return agreement
+
+    @compiled_call()
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale in place and check them: one launch per device, no host sync.
 
@@ -159,7 +196,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             AssertionError: ``scale`` was not called before.
         """
         if self._enabled:
-            self._record(optimizer)
+            record_of(self._per_optimizer_states, optimizer)
         super().unscale_(optimizer)
 
     def _unscale_grads_(
@@ -173,21 +210,12 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             )
         if has_foreign(grads):
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-            self._note_nonfinite(optimizer, None)
-            return flags
-        agreement = self._agreement(optimizer)
-        inverse, flags = Copies(inv_scale), Copies(found_inf)
-        with torch.no_grad():
-            for device, tensors in by_device(local_grads(optimizer)).items():
-                dense = [tensor if lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
-                unscale_(dense, flags.get(device), inverse.get(device))
-                for tensor, copy in zip(tensors, dense, strict=True):
-                    if copy is not tensor:
-                        tensor.copy_(copy)
-        self._note_nonfinite(optimizer, None)
-        return self._agreed(agreement, flags._per_device_tensors)
+        else:
+            flags = unscale(local_grads(optimizer), inv_scale, found_inf, self._agreement(optimizer))
+        self.skips.find_nonfinite(optimizer, None)
+        return flags
 
-    @one_op("max_norm")
+    @compiled_call("max_norm")
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
         """Step the optimizer if its gradients are finite, clipping them first with ``max_norm``.
 
@@ -212,9 +240,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
         if self._enabled:
             if "closure" in kwargs or any(callable(arg) for arg in args):
-                raise RuntimeError(_CLOSURE)
+                raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
             self._check_scale_growth_tracker("step")
-            if self._record(optimizer)["stage"] is OptState.STEPPED:
+            if record_of(self._per_optimizer_states, optimizer)["stage"] is OptState.STEPPED:
                 raise RuntimeError("step() has already been called since the last update().")
         self._last_sum_sq = self._last_norm = None
         inner = inner_optimizer(optimizer)
@@ -237,37 +265,32 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         self, optimizer: Optimizer, inner: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict
     ) -> Any:
         """Step ``inner``, which is ``optimizer`` or wrapped by it. It writes its findings into the request."""
-        if inner.shard_group is None and (inner is not optimizer or self._shard_group is not None):
-            raise ValueError(
-                f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
-                "own parameters; accepted: the option shard_group=... of the optimizer"
-            )
-        request = inner.default_request()
-        request.max_norm = max_norm
+        self._agreements.check_declared(optimizer, inner)
+        request = inner.default_request()._replace(max_norm=max_norm)
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
         if state is not None and inner.unscale_grads and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         ready = state is not None and state["stage"] is OptState.READY
         if ready:
-            request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
-            request.check = True
-            request.nonfinite = None if self._max_consecutive_skips is None else []
-        elif state is not None:  # already unscaled and checked; the user may have changed gradients since
-            request.found_inf = self._combined(state)
-        inner._request = request
+            request = request._replace(
+                grad_scale=self._scale if request.grad_scale is None else self._scale * request.grad_scale,
+                check=True,
+                per_tensor=self.skips.limit is not None,
+            )
+        elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
+            request = request._replace(found_inf=combined(state, self._scale.device))
         try:
-            result = optimizer.step(*args, **kwargs)
+            result, answer = inner.step_on_request(request, lambda: optimizer.step(*args, **kwargs))
         finally:
-            inner._request = None
             if self._enabled and "grad_scale" in inner.__dict__:
                 del inner.grad_scale
         if state is not None:
             if ready:
-                state["found_inf_per_device"] = request.found_infs or self._clean()
-                self._nonfinite += [(inner, *flags) for flags in request.nonfinite or ()]
-            self._together = inner._ranks or self._together
+                state["found_inf_per_device"] = answer.found_infs or clean(self._scale.device)
+                self.skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
+            self.skips.joined_by(answer.agreement)
             state["stage"] = OptState.STEPPED
-        self._last_sum_sq = request.sum_sq
+        self._last_sum_sq = answer.sum_sq
         return result
 
     def _step_fused(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
@@ -277,7 +300,7 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         if state["stage"] is OptState.READY:
             preset = self._scale if preset is None else self._scale * preset
             self._check_inf_per_device(optimizer, preset)
-        optimizer.grad_scale, optimizer.found_inf = preset, self._combined(state)
+        optimizer.grad_scale, optimizer.found_inf = preset, combined(state, self._scale.device)
         try:
             result = optimizer.step(*args, **kwargs)
         finally:
@@ -291,26 +314,14 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """Check the gradients divided by ``grad_scale``, without writing them as torch's method does."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = local_grads(optimizer)
-        state = self._per_optimizer_states[id(optimizer)]
-        self._note_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
+        state, scale = self._per_optimizer_states[id(optimizer)], self._scale if grad_scale is None else grad_scale
+        self.skips.find_nonfinite(optimizer, scale)
         if has_foreign(grads):
             return super()._check_inf_per_device(optimizer)
-        agreement = self._agreement(optimizer)
-        scales = Copies(self._scale if grad_scale is None else grad_scale)
-        dense = [grad if lists.is_dense(grad) else grad.contiguous() for grad in grads]
-        found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
-        state["found_inf_per_device"] = self._agreed(agreement, found) or self._clean()
+        state["found_inf_per_device"] = check(grads, scale, self._agreement(optimizer)) or clean(self._scale.device)
         return state["found_inf_per_device"]
 
-    def _clean(self) -> dict[torch.device, Tensor]:
-        """The flag of a check without gradients."""
-        return {self._scale.device: torch.zeros((), dtype=torch.float32, device=self._scale.device)}
-
-    def _combined(self, state: dict[str, Any]) -> Tensor:
-        """The maximum (so 0 or 1) of the flags of all devices, on the scale's device."""
-        return largest_flag((state["found_inf_per_device"] or self._clean()).values(), self._scale.device)
-
-    @one_op("new_scale")
+    @compiled_call("new_scale")
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """End the iteration: update the scale on the device from all checks, or set it to ``new_scale``.
 
@@ -325,29 +336,18 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         if not self._enabled:
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
-        found_infs = [
-            at(flag, scale.device)
-            for state in self._per_optimizer_states.values()
-            for flag in state["found_inf_per_device"].values()
-        ]
-        stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED) if self._taken else {}
+        found_infs = all_flags(self._per_optimizer_states, scale.device)
+        stepped = stepped_flags(self._per_optimizer_states, scale.device) if self.skips.counts_steps() else {}
         if new_scale is not None:
-            if not isinstance(new_scale, Tensor):
-                lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
-                new_scale = float(new_scale)
-            elif new_scale.numel() == 1:
-                new_scale = new_scale.reshape(())  # torch accepts shape [1] but fails to copy it
-            super().update(new_scale)
+            super().update(acceptable_scale(new_scale))
         else:
             if not found_infs:
                 raise AssertionError("No inf checks were recorded prior to update.")
-            self._per_optimizer_states.clear()  # first, so that an interrupt does not leave half an iteration
-            if self._dynamic:
-                factors = self._growth_factor, self._backoff_factor, self._growth_interval
-                rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
-                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule, *self._skip_counters)
+            self._per_optimizer_states.clear()  # first: an interrupt must not leave half an iteration
+            factors = self._growth_factor, self._backoff_factor, self._growth_interval
+            self._rule.update(scale, growth_tracker, found_infs, factors, self.skips.counters)
         if found_infs:
-            self._end_iteration(found_infs, stepped, counted=new_scale is None and self._dynamic)
+            self.skips.end_iteration(found_infs, stepped, new_scale is None and self._rule.dynamic, scale)
 
     # ---- checkpoints ----
 
@@ -355,16 +355,8 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         """torch's entries and those of this class, as numbers (host sync); torch's scaler loads it. Empty if disabled."""
         state = super().state_dict()
         if state:
-            skipped, consecutive = self._skip_counts()
-            state.update(
-                min_scale=self._min_scale,
-                max_scale=self._max_scale,
-                hysteresis=self._hysteresis,
-                consecutive_hysteresis=self._consecutive_hysteresis,
-                _hysteresis_tracker=self._get_hysteresis_tracker(),
-                _skipped_steps=skipped,
-                _consecutive_skips=consecutive,
-            )
+            skipped, consecutive = self.skips.counts()
+            state |= {**self._rule.state_dict(), "_skipped_steps": skipped, "_consecutive_skips": consecutive}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -376,25 +368,33 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
-        self._min_scale = state_dict.get("min_scale", self._min_scale)
-        self._max_scale = state_dict.get("max_scale", self._max_scale)
-        self._hysteresis = state_dict.get("hysteresis", self._hysteresis)
-        self._consecutive_hysteresis = state_dict.get("consecutive_hysteresis", self._consecutive_hysteresis)
-        self._init_hysteresis_tracker = state_dict.get("_hysteresis_tracker", self._hysteresis)
-        self._init_skip_counts = (state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0))
-        self._forget()
-        if self._scale is not None:
-            self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
-            self._fill_skip_counters()
-
-    def _get_hysteresis_tracker(self) -> int:
-        tracker = self._hysteresis_tracker
-        return self._init_hysteresis_tracker if tracker is None else int(tracker.item())
+        self._rule.load_state_dict(state_dict)
+        self.skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["_last_sum_sq"] = state["_last_norm"] = None
-        if self._enabled:
-            state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-            state["_hysteresis_tracker"] = None
+        state = super().__getstate__() | {"_last_sum_sq": None, "_last_norm": None}
+        del state["compiled_handle"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.compiled_handle = CompiledHandle(self)
+
+    # For graph_step: copies everything that an iteration changes. Returns a function that restores it.
+    def snapshot(self) -> Callable[[], None]:
+        tensors = [(tensor, tensor.clone()) for tensor in self.written_tensors()]
+        restore_skips, records = self.skips.snapshot(), dict(self._per_optimizer_states)
+
+        def restore() -> None:
+            for tensor, value in tensors:
+                tensor.copy_(value)
+            restore_skips()
+            self._per_optimizer_states.clear()
+            self._per_optimizer_states.update(records)
+
+        return restore
+
+    # For graph_step: reports an iteration that a graph has replayed.
+    def report_replay(self) -> None:
+        if self._enabled:
+            self.skips.report(self._scale, [])

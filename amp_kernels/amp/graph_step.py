@@ -108,7 +108,7 @@ class GraphedStep:
         self._written_decays: list[float] = []
         self._inputs: Any = None
         self._outputs: Any = None
-        self._key: list[Any] | None = None  # the conditions of the captured step
+        self._key: tuple[list[Any], list[Any]] | None = None  # the conditions that the step was prepared for
         self._graph: torch.cuda.CUDAGraph | None = None
         self._free = weakref.finalize(self, lambda: None)
 
@@ -138,7 +138,7 @@ class GraphedStep:
     def _write_numbers(self) -> None:
         """Copy the groups' learning rates and weight decays to the graph's buffers."""
         groups = self._optimizer.param_groups
-        self._optimizer._current_hyper_parameters()  # raises for text and NaN
+        self._optimizer.plan.hyper.packed(groups)  # raises for a text or a NaN
         decays = [group["weight_decay"] for group in groups]
         if len(groups) != len(self._rates):
             self._rates = [torch.zeros((), dtype=torch.float32, device=self._device()) for _ in groups]
@@ -182,15 +182,9 @@ class GraphedStep:
         for static, value in zip(own, values, strict=True):
             static.copy_(value, non_blocking=True)
 
-    def _conditions(self) -> list[Any]:
-        """The objects that a captured step depends on; the last entry has numbers and addresses."""
-        optimizer, params = self._optimizer, self._optimizer._params()
-        hyper = optimizer._current_hyper_parameters()
-        last = len(optimizer._op.declared.options) - 1
-        options = [value for i, value in enumerate(hyper.options) if i % (last + 1) != last]  # weight decays are last
-        numbers = [options, hyper.decays, hyper.flags, hyper.used, hyper.averaged]
-        places = [(param.data_ptr(), param.requires_grad) for param in params]
-        return [optimizer._batches, *optimizer.state.values(), *params, [*map(list, numbers), places]]
+    def _conditions(self) -> tuple[list[Any], list[Any]]:
+        """The objects that a captured step depends on, and numbers and addresses."""
+        return self._optimizer.plan.conditions(self._optimizer.param_groups, self._optimizer.state)
 
     # ---- preparation ----
 
@@ -225,7 +219,7 @@ class GraphedStep:
 
     def _run(self) -> Any:
         values, spec = self._inputs
-        with self._optimizer._decays_from(self._decays):
+        with self._optimizer.plan.hyper.decays_from(self._decays):
             results = self._step_fn(*pytree.tree_unflatten(values, spec))
         return pytree.tree_map_only(Tensor, Tensor.detach, results)
 
@@ -237,7 +231,7 @@ class GraphedStep:
             for name, param in zip(group.get("param_names", ()), group["params"], strict=False)
         }
         names.update((id(param), name) for name, param in self._model.named_parameters())
-        params = [param for param in self._optimizer._params() if param.requires_grad and param.grad is None]
+        params = [param for param in self._optimizer.params() if param.requires_grad and param.grad is None]
         if params:
             named = [names.get(id(param), f"one of shape {list(param.shape)}") for param in params]
             raise ValueError(
@@ -262,18 +256,10 @@ class GraphedStep:
                 own.copy_(value)
 
     def _replay_graph(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Replay the graph and do the host work of a step."""
-        batches = self._optimizer._batches[1]
-        for batch in batches:
-            batch.shadows.renew()
-            batch.written.adopt()
-        graph.replay()
-        for batch in batches:
-            torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
-            batch.shadows.stamp()
-            batch.written.stamp()
-        if self._scaler is not None and self._scaler.is_enabled():
-            self._scaler._report([])
+        with self._optimizer.plan.replay():
+            graph.replay()
+        if self._scaler is not None:
+            self._scaler.report_replay()
 
 
 class Before:
@@ -286,28 +272,27 @@ class Before:
         scaler: GradScaler | None,
         rates: Iterable[Tensor],
     ):
-        self._optimizer = optimizer
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        own = [*model.parameters(), *model.buffers(), *optimizer._params(), *rates]
-        if self._scaler is not None:
-            self._scaler.scale(torch.ones((), device=optimizer._params()[0].device))  # creates its device tensors
-            own += [*self._scaler._written(), *(count for count in self._scaler._taken.values() if count is not None)]
-            self._unfinished = dict(self._scaler._per_optimizer_states)
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in {id(t): t for t in own}.values()]
-        grads = [(param, param.grad) for param in optimizer._params()]
-        self._grads = [(param, grad, None if grad is None else grad.clone()) for param, grad in grads]
-        self._blocks: dict[Any, list[Tensor]] = {}
-        devices = {param.device for param in optimizer._params() if param.is_cuda}
+        self._optimizer, params = optimizer, optimizer.params()
+        self._restore_state = self._restore_scaler = lambda: None
+        if scaler is not None and scaler.is_enabled():
+            scaler.scale(torch.ones((), device=params[0].device))  # makes what it has on the device
+            self._restore_scaler = scaler.snapshot()
+        own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *params, *rates)}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in own.values()]
+        self._grads = [(param, param.grad, None if param.grad is None else param.grad.clone()) for param in params]
+        self._has_state = False
+        devices = {param.device for param in params if param.is_cuda}
         self._pythons = random.getstate()
         self._random = torch.get_rng_state(), [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
     def keep_state(self) -> None:
         """Save the optimizer's state before the first update, creating it if there is none."""
-        if not self._blocks:
+        if not self._has_state:
             with rehearsal(False):
-                self._optimizer._collect()
-            self._optimizer._adopt_writes()
-            self._blocks = {b: [tensor.clone() for tensor in b.tensors()] for b in self._optimizer._blocks}
+                self._optimizer.plan.launches(self._optimizer.param_groups, self._optimizer.state)
+            self._optimizer.store.adopt_writes()
+            self._restore_state = self._optimizer.store.snapshot()
+            self._has_state = True
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -317,17 +302,9 @@ class Before:
             param.grad = grad
             if grad is not None:
                 grad.copy_(value)
-        for block, values in self._blocks.items():
-            for tensor, value in zip(block.tensors(), values, strict=True):
-                tensor.copy_(value)
-            block.refresh_shadows()
-        self._optimizer._look_at_params()
-        if self._scaler is not None:
-            for count in self._scaler._taken.values() if self._scaler._taken else ():
-                if count is not None and all(count is not tensor for tensor, _ in self._tensors):
-                    count.zero_()  # created by the warm-up
-            self._scaler._per_optimizer_states.clear()
-            self._scaler._per_optimizer_states.update(self._unfinished)
+        self._restore_state()
+        self._optimizer.store.mark_clean()
+        self._restore_scaler()
         random.setstate(self._pythons)
         torch.set_rng_state(self._random[0])
         for device, state in self._random[1]:
@@ -367,8 +344,8 @@ def _what(tensor: Tensor) -> tuple:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-def _same(one: list[Any] | None, other: list[Any]) -> bool:
-    return one is not None and identical(one[:-1], other[:-1]) and one[-1] == other[-1]
+def _same(known: tuple[list[Any], list[Any]] | None, now: tuple[list[Any], list[Any]]) -> bool:
+    return known is not None and identical(known[0], now[0]) and known[1] == now[1]
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager:

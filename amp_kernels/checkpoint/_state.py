@@ -45,7 +45,7 @@ def _of_optimizer(optimizer: FusedOptimizer) -> dict[str, Any]:
     def later(param: Tensor, remainder: Tensor) -> Lazy:
         return Lazy(join_master, (param, remainder), torch.float32)
 
-    return optimizer._state_dict(later)
+    return optimizer.state_dict_with(later)
 
 
 def _random_state() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
     sizes, saved_sizes = list(map(len, params)), [len(group["params"]) for group in saved["param_groups"]]
     if sizes != saved_sizes:
         raise ValueError(f"its optimizer has groups of {saved_sizes} parameters, and here they are of {sizes}")
-    moments = optimizer._op.declared.moments if isinstance(optimizer, FusedOptimizer) else ()
+    moments = optimizer.algorithm.declared.moments if isinstance(optimizer, FusedOptimizer) else ()
     for i, param in enumerate(param for group in params for param in group):
         for key, value in saved["state"].get(i, {}).items():
             name = f"optimizer.state[{i}].{key}"
@@ -160,6 +160,6 @@ def restore(parts: dict[str, Any], content: dict[str, Any], rng: bool) -> None:
                 step()
         raise
     if isinstance(parts["optimizer"], FusedOptimizer):
-        parts["optimizer"]._look_at_params()  # accept the model's weights as those that belong to the loaded masters
+        parts["optimizer"].store.mark_clean()  # the model's load wrote the values that belong to the masters
     if rng:
         _set_random_state(content["random"])
