@@ -1,6 +1,6 @@
-"""Hand-written CUDA and Triton kernels for mixed-precision training, as torch ops under a thin Python layer.
+"""Hand-written CUDA and Triton kernels for mixed-precision training, as torch ops with a thin Python layer.
 
-Importing never fails for want of a compiled library and touches no device; ``python -m amp_kernels info`` tells what is there.
+Importing works without compiled libraries and touches no device; ``python -m amp_kernels info`` shows what was built.
 """
 
 from . import _raw, _updates, amp, checkpoint, distributed, nn, numerics, ops, optim  # noqa: F401 (they define ops)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def _bench() -> Callable[[list[str]], int]:
-    """The benchmarks' own main: installed they are a part of the package, in a source tree they lie beside it."""
+    """The main function of the benchmarks, which are part of an installed package and a sibling folder in a source tree."""
     if importlib.util.find_spec(f"{__package__}.bench") is not None:
         return importlib.import_module(f"{__package__}.bench.run").main
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -20,18 +20,16 @@ def _bench() -> Callable[[list[str]], int]:
 def main(argv: list[str] | None = None) -> int:
     from .cli import doctor, info, numerics, parity, precision
 
-    parser = argparse.ArgumentParser(prog="python -m amp_kernels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m amp_kernels", description="Tools of amp_kernels.")
     commands = parser.add_subparsers(dest="command", required=True)
-    about = commands.add_parser("info", help="versions, GPU, what is built, which backend each op takes and why")
-    about.add_argument("--check", action="store_true", help="run a tiny case of every op on every available backend")
-    about.add_argument("--brief", action="store_true", help="only what was built")
-    commands.add_parser("doctor", help="which 16-bit format to train in on this machine, and why")
-    commands.add_parser("precision", help="what autocast does to each op, this package's and torch's")
-    compare = commands.add_parser("parity", help="train in FP32, BF16 and FP16 with the same seeds, and compare")
+    about = commands.add_parser("info", help="show versions, the GPU, the built libraries, and the backend of each op")
+    about.add_argument("--check", action="store_true", help="also compare every available backend with the reference")
+    about.add_argument("--brief", action="store_true", help="show the built libraries only")
+    commands.add_parser("doctor", help="recommend a 16-bit format for this machine")
+    commands.add_parser("precision", help="show the autocast rule of each op")
+    compare = commands.add_parser("parity", help="compare training in FP32, BF16 and FP16 over seeds")
     parity.add_arguments(compare)
-    spread = commands.add_parser(
-        "numerics", help="how the gradients of a training function are spread over the powers of two"
-    )
+    spread = commands.add_parser("numerics", help="show the gradients of a training function by power of two")
     numerics.add_arguments(spread)
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)

@@ -1,7 +1,7 @@
-"""The goals of the kernels on a GPU, and whether the rows of a run meet them.
+"""The goals of the kernels on a GPU, compared with the rows of a run.
 
-A goal is on a number of each case that belongs to it: on their geometric mean, on the least, or on the most. Cases that were wrong
-or not run are not in the number; a goal that the others meet is then open.
+A goal is a limit on the geometric mean, the minimum or the maximum of one number of its cases. Cases that were wrong or not run
+are left out; if the others meet the goal, it is open.
 """
 
 import statistics
@@ -17,7 +17,7 @@ Number = Callable[[Providers], float | None]
 
 @dataclass(frozen=True)
 class Goal:
-    """`number` of a case, of the cases that `belongs` picks by a row. `of`: "mean" and "least" are to be `asked` or more, "most" less."""
+    """A limit on `number` over the cases that `belongs` selects: `of` "mean" and "least" must reach `asked`, "most" must not exceed it."""
 
     what: str
     asked: float
@@ -65,30 +65,30 @@ def gpt2(row: dict) -> bool:
 
 LLAMA, RESNET = "llama-1b", "resnet-50"
 GOALS = [
-    Goal("products, aligned: torch's time over ours", 1.0, family("aligned"), speedup),
-    Goal("products, aligned: each", 0.95, family("aligned"), speedup, "least"),
-    Goal("products, fp32 accumulated", 1.1, family("fp32 accumulated"), speedup),
-    Goal("products, unaligned controls", 4.0, family("unaligned controls"), speedup),
+    Goal("GEMM, aligned: torch's time over ours", 1.0, family("aligned"), speedup),
+    Goal("GEMM, aligned: each", 0.95, family("aligned"), speedup, "least"),
+    Goal("GEMM, fp32 accumulated", 1.1, family("fp32 accumulated"), speedup),
+    Goal("GEMM, unaligned controls", 4.0, family("unaligned controls"), speedup),
     Goal("linear + bias + gelu, forward + backward", 1.15, op("linear", "gelu forward + backward"), speedup),
     *(
-        Goal(f"whole step, Llama-1B, {size} bytes a parameter", asked, step(LLAMA, size), speedup, "least")
+        Goal(f"optimizer step, Llama-1B, {size} bytes per parameter", asked, step(LLAMA, size), speedup, "least")
         for size, asked in ((34, 1.8), (30, 2.05), (28, 2.2), (20, 3.1))
     ),
-    Goal("whole step, Llama-1B: share of the copy's rate, on the device, each", 0.93, step(LLAMA), share, "least"),
-    Goal("whole step, ResNet-50, each", 12.0, step(RESNET), speedup, "least"),
+    Goal("optimizer step, Llama-1B: share of the copy rate, on the device, each", 0.93, step(LLAMA), share, "least"),
+    Goal("optimizer step, ResNet-50, each", 12.0, step(RESNET), speedup, "least"),
     Goal("LayerNorm, forward + backward", 3.0, op("layer_norm", "forward + backward"), speedup),
     Goal("cross-entropy, forward + backward", 1.5, op("cross_entropy"), speedup),
-    Goal("cross-entropy: share of the copy's rate, each", 0.75, op("cross_entropy"), share, "least"),
+    Goal("cross-entropy: share of the copy rate, each", 0.75, op("cross_entropy"), share, "least"),
     Goal("training step of GPT-2 124M, bf16: torch eager's time over ours", 1.7, gpt2, speedup),
     Goal("training step of GPT-2 124M, bf16: our peak memory over torch eager's", 0.55, gpt2, peak, "most"),
-    Goal("Triton's whole steps: CUDA's time on the device over Triton's", 0.97, op("step"), triton_ratio),
-    Goal("Triton's products: CUDA's time over Triton's", 0.85, lambda row: row["op"].startswith("gemm"), triton_ratio),
+    Goal("optimizer step: CUDA's time on the device over Triton's", 0.97, op("step"), triton_ratio),
+    Goal("GEMM: CUDA's time over Triton's", 0.85, lambda row: row["op"].startswith("gemm"), triton_ratio),
 ]
 
 
 def table(rows: list[dict]) -> Table:
-    """One line a goal of which a case was timed."""
-    lines = [("goal", "of its cases", "asked", "measured", "", "cases", "farthest off")]
+    """One line for each goal with a timed case."""
+    lines = [("goal", "statistic", "target", "measured", "", "cases", "worst case")]
     for goal in GOALS:
         members = {case: p for case, p in cases(rows).items() if any(map(goal.belongs, p.values()))}
         numbers = {case: number for case, p in members.items() if (number := goal.number(p)) is not None}

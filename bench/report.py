@@ -57,19 +57,19 @@ def sections(rows: list[dict]) -> list[Section]:
         Section("Whole optimizer step", steps(step), 4),
         Section("Training step", trainings(training), 3),
         Section("Host time of a call", hosts(host), 3),
-        Section("Matrix products by shape", products(gemm), 2),
+        Section("Matrix multiplication by shape", products(gemm), 2),
         Section("Other ops", ops(others), 3),
     ]
     return [section for section in found if len(section.table) > 1]
 
 
 def speedups(rows: list[dict]) -> Table:
-    """Geometric mean and least of the ratios to torch: by family where a case has one, else by op; and 16-bit format."""
+    """Geometric mean and minimum of the ratios to torch, by family (by op for cases without one) and dtype."""
     groups: dict[tuple[str, str], list[dict[str, dict]]] = {}
     for (op, _, dtype), providers in cases(rows).items():
         for family in next(iter(providers.values())).get("families", [op]):
             groups.setdefault((family, dtype.split()[0]), []).append(providers)
-    table = [("family", "dtype", "cases", "vs torch", "least", "least at", "Triton vs torch", "Triton vs CUDA")]
+    table = [("family", "dtype", "cases", "vs torch", "worst", "worst case", "Triton vs torch", "Triton vs CUDA")]
     for (family, dtype), members in groups.items():
         ours = [p[OURS] for p in members if p.get(OURS, {}).get("speedup")]
         least = min(ours, key=lambda row: row["speedup"], default=None)
@@ -116,7 +116,7 @@ def steps(rows: list[dict]) -> Table:
     The floor is the time of a copy of the needed bytes, "of copy" the bandwidth of the moved ones on the device.
     """
     head = ("list", "layout", "provider", "passes", "step us", "device us", "host us", "vs torch", "vs CUDA")
-    table = [(*head, "B/param needed", "moved", "held", "held in all", "floor us", "of copy")]
+    table = [(*head, "B/param needed", "moved", "held", "held in total", "floor us", "of copy")]
     found = cases(rows)
     for row in rows:
         name = (row["shape"], row["dtype"], label(row), row.get("pipeline", ""))

@@ -17,7 +17,8 @@ WIDTH = 118
 def text(rows: list[dict], training: list[dict]) -> str:
     first = rows[0]
     dates = ", ".join(dict.fromkeys(row["date"][:10] for row in rows))
-    head = f"{first['device']}, torch {first['versions']['torch']}, {dates}. Torch's time over ours: below 1 torch is faster."
+    head = f"{first['device']}, torch {first['versions']['torch']}, {dates}. "
+    head += "Ratios are torch's time divided by ours: below 1, torch is faster."
     points = [*products(rows), *steps(rows), *trainings(training)]
     if bad := [row for row in rows if row["provider"] == OURS and row["status"] != "ok"]:
         points.append(f"wrong or not run: {len(bad)}")
@@ -33,7 +34,7 @@ def products(rows: list[dict]) -> Iterator[str]:
         if ratios:
             found.append(f"{family} {statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})")
     if found:
-        yield f"products, against cuBLAS, mean (least): {', '.join(found)}"
+        yield f"matrix multiplication vs cuBLAS, mean (worst): {', '.join(found)}"
 
 
 def steps(rows: list[dict]) -> Iterator[str]:

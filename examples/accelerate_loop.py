@@ -1,4 +1,4 @@
-"""Hugging Face's accelerate prepares amp_kernels' model and optimizer, and accumulates and clips as it does with torch's.
+"""Hugging Face's accelerate with a converted model and an amp_kernels optimizer: prepare, accumulate, clip.
 
 python examples/accelerate_loop.py      or      accelerate launch examples/accelerate_loop.py      (needs: pip install accelerate)
 """

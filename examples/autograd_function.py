@@ -1,4 +1,4 @@
-"""A custom autograd function on ak.matmul: an MLP with squared ReLU that keeps no hidden activations for backward.
+"""A custom autograd function on ak.matmul: an MLP with squared ReLU that recomputes hidden activations in backward.
 
 python examples/autograd_function.py
 """
@@ -13,7 +13,7 @@ torch.manual_seed(0)
 
 
 class SquaredReluMLP(torch.autograd.Function):
-    """``relu(x @ w1)^2 @ w2`` (So et al., "Primer", NeurIPS 2021); backward computes the hidden layer again."""
+    """``relu(x @ w1)^2 @ w2`` (So et al., "Primer", NeurIPS 2021); backward recomputes the hidden layer."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type=device)
@@ -22,12 +22,12 @@ class SquaredReluMLP(torch.autograd.Function):
         return ak.matmul(ak.matmul(x, w1).relu().square(), w2)
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type=device)  # under the autocast of forward
+    @torch.amp.custom_bwd(device_type=device)  # uses the autocast state of forward
     def backward(ctx, grad):
         x, w1, w2 = ctx.saved_tensors
         hidden = ak.matmul(x, w1).relu()
         grad_hidden = ak.matmul(grad, w2.T) * hidden * 2
-        # out_dtype: the gradient of an FP32 weight comes straight from the FP32 sums of the 16-bit product
+        # out_dtype: the gradient of an FP32 weight is the FP32 sum of the 16-bit GEMM, without rounding
         grad_w1 = ak.matmul(x.T, grad_hidden, out_dtype=w1.dtype)
         grad_w2 = ak.matmul(hidden.square().T, grad, out_dtype=w2.dtype)
         return ak.matmul(grad_hidden, w1.T), grad_w1, grad_w2

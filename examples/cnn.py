@@ -1,4 +1,4 @@
-"""A small residual CNN as torchvision writes them: channels-last, SGD with momentum, warm-up and cosine schedule.
+"""A small residual CNN in torchvision's style: channels-last, SGD with momentum, warm-up and cosine schedule.
 
 python examples/cnn.py
 """
@@ -40,7 +40,7 @@ def gratings(count):
 
 head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES))
 model = nn.Sequential(Block(3, 16), Block(16, 32), head).to(device, memory_format=torch.channels_last)
-ak.convert(model)  # the last layer; the convolutions are torch's
+ak.convert(model)  # converts the last layer; the convolutions stay torch's
 optimizer = ak.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4, nesterov=True)
 scaler = ak.GradScaler(device, enabled=dtype == torch.float16)
 scheduler = ak.amp.SkipAwareScheduler(OneCycleLR(optimizer, 0.2, total_steps=STEPS + 1), scaler)

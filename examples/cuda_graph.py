@@ -1,4 +1,4 @@
-"""A whole FP16 training step as one CUDA graph: loss scaling, skipping, clipping and the learning rate are inside.
+"""A whole FP16 training step as one CUDA graph, including loss scaling, skipping, clipping and the learning rate.
 
 python examples/cuda_graph.py      (without CUDA the same step runs eagerly)
 """
@@ -35,7 +35,7 @@ print("one launch a step" if device == "cuda" else "no CUDA here: the step runs 
 losses = []
 for _ in range(STEPS):
     x = torch.randn(128, 32, device=device)
-    loss = step(x, teacher(x).argmax(1))  # the same tensor every time
+    loss = step(x, teacher(x).argmax(1))  # returns the same tensor every time
     losses.append(loss.clone())
-    schedule.step()  # writes where the graph reads the learning rate
+    schedule.step()  # writes the learning-rate tensor that the graph reads
 print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

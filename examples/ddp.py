@@ -1,4 +1,4 @@
-"""DistributedDataParallel, one process a GPU (gloo and two processes on the CPU): every rank takes and skips the same steps.
+"""DistributedDataParallel with one process per GPU (on the CPU: gloo, two processes): all ranks skip the same steps.
 
 python examples/ddp.py       or       torchrun --standalone --nproc-per-node 2 examples/ddp.py
 """
@@ -8,7 +8,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported later, by DDP, it would hold the process group in default arguments
+import torch.distributed.nn  # imported later by DDP, its default arguments would keep the process group alive
 from torch import nn
 from torch.distributed.run import main as torchrun
 from torch.nn.parallel import DistributedDataParallel
@@ -17,13 +17,13 @@ import amp_kernels as ak
 
 
 def train(device):
-    torch.manual_seed(0)  # the same task on every rank, the same first weights too
+    torch.manual_seed(0)  # the same task and initial weights on every rank
     teacher = nn.Linear(32, 10).to(device)
     model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 10))
     model = DistributedDataParallel(ak.convert(model.to(device)))
     optimizer = ak.optim.AdamW(model.parameters(), lr=3e-3)
-    scaler = ak.GradScaler(device.type)  # judges the gradients after their all-reduce, so that all ranks agree
-    torch.manual_seed(1 + dist.get_rank())  # batches of its own
+    scaler = ak.GradScaler(device.type)  # checks the gradients after their all-reduce, so all ranks agree
+    torch.manual_seed(1 + dist.get_rank())  # different batches on each rank
     losses = []
     for _ in range(100):
         x = torch.randn(128, 32, device=device)
@@ -49,8 +49,8 @@ def main():
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(device)
-    dist.barrier()  # nobody leaves while another still talks to it
-    gc.collect()  # what DDP holds of the process group: its threads must end before Python does
+    dist.barrier()  # no rank exits while another still communicates with it
+    gc.collect()  # frees DDP's references to the process group, whose threads must end before Python exits
     dist.destroy_process_group()
 
 

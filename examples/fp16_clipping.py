@@ -1,4 +1,4 @@
-"""FP16 with loss scaling and clipping, on data of which some batches are broken; what the scaler found is printed now and then.
+"""FP16 with loss scaling and clipping on data with some corrupt batches; prints the scaler's statistics.
 
 python examples/fp16_clipping.py
 """
@@ -35,14 +35,14 @@ before = clean_loss()
 for step in range(400):
     x, y = batch(256)
     if step % 20 == 10:
-        y *= 1000  # as if another unit had slipped in
+        y *= 1000  # a corrupt batch, in the wrong unit
     optimizer.zero_grad()
     with torch.autocast(device, torch.float16):
         loss = nn.functional.mse_loss(model(x), y)
     scaler.scale(loss).backward()
-    scaler.step(optimizer, max_norm=0.1)  # an overflow skips the step, a large gradient shortens it: on the device
+    scaler.step(optimizer, max_norm=0.1)  # the device skips the step on overflow and clips large gradients
     scaler.update()
-    if step % 100 == 99:  # tensors up to here; formatting them is the only wait for the device
+    if step % 100 == 99:  # formatting the tensors is the only host sync
         print(
             f"step {step + 1}: gradient norm {scaler.last_grad_norm:.3g}, scale {scaler.get_scale():.0f}, "
             f"{int(scaler.skipped_steps)} steps skipped"

@@ -1,4 +1,4 @@
-"""fully_shard, one process a GPU (gloo and two processes on the CPU): pieces of weights, state and gradients, and a checkpoint.
+"""fully_shard with one process per GPU (on the CPU: gloo, two processes): sharded weights, state and gradients, and a checkpoint.
 python examples/fsdp.py       or       torchrun --standalone --nproc-per-node 2 examples/fsdp.py
 """
 
@@ -23,14 +23,14 @@ def build(device):
 
 
 def train(model, optimizer, scaler, teacher):
-    torch.manual_seed(1 + dist.get_rank())  # batches of its own
+    torch.manual_seed(1 + dist.get_rank())  # different batches on each rank
     for _ in range(50):
         x = torch.randn(128, 32, device=(device := teacher.weight.device))
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.float16):
             loss = ak.cross_entropy(model(x), teacher(x).argmax(1))
         scaler.scale(loss).backward()
-        scaler.step(optimizer, max_norm=1.0)  # skips and clips alike on all ranks
+        scaler.step(optimizer, max_norm=1.0)  # all ranks skip and clip alike
         scaler.update()
         yield loss.detach()
 
@@ -38,19 +38,19 @@ def train(model, optimizer, scaler, teacher):
 def main():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group()
-    torch.manual_seed(0)  # the same task on every rank, the same first weights too
+    torch.manual_seed(0)  # the same task and initial weights on every rank
     teacher = nn.Linear(32, 10).to(device)
     losses = list(train(*(parts := build(device)), teacher))
     with tempfile.TemporaryDirectory() as folder:
         dist.broadcast_object_list(path := [f"{folder}/50"])
         dcp.save({"state": get_state_dict(*parts[:2]), "scaler": parts[2]}, checkpoint_id=path[0])
-        state = get_state_dict(*(parts := build(device))[:2])  # another run, maybe on another number of ranks
+        state = get_state_dict(*(parts := build(device))[:2])  # as in a new run; the number of ranks may differ
         dcp.load({"state": state, "scaler": parts[2]}, checkpoint_id=path[0])
         set_state_dict(*parts[:2], model_state_dict=state[0], optim_state_dict=state[1])
     losses = torch.stack([*losses, *train(*parts, teacher)])
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    dist.barrier()  # nobody leaves while another still talks to it
+    dist.barrier()  # no rank exits while another still communicates with it
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Two optimizers under one scaler: a GAN in FP16, whose overflows skip the step of that optimizer alone.
+"""Two optimizers under one scaler: a GAN in FP16. An overflow skips only the affected optimizer's step.
 
 python examples/gan.py
 """
@@ -33,7 +33,7 @@ def generate(count):
 
 @torch.no_grad()
 def distance():
-    """From generated points to the nearest spot, on average; and how many spots have points nearby."""
+    """The mean distance of generated points from the nearest spot, and the number of spots with points nearby."""
     nearest = torch.cdist(generate(2000).float(), modes).min(1)
     return nearest.values.mean().item(), nearest.indices[nearest.values < 0.2].unique().numel()
 
@@ -53,7 +53,7 @@ for _ in range(400):
         generator_loss = softplus(-critic(fake)).mean()
     scaler.scale(generator_loss).backward()
     scaler.step(generator_optimizer)
-    scaler.update()  # once an iteration: backs off if either step overflowed
+    scaler.update()  # once per iteration: backs off if either step overflowed
 after, hit = distance()
 print(f"scale {scaler.get_scale():.0f}, {int(scaler.skipped_steps)} steps skipped, {hit} of 8 spots found")
 print(f"distance {before:.3f} -> {after:.3f}")

@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2, small and with random weights, learns the characters of this project's README.
+"""A small Hugging Face GPT-2 with random weights learns the characters of this project's README.
 
 python examples/gpt2.py      (needs: pip install transformers)
 """
@@ -29,7 +29,7 @@ config = GPT2Config(
     vocab_size=len(characters), n_positions=CONTEXT, n_embd=96, n_layer=2, n_head=4, loss_type="ForCausalLM"
 )
 model = GPT2LMHeadModel(config).to(device)
-ak.convert(model)  # GPT-2's own Conv1D, the norms, and the last layer, which is tied to the embedding
+ak.convert(model)  # converts GPT-2's Conv1D, the norms, and the last layer, which is tied to the embedding
 converted = sum(type(module).__module__.startswith("amp_kernels") for module in model.modules())
 print(f"{len(text)} characters, {model.num_parameters()} weights, {converted} modules converted")
 
@@ -40,7 +40,7 @@ for step in range(100):
     ids = batch()
     optimizer.zero_grad()
     with torch.autocast(device, dtype):
-        loss = model(ids, labels=ids).loss  # shifts the labels itself
+        loss = model(ids, labels=ids).loss  # GPT-2 shifts the labels
     scaler.scale(loss).backward()
     scaler.step(optimizer, max_norm=1.0)
     scaler.update()

@@ -1,4 +1,4 @@
-"""Gradient accumulation in FP32 for a model in bfloat16: 64 micro-batches add up to the gradient of the whole batch.
+"""Gradient accumulation in FP32 for a model in bfloat16: 64 micro-batches sum to the gradient of the whole batch.
 
 python examples/gradient_accumulation.py
 """
@@ -23,7 +23,7 @@ def batch(count):
 
 
 def accumulate(x, y, parts):
-    """The gradients of the mean loss over all rows, from one backward per part; returns that loss."""
+    """Accumulate the gradients of the mean loss over all rows, with one backward per part; return that loss."""
     total = torch.zeros((), device=device)
     for part_x, part_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
         loss = nn.functional.mse_loss(model(part_x).float(), part_y.float()) / parts
@@ -40,7 +40,7 @@ def gradient(x, y, parts):
 
 x, y = batch(1024)
 whole, in_bf16 = gradient(x, y, 1), gradient(x, y, 64)
-ak.nn.accumulate_fp32(model)  # from here on .grad is FP32, and the GEMM of backward adds to it
+ak.nn.accumulate_fp32(model)  # now .grad is FP32, and the GEMM of backward accumulates into it
 in_fp32 = gradient(x, y, 64)
 for name, parts in (("bfloat16", in_bf16), ("FP32", in_fp32)):
     print(f"64 micro-batches summed in {name}: gradient off by {(parts - whole).norm() / whole.norm():.2%}")

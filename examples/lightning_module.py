@@ -1,4 +1,4 @@
-"""A LightningModule: the Trainer's own mixed precision and clipping drive amp_kernels' modules and optimizer.
+"""A LightningModule with amp_kernels' modules and optimizer under the Trainer's mixed precision and clipping.
 
 python examples/lightning_module.py      (needs: pip install lightning)
 """
@@ -42,7 +42,7 @@ def checkerboard(count):
     return DataLoader(TensorDataset(points, (4 * points).long().sum(1) % 2), batch_size=256)
 
 
-if fp16:  # our scaler in the Trainer's plugin; the optimizer clips, in the pass that unscales
+if fp16:  # the Trainer's plugin uses our scaler; the optimizer unscales and clips in one pass
     precision = {"plugins": [MixedPrecision("16-mixed", device, scaler=ak.GradScaler(device))]}
 else:
     precision = {"precision": "bf16-mixed", "gradient_clip_val": 1.0}

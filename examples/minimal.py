@@ -1,4 +1,4 @@
-"""The minimal loop: a training loop of torch becomes mixed precision by three lines of amp_kernels.
+"""The minimal loop: three lines of amp_kernels turn a torch training loop into mixed precision.
 
 python examples/minimal.py
 """
@@ -9,12 +9,12 @@ from torch import nn
 import amp_kernels as ak
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-dtype = ak.recommended_dtype(device)  # bfloat16; float16 on the GPUs that have nothing else
+dtype = ak.recommended_dtype(device)  # bfloat16, or float16 on GPUs without bfloat16
 torch.manual_seed(0)
 
 
 def spirals(count):
-    """Points of two spirals, one wound into the other, and which of them each point is on."""
+    """Points on two interleaved spirals, and the spiral of each point."""
     arm = torch.randint(2, (count,), device=device)
     angle = 9 * torch.rand(count, device=device).sqrt()
     turned = angle + torch.pi * arm
@@ -26,9 +26,9 @@ model = nn.Sequential(
 )
 criterion = nn.CrossEntropyLoss()
 
-model = ak.convert(model.to(device))  # the same modules, parameters and state_dict, on our kernels
+model = ak.convert(model.to(device))  # the same modules, parameters and state_dict, with our kernels
 optimizer = ak.optim.AdamW(model.parameters(), lr=3e-3)
-scaler = ak.GradScaler(device, enabled=dtype == torch.float16)  # bfloat16 needs none
+scaler = ak.GradScaler(device, enabled=dtype == torch.float16)  # bfloat16 needs no scaler
 
 losses = []
 for step in range(300):
@@ -37,7 +37,7 @@ for step in range(300):
     with torch.autocast(device, dtype):
         loss = criterion(model(points), arm)
     scaler.scale(loss).backward()
-    scaler.step(optimizer, max_norm=1.0)  # unscale, check, clip and update, without waiting for the device
+    scaler.step(optimizer, max_norm=1.0)  # unscales, checks, clips and updates without a host sync
     scaler.update()
     losses.append(loss.detach())
     if step % 100 == 99:
@@ -45,5 +45,5 @@ for step in range(300):
 
 with torch.no_grad(), torch.autocast(device, dtype):
     points, arm = spirals(2000)
-    print(f"{(model(points).argmax(1) == arm).float().mean():.1%} of new points are put on the right spiral")
+    print(f"{(model(points).argmax(1) == arm).float().mean():.1%} of new points are classified correctly")
 print(f"loss {losses[0]:.3f} -> {torch.stack(losses[-20:]).mean():.3f}")

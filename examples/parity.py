@@ -1,6 +1,6 @@
-"""A parity check: the same training in FP32, BF16 and FP16 over several seeds, and whether the formats differ by more than the seeds.
+"""A parity check: train in FP32, BF16 and FP16 over several seeds; fail if the formats differ by more than the seeds do.
 
-python examples/parity.py      or, for a CI that fails if they do:      python -m amp_kernels parity examples/parity.py:train --seeds 3
+python examples/parity.py      or, in CI, with an exit code:      python -m amp_kernels parity examples/parity.py:train --seeds 3
 """
 
 import torch
@@ -10,7 +10,7 @@ import amp_kernels as ak
 
 
 def rings(count, device):
-    """Points of the plane, and on which of four rings around the origin each is."""
+    """Points in the plane, and the index of the ring (of four around the origin) of each."""
     ring = torch.randint(4, (count,), device=device)
     angle, width = torch.rand(2, count, device=device)
     points = torch.stack([(2 * torch.pi * angle).cos(), (2 * torch.pi * angle).sin()], 1)
@@ -18,7 +18,7 @@ def rings(count, device):
 
 
 def train(run, steps=150):
-    """Makes everything anew from what ``run`` has: device, format, scaler; its seed is set. Returns the loss on new points."""
+    """Build everything from ``run`` (device, format, scaler; the seed is set) and return the loss on new points."""
     layers = nn.Linear(2, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4)
     model = run.watch(ak.convert(nn.Sequential(*layers).to(run.device)))
     optimizer = ak.optim.AdamW(model.parameters(), lr=3e-3)
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     untrained = train(ak.numerics.Run("fp32", 0, device), steps=0)
     found = ak.numerics.parity(train, device=device)
-    print(found)  # of each format the metric, its spread and difference from FP32, steps per second, skipped steps
+    print(found)  # per format: metric, spread, difference from FP32, steps per second, skipped steps
     print(f"every format has parity: {bool(found)}")
     trained = [outcome.metric for outcome in found.outcomes if outcome.precision == "bf16"]
     print(f"loss {untrained:.3f} -> {sum(trained) / len(trained):.3f}")

@@ -1,4 +1,4 @@
-"""A model in bfloat16 whose optimizer keeps the 16 bits that each weight lacks, and the moving average of the weights.
+"""A model in bfloat16 with split FP32 masters (the optimizer keeps the low 16 bits) and a moving average of the weights.
 
 python examples/split_masters.py
 """
@@ -42,9 +42,9 @@ for _ in range(200):
 
 weight = model[0].weight
 held = {name: value.nbytes / weight.numel() for name, value in optimizer.state[weight].items() if value.ndim}
-print("bytes a weight:", ", ".join(f"{name} {size:g}" for name, size in {"parameter": 2, **held}.items()))
+print("bytes per weight:", ", ".join(f"{name} {size:g}" for name, size in {"parameter": 2, **held}.items()))
 
-with tempfile.TemporaryDirectory() as folder:  # three files: to go on from, the FP32 model, and its average
+with tempfile.TemporaryDirectory() as folder:  # three files: a checkpoint, the FP32 model, and its average
     path = Path(folder)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path / "checkpoint.pt")
     torch.save(ak.fp32_state_dict(model, optimizer), path / "fp32.pt")

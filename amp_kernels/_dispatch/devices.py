@@ -1,4 +1,4 @@
-"""Tensors of several devices: told apart, moved without a sync, flags combined."""
+"""Tensors on several devices: grouped, moved without a sync, flags combined."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def at(tensor: Tensor, device: torch.device) -> Tensor: ...
 @overload
 def at(tensor: None, device: torch.device) -> None: ...
 def at(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    """On ``device``, without a wait; but what goes to the CPU is waited for, since it is read there at once."""
+    """The tensor on ``device``, copied asynchronously except to the CPU, where it is read at once."""
     if tensor is None or tensor.device == device:
         return tensor
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 class Copies(_MultiDeviceReplicator):
-    """A tensor on each device that asks for it, as torch's, which returns before what goes to the CPU is there."""
+    """Copies of a tensor on each device that asks for one. torch's class returns before a copy to the CPU has arrived."""
 
     def get(self, device: torch.device) -> Tensor:
         if device.type == "cpu" and device not in self._per_device_tensors:
@@ -38,7 +38,7 @@ class Copies(_MultiDeviceReplicator):
 
 
 def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:
-    """One flag out of several, on ``device``. Their maximum and not their sum, so that it stays 0 or 1."""
+    """The maximum of several flags, on ``device``; unlike their sum it stays 0 or 1."""
     moved = [at(flag, device) for flag in flags if flag is not None]
     moved = [flag if flag.dim() == 0 else flag.reshape(()) for flag in moved]
     return None if not moved else moved[0] if len(moved) == 1 else torch.stack(moved).amax()

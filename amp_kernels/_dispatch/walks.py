@@ -1,5 +1,5 @@
-"""Loops over all tensors of a step that look at each one alone: in C++ where there is the module ``_nodes``
-(csrc/autograd/gradient_table.h), in Python elsewhere. A model has hundreds of tensors, some thousands."""
+"""Loops over all tensors of a step, of which a model has hundreds or thousands: in C++ if the module ``_nodes`` is loaded
+(csrc/autograd/gradient_table.h), otherwise in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _version = operator.attrgetter("_version")
 
 
 def identical(objects: list | tuple, others: list | tuple) -> bool:
-    """Whether two sequences hold the same objects. Not ``==``, which tensors define otherwise."""
+    """True if two sequences hold the same objects, in order. Tensors define ``==`` in another way."""
     walk = nodes.step_walk()
     if walk is not None:
         return walk.same_objects(objects, others)
@@ -24,18 +24,18 @@ def identical(objects: list | tuple, others: list | tuple) -> bool:
 
 
 def versions(tensors: Iterable[Tensor]) -> array:
-    """Their version counters. Inference tensors have none."""
+    """The version counters of tensors. Inference tensors have none."""
     return array("q", map(_version, tensors))
 
 
 def same_versions(tensors: list[Tensor], known: array) -> bool:
-    """Whether these are their version counters still."""
+    """True if the tensors still have the version counters ``known``."""
     walk = nodes.step_walk()
     return walk.same_versions(tensors, known) if walk is not None else versions(tensors) == known
 
 
 def note_versions(tensors: list[Tensor], known: array) -> None:
-    """Replace what was known of them by what they are now."""
+    """Overwrite ``known`` with the current version counters."""
     walk = nodes.step_walk()
     if walk is not None:
         walk.note_versions(tensors, known)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .._dispatch.walks import identical
 from .local import is_dtensor
 
 
@@ -110,6 +111,20 @@ class Agreement:
         for group in self.groups:
             both = _reduced(both, group, dist.ReduceOp.MAX)
         return torch.where(both[1] > 0, torch.nan, both[0])
+
+
+class LatestAgreement:
+    """The agreement over a list of tensors, made anew when the list changes."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] | None = None
+        self._agreement: Agreement | None = None
+
+    def over(self, tensors: list[Tensor], shard_group: dist.ProcessGroup | None) -> Agreement:
+        if self._tensors is None or not identical(tensors, self._tensors):
+            self._agreement = Agreement(tensors, shard_group)
+            self._tensors = tensors
+        return self._agreement
 
 
 def shard_number(param: Tensor, shard_group: dist.ProcessGroup | None = None) -> int:

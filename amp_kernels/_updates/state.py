@@ -16,7 +16,7 @@ float32 parameters. Emas: float32 exponential moving averages of the float32 wei
 Optimizers pass a *table* instead of lists and layout, to private ops: int64 ``[n, 12]`` on the CPU, a row is ``(address of
 the parameter, address of the gradient, numel, dtype of the parameter, dtype of the gradient)``, the row of the layout, and
 the last two dimensions of the parameter (1 for a dimension that it lacks). That saves some 140 ns a tensor and list. An
-address cannot be checked: :mod:`amp_kernels.optim._cached_step` makes the tables, and no public op takes one.
+address cannot be checked: :mod:`amp_kernels.optim._launches` makes the tables, and no public op takes one.
 """
 
 from __future__ import annotations

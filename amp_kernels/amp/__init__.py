@@ -1,7 +1,7 @@
-"""Loss scaling, clipping, and the choice of a format.
+"""Loss scaling, clipping, and the choice of a dtype.
 
 Examples:
-    The scaler finds its scale:
+    The scale adapts:
 
     >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
     >>> optimizer = ak.optim.AdamW([weight])
@@ -11,7 +11,7 @@ Examples:
     ...     scaler.scale(weight.sum()).backward()
     ...     scaler.step(optimizer, max_norm=1.0)
     ...     scaler.update()
-    >>> scaler.skipped_steps, scaler.get_scale()  # halved until gradients fitted into float16
+    >>> scaler.skipped_steps, scaler.get_scale()  # halved until the gradients fit into float16
     (tensor(5), 32768.0)
 """
 

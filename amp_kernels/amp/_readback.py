@@ -1,4 +1,4 @@
-"""Values of device tensors, read on the host without waiting for the device."""
+"""Asynchronous readback of device tensors."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class AsyncReader:
-    """A queue of small tensors on their way to the host, in the order in which they were pushed.
+    """A FIFO queue of small tensors that are copied to the host.
 
-    A CUDA tensor is copied to pinned memory by its stream, and an event tells when it is there. A CPU tensor has
-    arrived at once. (A tensor of another device is copied synchronously.)
+    A CUDA tensor is copied to pinned memory on its stream; an event marks its arrival. A CPU tensor arrives immediately. Tensors
+    of other devices are copied synchronously.
     """
 
     def __init__(self) -> None:
         self._pending: collections.deque[tuple[Tensor | list[float], torch.cuda.Event | None, Any]]
         self._pending = collections.deque()
-        self._spare: list[tuple[Tensor, torch.cuda.Event]] = []  # pinned memory that was read, with its event
+        self._spare: list[tuple[Tensor, torch.cuda.Event]] = []  # pinned memory and events for reuse
 
     def push(self, value: Tensor, note: Any = None) -> None:
-        """Read ``value``, a 1-D tensor, as it is now in its stream's order. ``note`` comes back with it."""
+        """Start to read ``value``, a 1-D tensor, in stream order. ``note`` is returned with it."""
         if not value.is_cuda:
             self.put(value.tolist(), note)
             return
@@ -33,12 +33,11 @@ class AsyncReader:
         self._pending.append((host, event, note))
 
     def put(self, values: list[float], note: Any = None) -> None:
-        """Add what the host knows already."""
+        """Add values that are already on the host."""
         self._pending.append((values, None, note))
 
     def _slot(self, value: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-        """Pinned memory for ``value`` and an event of its device: those of a value that was read, as a rule, because new ones
-        are several calls of the driver each time."""
+        """Pinned memory for ``value`` and an event of its device, reused if possible: new ones take several driver calls."""
         while self._spare:
             host, event = self._spare.pop()
             if (host.shape, host.dtype, event.device) == (value.shape, value.dtype, value.device):
@@ -46,7 +45,7 @@ class AsyncReader:
         return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True), torch.cuda.Event()
 
     def _read(self, host: Tensor | list[float], event: torch.cuda.Event | None) -> list[float]:
-        """What has arrived."""
+        """The values of an entry that has arrived."""
         if isinstance(host, list):
             return host
         values = host.tolist()
@@ -54,14 +53,14 @@ class AsyncReader:
         return values
 
     def arrived(self) -> Iterator[tuple[list[float], Any]]:
-        """Take what has arrived, oldest first, with its note; stops at the first that is still on its way."""
+        """Take arrived entries with their notes, oldest first, up to the first pending one."""
         while self._pending and (self._pending[0][1] is None or self._pending[0][1].query()):
             host, event, note = self._pending.popleft()
             yield self._read(host, event), note
 
     def all_but_last(self) -> Iterator[tuple[list[float], Any]]:
-        """Take what was pushed before the last value, and wait for it: the same on every rank. The last one is taken too if
-        it never had to travel."""
+        """Take all entries except the last, waiting for them, so that every rank takes the same. Takes the last one too if it
+        was already on the host."""
         while len(self._pending) > 1 or (self._pending and self._pending[0][1] is None):
             host, event, note = self._pending.popleft()
             if event is not None:
@@ -69,7 +68,7 @@ class AsyncReader:
             yield self._read(host, event), note
 
     def wait(self) -> None:
-        """Wait for the device, so that everything pushed so far has arrived."""
+        """Wait until all entries have arrived."""
         if self._pending and self._pending[-1][1] is not None:
             self._pending[-1][1].synchronize()
 

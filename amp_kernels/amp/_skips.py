@@ -1,11 +1,9 @@
-"""What a gradient scaler remembers of skipped steps: counters on the device, which the host hears of late, and whose
-gradients it was."""
+"""Skipped steps of a gradient scaler: device counters, read back asynchronously, and the tensors with non-finite gradients."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,162 +11,89 @@ from torch.optim import Optimizer
 
 from .._checks import lists
 from .._dispatch.capture import is_capturing
-from .._dispatch.compiled import OneOpEach, Traced
 from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import check_and_norm
 from .._sharding.agreement import Agreement
 from .._sharding.local import local
 from ._readback import AsyncReader
 
-Flags = list[tuple[Optimizer, list[Tensor], Tensor]]  # parameters, and for each one whether its gradient was not finite
+#: An optimizer, some of its parameters, and a flag for each whose gradient was not finite.
+NonFinite = tuple[Optimizer, list[Tensor], Tensor]
 
 
-class SkipTracking(OneOpEach):
-    """Mixin of :class:`amp_kernels.GradScaler`. Everything here is asynchronous, except for raising the error."""
+class SkipRecord:
+    """The skipped steps of one scaler. Everything is asynchronous, except for raising the error.
 
-    def _init_skips(self, max_consecutive_skips: int | None) -> None:
-        if max_consecutive_skips is not None:
-            lists.check_number("GradScaler", "max_consecutive_skips", max_consecutive_skips, 1)
-        self._max_consecutive_skips = max_consecutive_skips
-        self._init_skip_counts = (0, 0)
-        self._start_tracking()
+    Args:
+        limit: raise after so many skipped steps in a row.
+        start: the counts to begin with, of all skipped iterations and of the last ones in a row.
+    """
 
-    def _start_tracking(self) -> None:
-        self._skip_counters: tuple[Tensor, ...] = ()
-        self._skips: Tensor | None = None  # int64 [2]: skipped iterations in all, and the last ones in a row
+    def __init__(self, limit: int | None, start: tuple[int, int] = (0, 0)):
+        if limit is not None:
+            lists.check_number("GradScaler", "max_consecutive_skips", limit, 1)
+        self.limit = limit
+        self.pair: Tensor | None = None  # int64 [2] on the device: skipped iterations in all, and in a row
+        self.counters: tuple[Tensor, ...] = ()  # views of it
         self._taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
-        self._agreements: weakref.WeakKeyDictionary[Optimizer, tuple[list[Tensor], Agreement]]
-        self._agreements = weakref.WeakKeyDictionary()  # with the parameters that they were made for
-        self._traced = Traced(self)
-        self._forget()
+        self.restart(start)
 
-    def _forget(self) -> None:
-        self._together: Agreement | None = None  # the ranks that skipped with this one
-        self._nonfinite: Flags = []
+    def restart(self, start: tuple[int, int]) -> None:
+        """Set the counts and forget everything else but the optimizers whose steps are counted."""
+        self._start = start
+        self._ranks: Agreement | None = None
+        self._nonfinite: list[NonFinite] = []
         self._reader = AsyncReader()
-        self._last_skipped: bool | None = None
-        self._too_many: tuple[int, Flags] | None = None
+        self._last: bool | None = None
+        self._too_many: tuple[int, list[NonFinite]] | None = None
+        self._fill_counters()
 
-    def _create_skip_counters(self, device: torch.device) -> None:
-        self._skips = torch.empty(2, dtype=torch.int64, device=device)
-        self._skip_counters = self._skips.unbind()
-        self._fill_skip_counters()
+    def _fill_counters(self) -> None:
+        for counter, value in zip(self.counters, self._start, strict=False):  # there are none before the first use
+            counter.fill_(value)  # a kernel; a copy from the host would synchronise
 
-    def _fill_skip_counters(self) -> None:
-        for counter, value in zip(self._skip_counters, self._init_skip_counts, strict=True):
-            counter.fill_(value)  # by a kernel: a copy from the host would wait
+    def create_counters(self, device: torch.device) -> None:
+        self.pair = torch.empty(2, dtype=torch.int64, device=device)
+        self.counters = self.pair.unbind()
+        self._fill_counters()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if self.is_enabled():
-            state["_init_skip_counts"] = self._skip_counts()
-        for key in (
-            "_skips",
-            "_skip_counters",
-            "_taken",
-            "_reader",
-            "_nonfinite",
-            "_last_skipped",
-            "_too_many",
-            "_agreements",
-            "_traced",
-        ):
-            del state[key]
-        return state
+    def __reduce__(self) -> tuple:
+        return SkipRecord, (self.limit, self.counts())
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._start_tracking()
+    # ---- reading ----
 
-    def _written(self) -> list[Tensor]:
-        tensors = self._scale, self._growth_tracker, self._hysteresis_tracker, self._skips
-        return [tensor for tensor in tensors if tensor is not None]
-
-    # ---- what users see ----
-
-    @property
-    @torch._disable_dynamo  # a program would read it before it ran the step
-    def last_step_skipped(self) -> bool | None:
-        """Whether any optimizer's step was skipped in the latest iteration of which the host has heard.
-
-        It never waits for the device. On the CPU that is the iteration which the last ``update`` ended. On a GPU it
-        is an earlier one as long as the host runs ahead: at the time of an ``update``, that of the one before or still
-        earlier; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device. ``None`` before the
-        first answer. An ``update`` in a CUDA graph is only reported by
-        :func:`amp_kernels.graph_step`.
-        """
+    def last_skipped(self) -> bool | None:
+        """True if a step was skipped in the last iteration that was read back."""
         self._poll()
-        return self._last_skipped
+        return self._last
 
-    @property
-    def skipped_steps(self) -> Tensor:
-        """How many iterations had a skipped step, so far: int64, 0-dim, on the scale's device (the CPU before the first use)."""
-        return self._skip_counter(0)
+    def counter(self, which: int) -> Tensor:
+        """The count of all skipped iterations (0) or of the last ones in a row (1)."""
+        if self.pair is None:
+            return torch.tensor(self._start[which], device="cpu")
+        return self.counters[which].clone()
 
-    @property
-    def consecutive_skips(self) -> Tensor:
-        """How many of these were the last ones in a row: int64, 0-dim, on the same device; 0 once a step was taken."""
-        return self._skip_counter(1)
+    def counts(self) -> tuple[int, int]:
+        """Both counts; waits for the device."""
+        return self._start if self.pair is None else tuple(int(n) for n in self.pair.tolist())
 
-    def _skip_counter(self, which: int) -> Tensor:
-        if self._skips is None:
-            return torch.tensor(self._init_skip_counts[which], device="cpu")
-        return self._skip_counters[which].clone()
-
-    def _skip_counts(self) -> tuple[int, int]:
-        return self._init_skip_counts if self._skips is None else tuple(int(n) for n in self._skips.tolist())
-
-    # ---- counting ----
-
-    def _steps_taken(self, optimizer: Optimizer) -> Tensor | None:
-        """From the first call on counts the steps which ``optimizer`` takes under this scaler: float64 [1] on the
-        device, ``None`` until its first iteration has ended."""
+    def steps_taken(self, optimizer: Optimizer) -> Tensor | None:
+        """The steps that ``optimizer`` has taken since the first call: float64 [1] on the device, ``None`` until its first
+        iteration has ended."""
         return self._taken.setdefault(optimizer, None)
 
-    def _end_iteration(self, flags: list[Tensor], stepped: dict[int, Tensor], counted: bool) -> None:
-        """Take notice of an iteration. ``flags``: one is above 0 if a step was skipped; ``stepped``: the same for each
-        optimizer's id; ``counted``: ``update_scale_`` has written the counters."""
-        if not counted:
-            skipped = largest_flag(flags, self._skips.device) > 0
-            total, consecutive = self._skip_counters
-            total.add_(skipped)
-            consecutive.add_(1).mul_(skipped)
-        for optimizer, counter in self._taken.items() if self._taken else ():
-            if id(optimizer) in stepped:
-                if counter is None:
-                    counter = torch.zeros(1, dtype=torch.float64, device=self._skips.device)
-                    self._taken[optimizer] = counter
-                counter.add_(stepped[id(optimizer)] <= 0)
-        nonfinite, self._nonfinite = self._nonfinite, []
-        if not is_capturing(self._skips):  # a replay would not run this
-            self._report(nonfinite)
+    # ---- an iteration ----
 
-    def _report(self, nonfinite: Flags) -> None:
-        """Send the counters to the host, and raise if they say so. ``nonfinite``: whose gradients it was, in this iteration."""
-        self._reader.push(self._skips, nonfinite)
-        # Ranks must raise in the same iteration: all of them wait for the answer before the last one, and for no later one.
-        self._poll(wait=self._together is not None and self._max_consecutive_skips is not None)
-        if self._too_many is not None:
-            consecutive, nonfinite = self._too_many
-            self._too_many = None
-            raise RuntimeError(
-                f"GradScaler: {consecutive} steps in a row were skipped (max_consecutive_skips is "
-                f"{self._max_consecutive_skips}), and the loss scale is {self.get_scale()}. "
-                + _describe(nonfinite, self._together)
-            )
+    def joined_by(self, agreement: Agreement | None) -> None:
+        """Steps of this iteration are skipped together with these ranks, if there are any."""
+        self._ranks = agreement or self._ranks
 
-    def _poll(self, wait: bool = False) -> None:
-        limit = self._max_consecutive_skips
-        for (_, consecutive), nonfinite in self._reader.all_but_last() if wait else self._reader.arrived():
-            self._last_skipped = consecutive > 0
-            if limit is not None and consecutive >= limit:
-                self._too_many = (int(consecutive), nonfinite)
+    def add_nonfinite(self, found: Iterable[NonFinite]) -> None:
+        self._nonfinite += found
 
-    # ---- whose gradients ----
-
-    def _note_nonfinite(self, optimizer: Optimizer, grad_scale: Tensor | None) -> None:
-        """Remember which gradients are not finite once divided by ``grad_scale``. One more read of them."""
-        if self._max_consecutive_skips is None:
+    def find_nonfinite(self, optimizer: Optimizer, grad_scale: Tensor | None) -> None:
+        """Note which gradients are not finite once divided by ``grad_scale``, for the error. One more read of them."""
+        if self.limit is None:
             return
         by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for group in optimizer.param_groups:
@@ -181,13 +106,74 @@ class SkipTracking(OneOpEach):
                 grad = grad if lists.is_dense(grad) else grad.contiguous()
                 by_device.setdefault(grad.device, []).append((param, grad))
         for device, pairs in by_device.items():
-            scale = at(grad_scale, device)
             params, grads = zip(*pairs, strict=True)
-            self._nonfinite.append((optimizer, list(params), check_and_norm(grads, scale, per_tensor=True)[1]))
+            flags = check_and_norm(grads, at(grad_scale, device), per_tensor=True)[1]
+            self._nonfinite.append((optimizer, list(params), flags))
+
+    def counts_steps(self) -> bool:
+        """True if the steps of any optimizer are counted."""
+        return bool(self._taken)
+
+    def end_iteration(self, flags: list[Tensor], stepped: dict[int, Tensor], counted: bool, scale: Tensor) -> None:
+        """Count an iteration and report it. ``flags``: one is above 0 if a step was skipped; ``stepped``: the same by the id of
+        each optimizer that was stepped; ``counted``: ``update_scale_`` has updated the counters.
+
+        Raises:
+            RuntimeError: too many steps in a row were skipped.
+        """
+        if not counted:
+            skipped = largest_flag(flags, self.pair.device) > 0
+            total, consecutive = self.counters
+            total.add_(skipped)
+            consecutive.add_(1).mul_(skipped)
+        for optimizer, counter in self._taken.items() if self._taken else ():
+            if id(optimizer) in stepped:
+                if counter is None:
+                    counter = torch.zeros(1, dtype=torch.float64, device=self.pair.device)
+                    self._taken[optimizer] = counter
+                counter.add_(stepped[id(optimizer)] <= 0)
+        nonfinite, self._nonfinite = self._nonfinite, []
+        if not is_capturing(self.pair):  # a replay would not run this
+            self.report(scale, nonfinite)
+
+    def report(self, scale: Tensor, nonfinite: list[NonFinite]) -> None:
+        """Send the counters to the host and raise if too many steps in a row were skipped. ``nonfinite``: the gradients of this
+        iteration."""
+        self._reader.push(self.pair, nonfinite)
+        # Ranks must raise in the same iteration: all of them wait for the answer before the last one, and for no later one.
+        self._poll(wait=self._ranks is not None and self.limit is not None)
+        if self._too_many is not None:
+            consecutive, nonfinite = self._too_many
+            self._too_many = None
+            raise RuntimeError(
+                f"GradScaler: {consecutive} steps in a row were skipped (max_consecutive_skips is {self.limit}), and the loss "
+                f"scale is {scale.item()}. " + _describe(nonfinite, self._ranks)
+            )
+
+    def _poll(self, wait: bool = False) -> None:
+        for (_, consecutive), nonfinite in self._reader.all_but_last() if wait else self._reader.arrived():
+            self._last = consecutive > 0
+            if self.limit is not None and consecutive >= self.limit:
+                self._too_many = (int(consecutive), nonfinite)
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all counters. Returns a function that restores them."""
+        before = dict(self._taken)
+        counters = [counter for counter in (self.pair, *before.values()) if counter is not None]
+        values = [counter.clone() for counter in counters]
+
+        def restore() -> None:
+            for counter, value in zip(counters, values, strict=True):
+                counter.copy_(value)
+            for optimizer, counter in self._taken.items() if self._taken else ():
+                if counter is not None and before.get(optimizer) is None:
+                    counter.zero_()  # made since then
+
+        return restore
 
 
-def _describe(nonfinite: Flags, together: Agreement | None) -> str:
-    """Names the tensors, those of all ranks. Waits for the device, since training ends here."""
+def _describe(nonfinite: list[NonFinite], ranks: Agreement | None) -> str:
+    """Names the tensors of all ranks. Waits for the device, because training ends here."""
     names, total = [], 0
     for optimizer, params, flags in nonfinite:
         total += len(params)
@@ -195,12 +181,12 @@ def _describe(nonfinite: Flags, together: Agreement | None) -> str:
         bad = [param for param, flag in zip(params, flags.tolist(), strict=True) if flag > 0]
         names += [name_of.get(id(param), f"a parameter of shape {list(param.shape)}") for param in bad]
     number = f"{len(names)} of {total}"
-    if together is not None:
+    if ranks is not None:
         ranks_of: dict[str, list[str]] = {}
-        for rank, there in together.gather(names):
+        for rank, there in ranks.gather(names):
             for name in there:
                 ranks_of.setdefault(name, []).append(str(rank))
-        names = [f"{name} (on rank {', '.join(ranks)})" for name, ranks in ranks_of.items()]
+        names = [f"{name} (on rank {', '.join(holders)})" for name, holders in ranks_of.items()]
         number = str(len(names))
     if not names:
         return "No gradient here was infinite or NaN in the last of them: the flag came from elsewhere."
@@ -209,15 +195,6 @@ def _describe(nonfinite: Flags, together: Agreement | None) -> str:
 
 def _names(optimizer: Optimizer) -> Iterable[tuple[int, str]]:
     for i, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names")  # where it was built from named_parameters()
+        names = group.get("param_names")  # present if it was built from named_parameters()
         for j, param in enumerate(group["params"]):
             yield id(param), names[j] if names else f"group {i}, parameter {j}, shape {list(param.shape)}"
-
-
-def stepped_flags(states: dict, device: torch.device, stepped: object) -> dict[int, Tensor]:
-    """For each optimizer's id whose stage is ``stepped``: its flags, combined."""
-    return {
-        key: largest_flag(state["found_inf_per_device"].values(), device)
-        for key, state in states.items()
-        if state["stage"] is stepped and state["found_inf_per_device"]
-    }

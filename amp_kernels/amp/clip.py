@@ -1,8 +1,7 @@
-"""The norm of gradients, and clipping to it, as torch.nn.utils has them: one read for the norm, whatever the dtypes.
+"""Gradient norms and clipping with the interface of torch.nn.utils, in one read of gradients of any dtypes.
 
-With an optimizer of this package nothing need be written at all: ``scaler.step(optimizer, max_norm=...)`` and
-``max_grad_norm=`` clip inside the update. These functions are for every other optimizer, and for code that looks at
-``.grad`` after clipping.
+With an optimizer of this package, ``scaler.step(optimizer, max_norm=...)`` and ``max_grad_norm=`` clip inside the update and do not
+write gradients. These functions are for other optimizers, and for code that reads ``.grad`` after clipping.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .._raw.unscale import op as unscale_
 from .._sharding.agreement import Agreement
 from .._sharding.local import is_dtensor, local, placed_as, summed
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a sum in float32 would cost float64 its precision
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a float32 sum would lose float64's precision
 _DEVICES = ("cpu", "cuda")
-# As they are now: a program may put the functions below in their place.
+# Saved now, because a program may replace torch's functions with those below.
 _torch_get_total_norm, _torch_clip_grad_norm_ = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grad_norm_
 
 
@@ -38,24 +37,22 @@ def get_total_norm(
     *,
     shard_group: ProcessGroup | None = None,
 ) -> Tensor:
-    """:func:`torch.nn.utils.get_total_norm`: the norm of all tensors as if they were one vector. No host sync, unless
-    ``error_if_nonfinite``.
+    """:func:`torch.nn.utils.get_total_norm`: the norm of all tensors as one vector. No host sync, unless ``error_if_nonfinite``.
 
-    The L2 and the infinity norm of dense float16, bfloat16 and float32 tensors, mixed freely, take one read per device
-    and are float32; squares are summed in a fixed order. (torch rounds to the tensors' dtype, so that the L2 norm of
-    float16 gradients is infinite above 65504, and it refuses the infinity norm of an empty tensor, which is 0 here.)
-    Everything else is computed by torch itself: other norms, float64, other tensor subclasses than DTensor, tensors with
-    gaps in memory, other devices.
+    The L2 and infinity norms of dense float16, bfloat16 and float32 tensors in any mix take one read per device and are float32;
+    squares are summed in a fixed order. (torch rounds to the tensors' dtype, so its L2 norm of float16 gradients is infinite above
+    65504; it rejects the infinity norm of an empty tensor, which is 0 here.) torch computes everything else: other norms, float64,
+    tensor subclasses except DTensor, tensors with gaps in memory, other devices.
 
-    DTensors of any placements, on any meshes that are parts of one another, and plain tensors (the same on all ranks then)
-    go together: every rank reads its pieces, and one sum over the ranks, which all of them must join, makes the norm.
+    DTensors may have any placements and be on several meshes if one contains the others. Plain tensors next to them must be equal
+    on all ranks. Every rank reads its shards, and one all-reduce, in which all ranks must take part, gives the norm.
 
     Args:
         tensors: one tensor or an iterable of them, any shapes and devices.
         norm_type: order of the norm; ``"inf"`` or ``math.inf`` for the largest absolute value.
-        error_if_nonfinite: raise if the norm is infinite or NaN, which reads it on the host.
-        foreach: accepted for compatibility, and handed to torch where torch computes the norm.
-        shard_group: ranks whose plain tensors are pieces of one model, as those of FSDP1; see
+        error_if_nonfinite: raise if the norm is infinite or NaN; this waits for the device.
+        foreach: accepted for compatibility; passed to torch if torch computes the norm.
+        shard_group: ranks whose plain tensors are shards of one model, as in FSDP1; see
             :class:`amp_kernels.optim.MixedPrecision`.
 
     Returns:
@@ -63,7 +60,7 @@ def get_total_norm(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
-        ValueError: DTensors lie on meshes of which none contains the others.
+        ValueError: DTensors are on several meshes and none contains the others.
 
     Examples:
         >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
@@ -91,24 +88,24 @@ def clip_grad_norm_(
     ``max_norm``. No host sync, unless ``error_if_nonfinite``.
 
     Every gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))`` (Pascanu, Mikolov and Bengio, "On the
-    difficulty of training recurrent neural networks", ICML 2013). Where :func:`get_total_norm` takes one read, one more
-    pass over all dtypes writes the products; the factor is float32 and each product is rounded once. (torch rounds the
-    factor to the gradients' dtype.) As in torch a NaN norm makes all gradients NaN, an infinite one makes them 0 and
-    infinite ones NaN; under a scaler use ``scaler.step(optimizer, max_norm=...)``, which skips instead.
+    difficulty of training recurrent neural networks", ICML 2013). After the one read of :func:`get_total_norm`, a second pass over
+    all dtypes writes the scaled gradients; the factor is float32 and each result is rounded once. (torch rounds the factor to the
+    gradients' dtype.) As in torch, a NaN norm makes all gradients NaN; an infinite norm makes finite gradients 0 and infinite ones
+    NaN. Under a scaler use ``scaler.step(optimizer, max_norm=...)``, which skips the step instead.
 
     Args:
-        parameters: one tensor or an iterable of them; those without a ``.grad`` are passed over.
+        parameters: one tensor or an iterable of them; those without a ``.grad`` are ignored.
         max_norm: the norm to clip to.
-        norm_type, error_if_nonfinite, foreach, shard_group: as in :func:`get_total_norm`. Ranks that have no gradient
-            must call it too.
+        norm_type, error_if_nonfinite, foreach, shard_group: as in :func:`get_total_norm`. Ranks without a gradient must also call
+            this function.
 
     Returns:
         The norm before clipping; see :func:`get_total_norm`.
 
     Raises:
-        RuntimeError: ``error_if_nonfinite`` and the norm is not finite; no gradient has been changed.
-        ValueError: parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors lie on meshes of which
-            none contains the others.
+        RuntimeError: ``error_if_nonfinite`` and the norm is not finite; gradients are unchanged.
+        ValueError: parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors are on several meshes and none
+            contains the others.
 
     Examples:
         >>> weight = torch.zeros(1, requires_grad=True)
@@ -127,7 +124,7 @@ def clip_grad_norm_(
         if is_generator and not parameters:
             warnings.warn(
                 "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
-            )  # of the caller: no_grad is a frame, too
+            )  # the caller's line: no_grad adds a frame
     agreement = Agreement(parameters, shard_group)
     agreement.check("clip_grad_norm_")
     return clip(parameters, agreement, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -141,14 +138,14 @@ def clip(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """:func:`clip_grad_norm_` with ranks that are known already."""
+    """:func:`clip_grad_norm_` with a known agreement of ranks."""
     counted = [
         (param, counts) for param, counts in zip(parameters, agreement.counts, strict=True) if param.grad is not None
     ]
     counts = [own for _, own in counted]
     pieces = [local(placed_as(param.grad, param)) if is_dtensor(param) else param.grad for param, _ in counted]
-    written = by_device([local(param.grad) for param, _ in counted])  # a factor goes into summands just as well
-    # What two gradients share is scaled twice by torch, one after the other; one pass would do both at once.
+    written = by_device([local(param.grad) for param, _ in counted])  # partial DTensors are scaled term by term
+    # torch scales memory shared by two gradients twice, one after the other; one pass would race.
     if not _fusible(pieces, norm_type, agreement) or any(map(lists.overlap, written.values())):
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
@@ -159,7 +156,7 @@ def clip(
 
 
 def _fusible(tensors: Sequence[Tensor], norm_type: float, agreement: Agreement) -> bool:
-    """Whether the kernels can do it and have torch's result."""
+    """True if the kernels support these tensors with torch's result."""
     return (
         (len(tensors) > 0 or bool(agreement))
         and float(norm_type) in (2.0, math.inf)
@@ -178,14 +175,14 @@ def _total_norm(
     pieces: list[Tensor], agreement: Agreement, counts: list[bool], norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
     if norm_type == math.inf:
-        counts = [True] * len(pieces)  # to the largest value copies add nothing
+        counts = [True] * len(pieces)  # copies do not change the maximum
     first = pieces[0].device if pieces else agreement.device
     parts = []
     for mine in sorted(set(counts), reverse=True):
         members = by_device([piece for piece, own in zip(pieces, counts, strict=True) if own == mine])
         for tensors in members.values():
             part = at(check_and_norm(tensors, norm_type=norm_type)[0], first)
-            parts.append(part if mine else part * 0.0)  # NaN if what counts elsewhere is not finite here
+            parts.append(part if mine else part * 0.0)  # counted on another rank; NaN if it is not finite here
     parts = parts or [torch.zeros((), dtype=torch.float32, device=first)]
     if norm_type == math.inf:
         norm = parts[0] if len(parts) == 1 else torch.stack(parts).amax()

@@ -1,9 +1,9 @@
-"""Which format to train in: the decision rule, as a pure function, and its application to a device.
+"""The choice of a training dtype: the rule as a pure function, and its application to a device.
 
-The rule: bfloat16 has float32's exponent range, so it needs no loss scaling; where the hardware multiplies it at full
-speed it is the choice. float16 is the choice where only it has tensor cores (compute capability 7.0 and 7.5), and then
-small gradients fall below its range (6e-8) unless the loss is scaled. GPUs of 7.5 without tensor cores (GTX 16) count
-as the others of theirs: they multiply float16 at twice float32's rate. On older ones 16-bit arithmetic is not worth its rounding.
+bfloat16 has float32's exponent range and needs no loss scaling; it is chosen if the hardware multiplies it at full speed. float16
+is chosen if only float16 has tensor cores (compute capability 7.0 and 7.5); small gradients are then below its range (6e-8) unless
+the loss is scaled. GPUs of 7.5 without tensor cores (GTX 16) are treated like the others, because they multiply float16 at twice
+float32's rate. On older GPUs, 16-bit arithmetic gains too little for its rounding.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 
 @dataclass(frozen=True)
 class Advice:
-    """What to train in on one device.
+    """The recommended training dtype of a device.
 
     Attributes:
-        device_name: as the vendor calls it.
-        dtype: for ``torch.autocast``; ``torch.float32`` means: do not use autocast.
-        needs_scaler: whether gradients need a loss scale (:class:`amp_kernels.GradScaler`).
+        device_name: the vendor's name of the device.
+        dtype: for ``torch.autocast``; ``torch.float32`` means not to use autocast.
+        needs_scaler: True if gradients need a loss scale (:class:`amp_kernels.GradScaler`).
         reason: one sentence.
-        warnings: what the user should know beyond that.
+        warnings: further advice.
 
     Examples:
         >>> ak.amp.advise("cpu").dtype
@@ -41,9 +41,9 @@ def decide(device_type: str, name: str, capability: tuple[int, int] | None, bf16
 
     Args:
         device_type: torch's device type, such as ``"cuda"`` or ``"cpu"``.
-        name: the device's name, to tell apart chips of one compute capability.
+        name: the device's name, which distinguishes chips of the same compute capability.
         capability: compute capability of an NVIDIA GPU, else ``None``.
-        bf16_support: whether the device computes in bfloat16 natively, without emulation.
+        bf16_support: True if the device computes in bfloat16 natively, without emulation.
 
     Examples:
         >>> advice = ak.amp.decide("cuda", "Tesla T4", (7, 5), bf16_support=False)
@@ -99,13 +99,13 @@ def _decide_nvidia(name: str, capability: tuple[int, int], bf16_support: bool) -
 
 
 def advise(device: torch.device | str | None = None) -> Advice:
-    """Ask a device for its properties and apply the rule.
+    """Query a device's properties and apply the rule.
 
     Args:
         device: the device to train on; default: the current CUDA device if there is one, else the CPU.
 
     Raises:
-        RuntimeError: it is a CUDA device, and there is none.
+        RuntimeError: ``device`` is a CUDA device, and none is available.
 
     Examples:
         >>> advice = ak.amp.advise("cpu")
@@ -137,15 +137,15 @@ def _cpu_has_bf16() -> bool:
 
 
 def recommended_dtype(device: torch.device | str | None = None) -> torch.dtype:
-    """The dtype to give to ``torch.autocast`` on a device.
+    """The recommended dtype for ``torch.autocast`` on a device.
 
-    bfloat16; float16, then with a :class:`amp_kernels.GradScaler`; or float32, where mixed precision does not pay.
+    Either bfloat16, or float16 (with a :class:`amp_kernels.GradScaler`), or float32 if mixed precision does not help.
 
     Args:
         device: the device to train on; default: the current CUDA device if there is one, else the CPU.
 
     Raises:
-        RuntimeError: it is a CUDA device, and there is none.
+        RuntimeError: ``device`` is a CUDA device, and none is available.
 
     Examples:
         >>> ak.recommended_dtype("cpu")

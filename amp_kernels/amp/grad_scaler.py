@@ -1,75 +1,74 @@
 """torch's gradient scaler without its host sync, with clipping in the same read, and with bounds on the scale.
 
-How a step goes. With an optimizer of this package: one read of the gradients gives the non-finite flag and the norm,
-one pass updates; both decisions stay on the device, and the gradients are not rewritten. With torch's fused optimizers:
-the same check, then torch's own protocol (``grad_scale`` and ``found_inf`` attributes). With any other optimizer:
-unscale in place, then one ``.item()``.
+With an optimizer of this package, one read of the gradients gives the non-finite flag and the norm, and one pass updates; both
+decisions stay on the device, and gradients are not written. torch's fused optimizers get the same check and torch's protocol
+(attributes ``grad_scale`` and ``found_inf``). For other optimizers, gradients are unscaled in place, with one ``.item()``.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from .._checks import lists
-from .._dispatch.compiled import one_op
-from .._dispatch.devices import Copies, at, by_device, largest_flag
+from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
+from .._dispatch.devices import at
 from .._dispatch.switch import is_enabled
-from .._raw.check_and_norm import check_and_norm
-from .._raw.unscale import unscale_
-from .._raw.update_scale import update_scale_
+from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
-from ._abandoned import AbandonedIterations
-from ._ranks import TogetherWithRanks, has_foreign, local_grads
-from ._skips import SkipTracking, stepped_flags
+from ._gradients import Agreements, check, has_foreign, local_grads, unscale
+from ._records import all_flags, clean, combined, record_of, stepped_flags, watch_backward
+from ._scale_rule import ScaleRule, acceptable_scale, check_factors
+from ._skips import SkipRecord
 from .clip import clip
 
-_CLOSURE = "Closure use is not currently supported if GradScaler is enabled."
+Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 
 
-class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
+class GradScaler(HasCompiledCalls, _GradScaler):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
-    Everything torch documents holds, checkpoints included. What differs, on purpose:
+    It has torch's documented behaviour, including checkpoints, with these intended differences:
 
-    - an optimizer of this package or a fused one of torch is stepped without a host sync and without a pass that
-      unscales gradients: one of this package leaves ``.grad`` scaled (see its ``unscale_grads``), torch's write it
-      unscaled within a step that they take, and leave it scaled where they skip;
-    - finiteness is tested on the *unscaled* value (torch tests the scaled one and lets ``1e30 / 2**-30`` through);
-    - flags of devices and optimizers are combined by maximum (torch adds them up, and its fused optimizers take 2.0 for
-      "no overflow");
-    - a fused optimizer none of whose parameters has a gradient counts as checked and clean;
-    - a closure is refused in any position, and :meth:`update` takes an integer scale too.
+    - Optimizers of this package and fused ones of torch step without a host sync and without a separate unscaling pass. This
+      package's leave ``.grad`` scaled (see their ``unscale_grads``). torch's unscale it in a step that they take, and leave it
+      scaled in a skipped one.
+    - The *unscaled* value is tested for finiteness. (torch tests the scaled one and accepts ``1e30 / 2**-30``.)
+    - Flags of devices and optimizers are combined by their maximum. (torch adds them, and its fused optimizers treat 2.0 as "no
+      overflow".)
+    - A fused optimizer without gradients counts as checked and finite. A closure is an error in any position. :meth:`update` also
+      accepts an integer scale.
 
     Args:
         device: device type, as in torch.
-        init_scale: first scale, above 0 and not below ``min_scale``.
-        growth_factor: above 1; what the scale is multiplied by after ``growth_interval`` iterations without overflow.
-        backoff_factor: below 1; what it is multiplied by after an overflow.
-        growth_interval: in iterations.
-        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips, if asked to). So it is
-            while the package is switched off (:func:`amp_kernels.set_enabled`).
-        min_scale: the scale is not backed off below this.
-        max_scale: nor grown above this.
-        hysteresis: overflows, counted since the scale last grew, from which on it backs off; 1 is torch's rule.
-            Megatron-LM uses 2.
-        consecutive_hysteresis: count only overflows in a row: DeepSpeed's option of that name.
+        init_scale: initial scale, above 0 and not below ``min_scale``.
+        growth_factor: above 1; multiplies the scale after ``growth_interval`` iterations without overflow.
+        backoff_factor: below 1; multiplies the scale after an overflow.
+        growth_interval: number of iterations.
+        enabled: ``False`` makes every method a no-op, except that :meth:`step` steps (and clips with ``max_norm``). It is also
+            disabled while the package is switched off (:func:`amp_kernels.set_enabled`).
+        min_scale: lower limit of the scale.
+        max_scale: upper limit of the scale.
+        hysteresis: back off only after this many overflows since the scale last grew; 1 is torch's rule. Megatron-LM uses 2.
+        consecutive_hysteresis: count only consecutive overflows, as DeepSpeed's option of this name.
         dynamic: ``False`` keeps the scale fixed; an overflow still skips the step.
-        max_consecutive_skips: abort training when so many steps in a row were skipped: :meth:`update` then raises
-            a ``RuntimeError`` that names the tensors whose gradients were not finite in the last of them. On the CPU
-            the last skipped step's own ``update`` does; on a GPU a later one, usually the next: the host does not wait
-            to hear of it. Until a step is taken, every further skip raises again. Not part of the checkpoint. It costs
-            a flag per tensor, and with optimizers that are not of this package one more read of the gradients.
-        shard_group: for optimizers that are not of this package, the ranks on which they hold different parameters of one
-            model, which no DTensor shows: the process group of FSDP1. Those of this package have it as an option of theirs.
+        max_consecutive_skips: stop training after this many consecutive skipped steps: :meth:`update` raises a ``RuntimeError``
+            that names the tensors with non-finite gradients in the last of them. On the CPU the ``update`` of the last skipped
+            step raises; on a GPU a later one, usually the next, because the flag is read back asynchronously. Until a step is
+            taken, every further skip raises again. Not part of the checkpoint. It costs a flag per tensor and, with optimizers
+            of other packages, one more read of the gradients.
+        shard_group: for optimizers of other packages: the ranks that hold different parameters of one model without DTensors,
+            such as the process group of FSDP1. This package's optimizers have their own option ``shard_group``.
 
     Raises:
         AssertionError: a factor is out of range, as in torch.
@@ -108,60 +107,96 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         shard_group: ProcessGroup | None = None,
     ) -> None:
         enabled = enabled and is_enabled()
-        # Also present when disabled: torch's getters then work instead of failing for a missing attribute.
+        # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
-        check = lists.check_number
-        if enabled:  # torch's own checks: some versions let NaN pass, some fail on it without a word
-            check("GradScaler", "growth_factor", growth_factor)
-            check("GradScaler", "backoff_factor", backoff_factor)
+        if enabled:
+            check_factors(growth_factor, backoff_factor)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        check("GradScaler", "min_scale", min_scale, 0.0)
-        if self._enabled:  # a scale below its bound would rise with the first overflow
-            check("GradScaler", "init_scale", init_scale, max(min_scale, math.ulp(0.0)))
-            check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
-            check("GradScaler", "growth_interval", growth_interval, 0)
-        check("GradScaler", "max_scale", max_scale, min_scale)
-        check("GradScaler", "hysteresis", hysteresis, 1)
-        self._min_scale, self._max_scale, self._hysteresis, self._dynamic = min_scale, max_scale, hysteresis, dynamic
-        self._init_hysteresis_tracker, self._consecutive_hysteresis = hysteresis, bool(consecutive_hysteresis)
-        self._hysteresis_tracker: Tensor | None = None
-        self._init_skips(max_consecutive_skips)
-        self._shard_group = shard_group
-        self._last_sum_sq: Tensor | None = None
-        self._last_norm: Tensor | None = None
+        self._rule = ScaleRule(min_scale, max_scale, hysteresis, consecutive_hysteresis, dynamic)
+        if self._enabled:
+            self._rule.check_torchs(init_scale, backoff_factor, growth_interval)
+        self.skips, self._agreements = SkipRecord(max_consecutive_skips), Agreements(shard_group)
+        self.compiled_handle = CompiledHandle(self)
+        self._last_sum_sq = self._last_norm = None
 
     # ---- what happened, without a sync ----
 
     @property
-    @torch._disable_dynamo  # a program would read it before it ran the step
+    @torch._disable_dynamo  # a compiled graph would read it before it ran the step
     def last_grad_norm(self) -> Tensor | None:
-        """L2 norm of the unscaled gradients before clipping, as the last :meth:`step` measured it: float32, 0-dim, on the device.
+        """L2 norm of the unscaled gradients before clipping in the last :meth:`step`: float32, 0-dim, on the device.
 
-        ``None`` if that step measured none: always so without ``max_norm`` unless the optimizer is one of this package
-        and the gradients had not been unscaled before. Infinite or NaN after an overflow.
+        ``None`` if that step computed no norm: without ``max_norm``, only optimizers of this package compute it, and only if the
+        gradients were not unscaled before. Infinite or NaN after an overflow.
         """
         return self._last_norm if self._last_sum_sq is None else self._last_sum_sq.sqrt()
 
+    @property
+    @torch._disable_dynamo
+    def last_step_skipped(self) -> bool | None:
+        """True if an optimizer's step was skipped in the latest iteration whose flag has arrived on the host.
+
+        Reading it never waits for the device. On the CPU, that is the iteration ended by the last ``update``. On a GPU the host
+        runs ahead, and it is an earlier iteration; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device.
+        ``None`` before the first flag arrives. For an ``update`` in a CUDA graph, only :func:`amp_kernels.graph_step` reports it.
+        """
+        return self.skips.last_skipped()
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """Number of iterations with a skipped step: int64, 0-dim, on the scale's device (the CPU before the first use)."""
+        return self.skips.counter(0)
+
+    @property
+    def consecutive_skips(self) -> Tensor:
+        """Number of consecutive skipped iterations up to now: int64, 0-dim, on the same device; 0 after a step was taken."""
+        return self.skips.counter(1)
+
     # ---- the iteration ----
+
+    def scale(self, outputs: Outputs) -> Outputs:
+        """Multiply a tensor, or each tensor in an iterable, by the scale.
+
+        Raises:
+            ValueError: an output is neither.
+        """
+        if torch.compiler.is_compiling() and isinstance(outputs, Tensor):  # torch's method would cause a graph break
+            if not self._enabled:
+                return outputs
+            if self._scale is not None and not self._per_optimizer_states:
+                return outputs * at(self._scale, outputs.device)
+        scaled = super().scale(outputs)
+        if self._enabled:
+            watch_backward(scaled, self._per_optimizer_states)
+        return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
-        self._hysteresis_tracker = torch.full((), self._init_hysteresis_tracker, dtype=torch.int32, device=dev)
-        self._create_skip_counters(dev)
+        self._rule.create_tracker(dev)
+        self.skips.create_counters(dev)
 
-    @one_op()
+    def written_tensors(self) -> list[Tensor]:
+        tensors = self._scale, self._growth_tracker, self._rule.tracker, self.skips.pair
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _agreement(self, optimizer: Optimizer) -> Agreement:
+        agreement = self._agreements.over(optimizer)
+        self.skips.joined_by(agreement)
+        return agreement
+
+    @compiled_call()
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale in place and check them: one launch per device, no host sync.
 
         Raises:
             RuntimeError: called twice since :meth:`update`, or after :meth:`step`.
-            ValueError: a gradient is float16; dividing it in place could underflow. ``step(optimizer, max_norm=...)``
-                clips such gradients, with an optimizer of this package, without unscaling them in place.
+            ValueError: a gradient is float16; dividing it in place could underflow. With an optimizer of this package,
+                ``step(optimizer, max_norm=...)`` clips such gradients without unscaling them in place.
             AssertionError: ``scale`` was not called before.
         """
         if self._enabled:
-            self._record(optimizer)
+            record_of(self._per_optimizer_states, optimizer)
         super().unscale_(optimizer)
 
     def _unscale_grads_(
@@ -175,34 +210,25 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             )
         if has_foreign(grads):
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-            self._note_nonfinite(optimizer, None)
-            return flags
-        agreement = self._agreement(optimizer)
-        inverse, flags = Copies(inv_scale), Copies(found_inf)
-        with torch.no_grad():
-            for device, tensors in by_device(local_grads(optimizer)).items():
-                dense = [tensor if lists.is_dense(tensor) else tensor.contiguous() for tensor in tensors]
-                unscale_(dense, flags.get(device), inverse.get(device))
-                for tensor, copy in zip(tensors, dense, strict=True):
-                    if copy is not tensor:
-                        tensor.copy_(copy)
-        self._note_nonfinite(optimizer, None)
-        return self._agreed(agreement, flags._per_device_tensors)
+        else:
+            flags = unscale(local_grads(optimizer), inv_scale, found_inf, self._agreement(optimizer))
+        self.skips.find_nonfinite(optimizer, None)
+        return flags
 
-    @one_op("max_norm")
+    @compiled_call("max_norm")
     def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
-        """Step the optimizer unless its gradients are not finite, clipping them first if asked to.
+        """Step the optimizer if its gradients are finite, clipping them first with ``max_norm``.
 
         Args:
-            optimizer: any optimizer whose gradients carry this scaler's scale.
-            args, kwargs: for ``optimizer.step``.
-            max_norm: clip the total L2 norm of the unscaled gradients to this, as
-                :func:`torch.nn.utils.clip_grad_norm_` would. An optimizer of this package clips inside its update and
-                leaves ``.grad`` alone; with others this is ``unscale_``, clip, step. Also in effect when the scaler is
-                disabled and when the gradients have been unscaled already.
+            optimizer: any optimizer whose gradients have this scaler's scale.
+            args, kwargs: arguments of ``optimizer.step``.
+            max_norm: clip the total L2 norm of the unscaled gradients to this value, like
+                :func:`torch.nn.utils.clip_grad_norm_`. An optimizer of this package clips inside its update and does not write
+                ``.grad``; others unscale, clip, and step. Also applies when the scaler is disabled and when the gradients are
+                already unscaled.
 
         Returns:
-            What ``optimizer.step`` returns; ``None`` if a host-side skip happened.
+            The result of ``optimizer.step``; ``None`` if the host skipped it.
 
         Raises:
             RuntimeError: called twice since :meth:`update`, or with a closure.
@@ -214,9 +240,9 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
             lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
         if self._enabled:
             if "closure" in kwargs or any(callable(arg) for arg in args):
-                raise RuntimeError(_CLOSURE)
+                raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
             self._check_scale_growth_tracker("step")
-            if self._record(optimizer)["stage"] is OptState.STEPPED:
+            if record_of(self._per_optimizer_states, optimizer)["stage"] is OptState.STEPPED:
                 raise RuntimeError("step() has already been called since the last update().")
         self._last_sum_sq = self._last_norm = None
         inner = inner_optimizer(optimizer)
@@ -238,48 +264,43 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def _step_ours(
         self, optimizer: Optimizer, inner: FusedOptimizer, max_norm: float | None, args: tuple, kwargs: dict
     ) -> Any:
-        """``inner``, which is ``optimizer`` or what that steps, does it all and writes what it found into the request."""
-        if inner.shard_group is None and (inner is not optimizer or self._shard_group is not None):
-            raise ValueError(
-                f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
-                "own parameters; accepted: the option shard_group=... of the optimizer"
-            )
-        request = inner.default_request()
-        request.max_norm = max_norm
+        """Step ``inner``, which is ``optimizer`` or wrapped by it. It writes its findings into the request."""
+        self._agreements.check_declared(optimizer, inner)
+        request = inner.default_request()._replace(max_norm=max_norm)
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
         if state is not None and inner.unscale_grads and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         ready = state is not None and state["stage"] is OptState.READY
         if ready:
-            request.grad_scale = self._scale if request.grad_scale is None else self._scale * request.grad_scale
-            request.check = True
-            request.nonfinite = None if self._max_consecutive_skips is None else []
+            request = request._replace(
+                grad_scale=self._scale if request.grad_scale is None else self._scale * request.grad_scale,
+                check=True,
+                per_tensor=self.skips.limit is not None,
+            )
         elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
-            request.found_inf = self._combined(state)
-        inner._request = request
+            request = request._replace(found_inf=combined(state, self._scale.device))
         try:
-            result = optimizer.step(*args, **kwargs)
+            result, answer = inner.step_on_request(request, lambda: optimizer.step(*args, **kwargs))
         finally:
-            inner._request = None
             if self._enabled and "grad_scale" in inner.__dict__:
                 del inner.grad_scale
         if state is not None:
             if ready:
-                state["found_inf_per_device"] = request.found_infs or self._clean()
-                self._nonfinite += [(inner, *flags) for flags in request.nonfinite or ()]
-            self._together = inner._ranks or self._together
+                state["found_inf_per_device"] = answer.found_infs or clean(self._scale.device)
+                self.skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
+            self.skips.joined_by(answer.agreement)
             state["stage"] = OptState.STEPPED
-        self._last_sum_sq = request.sum_sq
+        self._last_sum_sq = answer.sum_sq
         return result
 
     def _step_fused(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
-        """torch's protocol for fused optimizers: they get scale and flag as attributes and skip on the device."""
+        """torch's protocol for fused optimizers: scale and flag are attributes, and the device skips the step."""
         state = self._per_optimizer_states[id(optimizer)]
         preset = getattr(optimizer, "grad_scale", None)
         if state["stage"] is OptState.READY:
             preset = self._scale if preset is None else self._scale * preset
             self._check_inf_per_device(optimizer, preset)
-        optimizer.grad_scale, optimizer.found_inf = preset, self._combined(state)
+        optimizer.grad_scale, optimizer.found_inf = preset, combined(state, self._scale.device)
         try:
             result = optimizer.step(*args, **kwargs)
         finally:
@@ -290,87 +311,56 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
     def _check_inf_per_device(
         self, optimizer: Optimizer, grad_scale: Tensor | None = None
     ) -> dict[torch.device, Tensor]:
-        """Check without writing the gradients, which torch's does. ``grad_scale``: what they are to be divided by."""
+        """Check the gradients divided by ``grad_scale``, without writing them as torch's method does."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = local_grads(optimizer)
-        state = self._per_optimizer_states[id(optimizer)]
-        self._note_nonfinite(optimizer, self._scale if grad_scale is None else grad_scale)
+        state, scale = self._per_optimizer_states[id(optimizer)], self._scale if grad_scale is None else grad_scale
+        self.skips.find_nonfinite(optimizer, scale)
         if has_foreign(grads):
             return super()._check_inf_per_device(optimizer)
-        agreement = self._agreement(optimizer)
-        scales = Copies(self._scale if grad_scale is None else grad_scale)
-        dense = [grad if lists.is_dense(grad) else grad.contiguous() for grad in grads]
-        found = {device: check_and_norm(list_, scales.get(device))[1] for device, list_ in by_device(dense).items()}
-        state["found_inf_per_device"] = self._agreed(agreement, found) or self._clean()
+        state["found_inf_per_device"] = check(grads, scale, self._agreement(optimizer)) or clean(self._scale.device)
         return state["found_inf_per_device"]
 
-    def _clean(self) -> dict[torch.device, Tensor]:
-        """The record of a check that had nothing to look at."""
-        return {self._scale.device: torch.zeros((), dtype=torch.float32, device=self._scale.device)}
-
-    def _combined(self, state: dict[str, Any]) -> Tensor:
-        """One flag out of those of all devices, on the scale's device: their maximum, so that it stays 0 or 1."""
-        return largest_flag((state["found_inf_per_device"] or self._clean()).values(), self._scale.device)
-
-    @one_op("new_scale")
+    @compiled_call("new_scale")
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """End the iteration: move the scale by what all checks found, on the device; or set it to ``new_scale``.
+        """End the iteration: update the scale on the device from all checks, or set it to ``new_scale``.
 
         Args:
             new_scale: a number, or a tensor of one element without gradient on this scaler's device type, as in torch.
 
         Raises:
-            AssertionError: nothing was checked since the last update, or ``new_scale`` is not acceptable.
+            AssertionError: nothing was checked since the last update, or ``new_scale`` is not accepted.
             ValueError: ``new_scale`` is not a positive number.
-            RuntimeError: ``max_consecutive_skips`` steps in a row were skipped. The update itself has been made.
+            RuntimeError: ``max_consecutive_skips`` consecutive steps were skipped. The scale was updated.
         """
         if not self._enabled:
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
-        found_infs = [
-            at(flag, scale.device)
-            for state in self._per_optimizer_states.values()
-            for flag in state["found_inf_per_device"].values()
-        ]
-        stepped = stepped_flags(self._per_optimizer_states, scale.device, OptState.STEPPED) if self._taken else {}
+        found_infs = all_flags(self._per_optimizer_states, scale.device)
+        stepped = stepped_flags(self._per_optimizer_states, scale.device) if self.skips.counts_steps() else {}
         if new_scale is not None:
-            if not isinstance(new_scale, Tensor):
-                lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
-                new_scale = float(new_scale)
-            elif new_scale.numel() == 1:
-                new_scale = new_scale.reshape(())  # torch accepts shape [1], and then fails to copy it
-            super().update(new_scale)
+            super().update(acceptable_scale(new_scale))
         else:
             if not found_infs:
                 raise AssertionError("No inf checks were recorded prior to update.")
             self._per_optimizer_states.clear()  # first: an interrupt must not leave half an iteration
-            if self._dynamic:
-                factors = self._growth_factor, self._backoff_factor, self._growth_interval
-                rule = *factors, self._min_scale, self._max_scale, self._hysteresis, self._consecutive_hysteresis
-                update_scale_(scale, growth_tracker, self._hysteresis_tracker, found_infs, *rule, *self._skip_counters)
+            factors = self._growth_factor, self._backoff_factor, self._growth_interval
+            self._rule.update(scale, growth_tracker, found_infs, factors, self.skips.counters)
         if found_infs:
-            self._end_iteration(found_infs, stepped, counted=new_scale is None and self._dynamic)
+            self.skips.end_iteration(found_infs, stepped, new_scale is None and self._rule.dynamic, scale)
 
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's entries and this class's own, as numbers (syncs); torch's scaler loads it. Empty if disabled."""
+        """torch's entries and those of this class, as numbers (host sync); torch's scaler loads it. Empty if disabled."""
         state = super().state_dict()
         if state:
-            skipped, consecutive = self._skip_counts()
-            state.update(
-                min_scale=self._min_scale,
-                max_scale=self._max_scale,
-                hysteresis=self._hysteresis,
-                consecutive_hysteresis=self._consecutive_hysteresis,
-                _hysteresis_tracker=self._get_hysteresis_tracker(),
-                _skipped_steps=skipped,
-                _consecutive_skips=consecutive,
-            )
+            skipped, consecutive = self.skips.counts()
+            state |= {**self._rule.state_dict(), "_skipped_steps": skipped, "_consecutive_skips": consecutive}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, or torch's, which leaves this class's own entries as they are.
+        """Load the result of :meth:`state_dict`, or torch's, which leaves the entries of this class unchanged.
 
         Raises:
             RuntimeError: the dict is empty, that is, from a disabled scaler.
@@ -378,25 +368,33 @@ class GradScaler(TogetherWithRanks, SkipTracking, AbandonedIterations):
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
-        self._min_scale = state_dict.get("min_scale", self._min_scale)
-        self._max_scale = state_dict.get("max_scale", self._max_scale)
-        self._hysteresis = state_dict.get("hysteresis", self._hysteresis)
-        self._consecutive_hysteresis = state_dict.get("consecutive_hysteresis", self._consecutive_hysteresis)
-        self._init_hysteresis_tracker = state_dict.get("_hysteresis_tracker", self._hysteresis)
-        self._init_skip_counts = (state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0))
-        self._forget()
-        if self._scale is not None:
-            self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
-            self._fill_skip_counters()
-
-    def _get_hysteresis_tracker(self) -> int:
-        tracker = self._hysteresis_tracker
-        return self._init_hysteresis_tracker if tracker is None else int(tracker.item())
+        self._rule.load_state_dict(state_dict)
+        self.skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["_last_sum_sq"] = state["_last_norm"] = None
-        if self._enabled:
-            state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-            state["_hysteresis_tracker"] = None
+        state = super().__getstate__() | {"_last_sum_sq": None, "_last_norm": None}
+        del state["compiled_handle"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.compiled_handle = CompiledHandle(self)
+
+    # For graph_step: copies everything that an iteration changes. Returns a function that restores it.
+    def snapshot(self) -> Callable[[], None]:
+        tensors = [(tensor, tensor.clone()) for tensor in self.written_tensors()]
+        restore_skips, records = self.skips.snapshot(), dict(self._per_optimizer_states)
+
+        def restore() -> None:
+            for tensor, value in tensors:
+                tensor.copy_(value)
+            restore_skips()
+            self._per_optimizer_states.clear()
+            self._per_optimizer_states.update(records)
+
+        return restore
+
+    # For graph_step: reports an iteration that a graph has replayed.
+    def report_replay(self) -> None:
+        if self._enabled:
+            self.skips.report(self._scale, [])

@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph. Without a GPU the same step runs eagerly, prepared and watched in the same way."""
+"""A whole training step as one CUDA graph. Without a GPU, the step runs eagerly, with the same preparation and checks."""
 
 from __future__ import annotations
 
@@ -28,41 +28,40 @@ def graph_step(
     optimizer: FusedOptimizer,
     scaler: GradScaler | None = None,
 ) -> GraphedStep:
-    """Make a training step one launch: forward, backward, clipping, update and loss scaling as a CUDA graph.
+    """Capture a training step as one CUDA graph: forward, backward, clipping, update and loss scaling.
 
-    ``step_fn(*inputs)`` zeroes the gradients, computes the loss, goes backward, steps and updates the scaler. What comes back
-    is called in its place, with batches of one shape. The first call takes ``warmup`` steps, which make the optimizer's state and
-    everything that kernels need, undoes them bit for bit (parameters, buffers, gradients, state, scaler, random numbers),
-    and captures the step; that call and all later ones copy the batch to where the graph reads it and replay. Whatever
-    ``step_fn`` returns is written to the same tensors by every call: copy what is to be kept.
+    ``step_fn(*inputs)`` zeroes the gradients, computes the loss, runs the backward, steps and updates the scaler. Call the returned
+    object instead, with batches of one shape. The first call runs ``warmup`` steps, which create the optimizer's state and
+    everything that kernels need, and undoes them bit for bit (parameters, buffers, gradients, state, scaler, random numbers). Then
+    it captures the step. Every call, including the first, copies the batch to the graph's input buffers and replays the graph.
+    Every call writes its results to the same tensors: copy those you keep.
 
-    The last warm-up step is watched for what a graph cannot repeat. Without CUDA the step is prepared and watched alike and then runs
-    eagerly, with the same inputs and results, so that a test on a CPU shows what a GPU would refuse.
+    The last warm-up step is checked for operations that a graph cannot repeat. Without CUDA, the same preparation and checks are
+    followed by eager execution with the same inputs and results, so a CPU test finds the errors that a GPU would raise.
 
-    Learning rates become tensors on the device, in the groups. Schedulers of torch write into them; a learning rate or weight decay
-    that is put in a group as a number is written through to where the graph reads it. Call ``scheduler.step()`` after the step and
-    not in it. When another number of a group changes (betas, eps), the optimizer's state or what a parameter is, also by
-    ``load_state_dict``, the graph is dropped and the next call makes a new one.
+    Learning rates become device tensors in the groups, which torch's schedulers update in place. A learning rate or weight decay
+    that is set as a number is copied to the graph's buffer. Call ``scheduler.step()`` after the step, not inside it. If another
+    number of a group (betas, eps), the optimizer's state or a parameter changes, also through ``load_state_dict``, the next call
+    captures a new graph.
 
     Args:
-        step_fn: the step. It must read the model, optimizer and scaler that are given here, and only tensors as inputs (also in
-            lists and dicts).
+        step_fn: the step. It must use the given model, optimizer and scaler. Its inputs must be tensors, also in lists and dicts.
         warmup: steps before the capture, at least 2. DistributedDataParallel needs 11.
-        model: whose parameters and buffers the step changes.
-        optimizer: one of this package.
-        scaler: the gradient scaler that the step uses, if it does.
+        model: the model whose parameters and buffers the step changes.
+        optimizer: an optimizer of this package.
+        scaler: the gradient scaler of the step, if it uses one.
 
     Returns:
-        A function of the inputs, with a method ``release()`` that frees the graph: call it before
+        A function of the inputs with a method ``release()``, which frees the graph. Call it before
         ``torch.distributed.destroy_process_group()``. It is also called when the interpreter exits.
 
     Raises:
         TypeError: the optimizer or the scaler is not of this package; when called, an input is not a tensor.
-        ValueError: ``warmup`` is below 2; when called, an input has another shape, dtype or device than in the first call, or a parameter
-            that requires a gradient has none in the step: no replay would ever update it.
-        RuntimeError: when called, the step reads a value on the host (``.item()``, ``if tensor``, a mask as an index), or
-            writes a number of the optimizer's groups, as a scheduler does: a replay would do neither. Nothing has been
-            changed when any of these is raised; what a first step makes (moments of zero, the scale on the device) may be there.
+        ValueError: ``warmup`` is below 2; when called, an input has another shape, dtype or device than in the first call, or a
+            parameter that requires a gradient has none in the step, so that no replay would update it.
+        RuntimeError: when called, the step reads a value on the host (``.item()``, ``if tensor``, a mask as an index), or changes a
+            number of the optimizer's groups, as a scheduler does; a replay would do neither. Nothing changes when an error is
+            raised, but state created by a first step (zero moments, the scale on the device) may remain.
 
     Examples:
         >>> model = ak.nn.Linear(4, 2)
@@ -78,14 +77,14 @@ def graph_step(
         >>> losses = [step(torch.ones(3, 4)).item() for _ in range(3)]
         >>> losses[0] > losses[1] > losses[2]
         True
-        >>> optimizer.state[model.weight]["step"]  # the warm-up does not count
+        >>> optimizer.state[model.weight]["step"]  # without the warm-up
         tensor(3.)
     """
     return GraphedStep(step_fn, warmup, model, optimizer, scaler)
 
 
 class GraphedStep:
-    """What :func:`graph_step` returns."""
+    """The callable returned by :func:`graph_step`."""
 
     def __init__(
         self,
@@ -109,12 +108,12 @@ class GraphedStep:
         self._written_decays: list[float] = []
         self._inputs: Any = None
         self._outputs: Any = None
-        self._key: list[Any] | None = None  # what the step was prepared for
+        self._key: tuple[list[Any], list[Any]] | None = None  # the conditions that the step was prepared for
         self._graph: torch.cuda.CUDAGraph | None = None
         self._free = weakref.finalize(self, lambda: None)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Take the step on a batch; the results are the same tensors every time."""
+        """Run the step on a batch. Returns the same tensors every time."""
         self._take_inputs(inputs)
         with _on(self._device()):
             with self._rates_put_back_on_error() if self._key is None else contextlib.nullcontext():
@@ -126,7 +125,7 @@ class GraphedStep:
         return self._outputs
 
     def release(self) -> None:
-        """Free the graph and its memory. The next call captures again, and may bring inputs of other shapes."""
+        """Free the graph and its memory. The next call captures a new graph and may have inputs of other shapes."""
         self._drop()
         self._inputs = None
 
@@ -137,9 +136,9 @@ class GraphedStep:
     # ---- what a replay reads ----
 
     def _write_numbers(self) -> None:
-        """Learning rates and weight decays are where a replay reads them, whatever was put into the groups."""
+        """Copy the groups' learning rates and weight decays to the graph's buffers."""
         groups = self._optimizer.param_groups
-        self._optimizer._current_hyper_parameters()  # no text, no NaN
+        self._optimizer.plan.hyper.packed(groups)  # raises for a text or a NaN
         decays = [group["weight_decay"] for group in groups]
         if len(groups) != len(self._rates):
             self._rates = [torch.zeros((), dtype=torch.float32, device=self._device()) for _ in groups]
@@ -156,7 +155,7 @@ class GraphedStep:
 
     @contextlib.contextmanager
     def _rates_put_back_on_error(self) -> Iterator[None]:
-        """So that a call that is refused leaves numbers where there were numbers."""
+        """Restore learning rates that were numbers if the call raises."""
         before = [(group, group["lr"]) for group in self._optimizer.param_groups]
         try:
             yield
@@ -183,15 +182,9 @@ class GraphedStep:
         for static, value in zip(own, values, strict=True):
             static.copy_(value, non_blocking=True)
 
-    def _conditions(self) -> list[Any]:
-        """Objects that a captured step depends on, and at the end numbers and addresses."""
-        optimizer, params = self._optimizer, self._optimizer._params()
-        hyper = optimizer._current_hyper_parameters()
-        last = len(optimizer._op.declared.options) - 1
-        options = [value for i, value in enumerate(hyper.options) if i % (last + 1) != last]  # weight decays are last
-        numbers = [options, hyper.decays, hyper.flags, hyper.used, hyper.averaged]
-        places = [(param.data_ptr(), param.requires_grad) for param in params]
-        return [optimizer._batches, *optimizer.state.values(), *params, [*map(list, numbers), places]]
+    def _conditions(self) -> tuple[list[Any], list[Any]]:
+        """The objects that a captured step depends on, and numbers and addresses."""
+        return self._optimizer.plan.conditions(self._optimizer.param_groups, self._optimizer.state)
 
     # ---- preparation ----
 
@@ -226,7 +219,7 @@ class GraphedStep:
 
     def _run(self) -> Any:
         values, spec = self._inputs
-        with self._optimizer._decays_from(self._decays):
+        with self._optimizer.plan.hyper.decays_from(self._decays):
             results = self._step_fn(*pytree.tree_unflatten(values, spec))
         return pytree.tree_map_only(Tensor, Tensor.detach, results)
 
@@ -238,7 +231,7 @@ class GraphedStep:
             for name, param in zip(group.get("param_names", ()), group["params"], strict=False)
         }
         names.update((id(param), name) for name, param in self._model.named_parameters())
-        params = [param for param in self._optimizer._params() if param.requires_grad and param.grad is None]
+        params = [param for param in self._optimizer.params() if param.requires_grad and param.grad is None]
         if params:
             named = [names.get(id(param), f"one of shape {list(param.shape)}") for param in params]
             raise ValueError(
@@ -248,7 +241,7 @@ class GraphedStep:
         before.keep_state()
 
     def _numbers(self) -> list[Any]:
-        """The numbers of the groups, and how often the learning rates were written."""
+        """The numbers of the groups, and the versions of the learning-rate tensors."""
         groups = [{**group, "params": None, "lr": group["lr"]._version} for group in self._optimizer.param_groups]
         return [
             groups,
@@ -263,22 +256,14 @@ class GraphedStep:
                 own.copy_(value)
 
     def _replay_graph(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Replays; around it the host's part of a step, which the graph does not hold."""
-        batches = self._optimizer._batches[1]
-        for batch in batches:
-            batch.shadows.renew()
-            batch.written.adopt()
-        graph.replay()
-        for batch in batches:
-            torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
-            batch.shadows.stamp()
-            batch.written.stamp()
-        if self._scaler is not None and self._scaler.is_enabled():
-            self._scaler._report([])
+        with self._optimizer.plan.replay():
+            graph.replay()
+        if self._scaler is not None:
+            self._scaler.report_replay()
 
 
 class Before:
-    """Everything that a step changes, as it was."""
+    """A copy of everything that a step changes."""
 
     def __init__(
         self,
@@ -287,28 +272,27 @@ class Before:
         scaler: GradScaler | None,
         rates: Iterable[Tensor],
     ):
-        self._optimizer = optimizer
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        own = [*model.parameters(), *model.buffers(), *optimizer._params(), *rates]
-        if self._scaler is not None:
-            self._scaler.scale(torch.ones((), device=optimizer._params()[0].device))  # makes what it has on the device
-            own += [*self._scaler._written(), *(count for count in self._scaler._taken.values() if count is not None)]
-            self._unfinished = dict(self._scaler._per_optimizer_states)
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in {id(t): t for t in own}.values()]
-        grads = [(param, param.grad) for param in optimizer._params()]
-        self._grads = [(param, grad, None if grad is None else grad.clone()) for param, grad in grads]
-        self._blocks: dict[Any, list[Tensor]] = {}
-        devices = {param.device for param in optimizer._params() if param.is_cuda}
+        self._optimizer, params = optimizer, optimizer.params()
+        self._restore_state = self._restore_scaler = lambda: None
+        if scaler is not None and scaler.is_enabled():
+            scaler.scale(torch.ones((), device=params[0].device))  # makes what it has on the device
+            self._restore_scaler = scaler.snapshot()
+        own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *params, *rates)}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in own.values()]
+        self._grads = [(param, param.grad, None if param.grad is None else param.grad.clone()) for param in params]
+        self._has_state = False
+        devices = {param.device for param in params if param.is_cuda}
         self._pythons = random.getstate()
         self._random = torch.get_rng_state(), [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
     def keep_state(self) -> None:
-        """Before the first update: the optimizer's state, which is made here if there is none."""
-        if not self._blocks:
+        """Save the optimizer's state before the first update, creating it if there is none."""
+        if not self._has_state:
             with rehearsal(False):
-                self._optimizer._collect()
-            self._optimizer._adopt_writes()
-            self._blocks = {b: [tensor.clone() for tensor in b.tensors()] for b in self._optimizer._blocks}
+                self._optimizer.plan.launches(self._optimizer.param_groups, self._optimizer.state)
+            self._optimizer.store.adopt_writes()
+            self._restore_state = self._optimizer.store.snapshot()
+            self._has_state = True
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -318,17 +302,9 @@ class Before:
             param.grad = grad
             if grad is not None:
                 grad.copy_(value)
-        for block, values in self._blocks.items():
-            for tensor, value in zip(block.tensors(), values, strict=True):
-                tensor.copy_(value)
-            block.refresh_shadows()
-        self._optimizer._look_at_params()
-        if self._scaler is not None:
-            for count in self._scaler._taken.values() if self._scaler._taken else ():
-                if count is not None and all(count is not tensor for tensor, _ in self._tensors):
-                    count.zero_()  # made by the warm-up
-            self._scaler._per_optimizer_states.clear()
-            self._scaler._per_optimizer_states.update(self._unfinished)
+        self._restore_state()
+        self._optimizer.store.mark_clean()
+        self._restore_scaler()
         random.setstate(self._pythons)
         torch.set_rng_state(self._random[0])
         for device, state in self._random[1]:
@@ -336,7 +312,7 @@ class Before:
 
 
 class NoHostReads(TorchDispatchMode):
-    """Raises where the host would read what is on the device."""
+    """Raises if the host reads a device value."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -368,19 +344,19 @@ def _what(tensor: Tensor) -> tuple:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-def _same(one: list[Any] | None, other: list[Any]) -> bool:
-    return one is not None and identical(one[:-1], other[:-1]) and one[-1] == other[-1]
+def _same(known: tuple[list[Any], list[Any]] | None, now: tuple[list[Any], list[Any]]) -> bool:
+    return known is not None and identical(known[0], now[0]) and known[1] == now[1]
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager:
-    """With the GPU of the step as the current one: streams are the current device's, and so is what a graph captures."""
+    """Make the step's GPU the current device, whose streams a graph captures."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def _beside(on_gpu: bool) -> Iterator[None]:
-    """On a stream of its own, as torch wants the steps before a capture; what follows waits for it, also what undoes a step
-    that failed."""
+    """Run on a separate stream, as torch requires for warm-up steps before a capture. The current stream waits for it at the end,
+    also after an error."""
     if not on_gpu:
         yield
         return

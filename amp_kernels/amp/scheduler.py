@@ -1,4 +1,4 @@
-"""A learning rate scheduler that stands still where a gradient scaler skipped the step."""
+"""A learning rate scheduler that does not advance on skipped steps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .grad_scaler import GradScaler
 
 
 class SkipAwareScheduler:
-    """Advances a scheduler of torch by as many steps as its optimizer took, without a host sync.
+    """Advances a torch scheduler only for steps that its optimizer took, without a host sync.
 
-    Call :meth:`step` after :meth:`amp_kernels.GradScaler.update`, as often as you would call the scheduler's own: after
-    each iteration, or once an epoch. The scheduler advances if the optimizer took at least one step since the call
-    before; what other optimizers under the same scaler did does not matter. So torch's warning that a scheduler was
-    stepped before the optimizer does not come up where only the first steps were skipped.
+    Call :meth:`step` after :meth:`amp_kernels.GradScaler.update`, as often as the scheduler's own: after each iteration or once
+    per epoch. The scheduler advances if its optimizer took at least one step since the previous call; other optimizers under the
+    same scaler do not matter. If the first steps were skipped, torch's warning about the order of scheduler and optimizer does
+    not appear.
 
-    On the CPU the scheduler advances at once. On a GPU whether a step was skipped is known there first; the host does
-    not wait for it, and a later call makes up for it, usually the next: learning rates change an iteration later than
-    they would without this class, and :meth:`drain` and :meth:`state_dict` catch up, so that the total is exact.
+    On the CPU the scheduler advances immediately. On a GPU the device decides whether to skip, and the host does not wait: a later
+    call, usually the next, catches up. So learning rates change one iteration later than without this class. :meth:`drain` and
+    :meth:`state_dict` catch up completely, so the total is exact.
 
-    Any attribute that is not listed here is the scheduler's: ``get_last_lr``, ``last_epoch``, ``base_lrs``, ...
+    Other attributes are those of the scheduler: ``get_last_lr``, ``last_epoch``, ``base_lrs``, ...
 
     Args:
-        scheduler: any scheduler of torch, ``ReduceLROnPlateau``, ``SequentialLR`` and ``ChainedScheduler`` included, or
-            one with their interface. Wrap several one by one.
-        scaler: the scaler which steps the optimizer. Disabled, it skips nothing.
-        optimizer: the optimizer as ``scaler.step`` gets it; default: ``scheduler.optimizer``.
+        scheduler: any torch scheduler, including ``ReduceLROnPlateau``, ``SequentialLR`` and ``ChainedScheduler``, or one with
+            the same interface. Wrap several schedulers one by one.
+        scaler: the scaler that steps the optimizer. A disabled scaler skips nothing.
+        optimizer: the object passed to ``scaler.step``; default: ``scheduler.optimizer``.
 
     Raises:
         TypeError: ``scaler`` is not of this package, or there is no optimizer.
@@ -68,10 +68,10 @@ class SkipAwareScheduler:
         self._start()
 
     def _taken(self) -> Tensor | None:
-        return self._scaler._steps_taken(self._optimizer) if self._scaler.is_enabled() else None
+        return self._scaler.skips.steps_taken(self._optimizer) if self._scaler.is_enabled() else None
 
     def _start(self) -> None:
-        """Only steps from now on count."""
+        """Count only steps from now on."""
         self._reader.clear()
         taken = self._taken()
         if taken is not None:
@@ -82,16 +82,16 @@ class SkipAwareScheduler:
         """Advance the scheduler with these arguments, now or later, unless all steps since the last call were skipped.
 
         Args:
-            args, kwargs: for the scheduler's ``step``: the metric of ``ReduceLROnPlateau``.
+            args, kwargs: arguments of the scheduler's ``step``, such as the metric of ``ReduceLROnPlateau``.
 
         Raises:
-            RuntimeError: no ``scaler.step(optimizer)`` and ``scaler.update()`` came before.
+            RuntimeError: ``scaler.step(optimizer)`` and ``scaler.update()`` were not called before.
         """
         if not self._scaler.is_enabled():
             self.scheduler.step(*args, **kwargs)
             return
         taken = self._taken()
-        if taken is None and self._seen < 0:  # in a copy, made between update and this call
+        if taken is None and self._seen < 0:  # this is a copy that was made between update and this call
             taken = torch.zeros(1, device="cpu")
         if taken is None:
             raise RuntimeError(
@@ -108,24 +108,23 @@ class SkipAwareScheduler:
                 self.scheduler.step(*call[0], **call[1])
 
     def drain(self) -> None:
-        """Wait for the device and make all steps that are due: at the end of training, or before looking at the
-        learning rate."""
+        """Wait for the device and take all pending steps. Call it at the end of training or before reading the learning rate."""
         self._reader.wait()
         self._advance()
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own, after :meth:`drain`; a scheduler without this wrapper loads it."""
+        """The scheduler's state after :meth:`drain`; the scheduler loads it without this wrapper."""
         self.drain()
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the scheduler's state. Steps that were still due belong to what is replaced, and are dropped."""
+        """Load the scheduler's state. Pending steps belong to the replaced state and are dropped."""
         self._start()
         self.scheduler.load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy. A copied scaler counts from 0: counts are relative to that of now, calls that were not answered yet
-        included."""
+        """State for a copy. A copied scaler counts from 0, so all counts, including those of pending calls, are stored relative to
+        the current one."""
         self._reader.wait()
         now, due = self._count(), list(self._reader.arrived())
         for values, call in due:
@@ -140,11 +139,11 @@ class SkipAwareScheduler:
             self._reader.put([taken + now], call)
 
     def _count(self) -> float:
-        """Of the scaler, waiting for the device."""
+        """The scaler's count. Waits for the device."""
         taken = self._taken()
         return 0.0 if taken is None else taken.item()
 
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler" or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)  # not there yet, while a copy is made
+            raise AttributeError(name)  # not set yet while copying
         return getattr(self.scheduler, name)

@@ -1,7 +1,7 @@
-"""Checkpoints of a training run: everything that its next step depends on, in one file that is whole or not there.
+"""Checkpoints of a training run: everything that its next step depends on, written atomically to one file.
 
-What resumes is bit for bit what was saved: weights, float32 masters however they are kept, moments in their own dtype,
-averages, the loss scale with its counters, schedulers, random generators, the position in the data.
+A resumed run has the saved bits: weights, float32 masters (also split ones), moments in their own dtype, averages, the loss scale
+with its counters, schedulers, random generators, the position in the data.
 
 Examples:
     >>> import tempfile
@@ -31,7 +31,7 @@ __all__ = ["latest", "load", "save", "wait"]
 
 
 class Stateful(Protocol):
-    """What has a state to save."""
+    """An object with a state to save."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -52,27 +52,27 @@ def save(
 ) -> None:
     """Save the state of a training run between two steps.
 
-    The file appears under its name when all of it is on the disk: a crash, a kill or a full disk at any moment leaves
-    the files that were there before. Tensors are written one by one from where they are. Each has a checksum.
+    The write is atomic: the file appears under its name once all of it is on disk. A crash, a kill or a full disk leaves
+    existing files untouched. Tensors are written one by one without a second copy. Each has a checksum.
 
-    ``torch.load(path, weights_only=True)`` reads the file, without this package, as a dict of the arguments' names:
-    ``["model"]`` and ``["optimizer"]`` are what ``load_state_dict`` takes, with masters in float32. The states of
-    torch's, Python's and NumPy's global random generators, and of all CUDA devices, are saved too.
+    ``torch.load(path, weights_only=True)`` reads the file without this package, as a dict with the argument names as keys.
+    ``load_state_dict`` accepts ``["model"]`` and ``["optimizer"]``, with masters in float32. The global random states of torch,
+    Python and NumPy, and of all CUDA devices, are saved too.
 
     Args:
-        path: where; a folder that does not exist is made. A file there is replaced.
+        path: the file; missing folders are created and an existing file is replaced.
         model, optimizer, scaler: of torch or of this package.
-        scheduler, data: anything with ``state_dict`` and ``load_state_dict``, such as a learning rate scheduler and a
-            sampler that knows its position.
-        extra: anything made of tensors, numbers, strings, lists, tuples and dicts; :func:`load` returns it.
-        keep: then remove all but so many of the newest checkpoints in the folder of ``path``; ``None`` removes none.
-        background: copy the state to the host's memory and write it from another thread. The next call waits for it, and
-            raises what went wrong there; so does :func:`wait`. A process that ends normally finishes the file first.
+        scheduler, data: any objects with ``state_dict`` and ``load_state_dict``, such as a learning rate scheduler and a
+            sampler with a position.
+        extra: any nesting of tensors, numbers, strings, lists, tuples and dicts; :func:`load` returns it.
+        keep: the number of newest checkpoints to keep in the folder of ``path``; older ones are removed. ``None`` keeps all.
+        background: copy the state to host memory and write it in another thread. The next call, or :func:`wait`, waits for it
+            and raises its error. A process that ends normally finishes the file first.
 
     Raises:
-        OSError: the file could not be written, because the disk is full for instance. What was there before still is.
-        TypeError: a state holds what ``weights_only`` does not load, or a tensor that is spread over processes; the
-            message names it. Nothing has been written then.
+        OSError: the file could not be written, for example because the disk is full. Existing files are untouched.
+        TypeError: a state holds an object that ``weights_only`` does not load, or a tensor that is distributed over processes;
+            the message names it. Nothing was written.
         ValueError: ``keep`` is below 1.
 
     Examples:
@@ -110,7 +110,7 @@ def _write(path: Path, content: dict[str, Any], keep: int | None) -> None:
 
 
 class _Writer:
-    """At most one file being written in the background."""
+    """Writes at most one file in the background."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -148,7 +148,7 @@ _writer = _Writer()
 
 
 def _after_fork() -> None:
-    """The child has no such thread, and the lock may have been held."""
+    """The child does not have the thread, and the lock may have been held at the fork."""
     global _writer
     _writer = _Writer()
 
@@ -160,7 +160,7 @@ def wait() -> None:
     """Wait for the file that ``save(..., background=True)`` is writing.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the file could not be written.
 
     Examples:
         >>> import tempfile
@@ -183,24 +183,24 @@ def load(
     data: Stateful | None = None,
     rng: bool = True,
 ) -> Any:
-    """Put back what :func:`save` saved, and return its ``extra``.
+    """Restore the state that :func:`save` saved, and return its ``extra``.
 
-    The whole file is read and compared with its checksums, and everything in it with what it is to be loaded into, before
-    anything changes. No code from the file runs. What is not given here is left out, so that a model alone can be loaded
-    for evaluation. Values are never converted: shapes and dtypes must be those that were saved.
+    Before anything changes, the whole file is verified by its checksums, and its content is compared with the given objects. No
+    code from the file runs. Objects that are not given are not restored, so a model alone can be loaded for evaluation. Values
+    are never converted: shapes and dtypes must match.
 
     Args:
-        path: a checkpoint; :func:`latest` finds one.
-        model, optimizer, scaler, scheduler, data: what was saved under these names, or new ones made alike.
-        rng: also set the global random generators.
+        path: a checkpoint; :func:`latest` finds the newest.
+        model, optimizer, scaler, scheduler, data: the objects saved under these names, or new ones built in the same way.
+        rng: also restore the global random generators.
 
     Returns:
-        The ``extra`` of :func:`save`, tensors on the CPU.
+        The ``extra`` of :func:`save`, with tensors on the CPU.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is cut short, damaged, no checkpoint, or of a newer version, and then the message names the
-            newest whole checkpoint beside it; or it does not fit, and the message says where.
+        ValueError: the file is truncated, damaged, not a checkpoint, or of a newer version; the message names the newest intact
+            checkpoint in its folder. Or its content does not fit; the message says where.
 
     Examples:
         >>> import tempfile

@@ -1,10 +1,8 @@
-"""The file: the zip that ``torch.save`` writes, so that ``torch.load(path, weights_only=True)`` reads it, written as a
-stream.
+"""The file format: the zip of ``torch.save``, which ``torch.load(path, weights_only=True)`` reads, written as a stream.
 
-Every tensor is a record of its own. Its bytes go from where they are to the file in pieces, and a tensor that exists on
-the disk only (:class:`Lazy`) is made when its turn comes, so that no second copy of the state is ever in memory. The zip
-has a CRC-32 for each record; ``manifest.json``, its first one, has the version of the format and the tensors' names, which
-error messages use.
+Every tensor is a separate record. Its bytes are written in chunks directly from the tensor, and a tensor that exists only on
+disk (:class:`Lazy`) is computed while it is written, so there is never a second copy of the state in memory. The zip has a CRC-32
+for each record. Its first record, ``manifest.json``, has the format version and the tensors' names for error messages.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ import torch
 from torch import Tensor
 
 FORMAT = 1
-_ROOT = "amp_kernels-checkpoint"  # the folder of all records: tells our files from others by their first bytes
+_ROOT = "amp_kernels-checkpoint"  # the folder of all records, which identifies our files by their first bytes
 _MANIFEST = "manifest.json"
 _ALIGNMENT = 64  # of each record in the file, as torch aligns them for mmap
-_PIECE = 1 << 20  # bytes written at once: the most that a tensor on another device takes on the host
+_PIECE = 1 << 20  # bytes per write: the host memory used for a tensor on another device
 _SCALARS = (bool, int, float, str, bytes)
 _TORCH_VALUES = (torch.dtype, torch.device, torch.Size)
 
 
 @dataclass(eq=False)
 class Lazy:
-    """A contiguous tensor that is to be computed, element by element from tensors of its shape, when it is written."""
+    """A contiguous tensor computed elementwise from tensors of its shape when it is written."""
 
     function: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
@@ -54,11 +52,10 @@ class _Storage:
 
 
 def plain(value: Any, name: str) -> Any:
-    """``value`` in the types that ``weights_only`` loads: subclasses of numbers, lists and dicts become what they derive
-    from.
+    """Convert ``value`` to types that ``weights_only`` loads; subclasses of numbers, lists and dicts become their base class.
 
     Raises:
-        TypeError: it holds anything else, at the place that the message names.
+        TypeError: it holds another type; the message names its position.
     """
     if value is None or type(value) in (*_SCALARS, *_TORCH_VALUES, Lazy):
         return value
@@ -66,7 +63,7 @@ def plain(value: Any, name: str) -> Any:
         if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise TypeError(
                 f"checkpoint.save: {name} is a {type(value).__name__}; accepted: plain tensors "
-                "(torch.distributed.checkpoint saves those that are spread over processes)"
+                "(torch.distributed.checkpoint saves tensors that are distributed over processes)"
             )
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             raise TypeError(
@@ -97,7 +94,7 @@ def plain(value: Any, name: str) -> Any:
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | Lazy]]:
-    """The tensors of a tree, with their places in it."""
+    """The tensors of a tree with their positions."""
     if isinstance(value, (Tensor, Lazy)):
         yield name, value
     elif isinstance(value, dict):
@@ -109,7 +106,7 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | La
 
 
 def map_tensors(function: Callable[[Any], Tensor], value: Any) -> Any:
-    """The tree with ``function`` of each tensor in it; tensors that are one object stay one."""
+    """Apply ``function`` to each tensor of a tree; shared tensors stay shared."""
     done: dict[int, Tensor] = {}
 
     def walk(value: Any) -> Any:
@@ -133,10 +130,10 @@ def map_tensors(function: Callable[[Any], Tensor], value: Any) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """The object part of a file, as torch.save has it; collects the tensors."""
+    """Writes the pickle of torch.save and collects the tensors."""
 
     def __init__(self, file: BinaryIO):
-        super().__init__(file, protocol=2)  # the one that torch.load reads with weights_only
+        super().__init__(file, protocol=2)  # the protocol that torch.load reads with weights_only
         self.tensors: list[Tensor | Lazy] = []
         self._storages: dict[Any, _Storage] = {}
 
@@ -144,7 +141,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, (Tensor, Lazy)):
             return NotImplemented
         lazy = isinstance(value, Lazy)
-        # Tied weights are one tensor; so are views of the same elements, unless one conjugates or negates them lazily.
+        # Store tied weights, and views of the same elements, once; lazily conjugated or negated views are different.
         if lazy or not value.numel():
             key: Any = id(value)
         else:
@@ -164,7 +161,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pieces(tensor: Tensor | Lazy, size: int = _PIECE) -> Iterator[Tensor]:
-    """A tensor's elements in the order of its indices, about ``size`` bytes at a time, on the host."""
+    """The elements of a tensor in index order, about ``size`` bytes at a time, on the host."""
     inputs = tensor.inputs if isinstance(tensor, Lazy) else (tensor,)
     flat = [value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for value in inputs]
     for parts in zip(*(value.split(size // tensor.dtype.itemsize) for value in flat), strict=True):
@@ -172,7 +169,7 @@ def pieces(tensor: Tensor | Lazy, size: int = _PIECE) -> Iterator[Tensor]:
 
 
 def on_host(tensor: Tensor | Lazy) -> Tensor:
-    """A copy."""
+    """Copy to the host."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     begin = 0
     for piece in pieces(tensor):
@@ -182,7 +179,7 @@ def on_host(tensor: Tensor | Lazy) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor on the host."""
+    """The memory of a contiguous tensor on the host."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
@@ -215,7 +212,7 @@ def _record(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> No
 
 
 def _entry(archive: zipfile.ZipFile, name: str, size: int) -> zipfile.ZipInfo:
-    """A record whose data will begin at a multiple of the alignment."""
+    """A record whose data starts at a multiple of the alignment."""
     info = zipfile.ZipInfo(f"{_ROOT}/{name}")
     info.file_size = size
     header = 30 + len(info.filename) + (20 if size * 1.05 > zipfile.ZIP64_LIMIT else 0)  # as ZipFile.open writes it
@@ -228,7 +225,7 @@ def _entry(archive: zipfile.ZipFile, name: str, size: int) -> zipfile.ZipInfo:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file begins as a checkpoint of this module does, whole or not, of any version."""
+    """True if a file starts like a checkpoint of this module, intact or not, of any version."""
     try:
         with path.open("rb") as file:
             head = file.read(30 + len(_ROOT))
@@ -238,12 +235,11 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Compare the whole file with its checksums and return its content. Tensors are parts of the file, mapped into memory:
-    clone what is to outlive the call.
+    """Verify the whole file by its checksums and return its content. Tensors are memory-mapped: clone those to keep.
 
     Raises:
-        FileNotFoundError, PermissionError, ...: it cannot be opened.
-        ValueError: it is not whole, not a checkpoint or of a newer format; the message is the reason alone.
+        FileNotFoundError, PermissionError, ...: the file cannot be opened.
+        ValueError: the file is damaged, not a checkpoint or of a newer format; the message is only the reason.
     """
     with path.open("rb") as file:
         if not is_ours(path):
@@ -253,7 +249,7 @@ def read(path: Path) -> dict[str, Any]:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except ValueError:
             raise
-        except Exception as error:  # both readers raise half a dozen types for bytes that make no sense
+        except Exception as error:  # both readers raise many types for damaged files
             raise ValueError(f"it is cut short or damaged ({str(error).splitlines()[0]})") from error
 
 
@@ -261,7 +257,7 @@ def _foreign(file: BinaryIO) -> str:
     head = file.read(4)
     if not head:
         return "it is empty"
-    return "it is a zip, but no checkpoint of amp_kernels" if head[:2] == b"PK" else "it is no checkpoint"
+    return "it is a zip, but not a checkpoint of amp_kernels" if head[:2] == b"PK" else "it is not a checkpoint"
 
 
 def _verify(file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""The folder: files appear in it whole or not at all, and their times of modification are in the order of saving."""
+"""The folder of checkpoints: files appear atomically, and their modification times are in the order of saving."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from ._file import is_ours, read
 
 logger = logging.getLogger("amp_kernels")
 
-_TEMPORARY = ".amp_kernels-"  # what the names of files being written begin with
+_TEMPORARY = ".amp_kernels-"  # prefix of files being written
 
 
 def publish(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Have ``write`` fill a file, and let it appear under its name once it is on the disk.
+    """Let ``write`` fill a temporary file and rename it once it is on disk.
 
-    A crash at any moment leaves what was there before, or the new file; and perhaps a temporary file, which the next call
-    removes.
+    After a crash, ``path`` is the old or the new file. A leftover temporary file is removed by the next call.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
     temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
     try:
         with open(temporary, "xb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # held as long as the writer lives
+            fcntl.flock(file, fcntl.LOCK_EX)  # held while the writer process lives
             write(file)
             file.flush()
             _make_newest(file, path)
@@ -43,7 +42,7 @@ def publish(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def _make_newest(file: BinaryIO, path: Path) -> None:
-    """Clocks are coarse, and may be set back."""
+    """Make the modification time the newest in the folder: clocks are coarse and may be set back."""
     others = [_age(other) for other in path.parent.iterdir() if other != path and is_ours(other)]
     latest = max((time for time in others if time is not None), default=0)
     if os.fstat(file.fileno()).st_mtime_ns <= latest:
@@ -53,7 +52,7 @@ def _make_newest(file: BinaryIO, path: Path) -> None:
 def _age(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # removed meanwhile
+    except OSError:  # removed in the meantime
         return None
 
 
@@ -66,7 +65,7 @@ def _sync(folder: Path) -> None:
 
 
 def _remove_left_over(folder: Path) -> None:
-    """Remove files whose writers were killed: nobody holds their lock."""
+    """Remove files whose writers were killed, recognised by their free lock."""
     for temporary in folder.glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError), open(temporary, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +73,7 @@ def _remove_left_over(folder: Path) -> None:
 
 
 def newest_first(folder: Path) -> Iterator[Path]:
-    """The checkpoints of a folder, whole or not."""
+    """The checkpoints of a folder, intact or not."""
     found: list[tuple[int, Path]] = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in folder.iterdir():
@@ -85,14 +84,14 @@ def newest_first(folder: Path) -> Iterator[Path]:
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint of a folder that is whole; ``None`` if there is none.
+    """The newest intact checkpoint of a folder; ``None`` if there is none.
 
-    Each candidate is read and compared with its checksums, the newest first, until one is whole; a warning of the logger
-    ``amp_kernels`` names those that are not. Files that are no checkpoints do not matter. Newest is what was saved last;
-    copy a folder with its times of modification (``cp -p``, ``rsync -t``).
+    Candidates are read completely and verified by their checksums, newest first, until one is intact. The logger ``amp_kernels``
+    warns of damaged ones. Other files are ignored. The newest file is the one saved last, by modification time: copy folders
+    with these times (``cp -p``, ``rsync -t``).
 
     Args:
-        folder: it need not exist.
+        folder: may not exist.
 
     Examples:
         >>> import tempfile
@@ -110,9 +109,9 @@ def _newest_whole(candidates: Iterable[Path]) -> Path | None:
         try:
             read(path)
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # removed in the meantime
         except ValueError as error:
-            logger.warning("%s is left out: %s", path, error)
+            logger.warning("%s is skipped: %s", path, error)
         else:
             return path
     return None
@@ -125,7 +124,11 @@ def remove_all_but(keep: int, folder: Path) -> None:
 
 
 def refused(path: Path, reason: Any) -> ValueError:
-    """The error for a file that cannot be used; names the one to go back to."""
+    """The error for an unusable file; names the newest intact one in its folder."""
     previous = _newest_whole(other for other in newest_first(path.parent) if other != path)
-    beside = "no whole checkpoint is beside it" if previous is None else f"the newest whole one beside it is {previous}"
-    return ValueError(f"checkpoint.load: {path} is refused: {reason}; {beside}")
+    beside = (
+        "its folder has no intact checkpoint"
+        if previous is None
+        else f"the newest intact checkpoint in its folder is {previous}"
+    )
+    return ValueError(f"checkpoint.load: {path} cannot be loaded: {reason}; {beside}")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a running training loop: how it is collected, compared and put back."""
+"""The content of a checkpoint: collecting, checking and restoring the state of a training loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS = ("model", "optimizer", "scaler", "scheduler", "data")
 
 
 def collect(parts: dict[str, Any], extra: Any) -> dict[str, Any]:
-    """The content of a checkpoint: tensors are those of the running state, not copies."""
+    """Collect the content of a checkpoint, with the live tensors, not copies."""
     content: dict[str, Any] = {}
     for name, part in parts.items():
         if part is not None:
@@ -40,12 +40,12 @@ def _check_stateful(name: str, part: Any) -> None:
 
 
 def _of_optimizer(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Its state_dict, in which float32 masters that are kept as remainders are made when they are written."""
+    """The state_dict, with split float32 masters that are joined when they are written."""
 
     def later(param: Tensor, remainder: Tensor) -> Lazy:
         return Lazy(join_master, (param, remainder), torch.float32)
 
-    return optimizer._state_dict(later)
+    return optimizer.state_dict_with(later)
 
 
 def _random_state() -> dict[str, Any]:
@@ -73,10 +73,10 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 
 def check(parts: dict[str, Any], content: dict[str, Any], rng: bool) -> None:
-    """Compare a checkpoint with what is to be loaded from it.
+    """Check that a checkpoint fits the objects to load.
 
     Raises:
-        TypeError, ValueError: they do not fit; the message is the reason alone.
+        TypeError, ValueError: it does not fit; the message is only the reason.
     """
     for name, part in parts.items():
         if part is None:
@@ -123,11 +123,11 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
     sizes, saved_sizes = list(map(len, params)), [len(group["params"]) for group in saved["param_groups"]]
     if sizes != saved_sizes:
         raise ValueError(f"its optimizer has groups of {saved_sizes} parameters, and here they are of {sizes}")
-    moments = optimizer._op.declared.moments if isinstance(optimizer, FusedOptimizer) else ()
+    moments = optimizer.algorithm.declared.moments if isinstance(optimizer, FusedOptimizer) else ()
     for i, param in enumerate(param for group in params for param in group):
         for key, value in saved["state"].get(i, {}).items():
             name = f"optimizer.state[{i}].{key}"
-            # SGD's momentum is None before its first step; what must be there is for the optimizer to say.
+            # SGD's momentum is None before its first step; the optimizer checks for missing entries.
             if not isinstance(value, Tensor):
                 continue
             if key in moments:
@@ -137,10 +137,16 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
 
 
 def restore(parts: dict[str, Any], content: dict[str, Any], rng: bool) -> None:
-    """Put a checked state back. Should a part refuse it after all, those before it get their own state again."""
+    """Restore a checked state. If a part raises, the parts before it get their previous state back."""
     undo: list[Callable[[], None]] = []
     try:
-        for name in ("data", "scheduler", "scaler", "optimizer", "model"):  # the last ones cannot be undone, nor fail
+        for name in (
+            "data",
+            "scheduler",
+            "scaler",
+            "optimizer",
+            "model",
+        ):  # the last two cannot be undone, and do not fail after check
             part, state = parts[name], content.get(name)
             if isinstance(part, (torch.nn.Module, FusedOptimizer)):
                 part.load_state_dict(state)  # copies
@@ -154,6 +160,6 @@ def restore(parts: dict[str, Any], content: dict[str, Any], rng: bool) -> None:
                 step()
         raise
     if isinstance(parts["optimizer"], FusedOptimizer):
-        parts["optimizer"]._look_at_params()  # written by the model: with the values that belong to the masters
+        parts["optimizer"].store.mark_clean()  # the model's load wrote the values that belong to the masters
     if rng:
         _set_random_state(content["random"])

@@ -1,4 +1,4 @@
-"""A training function named on the command line, and the arguments that say how it is run."""
+"""A training function named on the command line, and the types of its arguments."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import torch
 Number = TypeVar("Number", int, float)
 
 CONTRACT = (
-    "module:function, or path.py:function. The function takes an amp_kernels.numerics.Run and returns the metric that counts. "
-    "It builds model and data from the seeded generators, puts both on run.device, enters run.autocast() for the forward and "
-    "the loss, and goes through run.scaler (scale, step, update) for the backward and the step."
+    "module:function or path.py:function. The function takes an amp_kernels.numerics.Run and returns the metric to compare. It "
+    "builds model and data from the seeded generators, puts both on run.device, uses run.autocast() for the forward and the loss, "
+    "and uses run.scaler (scale, step, update) for the backward and the step."
 )
 
 
 def load(name: str) -> Callable:
-    """The function that ``name`` stands for. A module is looked for in the current folder, too; a file may lie anywhere.
+    """Import the function ``name``. Modules are also searched in the current folder; a file may be anywhere.
 
     Raises:
-        argparse.ArgumentTypeError: there is no such module, file or function; what the import raises, otherwise.
+        argparse.ArgumentTypeError: there is no such module, file or function. Other exceptions of the import pass through.
     """
     source, colon, function_name = name.rpartition(":")
     if not colon or not function_name:
@@ -38,10 +38,10 @@ def load(name: str) -> Callable:
 
 
 def device(name: str) -> torch.device:
-    """The device of that name, on which a tensor could be made.
+    """The device ``name``, after allocating a tensor on it.
 
     Raises:
-        argparse.ArgumentTypeError: torch knows none, or finds none here.
+        argparse.ArgumentTypeError: torch does not know the device or cannot use it.
     """
     try:
         return torch.empty(0, device=name).device
@@ -53,7 +53,7 @@ _KINDS = {int: "whole number", float: "number"}
 
 
 def at_least(low: Number, kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """What turns a text into a number from ``low`` on; NaN is none."""
+    """An argument type: numbers not below ``low``, without NaN."""
 
     def number(text: str) -> Number:
         try:
@@ -73,19 +73,19 @@ def _from_path(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
-            raise  # of something that the module imports
+            raise  # a module that this one imports is missing
         raise argparse.ArgumentTypeError(f"there is no module {name!r} here or on the path") from None
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {str(path)!r}")
-    sys.path.insert(0, str(path.parent.absolute()))  # as for a program: it may import what lies beside it
-    # Under the name by which processes that it starts import it.
+    sys.path.insert(0, str(path.parent.absolute()))  # as for a script, which may import its siblings
+    # Registered under its plain name, so that subprocesses can import it.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     known = sys.modules.get(path.stem)
-    if known is None or getattr(known, "__file__", None) == module.__file__:  # another module keeps its name
+    if known is None or getattr(known, "__file__", None) == module.__file__:  # do not replace another module
         sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""``python -m amp_kernels doctor``: which 16-bit format this machine should train in, whether it needs loss scaling, and why."""
+"""``python -m amp_kernels doctor``: recommends a 16-bit format for this machine, and says whether it needs loss scaling."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from .. import amp
 from .._dispatch import cpu_isa, load
 
-_WIDENED = "no 16-bit arithmetic: fp16 and bf16 are widened, at the rate of fp32; they save memory, not time"
-#: What the instructions of a CPU mean for the choice of a dtype.
+_WIDENED = "no 16-bit arithmetic: fp16 and bf16 are widened and run at fp32 speed; they save memory, not time"
+#: The speed of 16-bit formats with each instruction set.
 INSTRUCTIONS = {
-    "portable": "torch's fp32 products of widened operands, whose bits no instruction of this machine changes",
+    "portable": "torch's fp32 matmul of widened operands: independent of this machine's 16-bit instructions",
     "avx2": _WIDENED,
     "avx512": _WIDENED,
-    "avx512_bf16": "bf16 in pairs (vdpbf16ps), twice the rate of fp32; fp16 is widened, at the rate of fp32: choose bf16",
-    "amx": "bf16 in tiles (tdpbf16ps), many times the rate of fp32; fp16 is widened, at the rate of fp32: choose bf16",
+    "avx512_bf16": "bf16 runs at twice the speed of fp32 (vdpbf16ps); fp16 is widened and runs at fp32 speed: choose bf16",
+    "amx": "bf16 runs at many times the speed of fp32 (tdpbf16ps); fp16 is widened and runs at fp32 speed: choose bf16",
     "amx_emulated": "the instructions of amx in plain C++, for tests: slow",
 }
 
@@ -30,12 +30,12 @@ def run() -> int:
         print(f"  why           {advice.reason}")
         if name == "cpu":
             others = ", ".join(isa for isa in cpu_isa.available() if isa != cpu_isa.chosen())
-            print(f"  products      {cpu_isa.chosen()} (AMP_KERNELS_CPU_ISA may name {others})")
+            print(f"  matmul        {cpu_isa.chosen()} (AMP_KERNELS_CPU_ISA also accepts {others})")
             print(f"  16-bit        {INSTRUCTIONS[cpu_isa.chosen()]}")
         for warning in advice.warnings:
             print(f"  warning       {warning}")
     if "cuda" in load.absent():
         print(f"note: no CUDA kernels are loaded: {load.absent()['cuda']}")
     if "nodes" in load.absent():
-        print(f"note: small layers on the CPU wait for Python: {load.absent()['nodes']}")
+        print(f"note: small layers on the CPU are slower without the C++ autograd nodes: {load.absent()['nodes']}")
     return 0

@@ -1,4 +1,4 @@
-"""``python -m amp_kernels info``: what is installed, what is built, which backend each op takes and why."""
+"""``python -m amp_kernels info``: versions, built libraries, and the backend of each op with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def devices() -> list[str]:
 
 
 def run(brief: bool = False, check: bool = False) -> int:
-    """Print the report; with ``check`` run a tiny case of every op on every available backend. Returns the exit status."""
+    """Print the report; with ``check``, compare every op on every available backend with the reference. Returns the exit status."""
     requested = policy.requested_backend()
     if requested not in (None, *policy.BACKENDS):
         print(f"AMP_KERNELS_BACKEND is {requested!r}; accepted: {', '.join(policy.BACKENDS)}", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""``python -m amp_kernels numerics module:function``: the gradients of a training run by power of two, and which loss scales
-FP16 needs for them."""
+"""``python -m amp_kernels numerics module:function``: the gradients of a training run by power of two, and loss scales for
+FP16."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "function", type=_function.load, help=_function.CONTRACT + " It passes its model to run.watch()."
     )
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="to train in (default: fp32)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="format to train in (default: fp32)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", type=_function.device, default="cpu", help="where to train (default: cpu)")
+    parser.add_argument("--device", type=_function.device, default="cpu", help="device to train on (default: cpu)")
     parser.add_argument("--out", metavar="FILE", help="also write the figure to this HTML file")
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     training.on_watch = lambda model: histograms.append(GradientHistogram(model, training.scaler).__enter__())
     options.function(training)
     if not histograms:
-        print("error: the function did not call run.watch(model), so there is no model to look at", file=sys.stderr)
+        print("error: the function did not call run.watch(model), so there is no model to measure", file=sys.stderr)
         return 2
     for histogram in histograms:
         histogram.__exit__(None, None, None)

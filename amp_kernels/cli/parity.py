@@ -1,5 +1,5 @@
-"""``python -m amp_kernels parity module:function``: exit code 0 if every format trains as FP32 does, 1 if one does not, 2 if
-that could not be found out."""
+"""``python -m amp_kernels parity module:function``: exit code 0 if every format matches FP32, 1 if one differs, 2 if training
+fails."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from . import _function
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", type=_function.load, help=_function.CONTRACT)
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["bf16", "fp16"], help="besides fp32")
     parser.add_argument(
-        "--seeds", type=_function.at_least(2, int), default=3, metavar="N", help="how many, at least 2 (default: 3)"
+        "--precisions", nargs="+", choices=PRECISIONS, default=["bf16", "fp16"], help="formats to compare with fp32"
     )
-    parser.add_argument("--device", type=_function.device, default="cpu", help="where to train (default: cpu)")
+    parser.add_argument(
+        "--seeds",
+        type=_function.at_least(2, int),
+        default=3,
+        metavar="N",
+        help="number of seeds, at least 2 (default: 3)",
+    )
+    parser.add_argument("--device", type=_function.device, default="cpu", help="device to train on (default: cpu)")
     parser.add_argument(
         "--factor",
         type=_function.at_least(0, float),
         default=3.0,
         metavar="X",
-        help="standard errors that are parity (default: 3)",
+        help="accepted difference in standard errors (default: 3)",
     )
 
 
@@ -39,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
                 f"{o.precision} seed {o.seed}: metric {o.metric:.5g}, {o.steps} steps, {o.seconds:.1f} s", flush=True
             ),
         )
-    except Exception:  # most likely of the training function; Python's own exit code would be that of a difference
+    except Exception:  # most likely from the training function; Python's own exit code, 1, means a difference here
         traceback.print_exc()
         return 2
     print(result)

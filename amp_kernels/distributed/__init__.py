@@ -1,4 +1,4 @@
-"""What several ranks need to train as one: pieces of sharded tensors, and agreement on norms and skipped steps.
+"""Additions to torch's data and tensor parallelism: reduction of FP32 gradients, and a vocabulary-parallel loss.
 
 Sharding, communication and checkpoints are torch's. Kernels see local tensors, never DTensors.
 

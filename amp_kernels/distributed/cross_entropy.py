@@ -1,8 +1,8 @@
-"""The cross-entropy of logits whose vocabulary is split over ranks, as tensor parallelism leaves them.
+"""The cross-entropy of logits whose vocabulary is sharded over ranks by tensor parallelism.
 
-Source: Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3: ranks exchange what a row has, never its logits. Here
-that is two collectives of a few floats a row: the maximum; then, together, the sum of exponentials, the target's logit and, for
-label smoothing, the sum of all logits.
+Source: Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3: ranks exchange a few floats per row instead of its logits.
+Here these are two collectives: the maximum; then the sum of exponentials, the target's logit and, for label smoothing, the sum
+of all logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .._sharding.local import is_dtensor, local
 from ..ops.cross_entropy import Options, check_options, denominator, once, reduced, row_factors
 
 _OP = "vocab_parallel_cross_entropy"
-_IGNORED = -1  # of the raw op: such rows have loss and gradient zero
+_IGNORED = -1  # ignore_index of the raw op: such rows have zero loss and gradient
 
 
 def vocab_parallel_cross_entropy(
@@ -35,25 +35,25 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """:func:`amp_kernels.cross_entropy` of logits of which each rank holds some classes of every row.
 
-    As from an output layer under ``ColwiseParallel(use_local_output=...)``: the logits are never gathered. What the ranks
-    exchange is three floats a row, with label smoothing four, in two collectives; the gradient is each rank's own. FP32 inside,
-    from logits that are read three times in the forward and the backward together, with label smoothing four times.
+    Use it after an output layer under ``ColwiseParallel(use_local_output=...)``. Logits are never gathered: ranks exchange three
+    floats per row (four with label smoothing) in two collectives, and each computes the gradient of its own classes. The
+    computation is in FP32; forward and backward together read the logits three times (four with label smoothing).
 
     Args:
-        logits: ``[..., V / T]``, float16, bfloat16 or float32: the classes of this rank, rank after rank, as many on each; or
-            a DTensor that is sharded over its last dimension on one dimension of its mesh, evenly or not.
-        target: int64, of the shape of ``logits`` without its last dimension, the same on all ranks of ``group``: numbers of
-            classes of the whole vocabulary.
-        group: the T ranks that hold the vocabulary; ``None`` for all. Of a DTensor its mesh says which.
-        ignore_index: rows of this class have loss and gradient zero.
-        reduction: ``"mean"`` (over the rows that count), ``"sum"`` or ``"none"``.
-        label_smoothing: 0 to 1, the share of the target that all classes of the whole vocabulary get alike. A gradient of
-            16 bits is rounded once more for it, but at the target.
-        z_loss: coefficient of the square of ``logsumexp`` over the whole vocabulary, as of :func:`amp_kernels.cross_entropy`.
+        logits: ``[..., V / T]``, float16, bfloat16 or float32: the classes of this rank, in rank order and equally many on each
+            rank; or a DTensor sharded over its last dimension on one dimension of its mesh, evenly or not.
+        target: int64, of the shape of ``logits`` without its last dimension, the same on all ranks of ``group``: class indices
+            in the whole vocabulary.
+        group: the T ranks that hold the vocabulary; ``None`` for all. Ignored for a DTensor, whose mesh determines them.
+        ignore_index: rows with this target have zero loss and gradient.
+        reduction: ``"mean"`` (over the rows that are not ignored), ``"sum"`` or ``"none"``.
+        label_smoothing: 0 to 1, the share of the target distribution that is uniform over the whole vocabulary. A 16-bit
+            gradient is then rounded twice, except at the target.
+        z_loss: coefficient of the squared ``logsumexp`` over the whole vocabulary, as in :func:`amp_kernels.cross_entropy`.
 
     Returns:
-        The loss in float32, a plain tensor, the same on all ranks of the group; of DTensors that are sharded by rows too,
-        that of this rank's rows. A row whose class is out of range is NaN. Not differentiable twice.
+        The loss in float32, a plain tensor, the same on all ranks of the group. For DTensors that are also sharded by rows, the
+        loss of this rank's rows. A row whose target is out of range is NaN. Not differentiable twice.
 
     Raises:
         TypeError: a dtype is not accepted.
@@ -92,7 +92,7 @@ def vocab_parallel_cross_entropy(
 
 
 def _piece(logits: Tensor) -> tuple[Tensor, dist.ProcessGroup, int, int]:
-    """This rank's logits, the ranks that hold the rest of its rows, its first class, and the number of all."""
+    """This rank's logits, the ranks with the other classes of its rows, its first class, and the number of classes."""
     last = logits.ndim - 1
     over = [dim for dim, placed in enumerate(logits.placements) if placed.is_shard(last)]
     if len(over) != 1 or any(placed.is_partial() for placed in logits.placements):
@@ -117,8 +117,8 @@ class _VocabParallel(torch.autograd.Function):
         here = torch.where(inside, here, 0)
         largest, top = logits.max(1)
         largest = largest.float()
-        # Relative to this rank's largest logit the kernel's loss is the logarithm of the sum of exponentials. Where there is
-        # nothing but -inf that sum is 0, and where nothing counts nobody asks.
+        # With this rank's largest logit as the target, the kernel's loss is the log of the sum of exponentials relative to it.
+        # Skip ignored rows, and rows of -inf, whose sum is 0.
         top = torch.where(counted & (largest != -torch.inf), top, _IGNORED)
         log_sum = torch.empty_like(largest)
         cross_entropy_rows.op(logits, top, None, None, log_sum, None, ignore_index=_IGNORED)
@@ -133,7 +133,7 @@ class _VocabParallel(torch.autograd.Function):
         dist.all_reduce(sums, group=group)
         log_total = sums[0].log()
         lse = shift + log_total
-        wanted = sums[1]  # the mean of the logits by the target's probabilities
+        wanted = sums[1]  # the mean of the logits under the target distribution
         if options.label_smoothing:
             wanted = torch.lerp(wanted, sums[2] / classes, options.label_smoothing)
         outside = counted & ((target < 0) | (target >= classes))
@@ -141,7 +141,7 @@ class _VocabParallel(torch.autograd.Function):
         loss = torch.where(counted, loss, 0.0)
         divisor = denominator(target, None, options) if reduction == "mean" else None
         ctx.options, ctx.reduction, ctx.classes = options, reduction, classes
-        # log(softmax) of this rank's classes is the kernel's plus this much:
+        # log_softmax over all classes is the kernel's, over this rank's classes, plus this:
         share = log_sum + (largest - lse)
         ctx.save_for_backward(logits, top, here, counted, inside, outside, largest, lse, share, divisor)
         return reduced(loss, reduction, divisor)
@@ -153,8 +153,8 @@ class _VocabParallel(torch.autograd.Function):
         smoothing = ctx.options.label_smoothing
         factor = row_factors(logits.shape[0], ctx.reduction, divisor, grad_loss, logits.device)
         slope = factor * (1 + 2 * ctx.options.z_loss * lse)
-        each = factor * (smoothing / ctx.classes)  # what every class is to have
-        # The kernel's gradient is softmax over this rank's classes, minus 1 at its largest: that is put right afterwards.
+        each = factor * (smoothing / ctx.classes)  # the uniform part
+        # The kernel's gradient is softmax over this rank's classes, minus 1 at the largest; that element is corrected below.
         grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
         scratch = torch.empty_like(lse)
         scale = torch.where(outside, torch.nan, slope * share.exp())

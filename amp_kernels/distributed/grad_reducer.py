@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks in the dtype that they are accumulated in, which DistributedDataParallel cannot do."""
+"""Gradients averaged over ranks in the dtype of their accumulation, which DistributedDataParallel cannot do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from .._sharding.local import is_dtensor
 from .._updates.state import state_layout, view_like
 
-FIRST_BUCKET_BYTES = 2**20  # small, as DistributedDataParallel's: communication begins sooner
+FIRST_BUCKET_BYTES = 2**20  # small, as in DistributedDataParallel, so that communication starts early
 
 
 class Bucket:
-    """Gradients side by side in one flat tensor, which one collective averages. To a communication hook it is what
-    :class:`torch.distributed.GradBucket` is: index, buffer, gradients, parameters, is_last."""
+    """Gradients in one flat tensor, which one collective averages. It has the interface of :class:`torch.distributed.GradBucket`
+    for communication hooks: index, buffer, gradients, parameters, is_last."""
 
     def __init__(self, index: int, params: list[Tensor], dtype: torch.dtype):
         self._index, self._params = index, params
@@ -52,32 +52,32 @@ class Bucket:
         return self._params
 
 
-#: As of :meth:`torch.nn.parallel.DistributedDataParallel.register_comm_hook`.
+#: The hook type of :meth:`torch.nn.parallel.DistributedDataParallel.register_comm_hook`.
 CommHook = Callable[[Any, Any], "torch.futures.Future[Tensor]"]
 
 
 class GradReducer:
-    """Data parallelism without a wrapper: averages the gradients of ``model`` over the ranks, while the backward still runs.
+    """Data parallelism without a wrapper: averages the gradients of ``model`` over the ranks while the backward runs.
 
-    For what :class:`torch.nn.parallel.DistributedDataParallel` refuses: gradients in another dtype than their parameters',
-    the FP32 sums that :func:`amp_kernels.nn.accumulate_fp32` keeps of 16-bit parameters. They are averaged as they are, in
-    buckets of which each ``main_grad`` is a view, so that nothing is copied; other gradients become such views with the
-    first backward (``gradient_as_bucket_view`` of DistributedDataParallel). ``.grad`` is a parameter's gradient afterwards,
-    equal on all ranks. A bucket is sent when the last of its gradients is there.
+    :class:`torch.nn.parallel.DistributedDataParallel` rejects gradients with another dtype than their parameters', such as the
+    FP32 sums of :func:`amp_kernels.nn.accumulate_fp32` for 16-bit parameters. This class averages them without a cast. Each
+    ``main_grad`` is a view into a bucket, so nothing is copied; other gradients become views in the first backward (as with
+    DistributedDataParallel's ``gradient_as_bucket_view``). Afterwards ``.grad`` is equal on all ranks. A bucket is sent when
+    its last gradient is ready.
 
-    Parameters and buffers of the group's first rank are copied to the others at the start; buffers that a forward changes
-    are the model's own business after that. A parameter that a backward did not reach counts as zeros there, and has zeros
-    or the other ranks' average as its gradient after it. Every rank must run the backwards that communicate. If one ends in
-    an exception, the next one raises a ``RuntimeError``, and those after it count again.
+    At the start, parameters and buffers of the group's first rank are copied to the others; later changes of buffers are not
+    synchronised. A parameter that a backward did not reach counts as zeros on that rank, and its gradient is the average over
+    the ranks. Every rank must run the backwards that communicate. If one ends in an exception, the next one raises a
+    ``RuntimeError``; later ones work again.
 
     Args:
-        model: the same on every rank, after ``accumulate_fp32`` if that is used; parameters on one device.
+        model: the same on every rank; call ``accumulate_fp32`` before, if it is used. All parameters must be on one device.
         process_group: the ranks; ``None`` for all.
-        bucket_mb: size of a bucket in MiB; the first to be sent is at most 1.
+        bucket_mb: size of a bucket in MiB; the first one sent has at most 1.
 
     Raises:
-        TypeError: a parameter is a DTensor, whose gradients have owners of their own.
-        ValueError: no parameter requires a gradient, they lie on several devices, or ``bucket_mb`` is not above 0.
+        TypeError: a parameter is a DTensor, whose gradients are reduced by its wrapper.
+        ValueError: no parameter requires a gradient, parameters are on several devices, or ``bucket_mb`` is not above 0.
 
     Examples:
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -114,14 +114,16 @@ class GradReducer:
         self._state: Any = self._group
         self._hook: CommHook = allreduce_hook
         self._sync = True
-        self._delivered: set[int] | None = None  # in the backward that runs, if one does that communicates
-        self._at_end: Callable[[], Any] = lambda: None  # a weak reference to what that backward calls when it ends
+        self._delivered: set[int] | None = (
+            None  # parameters ready in the current communicating backward, if there is one
+        )
+        self._at_end: Callable[[], Any] = lambda: None  # a weak reference to that backward's final callback
         self._next = 0  # buckets are sent in one order on all ranks
         self._handles = [p.register_post_accumulate_grad_hook(self._deliver) for p in params.values()]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards in this block add to the gradients of this rank only; the next one outside averages the sums."""
+        """Backwards in this block accumulate local gradients; the next backward outside averages the sums."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -129,11 +131,11 @@ class GradReducer:
             self._sync = before
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Let ``hook(state, bucket)`` communicate, as of ``DistributedDataParallel.register_comm_hook``: those of
+        """Communicate with ``hook(state, bucket)``, as ``DistributedDataParallel.register_comm_hook`` does. The hooks of
         ``torch.distributed.algorithms.ddp_comm_hooks`` (FP16 and BF16 compression, PowerSGD) work unchanged.
 
         Args:
-            state: handed to the hook; a process group for most of torch's.
+            state: passed to the hook; a process group for most of torch's hooks.
             hook: returns a future of the averaged flat tensor.
 
         Raises:
@@ -146,17 +148,17 @@ class GradReducer:
         self._state, self._hook = state, hook
 
     def remove(self) -> None:
-        """Stop averaging. Gradients stay where they are."""
+        """Stop averaging. Gradients stay unchanged."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _deliver(self, param: Tensor) -> None:
-        """After a backward has added to ``param.grad``."""
+        """Called when a backward has accumulated into ``param.grad``."""
         if self._delivered is not None and self._at_end() is None:
             self._abandon()
             raise RuntimeError(
-                "GradReducer: an earlier backward ended in an exception, after it may have sent gradients; accepted: the next "
+                "GradReducer: an earlier backward ended in an exception and may have sent gradients; accepted: the next "
                 "backward, on all ranks"
             )
         if not self._sync:
@@ -166,7 +168,7 @@ class GradReducer:
         elif id(param) in self._delivered:
             self._abandon()
             raise RuntimeError(
-                f"GradReducer: the gradient of {self._names[id(param)]} comes again, after it may have been sent: the "
+                f"GradReducer: the gradient of {self._names[id(param)]} changed after it may have been sent: the "
                 "parameter is used in several reentrant checkpoints; accepted: torch.utils.checkpoint(use_reentrant=False)"
             )
         self._delivered.add(id(param))
@@ -174,8 +176,8 @@ class GradReducer:
         grad, view = param.grad, bucket.gradients()[i]
         if grad.dtype != view.dtype:
             raise TypeError(
-                f"GradReducer: the gradient of {self._names[id(param)]} is {grad.dtype}, and was {view.dtype} when this was "
-                "made; accepted: accumulate_fp32 before it, and removed after it"
+                f"GradReducer: the gradient of {self._names[id(param)]} is {grad.dtype}, and was {view.dtype} when the "
+                "reducer was built; accepted: accumulate_fp32 before GradReducer, and removed after it"
             )
         _keep(param, view)
         bucket.missing -= 1
@@ -183,17 +185,17 @@ class GradReducer:
             self._send()
 
     def _begin(self) -> None:
-        """At the first gradient of a backward."""
+        """Called at the first gradient of a backward."""
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters())
         self._delivered, self._next = set(), 0
-        # The engine drops what a backward was to call at its end if that fails, and holds it while reentrant ones run.
+        # The engine drops the callbacks of a backward that fails, and keeps them while reentrant backwards run.
         finish = functools.partial(self._finish)
         self._at_end = weakref.ref(finish)
         torch.autograd.Variable._execution_engine.queue_callback(finish)
 
     def _abandon(self) -> None:
-        """Forget a backward that failed, once nothing that it has sent writes into a bucket any more."""
+        """Forget a failed backward, after the collectives that write into its buckets have ended."""
         self._delivered = None
         for bucket in self._buckets:
             if bucket.sent is not None:
@@ -206,8 +208,8 @@ class GradReducer:
         self._next += 1
 
     def _finish(self) -> None:
-        """At the end of the backward."""
-        if self._delivered is None:  # it has failed
+        """Called at the end of a backward."""
+        if self._delivered is None:  # the backward failed
             return
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
@@ -223,7 +225,7 @@ class GradReducer:
 
 
 def _keep(param: Tensor, view: Tensor) -> None:
-    """Let the gradient of ``param`` be ``view``, with the values that it has; zeros if there is none."""
+    """Make ``view`` the gradient of ``param``, with its current values, or zeros if there is none."""
     grad = param.grad
     if grad is None:
         view.zero_()
@@ -235,7 +237,7 @@ def _keep(param: Tensor, view: Tensor) -> None:
 
 
 def _copy_from_the_first(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """Of any strides, and other ones on other ranks: backends send memory as it lies, or refuse it."""
+    """Broadcast from the first rank. Strides may differ between ranks, but backends send raw memory or reject it."""
     dense = tensor.contiguous()
     dist.broadcast(dense, group=group, group_src=0)
     if dense is not tensor:
@@ -255,7 +257,7 @@ def _check(params: dict[str, Tensor], bucket_mb: float) -> None:
             )
     devices = {param.device for param in params.values()}
     if len(devices) > 1:
-        raise ValueError(f"GradReducer: parameters lie on {', '.join(sorted(map(str, devices)))}; accepted: one device")
+        raise ValueError(f"GradReducer: parameters are on {', '.join(sorted(map(str, devices)))}; accepted: one device")
 
 
 def _grad_dtype(param: Tensor) -> torch.dtype:
@@ -263,7 +265,7 @@ def _grad_dtype(param: Tensor) -> torch.dtype:
 
 
 def _buckets(params: list[Tensor], most: int) -> list[Bucket]:
-    """Of the parameters in the order in which gradients are expected: each of one dtype and up to ``most`` bytes."""
+    """Group parameters, in the expected order of their gradients, into buckets of one dtype and up to ``most`` bytes."""
     buckets: list[Bucket] = []
     waiting: dict[torch.dtype, list[Tensor]] = {}
 

@@ -1,7 +1,7 @@
-"""Modules over the ops, drop-in for torch.nn's, and ``convert``, which puts them into a model.
+"""Drop-in replacements for torch.nn modules over the ops, and ``convert``, which puts them into a model.
 
 Examples:
-    A block of a transformer, which adds its input to the stream, normalises the sum and feeds it forward:
+    A transformer block adds its input to the residual stream, normalises the sum and applies a feed-forward block:
 
     >>> class Block(torch.nn.Module):
     ...     def __init__(self, width):

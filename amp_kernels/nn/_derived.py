@@ -1,7 +1,7 @@
-"""Classes derived, when a module is converted, from one that this package does not import: its own, with another forward.
+"""Subclasses of a converted module's class with another forward, for classes that this package does not import.
 
-The derived class has the name of its base, so that printing a model tells the same; it pickles as its base and the
-function that is its forward, both by name.
+A derived class has the name of its base, so that a printed model looks the same. It pickles by reference to its base and to
+its forward function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 @cache
 def derived(base: type[torch.nn.Module], forward: Callable) -> type[torch.nn.Module]:
-    """The subclass of ``base`` whose forward is ``forward``, a function of a module of this package."""
+    """The subclass of ``base`` with the forward ``forward``, a module-level function of this package."""
     return type(
         base.__name__,
         (base,),
@@ -30,12 +30,12 @@ def derived(base: type[torch.nn.Module], forward: Callable) -> type[torch.nn.Mod
 
 
 def base_of(kind: type) -> type[torch.nn.Module] | None:
-    """What ``kind`` was derived from, ``None`` if it is no class made here (a subclass of one is none either)."""
+    """The base of a class created by :func:`derived`; ``None`` for any other class, including subclasses of these."""
     return vars(kind).get("_amp_kernels_base")
 
 
 def own_forward(module: torch.nn.Module, *args: Any) -> Any:
-    """What ``module``, of a derived class, computed before it was converted."""
+    """The original forward of ``module``, an instance of a derived class."""
     return module._amp_kernels_base.forward(module, *args)
 
 

@@ -1,7 +1,7 @@
-"""Copies of a module with parts replaced, on which :func:`amp_kernels.convert` finds out what its class computes.
+"""Copies of a module with replaced parts, which :func:`amp_kernels.convert` runs to find out what its class computes.
 
-Names tell little: Gemma's RMSNorm has the attributes of Llama's and another formula. So the forward of the class runs
-once, on a few float64 or float32 numbers of the CPU, and is compared with the formula that would take its place.
+Names are not enough: Gemma's RMSNorm has the attributes of Llama's but another formula. So the forward of the class runs
+once on a few float64 or float32 numbers on the CPU, and the result is compared with the formula of the replacement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._wrapped import own_class
 
 
 def standing_in(module: torch.nn.Module, **replaced: dict) -> torch.nn.Module:
-    """A module of the own class and with the attributes of ``module``, except ``_parameters`` or ``_modules``."""
+    """An instance of the class of ``module`` (unwrapped) with its attributes, except those in ``replaced``."""
     kind = own_class(module)
     probe = kind.__new__(kind)
     probe.__dict__ = vars(module) | replaced
@@ -23,7 +23,7 @@ def standing_in(module: torch.nn.Module, **replaced: dict) -> torch.nn.Module:
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float64, seed: float = 1.0) -> torch.Tensor:
-    """Numbers in (-2, 2) without a pattern that a formula could share; no random generator is touched."""
+    """Irregular numbers in (-2, 2), without using a random generator."""
     count = torch.Size(shape).numel()
     return torch.arange(1, count + 1, dtype=torch.float64, device="cpu").mul(seed).sin().mul(2).view(shape).to(dtype)
 
@@ -34,9 +34,9 @@ def same(
     x: torch.Tensor,
     rtol: float,
 ) -> bool:
-    """Whether both give the same for ``x``; not where ``found`` fails, whatever the reason.
+    """True if both give the same result for ``x``; False if ``found`` raises.
 
-    ``found`` is foreign code: the random numbers that it draws are put back, and what it warns of is not heard.
+    ``found`` is foreign code: the random state is restored after it, and its warnings are suppressed.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
-"""Classes that torch.distributed makes of a module's own: ``fully_shard`` turns a Linear into an ``FSDPLinear``, whose bases are
-``FSDPModule`` and ``Linear``, and ``replicate`` does the same. They add methods and hooks; the forward is the module's own.
+"""Classes that torch.distributed derives from a module's class: ``fully_shard`` turns a Linear into an ``FSDPLinear`` with the
+bases ``FSDPModule`` and ``Linear``; ``replicate`` does the same. They add methods and hooks and keep the module's forward.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ import sys
 
 import torch
 
-#: By mixin: the prefix of the names of its classes, and where torch keeps them by own class; replicate of DDP makes one a call.
+#: For each mixin: the prefix of its class names, and torch's table of these classes by own class. DDP's replicate has no table.
 _MIXINS = {
     "FSDPModule": ("FSDP", "torch.distributed.fsdp._fully_shard._fully_shard", "cls_to_fsdp_cls"),
     "ReplicateModule": ("Replicate", "torch.distributed._composable.replicate_with_fsdp", "cls_to_replicate_cls"),
     "DDP": ("DDP", "", ""),
 }
-_made: dict[tuple[type, type], type] = {}  # by mixin and own class, where torch has no table
+_made: dict[tuple[type, type], type] = {}  # the table (by mixin and own class) for mixins without one
 
 
 def _mixin(kind: type) -> type | None:
-    """The wrapper's mixin if torch.distributed made ``kind``; a class of the user's with the same bases is none."""
+    """The wrapper's mixin if torch.distributed created ``kind``, and not a user with the same bases; else ``None``."""
     if len(kind.__bases__) != 2:
         return None
     mixin, own = kind.__bases__
@@ -29,19 +29,19 @@ def _mixin(kind: type) -> type | None:
 
 
 def own_class(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The class of ``module`` beneath the wrapper's; that of the module itself if nothing wraps it."""
+    """The class of ``module`` without a wrapper's mixin."""
     kind = type(module)
     return kind if _mixin(kind) is None else kind.__bases__[1]
 
 
 def wrapped_as(module: torch.nn.Module, own: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """``own``, wrapped as the class of ``module`` is."""
+    """``own`` with the wrapper's mixin of ``module``, if it has one."""
     kind = type(module)
     mixin = _mixin(kind)
     if mixin is None:
         return own
     prefix, module, table = _MIXINS[mixin.__name__]
-    # In torch's own table it is the class of a module that was converted first, and dynamo finds it.
+    # Prefer torch's table: it has the class of a module that was converted first, and dynamo knows it.
     known = getattr(sys.modules.get(module), table, None)
     known, key = (_made, (mixin, own)) if known is None else (known, own)
     if key not in known:

@@ -1,4 +1,4 @@
-"""Activation modules: which function one is, and classes that the fused layers of :mod:`.fused` know by their forward."""
+"""Activation modules: recognising their function, and forwards by which :mod:`.fused` identifies them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def of_transformers(kind: type) -> bool:
 
 
 def recognised(module: torch.nn.Module) -> str | None:
-    """The name in :data:`ACTIVATIONS` of what a module of torch or transformers, or a converted one, computes; ``None``
-    for all others."""
+    """The name in :data:`ACTIVATIONS` of the function of a torch, transformers or converted activation module; ``None`` for
+    other modules."""
     kind = type(module)
     if kind.forward in _NAMES:
         return _NAMES[kind.forward]
@@ -47,12 +47,12 @@ def recognised(module: torch.nn.Module) -> str | None:
         return None
     if "forward" in vars(module):
         return None
-    # Large values tell a clipped activation, many small ones the two forms of GELU.
+    # Large values reveal clipping; many small ones tell the two forms of GELU apart.
     x = torch.cat([values(64), 5 * values(64, seed=3.0), 50 * values(8)])
     names = (name for name in ACTIVATIONS if name != "none" and name not in GATED)
     return next((n for n in names if same(lambda t: kind.forward(module, t.clone()), ACTIVATIONS[n], x, 1e-7)), None)
 
 
 def name_of(module: torch.nn.Module) -> str | None:
-    """The same of a converted activation, ``None`` for a module of any other class."""
+    """The name of a converted activation's function; ``None`` for other modules."""
     return _NAMES.get(type(module).forward)

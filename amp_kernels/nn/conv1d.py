@@ -1,4 +1,4 @@
-"""``Conv1D``, the linear layer of Hugging Face's GPT-2 with its transposed weight, over ``amp_kernels.linear``."""
+"""``Conv1D``, Hugging Face's linear layer of GPT-2 with a transposed weight, over ``amp_kernels.linear``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``convert`` puts this package's modules into a model that exists, ``revert`` takes them out again."""
+"""``convert`` puts this package's modules into an existing model; ``revert`` takes them out again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ logger = logging.getLogger("amp_kernels")
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-#: Which class takes the place of which. A replacement has the same attributes and parameters, and adds class-level
-#: defaults only.
+#: The replacement of each class. It has the same attributes and parameters, and adds only class-level defaults.
 REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.CrossEntropyLoss: CrossEntropyLoss,
     torch.nn.Embedding: Embedding,
@@ -36,42 +35,45 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 
 
 def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = False) -> Model:
-    """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, itself included, by those of
-    :mod:`amp_kernels.nn`, in place; and what stands for them in the model files of Hugging Face.
+    """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, including itself, with those of
+    :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
 
-    Each module stays the object that it is and only changes its class. So names, parameters (also tied ones), hooks,
-    training flag, state_dict, optimizers and every reference held elsewhere remain valid. What looks for
-    torch's exact classes, such as ``torch.ao.quantization.quantize_dynamic``, finds them again after :func:`revert`.
+    Each module stays the same object and only changes its class. So names, parameters (also tied ones), hooks, training flag,
+    state_dict, optimizers and references held elsewhere remain valid. Call :func:`revert` before tools that look for torch's
+    exact classes, such as ``torch.ao.quantization.quantize_dynamic``.
 
-    By what they compute, without an import of transformers: its ``Conv1D``, its activations, and RMSNorm under any name
-    (LlamaRMSNorm, T5LayerNorm, ...), which is found by running its forward once on a few numbers.
+    Hugging Face's ``Conv1D``, activations and RMSNorms of any name (LlamaRMSNorm, T5LayerNorm, ...) are recognised without
+    importing transformers. RMSNorms and activations run once on a few numbers to identify their formula.
 
-    A linear layer and its activation, and the linear layer after these, run as one (:func:`amp_kernels.mlp`) where an
-    ``nn.Sequential`` or a feed-forward block as those of GPT-2, Llama, BERT, T5 and ViT runs them one after another. Only the
-    container changes; each call fuses what has no hooks and was not replaced, parametrised or pruned by then.
+    A linear layer, its activation and the next linear layer run as one fused op (:func:`amp_kernels.mlp`) inside an
+    ``nn.Sequential`` and inside feed-forward blocks like those of GPT-2, Llama, BERT, T5 and ViT. Only the container changes.
+    Each call fuses the modules that have no hooks and were not replaced, parametrised or pruned.
 
-    ``fully_shard`` and ``replicate`` may come before or after; a module that they wrapped stays wrapped, also after
-    :func:`revert`. They add hooks, so a layer that is wrapped on its own runs unfused; wrap the block around it instead.
+    ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
+    They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
 
-    Left alone: other subclasses (they may override forward), norms of another formula (Gemma's adds one to its weight), modules
-    whose forward was replaced on the instance, and modules whose weight is not a plain parameter or a DTensor (parametrised,
-    pruned, quantised); and an activation that follows no linear layer, as torch's kernels, too, read and write its 4 bytes an
-    element in 16 bits and compute in fp32. The logger ``amp_kernels`` tells in one INFO line what was replaced and what was left, by class,
-    and in DEBUG lines by module. Calling it again changes nothing.
+    These modules are not replaced:
+
+    - other subclasses, which may override forward; modules whose forward was replaced on the instance;
+    - norms with another formula (Gemma's adds one to its weight);
+    - modules whose weight is not a plain parameter or a DTensor (parametrised, pruned, quantised);
+    - standalone activations, for which torch's kernels are already as good.
+
+    The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines. A second
+    call changes nothing.
 
     Args:
         model: any module.
-        skip: what to leave as it is: names of modules (with all that is inside them, also what is used elsewhere in the model
-            under another name) or classes.
-        report: also print a line for each module that was replaced, or left alone although it has parameters of its own,
-            with the reason.
+        skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
+            used elsewhere in the model.
+        report: also print a line for each replaced module, and for each other module with parameters, with the reason.
 
     Returns:
         ``model``.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module, or an entry of ``skip`` is neither a name nor a class.
-        ValueError: ``model`` has no module of a name in ``skip``. Nothing has been changed when either is raised.
+        ValueError: ``model`` has no module of a name in ``skip``. The model is unchanged in both cases.
 
     Examples:
         >>> layers = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
@@ -102,7 +104,7 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
             changes.leave(name, module, reason)
         elif replacement is not None:
             changes.replace(name, module, replacement)
-    for name, module in modules:  # what holds layers comes when these are converted
+    for name, module in modules:  # containers, after the layers inside them
         found = None if module in skipped or base_of(own_class(module)) else fused.fusible(module, skipped.__contains__)
         if found:
             forward, activations = found
@@ -113,12 +115,11 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
 
 
 def revert(model: Model) -> Model:
-    """Undo :func:`convert`: give the modules of this package in ``model`` the classes of torch (or transformers) that they
-    stand for, in place.
+    """Undo :func:`convert`: give this package's modules in ``model`` their classes of torch or transformers back, in place.
 
-    Left alone, each with a DEBUG line of the logger ``amp_kernels``: modules that do what torch's cannot, a Linear with an
-    activation or a CrossEntropyLoss with z_loss, and subclasses. A CrossEntropyLoss that writes gradients in place of the
-    logits keeps its own memory afterwards.
+    Subclasses, and modules with features that torch's lack (a Linear with an activation, a CrossEntropyLoss with z_loss), stay
+    unchanged, with a DEBUG line of the logger ``amp_kernels`` each. After it, a CrossEntropyLoss with ``inplace=True`` no longer
+    overwrites the logits.
 
     Args:
         model: any module.
@@ -151,7 +152,7 @@ def revert(model: Model) -> Model:
 
 
 def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[torch.nn.Module], tuple[type, ...]]:
-    """The modules that ``skip`` names, and the classes that it holds."""
+    """The modules named in ``skip``, and the classes in it."""
     named = []
     skip = [skip] if isinstance(skip, (str, type)) else list(skip)
     for entry in skip:
@@ -161,7 +162,7 @@ def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[t
             )
         if isinstance(entry, str):
             try:
-                named.append(model.get_submodule(entry))  # by any of its names: named_modules() has the first alone
+                named.append(model.get_submodule(entry))  # named_modules() has only the first of several names
             except AttributeError:
                 raise ValueError(
                     f"convert: skip holds {entry!r}; accepted: names of modules, as model.named_modules() has them"
@@ -170,7 +171,7 @@ def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[t
 
 
 class _Changes:
-    """Counts, logs and prints what happens to modules."""
+    """Applies, counts, logs and prints changes of modules."""
 
     def __init__(self, report: bool):
         self.report = report
@@ -179,7 +180,7 @@ class _Changes:
 
     @contextlib.contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """An error, such as one of a module's own attributes, leaves the model as it was."""
+        """Restore the model after an error, for example one raised by a module's own attribute."""
         try:
             yield
         except BaseException:
@@ -216,7 +217,7 @@ def _counted(counter: Counter[str]) -> str:
 
 
 def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
-    """The class that takes the place of that of ``module``, whatever holds it."""
+    """The class that replaces that of ``module``, or ``None``."""
     kind = own_class(module)
     if kind in REPLACEMENTS or base_of(kind):
         return REPLACEMENTS.get(kind)
@@ -229,7 +230,7 @@ def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 
 def _unknown(module: torch.nn.Module) -> str | None:
-    """Why a module that nothing stands for is left alone; ``None`` if there is nothing to say."""
+    """The reason why a module without a replacement is not replaced; ``None`` if there is nothing to report."""
     kind = own_class(module)
     if kind in REPLACEMENTS.values() or base_of(kind):
         return None
@@ -238,7 +239,7 @@ def _unknown(module: torch.nn.Module) -> str | None:
         return f"it is a subclass of {base.__name__} and may override forward"
     if copied_norm.looks_like_rms_norm(module):
         return "it does not compute RMSNorm's formula"
-    return "nothing here takes its place" if module._parameters else None
+    return "there is no replacement for it" if module._parameters else None
 
 
 def _why_not(module: torch.nn.Module) -> str | None:
@@ -248,7 +249,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
         return None
     for name in ("weight", "bias"):
         parameter = module._parameters.get(name, module)
-        if parameter is module and not hasattr(module, name):  # an RMSNorm has no bias, an activation none of both
+        if parameter is module and not hasattr(module, name):  # an RMSNorm has no bias, an activation has neither
             continue
         if parameter is module:
             return f"its {name} is not a parameter of its own (parametrised or pruned)"

@@ -1,4 +1,4 @@
-"""The RMSNorm that model files bring along (LlamaRMSNorm, T5LayerNorm, ... of Hugging Face), over ``amp_kernels.rms_norm``."""
+"""Model-specific RMSNorms (LlamaRMSNorm, T5LayerNorm, ... of Hugging Face) over ``amp_kernels.rms_norm``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._probe import same, standing_in, values
 
 
 def looks_like_rms_norm(module: torch.nn.Module) -> bool:
-    """Whether ``module`` has the name, the one weight and the epsilon of such a class."""
+    """True if ``module`` has the name, the single weight and the epsilon of such a class."""
     weight = module._parameters.get("weight")
     return (
         type(module).__name__.endswith("Norm")
@@ -26,13 +26,13 @@ def looks_like_rms_norm(module: torch.nn.Module) -> bool:
 
 
 def is_rms_norm(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is an RMSNorm with one weight a column, by what it computes: Gemma's adds one to its weight,
-    Cohere's subtracts the mean, Mamba's has a gate."""
+    """True if ``module`` computes RMSNorm with one weight per column. It runs once to find out, because similar classes differ:
+    Gemma's adds one to its weight, Cohere's subtracts the mean, Mamba's has a gate."""
     if not looks_like_rms_norm(module):
         return False
     columns, epsilon, kind = module.weight.numel(), _epsilon(module), type(module)
     weight = values(columns, dtype=torch.float32, seed=0.7)
-    # A row that the epsilon changes, and one that it does not.
+    # One row is small enough for the epsilon to matter.
     x = values(2, columns, dtype=torch.float32)
     x[0] *= max(epsilon, 1e-12) ** 0.5
     probe = standing_in(module, _parameters={"weight": torch.nn.Parameter(weight, requires_grad=False)})
@@ -46,5 +46,5 @@ def _epsilon(module: torch.nn.Module) -> float | None:
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     if x.dtype != self.weight.dtype and autocast.dtype_on(x.device.type) is None:
-        return own_forward(self, x)  # which dtype comes of a mix differs from model to model
+        return own_forward(self, x)  # the result dtype for mixed inputs differs between models
     return rms_norm(x, self.weight.shape, self.weight, _epsilon(self))

@@ -13,8 +13,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
     Args:
         weight, size_average, ignore_index, reduce, reduction, label_smoothing: as in torch.nn.CrossEntropyLoss.
-        z_loss: coefficient of the square of ``logsumexp``.
-        inplace: the gradient takes the place of the logits.
+        z_loss: coefficient of the squared ``logsumexp``.
+        inplace: overwrite the logits with their gradient.
 
     Examples:
         >>> criterion = ak.nn.CrossEntropyLoss(label_smoothing=0.1, z_loss=1e-4, inplace=True)

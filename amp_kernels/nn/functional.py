@@ -1,7 +1,7 @@
-"""torch.nn.functional's names and signatures over this package's functions.
+"""This package's functions with the names and signatures of torch.nn.functional.
 
 Examples:
-    In place of ``import torch.nn.functional as F``, for the functions that are there:
+    Replace ``import torch.nn.functional as F`` for the functions that exist here:
 
     >>> from amp_kernels.nn import functional as F
     >>> F.softmax(torch.zeros(2, dtype=torch.bfloat16), dim=-1)
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def _dimension(input: Tensor, dim: int | None) -> int:
-    """What torch takes without ``dim``, where it warns: the first dimension of none, one or three, else the second."""
+    """torch's default dimension, with its warning: the first of 0-, 1- and 3-dimensional inputs, else the second."""
     return dim if dim is not None else torch.nn.functional._get_softmax_dim("softmax", input.dim(), 4)
 
 
@@ -55,7 +55,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     **options: Any,
 ) -> Tensor:
-    """torch.nn.functional.cross_entropy by :func:`amp_kernels.cross_entropy`, which has more ``options``."""
+    """torch.nn.functional.cross_entropy with :func:`amp_kernels.cross_entropy`, which has more ``options``."""
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
     told = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
@@ -91,7 +91,7 @@ def layer_norm(
     eps: float = 1e-5,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """torch.nn.functional.layer_norm by :func:`amp_kernels.layer_norm`, which has more ``options``."""
+    """torch.nn.functional.layer_norm with :func:`amp_kernels.layer_norm`, which has more ``options``."""
     return _norm.layer_norm(input, normalized_shape, weight, bias, eps, **options)
 
 
@@ -121,24 +121,24 @@ def rms_norm(
     eps: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """torch.nn.functional.rms_norm by :func:`amp_kernels.rms_norm`, which has more ``options``."""
+    """torch.nn.functional.rms_norm with :func:`amp_kernels.rms_norm`, which has more ``options``."""
     return _norm.rms_norm(input, normalized_shape, weight, eps, **options)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
-    """torch.nn.functional.linear by :func:`amp_kernels.linear`, which has an ``activation``, too."""
+    """torch.nn.functional.linear with :func:`amp_kernels.linear`, which also has an ``activation``."""
     return _linear.linear(input, weight, bias, activation=activation)
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    """torch.nn.functional.softmax by :func:`amp_kernels.softmax`."""
+    """torch.nn.functional.softmax with :func:`amp_kernels.softmax`."""
     return _softmax.softmax(input, _dimension(input, dim), dtype=dtype)
 
 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """torch.nn.functional.log_softmax by :func:`amp_kernels.log_softmax`."""
+    """torch.nn.functional.log_softmax with :func:`amp_kernels.log_softmax`."""
     return _softmax.log_softmax(input, _dimension(input, dim), dtype=dtype)
 
 
@@ -154,9 +154,9 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: object = None,
 ) -> Tensor:
-    """torch.nn.functional.linear_cross_entropy, which torch has from 2.13 on, by :func:`amp_kernels.linear_cross_entropy`.
+    """torch.nn.functional.linear_cross_entropy (torch 2.13) with :func:`amp_kernels.linear_cross_entropy`.
 
-    ``options`` chooses among torch's ways to take chunks; this function always takes chunks, and sums in fp32.
+    ``options``, which selects torch's chunking strategy, is ignored: this function always works in chunks and sums in fp32.
     """
     return _linear_cross_entropy.linear_cross_entropy(
         input,
@@ -171,5 +171,5 @@ def linear_cross_entropy(
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """torch.nn.functional.silu by :func:`amp_kernels.silu`; in place it is torch's own."""
+    """torch.nn.functional.silu with :func:`amp_kernels.silu`; ``inplace=True`` uses torch's own."""
     return torch.nn.functional.silu(input, inplace=True) if inplace else _activation.silu(input)

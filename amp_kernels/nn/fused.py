@@ -1,7 +1,7 @@
-"""Modules that run others in a row, with a linear layer and its activation as one: nn.Sequential and feed-forward blocks.
+"""nn.Sequential and feed-forward blocks that run a linear layer and its activation as one fused op.
 
-What is fused is decided in each call, from what the modules are then: one that has a hook, was parametrised, pruned or
-replaced is called as ever, and so is every module on its own. Only the container changes its class.
+Each call decides what to fuse from the current modules: a module that has a hook or was parametrised, pruned or replaced is
+called as usual. Only the container changes its class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .linear import Linear
 
 
 def is_untouched(module: torch.nn.Module) -> bool:
-    """Whether calling ``module`` would do nothing but the forward of its class."""
+    """True if calling ``module`` only runs the forward of its class."""
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -37,7 +37,7 @@ def is_untouched(module: torch.nn.Module) -> bool:
 
 
 def operands(module: torch.nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """``(weight, bias)`` of a linear layer without an activation that nothing else happens at."""
+    """``(weight, bias)`` of an untouched linear layer without an activation, else ``None``."""
     if not is_untouched(module):
         return None
     kind = type(module)
@@ -54,13 +54,13 @@ def _activation(module: torch.nn.Module) -> str | None:
 
 
 def _idle(module: torch.nn.Module) -> bool:
-    """A dropout that drops nothing."""
+    """True for a dropout without effect."""
     kind = type(module)
     return kind is torch.nn.Dropout and (module.p == 0 or not module.training) and is_untouched(module)
 
 
 def run(modules: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
-    """``x`` through ``modules`` one after another."""
+    """Apply ``modules`` to ``x`` in order."""
     modules = [module for module in modules if not _idle(module)]
     i = 0
     while i < len(modules):
@@ -80,7 +80,7 @@ def sequential(self, input: Tensor) -> Tensor:
     return run(list(self._modules.values()), input)
 
 
-#: Feed-forward blocks of transformers by the names of their modules, in the order in which they run.
+#: Feed-forward blocks of transformers: their modules' names in the order of execution.
 CHAINS = {
     frozenset(names): names
     for names in (
@@ -91,7 +91,7 @@ CHAINS = {
     )
 }
 
-#: Those with a gate: what is gated, the gate and its activation, and what the product runs through.
+#: Gated blocks: the gated layer, the gate and its activation, and the modules after the product.
 GATED_CHAINS = {
     frozenset({up, *gate, *rest}): (up, gate, rest)
     for up, gate, rest in (
@@ -102,7 +102,7 @@ GATED_CHAINS = {
 
 
 def _mixed(modules: dict[str, torch.nn.Module], x: Tensor) -> bool:
-    """Whether a product of 16 bits meets one of fp32, as in T5, outside autocast, where it is the model's to cast."""
+    """True if weights and input have different dtypes outside autocast, as in T5: the model's forward casts then."""
     if autocast.dtype_on(x.device.type) is not None:
         return False
     weights = (getattr(module, "weight", None) for module in modules.values())
@@ -128,9 +128,9 @@ def gated_feed_forward(self, x: Tensor) -> Tensor:
 
 
 def fusible(module: torch.nn.Module, skipped: Callable[[torch.nn.Module], bool]) -> tuple[Callable, list] | None:
-    """The forward that takes the place of that of ``module``, a container, and the activations that it runs together with
-    the layer before them; ``None`` if it has none."""
-    if None in module._modules.values():  # what is done without that layer, its forward alone knows
+    """The fused forward for the container ``module`` and the activations that it fuses with the preceding layer; ``None`` if
+    there is nothing to fuse."""
+    if None in module._modules.values():  # only its own forward knows how to run without that layer
         return None
     kind = type(module)
     if kind.forward is torch.nn.Sequential.forward:
@@ -163,7 +163,7 @@ def fusible(module: torch.nn.Module, skipped: Callable[[torch.nn.Module], bool])
 
 
 class _Affine(torch.nn.Module):
-    """Stands for a linear layer."""
+    """A stand-in for a linear layer."""
 
     def __init__(self, columns: int, rows: int, seed: float):
         super().__init__()
@@ -174,14 +174,14 @@ class _Affine(torch.nn.Module):
 
 
 class _Triple(torch.nn.Module):
-    """Stands for a dropout, so that its place is seen."""
+    """A stand-in for a dropout that makes its position visible."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * x
 
 
 def _computes(module: torch.nn.Module, forward: Callable) -> bool:
-    """Whether the class of ``module`` computes what ``forward`` does, with smaller layers in place of its own."""
+    """True if the class of ``module`` computes the same as ``forward``, tested with small layers."""
     parts = {}
     for name, child in module._modules.items():
         if operands(child):

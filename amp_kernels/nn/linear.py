@@ -15,14 +15,14 @@ class Linear(torch.nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: as in torch.nn.Linear.
-        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``: applied in fp32
-            before the one rounding.
+        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``, applied in fp32
+            before the result is rounded.
 
-    Shapes: ``[..., in_features]`` to ``[..., out_features]``; with ``"swiglu"`` to ``[..., out_features / 2]``, as the
-    first half of the features are the gates of the second (:func:`amp_kernels.linear`).
+    Shapes: ``[..., in_features]`` to ``[..., out_features]``; with ``"swiglu"`` to ``[..., out_features / 2]``, because the
+    first half of the features gates the second (:func:`amp_kernels.linear`).
 
     Raises:
-        ValueError: ``activation`` is none of these, or ``"swiglu"`` with an odd ``out_features``.
+        ValueError: ``activation`` is not one of these, or is ``"swiglu"`` with an odd ``out_features``.
 
     Examples:
         >>> layer = ak.nn.Linear(16, 8, activation="relu")
@@ -48,7 +48,7 @@ class Linear(torch.nn.Linear):
         if activation in GATED and out_features % 2:
             raise ValueError(
                 f"Linear: out_features is {out_features}; accepted with activation={activation!r}: an even number, "
-                "one half gates and one half what they gate"
+                "half of them gates"
             )
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.activation = activation

@@ -1,4 +1,4 @@
-"""``LinearCrossEntropyLoss``: a classifier's last layer and its loss over ``amp_kernels.linear_cross_entropy``."""
+"""``LinearCrossEntropyLoss``: a classifier's last layer and loss over ``amp_kernels.linear_cross_entropy``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .linear import Linear
 
 
 class LinearCrossEntropyLoss(torch.nn.Module):
-    """The module of torch 2.13 by that name, with its state_dict (``linear.weight``, ``linear.bias``), whose forward is
-    :func:`amp_kernels.linear_cross_entropy`.
+    """torch 2.13's module of that name with :func:`amp_kernels.linear_cross_entropy` as its forward; same state_dict
+    (``linear.weight``, ``linear.bias``).
 
     Args:
         in_features: size of each input row.
         num_classes: rows of the weight.
         bias, device, dtype: of the layer.
         reduction, weight, ignore_index, label_smoothing: as in torch.nn.CrossEntropyLoss.
-        z_loss: coefficient of the square of ``logsumexp``.
-        chunk_size: rows whose logits exist at a time.
+        z_loss: coefficient of the squared ``logsumexp``.
+        chunk_size: number of rows whose logits exist at a time.
 
     Shapes: ``[..., in_features]`` and a target ``[...]`` or ``[..., num_classes]``.
 

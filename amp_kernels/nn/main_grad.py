@@ -1,4 +1,4 @@
-"""``accumulate_fp32``: gradients of a model accumulated in float32, those of GEMM weights inside the GEMM."""
+"""``accumulate_fp32``: accumulate a model's gradients in float32, those of GEMM weights inside the GEMM."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .linear import Linear
 
 
 class AccumulateFp32:
-    """What :func:`accumulate_fp32` returns; :meth:`remove` undoes it. Also a context manager that does so at its end."""
+    """The handle returned by :func:`accumulate_fp32`: :meth:`remove`, or the end of a ``with`` block, undoes it."""
 
     def __init__(self, weights: list[torch.nn.Parameter], others: list[torch.nn.Parameter]):
         self._weights = weights
         self._wide = [*weights, *(p for p in others if p.dtype in HALF_DTYPES)]  # whose .grad is fp32
 
     def remove(self) -> None:
-        """Drop every ``main_grad``. A ``.grad`` that is there stays, in its parameter's dtype. Again: nothing happens."""
+        """Drop every ``main_grad``. An existing ``.grad`` is cast to its parameter's dtype. A second call has no effect."""
         for weight in self._weights:
             entry = _main_grad.registered(weight)
             if entry is not None:
@@ -37,36 +37,35 @@ class AccumulateFp32:
 
 
 def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
-    """Give every weight of ``model`` that this package multiplies by an fp32 ``main_grad`` for its gradient.
+    """Give each weight of ``model`` that is used in this package's GEMMs an fp32 ``main_grad`` for its gradient.
 
-    Backward then adds a weight's gradient to ``main_grad`` inside the GEMM, in fp32, instead of storing it and having
-    autograd add it to ``.grad`` by another kernel in the dtype of the weight. With 16-bit parameters that is the
-    difference between sums over micro-batches that stand still and sums that are those of fp32; with fp32 parameters it
-    saves the traffic of the addition, 12 bytes an element and micro-batch.
+    Backward then accumulates a weight's gradient into ``main_grad`` inside the GEMM, in fp32. Without it, autograd adds the
+    gradient to ``.grad`` in the dtype of the weight with a separate kernel. With 16-bit parameters this rounds every sum over
+    micro-batches, until small increments are lost; with fp32 parameters it costs 12 bytes of traffic per element and
+    micro-batch.
 
-    ``.grad`` remains what it is: the same memory as ``main_grad`` once a backward in 16 bits or under autocast has run; fp32
-    products are torch's own, which write ``.grad`` alone. Optimizers, scalers, clipping,
-    ``zero_grad`` in both its forms, post-accumulate hooks and DistributedDataParallel work unchanged. After
-    ``zero_grad(set_to_none=True)``, or ``.grad = None``, the first micro-batch overwrites ``main_grad`` without reading it.
-    ``main_grad`` is kept, so gradients keep their addresses over the steps.
+    ``.grad`` shares the memory of ``main_grad`` after a backward in 16 bits or under autocast; fp32 matrix multiplications are
+    torch's and write only ``.grad``. Optimizers, scalers, clipping, ``zero_grad`` in both forms, post-accumulate hooks and
+    DistributedDataParallel work unchanged. After ``zero_grad(set_to_none=True)`` or ``.grad = None``, the first micro-batch
+    overwrites ``main_grad`` without reading it. ``main_grad`` is kept, so gradients keep their addresses between steps.
 
-    Weights are those of :class:`amp_kernels.nn.Linear` modules, in an :class:`amp_kernels.nn.MLP` too, and of
-    :class:`amp_kernels.nn.Embedding` modules, that require a gradient; they may also be used through
+    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`) and
+    :class:`amp_kernels.nn.Embedding` modules that require a gradient. They may also be used through
     :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.embedding`. All other 16-bit parameters of the
-    model, biases above all, get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these
-    modules get the fp32 sums themselves.
+    model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these modules get their fp32
+    sums without rounding.
 
-    What to know:
+    Notes:
 
-    - A tensor hook on a weight (``weight.register_hook``) expects each increment, so a weight with one is accumulated by
-      autograd, in fp32 too. So are second derivatives, torch.autograd.grad, transposed uses and compiled code.
-    - With 16-bit parameters the optimizer gets fp32 gradients. Those of this package take them; of torch's, most do not.
-      DistributedDataParallel refuses them: :class:`amp_kernels.distributed.GradReducer` takes its place. With fp32
-      parameters under autocast it has nothing to refuse.
-    - ``fully_shard`` needs none of this: with ``MixedPrecisionPolicy(reduce_dtype=torch.float32)`` it adds up micro-batches
-      and reduces them in fp32.
-    - An exception inside a backward may leave a part of its gradients in ``.grad``; call ``zero_grad`` after it.
-    - Copies of the model (copy.deepcopy) and parameters that were replaced (by fully_shard, say) have no ``main_grad``.
+    - A tensor hook on a weight (``weight.register_hook``) needs each increment, so autograd accumulates the gradient of such a
+      weight, also in fp32. The same holds for second derivatives, torch.autograd.grad, transposed uses and compiled code.
+    - With 16-bit parameters the optimizer gets fp32 gradients. This package's optimizers accept them; most of torch's do not.
+      DistributedDataParallel rejects them; use :class:`amp_kernels.distributed.GradReducer` instead. With fp32 parameters
+      under autocast, DistributedDataParallel works.
+    - ``fully_shard`` does not need this function: ``MixedPrecisionPolicy(reduce_dtype=torch.float32)`` accumulates and reduces
+      in fp32.
+    - An exception inside a backward may leave part of its gradients in ``.grad``; call ``zero_grad`` afterwards.
+    - Copies of the model (copy.deepcopy) and replaced parameters (for example by fully_shard) have no ``main_grad``.
 
     Args:
         model: any module.
@@ -75,8 +74,8 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         A handle: ``handle.remove()`` undoes it; ``with accumulate_fp32(model): ...`` does so at the end of the block.
 
     Raises:
-        TypeError: ``model`` is no module, or a weight is a tensor subclass such as DTensor. Nothing was changed.
-        ValueError: a weight has a tensor hook or a ``main_grad`` already.
+        TypeError: ``model`` is not a module, or a weight is a tensor subclass such as DTensor. Nothing was changed.
+        ValueError: a weight already has a tensor hook or a ``main_grad``.
 
     Examples:
         >>> model = ak.nn.Linear(4, 2, dtype=torch.bfloat16)
@@ -113,15 +112,15 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
 
 
 def _is_fused(module: torch.nn.Module) -> bool:
-    """Whether the gradient of the module's weight comes from a kernel of this package that can add it to an fp32 buffer."""
+    """True if a kernel of this package can add the gradient of the module's weight to an fp32 buffer."""
     return isinstance(module, Linear) or (isinstance(module, Embedding) and not module.sparse)
 
 
 def _check(name: str, weight: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(weight):
         raise TypeError(
-            f"accumulate_fp32: {name} is a {type(weight).__name__}; accepted: plain parameters (fully_shard adds "
-            "micro-batches up and reduces them in fp32 by itself with MixedPrecisionPolicy(reduce_dtype=torch.float32))"
+            f"accumulate_fp32: {name} is a {type(weight).__name__}; accepted: plain parameters (fully_shard accumulates "
+            "and reduces in fp32 with MixedPrecisionPolicy(reduce_dtype=torch.float32))"
         )
     if getattr(weight, "main_grad", None) is not None:
         raise ValueError(f"accumulate_fp32: {name} has a main_grad already; accepted: one handle at a time")

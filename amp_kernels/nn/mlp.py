@@ -15,24 +15,23 @@ from .linear import Linear
 class MLP(torch.nn.Module):
     """``fc2(activation(fc1(x)))`` with the activation and its gradient fused into the GEMMs.
 
-    ``fc1`` and ``fc2`` are :class:`amp_kernels.nn.Linear` modules, with torch's initialisation, so the state_dict has
-    ``fc1.weight``, ``fc1.bias``, ``fc2.weight`` and ``fc2.bias``. Where one of them is more than that (it has hooks, was
-    replaced, parametrised or wrapped), the modules are called one after the other instead, with the same result up to
-    rounding.
+    ``fc1`` and ``fc2`` are :class:`amp_kernels.nn.Linear` modules with torch's initialisation, so the state_dict has
+    ``fc1.weight``, ``fc1.bias``, ``fc2.weight`` and ``fc2.bias``. If one of them has hooks or was replaced, parametrised or
+    wrapped, the two modules are called one after the other, with the same result up to rounding.
 
     Args:
         in_features: size of the input.
         hidden_features: size between the layers, after the activation.
         out_features: size of the output; ``in_features`` by default.
-        bias: whether both layers have a bias.
+        bias: give both layers a bias.
         activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"``, or ``"swiglu"``, the gated
-            ``silu(gate) * up``: then ``fc1`` has ``2 * hidden_features`` rows, the gates first.
+            ``silu(gate) * up``, for which ``fc1`` has ``2 * hidden_features`` rows, gates first.
         device, dtype: as in torch.nn.Linear.
 
     Shapes: ``[..., in_features]`` to ``[..., out_features]``.
 
     Raises:
-        ValueError: ``activation`` is none of these.
+        ValueError: ``activation`` is not one of these.
 
     Examples:
         >>> block = ak.nn.MLP(64, 172, activation="swiglu", bias=False, dtype=torch.bfloat16)

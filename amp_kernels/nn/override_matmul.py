@@ -1,4 +1,4 @@
-"""``override_matmul``: torch's own matrix products on this package's GEMM, for code that cannot be edited."""
+"""``override_matmul``: torch's matrix multiplications on this package's GEMM, for code that cannot be edited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _addmm(input, a, b, *, beta=1, alpha=1):
     return added_product(input, a, b, float(alpha), float(beta), is_batch_invariant())
 
 
-#: What is replaced, with the position of the first operand of the product.
+#: The replacement of each op, and the position of the first matrix operand.
 _REPLACED = {
     aten.mm.default: (_mm, 0),
     aten.bmm.default: (_mm, 0),
@@ -34,24 +34,23 @@ _REPLACED = {
 
 
 class override_matmul(TorchDispatchMode):
-    """Within the block torch's matrix products of fp16 and bf16 tensors run on this package's GEMM.
+    """Inside the block, torch's matrix multiplications of fp16 and bf16 tensors run on this package's GEMM.
 
-    That is ``mm``, ``bmm``, ``addmm`` and ``baddbmm``, and so all that ends in them: torch.matmul, ``@``, einsum,
-    F.linear, torch.nn.Linear, unfused attention. As a TorchDispatchMode it stands below autograd and autocast: autocast
-    casts as ever, and a backward that is called within the block is covered as well. Sums are fp32 and rounded once,
-    bias included.
+    The mode replaces ``mm``, ``bmm``, ``addmm`` and ``baddbmm``, and so everything implemented with them: torch.matmul, ``@``,
+    einsum, F.linear, torch.nn.Linear, unfused attention. As a TorchDispatchMode it acts below autograd and autocast:
+    autocast casts as usual, and a backward called inside the block is covered as well. Sums are fp32 and rounded once,
+    including the bias.
 
-    Left alone: other dtypes, subclasses, forms with ``out=`` or an output dtype, in-place forms, devices that were not
-    asked for, and compiled code, which a mode does not see. It holds for the calling thread; blocks nest. Every torch op
-    within the block costs some microseconds of host time, so :func:`amp_kernels.convert` is the better tool where a
-    model can be edited.
+    The mode does not replace other dtypes, subclasses, forms with ``out=`` or an output dtype, in-place forms, devices that
+    were not selected, or compiled code, which modes do not see. It applies to the calling thread; blocks nest. Every torch op
+    inside the block costs some microseconds of host time, so prefer :func:`amp_kernels.convert` for a model that can be edited.
 
     Args:
-        cuda: whether to take CUDA tensors.
-        cpu: whether to take CPU tensors. For tests: on the CPU torch's own product is usually faster.
+        cuda: replace multiplications of CUDA tensors.
+        cpu: replace multiplications of CPU tensors. For tests: on the CPU torch's own matmul is usually faster.
 
     Attributes:
-        calls: how many products were taken over, by the name of torch's op.
+        calls: number of replaced calls by the name of torch's op.
 
     Examples:
         >>> a = torch.ones(2, 2, dtype=torch.bfloat16)
@@ -74,7 +73,7 @@ class override_matmul(TorchDispatchMode):
             if self._takes(*args[: first + 2]):
                 self.calls[func.overloadpacket.__name__] += 1
                 return replacement(*args, **kwargs)
-        elif torch.is_inference_mode_enabled():  # there F.linear, einsum and the like arrive whole
+        elif torch.is_inference_mode_enabled():  # in inference mode, F.linear, einsum etc. are not decomposed
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

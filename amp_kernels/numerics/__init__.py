@@ -1,5 +1,5 @@
-"""Numerics one can see: what a 16-bit format keeps of gradients, which module made the first NaN, how a run goes, and
-whether it comes out as it does in FP32.
+"""Tools for the numerics of a training run: gradient histograms, the module that produced the first NaN, monitoring, and
+comparison of 16-bit formats with FP32.
 
 Examples:
     >>> model = torch.nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""Every operation of torch's dispatcher, shown to somebody."""
+"""A TorchDispatchMode that calls visitors around each op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class EveryOp(TorchDispatchMode):
-    """While it is entered, ``after(before(name, inputs), outputs)`` is called around each operation that is no view."""
+    """Calls ``after(before(name, inputs), outputs)`` around each operation except views."""
 
     def __init__(self, before: Callable[[str, Any], Any], after: Callable[[Any, Any], None]) -> None:
         super().__init__()

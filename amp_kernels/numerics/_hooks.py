@@ -1,4 +1,4 @@
-"""Hooks on tensors that come and go, for as long as a ``with`` block lasts."""
+"""Hooks on temporary tensors, for the duration of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class TensorHooks:
-    """Hooks that a run registers in every step and removes at its end, also from graphs that are still there then.
+    """Hooks registered in every step and removed at the end, also from graphs that still exist then.
 
-    Only the handles of graphs that live are kept: as many as twice those, and a few.
+    The number of handles stays below about twice the number of those in live graphs.
     """
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
-        self._most = 0  # handles; then the dead ones go
-        # A leaf, such as a parameter that a module returns, outlives its graphs: tensor -> handles by key.
+        self._most = 0  # number of handles at which dead ones are dropped
+        # A leaf, for example a parameter returned by a module, outlives its graphs: tensor -> handles by key.
         self._leaves = WeakTensorKeyDictionary()
 
     def add(self, tensor: Tensor, key: tuple, hook: Callable[[Tensor], None]) -> None:
-        """Call ``hook`` with the gradient of ``tensor``; of a leaf, in place of what was added under ``key`` before."""
+        """Call ``hook`` with the gradient of ``tensor``. On a leaf, it replaces the previous hook with the same ``key``."""
         if len(self._handles) >= self._most:
             self._handles = [handle for handle in self._handles if _lives(handle)]
             self._most = 2 * len(self._handles) + 64

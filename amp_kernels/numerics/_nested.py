@@ -1,4 +1,4 @@
-"""The tensors in a module's inputs and outputs, with their places."""
+"""The tensors in a module's inputs and outputs, with their positions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 
 def tensors_in(nested: Any, _around: tuple[int, ...] = ()) -> Iterator[tuple[str, Tensor]]:
-    """``(place, tensor)``, such as ``("['b'][0]", ...)``: through what torch's pytree knows, dataclasses, and subclasses of
-    dict, list and tuple, which pytree takes for leaves."""
+    """Yield ``(position, tensor)``, for example ``("['b'][0]", ...)``. Enters torch's pytree nodes, dataclasses, and subclasses
+    of dict, list and tuple, which pytree treats as leaves."""
     for path, leaf in tree_flatten_with_path(nested)[0]:
         place = keystr(path)
         if isinstance(leaf, Tensor):
             yield place, leaf
-        elif id(leaf) not in _around:  # an object may hold itself
+        elif id(leaf) not in _around:  # an object may contain itself
             for key, value in _entries(leaf):
                 for inner, tensor in tensors_in(value, (*_around, id(leaf))):
                     yield f"{place}{key}{inner}", tensor

@@ -1,4 +1,4 @@
-"""What the rows of :func:`amp_kernels.numerics.exponent_histogram` say, in the words of a 16-bit format."""
+"""Statistics from the rows of :func:`amp_kernels.numerics.exponent_histogram`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .._checks import lists
 from .._raw.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, NAN_BIN
 from .._sharding.local import local
 
-#: FP16 rounds what is below 2^-25 to zero; its smallest subnormal is 2^-24, its smallest normal number 2^-14.
+#: FP16 rounds values below 2^-25 to zero; its smallest subnormal is 2^-24, its smallest normal number 2^-14.
 FLUSHED_BELOW, SUBNORMAL_BELOW = -25, -14
 FP16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """One tensor, as far as a histogram knows it."""
+    """Summary of one tensor from its histogram."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -45,11 +45,11 @@ class Statistics:
 
 
 def flushed_share(counts: Tensor, scale: float) -> float:
-    """Of the finite values that are not zero, what share FP16 rounds to zero once they are multiplied by ``scale``.
+    """The share of the finite nonzero values that FP16 rounds to zero after multiplication by ``scale``.
 
     Args:
         counts: int64 ``[280]``.
-        scale: above 0; taken as the nearest power of two.
+        scale: above 0; rounded to the nearest power of two.
     """
     numbers = counts[1:INFINITY_BIN].tolist()
     lost = FLUSHED_BELOW - LEAST_EXPONENT - round(math.log2(scale))  # the first so many bins
@@ -58,9 +58,9 @@ def flushed_share(counts: Tensor, scale: float) -> float:
 
 
 def shifted(counts: Tensor, exponent: Tensor) -> Tensor:
-    """The counts of the same values times ``2 ** exponent``, an integer tensor on the device: without a host sync.
+    """The counts of the values times ``2 ** exponent``, an integer tensor on the device, without a host sync.
 
-    Bins that leave the range are added to its ends.
+    Bins outside the range are added to its ends.
     """
     places = torch.arange(1, INFINITY_BIN, device=counts.device) + exponent
     moved = torch.zeros_like(counts)
@@ -71,8 +71,8 @@ def shifted(counts: Tensor, exponent: Tensor) -> Tensor:
 
 
 def values_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, as the ops over lists take it: of a sparse one its values, dense, of a dtype that
-    they know."""
+    """This rank's values of a tensor, in a form that the list ops accept: dense, in a supported dtype; of a sparse tensor its
+    values."""
     values = local(tensor.detach())
     values = values.coalesce()._values() if values.is_sparse else values
     values = values if values.dtype in lists.FLOATS else values.float()  # 8-bit formats

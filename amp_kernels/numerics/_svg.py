@@ -1,4 +1,4 @@
-"""Charts as SVG within one HTML file that opens from a disk: no script, no font, nothing fetched."""
+"""SVG charts in a self-contained HTML file, without scripts, fonts or network access."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ text { fill: #aaa }
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """One HTML file. ``parts`` are HTML already."""
+    """One HTML file; ``parts`` are HTML."""
     name = html.escape(title)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{name}</h1>{"".join(parts)}</body></html>'
@@ -48,7 +48,7 @@ def _row(cells: Sequence[str], tag: str) -> str:
 
 
 class _Frame:
-    """Maps values to places, and draws what is around them."""
+    """Maps values to positions and draws title, grid and labels."""
 
     def __init__(self, xs: tuple[float, float], ys: tuple[float, float]) -> None:
         self._xs, self._ys = xs, (ys[0], ys[1] if ys[1] > ys[0] else ys[0] + 1.0)
@@ -75,7 +75,7 @@ class _Frame:
 
 
 def bars(title: str, values: Sequence[tuple[int, float]], marks: Mapping[int, str]) -> str:
-    """Shares by exponent, a dashed line before each of the exponents in ``marks`` that is in sight."""
+    """A bar chart of shares by exponent, with a dashed line before each visible exponent in ``marks``."""
     low, high = min(x for x, _ in values) - 1, max(x for x, _ in values) + 2
     frame = _Frame((low, high), (0.0, max(y for _, y in values)))
     wide = frame.x(1) - frame.x(0)
@@ -94,7 +94,7 @@ def bars(title: str, values: Sequence[tuple[int, float]], marks: Mapping[int, st
 
 
 def line(title: str, xs: Sequence[float], ys: Sequence[float], *, logarithmic: bool = False) -> str:
-    """A curve; values that are not finite, or not above 0 on a logarithmic axis (base 2), leave a gap."""
+    """A curve with gaps at non-finite values and, on a logarithmic axis (base 2), at values not above 0."""
     shown = [math.log2(y) if logarithmic and y > 0 else math.nan if logarithmic else y for y in ys]
     finite = [y for y in shown if math.isfinite(y)]
     if not finite:
@@ -112,7 +112,7 @@ def line(title: str, xs: Sequence[float], ys: Sequence[float], *, logarithmic: b
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers within the range, four or so."""
+    """About four round numbers in the range."""
     rough = (high - low) / 4
     unit = 10.0 ** math.floor(math.log10(rough))
     step = min((unit * m for m in (1, 2, 5, 10)), key=lambda s: abs(s - rough))

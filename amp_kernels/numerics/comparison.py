@@ -1,4 +1,4 @@
-"""Does training in 16 bits give what training in FP32 gives? A short comparison before the long run."""
+"""Compare training in 16 bits with training in FP32, on a short run before the long one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PRECISIONS = {
     "fp16": torch.float16,
     "fp16-unscaled": torch.float16,
 }
-_FACTOR = 3.0  # of the seeds' spread: what a difference must exceed to be called one
+_FACTOR = 3.0  # accepted difference, in standard errors
 
 
 class _CountingScaler(GradScaler):
-    """Also counts iterations, scaled or not."""
+    """Also counts iterations, with or without scaling."""
 
     iterations = 0
 
@@ -37,14 +37,14 @@ class _CountingScaler(GradScaler):
 
 @dataclass
 class Run:
-    """What a training function gets from :func:`amp_kernels.numerics.parity`: everything of a run that depends on the precision.
+    """The argument of a training function in :func:`amp_kernels.numerics.parity`: everything that depends on the precision.
 
     Attributes:
         precision: ``"fp32"``, ``"bf16"``, ``"fp16"`` (with loss scaling) or ``"fp16-unscaled"``.
-        seed: torch's and Python's generators hold it already; for what else draws numbers.
-        device: where to train.
-        scaler: a :class:`amp_kernels.GradScaler`, enabled in ``"fp16"`` alone. Always call its ``scale``, ``step`` and ``update``:
-            ``update`` is how steps are counted.
+        seed: for other random generators; torch's and Python's are already seeded with it.
+        device: the device to train on.
+        scaler: a :class:`amp_kernels.GradScaler`, enabled only in ``"fp16"``. Always call its ``scale``, ``step`` and ``update``:
+            ``update`` counts the steps.
         on_watch: called by :meth:`watch`.
 
     Examples:
@@ -66,13 +66,13 @@ class Run:
         self.scaler = _CountingScaler(self.device.type, enabled=self.precision == "fp16")
 
     def watch(self, model: nn.Module) -> nn.Module:
-        """Say which model is trained, so that ``python -m amp_kernels numerics`` can look at it. Returns it."""
+        """Register the model for ``python -m amp_kernels numerics``. Returns it."""
         if self.on_watch is not None:
             self.on_watch(model)
         return model
 
     def autocast(self) -> AbstractContextManager[object]:
-        """``torch.autocast`` in this run's format; off in FP32."""
+        """``torch.autocast`` in this run's format; disabled in FP32."""
         dtype = PRECISIONS[self.precision]
         enabled = dtype != torch.float32
         return torch.autocast(self.device.type, dtype=dtype if enabled else torch.bfloat16, enabled=enabled)
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: what the training function returned, and what it cost.
+    """The result of one run: the metric and the cost.
 
     Examples:
         >>> outcome = ak.numerics.Outcome("fp16", 0, metric=0.5, steps=100, skipped=2, seconds=4.0, peak_memory=None)
@@ -105,9 +105,9 @@ class Outcome:
 class Parity:
     """The outcomes of all runs, and a verdict on each format.
 
-    A format has parity if the mean of its metric differs from FP32's by no more than ``factor`` times the standard error
-    of that difference, as the spread over seeds tells it: ``sqrt(var / n + var_fp32 / n)``. Runs with a metric that is
-    not finite have none.
+    A format has parity if the mean of its metric differs from FP32's by at most ``factor`` times the standard error of that
+    difference, estimated from the spread over seeds: ``sqrt(var / n + var_fp32 / n)``. A format with a non-finite metric does
+    not have parity.
 
     Examples:
         >>> runs = [ak.numerics.Outcome(p, s, 1.0 + s / 100 + (p == "fp16"), 10, 0, 1.0, None) for p in ("fp32", "fp16") for s in (0, 1, 2)]
@@ -123,18 +123,18 @@ class Parity:
         return [outcome.metric for outcome in self.outcomes if outcome.precision == precision]
 
     def difference(self, precision: str) -> tuple[float, float]:
-        """Mean of the metric less FP32's, and what it may be."""
+        """The mean metric minus FP32's, and the accepted magnitude of this difference."""
         ours, theirs = self._metrics(precision), self._metrics("fp32")
         if not all(map(math.isfinite, ours + theirs)):
             return math.nan, math.nan
         spread = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
-        # A task whose metric does not move with the seed still has rounding: a millionth of the value is allowed.
+        # Allow a millionth of the value for rounding if the metric does not depend on the seed.
         allowed = max(self.factor * spread, 1e-6 * abs(statistics.mean(theirs)))
         return statistics.mean(ours) - statistics.mean(theirs), allowed
 
     def holds(self, precision: str) -> bool:
         difference, allowed = self.difference(precision)
-        return abs(difference) <= allowed  # NaN does not
+        return abs(difference) <= allowed  # False for NaN
 
     def __bool__(self) -> bool:
         return all(self.holds(precision) for precision in self.precisions)
@@ -177,25 +177,25 @@ def parity(
     factor: float = _FACTOR,
     show: Callable[[Outcome], None] | None = None,
 ) -> Parity:
-    """Train in several formats with the same seeds, and compare the metric with FP32's against the spread over seeds.
+    """Train in several formats with the same seeds, and compare the difference from FP32 with the spread over seeds.
 
     Args:
-        train: trains from scratch and returns the metric that counts, such as the validation loss. It gets a
-            :class:`amp_kernels.numerics.Run`: it builds its model and data from the seeded generators, puts both on ``run.device``, enters
-            ``run.autocast()`` for the forward and the loss, and goes through ``run.scaler`` for the backward and the
-            step. Nothing else in it knows of the format.
-        precisions: out of ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"fp16-unscaled"``; FP32 is always run.
-        seeds: how many, at least 2; the seeds are 0, 1, ...
-        device: where to train.
-        factor: how many standard errors are parity.
+        train: trains from scratch and returns the metric to compare, such as the validation loss. Its argument is a
+            :class:`amp_kernels.numerics.Run`. It builds its model and data from the seeded generators, puts both on
+            ``run.device``, uses ``run.autocast()`` for the forward and the loss, and ``run.scaler`` for the backward and the
+            step. It depends on the format in no other way.
+        precisions: any of ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"fp16-unscaled"``; FP32 is always run.
+        seeds: number of seeds, at least 2; the seeds are 0, 1, ...
+        device: the device to train on.
+        factor: accepted difference in standard errors.
         show: called with each :class:`amp_kernels.numerics.Outcome`.
 
     Returns:
-        The :class:`amp_kernels.numerics.Parity`: print it, or take it as true or false.
+        A :class:`amp_kernels.numerics.Parity`: print it, or use it as a boolean.
 
     Raises:
         ValueError: a precision is unknown, or there are fewer than 2 seeds.
-        TypeError: ``train`` returned no number.
+        TypeError: ``train`` did not return a number.
 
     Examples:
         >>> def train(run):
@@ -230,7 +230,7 @@ def parity(
 
 
 def seeded(precision: str, seed: int, device: torch.device) -> Run:
-    """A run, with the generators of Python and torch seeded for it."""
+    """Seed the generators of Python and torch and return a run."""
     random.seed(seed)
     torch.manual_seed(seed)
     return Run(precision, seed, device)

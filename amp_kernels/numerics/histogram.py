@@ -1,4 +1,4 @@
-"""The paper's figure for any model: how gradients are spread over the powers of two, and what FP16 keeps of them."""
+"""The figure of the mixed-precision paper for any model: gradients by power of two, and FP16's range."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ _BAR = 50  # characters of the longest bar of the text
 
 
 class GradientHistogram:
-    """Within the block, count the gradients of a model by their powers of two: of what flows between its modules
-    (activation gradients, which FP16 stores as they come), and of its parameters.
+    """Count a model's gradients by power of two inside the block: activation gradients between modules, and parameter gradients.
 
-    Micikevicius et al., *Mixed Precision Training* (ICLR 2018), figures 2 and 3: most activation gradients of a detector
-    lie below FP16's range, and a factor moves them into it. Run in FP32 or BF16 to see what FP16 *would* lose at any
-    scale; run in FP16 to see what is left. Values are counted without the loss scale: a scaler's is divided out.
+    Micikevicius et al., *Mixed Precision Training* (ICLR 2018), figures 2 and 3: most activation gradients of a detector are
+    below FP16's range, and a loss scale moves them into it. Run in FP32 or BF16 to see the losses that FP16 *would* have at any
+    scale; run in FP16 to see the remaining values. The scaler's loss scale is divided out of the counts.
 
-    Everything is counted on the device; the host reads when asked for a result.
+    Counts stay on the device; the host reads them when a result is requested.
 
     Args:
-        model: leaf modules' outputs and all parameters that require a gradient are counted, in every backward.
-        scaler: the gradient scaler of the loop, if it has one. Its scale is taken as the nearest power of two.
+        model: gradients of leaf modules' outputs and of all parameters that require one are counted, in every backward.
+        scaler: the gradient scaler of the loop, if it has one. Its scale is rounded to the nearest power of two.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -43,7 +42,7 @@ class GradientHistogram:
         ...     model(torch.ones(3, 4)).sum().mul(2.0**-30).backward()
         >>> histogram.flushed_share("activations", scale=1.0), histogram.flushed_share("activations", scale=2.0**10)
         (1.0, 0.0)
-        >>> histogram.advise()  # from this scale on nothing is lost; above the other one something overflows
+        >>> histogram.advise()  # no value is lost from the first scale on, and none overflows up to the second
         (32.0, 17592186044416.0)
     """
 
@@ -102,31 +101,31 @@ class GradientHistogram:
     # ---- results ----
 
     def counts(self, of: str = "") -> Tensor:
-        """The columns of :func:`amp_kernels.numerics.exponent_histogram`, int64 ``[280]`` on the CPU, added up.
+        """The summed columns of :func:`amp_kernels.numerics.exponent_histogram`, int64 ``[280]`` on the CPU.
 
         Args:
-            of: ``"activations"``, ``"parameters"``, either followed by the name of a module, whose gradients and those of
-                all that is inside it are meant, or of a parameter, or ``""`` for everything.
+            of: ``"activations"`` or ``"parameters"``, optionally followed by the name of a parameter or of a module (including
+                everything inside it); or ``""`` for everything.
         """
         inside = (f"{of} ", f"{of}.") if of else ""
         chosen = [counts.cpu() for name, counts in self._counts.items() if name == of or name.startswith(inside)]
         return torch.stack(chosen).sum(0) if chosen else torch.zeros(BINS, dtype=torch.int64, device="cpu")
 
     def flushed_share(self, of: str = "", *, scale: float) -> float:
-        """Of the values that are not zero, what share FP16 rounds to zero at this loss scale (below ``2**-25``)."""
+        """The share of the nonzero values that FP16 rounds to zero at this loss scale (below ``2**-25``)."""
         lists.check_number("GradientHistogram.flushed_share", "scale", scale, math.ulp(0.0))
         return flushed_share(self.counts(of), scale)
 
     def advise(self, tolerance: float = 1e-3) -> tuple[float, float]:
-        """The loss scales, powers of two, between which FP16 keeps these gradients.
+        """The range of loss scales, powers of two, for which FP16 can represent these gradients.
 
         Args:
-            tolerance: what share of the values that are not zero may be flushed.
+            tolerance: the share of nonzero values that may be flushed to zero.
 
         Returns:
-            ``(low, high)``: the smallest scale that flushes no more than that, and the largest at which the largest
-            finite gradient is below FP16's maximum. Where ``low > high`` no scale does both. ``(1.0, inf)`` if there was
-            nothing but zeros.
+            ``(low, high)``: the smallest scale that flushes at most that share, and the largest scale for which the largest
+            finite gradient is below FP16's maximum. If ``low > high``, no scale satisfies both. ``(1.0, inf)`` if all gradients
+            are zero.
         """
         lists.check_number("GradientHistogram.advise", "tolerance", tolerance, 0.0, 1.0)
         counts = self.counts()
@@ -139,7 +138,7 @@ class GradientHistogram:
         return 2.0 ** max(FLUSHED_BELOW - first_kept, 0), 2.0 ** math.floor(math.log2(FP16_MAX / largest))
 
     def __str__(self) -> str:
-        """The figure as text: a line for each power of two that occurs, and what FP16 makes of it without scaling."""
+        """The figure as text: a line for each power of two in use, with its fate in unscaled FP16."""
         lines = []
         for title in ("activations", "parameters"):
             counts = self.counts(title).tolist()
@@ -160,14 +159,14 @@ class GradientHistogram:
             ]
         low, high = self.advise()
         advice = (
-            f"FP16 keeps them at loss scales from {low:g} to {high:g}"
+            f"FP16 can represent them at loss scales from {low:g} to {high:g}"
             if low <= high
-            else "no loss scale keeps them in FP16"
+            else "FP16 cannot represent them at any loss scale"
         )
         return "\n".join([*lines, advice])
 
     def plot(self, path: str | Path) -> None:
-        """Write the figure as one HTML file that needs nothing else: shares by power of two, FP16's range marked."""
+        """Write the figure as a self-contained HTML file: shares by power of two, with FP16's range."""
         charts = []
         for title in ("activations", "parameters"):
             counts = self.counts(title)
@@ -180,7 +179,7 @@ class GradientHistogram:
 
 
 def _fate(exponent: int) -> str:
-    """What FP16 makes of values with this exponent, unscaled."""
+    """The result of converting values with this exponent to FP16, unscaled."""
     if exponent < FLUSHED_BELOW:
         return "zero"
     if exponent < SUBNORMAL_BELOW:

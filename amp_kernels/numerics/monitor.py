@@ -1,4 +1,4 @@
-"""A run watched step by step, without making the host wait for the device."""
+"""Monitor a run step by step without host syncs."""
 
 from __future__ import annotations
 
@@ -24,40 +24,38 @@ from ..optim._base import FusedOptimizer
 from . import _svg
 from ._statistics import FLUSHED_BELOW, shifted, values_of
 
-#: What the device tells of a step, in this order.
+#: The figures computed on the device, in this order.
 _FIGURES = ("loss", "scale", "skipped", "grad_norm", "update_ratio", "flushed_share")
 
-#: Optimizers of torch whose fused step writes the gradients back, divided by the scale that it was given.
+#: torch's optimizers whose fused step writes the unscaled gradients back.
 _DIVIDING = (torch.optim.Adam, torch.optim.SGD)
 
 
 class StepMonitor:
-    """Record loss, loss scale, skipped steps, gradient norm, update-to-weight ratio, share of flushed gradients,
-    tokens/s and peak memory of every step; write them as they come, and a report with curves at the end.
+    """Record loss, loss scale, skipped steps, gradient norm, update-to-weight ratio, share of flushed gradients, tokens/s and
+    peak memory of every step. Writes each record when it arrives, and a report with curves at the end.
 
-    Call :meth:`step` once an iteration, after ``scaler.update()`` (or ``optimizer.step()``) and before ``zero_grad``.
-    Figures stay on the device and are read when they have arrived, some steps late; nothing waits.
+    Call :meth:`step` once per iteration, after ``scaler.update()`` (or ``optimizer.step()``) and before ``zero_grad``. Figures
+    are read back asynchronously, some steps late, without waiting for the device.
 
     Args:
-        optimizer: whose parameters and gradients are measured.
+        optimizer: its parameters and gradients are measured.
         scaler: the gradient scaler, if there is one, of torch or of this package.
-        unscaled: whether ``.grad`` no longer carries the loss scale when :meth:`step` is called, also of a skipped step. By
-            default so for optimizers that are not fused, and not for those of this package; torch's fused ones divide
-            the gradients of the steps that they take. A call of ``scaler.unscale_`` makes it so for all.
-        every: the update-to-weight ratio and the share of flushed gradients are measured in one step of so many; they
-            cost a copy of the weights and two reads. 0: never.
+        unscaled: ``True`` if ``.grad`` is unscaled when :meth:`step` is called, also after a skipped step. The default is True
+            for optimizers that are not fused and False for this package's; torch's fused ones unscale the gradients only of
+            steps that they take. Pass True if the loop calls ``scaler.unscale_``.
+        every: measure the update-to-weight ratio and the share of flushed gradients once in this many steps, at the cost of a
+            copy of the weights and two reads. 0: never.
         jsonl: write a line of JSON for each step to this file.
-        report: write an HTML report to this file when the monitor is closed: curves and a table of epochs, in one file
-            that opens from a disk.
+        report: write a self-contained HTML report with curves and a table of epochs to this file when the monitor is closed.
         tensorboard: write to this folder for TensorBoard; needs the package ``tensorboard``.
-        show: called with the record of each step when it has arrived, such as ``lambda r: bar.set_postfix(loss=r["loss"])``.
+        show: called with the record of each step when it arrives, for example ``lambda r: bar.set_postfix(loss=r["loss"])``.
 
     Attributes:
-        records: a dict for each step of which the host has heard: ``step``, ``epoch``, ``loss``, ``scale`` (1 without a
-            scaler), ``skipped`` (0 or 1), ``grad_norm`` (unscaled, before clipping), ``update_ratio`` (norm of the
-            update over norm of the weights), ``flushed_share`` (of gradients at the current scale that are not zero,
-            what FP16 rounds to zero), ``tokens_per_second`` and ``peak_memory`` (bytes of the CUDA allocator). NaN is
-            what was not measured.
+        records: a dict for each step that has arrived: ``step``, ``epoch``, ``loss``, ``scale`` (1 without a scaler),
+            ``skipped`` (0 or 1), ``grad_norm`` (unscaled, before clipping), ``update_ratio`` (norm of the update divided by
+            the norm of the weights), ``flushed_share`` (share of the nonzero gradients that FP16 rounds to zero at the current
+            scale), ``tokens_per_second`` and ``peak_memory`` (bytes of the CUDA allocator). NaN means not measured.
 
     Raises:
         ValueError: ``every`` is negative.
@@ -92,7 +90,7 @@ class StepMonitor:
         lists.check_number("StepMonitor", "every", every, 0)
         self._optimizer, self._scaler, self._every, self._show = optimizer, scaler, every, show
         self._report = None if report is None else Path(report)
-        self._lines = None if jsonl is None else Path(jsonl).open("a")  # noqa: SIM115 - until close(); a resumed run goes on
+        self._lines = None if jsonl is None else Path(jsonl).open("a")  # noqa: SIM115 - open until close(); a resumed run appends
         self._board: Any = None
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -106,9 +104,9 @@ class StepMonitor:
         self._divides = (
             unscaled is None and isinstance(optimizer, _DIVIDING) and not isinstance(optimizer, FusedOptimizer)
         )
-        self._scale_then = self._scale()  # what the gradients of the next step carry
+        self._scale_then = self._scale()  # the scale of the next step's gradients
         self._then = time.perf_counter()
-        self._before = self._weights() if every else None  # of the step that will be measured, by parameter
+        self._before = self._weights() if every else None  # weights before the next measured step, by parameter
 
     def __enter__(self) -> StepMonitor:
         return self
@@ -125,8 +123,8 @@ class StepMonitor:
         """End an iteration.
 
         Args:
-            loss: of one element, unscaled.
-            tokens: how many were trained on (or samples, whatever is to be counted by the second).
+            loss: the unscaled loss, one element.
+            tokens: number of tokens (or samples) in this step, for the rate per second.
         """
         grads = [values_of(p.grad) for p in self._params() if p.grad is not None]
         device = grads[0].device if grads else torch.device("cpu")
@@ -134,7 +132,7 @@ class StepMonitor:
         nan = torch.full((), math.nan, device=device)
         norm = _norm(grads) if grads else nan
         carried = torch.ones_like(scale) if self._unscaled else scale
-        if self._divides:  # it takes the steps whose gradients are finite
+        if self._divides:  # only a step that is taken unscales its gradients
             carried = torch.where(norm.isfinite(), 1.0, carried)
         measured = self._before is not None
         figures = (
@@ -160,11 +158,11 @@ class StepMonitor:
         self._take()
 
     def epoch(self) -> None:
-        """End an epoch: the steps after it count as the next one's."""
+        """End an epoch: later steps belong to the next one."""
         self._epoch += 1
 
     def close(self) -> None:
-        """Wait for what is still on its way, and write the report."""
+        """Wait for pending records and write the report."""
         self._reader.wait()
         self._take()
         if self._lines is not None:
@@ -184,7 +182,7 @@ class StepMonitor:
         return dict(zip(params, torch._foreach_add([values_of(p) for p in params], 0.0), strict=True))
 
     def _scale(self) -> Tensor:
-        """The loss scale as it is now; 1 without a scaler."""
+        """The current loss scale; 1 without a scaler."""
         scaler = self._scaler
         if scaler is None or not scaler.is_enabled():
             return torch.ones((), device="cpu")
@@ -202,7 +200,7 @@ class StepMonitor:
         return new
 
     def _update_ratio(self) -> Tensor:
-        """Of the parameters that there were before the step; groups may have been added since then."""
+        """The update ratio of the parameters that existed before the step; groups may have been added since."""
         now, before = [values_of(p) for p in self._before], list(self._before.values())
         return _norm(torch._foreach_sub(now, before)) / _norm(before)
 
@@ -218,7 +216,7 @@ class StepMonitor:
             record = {**note, **dict(zip(_FIGURES, values, strict=True))}
             self.records.append(record)
             if self._lines is not None:
-                # JSON has no NaN: what was not measured is left out, what is not finite is text.
+                # JSON has no NaN: omit values that were not measured, write non-finite ones as text.
                 kept = {
                     k: v if math.isfinite(v) else str(v) for k, v in record.items() if not math.isnan(v) or k == "loss"
                 }

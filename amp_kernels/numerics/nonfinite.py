@@ -1,4 +1,4 @@
-"""Which module made the first infinity or NaN, forward or backward."""
+"""Find the module that produced the first infinity or NaN, in the forward or the backward."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ._hooks import TensorHooks
 from ._nested import tensors_in
 from ._statistics import Statistics, values_of
 
-_LISTED = 8  # of what a report names
+_LISTED = 8  # names per list in a report
 
 
 class NonFiniteError(RuntimeError):
-    """What :class:`amp_kernels.numerics.find_nonfinite` found; the message is its report.
+    """Raised by :class:`amp_kernels.numerics.find_nonfinite`; the message is its report.
 
     Examples:
         >>> issubclass(ak.numerics.NonFiniteError, RuntimeError)
@@ -34,7 +34,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(eq=False)
 class _Call:
-    """One call of a module, or of an operation within one."""
+    """One call of a module, or of an operation inside a module."""
 
     name: str
     kind: str  # the class, or the operation
@@ -46,16 +46,16 @@ class _Call:
 
 @dataclass(eq=False)
 class _Look:
-    """One tensor at one moment: what it was to a call, and its histogram, which stays on the device."""
+    """One observation of a tensor: its role in a call, and its histogram, which stays on the device."""
 
     call: _Call | None
     role: Literal["input", "parameter", "output", "gradient of output", "gradient of input", "gradient of parameter"]
-    place: str  # "[0]" of nested inputs and outputs, or a parameter's name
+    place: str  # position such as "[0]" in nested inputs and outputs, or a parameter's name
     shape: tuple[int, ...]
     dtype: torch.dtype
     counts: Tensor
     largest: Tensor
-    made_by: str = ""  # the autograd node of an output, which is the last operation that made it
+    made_by: str = ""  # the autograd node of an output, which names its last operation
 
     def __str__(self) -> str:
         statistics = Statistics.of(self.counts.tolist(), self.largest.item(), self.shape, self.dtype)
@@ -63,29 +63,28 @@ class _Look:
 
 
 class find_nonfinite:
-    """Within the block, name the module that made the first infinity or NaN: the *producer*, whose inputs and parameters
+    """Name the module that produced the first infinity or NaN inside the block: the *producer*, whose inputs and parameters
     were finite. Modules that only pass it on are listed as *propagators*.
 
-    Every module's inputs, parameters and outputs are looked at in the forward, and their gradients in the backward. A
-    look is one read of the tensor; its result stays on the device. The host reads one flag a step for all of them: when
-    the model's next forward begins, in :meth:`check`, and at the end of the block. The model is as before after the
-    block, also if an exception ends it.
+    Every module's inputs, parameters and outputs are checked in the forward, and their gradients in the backward. A check reads
+    the tensor once; its result stays on the device. The host reads one flag per step: when the model's next forward begins, in
+    :meth:`check`, and at the end of the block. The block leaves the model unchanged, also after an exception.
 
-    With a gradient scaler infinities in the backward are no fault as such: the scale was too high, the step is skipped,
-    the scale backs off. They are reported once ``patience`` steps in a row had them with the scale at its minimum, where
-    backing off does not help any more. A forward that is not finite is always reported: no scale helps there.
+    With a gradient scaler, infinities in the backward are expected: the scale was too high, the step is skipped and the scale
+    backs off. They are reported only after ``patience`` consecutive steps with the scale at its minimum, where backing off no
+    longer helps. A non-finite forward is always reported, because no scale helps there.
 
     Args:
-        model: the module whose training is watched. Inputs and outputs may be nested (tuples, lists, dicts, dataclasses,
-            whatever torch's pytree knows); tensors that are not of floating point are passed over.
+        model: the module whose training is checked. Inputs and outputs may be nested (tuples, lists, dicts, dataclasses, any
+            torch pytree); tensors of non-floating dtypes are ignored.
         scaler: the gradient scaler, if one is in use; torch's or this package's.
-        patience: steps in a row at the minimum scale after which an overflow is a fault.
-        on_detect: ``"raise"`` a :class:`amp_kernels.numerics.NonFiniteError`, or ``"warn"`` once a step and go on.
-        ops: also look at every torch operation within the model's forward, and name the one. Slow.
+        patience: number of consecutive overflows at the minimum scale after which they are reported.
+        on_detect: ``"raise"`` a :class:`amp_kernels.numerics.NonFiniteError`, or ``"warn"`` once per step and continue.
+        ops: also check every torch operation in the model's forward, and name it. Slow.
 
     Raises:
-        NonFiniteError: something was not finite. From the model's next forward, :meth:`check`, or the end of the block.
-        TypeError: ``model`` is no module.
+        NonFiniteError: a value was not finite. Raised by the model's next forward, :meth:`check`, or the end of the block.
+        TypeError: ``model`` is not a module.
         ValueError: ``on_detect`` or ``patience`` is not accepted.
 
     Examples:
@@ -126,9 +125,9 @@ class find_nonfinite:
         self._forget()
 
     def _forget(self) -> None:
-        self._looks: list[_Look] = []  # in the order of time
+        self._looks: list[_Look] = []  # in chronological order
         self._open: list[_Call] = []
-        # An output is mostly the next module's input, and is read once: tensor -> (version, counts, largest).
+        # An output is usually the next module's input, so each tensor is read once: tensor -> (version, counts, largest).
         self._known = WeakTensorKeyDictionary()
 
     # ---- the block ----
@@ -154,17 +153,17 @@ class find_nonfinite:
             if kind is None:
                 self.check()
             elif issubclass(kind, Exception) and not issubclass(kind, NonFiniteError):
-                report = self._report()  # it may well be why the exception came
+                report = self._report()  # this may be the cause of the exception
                 if report is not None:
                     warnings.warn(report, stacklevel=2)
         finally:
             self._forget()
 
     def check(self) -> None:
-        """Read the flag of the step so far, and begin the next one. Waits for the device.
+        """Read the flag of the current step and begin the next one. Waits for the device.
 
         Raises:
-            NonFiniteError: something was not finite, and ``on_detect`` is ``"raise"``.
+            NonFiniteError: a value was not finite, and ``on_detect`` is ``"raise"``.
         """
         report = self._report()
         self._forget()
@@ -240,7 +239,7 @@ class find_nonfinite:
     # ---- the verdict ----
 
     def _report(self) -> str | None:
-        """``None`` if there is nothing to report."""
+        """The report, or ``None`` if there is nothing to report."""
         bad = _not_finite(self._looks)
         forward = [look for look in bad if not look.role.startswith("gradient")]
         if bad and not forward and self._scaler is not None and self._scaler.is_enabled():
@@ -261,7 +260,7 @@ class find_nonfinite:
         calls = list(dict.fromkeys(look.call for look in bad))
         tainted = {look.call for look in bad if look.role in ("input", "parameter")}
         producers = [call for call in calls if call not in tainted]
-        # Inner calls end before outer ones, so the first bad output is the innermost producer's.
+        # Inner calls end before outer ones, so the first non-finite output is that of the innermost producer.
         first = next((look for look in bad if look.role != "output" or look.call not in tainted), bad[0])
         if first.role == "output":
             producer = first.call
@@ -276,7 +275,7 @@ class find_nonfinite:
 
     def _of_backward(self, bad: list[_Look]) -> list[str]:
         first = bad[0]
-        # The gradient of one module's input is mostly that of another's output: one tensor, looked at once.
+        # The gradient of a module's input is usually that of another's output: one tensor, one observation.
         same = [look for look in bad if look.counts is first.counts]
         entered = {look.call for look in bad if look.role == "gradient of output"}
         makers = [look.call for look in same if look.role == "gradient of input" and look.call not in entered]
@@ -305,7 +304,7 @@ def _within(inner: _Call | None, outer: _Call | None) -> bool:
 
 
 def _with_operations(call: _Call, looks: Sequence[_Look], role: str) -> str:
-    """``call``, and the last operations that made what ``looks`` saw of it in ``role``."""
+    """``call`` with the last operations that produced its observed tensors in ``role``."""
     operations = dict.fromkeys(
         look.made_by for look in looks if look.call is call and look.role == role and look.made_by
     )
@@ -314,7 +313,7 @@ def _with_operations(call: _Call, looks: Sequence[_Look], role: str) -> str:
 
 
 def _not_finite(looks: list[_Look]) -> list[_Look]:
-    """Those which saw something that is not finite: one read of each device."""
+    """The observations with non-finite values, with one host read per device."""
     by_device: dict[torch.device, list[_Look]] = {}
     for look in looks:
         by_device.setdefault(look.counts.device, []).append(look)

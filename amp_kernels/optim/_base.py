@@ -1,64 +1,106 @@
-"""What the fused optimizers have in common: state in blocks, the step protocol with a gradient scaler, checkpoints.
+"""The base of all fused optimizers: torch's interface over a state store, a step plan and a checkpoint codec.
 
-An optimizer of this package is ``class X(FusedOptimizer, torch.optim.X)``, or ``class X(FusedOptimizer)`` where torch
-has none. Deriving from torch's class of the same name makes ``isinstance`` checks of training frameworks hold, and its
-constructor supplies the validation, the group keys and the defaults; :class:`FusedOptimizer` comes first and replaces
-everything that touches state.
+An optimizer of this package is ``class X(FusedOptimizer, torch.optim.X)``, or ``class X(StandaloneOptimizer)`` where torch
+has none. Deriving from torch's class makes ``isinstance`` checks of training frameworks hold, and its constructor supplies
+the validation, the group keys and the defaults. :class:`FusedOptimizer` comes first and replaces everything that touches state.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from .._checks import lists
-from .._dispatch import policy
-from .._dispatch.capture import is_capturing
-from .._dispatch.compiled import Traced, one_op
-from .._dispatch.devices import at, largest_flag
-from .._raw.check_and_norm import op as check_and_norm
-from .._sharding.agreement import shard_number
-from .._sharding.local import is_dtensor, local, placed_as
-from .._updates.arguments import UpdateArguments
-from .._updates.state import GRADS, PARAMS
-from ..ops._shadows import ShadowList
-from ._cached_step import CachedStep, Launch, addressable
-from ._hooks import hooked_if_watched
-from ._hyper_parameters import HyperParameters
-from ._measure import StepRequest
-from ._packed_numbers import PackedNumbers
-from ._state import DeviceBatch, Place, WrittenParams, signature
-
-logger = logging.getLogger("amp_kernels")
-
-#: One per device.
-Update = tuple[Launch, UpdateArguments]
+from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
+from .._raw._split_master import join_master
+from .._sharding.agreement import Agreement
+from ._algorithm import Algorithm
+from ._checkpoint import CheckpointCodec
+from ._gradients import StepAnswer, StepRequest
+from ._groups import GroupChecks
+from ._options import DEFAULTS, MixedPrecision, OptionAttribute, Options, checked_options
+from ._plan import StepPlan
+from ._store import Join, StateStore
 
 
-class FusedOptimizer(PackedNumbers):
-    """Base of the optimizers here; see the module's docstring. Subclasses name their op."""
+def hooked_if_watched(step: Callable[..., Any]) -> Callable[..., Any]:
+    """``step``, in torch's wrapper only where there is a hook or a profiler: the wrapper takes 10 us of the host."""
+    hooked = Optimizer.profile_hook_step(step)
 
-    _request: StepRequest | None = None
-    _in_closure = False
+    @functools.wraps(step)
+    def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        watched = (
+            torch.compiler.is_compiling()
+            or torch.autograd._profiler_enabled()
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+        )
+        return (hooked if watched else step)(self, *args, **kwargs)
+
+    return call
+
+
+class FusedOptimizer(HasCompiledCalls, Optimizer):
+    """Base of the optimizers here; see the module's docstring. A subclass names its algorithm.
+
+    Attributes:
+        store: the state.
+        plan: collects gradients and takes the steps.
+    """
+
+    algorithm: Algorithm
     profile_hook_step = staticmethod(hooked_if_watched)  # torch's constructor wraps `step` in it
+    _request: StepRequest | None = None
+    _answer: StepAnswer | None = None
+    _in_closure = False
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether torch.amp.GradScaler hands over grad_scale and found_inf, without a sync, or unscales and skips itself.
-        Not in a closure, whose gradients carry no scale, as no scaler takes one: Lightning, which looks here, may clip them.
-        """
-        return not (self.unscale_grads or self._in_closure)
+    master_weights = OptionAttribute[str]()
+    shadow_dtype = OptionAttribute[torch.dtype | None]()
+    state_dtype = OptionAttribute[torch.dtype]()
+    max_grad_norm = OptionAttribute[float | None]()
+    skip_nonfinite = OptionAttribute[bool]()
+    ema_decay = OptionAttribute[float | None]()
+    unscale_grads = OptionAttribute[bool]()
+    zero_grads = OptionAttribute[bool]()
+    shard_group = OptionAttribute[ProcessGroup | None]()
+    seed = OptionAttribute[int]()
 
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        """torch's constructors set it; what holds follows from the options."""
+    def _set_options(
+        self, options: MixedPrecision, foreach: bool | None, fused: bool | None, differentiable: bool
+    ) -> None:
+        """The first call of all constructors. ``foreach`` and ``fused`` are hints without effect."""
+        name = type(self).__name__
+        checked = checked_options(name, options)
+        if differentiable:
+            raise RuntimeError(f"{name}: differentiable is True; accepted: False (the step is one fused op)")
+        if fused and foreach:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        self._build(checked)
+
+    def _build(self, options: Options) -> None:
+        name = type(self).__name__
+        self._options = options
+        self._checks = GroupChecks(name, self.algorithm, options)
+        self.store = StateStore(name, self.algorithm, options)
+        self.plan = StepPlan(name, self.algorithm, options, self._checks, self.store)
+        self._codec = CheckpointCodec(name, self.algorithm, self._checks, self.store)
+
+    def __repr__(self) -> str:
+        head, *groups = super().__repr__().split("\n", 1)
+        return "\n".join([head, *(f"    {name}: {value}" for name, value in vars(self._options).items()), *groups])
+
+    def params(self) -> list[Tensor]:
+        """All parameters, in the order of their numbers in the state_dict."""
+        return [param for group in self.param_groups for param in group["params"]]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, and refuses what the kernels cannot update.
@@ -70,199 +112,33 @@ class FusedOptimizer(PackedNumbers):
                 tensor, ...).
         """
         if isinstance(param_group, dict):
-            self._refuse_misspelt(param_group)
+            self._checks.refuse_misspelt(param_group, len(self.param_groups), self.defaults)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self._complete_group(group)
-            self._common("seed", self.param_groups)
-            if len(set(map(id, group["params"]))) != len(group["params"]):
-                raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
-            names = group.get("param_names")  # where it was built from named_parameters()
-            for i, param in enumerate(group["params"]):
-                self._check_param(f"{self._name}: {names[i] if names else f'params[{i}]'}", param)
+            self._checks.complete(group, self.defaults)
+            self._checks.common("seed", self.param_groups)
+            self._checks.check_params(group)
         except Exception:
             self.param_groups.pop()
             raise
         group["fused"] = True
-        self._traced = Traced(self, self.param_groups)
-
-    def _check_param(self, label: str, param: Tensor) -> None:
-        """Raise unless the kernels can update it."""
-        if param.dtype not in PARAMS:
-            raise TypeError(f"{label} is {param.dtype}; accepted: {lists.names(PARAMS)}")
-        if param.layout is not torch.strided:
-            raise TypeError(f"{label} has layout {param.layout}; accepted: torch.strided (dense)")
-        if is_dtensor(param):
-            if any(placement.is_partial() for placement in param.placements):
-                raise ValueError(f"{label} has the placements {param.placements}; accepted: Shard and Replicate")
-            if self.shadow_dtype is not None:
-                raise ValueError(
-                    f"{label} is a DTensor and shadow_dtype is {self.shadow_dtype}; accepted: None (whoever gathers the "
-                    "pieces casts them: MixedPrecisionPolicy(param_dtype=...) of fully_shard)"
-                )
-        elif is_traceable_wrapper_subclass(param):
-            raise TypeError(
-                f"{label} is a {type(param).__name__}; accepted: plain tensors and DTensors "
-                f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
-            )
-        if param.requires_grad and not is_lazy(param) and not lists.is_dense(local(param)):
-            raise ValueError(
-                f"{label} is {lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
-                "accepted: any order of dimensions that covers its memory once"
-            )
-
-    # ---- state ----
-
-    def _collect(self) -> list[Launch]:
-        """Every gradient, checked, and every parameter that has one with its state, by device."""
-        self._outgrow()
-        choice = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
-        if self._cached_step is not None:
-            launches = self._cached_step.lookup(self.param_groups, self.state, choice)
-            if launches is not None:
-                return launches
-            self._cached_step = None
-        return self._collect_anew(choice)
-
-    def _collect_anew(self, choice: Any) -> list[Launch]:
-        """Check every gradient, then make sure every parameter that has one also has state. Caches what was there in
-        the last step already, so that something new in each step does not cost more than it must."""
-        self._agreement()
-        active: list[tuple[int, Tensor, Place | None]] = []
-        grads: list[Tensor] = []
-        missing: list[tuple[dict, Tensor, dict]] = []
-        pieces: list[int] = []
-        own = True  # whether the gradients are those of the parameters, as they are
-        places, state = self._places, self.state
-        for index, group in enumerate(self.param_groups):
-            for param in group["params"]:
-                grad = param.grad
-                if grad is None:
-                    continue
-                piece = param
-                place, shown = places.get(id(param)), state.get(param)
-                if is_dtensor(param):
-                    piece, grad = local(param), self._local_grad(param, grad)
-                if place is None or place.state is not shown or place.signature != signature(param):
-                    # New, or its state was replaced, or it was moved or converted: what is shown is taken over.
-                    missing.append((group, param, self._current(param)))
-                elif place.address != piece.data_ptr():
-                    place.adopt_write()
-                usual = type(grad) is Tensor and grad.dtype in GRADS and grad.layout is torch.strided
-                if not usual or grad.stride() != piece.stride():
-                    grad = self._checked_grad(piece, grad)
-                own = own and grad is (param.grad if piece is param else local(param.grad))
-                grads.append(grad)
-                active.append((index, param, place))
-                pieces.append(id(piece))
-        if missing:
-            if any(is_capturing(param) for _, param, _ in missing):
-                raise RuntimeError(
-                    f"{self._name}: state would be created during CUDA graph capture, and each replay would reset it; "
-                    "take one step with all gradients present before the capture"
-                )
-            self._commit(*self._pack(missing), self.state)
-        sizes = [len(group["params"]) for group in self.param_groups]  # they decide the parameters' numbers
-        key = sizes, [(index, place) for index, _, place in active], pieces
-        new = bool(missing) or key != self._batches[0]
-        if new:
-            key = sizes, [(index, places[id(param)]) for index, param, _ in active], pieces
-            self._batches = (key, self._make_batches(key[1]))
-        batches = self._batches[1]
-        grad_of = {id(param): grad for (_, param, _), grad in zip(active, grads, strict=True)}
-        found = [[grad_of[id(param)] for param in batch.params] for batch in batches]
-        if batches and own and not new and choice is not False and all(map(addressable, batches, found)):
-            self._cached_step = CachedStep(
-                self.param_groups, self.state, batches, found, choice, self._takes_tables(batches)
-            )
-        return [Launch(batch, grads, None) for batch, grads in zip(batches, found, strict=True)]
-
-    def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
-        """Whether C++ is what the ops run on: it takes addresses instead of tensors."""
-        chosen = {policy.select(op, batch.nothing) for op in (self._op.op, check_and_norm) for batch in batches}
-        return chosen <= {"cpu", "cuda", "emulate"}
-
-    def _local_grad(self, param: Tensor, grad: Tensor) -> Tensor:
-        """This rank's piece of the gradient of a DTensor, summed over ranks if that was left to do."""
-        if not is_dtensor(grad):
-            raise TypeError(f"{self._name}: the gradient of a DTensor is a {type(grad).__name__}; accepted: a DTensor")
-        return local(placed_as(grad, param))
-
-    def _checked_grad(self, param: Tensor, grad: Tensor) -> Tensor:
-        """A gradient that is not plainly usable: refuse it, or bring it into its parameter's memory order."""
-        if grad.layout is not torch.strided:
-            raise RuntimeError(
-                f"{self._name} does not support sparse gradients (layout {grad.layout}); "
-                "use torch.optim.SparseAdam or torch.optim.SGD for these parameters"
-            )
-        if grad.dtype not in GRADS:
-            raise TypeError(
-                f"{self._name}: the gradient of a {param.dtype} parameter is {grad.dtype}; "
-                f"accepted: {lists.names(GRADS)}"
-            )
-        if is_traceable_wrapper_subclass(grad):
-            raise TypeError(f"{self._name}: a gradient is a {type(grad).__name__}; accepted: plain tensors")
-        if self.zero_grads and torch._debug_has_internal_overlap(grad) == 1:
-            raise ValueError(
-                f"{self._name}: a gradient is {lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "
-                "write it"
-            )
-        if lists.same_order(param, grad):
-            return grad
-        if not getattr(self, "_warned_strides", False):
-            self._warned_strides = True
-            logger.warning(
-                "%s copies gradients whose strides differ from their parameter's, first %s for %s",
-                self._name,
-                lists.describe(grad),
-                lists.describe(param),
-            )
-        return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
-
-    def _make_batches(self, active: list[tuple[int, Place]]) -> list[DeviceBatch]:
-        params = self._params()
-        number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
-        counts = self._ranks.counts
-
-        def row(position: int, place: Place, group: int) -> tuple[int, ...]:
-            # Its random bits depend on the number: pieces of one parameter must not share them, and copies must.
-            index = number[id(place.param)] + len(params) * shard_number(place.param, self.shard_group)
-            return position, place.offset, place.slot, group, index % 2**32
-
-        entries: dict[torch.device, list[tuple[int, Place]]] = defaultdict(list)
-        for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
-            entries[place.piece.device].append((group, place))
-        batches = []
-        for device, members in entries.items():
-            places = [place for _, place in members]
-            groups = {place.block: group for group, place in members}
-            positions = {block: i for i, block in enumerate(groups)}
-            rows = [row(positions[place.block], place, group) for group, place in members]
-            batches.append(
-                DeviceBatch(
-                    device,
-                    params=[place.param for place in places],
-                    pieces=[place.piece for place in places],
-                    counted=sum(counts[number[id(place.param)]] for place in places),
-                    sharded=[place.param for place in places if is_dtensor(place.param)],
-                    numbers=[number[id(place.param)] for place in places],
-                    blocks=list(groups),
-                    groups=list(groups.values()),
-                    # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
-                    layout=torch.tensor(rows, dtype=torch.int64, device="cpu"),
-                    nothing=torch.empty(0, dtype=torch.float32, device=device),
-                    shadows=ShadowList(
-                        [(p.param, p.block.shadow_views[p.slot]) for p in places if p.block.shadow_views]
-                    ),
-                    written=WrittenParams(places),
-                )
-            )
-        return batches
+        self.compiled_handle = CompiledHandle(self, self.param_groups)
 
     # ---- the step ----
 
-    @one_op()
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """True if torch.amp.GradScaler is to hand over grad_scale and found_inf, without a sync, and not to unscale and skip itself.
+        False within a closure, whose gradients carry no scale: Lightning asks there whether it may clip them.
+        """
+        return not (self.unscale_grads or self._in_closure)
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """Ignore the value that torch's constructors assign."""
+
+    @compiled_call()
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient, in one pass per device and without a host sync.
@@ -292,77 +168,122 @@ class FusedOptimizer(PackedNumbers):
             finally:
                 self._in_closure = False
         request = self._request or self.default_request()
-        hyper = self._current_hyper_parameters()
-        options = self._packed_options(hyper)
-        launches = self._collect()
-        max_norm = self.max_grad_norm if request.max_norm is None else request.max_norm
-        self._measure(request, launches, max_norm)
-        updates = []
-        for launch in launches:
-            batch = launch.batch
-            batch.shadows.renew()
-            batch.written.adopt()
-            arguments = UpdateArguments(
-                batch.pieces,
-                launch.grads,
-                *self._state_of(batch, hyper),
-                batch.layout,
-                *self._numbers_on(batch.device),
-                at(request.grad_scale, batch.device),
-                largest_flag([request.found_inf, *request.found_infs.values()], batch.device),
-                None if max_norm is None else at(request.sum_sq, batch.device),
-                options,
-                hyper.decays,
-                hyper.flags,
-                0.0 if max_norm is None else float(max_norm),
-                self.seed,
-            )
-            updates.append((launch, arguments))
-        self._update(updates)
-        for batch, _, table in launches:
-            batch.shadows.stamp()
-            batch.written.stamp()
-            if self.zero_grads:
-                grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
-                torch._foreach_zero_(grads)
+        answer = self.plan.step(self.param_groups, self.state, request)
+        if self._answer is not None:
+            self._answer = answer
         return loss
 
-    def _update(self, updates: list[Update]) -> None:
-        """The second pass of a step, device after device."""
-        for launch, arguments in updates:
-            self._launch(launch, arguments)
-
-    def _launch(self, launch: Launch, arguments: UpdateArguments) -> None:
-        """Call the op on one device, and tell autograd what it has written."""
-        batch, _, table = launch
-        self._op.step(arguments, None if table is None else table.tensor)
-        if table is not None:
-            table.bump_versions()
-        else:
-            torch.autograd.graph.increment_version(batch.sharded)
-
     def default_request(self) -> StepRequest:
-        """Without a scaler of this package: what torch's scaler left in attributes, and the optimizer's own options."""
+        """The step that the optimizer's options ask for, with the scale and flag that torch's scaler leaves in attributes."""
         found_inf = getattr(self, "found_inf", None)
         if not isinstance(found_inf, Tensor):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
-        return StepRequest(getattr(self, "grad_scale", None), found_inf, self.skip_nonfinite)
+        return StepRequest(getattr(self, "grad_scale", None), found_inf, self._options.skip_nonfinite)
 
-    def _state_of(self, batch: DeviceBatch, hyper: HyperParameters) -> tuple[list[Tensor], ...]:
-        """The op's arguments from the moments to ``emas``: a buffer per block, empty where the group does not use
-        it."""
-        if batch.hyper is not hyper:
-            pairs = list(zip(batch.blocks, batch.groups, strict=True))
-            batch.state = (
-                [
-                    block.moments[name] if name in hyper.used[group] else batch.nothing
-                    for name in self._op.declared.moments
-                    for block, group in pairs
-                ],
-                [block.steps for block in batch.blocks],
-                [block.master for block in batch.blocks],
-                [block.shadow for block in batch.blocks],
-                [block.ema if hyper.averaged[group] else batch.nothing for block, group in pairs],
+    def step_on_request(self, request: StepRequest, step: Callable[[], Any]) -> tuple[Any, StepAnswer]:
+        """Call ``step``, which steps this optimizer, and have that step follow the request of a gradient scaler.
+
+        ``step`` is a call of the public method, possibly of a wrapper, so that hooks and the wrapper's own work take place.
+
+        Returns:
+            The result of ``step``, and what the optimizer found; an empty answer if it was not stepped.
+        """
+        try:
+            self._request, self._answer = request, StepAnswer()
+            result = step()
+            return result, self._answer
+        finally:
+            self._request = self._answer = None
+
+    def agreement(self) -> Agreement:
+        """The ranks to agree with on norms and skips."""
+        return self.plan.agreement(self.param_groups)
+
+    # ---- state ----
+
+    def reload_model_params(self) -> None:
+        """Set the masters to the current parameters, without extra bits, and bring the shadows up to date.
+
+        In-place writes between steps (``model.load_state_dict``, ``clamp_``, a mask, an EMA swap) need no call: the next step
+        adopts each value that changed. Call this after writes that version counters do not show, through ``.data`` or by
+        captured code; otherwise masters continue from the old weights. Call it also where a split master must follow a write
+        exactly: its 16 bits cannot tell which elements were overwritten, so all stay, which moves a written weight by up to
+        half a unit in its last place (0 and infinities excepted). Averages (``ema_decay``) stay as they are.
+        """
+        self.store.reload()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
+        there is ``ema``, the float32 average of the weight. Groups hold ``ema_decay`` and ``seed`` if they are in use.
+
+        The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
+        per view.
+        """
+        return self.state_dict_with(join_master)
+
+    def state_dict_with(self, join: Join) -> dict[str, Any]:
+        """The state_dict, with ``join(parameter, remainder)`` for a split master."""
+        self.store.adopt_writes()
+
+        def export(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> None:
+            optimizer._codec.export(optimizer.params(), state_dict["state"], join)
+
+        handle = self.register_state_dict_post_hook(export, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, and reads torch's checkpoints, fused or not; values are copied into the flat buffers.
+
+        Moments and masters are not rounded to the parameter's dtype. A 16-bit parameter whose state has no ``master``
+        starts from the parameter as it is; a split master that is loaded also sets its parameter. An average that is not
+        in the state starts at the weight. ``ema_decay``, ``seed`` and Apex' ``max_grad_norm`` of the groups count, as all
+        their entries do; where they have none the optimizer's own stay.
+
+        Raises:
+            ValueError: groups, shapes or keys do not fit. Nothing has been changed then.
+            TypeError: a hyper-parameter is no number, or a moment no tensor. Nor then.
+        """
+        handle = self.register_load_state_dict_pre_hook(self._codec.shield)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.shard_group is not None:
+            raise TypeError(
+                f"{type(self).__name__}: an optimizer with a shard_group cannot be pickled or copied, because a process group "
+                "cannot; accepted: state_dict, and load_state_dict of an optimizer that is made with a group"
             )
-            batch.hyper = hyper  # last: an interrupt before it leaves nothing half made
-        return batch.state
+        self.store.adopt_writes()
+        state = super().__getstate__()
+        return {**state, "state": self._codec.copied(self.state), "options": dict(vars(self._options))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also the last step of load_state_dict: ``state`` then holds new states and groups only."""
+        state = dict(state)
+        options = state.pop("options", None)
+        if options is not None:
+            self._build(Options(**{**DEFAULTS, **options}))
+        groups = state["param_groups"]
+        loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
+        packed = self.store.pack(loaded.entries)
+        state["state"] = shown = defaultdict(dict, loaded.others)
+        super().__setstate__(state)
+        self.store.clear()
+        self.plan.forget()
+        self.store.commit(packed, shown)
+        self.compiled_handle = CompiledHandle(self, self.param_groups)
+        self.max_grad_norm, self.seed = loaded.max_grad_norm, loaded.seed
+        for group in groups:
+            group["fused"], group["foreach"] = True, None
+
+
+class StandaloneOptimizer(FusedOptimizer):
+    """Base of optimizers that torch does not have: adds the group keys that all of torch's share."""
+
+    def __init__(self, params: ParamsT, **defaults: Any) -> None:
+        super().__init__(params, {**defaults, "foreach": None, "differentiable": False, "fused": True})

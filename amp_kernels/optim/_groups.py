@@ -1,16 +1,26 @@
-"""What may stand in an optimizer and its groups: options and numbers, completed and checked before anything changes."""
+"""Parameter groups: checked before anything changes, and packed for the update op."""
 
 from __future__ import annotations
 
 import math
 import numbers
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .._dispatch.compiled import OneOpEach
-from ._options import DEFAULTS, GROUP_OPTIONS, MixedPrecision, check_group_options, complete, misspelt
+from .._checks import lists
+from .._dispatch.devices import at
+from .._sharding.local import is_dtensor, local
+from .._updates.state import MAXIMIZE, PARAMS, STOCHASTIC
+from ._algorithm import Algorithm
+from ._options import DEFAULTS, GROUP_OPTIONS, Options, check_group_options, misspelt
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
 _NOT_NEGATIVE = {
@@ -22,83 +32,82 @@ _NOT_NEGATIVE = {
 NUMBERS = (*_NOT_NEGATIVE, "betas", "dampening")
 
 
-class CheckedGroups(OneOpEach, torch.optim.Optimizer):
-    """The part of :class:`~amp_kernels.optim._base.FusedOptimizer` that knows options and groups."""
+class GroupChecks:
+    """The checks of one optimizer's groups and parameters; error messages begin with ``name``."""
 
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
+    def __init__(self, name: str, algorithm: Algorithm, options: Options):
+        self._name, self._algorithm, self._options = name, algorithm, options
 
-    def _params(self) -> list[Tensor]:
-        """All parameters, in the order of their numbers in the state_dict."""
-        return [param for group in self.param_groups for param in group["params"]]
-
-    def _set_options(
-        self, options: MixedPrecision, foreach: bool | None, fused: bool | None, differentiable: bool
-    ) -> None:
-        """Check and keep what all constructors take; ``foreach`` and ``fused`` are hints without effect."""
-        options = complete(self._name, options)
-        if differentiable:
-            raise RuntimeError(f"{self._name}: differentiable is True; accepted: False (the step is one fused op)")
-        if fused and foreach:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        self.master_weights = options["master_weights"]
-        self.shadow_dtype = options["shadow_dtype"]
-        self.state_dtype = options["state_dtype"]
-        self.max_grad_norm = options["max_grad_norm"]
-        self.skip_nonfinite = bool(options["skip_nonfinite"])
-        self.ema_decay = options["ema_decay"]
-        self.unscale_grads = bool(options["unscale_grads"])
-        self.zero_grads = bool(options["zero_grads"])
-        self.shard_group = options["shard_group"]
-        self.seed = options["seed"]
-
-    def _shared_options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in DEFAULTS}
-
-    def __repr__(self) -> str:
-        head, *groups = super().__repr__().split("\n", 1)
-        return "\n".join([head, *(f"    {name}: {value}" for name, value in self._shared_options().items()), *groups])
-
-    def _refuse_misspelt(self, group: dict[str, Any]) -> None:
-        """Raise for a key of a new group that nothing would read because it misspells an option."""
-        options = {**self.defaults, **DEFAULTS}
+    def refuse_misspelt(self, group: dict[str, Any], index: int, defaults: dict[str, Any]) -> None:
+        """Raise for a key of new group number ``index`` that misspells an option, because torch would keep it unread."""
+        options = {**defaults, **DEFAULTS}
         for key in group:
             right = misspelt(key, options) if isinstance(key, str) and key not in options else None
             if right is not None:
                 place = "in the constructor" if right in DEFAULTS and right not in GROUP_OPTIONS else "in a group"
                 raise ValueError(
-                    f"{self._name}: param_groups[{len(self.param_groups)}] has the key {key!r}, which is no option; accepted: "
+                    f"{self._name}: param_groups[{index}] has the key {key!r}, which is no option; accepted: "
                     f"{right} ({place})"
                 )
 
-    def _complete_group(self, group: dict[str, Any]) -> None:
-        """Give a new or loaded group the options that live in groups, if they are in use (otherwise the groups have the
-        keys of torch's), and check all that it holds."""
-        if self.ema_decay is not None:
-            group.setdefault("ema_decay", self.ema_decay)
-        if self.master_weights == "none":
-            group.setdefault("seed", self.seed)
+    def complete(self, group: dict[str, Any], defaults: dict[str, Any]) -> None:
+        """Add the options that live in groups, if they are in use, to a new or loaded group and check all that it
+        holds. Without them a group has the keys of torch's."""
+        options = self._options
+        if options.ema_decay is not None:
+            group.setdefault("ema_decay", options.ema_decay)
+        if options.master_weights == "none":
+            group.setdefault("seed", options.seed)
         check_group_options(self._name, group)
-        for name, value in self._shared_options().items():
+        for name, value in vars(options).items():
             if name in group and name not in GROUP_OPTIONS and group.pop(name) != value:
                 raise ValueError(
                     f"{self._name}: {name} is an option of the optimizer, where it is {value!r}, and not of a group; "
                     f"accepted in groups: {', '.join(GROUP_OPTIONS)}"
                 )
-        missing = [key for key in NUMBERS if key in self.__dict__.get("defaults", ()) and key not in group]
+        missing = [key for key in NUMBERS if key in defaults and key not in group]
         if missing:
             raise ValueError(
                 f"{self._name}: a group lacks {', '.join(missing)}; accepted: groups of the same kind of optimizer"
             )
-        self._check_group(group)
+        self._check_ranges(group, defaults)
+        self._algorithm.check_group(self._name, group)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def check_params(self, group: dict[str, Any]) -> None:
+        """Raise unless the kernels can update every parameter of the group."""
+        params = group["params"]
+        if len(set(map(id, params))) != len(params):
+            raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
+        names = group.get("param_names")  # where it was built from named_parameters()
+        for i, param in enumerate(params):
+            self._check_param(f"{self._name}: {names[i] if names else f'params[{i}]'}", param)
+
+    def check_numbers(self, groups: list[dict[str, Any]]) -> None:
+        """Raise for a NaN or a text that a scheduler wrote into a group: it must not reach the weights."""
+        for group in groups:
+            for key in (*NUMBERS, "ema_decay"):
+                value = group.get(key)
+                for number in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(number, str):
+                        raise TypeError(f"{self._name}: {key} is {value!r}, a str; accepted: a number")
+                    if isinstance(number, numbers.Real) and number != number:  # NumPy's floats are Real too
+                        raise ValueError(f"{self._name}: {key} is {value}")
+
+    def common(self, option: str, groups: list[dict[str, Any]]) -> Any:
+        """The value of an option in all groups, or the optimizer's own if no group has it."""
+        values = {group[option] for group in groups if option in group} or {getattr(self._options, option)}
+        if len(values) > 1:
+            raise ValueError(
+                f"{self._name}: groups have the {option}s {sorted(values, key=str)}; accepted: the same one in all"
+            )
+        return values.pop()
+
+    def _check_ranges(self, group: dict[str, Any], defaults: dict[str, Any]) -> None:
         """Raise unless the group's numbers are in range, in torch's wording; NaN never passes."""
         for key, words in _NOT_NEGATIVE.items():
             if key in group:
                 self._check_range(key, group[key], math.inf, f"Invalid {words}")
-        betas, usual = group.get("betas", ()), self.__dict__.get("defaults", {}).get("betas")
+        betas, usual = group.get("betas", ()), defaults.get("betas")
         if usual is not None and not (isinstance(betas, (tuple, list)) and len(betas) == len(usual)):
             raise ValueError(f"{self._name}: betas is {betas!r}; accepted: {len(usual)} numbers")
         for i, beta in enumerate(betas):
@@ -117,22 +126,134 @@ class CheckedGroups(OneOpEach, torch.optim.Optimizer):
         if not inside:
             raise ValueError(f"{message}: {value}")
 
-    def _check_numbers(self) -> None:
-        """Schedulers write into groups; a NaN or a text that got in there must not reach the weights."""
-        for group in self.param_groups:
-            for key in (*NUMBERS, "ema_decay"):
-                value = group.get(key)
-                for number in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(number, str):
-                        raise TypeError(f"{self._name}: {key} is {value!r}, a str; accepted: a number")
-                    if isinstance(number, numbers.Real) and number != number:  # NumPy's floats are Real too
-                        raise ValueError(f"{self._name}: {key} is {value}")
-
-    def _common(self, name: str, groups: list[dict[str, Any]]) -> Any:
-        """The option ``name`` of all groups, the optimizer's own where none has it."""
-        values = {group[name] for group in groups if name in group} or {getattr(self, name)}
-        if len(values) > 1:
-            raise ValueError(
-                f"{self._name}: groups have the {name}s {sorted(values, key=str)}; accepted: the same one in all"
+    def _check_param(self, label: str, param: Tensor) -> None:
+        if param.dtype not in PARAMS:
+            raise TypeError(f"{label} is {param.dtype}; accepted: {lists.names(PARAMS)}")
+        if param.layout is not torch.strided:
+            raise TypeError(f"{label} has layout {param.layout}; accepted: torch.strided (dense)")
+        if is_dtensor(param):
+            if any(placement.is_partial() for placement in param.placements):
+                raise ValueError(f"{label} has the placements {param.placements}; accepted: Shard and Replicate")
+            if self._options.shadow_dtype is not None:
+                raise ValueError(
+                    f"{label} is a DTensor and shadow_dtype is {self._options.shadow_dtype}; accepted: None (whoever "
+                    "gathers the pieces casts them: MixedPrecisionPolicy(param_dtype=...) of fully_shard)"
+                )
+        elif is_traceable_wrapper_subclass(param):
+            raise TypeError(
+                f"{label} is a {type(param).__name__}; accepted: plain tensors and DTensors "
+                f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
             )
-        return values.pop()
+        if param.requires_grad and not is_lazy(param) and not lists.is_dense(local(param)):
+            raise ValueError(
+                f"{label} is {lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
+                "accepted: any order of dimensions that covers its memory once"
+            )
+        self._algorithm.check_param(label, param)
+
+
+_NOT_NUMBERS = ("params", "param_names")  # the only values that may be lists: no op reads them
+
+
+class PackedGroups:
+    """The arguments of the op that come from the groups, and the values that they were computed from.
+
+    Schedulers write into groups between any two steps, so every step compares, by identity: numbers cannot change in
+    place. Learning rates are not compared, because they change with each step.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], algorithm: Algorithm, master_weights: str):
+        self._master_weights = master_weights
+        self._keys = list(chain.from_iterable(groups))
+        self._values = list(chain.from_iterable([group.values() for group in groups]))
+        self._lr_positions = [position for position, key in enumerate(self._keys) if key == "lr"]
+        self._fixed = all(
+            key in _NOT_NUMBERS or key == "lr" or _immutable(value)
+            for key, value in zip(self._keys, self._values, strict=True)
+        )
+        self._names = list(algorithm.declared.options)
+        stochastic = STOCHASTIC if master_weights == "none" else 0
+        self.options = [_option(group, name) for group in groups for name in self._names]
+        self.ema_decays = [float(group.get("ema_decay") or 0.0) for group in groups]
+        self.flags = [algorithm.flags(group) | stochastic | (MAXIMIZE if group["maximize"] else 0) for group in groups]
+        self.used = [algorithm.moments(group, {}) for group in groups]  # of each group: the moments
+        self.averaged = [group.get("ema_decay") is not None for group in groups]
+
+    def unchanged(self, groups: list[dict[str, Any]], master_weights: str) -> bool:
+        """True if the groups still hold these numbers, up to the learning rates."""
+        values = list(chain.from_iterable([group.values() for group in groups]))
+        if not self._fixed or master_weights != self._master_weights or len(values) != len(self._values):
+            return False
+        for position in self._lr_positions:
+            self._values[position] = values[position]
+        return all(map(operator.is_, values, self._values)) and list(chain.from_iterable(groups)) == self._keys
+
+    def set_rates(self, rates: list[float]) -> None:
+        self.options[:: len(self._names)] = rates
+
+    def fixed_numbers(self) -> list[Any]:
+        """All numbers but learning rates and weight decays."""
+        count = len(self._names)
+        options = [value for i, value in enumerate(self.options) if i % count not in (0, count - 1)]
+        return [options, *map(list, (self.ema_decays, self.flags, self.used, self.averaged))]
+
+
+class HyperParameters:
+    """Packs the numbers of the groups, anew only when one of them was replaced."""
+
+    def __init__(self, algorithm: Algorithm, options: Options, checks: GroupChecks):
+        self._algorithm, self._options, self._checks = algorithm, options, checks
+        self._packed: PackedGroups | None = None
+        self._decays: Sequence[Tensor] = ()
+
+    def forget(self) -> None:
+        self._packed = None
+
+    def packed(self, groups: list[dict[str, Any]]) -> PackedGroups:
+        """The numbers of the groups with the learning rates of now, checked. A rate that is a tensor counts as 0 here."""
+        packed, master_weights = self._packed, self._options.master_weights
+        if packed is None or not packed.unchanged(groups, master_weights):
+            self._checks.check_numbers(groups)
+            packed = self._packed = PackedGroups(groups, self._algorithm, master_weights)
+        rates = [group["lr"] for group in groups]
+        rates = [0.0 if isinstance(rate, Tensor) else rate for rate in rates]
+        if not all(type(rate) is float and rate == rate for rate in rates):
+            self._checks.check_numbers(groups)
+        packed.set_rates([float(rate) for rate in rates])
+        return packed
+
+    def on_device(self, groups: list[dict[str, Any]], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+        """Learning rates and weight decays that the op reads on the device: rates if any of them is a tensor, decays within
+        :meth:`decays_from`."""
+        rates = [group["lr"] for group in groups]
+        decays = [at(decay, device) for decay in self._decays]
+        if not any(isinstance(rate, Tensor) for rate in rates):
+            return [], decays
+        return [
+            at(rate, device).float().reshape(())
+            if isinstance(rate, Tensor)
+            else torch.full((), rate, dtype=torch.float32, device=device)
+            for rate in rates
+        ], decays
+
+    @contextmanager
+    def decays_from(self, decays: Sequence[Tensor]) -> Iterator[None]:
+        """Within the block steps read the weight decays from these tensors, one float64 scalar per group."""
+        self._decays = decays
+        try:
+            yield
+        finally:
+            self._decays = ()
+
+
+def _option(group: dict[str, Any], name: str) -> float:
+    """The group's value of an option that the op declares."""
+    if name == "lr":
+        return 0.0  # set in each step
+    return float(group["betas"][int(name[4:]) - 1] if name in ("beta1", "beta2") else group[name])
+
+
+def _immutable(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_immutable, value))
+    return value is None or isinstance(value, (str, numbers.Real))

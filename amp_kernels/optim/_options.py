@@ -1,9 +1,10 @@
-"""The options that every optimizer of this package takes besides its own: named, documented and checked here."""
+"""The options that every optimizer of this package takes besides its own."""
 
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from types import SimpleNamespace
+from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -96,6 +97,24 @@ _ACCEPTED = {
 }
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
+Value = TypeVar("Value")
+
+
+class Options(SimpleNamespace):
+    """The checked options of one optimizer, as :class:`MixedPrecision` names them. All parts of the optimizer read this object."""
+
+
+class OptionAttribute(Generic[Value]):
+    """An option as an attribute of its optimizer, which has it in ``_options``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> Value:
+        return self if optimizer is None else getattr(optimizer._options, self._name)  # type: ignore[return-value]
+
+    def __set__(self, optimizer: Any, value: Value) -> None:
+        setattr(optimizer._options, self._name, value)
 
 
 def takes_options(init: Constructor) -> Constructor:
@@ -111,8 +130,8 @@ def takes_options(init: Constructor) -> Constructor:
     return init
 
 
-def complete(optimizer: str, options: MixedPrecision) -> MixedPrecision:
-    """The options with the defaults of those that were not given, checked."""
+def checked_options(optimizer: str, options: MixedPrecision) -> Options:
+    """The options that were given and the defaults of all others, checked."""
     unknown = options.keys() - DEFAULTS.keys()
     if unknown:
         raise TypeError(
@@ -127,7 +146,9 @@ def complete(optimizer: str, options: MixedPrecision) -> MixedPrecision:
     if options["max_grad_norm"] is not None:
         lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
     check_group_options(optimizer, options)
-    return options
+    for name in ("skip_nonfinite", "unscale_grads", "zero_grads"):
+        options[name] = bool(options[name])
+    return Options(**options)
 
 
 def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:

@@ -1,11 +1,10 @@
-"""Where optimizer state lives: flat buffers per block, and views of them per parameter.
+"""Optimizer state: flat buffers per block, and each parameter's views of them.
 
-A block's layout and what the update ops read of it: :mod:`amp_kernels._updates.state`.
+:mod:`amp_kernels._updates.state` describes the layout of a block and how the update ops read it.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping
@@ -20,14 +19,13 @@ from .._dispatch.walks import versions as versions_of
 from .._raw._split_master import join_master, split_master
 from .._sharding.local import is_dtensor, like, local, local_value
 from .._updates.state import view_like
-from ..ops._shadows import ShadowList, refresh_shadow
-from ._hyper_parameters import HyperParameters
+from ..ops._shadows import refresh_shadow
 
 
 @dataclass(eq=False)
 class Block:
-    """State of some parameters of one device, dtype and group. A buffer with 0 elements: the block has no such
-    state."""
+    """The state of some parameters of one device, dtype and group. A buffer with 0 elements stands for state that the block
+    does not have."""
 
     group: dict[str, Any]
     params: list[Tensor]
@@ -41,7 +39,7 @@ class Block:
     shadow_views: list[Tensor] = field(default_factory=list)
 
     def tensors(self) -> list[Tensor]:
-        """All buffers that are there."""
+        """All buffers that the block has."""
         buffers = (self.steps, *self.moments.values(), self.master, self.ema, self.shadow)
         return [buffer for buffer in buffers if buffer.numel()]
 
@@ -51,8 +49,8 @@ class Block:
 
 
 class ShownState(dict):
-    """What ``optimizer.state[param]`` is: views of the buffers. A value that a user puts in the place of one is written into
-    the buffer, and must fit it. Other entries are the user's own."""
+    """The value of ``optimizer.state[param]``: views of the buffers. A value that a user assigns to a view is copied into the
+    buffer and must have its shape. Other entries are the user's own."""
 
     def __init__(self, views: dict[str, Tensor]):
         super().__init__(views)
@@ -92,21 +90,25 @@ class ShownState(dict):
             )
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)  # a copy shows nothing
+        return dict, (dict(self),)  # a copy is no view
 
 
 class SplitState(ShownState):
-    """The shown state of a parameter with a split master: ``items()`` has the ``remainder`` that is held.
+    """The shown state of a parameter with a split master. ``items()`` has the ``remainder`` that is stored.
 
-    Iteration yields the names of a state_dict, with ``master`` in its place, because torch's set_optimizer_state_dict looks
-    them up in the flattened form. ``self["master"]`` is a float32 copy; assigning to it writes parameter and remainder.
+    Iteration yields ``master`` instead, as a state_dict does, because torch's set_optimizer_state_dict looks these names up in
+    the flattened form. ``self["master"]`` is a float32 copy; assigning to it writes parameter and remainder.
     """
 
-    _place: weakref.ref[Place] | None = None  # set by the place, which holds this; a strong one would be a cycle
+    _place: weakref.ref[Place] | None = None
+
+    def belongs_to(self, place: Place) -> None:
+        """Tell where the views lie. The reference is weak because the place holds this mapping."""
+        self._place = weakref.ref(place)
 
     @property
     def place(self) -> Place | None:
-        """None in a mapping that another library has rebuilt with tensors of its own, and after the place was forgotten."""
+        """None in a mapping that another library rebuilt from tensors of its own, and after the store dropped the place."""
         return None if self._place is None else self._place()
 
     def __iter__(self) -> Iterator[str]:
@@ -143,11 +145,11 @@ class SplitState(ShownState):
             weight, rest = split_master(value.to(piece.device, torch.float32), piece.dtype)
             piece.copy_(weight)
             remainder.copy_(rest)
-        place.look()
+        place.mark_clean()
 
 
 def signature(param: Tensor) -> tuple:
-    """What must not change as long as a parameter's state stays where it is."""
+    """The properties of a parameter that its state depends on: a change of one needs new state."""
     own = param.dtype, param.device, param.shape, param.stride()
     if not is_dtensor(param):
         return own
@@ -157,12 +159,12 @@ def signature(param: Tensor) -> tuple:
 
 @dataclass(eq=False)
 class Place:
-    """Where one parameter's state is."""
+    """The location of one parameter's state, and the version of the parameter that the state belongs to."""
 
     param: Tensor
     block: Block
     slot: int
-    state: dict[str, Tensor] | None  # what ``optimizer.state[param]`` is, if anything is shown there
+    state: dict[str, Tensor] | None  # the value of ``optimizer.state[param]``, if it shows anything
     signature: tuple
     address: int = 0
     versions: array = field(default_factory=lambda: array("q"))  # those of `watched` begin at `index`
@@ -170,8 +172,8 @@ class Place:
 
     def __post_init__(self) -> None:
         if isinstance(self.state, SplitState):
-            self.state._place = weakref.ref(self)
-        self.look()
+            self.state.belongs_to(self)
+        self.mark_clean()
 
     @property
     def offset(self) -> int:
@@ -179,44 +181,44 @@ class Place:
 
     @property
     def piece(self) -> Tensor:
-        """What the kernels see: the parameter, or what this rank holds of it."""
+        """The parameter as the kernels see it: of a DTensor this rank's piece."""
         return local(self.param)
 
     @property
     def converted(self) -> bool:
-        """True once the parameter has another dtype: a remainder then belongs to no weight."""
+        """True once the parameter has another dtype, to which a remainder does not fit."""
         return self.param.dtype != self.signature[0]
 
     @property
     def watched(self) -> list[Tensor]:
-        """The tensors whose version counters show a write to the parameter: a DTensor has one of its own."""
+        """The tensors whose version counters show a write to the parameter: a DTensor has its own beside its piece's."""
         return [self.param] if not is_dtensor(self.param) else [self.param, self.piece]
 
     @property
-    def tells_writes(self) -> bool:
-        """Whether there is a master that could miss a write to the parameter, and a counter that shows the write."""
+    def needs_adoption(self) -> bool:
+        """True for a parameter with a master, which can miss a write to it, and a version counter, which shows the write."""
         return self.block.master.numel() > 0 and not self.param.is_inference()
 
     def view(self, buffer: Tensor) -> Tensor:
         """This parameter's part of a buffer of its block."""
         return view_like(buffer, self.piece, self.offset)
 
-    def look(self) -> None:
-        """Take the parameter as it is for what the last step, or a load, has left."""
+    def mark_clean(self) -> None:
+        """Record the current version of the parameter as the one that its master agrees with."""
         self.address = self.piece.data_ptr()
-        if self.tells_writes:
+        if self.needs_adoption:
             versions = versions_of(self.watched)
             self.versions[self.index : self.index + len(versions)] = versions
 
     def adopt_write(self) -> None:
-        """If the parameter was written since, bring its master in line. Elements that still are their master, rounded,
-        keep the bits that they lack.
+        """Update the master if the parameter was written since it was marked clean. An element that still equals its rounded
+        master keeps the master.
 
-        The remainder of a split master does not tell which ones these are: it stays at every element. Where that would
-        make another number of a written one, at 0 (a mask would leave what is below the smallest weight) and at infinity
-        (it would be finite, or NaN), it is cleared. Elsewhere it moves what was written by half a unit in the last place at most.
+        A remainder cannot tell which elements were overwritten, so it stays at every element. It is cleared where it would change a
+        written number: at 0 (a mask would leave what is below the smallest weight) and at infinity (the master would be finite,
+        or NaN). Elsewhere it moves a written weight by at most half a unit in the last place.
         """
-        if self.tells_writes:
+        if self.needs_adoption:
             versions = versions_of(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
             if known != versions or self.address != self.piece.data_ptr():
@@ -225,53 +227,29 @@ class Place:
                     master.copy_(torch.where(master.to(piece.dtype) == piece, master, piece.float()))
                 else:
                     master.masked_fill_((piece == 0) | piece.isinf(), 0)
-        self.look()
+        self.mark_clean()
 
 
 class WrittenParams:
-    """Parameters with masters that are stepped together. Usually nobody but the step has written them."""
+    """The parameters with masters of one launch. One comparison of all version counters serves the usual case that only the
+    step has written them."""
 
     def __init__(self, places: list[Place]):
-        self.places = [place for place in places if place.tells_writes]
+        self.places = [place for place in places if place.needs_adoption]
         self.watched: list[Tensor] = []
         self.versions = array("q")
         for place in self.places:
             known, index = place.versions[place.index : place.index + len(place.watched)], len(self.versions)
             self.watched += place.watched
             self.versions += known
-            place.versions, place.index = self.versions, index  # last: an interrupt leaves it with what it had
+            place.versions, place.index = self.versions, index  # last: an interrupt leaves the old pair
 
     def adopt(self) -> None:
-        """Before a step: what others wrote since the last one goes into the masters."""
+        """Before a step: update the masters of parameters that others wrote."""
         if not same_versions(self.watched, self.versions):
             for place in self.places:
                 place.adopt_write()
 
     def stamp(self) -> None:
-        """After a step, which has written parameters and masters."""
+        """After a step, which has written parameters and masters: record the new versions."""
         note_versions(self.watched, self.versions)
-
-
-@dataclass
-class DeviceBatch:
-    """The parameters of one device that take part in a step, as the update op wants them."""
-
-    device: torch.device
-    params: list[Tensor]
-    pieces: list[Tensor]  # of the params, what the kernels see: themselves, or what this rank holds
-    counted: int  # so many of them, the first, count here in norms; the rest on other ranks
-    numbers: list[int]  # of the params in the optimizer
-    blocks: list[Block]
-    groups: list[int]  # of each block
-    layout: Tensor
-    nothing: Tensor  # in the place of a buffer that is not there, or not to be used
-    shadows: ShadowList  # of those params that have one
-    written: WrittenParams  # those that have a master
-    sharded: list[Tensor]  # those that are DTensors
-    hyper: HyperParameters | None = None  # what `state` was made for
-    state: tuple[list[Tensor], ...] = ()  # the op's arguments from the moments to `emas`
-
-    @functools.cached_property
-    def rows(self) -> Tensor:
-        """``numbers`` on the device."""
-        return torch.tensor(self.numbers, device=self.device)

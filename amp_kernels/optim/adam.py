@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ._adam import AdamStep
+from .._updates.adamw import adamw_
+from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
+from .adamw import AdamAlgorithm
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Adam(AdamStep, torch.optim.Adam):
+class Adam(FusedOptimizer, torch.optim.Adam):
     """:class:`torch.optim.Adam` in one pass over memory: unscaling, clipping, moments, master weight and 16-bit copies
     together.
 
@@ -45,6 +47,8 @@ class Adam(AdamStep, torch.optim.Adam):
         >>> optimizer.state[model.weight]["step"]
         tensor(2.)
     """
+
+    algorithm = AdamAlgorithm(adamw_, required=("step",))
 
     @takes_options
     def __init__(

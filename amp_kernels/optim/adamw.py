@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ._adam import AdamStep
+from .._updates.adamw import adamw_
+from .._updates.state import COUPLED_DECAY
+from ._algorithm import Algorithm
+from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class AdamW(AdamStep, torch.optim.AdamW):
+class AdamAlgorithm(Algorithm):
+    """Adam's and AdamW's: a flag of each group decides how the decay enters."""
+
+    def check_group(self, name: str, group: dict[str, Any]) -> None:
+        if not group.get("bias_correction", True):  # an option of Apex
+            raise ValueError(f"{name}: bias_correction is False; accepted: True")
+
+    def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        amsgrad = group.get("amsgrad") or loaded.get("max_exp_avg_sq") is not None
+        return self.declared.moments if amsgrad else self.declared.moments[:2]
+
+    def flags(self, group: dict[str, Any]) -> int:
+        return 0 if group["decoupled_weight_decay"] else COUPLED_DECAY
+
+
+class AdamW(FusedOptimizer, torch.optim.AdamW):
     """:class:`torch.optim.AdamW` in one pass over memory: unscaling, clipping, moments, master weight and 16-bit copies
     together.
 
@@ -57,6 +75,8 @@ class AdamW(AdamStep, torch.optim.AdamW):
         >>> theirs.state[model.weight]["step"]
         tensor(2.)
     """
+
+    algorithm = AdamAlgorithm(adamw_, required=("step",))
 
     @takes_options
     def __init__(

@@ -8,14 +8,53 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from .._sharding.agreement import Agreement
 from .._updates.lamb import lamb_
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
-from ._base import Update
+from ._algorithm import Algorithm, Update
+from ._base import StandaloneOptimizer
+from ._gradients import home_device
 from ._options import MixedPrecision, takes_options
-from ._standalone import StandaloneOptimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class LAMBAlgorithm(Algorithm):
+    """An update whose length depends on the norms of whole tensors."""
+
+    def check_group(self, name: str, group: dict[str, Any]) -> None:
+        if not group.get("grad_averaging", True):  # an option of Apex: the first moment then sums gradients
+            raise ValueError(f"{name}: grad_averaging is False; accepted: True")
+
+    def check_param(self, label: str, param: Tensor) -> None:
+        if hasattr(param, "_param_infos"):
+            raise TypeError(
+                f"{label} is a {type(param).__name__}, which holds several tensors; accepted: "
+                "FullyShardedDataParallel(use_orig_params=True), or fully_shard (the ratio is one of norms of a tensor)"
+            )
+
+    def flags(self, group: dict[str, Any]) -> int:
+        return (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
+
+    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
+        """In two halves where ranks hold pieces of a tensor, with one sum over the ranks in between. Copies of a piece count as
+        often as there are, which is as often for each piece of a tensor and cancels in its ratio."""
+        if not agreement.tensor_groups:
+            super().launch(updates, agreement, params)
+            return
+        device = updates[0].launch.batch.device if updates else home_device(agreement, params)
+        sums = torch.zeros(len(params), 2, dtype=torch.float64, device=device)
+        for (batch, _, table), arguments in updates:
+            squares = torch.zeros(len(batch.params), 2, dtype=torch.float64, device=batch.device)
+            counters = [buffer.clone() for buffer in arguments.steps]  # only the second half may count
+            first = arguments._replace(steps=counters, squares=squares, second=False)
+            self.op.step(first, None if table is None else table.tensor)
+            sums.index_copy_(0, batch.rows.to(device), squares.to(device))
+        sums = agreement.total(sums)
+        for launch, arguments in updates:
+            batch = launch.batch
+            Update(launch, arguments._replace(squares=sums.to(batch.device)[batch.rows])).run(self.op)
 
 
 class LAMB(StandaloneOptimizer):
@@ -56,8 +95,7 @@ class LAMB(StandaloneOptimizer):
         tensor([1.8000, 1.8000, 1.8000, 1.8000])
     """
 
-    _op = lamb_
-    _absent = (("bias_correction", True), ("use_nvlamb", False))
+    algorithm = LAMBAlgorithm(lamb_, absent={"bias_correction": True, "use_nvlamb": False})
 
     @takes_options
     def __init__(
@@ -81,41 +119,3 @@ class LAMB(StandaloneOptimizer):
         numbers = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         switches = {"bias_correction": bool(bias_correction), "use_nvlamb": bool(use_nvlamb), "maximize": maximize}
         super().__init__(params, **numbers, **switches, capturable=capturable)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        if not group.get("grad_averaging", True):  # of Apex: the first moment then sums gradients
-            raise ValueError(f"{self._name}: grad_averaging is False; accepted: True")
-
-    def _check_param(self, label: str, param: Tensor) -> None:
-        super()._check_param(label, param)
-        if hasattr(param, "_param_infos"):
-            raise TypeError(
-                f"{label} is a {type(param).__name__}, which holds several tensors; accepted: "
-                "FullyShardedDataParallel(use_orig_params=True), or fully_shard (the ratio is one of norms of a tensor)"
-            )
-
-    def _update(self, updates: list[Update]) -> None:
-        """In two halves where ranks hold pieces of a tensor, with one sum over the ranks in between. Copies of a piece count as
-        often as there are, which is as often for each piece of a tensor and cancels in its ratio."""
-        ranks = self._agreement()
-        ranks.check(self._name)
-        if not ranks.tensor_groups:
-            super()._update(updates)
-            return
-        device = updates[0][0].batch.device if updates else self._device(ranks)
-        sums = torch.zeros(len(self._params()), 2, dtype=torch.float64, device=device)
-        for (batch, _, table), arguments in updates:
-            squares = torch.zeros(len(batch.params), 2, dtype=torch.float64, device=batch.device)
-            counters = [buffer.clone() for buffer in arguments.steps]  # the second half counts
-            first = arguments._replace(steps=counters, squares=squares, second=False)
-            self._op.step(first, None if table is None else table.tensor)
-            sums.index_copy_(0, batch.rows.to(device), squares.to(device))
-        sums = ranks.total(sums)
-        for launch, arguments in updates:
-            batch = launch.batch
-            self._launch(launch, arguments._replace(squares=sums.to(batch.device)[batch.rows]))
-
-    def _flags(self, group: dict[str, Any]) -> int:
-        own = (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
-        return super()._flags(group) | own

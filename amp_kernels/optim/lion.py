@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from .._updates.lion import lion_
+from ._algorithm import Algorithm
+from ._base import StandaloneOptimizer
 from ._options import MixedPrecision, takes_options
-from ._standalone import StandaloneOptimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,8 +47,7 @@ class Lion(StandaloneOptimizer):
         tensor([-0.5000,  0.5000,  0.0000])
     """
 
-    _op = lion_
-    _shows_step = False
+    algorithm = Algorithm(lion_, shows_step=False)
 
     @takes_options
     def __init__(

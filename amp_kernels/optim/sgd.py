@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,14 +9,43 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from .._checks import lists
-from .._raw._split_master import join_master
 from .._updates.sgd import sgd_
 from .._updates.state import NESTEROV
+from ._algorithm import Algorithm
 from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
+from ._state import Place
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class SGDAlgorithm(Algorithm):
+    """Momentum, which a group may be without."""
+
+    def check_group(self, name: str, group: dict[str, Any]) -> None:
+        lists.check_number(name, "dampening", group["dampening"])
+        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+
+    def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] != 0 or loaded.get("momentum_buffer") is not None else ()
+
+    def loaded_step(self, shown: dict[str, Tensor], values: dict[str, Any]) -> Tensor | float:
+        """0 makes the next step start the momentum buffer. torch counts no steps; otherwise the count matters for random bits
+        only."""
+        has_buffer = "momentum_buffer" in shown
+        if has_buffer and values.get("momentum_buffer") is None:
+            return 0.0
+        return values.get("step", 1.0 if has_buffer else 0.0)
+
+    def exported(self, values: dict[str, Any], place: Place | None) -> dict[str, Any]:
+        """Replace a buffer that no step has written by None: torch has no buffer before the first step that is taken."""
+        unwritten = place is not None and "momentum_buffer" in values and place.block.steps[place.slot].item() == 0
+        return {**values, "momentum_buffer": None} if unwritten else values
+
+    def flags(self, group: dict[str, Any]) -> int:
+        return NESTEROV if group["nesterov"] else 0
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -50,8 +78,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         tensor([0.9844, 0.9844, 0.9844], dtype=torch.bfloat16)
     """
 
-    _op = sgd_
-    _shows_step = False
+    algorithm = SGDAlgorithm(sgd_, shows_step=False)
 
     @takes_options
     def __init__(
@@ -71,35 +98,3 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     ) -> None:
         self._set_options(options, foreach, fused, differentiable)
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, fused=True)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        lists.check_number(self._name, "dampening", group["dampening"])
-        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
-
-    def _moment_names(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
-        return ("momentum_buffer",) if group["momentum"] != 0 or loaded.get("momentum_buffer") is not None else ()
-
-    def _loaded_step(self, shown: dict[str, Any], values: dict[str, Any]) -> Tensor | float:
-        """The next step after 0 starts the momentum buffer. torch counts no steps; the count itself matters for random
-        bits only."""
-        has_buffer = "momentum_buffer" in shown
-        if has_buffer and values.get("momentum_buffer") is None:
-            return 0.0
-        return values.get("step", 1.0 if has_buffer else 0.0)
-
-    def _exported(self, param: Tensor, values: dict[str, Any], join: Callable = join_master) -> dict[str, Any]:
-        """torch has no buffer before the first step that is taken; ours exists then, but holds nothing."""
-        place = self._places.get(id(param))
-        unwritten = (
-            place is not None
-            and place.state is values
-            and "momentum_buffer" in values
-            and place.block.steps[place.slot].item() == 0
-        )
-        values = super()._exported(param, values, join)
-        return {**values, "momentum_buffer": None} if unwritten else values
-
-    def _flags(self, group: dict[str, Any]) -> int:
-        return super()._flags(group) | (NESTEROV if group["nesterov"] else 0)

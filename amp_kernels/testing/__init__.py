@@ -1,2 +1,2 @@
-"""What tests and benchmarks share: input generators, error bounds, NaN poison, the comparison of backends. Shipped, so
-that the installed package can check itself."""
+"""Shared by tests and benchmarks: input generators, error bounds, NaN poisoning, the comparison of backends. Installed, so that
+``info --check`` can use it."""

@@ -1,4 +1,4 @@
-"""Compares one backend of an op with its reference, on the op's own samples. Shared by ``info --check`` and the tests."""
+"""Compares a backend of an op with its reference on the op's samples, for ``info --check`` and the tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from .._dispatch import cpu_isa, policy
 from .._dispatch.library import Op
 
-# Backends round once, as the reference does, but sum in another order: a few units in the last place of the output type.
+# Backends round once, as the reference does, but sum in another order: a few ulps of the output dtype.
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def available_backends(op: Op, device: str) -> list[str]:
-    """The backends that can run ``op`` on tensors of ``device``, the reference apart."""
+    """The backends, except the reference, that can run ``op`` on tensors of ``device``."""
     if op.composite:
         return []
     excluded = policy.why_not(device, policy.capability_of(device), op.built)
@@ -25,7 +25,7 @@ def available_backends(op: Op, device: str) -> list[str]:
 
 @contextlib.contextmanager
 def use(backend: str) -> Iterator[None]:
-    """Within the block every op runs on ``backend``, one of ``policy.BACKENDS``; of the CPU's, with an instruction set:
+    """Run every op in the block on ``backend``, one of ``policy.BACKENDS``, optionally with a CPU instruction set:
     ``"cpu/avx2"``."""
     name, _, isa = backend.partition("/")
     with policy.backend(name), cpu_isa.cpu_isa(isa) if isa else contextlib.nullcontext():

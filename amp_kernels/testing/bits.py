@@ -1,4 +1,4 @@
-"""Comparison bit for bit, except that any NaN equals any other: their payloads are nobody's promise."""
+"""Bitwise comparison, except that all NaNs are equal: their payloads are unspecified."""
 
 import torch
 

@@ -1,26 +1,30 @@
-"""Error bounds of a GEMM, from the arithmetic: what a correct kernel cannot exceed, against float64 of the same 16-bit
+"""Error bounds derived from the arithmetic of a GEMM: no correct kernel exceeds them, compared with float64 on the same 16-bit
 inputs.
 
-With ``z = alpha (a @ b) + bias``, ``G = |alpha| |a| @ |b| + |bias|`` in float64 and K terms, of which the hardware adds
-p between two roundings of the accumulator, the error of ``activation(z) + beta c`` is at most::
+Let ``z = alpha (a @ b) + bias`` and ``G = |alpha| |a| @ |b| + |bias|`` in float64, with K terms, of which the hardware adds p
+between two roundings of the accumulator. The error of ``activation(z) + beta c`` is at most::
 
     u_out |result|  +  slope e_z  +  2^-22 |z|  +  2^-23 (|activation(z)| + |beta c|)  +  tiny_out
     with  e_z = (K / p + 16) 2^-23 G
 
-The first term is the one rounding of the result (u_out half an ulp), the second the fp32 accumulation (2^-23 and not
-2^-24, because tensor cores truncate), carried through the activation by its largest slope (through a product
-``silu(gate) up`` by the product rule), the third the evaluation of an activation that is not piecewise linear
-(csrc/activation/formula.h: 4 u |z|; of a gated one ``2^-22 |gate up|`` and the product's rounding), the
-fourth the sum with c, the last half the smallest subnormal. For p see Fasi, Higham, Mikaitis, Pranesh: Numerical
-behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021.
+The terms are, in order:
 
-CPU instructions for bf16 take subnormal operands for zero and flush subnormal sums (docs/cpu.md). Where they run, e_z
-also covers each product with such an operand, and ``K 2^-126``.
+- the rounding of the result (u_out is half an ulp);
+- the fp32 accumulation (2^-23 instead of 2^-24, because tensor cores truncate), propagated by the largest slope of the activation,
+  or by the product rule for ``silu(gate) up``;
+- the evaluation of an activation that is not piecewise linear (csrc/activation/formula.h: 4 u |z|; for a gated one
+  ``2^-22 |gate up|`` and the rounding of the product);
+- the sum with c;
+- half the smallest subnormal.
 
-The bound grows with K and would hide one dropped product among many, and with a global error measure one bad row among
-many. So a
-kernel is tested three ways: this bound elementwise, :func:`assert_frobenius` on the whole, and exactly on inputs whose
-result is representable (generators.py, tests/ops/test_gemm.py).
+For p see Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 7:e330, 2021.
+
+CPU instructions for bf16 treat subnormal operands as zero and flush subnormal sums (docs/cpu.md). If they are used, e_z also
+covers each product with such an operand, and ``K 2^-126``.
+
+The bound grows with K and would hide one missing product among many; a global error measure would hide one wrong row among
+many. So a kernel is tested in three ways: elementwise against this bound, globally by :func:`assert_frobenius`, and exactly on
+inputs with a representable result (generators.py, tests/ops/test_gemm.py).
 """
 
 from __future__ import annotations
@@ -36,8 +40,7 @@ from .._dispatch import cpu_isa
 UNIT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 TINY = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150, torch.float64: 0.0}
 
-#: Relative Frobenius error that storing the result alone may cost. bf16 partial sums (split-K in the output type) reach
-#: 2.6e-3.
+#: Accepted relative Frobenius error of rounding the result. bf16 partial sums (split-K in the output dtype) reach 2.6e-3.
 FROBENIUS = {torch.float16: 2.4e-4, torch.bfloat16: 1.9e-3}
 
 #: The largest slope of each activation.
@@ -45,7 +48,7 @@ SLOPE = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.10
 
 
 def products_per_rounding(device: torch.device | str) -> int:
-    """How many products the hardware adds exactly before it rounds the accumulator: 16 on sm_90, 8 on sm_80, 4 before,
+    """The number of products that the hardware adds exactly before it rounds the accumulator: 16 on sm_90, 8 on sm_80, 4 before,
     1 on a CPU."""
     if torch.device(device).type != "cuda":
         return 1
@@ -64,14 +67,13 @@ def reference_and_bound(
     beta: float = 0.0,
     c: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``activation(alpha * a @ b + bias) + beta * c`` in float64, and what a kernel's result may differ from it,
-    elementwise.
+    """``activation(alpha * a @ b + bias) + beta * c`` in float64, and the elementwise error bound of a kernel's result.
 
     Args:
         a, b, bias, c: the kernel's own inputs; leading dimensions broadcast.
         activation: as in the op ``gemm``.
         out_dtype: dtype of the kernel's result.
-        alpha, beta: factors of the product and of ``c``; with ``beta`` 0, ``c`` counts for nothing, NaN or not.
+        alpha, beta: factors of the product and of ``c``; with ``beta`` 0, ``c`` is ignored, even if it is NaN.
     """
     z, error = _preactivation(a, b, bias, alpha)
     activation = activation or "none"
@@ -92,7 +94,7 @@ def reference_and_bound(
 
 
 def _preactivation(a, b, bias, alpha) -> tuple[torch.Tensor, torch.Tensor]:
-    """``z`` in float64, and the error of a kernel's fp32 ``z``."""
+    """``z`` in float64, and the error bound of a kernel's fp32 ``z``."""
     z = alpha * torch.matmul(a.double(), b.double())
     size = abs(alpha) * torch.matmul(a.double().abs(), b.double().abs())
     flushed = abs(alpha) * _flushed(a, b)
@@ -102,7 +104,7 @@ def _preactivation(a, b, bias, alpha) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _flushed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
-    """What the sums of a @ b lose where subnormal numbers count as zero."""
+    """The error of a @ b if subnormals are treated as zero."""
     if a.device.type != "cpu" or a.dtype != torch.bfloat16 or not cpu_isa.flushes_subnormals():
         return 0.0
     tiny = torch.finfo(torch.float32).tiny
@@ -111,7 +113,7 @@ def _flushed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
 
 
 def _rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error after one more rounding, to ``dtype``."""
+    """The error bound after rounding to ``dtype``."""
     u = UNIT_ROUNDOFF[dtype]
     return u * result.abs() + (1 + u) * error + TINY[dtype]
 
@@ -119,10 +121,10 @@ def _rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> t
 def dact_reference_and_bound(
     a: torch.Tensor, b: torch.Tensor, preact: torch.Tensor, *, activation: str, out_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``gemm_dact`` in float64: ``(dz, bound, sums, bound of the sums)``, the sums over all rows.
+    """``gemm_dact`` in float64: ``(dz, bound, sums, bound of the sums)``, with sums over all rows.
 
-    The error of the product goes through the largest slope, that of the derivative (2^-18, as it is of size 1) through
-    the product's size. M rows are summed in fp32 in any order: ``M 2^-23`` of the sum of sizes.
+    The error of the product is multiplied by the largest slope, and that of the derivative (2^-18, for values of size 1) by the
+    size of the product. M rows are summed in fp32 in any order: ``M 2^-23`` of the sum of sizes.
     """
     grad, grad_error = _preactivation(a, b, None, 1.0)
     z = preact.double().requires_grad_()
@@ -141,11 +143,9 @@ def dact_reference_and_bound(
 
 
 def assert_within(actual: torch.Tensor, reference: torch.Tensor, bound: torch.Tensor, what: str = "result") -> None:
-    """Every element of ``actual`` lies within ``bound`` of ``reference``; NaN and inf stand where the reference has
-    them.
+    """Assert that every element of ``actual`` is within ``bound`` of ``reference``, with the same NaN and inf.
 
-    Where the reference, give or take the bound, reaches the overflow threshold of the dtype, inf of that sign is right,
-    too.
+    If the reference reaches the overflow threshold of the dtype within the bound, inf of its sign is accepted too.
     """
     assert actual.shape == reference.shape, f"{what}: shape {list(actual.shape)}, expected {list(reference.shape)}"
     if not actual.numel():
@@ -170,13 +170,12 @@ def assert_within(actual: torch.Tensor, reference: torch.Tensor, bound: torch.Te
 
 
 def frobenius_gate(out_dtype: torch.dtype, k: int) -> float:
-    """The largest relative Frobenius error of a correct GEMM over random data with inner size ``k``."""
+    """The largest relative Frobenius error of a correct GEMM on random data with inner size ``k``."""
     return FROBENIUS.get(out_dtype, 4e-8 * (k / 16) + 3e-7)
 
 
 def assert_frobenius(actual: torch.Tensor, reference: torch.Tensor, k: int, what: str = "result") -> None:
-    """The relative Frobenius error stays below :func:`frobenius_gate`. For random data of at least some hundred
-    elements."""
+    """Assert a relative Frobenius error below :func:`frobenius_gate`, for random data with a few hundred elements or more."""
     error = ((actual.double() - reference).norm() / reference.norm()).item()
     gate = frobenius_gate(actual.dtype, k)
     assert error <= gate, (
@@ -185,8 +184,7 @@ def assert_frobenius(actual: torch.Tensor, reference: torch.Tensor, k: int, what
 
 
 def assert_unbiased(actual: torch.Tensor, reference: torch.Tensor, what: str = "result") -> None:
-    """The mean of the signed relative errors is within three standard errors of 0. A store that truncates is far
-    outside."""
+    """Assert that the mean signed relative error is within three standard errors of 0. Truncation on store is far outside."""
     error = (actual.double() - reference) / reference
     error = error[reference != 0]
     sigmas = abs(error.mean() / (error.std() / math.sqrt(error.numel()))).item()
@@ -204,11 +202,11 @@ def norm_forward_bound(
     centred: bool,
     out_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``norm_forward`` of rows in float64, and what a kernel may be off.
+    """``norm_forward`` of rows in float64, and the error bound of a kernel.
 
-    With u = 2^-24 and sums over N columns in at least 16 lanes, ``k = N / 16 + 16`` roundings each: the mean is off by
-    ``k u mean|x|``, a difference from it by that and one rounding, the mean square by the square of the former and
-    ``(k + 4) u`` of itself, and half of its relative error is that of rstd. What is bounded so is small against 1.
+    With u = 2^-24 and sums over N columns in at least 16 lanes, each sum has ``k = N / 16 + 16`` roundings. The error of the mean
+    is ``k u mean|x|``; that of a difference from the mean is the same plus one rounding; that of the mean square is the square of
+    the former plus ``(k + 4) u`` of itself. The relative error of rstd is half that of the mean square. All are small against 1.
     """
     u = UNIT_ROUNDOFF[torch.float32]
     wide = x.double()
@@ -235,9 +233,9 @@ def norm_backward_bound(
     weight: torch.Tensor | None,
     grad_sum: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``norm_backward`` in float64 from the same statistics: ``(grad_x, bound, sums, bound of the sums)``, the sums
-    those of weight and bias. A product n is off by 2u, the means over N columns by ``k u`` of the mean of sizes (see
-    :func:`norm_forward_bound`), sums over M rows by ``M u`` of the sum of sizes."""
+    """``norm_backward`` in float64 from the same statistics: ``(grad_x, bound, sums, bound of the sums)``, with the sums of weight
+    and bias. The error of a product n is 2u, that of the means over N columns ``k u`` of the mean of sizes (see
+    :func:`norm_forward_bound`), that of sums over M rows ``M u`` of the sum of sizes."""
     u = UNIT_ROUNDOFF[torch.float32]
     dy, k = grad.double(), x.shape[1] / 16 + 20
     s = rstd.double()[:, None]

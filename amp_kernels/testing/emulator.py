@@ -1,4 +1,4 @@
-"""What the emulator (``csrc/emulator``) did in the last call of an op."""
+"""The launches of the emulator (``csrc/emulator``) in the last call of an op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._dispatch import load
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, as the launcher started it; sizes in blocks, threads, blocks, bytes and bytes."""
+    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes."""
 
     name: str
     grid: int
@@ -21,7 +21,7 @@ class Launch:
 
 
 def launches() -> list[Launch]:
-    """The kernels that the last op on backend ``emulate`` launched, in order."""
+    """The launches of the last op on backend ``emulate``, in order."""
     library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
     library.ak_emulator_launches.restype = ctypes.c_char_p
     lines = library.ak_emulator_launches().decode().splitlines()

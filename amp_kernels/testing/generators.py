@@ -9,7 +9,7 @@ import torch
 from .._checks.lists import HALF_DTYPES as HALF_DTYPES
 from .poison import embed
 
-#: Sizes around the edges of tiles and vectors, with nothing and with one element.
+#: Sizes around the edges of tiles and vectors, including 0 and 1.
 EDGE_SIZES = (0, 1, 7, 8, 9, 63, 64, 65)
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -19,11 +19,11 @@ EXACT_INTEGERS = {torch.float16: 2048, torch.bfloat16: 256, torch.float32: 2**24
 
 
 def _expanded(tensor: torch.Tensor) -> torch.Tensor:
-    """The first matrix for every batch, or the first row for every row: stride 0."""
+    """Repeat the first matrix of a batch, or the first row of a matrix, with stride 0."""
     return tensor[:1].expand_as(tensor) if tensor.shape[0] else tensor
 
 
-#: How a matrix lies in memory, as ``name -> function`` of a contiguous tensor. All but ``expanded`` keep the values.
+#: Memory layouts: functions of a contiguous tensor. All except ``expanded`` keep the values.
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "row": lambda t: t,
     "column": lambda t: t.mT.contiguous().mT,
@@ -48,7 +48,7 @@ def operand(
     Args:
         shape: two or more sizes.
         dtype: a floating dtype.
-        generator: a CPU generator; the numbers depend on it alone, not on ``device``.
+        generator: a CPU generator; the numbers do not depend on ``device``.
         scale: standard deviation.
     """
     values = scale * torch.randn(shape, generator=generator)
@@ -63,7 +63,6 @@ def integers(
     device: torch.device | str = "cpu",
     layout: str = "row",
 ) -> torch.Tensor:
-    """Integers in ``[-limit, limit]``: with ``limit_a limit_b K`` up to :data:`EXACT_INTEGERS` every sum of products is
-    exact."""
+    """Integers in ``[-limit, limit]``. For ``limit_a limit_b K`` up to :data:`EXACT_INTEGERS`, every sum of products is exact."""
     values = torch.randint(-limit, limit + 1, shape, generator=generator)
     return LAYOUTS[layout](values.to(device, dtype))

@@ -1,3 +1,3 @@
 """The longest time that a test waits for another process."""
 
-PATIENCE = 1800  # seconds: a guard against hangs, which no slow or busy machine comes near
+PATIENCE = 1800  # seconds: detects hangs only; no slow or busy machine comes near

@@ -1,5 +1,4 @@
-"""Tensors in the middle of NaN: a kernel that reads or writes beyond its operands shows it in the result or around
-it."""
+"""Tensors surrounded by NaN, which reveal out-of-bounds reads in the result and out-of-bounds writes around it."""
 
 from __future__ import annotations
 
@@ -21,13 +20,12 @@ def embed(
         tensor: two or more dimensions, a floating dtype.
         transposed: the last two dimensions are swapped in memory.
         offset: elements between the start of the (aligned) buffer and the view.
-        pad: elements of NaN after each row, and rows of NaN after each matrix: the leading dimension exceeds the row by
+        pad: number of NaN elements after each row, and of NaN rows after each matrix: the leading dimension exceeds the row by
             ``pad``.
-        step: distance of neighbours in a row, in elements.
+        step: stride inside a row, in elements.
 
     Returns:
-        ``(view, buffer)``: the view has the values, shape and dtype of ``tensor``; ``buffer`` is the 1-D memory behind
-        it.
+        ``(view, buffer)``: the view has the values, shape and dtype of ``tensor``; ``buffer`` is its 1-D memory.
     """
     source = tensor.mT if transposed else tensor
     *batch, rows, columns = source.shape
@@ -41,19 +39,19 @@ def embed(
 
 
 def assert_only_written(buffer: torch.Tensor, view: torch.Tensor) -> None:
-    """``view`` holds no NaN, and everything else in the ``buffer`` of :func:`embed` still is NaN."""
+    """Assert that ``view`` has no NaN and that the rest of the ``buffer`` of :func:`embed` is still NaN."""
     assert not view.isnan().any(), f"{int(view.isnan().sum())} elements of the result were not written"
     outside = torch.ones_like(buffer, dtype=torch.bool)
     outside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
     touched = outside & ~buffer.isnan()
-    assert not touched.any(), f"memory beside the result was written, first at element {int(touched.nonzero()[0])}"
+    assert not touched.any(), f"memory outside the result was written, first at element {int(touched.nonzero()[0])}"
 
 
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Within the block torch fills new memory with NaN, so that elements which a kernel forgot to write show.
+    """Fill new torch memory with NaN inside the block, to reveal elements that a kernel does not write.
 
-    torch does so for deterministic algorithms only; the CPU's instruction set stays what it was.
+    torch does this only with deterministic algorithms. The CPU's instruction set does not change.
     """
     isa = cpu_isa.chosen()
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,8 +1,8 @@
-"""Several processes of torch.distributed for tests, over gloo on the CPU, which stay alive for many cases.
+"""torch.distributed processes for tests, over gloo on the CPU, which stay alive for many cases.
 
-One process imports torch and forks the ranks, which costs a fraction of starting each. A case is a function of a test's
-file, which every rank imports by the name that it has from the root of the tests on. Nothing can hang a test: the wait for
-a case ends after PATIENCE, and every collective in it after twice as long.
+One process imports torch and forks the ranks, which is much cheaper than starting each. A case is a function of a test file,
+which every rank imports by its name relative to the root of the tests. A test cannot hang: a case ends after PATIENCE, and a
+collective in it after twice as long.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _PRELOADED = (
 
 @dataclass
 class Failure:
-    """What a rank has in the place of a result: its traceback, or how it ended."""
+    """The result of a failed rank: its traceback, or how it ended."""
 
     text: str
 
 
-#: Runs a program as root of a user namespace of its own, in a network with nothing but a switch.
+#: Runs a program as root of a new user namespace, in a network namespace with only a bridge.
 _SWITCHED = (
     *("unshare", "--user", "--map-root-user", "--net", "sh", "-ec"),
     'ip link add switch type bridge; ip link set switch up; exec "$@"',
@@ -59,7 +59,7 @@ _SWITCHED = (
 
 
 def hosts_allowed() -> bool:
-    """Whether this machine lets a process make networks of its own: Linux with user namespaces, bridges and iproute2."""
+    """True if a process may create network namespaces here: Linux with user namespaces, bridges and iproute2."""
     try:
         return subprocess.run([*_SWITCHED, "true"], capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -67,10 +67,10 @@ def hosts_allowed() -> bool:
 
 
 class Ranks:
-    """Worlds of ranks. Each is forked for its first case, and anew after one that failed.
+    """Process groups of several sizes. Each is forked for its first case, and again after a failed one.
 
     Args:
-        hosts: each rank is a host: a network namespace whose only cable, ``eth0``, leads to a switch.
+        hosts: run each rank in its own network namespace, connected to a bridge by ``eth0``.
     """
 
     def __init__(self, hosts: bool = False):
@@ -81,10 +81,10 @@ class Ranks:
         self._worlds: dict[int, dict[int, tuple[int, Connection]]] = {}  # by size: process and connection of each rank
 
     def run(self, work: Callable[..., Any], *args: Any, world: int = 4) -> list[Any]:
-        """Call ``work(*args)`` on each rank; what each returned.
+        """Call ``work(*args)`` on each rank and return their results.
 
         Args:
-            work: a function at the top of a file.
+            work: a module-level function.
             world: number of ranks.
 
         Raises:
@@ -96,7 +96,7 @@ class Ranks:
         return found
 
     def outcomes(self, work: Callable[..., Any], *args: Any, world: int = 4) -> list[Any]:
-        """As :meth:`run`, with a :class:`Failure` for each rank that failed."""
+        """Like :meth:`run`, with a :class:`Failure` for each failed rank."""
         if world not in self._worlds:
             self._worlds[world] = self._fork(world)
         root = Path(work.__code__.co_filename).parents[work.__module__.count(".")]
@@ -128,7 +128,7 @@ class Ranks:
         return dict(sorted(of_rank.items()))
 
     def _end(self, world: int) -> None:
-        """End its ranks, whatever they do."""
+        """Kill its ranks."""
         for pid, connection in self._worlds.pop(world).values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -152,8 +152,10 @@ def _receive(connection: Connection, seconds: float) -> Any:
 
 
 def _be_a_rank(rank: int, world: int, path: str) -> None:
-    """Take cases until the test is gone, or one fails: that closes the sockets for which the others may wait."""
-    limit = datetime.timedelta(seconds=2 * PATIENCE)  # a test hears of a hang before that ends it
+    """Run cases until the test process exits or a case fails. Exiting closes the sockets on which other ranks may wait."""
+    limit = datetime.timedelta(
+        seconds=2 * PATIENCE
+    )  # longer than a test waits, so that the test reports the hang first
     with Client(path) as connection:
         connection.send((rank, os.getpid()))
         dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=world, timeout=limit)
@@ -175,7 +177,7 @@ def _be_a_rank(rank: int, world: int, path: str) -> None:
 
 
 def _be_a_host() -> None:
-    """Move this process into a network namespace with a cable to its parent's switch."""
+    """Move this process into a network namespace with a link to its parent's bridge."""
     pid, parent = os.getpid(), os.getppid()
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
         raise OSError(ctypes.get_errno(), "unshare")
@@ -196,14 +198,14 @@ def _main(hosts: bool) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     torch.set_num_threads(1)
-    for request in sys.stdin:  # at its end the test is gone
+    for request in sys.stdin:  # until the test process exits
         world, path = request.split(" ", 1)
         for rank in range(int(world)):
             if os.fork() == 0:
                 if hosts:
                     _be_a_host()
                 _be_a_rank(rank, int(world), path.strip())
-                os._exit(0)  # without the threads that gloo may have left
+                os._exit(0)  # do not wait for threads of gloo
     with suppress(ChildProcessError):
         while True:
             os.wait()

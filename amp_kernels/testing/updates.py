@@ -1,4 +1,4 @@
-"""Calls of the update ops over lists of parameters, and access to their results."""
+"""Parameter lists and calls of the update ops for tests, and access to their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._updates.samples import Blocks, Kind
 
 _F16, _BF16, _F32 = torch.float16, torch.bfloat16, torch.float32
 
-#: Every kind of storage of a weight.
+#: Every representation of a weight.
 KINDS = [
     Kind(_F32),
     Kind(_F32, shadow=_F16),
@@ -31,12 +31,12 @@ KINDS = [
     Kind(_F32, shadow=_BF16, ema=True),
     Kind(_F16, master=torch.int16, ema=True),
 ]
-#: One with a tail, an empty one, a scalar and one that spans several chunks of the CPU kernels.
+#: A shape with a tail, an empty one, a scalar, and shapes that span several chunks of the CPU kernels.
 SHAPES = ((7, 5), (0, 3), (), (1031,), (17003,))
 
 
 class Update(Blocks):
-    """A call of update op ``name``. The first 16 elements of every buffer belong to no parameter."""
+    """A call of update op ``name``. The first 16 elements of every buffer are unused."""
 
     def __init__(self, name: str, kinds: Sequence[Kind], shapes: Sequence[tuple[int, ...]] = SHAPES, **options):
         super().__init__(RULES[name].declared, kinds, shapes=shapes, start=16, **options)
@@ -47,17 +47,17 @@ class Update(Blocks):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Everything the op may write, and the gradients."""
+        """All tensors that the op may write, and the gradients."""
         lists = (self.params, self.grads, *self.moments, self.steps, self.masters, self.shadows, self.emas)
         return [t for tensors in lists for t in tensors]
 
     def step(self, op: Callable[..., None] | None = None, **call) -> Update:
-        """Take the step with the arguments of :meth:`Blocks.arguments` and return itself; ``op``: by default the compiled one."""
+        """Take the step with the arguments of :meth:`Blocks.arguments`. ``op`` is the compiled one by default. Returns self."""
         (op or self.op.overload)(*self.arguments(**call).of_op())
         return self
 
     def place(self, i: int) -> tuple[Kind, slice, int, int]:
-        """Kind of parameter i, its elements in the block's buffers, its block and its slot."""
+        """The kind of parameter i, its elements in the block's buffers, its block and its slot."""
         block, offset, slot, *_ = self.layout[i].tolist()
         return self.kinds[block], slice(offset, offset + self.params[i].numel()), block, slot
 
@@ -79,11 +79,11 @@ class Update(Blocks):
         return self.emas[block][piece].clone()
 
     def count(self, i: int) -> float:
-        """Number of steps of parameter i."""
+        """The step count of parameter i."""
         _, _, block, slot = self.place(i)
         return self.steps[block][slot].item()
 
 
 def draw(shapes: Iterable[tuple[int, ...]], dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
-    """Normal numbers, drawn on the generator's device and in ``dtype``: a large list leaves no memory for a float32 copy."""
+    """Normal numbers, generated directly in ``dtype`` on the generator's device: a float32 copy of a large list may not fit."""
     return [torch.randn(shape, generator=generator, device=generator.device, dtype=dtype) for shape in shapes]

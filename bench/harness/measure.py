@@ -34,32 +34,10 @@ def measure(
 
     `note` is told what is about to run, so that a kernel that never returns can be named.
     """
-    timers: dict[str, Timer] = {}
-    generator = torch.Generator(device)
     names = [name for name in case.providers if chosen is None or name.split(":")[0] in chosen]
     rows: list[dict[str, Any]] = [{"provider": name, "status": "ok"} for name in names]
-    note("reference")
-    prepared = {"status": "ok"}
-    with _reported(prepared):  # it may not fit into memory
-        want = case.reference(case.inputs(generator.manual_seed(1)))
-    for row in rows:
-        row.update(prepared)
-        if row["status"] != "ok":
-            continue
-        name = row["provider"]
-        note(f"{name}, check")
-        with _reported(row):
-            call = case.providers[name](case.inputs(generator.manual_seed(1)))
-            for _ in range(case.check_calls):
-                got = call()
-            row["error"] = worst_error(got, want)
-            if isinstance(call, WithFacts):
-                row.update(call.facts())
-            if case.kernels:
-                with _reported({}):  # where the profiler may not look, the times still count
-                    row["kernels"] = kernels_of(call, device)
-        call = got = None  # large: not kept beside the next one's
-    want = None
+    _check(case, device, rows, note)
+    timers: dict[str, Timer] = {}
     for row in rows:
         if row["status"] == "ok":
             note(f"{row['provider']}, warm-up")
@@ -91,6 +69,32 @@ def measure(
         if row["provider"] in case.backends:
             row["backend"] = case.backends[row["provider"]]
     return rows
+
+
+def _check(case: Case, device: torch.device, rows: list[dict], note: Callable[[str], None]) -> None:
+    """Runs every provider of the rows once and adds its error and facts, or why it is not to be timed."""
+    generator = torch.Generator(device)
+    note("reference")
+    prepared = {"status": "ok"}
+    with _reported(prepared):  # it may not fit into memory
+        want = case.reference(case.inputs(generator.manual_seed(1)))
+    for row in rows:
+        row.update(prepared)
+        if row["status"] != "ok":
+            continue
+        name = row["provider"]
+        note(f"{name}, check")
+        with _reported(row):
+            call = case.providers[name](case.inputs(generator.manual_seed(1)))
+            for _ in range(case.check_calls):
+                got = call()
+            row["error"] = worst_error(got, want)
+            if isinstance(call, WithFacts):
+                row.update(call.facts())
+            if case.kernels:
+                with _reported({}):  # where the profiler may not look, the times still count
+                    row["kernels"] = kernels_of(call, device)
+        call = got = None  # large: not kept beside the next one's
 
 
 @contextlib.contextmanager

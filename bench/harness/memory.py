@@ -37,7 +37,7 @@ def held_bytes(*owners) -> int:
             continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
-            storage = item.untyped_storage()
+            storage = getattr(item, "_local_tensor", item).untyped_storage()  # of a DTensor its shard
             sizes[storage.data_ptr()] = storage.nbytes()
         elif isinstance(item, dict):
             pending += [*item.keys(), *item.values()]

@@ -1,31 +1,13 @@
-"""The timed cases, by family of ops: `OPS` has the cases of each op by the name that ``--op`` takes."""
+"""The timed cases, by family of ops. ``CASES`` of a family's file has its benchmarks: functions of a scope, named as in ``--op``."""
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 
 from ..harness.case import Case, Scope
-from . import activation, adamw, cast, dropout, embedding, gemm, gradients, linear, loss, norm, softmax, update
 
+_FILES = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+_CASES = {cases.__name__: cases for file in _FILES for cases in getattr(file, "CASES", ())}
 OPS: dict[str, Callable[[Scope], Iterator[Case]]] = {
-    "activation": activation.activation,
-    "activation_backward": activation.activation_backward,
-    "adamw": adamw.adamw,
-    "cast": cast.cast,
-    "check_and_norm": gradients.check_and_norm,
-    "cross_entropy": loss.cross_entropy,
-    "dropout_add": dropout.dropout_add,
-    "embedding": embedding.embedding,
-    "exponent_histogram": gradients.exponent_histogram,
-    "gemm": gemm.gemm,
-    "lamb": update.lamb,
-    "layer_norm": norm.layer_norm,
-    "linear": linear.linear,
-    "linear_cross_entropy": loss.linear_cross_entropy,
-    "lion": update.lion,
-    "mlp": linear.mlp,
-    "rms_norm": norm.rms_norm,
-    "sgd": update.sgd,
-    "softmax": softmax.softmax,
-    "unscale": gradients.unscale,
-    "update_scale": gradients.update_scale,
-    "step": adamw.step,
+    name: _CASES[name] for name in sorted(_CASES, key=lambda name: (name == "step", name))
 }

@@ -97,3 +97,6 @@ def _backward(name: str, rows: int, columns: int, dtype: str, device: torch.devi
         inputs=inputs,
         reference=reference,
     )
+
+
+CASES = (activation, activation_backward)

@@ -163,3 +163,6 @@ def _with_facts(adamw, step: Callable[[], None], pipeline: str) -> Call:
         return {"params": count, "state_bytes": held, "moved_bytes": adamw.step_bytes * count, "pipeline": pipeline}
 
     return WithFacts(call, facts)
+
+
+CASES = (adamw, step)

@@ -41,3 +41,6 @@ def _prepare(sources: Tensors, dtype: torch.dtype, cast) -> Call:
         return {"out": destinations}
 
     return call
+
+
+CASES = (cast,)

@@ -52,3 +52,6 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
         inputs=inputs,
         reference=lambda x: {"kept": (torch.tensor(2.0), 0.05), "same mask": (torch.tensor(0.0), 1e-6)},
     )
+
+
+CASES = (dropout_add,)

@@ -48,3 +48,6 @@ def _case(tokens: int, rows: int, columns: int, dtype: str, device: torch.device
         flops=tokens * columns,
         inputs=inputs,
     )
+
+
+CASES = (embedding,)

@@ -52,23 +52,6 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
     m, n, k, batch = shape.m, shape.n, shape.k, shape.batch
     size = batch * (2 * (m * k + k * n) + (8 if shape.result == "fp32+" else 4 if wide else 2) * m * n)
 
-    def inputs(generator: torch.Generator) -> Operands:
-        def normal(rows: int, columns: int, transposed: bool, scale: float = 1.0) -> torch.Tensor:
-            if transposed:
-                rows, columns = columns, rows
-            drawn = torch.empty(
-                batch * rows * (columns + shape.pitch) + shape.offset, device=device, dtype=DTYPES[dtype]
-            )
-            drawn.normal_(0, scale, generator=generator)
-            drawn = drawn[shape.offset :].view(batch, rows, columns + shape.pitch)[..., :columns]
-            drawn = drawn.mT if transposed else drawn
-            return drawn if batch > 1 else drawn[0]
-
-        bias = torch.randn(n, generator=generator, device=device).to(DTYPES[dtype]) if activation else None
-        c = torch.randn(m, n, generator=generator, device=device) if shape.result == "fp32+" else None
-        a, b = normal(m, k, shape.layout[0] == "T"), normal(k, n, shape.layout[1] == "T", k**-0.5)
-        return Operands(a, b, bias, c)
-
     def prepare_ours(x: Operands) -> Call:
         out_dtype = torch.float32 if wide else None
 
@@ -84,15 +67,6 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
         gpu = torch.cuda.get_device_properties(device)
         return {"plan": planned(shape, gpu.multi_processor_count, 10 * gpu.major + gpu.minor)}
 
-    def prepare_torch(x: Operands) -> Call:
-        if x.c is not None:
-            return lambda: {"out": x.c.add_(_wide_product(x.a, x.b))}
-        if wide:
-            return lambda: {"out": _wide_product(x.a, x.b)}
-        if activation:
-            return lambda: {"out": ACTIVATIONS[activation](torch.addmm(x.bias, x.a, x.b))}
-        return lambda: {"out": x.a @ x.b}
-
     def reference(x: Operands) -> dict:
         out = x.a.double() @ x.b.double()
         if x.c is not None:
@@ -107,13 +81,13 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
         op,
         device,
         prepare_ours,
-        {"torch": prepare_torch},
+        {"torch": lambda x: _torch(shape, x)},
         op=op,
         shape=shape.name,
         dtype=dtype + {"fp32": " -> fp32", "fp32+": " -> fp32 accumulated"}.get(shape.result, ""),
         bytes=size,
         flops=2 * batch * m * n * k,
-        inputs=inputs,
+        inputs=lambda generator: operands(shape, DTYPES[dtype], generator, device),
         reference=reference,
         families=shape.families,
         # The check's float64 copies of operands and result; then three providers' rotating inputs and results.
@@ -122,8 +96,40 @@ def _case(shape: Shape, dtype: str, device: torch.device) -> Case:
     )
 
 
+def operands(shape: Shape, dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> Operands:
+    """Operands in the layout of the shape, and what its result needs."""
+    m, n, k, pitch = shape.m, shape.n, shape.k, shape.pitch
+
+    def normal(rows: int, columns: int, transposed: bool, scale: float = 1.0) -> torch.Tensor:
+        if transposed:
+            rows, columns = columns, rows
+        drawn = torch.empty(shape.batch * rows * (columns + pitch) + shape.offset, device=device, dtype=dtype)
+        drawn.normal_(0, scale, generator=generator)
+        drawn = drawn[shape.offset :].view(shape.batch, rows, columns + pitch)[..., :columns]
+        drawn = drawn.mT if transposed else drawn
+        return drawn if shape.batch > 1 else drawn[0]
+
+    bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.result in ACTIVATIONS else None
+    c = torch.randn(m, n, generator=generator, device=device) if shape.result == "fp32+" else None
+    a, b = normal(m, k, shape.layout[0] == "T"), normal(k, n, shape.layout[1] == "T", k**-0.5)
+    return Operands(a, b, bias, c)
+
+
+def _torch(shape: Shape, x: Operands) -> Call:
+    if x.c is not None:
+        return lambda: {"out": x.c.add_(_wide_product(x.a, x.b))}
+    if shape.result == "fp32":
+        return lambda: {"out": _wide_product(x.a, x.b)}
+    if x.bias is not None:
+        return lambda: {"out": ACTIVATIONS[shape.result](torch.addmm(x.bias, x.a, x.b))}
+    return lambda: {"out": x.a @ x.b}
+
+
 def _wide_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b in FP32; torch's CPU kernels have no FP32 result for 16-bit operands."""
     if a.device.type == "cuda":
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
+
+
+CASES = (gemm,)

@@ -197,3 +197,6 @@ def _torch_scale(scale: torch.Tensor, tracker: torch.Tensor, hysteresis: torch.T
 
 def _our_scale(scale: torch.Tensor, tracker: torch.Tensor, hysteresis: torch.Tensor, flags: Tensors) -> None:
     update_scale_(scale, tracker, hysteresis, flags, GROWTH, BACKOFF, NEVER)
+
+
+CASES = (check_and_norm, unscale, exponent_histogram, update_scale)

@@ -166,3 +166,6 @@ def _mlp(activation: str, rows: int, width: int, hidden: int, device: torch.devi
         inputs=inputs,
         families=("mlp, forward + backward",),
     )
+
+
+CASES = (linear, mlp)

@@ -83,3 +83,6 @@ def _linear_cross_entropy(rows: int, features: int, classes: int, device: torch.
         inputs=inputs,
         families=("linear cross-entropy, forward + backward",),
     )
+
+
+CASES = (cross_entropy, linear_cross_entropy)

@@ -75,3 +75,6 @@ def _case(kind, rows, columns, dtype: str, backward: bool, device: torch.device,
         flops=rows * columns * (30 if backward else 8),
         inputs=inputs,
     )
+
+
+CASES = (layer_norm, rms_norm)

@@ -43,3 +43,6 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
         flops=8 * rows * columns,
         inputs=inputs,
     )
+
+
+CASES = (softmax,)

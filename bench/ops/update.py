@@ -180,3 +180,6 @@ def exact_sgd(p: torch.Tensor, grads: Tensors) -> torch.Tensor:
         momentum = SGD["momentum"] * momentum + g + SGD["weight_decay"] * p
         p = p - SGD["lr"] * momentum
     return p
+
+
+CASES = (lamb, lion, sgd)

@@ -58,12 +58,12 @@ def table(chip: Chip) -> list[tuple[str, ...]]:
     head = (
         "rows x features - classes",
         "chunks",
-        "three products us",
+        "three GEMMs us",
         "in chunks",
-        "of it gradient of the weight",
+        "weight gradient in chunks",
         "loss us",
     )
-    lines = [(*head, "beside them us", "together", "if the loss ran as a copy does")]
+    lines = [(*head, "other us", "total", "total with the loss at copy rate")]
     for layer in heads():
         whole = products_us(layer.products(layer.rows, False), chip)
         chunked = [products_us(layer.products(rows, i > 0), chip) for i, rows in enumerate(layer.chunks)]

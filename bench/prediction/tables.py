@@ -20,10 +20,8 @@ from .tile_times import TIMED, Product
 
 PLAIN = ("16", "fp32", "fp32+")  # results without an epilogue
 BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h."
-STEP_BASIS = (
-    "PREDICTION for {chip}: bytes over {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, "
-)
-STEP_BASIS += "the shares that a prototype reached on an H200, and {launches:.1f} us for four launches by the bytes of their arguments."
+STEP_BASIS = "PREDICTION for {chip}: bytes divided by {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, the "
+STEP_BASIS += "shares of a prototype on an H200, plus {launches:.1f} us for four launches with arguments of their size."
 
 # Bytes of arguments of a step's launches, for a list of up to 188 tensors. Short lists have a launch of few bytes where that is enough
 # for the lists that models have.
@@ -31,8 +29,8 @@ STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepar
 FEW_ARGUMENT_BYTES = 4_096
 UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # tensors in those arguments
 
-MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens a sequence: the ops of one, traced without values and priced by "
-MODEL_BASIS += "the cost model (products) and by bytes (the rest), at rates that fit torch's measured steps."
+MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens per sequence. Its ops are traced without values; GEMMs are "
+MODEL_BASIS += "priced by the cost model, the others by bytes, at rates fitted to torch's measured steps."
 
 
 def chip_of(device: str) -> Chip | None:
@@ -60,7 +58,7 @@ def plain() -> list[Shape]:
 
 def products(shapes: Iterable[Shape], chip: Chip) -> Table:
     """Microseconds: predicted, the roofline's, ours and cuBLAS's where they were measured (on such a chip)."""
-    head = ("product", "plan", "predicted us", "measured us", "measured / predicted", "floor us", "cuBLAS, measured us")
+    head = ("GEMM", "plan", "predicted us", "measured us", "measured / predicted", "floor us", "cuBLAS, measured us")
     table = [head]
     for shape in shapes:
         bias = shape.result == "bias"
@@ -128,7 +126,7 @@ def short_of_the_roofline(chip: Chip, least: float = 0.9) -> tuple[int, dict[str
 
 def epilogues(chip: Chip) -> Table:
     """The plain products into 16 bits, then with a bias, then with a bias and GELU."""
-    table = [("product", "plain us", "+ bias", "+ bias + GELU", "measured", "plan with GELU")]
+    table = [("GEMM", "plain us", "+ bias", "+ bias + GELU", "measured", "plan with GELU")]
     for shape in aligned():
         if shape.result != "16" or shape.batch > 1:
             continue
@@ -149,7 +147,7 @@ def launches_us() -> float:
 
 def steps(chip: Chip) -> Table:
     """Whole optimizer steps on the device: check, norm and update."""
-    head = ("list", "layout", "bytes a parameter", "predicted ms", "measured ms", "measured / predicted", "floor ms")
+    head = ("list", "layout", "bytes per parameter", "predicted ms", "measured ms", "measured / predicted", "floor ms")
     table = [head]
     for name in ("llama-1b", "resnet-50"):
         shapes = lists.LISTS[name]()
@@ -171,7 +169,7 @@ def training(name: str, chip: Chip) -> Table:
     table = [("ms", *found)]
     for family in ("gemm", *price.FAMILIES, "element-wise"):
         table.append((family, *(f"{step.seconds.get(family, 0) * 1e3:.1f}" for step in found.values())))
-    table.append(("host, beside it", *(f"{step.host * 1e3:.0f}" if step.host else "" for step in found.values())))
+    table.append(("host, in parallel", *(f"{step.host * 1e3:.0f}" if step.host else "" for step in found.values())))
     table.append(("step", *(f"{step.total * 1e3:.1f}" for step in found.values())))
     timed = [trained(name, way) if measured_on(chip) else None for way in found]
     table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in timed)))
@@ -204,8 +202,8 @@ def short_lists() -> str:
     count = len(lists.LISTS["resnet-50"]())
     least, most = LAUNCH_US.values()
     return (
-        f"The check takes lists of up to 188 tensors in 4 KB of arguments. The update has no such launch: AdamW takes {each['adamw_']:.0f} "
-        f"bytes a tensor, the kernel before it, which derives its scalars, {each['update_prepare']:.0f}, so {fit['adamw_']} and "
-        f"{fit['update_prepare']} tensors would fit, and ResNet-50 has {count}. What lists as short as that would save is at most "
-        f"{most - least:.1f} us a launch, for a second copy of every rule's kernels."
+        f"The check has a small launch with 4 KB of arguments for lists of up to 188 tensors. The update has none: AdamW takes "
+        f"{each['adamw_']:.0f} bytes per tensor and the kernel before it, which derives its scalars, {each['update_prepare']:.0f}, so only "
+        f"{fit['adamw_']} and {fit['update_prepare']} tensors would fit; ResNet-50 has {count}. A small launch would save at most "
+        f"{most - least:.1f} us per launch and need a second copy of every rule's kernels."
     )

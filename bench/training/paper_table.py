@@ -98,18 +98,18 @@ class Table:
         return "\n\n".join(
             (
                 f"{machine['device']}, torch {machine['versions']['torch']}, {machine['date'][:10]}: {len(self.rows)} runs, "
-                f"{cpu:.1f} minutes of processor time.",
-                f"Metric, the smaller the better: mean ± standard deviation over seeds; {FAILED}: worse than FP32 by more than "
-                f"{self.factor:g} standard errors of the difference.",
+                f"{cpu:.1f} minutes of CPU time.",
+                f"Metric, smaller is better: mean ± standard deviation over seeds. {FAILED} marks a result worse than FP32 by more "
+                f"than {self.factor:g} standard errors of the difference.",
                 self.markdown(self.metric, named=True),
-                "Share of the activation gradients that vanish: zero here, not zero in FP32.",
+                "Share of the activation gradients that are zero, but not zero in FP32.",
                 self.markdown(self.vanished_share),
                 *(
-                    ("Skipped steps, of all seeds.", self.markdown(self.skipped))
+                    ("Skipped steps, summed over the seeds.", self.markdown(self.skipped))
                     if skips
                     else ("No step was skipped.",)
                 ),
-                "Parameters and optimizer state / peak of a step, KiB.",
+                "Memory of parameters and optimizer state / peak memory of a step, KiB.",
                 self.markdown(self.memory),
             )
         )

@@ -9,6 +9,8 @@ from torch import nn
 
 import amp_kernels as ak
 
+from ..harness.memory import held_bytes
+
 MAX_NORM = 1.0
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -56,13 +58,7 @@ class TorchTrainer:
 
     def held_bytes(self) -> int:
         """Bytes held between two steps: parameters, buffers and optimizer state, each storage once."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        tensors += [
-            value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
-        ]
-        tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # of a DTensor what is here
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        return sum(storages.values())
+        return held_bytes(list(self.model.parameters()), list(self.model.buffers()), self.optimizer)
 
     def parts(self) -> dict:
         """The saved parts, as the arguments of `ak.checkpoint`."""

@@ -22,6 +22,11 @@ constexpr uint32_t row_bytes(Swizzle swizzle) {
 
 /// Tensor of 2 or 3 dimensions, innermost first, which is contiguous, and the box. Base and strides are multiples of 16
 /// bytes.
+///
+/// cuda.h also derives each stride from the one before it: stride[0] >= size[0], stride[1] >= stride[0] * size[1]. The
+/// driver is not known to check this, and some maps of gemm_sm90 rely on that: phases and the halves of swiglu, whose
+/// matrices begin within each other's rows, and tensors that the caller laid out so (a batch between the rows, a
+/// residual of overlapping windows). If a driver refuses such a map, gemm/glue.cpp takes gemm_sm80.
 struct TensorMapSpec {
   const void* base;
   ElementType type;

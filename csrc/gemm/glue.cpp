@@ -9,6 +9,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -155,8 +156,15 @@ struct Call {
     problem.ld_a = a.ld, problem.ld_b = b.ld;
     problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
     problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
-    const GemmPlan plan = plan_gemm_once(request_of(problem, output, half, batch_invariant), chip_of(gpu.properties()));
-    half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
+    const GemmRequest request = request_of(problem, output, half, batch_invariant);
+    GemmChip chip = chip_of(gpu.properties());
+    const auto launched = [&] {
+      const GemmPlan plan = plan_gemm_once(request, chip);
+      return half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
+    };
+    if (launched()) return;
+    chip.sm90 = false;  // the other kernel needs no tensor maps
+    launched();
   }
 
  private:
@@ -186,18 +194,20 @@ struct Call {
     return parts;
   }
 
+  // False if gemm_sm90 has no tensor map of an operand; nothing was computed then.
   template <class T>
-  void launch(const GemmPlan& plan, GemmOutput output) {
+  bool launch(const GemmPlan& plan, GemmOutput output) {
     const GemmPhases& phases = plan.phases;
     if (phases.count == 0) return product<T>(problem, plan, output);
     const Tensor memory = gpu.scratch(static_cast<size_t>(phases.size(problem.m, problem.n)) * 4);
     auto* const parts = static_cast<float*>(memory.mutable_data_ptr());
-    product<T>(gemm_in_phases(problem, phases, parts), plan, GemmOutput::kFloat32);
+    if (!product<T>(gemm_in_phases(problem, phases, parts), plan, GemmOutput::kFloat32)) return false;
     gpu.launch(gemm_add_phases<T>, problem, phases, parts, output == GemmOutput::kAccumulate);
+    return true;
   }
 
   template <class T>
-  void product([[maybe_unused]] GemmProblem q, [[maybe_unused]] const GemmPlan& plan,
+  bool product([[maybe_unused]] GemmProblem q, [[maybe_unused]] const GemmPlan& plan,
                [[maybe_unused]] GemmOutput output) {
 #ifdef AK_HAS_SM90a
     if (plan.kernel == GemmKernel::kSm90) {
@@ -209,13 +219,17 @@ struct Call {
         q = gemm_repacked(lies, copies->mutable_data_ptr());
         gpu.launch(gemm_repack, lies, q);
       }
-      return gpu.launch(gemm_sm90<T>, q, config, output, scratch(gemm_sm90_scratch(q, config)));
+      const Status status = gpu.try_launch(gemm_sm90<T>, q, config, output, scratch(gemm_sm90_scratch(q, config)));
+      if (std::string_view(status.message) == kGemmSm90HasNoMap) return false;
+      gpu.check(status);
+      return true;
     }
 #endif
 #ifdef AK_HAS_GEMM_SM80
     if (plan.kernel == GemmKernel::kSm80) {
       const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
-      return gpu.launch(gemm_sm80<T>, q, config, scratch(gemm_sm80_scratch(q, config)));
+      gpu.launch(gemm_sm80<T>, q, config, scratch(gemm_sm80_scratch(q, config)));
+      return true;
     }
 #endif
     fail(op,

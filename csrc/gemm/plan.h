@@ -102,18 +102,19 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
   struct Key {
     GemmRequest r;
     int sm_count, capability;
+    bool sm90;  // false for what gemm_sm90 could not do
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,          r.tma_output,
-                            r.row_output, r.odd_operands, r.backward, r.keeps_z,        r.column_sums,
-                            r.plain,      r.in_registers, r.in_boxes, r.batch_invariant};
+      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,           r.tma_output,
+                            r.row_output, r.odd_operands, r.backward, r.keeps_z,         r.column_sums,
+                            r.plain,      r.in_registers, r.in_boxes, r.batch_invariant, sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
     }
   };
   thread_local Memo<Key, GemmPlan> made(1 << 12);
-  const Key key{request, chip.sm_count, chip.capability};
+  const Key key{request, chip.sm_count, chip.capability, chip.sm90};
   if (const GemmPlan* known = made.find(key)) return *known;
   const GemmPlan plan = plan_gemm(request, chip);
   made.keep(key, plan);

@@ -1,4 +1,4 @@
-"""What the tests of the scaler share: optimizers of every kind, an iteration, and a recorder of ops."""
+"""Shared by the tests of the scaler: optimizers of every kind, an iteration, and a recorder of ops."""
 
 import pytest
 import torch

@@ -160,7 +160,7 @@ def test_what_happens_between_steps_counts(change, anew):
 
 
 def test_the_warm_up_neither_reports_nor_counts():
-    """Of its steps the first overflows and the others do not."""
+    """Its first step overflows and the others do not."""
     run = Run(lr=0.125)
     run.scaler = ak.GradScaler("cpu", init_scale=2.0**126, backoff_factor=2.0**-100, max_consecutive_skips=2)
     run.scheduler = ak.amp.SkipAwareScheduler(torch.optim.lr_scheduler.StepLR(run.optimizer, 1, 0.5), run.scaler)
@@ -316,7 +316,7 @@ def test_an_exception_in_the_warm_up_changes_nothing():
     with contextlib.suppress(KeyboardInterrupt):
         run.graphed(fails)(BATCHES[1])
     assert_same(run.state(), before)
-    assert not run.scaler._per_optimizer_states
+    run.scaler.unscale_(run.optimizer)  # for the first time in this iteration
 
 
 def test_parameters_without_a_gradient_are_named():

@@ -1,4 +1,4 @@
-"""What of a scaler is saved, loaded and pickled: torch's entries, its own, and the counts of skips."""
+"""Saved, loaded and pickled scalers: torch's entries, its own, and the counts of skips."""
 
 import pickle
 

@@ -293,7 +293,7 @@ def test_bfloat16_gradients_may_be_unscaled(make):
 
 
 def test_sparse_gradients():
-    """Of torch's optimizers that take them. Duplicate float16 entries are added up before the check: here to inf."""
+    """Only torch's optimizers take them. Duplicate float16 entries are added up before the check: here to inf."""
     weight = torch.nn.Parameter(torch.ones(3, 2))
     optimizer, scaler = torch.optim.SGD([weight], lr=1.0), GradScaler("cpu", init_scale=4.0)
     scaler.scale(torch.nn.functional.embedding(torch.tensor([1, 1]), weight, sparse=True).sum()).backward()

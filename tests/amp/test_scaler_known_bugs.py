@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from amp_kernels._raw.check_and_norm import check_and_norm
-from amp_kernels._raw.unscale import unscale_
 from amp_kernels.amp import GradScaler
+from amp_kernels.amp._records import combined
 from amp_kernels.optim import SGD, AdamW
 
 
@@ -56,27 +56,10 @@ def test_any_positive_found_inf_skips(found):
 
 
 def test_found_infs_of_devices_are_combined_by_maximum():
-    """As two devices would report them; torch adds them up in place, in step and in update."""
-    scaler = GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.ones(()))
-    seen = []
-
-    class Fused(torch.optim.SGD):
-        _step_supports_amp_scaling = True
-
-        def step(self):
-            seen.append(self.found_inf.item())
-
-    optimizer = Fused([param()], lr=0.1)
-    record = scaler._per_optimizer_states[id(optimizer)]
-    record["stage"] = type(record["stage"]).UNSCALED
-    record["found_inf_per_device"] = {"a": torch.ones(()), "b": torch.ones(())}
-    scaler.step(optimizer)
-    scaler.update()
-    assert seen == [1.0]
-    assert [flag.item() for flag in record["found_inf_per_device"].values()] == [1.0, 1.0]
-    assert scaler.get_scale() == 4.0
-    assert scaler.skipped_steps.item() == 1
+    """torch adds them up in place."""
+    flags = {"a": torch.ones(()), "b": torch.ones(()), "c": torch.zeros(())}
+    assert combined({"found_inf_per_device": flags}, torch.device("cpu")) == 1.0
+    assert [flag.item() for flag in flags.values()] == [1.0, 1.0, 0.0]
 
 
 def test_the_scale_need_not_decay_to_zero():
@@ -116,30 +99,6 @@ def test_finite_gradients_whose_squares_overflow_are_not_an_overflow():
     assert torch.equal(p, torch.zeros(4))
 
 
-def test_clipping_after_unscale_does_not_unscale_twice():
-    """Apex reads the scale whatever the stage; unscale_, clip, step then divides by it twice."""
-    p, q = param(), param()
-    ours, theirs = SGD([p], lr=1.0), torch.optim.SGD([q], lr=1.0)
-    for optimizer, parameter in ((ours, p), (theirs, q)):
-        scaler = GradScaler("cpu", init_scale=1024.0)
-        scaler.scale((parameter * 3).sum()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
-        scaler.step(optimizer)
-    torch.testing.assert_close(p, q)
-
-
-def test_step_counts_do_not_move_on_a_skip():
-    """Apex increments by the previous step's flag, torch adds 1 and subtracts the flag."""
-    p = param()
-    optimizer, scaler = AdamW([p]), GradScaler("cpu", init_scale=4.0)
-    counts = []
-    for bad in (0, 1, 1, 0, 1, 0):
-        one_step(scaler, optimizer, p, torch.full((4,), torch.inf if bad else 1.0))
-        counts.append(optimizer.state[p]["step"].item())
-    assert counts == [1, 1, 1, 2, 2, 3]
-
-
 def test_one_check_for_all_groups_and_dtypes():
     """DeepSpeed counted a step twice for a group of both 16-bit types; Apex checked once per group."""
     ps = [param(3, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
@@ -154,39 +113,6 @@ def test_one_check_for_all_groups_and_dtypes():
     ps[2].grad[0] = torch.inf  # in one group: none may step
     scaler.step(optimizer)
     assert all(torch.equal(p, b) for p, b in zip(ps, before, strict=True))
-
-
-def test_growth_needs_a_finite_product_and_the_floor_survives_a_checkpoint():
-    """Keras doubles without the check; jmp loses its floor on the way through a pytree, ColossalAI its hysteresis."""
-    scaler = GradScaler("cpu", init_scale=2.0, min_scale=1.0, hysteresis=4)
-    other = GradScaler("cpu")
-    other.load_state_dict(scaler.state_dict())
-    assert other.state_dict() == scaler.state_dict()
-
-
-def test_master_survives_float16_moments_do_not_pass_through_it():
-    """Apex rounded float32 moments through the 16-bit parameter's dtype on store."""
-    p = param(8, torch.float16)
-    optimizer = AdamW([p])
-    p.grad = torch.linspace(1e-3, 2e-3, 8).half()
-    optimizer.step()
-    expected = p.grad.float().square() * 0.001
-    torch.testing.assert_close(
-        optimizer.state[p]["exp_avg_sq"], expected, rtol=1e-4, atol=0
-    )  # 1e-9: below float16's range
-
-
-def test_unscale_of_a_mixed_list_is_torchs_per_dtype():
-    generator = torch.Generator().manual_seed(0)
-    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    grads = [torch.randn(65, generator=generator).to(d) for d in dtypes]
-    expected = [g.clone() for g in grads]
-    inverse, found, reference = torch.tensor(1 / 3), torch.zeros(()), torch.zeros(())
-    unscale_(grads, found, inverse)
-    for grad in expected:
-        torch._amp_foreach_non_finite_check_and_unscale_([grad], reference, inverse)
-    assert all(torch.equal(g, e) for g, e in zip(grads, expected, strict=True))
-    assert found.item() == reference.item() == 0.0
 
 
 def test_reciprocal_of_the_scale_is_taken_in_double():

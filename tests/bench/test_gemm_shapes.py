@@ -23,7 +23,7 @@ def alignment(tensor: torch.Tensor) -> int:
 def test_a_shape_and_the_planners_request_are_those_of_the_operands(layout, offset, pitch):
     for (m, n, k), result in itertools.product(itertools.product((8, 12, 16), repeat=3), ("16", "fp32+")):
         shape = Shape(m, n, k, layout, result, offset=offset, pitch=pitch)
-        drawn = gemm._case(shape, "bf16", torch.device("cpu")).inputs(torch.Generator())
+        drawn = gemm.operands(shape, torch.bfloat16, torch.Generator(), torch.device("cpu"))
         assert (drawn.a.shape, drawn.b.shape) == ((m, k), (k, n))
         of_a, of_b, of_out = alignment(drawn.a), alignment(drawn.b), n * (4 if result == "fp32+" else 2) % 16
         assert (shape.a_bytes, shape.b_bytes) == (of_a, of_b)

@@ -4,29 +4,21 @@ import pytest
 import torch
 
 from bench.harness import measure as harness
-from bench.harness.case import Case, Scope, WithFacts
+from bench.harness.case import Scope, WithFacts
 from bench.harness.check import Mismatch, worst_error
 from bench.harness.measure import measure
 from bench.harness.memory import held_bytes
-from bench.harness.timer import Effort, kernels_of, quantiles
+from bench.harness.timer import Effort, quantiles
 from bench.ops import layouts, lists
+
+from .doubling import doubling
 
 CPU = torch.device("cpu")
 EFFORT = Effort(settle=0.0, warmup=0.0, sample=0.0, rounds=3)
 
 
-def case(**providers) -> Case:
-    """Doubling a vector; providers are functions of it."""
-    return Case(
-        op="double",
-        shape="64",
-        dtype="fp32",
-        bytes=512,
-        flops=64,
-        inputs=lambda generator: torch.randn(64, generator=generator),
-        providers={name: lambda x, f=f: lambda: {"out": f(x)} for name, f in providers.items()},
-        reference=lambda x: {"out": (2 * x.double(), 1e-6)},
-    )
+def case(**providers):
+    return doubling(functions=providers)
 
 
 def double(x):
@@ -96,12 +88,6 @@ def test_facts_kernels_and_the_hosts_share_come_with_the_row(monkeypatch):
     monkeypatch.setattr(harness, "kernels_of", refused)
     row = rows_of(timed)["torch"]
     assert (row["status"], "kernels" in row) == ("ok", False)  # it costs only the names
-
-
-def test_kernels_are_named_the_longest_running_first():
-    x = torch.randn(768, 768)
-    names = kernels_of(lambda: (x @ x).sum(), CPU)
-    assert names.index("aten::mm") < names.index("aten::sum")
 
 
 def test_only_chosen_providers_run_and_a_backend_suffix_belongs_to_its_provider():

@@ -196,12 +196,3 @@ def test_vanished_gradients_are_counted_among_those_that_fp32_has():
     assert found.vanished("t", "fp16") == pytest.approx(0.5)
     assert found.vanished_share("t", "fp16") == "50%"
     assert found.vanished_share("t", "fp32") == "0"
-
-
-def test_the_page_has_every_table_and_the_time_of_all_runs():
-    machine = {"device": "A processor", "versions": {"torch": "2.11.0"}, "date": "2026-01-02T03:04:05"}
-    page = table({"fp32": [1.0, 1.02, 1.01], "fp16": [2.0, 2.02, 2.01]}).page(machine)
-    assert "A processor, torch 2.11.0, 2026-01-02: 6 runs, 3.0 minutes" in page
-    assert "| t, loss | 1.01 ± 0.01 | **2.01 ± 0.01** ✗ |" in page
-    assert "| t | 3 | 3 |" in page
-    assert "| t | 1,024 / 3,072 |" in page

@@ -50,28 +50,6 @@ def lines(table):
     return [dict(zip(head, line, strict=True)) for line in body]
 
 
-def test_goals_are_met_or_missed():
-    spread = {"speedup_p20": 1.5, "speedup_p80": 2.5}
-    rows = [row("linear", shape, "bf16", "torch", 800, goal=2.0) for shape in "ab"]
-    rows += [row("linear", "a", "bf16", "amp_kernels", 400, 800, goal=2.0, **spread)]
-    rows += [row("linear", "b", "bf16", "amp_kernels", 401, 800, goal=2.0, **spread)]
-    rows += [row("linear", "c", "bf16", "amp_kernels", 401, 800)]  # without a goal
-    met, missed = lines(report.goals(rows))
-    assert (met["case"], met[""], met["vs torch"], met["p20"], met["p80"]) == ("a", "met", "2.00", "1.50", "2.50")
-    assert (missed["case"], missed[""]) == ("b", "missed")
-
-
-def test_families_have_their_own_geometric_means_and_least():
-    found = {line["family"]: line for line in lines(report.speedups(list(products())))}
-    assert list(found) == ["aligned", "skinny", "fp32 accumulated"]
-    aligned = found["aligned"]
-    assert (aligned["cases"], aligned["vs torch"], aligned["least"], aligned["least at"]) == ("2", "2.00", "0.50", "a")
-    assert (aligned["Triton vs torch"], aligned["Triton vs CUDA"]) == ("0.80", "0.40")  # sqrt(.4 * 1.6), sqrt(.8 * .2)
-    assert (found["skinny"]["vs torch"], found["skinny"]["cases"]) == ("8.00", "1")
-    assert found["fp32 accumulated"]["vs torch"] == "3.00"
-    assert found["fp32 accumulated"]["Triton vs CUDA"] == ""
-
-
 def test_what_failed_does_not_vanish_from_a_mean_unseen():
     rows = list(products())
     failed = {key: rows[4][key] for key in ("op", "shape", "dtype", "provider", "families")}
@@ -86,31 +64,6 @@ def test_what_failed_does_not_vanish_from_a_mean_unseen():
         "625",
     )
     assert (first["ours vs torch"], first["Triton vs ours"]) == ("0.50", "0.80")
-
-
-def test_a_step_shows_times_bytes_floor_share_and_state():
-    rows = [
-        step("torch", 1000, moved_bytes=54 * 10**9, state_bytes=14 * 10**9, roofline_share=0.05),
-        step("amp_kernels", 100, device_us=62.5, device_share=0.8, backend="cuda"),
-        step("amp_kernels:triton", 200, device_us=100.0, device_share=0.5),
-    ]
-    torch, ours, triton = lines(report.steps(rows))
-    assert (torch["moved"], torch["held"], torch["B/param needed"], torch["of copy"]) == ("54", "14", "20", "14 %")
-    assert (ours["provider"], ours["vs torch"], ours["step us"]) == ("amp_kernels (cuda)", "10.00", "100")
-    assert (ours["device us"], ours["host us"], ours["of copy"]) == ("62", "7", "80 %")
-    assert (ours["held"], ours["held in all"], ours["floor us"]) == ("8", "7.45 GiB", "50")
-    assert (triton["vs CUDA"], ours["vs CUDA"]) == ("0.62", "")  # of the device's times
-
-
-def test_sections_share_the_rows_out_and_leave_nothing_over():
-    rows = [*products(), step("torch", 1000), row("linear", "host", "bf16", "torch", 9, host_us=8.0)]
-    rows.append(row("unscale_", "tiny", "fp32", "amp_kernels", 10, 20))
-    found = {section.title: section.table for section in report.sections(rows)}
-    assert len(found["Matrix products by shape"]) == 4
-    assert [line[0] for line in found["Other ops"][1:]] == ["unscale_"]
-    assert lines(found["Host time of a call"])[0]["host us"] == "8.0"
-    assert [line[0] for line in found["Speed-ups"][1:]] == ["aligned", "skinny", "fp32 accumulated", "unscale_"]
-    assert report.sections([]) == []
 
 
 @pytest.fixture
@@ -149,8 +102,8 @@ def test_pages_are_filled_between_their_marks(results, tmp_path):
     assert "Wrong or not run" not in text
     assert short.read_text() == (
         f"# Title\n\n{report.BEGIN}\n"
-        "Some GPU, torch 2.11.0, 2026-01-02. Torch's time over ours: below 1 torch is faster.\n\n"
-        "- products, against cuBLAS, mean (least): aligned 2.00 (0.50), skinny 8.00 (8.00), fp32 accumulated 3.00 (3.00)\n"
+        "Some GPU, torch 2.11.0, 2026-01-02. Ratios are torch's time divided by ours: below 1, torch is faster.\n\n"
+        "- matrix multiplication vs cuBLAS, mean (worst): aligned 2.00 (0.50), skinny 8.00 (8.00), fp32 accumulated 3.00 (3.00)\n"
         "- whole optimizer step, llama-1b: 10.00 (device 10.00, host 2.00)\n"
         f"{report.END}\n\n## Next\n"
     )
@@ -188,11 +141,11 @@ def test_goals_are_on_means_on_the_least_and_on_the_most():
     rows = [*products(), step("torch", 1000), step("amp_kernels", 500, moved_bytes=9 * 10**9, bytes=9 * 10**9)]
     rows += [training("torch", 50.0, 20.0), training("amp_kernels", 25.0, 11.0)]
     found = goals_of(rows)
-    mean, least = found["products, aligned: torch's time over ours"], found["products, aligned: each"]
+    mean, least = found["GEMM, aligned: torch's time over ours"], found["GEMM, aligned: each"]
     assert (mean["measured"], mean[""], mean["cases"]) == ("2.00", "met", "2")
-    assert (least["measured"], least[""], least["farthest off"]) == ("0.50", "missed", "a bf16")
+    assert (least["measured"], least[""], least["worst case"]) == ("0.50", "missed", "a bf16")
     memory = found["training step of GPT-2 124M, bf16: our peak memory over torch eager's"]
-    assert (memory["asked"], memory["measured"], memory[""]) == ("0.55", "0.55", "met")
+    assert (memory["target"], memory["measured"], memory[""]) == ("0.55", "0.55", "met")
     assert found["training step of GPT-2 124M, bf16: torch eager's time over ours"]["measured"] == "2.00"
     more = goals_of([*rows[:-1], training("amp_kernels", 25.0, 11.1)])
     assert more["training step of GPT-2 124M, bf16: our peak memory over torch eager's"][""] == "missed"
@@ -203,21 +156,8 @@ def test_a_goal_with_a_wrong_case_is_not_met():
     rows = list(products())
     rows[4] = {**{key: rows[4][key] for key in (*report.CASE, "provider", "families")}, **MACHINE, "status": "wrong"}
     rows[1] = {**rows[1], "speedup": 1.5}
-    line = goals_of(rows)["products, aligned: torch's time over ours"]
+    line = goals_of(rows)["GEMM, aligned: torch's time over ours"]
     assert (line["measured"], line[""], line["cases"]) == ("1.50", "open", "1 of 2")
-
-
-def test_a_goal_of_a_layout_takes_the_steps_of_its_bytes():
-    sizes = {34: 400, 30: 490, 28: 450, 20: 300}
-    rows = []
-    for size, us in sizes.items():
-        more = {"bytes": size * 10**9, "moved_bytes": size * 10**9}
-        rows += [step(who, t, dtype=f"{size}", **more) for who, t in (("torch", 1000), ("amp_kernels", us))]
-    found = goals_of(rows)
-    measured = [found[f"whole step, Llama-1B, {size} bytes a parameter"] for size in sizes]
-    assert [line["measured"] for line in measured] == ["2.50", "2.04", "2.22", "3.33"]
-    assert [line[""] for line in measured] == ["met", "missed", "met", "met"]
-    assert "whole step, ResNet-50, each" not in found
 
 
 def test_rows_of_several_runs_become_one_folders(results, tmp_path):

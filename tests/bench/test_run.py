@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -11,10 +10,12 @@ import torch
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels.testing.patience import PATIENCE
 from bench import run
-from bench.harness import timer, watch
-from bench.harness.case import Case, Scope
+from bench.harness import watch
+from bench.harness.case import Scope
 from bench.harness.rows import KEY
 from bench.ops import OPS, cpu_suite
+
+from .doubling import doubling
 
 IN_PLACE = {"adamw", "cast", "lamb", "lion", "sgd", "unscale", "update_scale"}
 NAMES = {f"{name}_" if name in IN_PLACE else name for name in OPS} | {"gemm_accumulate_"}
@@ -24,17 +25,8 @@ def read(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def case(name="64", **providers) -> Case:
-    return Case(
-        op="double",
-        shape=name,
-        dtype="fp32",
-        bytes=512,
-        flops=64,
-        inputs=lambda generator: torch.randn(64, generator=generator),
-        providers={name: lambda x, f=f: lambda: {"out": f(x)} for name, f in providers.items()},
-        reference=lambda x: {"out": (2 * x.double(), 1e-6)},
-    )
+def case(name=None, **providers):
+    return doubling(name=name, functions=providers)
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +99,6 @@ def test_a_row_measured_again_replaces_the_old_one(tmp_path, capsys):
     assert "1/1 check_and_norm tiny inf" in capsys.readouterr().err
     changed = [row for row, old in zip(after, before, strict=True) if row["p50_us"] != old["p50_us"]]
     assert [(row["shape"], row["provider"]) for row in changed] == [("tiny inf", "amp_kernels")]
-
-
-def test_the_time_said_beforehand():
-    effort = timer.Effort(settle=1.0, warmup=2.0, sample=0.5, rounds=10)
-    roofline = types.SimpleNamespace(floor_seconds=lambda bytes, flops, dtype: bytes / 512)
-    two = [case(torch=None, amp_kernels=None), case("slow", torch=None)]
-    two[1].bytes *= 60
-    assert run._least_time(two, None, effort, roofline) == "10 min"  # 2 * (2 + 10) and 2 + 600 seconds
-    assert run._least_time(two[:1], ["torch"], effort, roofline) == "12 s"
 
 
 def test_a_wrong_result_fails_the_command(tmp_path, monkeypatch, capsys):

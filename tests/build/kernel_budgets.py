@@ -344,7 +344,7 @@ BUDGETS = {
 
 def table() -> str:
     """Of the kernels whose speed is memory's, as it stands in docs/ptx.md."""
-    head = "| kernel | registers a thread | threads an SM | bytes in flight a thread | KB in flight an SM |\n|---|---|---|---|---|\n"
+    head = "| kernel | registers per thread | threads per SM | bytes in flight per thread | KB in flight per SM |\n|---|---|---|---|---|\n"
     rows = (
         f"| `{kernel}` | {min(b.registers, 65_536 // threads)} | {b.blocks} x {b.threads} | {b.in_flight} "
         f"| {b.in_flight * threads / 1024:.0f} |\n"

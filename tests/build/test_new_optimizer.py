@@ -65,13 +65,13 @@ adagrad_ = Rule(_derive, _apply, scalars=3).launch
 from __future__ import annotations
 
 from .._updates.adagrad import adagrad_
+from ._algorithm import Algorithm
+from ._base import StandaloneOptimizer
 from ._options import MixedPrecision, takes_options
-from ._standalone import StandaloneOptimizer
 
 
 class Adagrad(StandaloneOptimizer):
-    _op = adagrad_
-    _shows_step = False
+    algorithm = Algorithm(adagrad_, shows_step=False)
 
     @takes_options
     def __init__(
@@ -185,7 +185,7 @@ def test_the_shared_tests_run_over_it(folder):
 #: The Python half of a new argument: file, line, line with the argument.
 ARGUMENT = [
     ("_updates/arguments.py", "    seed: int\n", "    seed: int\n    nudge: float = 0.0\n"),
-    ("optim/_base.py", "                self.seed,\n", "                self.seed,\n                nudge=0.5,\n"),
+    ("optim/_plan.py", "seed=self._options.seed,\n", "seed=self._options.seed,\n            nudge=0.5,\n"),
 ]
 NUDGED = """
 import torch

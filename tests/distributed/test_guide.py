@@ -79,7 +79,7 @@ def run(code, names):
 
 def learn(names, steps=3):
     """The page's loop, over batches that all ranks share: the losses are those of one process."""
-    ((loop,),) = blocks("# Many processes")
+    ((loop,),) = blocks("# Distributed training")
     losses = []
     for _ in range(steps):
         names["optimizer"].zero_grad()
@@ -103,7 +103,7 @@ def test_a_wrapper(ranks, name):
 
 
 def vocabulary():
-    ((code, *more),) = blocks("## A vocabulary over ranks")
+    ((code, *more),) = blocks("## Vocabulary-parallel loss")
     assert not more
     names = reader(tokens=TOKENS, targets=TARGETS)
     names["mesh"] = names["init_device_mesh"]("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))

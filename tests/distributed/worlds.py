@@ -122,7 +122,7 @@ def difference(mine, reference):
 
 def states(optimizer, param):
     """A parameter's state as checkpoints show it, whole."""
-    return {key: whole(value) for key, value in optimizer._current(param).items()}
+    return {key: whole(value) for key, value in optimizer.store.current(param, optimizer.state).items()}
 
 
 def compare(layout, name, dtype, options, max_norm, bad, steps=6, scaler=True):

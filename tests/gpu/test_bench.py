@@ -10,24 +10,14 @@ from bench.harness.case import Case
 from bench.harness.measure import measure
 from bench.harness.timer import Effort, rotation
 
+from ..bench.doubling import doubling
+
 pytestmark = pytest.mark.gpu
 
 
-def doubling(size: int, **options) -> Case:
-    return Case(
-        op="double",
-        shape=str(size),
-        dtype="fp32",
-        bytes=8 * size,
-        flops=size,
-        inputs=lambda generator: torch.randn(size, generator=generator, device="cuda"),
-        providers={
-            "torch": lambda x: lambda: {"out": x * 2},
-            "syncing": lambda x: lambda: {"out": x * 2 + x.sum().item() * 0},
-        },
-        reference=lambda x: {"out": (2 * x.double(), 1e-6)},
-        **options,
-    )
+def doubling_on_gpu(**options) -> Case:
+    functions = {"torch": lambda x: x * 2, "syncing": lambda x: x * 2 + x.sum().item() * 0}
+    return doubling(1 << 20, "cuda", functions=functions, **options)
 
 
 def rows_of(case: Case) -> dict[str, dict]:
@@ -39,7 +29,7 @@ def test_short_kernels_are_replayed_from_a_graph_and_what_waits_stays_eager():
     generator = torch.cuda.default_generators[0]
     state = generator.get_state()
     drawn = torch.rand(9, device="cuda", generator=generator)
-    rows = rows_of(doubling(1 << 20))
+    rows = rows_of(doubling_on_gpu())
     assert [row["status"] for row in rows.values()] == ["ok", "ok"]
     assert (rows["torch"]["timing"], rows["syncing"]["timing"]) == ("graph", "eager")
     generator.set_state(state)
@@ -49,7 +39,7 @@ def test_short_kernels_are_replayed_from_a_graph_and_what_waits_stays_eager():
 
 
 def test_host_and_device_time_come_apart():
-    rows = rows_of(doubling(1 << 20, host_time=True))
+    rows = rows_of(doubling_on_gpu(host_time=True))
     assert rows["torch"]["timing"] == "eager"
     assert {"host_us", "device_us"} <= set(rows["torch"])
     assert "host_us" in rows["syncing"]
@@ -57,7 +47,7 @@ def test_host_and_device_time_come_apart():
 
 
 def test_kernels_have_names_and_inputs_exceed_the_l2_cache():
-    rows = rows_of(doubling(1 << 20, kernels=True))
+    rows = rows_of(doubling_on_gpu(kernels=True))
     assert any("elementwise" in name for name in rows["torch"]["kernels"])
     device = torch.device("cuda", 0)
     l2 = torch.cuda.get_device_properties(device).L2_cache_size

@@ -125,7 +125,7 @@ def test_what_is_replaced_is_logged(caplog):
         convert(model)
     assert caplog.messages == [
         "convert: 0 is now amp_kernels.nn.linear.Linear",
-        "convert: 2 (Conv1d) is left alone: nothing here takes its place",
+        "convert: 2 (Conv1d) is left alone: there is no replacement for it",
         "convert: the model is now amp_kernels.nn.fused.Sequential",
         "convert: replaced 1 Linear, 1 Sequential; left alone 1 Conv1d",
     ]

@@ -129,7 +129,7 @@ def test_numerics_prints_and_draws(module, capsys, tmp_path):
     assert main(["numerics", f"{module}:small", "--out", "figure.html"]) == 0
     out = capsys.readouterr().out
     assert "gradients of activations" in out
-    assert "FP16 keeps them at loss scales from" in out
+    assert "FP16 can represent them at loss scales from" in out
     assert "<svg" in (tmp_path / "figure.html").read_text()
 
 

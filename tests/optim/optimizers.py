@@ -194,7 +194,7 @@ def distance(a, b):
 
 
 def same(a, b):
-    """Whether two nests of containers and tensors are equal, dtypes included."""
+    """True if two nests of containers and tensors are equal, dtypes included."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):

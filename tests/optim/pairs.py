@@ -8,8 +8,8 @@ from .optimizers import f32, fill
 
 
 def cached(optimizer):
-    """What the next step may use of the last one, if anything: the only private state that these tests look at."""
-    return optimizer._cached_step
+    """The last step, if the next one may use it."""
+    return optimizer.plan.cached
 
 
 def make_params(dtypes=(f32,)):
@@ -47,7 +47,7 @@ class Pair:
 
     def step(self, number, hit=None, grads=set_grads):
         """`hit`: whether this step must read addresses only."""
-        self.slow._forget_step()
+        self.slow.plan.forget()
         grads(self.slow_params, number)
         self.slow.step()
         grads(self.params, number)

@@ -59,7 +59,7 @@ def test_scaler_and_flags_of_tensors_are_the_same():
             for i in {3: [3], 5: [3], 6: [4, 11]}.get(number, []):
                 params[i].grad[(-1,) * params[i].dim()] = torch.inf
             if forget:
-                optimizer._forget_step()
+                optimizer.plan.forget()
             scaler.step(optimizer, max_norm=1.0)
             try:
                 scaler.update()
@@ -73,7 +73,7 @@ def test_scaler_and_flags_of_tensors_are_the_same():
 
 
 def test_groups_do_not_share_their_numbers():
-    """What elements have in common is derived once for parameters of one group and step count."""
+    """Scalars are derived once for all parameters of one group and step count."""
 
     def run(*which):
         params = [torch.nn.Parameter(torch.ones(5)) for _ in which]
@@ -169,28 +169,6 @@ def test_gradients_that_come_and_go(which):
     pair = Pair(groups=2)
     pair.recovers(3, grads=partial)
     pair.recovers(6)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_main_grads(set_to_none):
-    """fp32 gradients of bf16 weights, in memory that stays."""
-    ends = []
-    for forget in (False, True):
-        torch.manual_seed(3)
-        model = ak.nn.MLP(16, 32, dtype=bf16)
-        optimizer = akopt.AdamW(model.parameters(), lr=0.1, max_grad_norm=1.0)
-        with ak.nn.accumulate_fp32(model):
-            for number in range(5):
-                for _ in range(2):
-                    model(torch.full((4, 16), 0.1 * number - 0.3, dtype=bf16)).float().square().sum().backward()
-                if forget:
-                    optimizer._forget_step()
-                before = cached(optimizer)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=set_to_none)
-            assert forget or (before is not None and cached(optimizer) is before)
-        ends.append([p.detach().clone() for p in model.parameters()])
-    assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
 
 
 def test_memory_of_a_freed_gradient_is_never_read():
@@ -339,16 +317,6 @@ def test_parameter_data_with_other_strides_at_the_same_address():
     assert pair.params[5].data_ptr() == address
     pair.step(3, hit=False, grads=stale)
     pair.step(4, hit=False, grads=stale)  # the gradient is copied into order
-
-
-def test_shadow_of_replaced_data_after_a_skipped_step():
-    p = torch.nn.Parameter(torch.ones(5))
-    optimizer = warmed([p], shadow_dtype=bf16, skip_nonfinite=True)
-    p.data = torch.full((5,), 3.0)
-    fill([p], torch.inf)
-    optimizer.step()
-    assert torch.equal(p, torch.full((5,), 3.0))
-    assert torch.equal(fresh_shadow(p, bf16), p.to(bf16))
 
 
 def test_several_chunks():

@@ -47,19 +47,6 @@ def test_state_switched_off(key, on, off):
     pair.step(4)
 
 
-def test_numbers_under_other_keys():
-    def exchange(optimizer, params):
-        group = optimizer.param_groups[0]
-        keys = {"eps": "weight_decay", "weight_decay": "eps"}
-        items = [(keys.get(key, key), value) for key, value in group.items()]
-        group.clear()
-        group.update(items)
-
-    pair = Pair(eps=0.5, weight_decay=0.1)
-    pair.both(exchange)
-    pair.step(3)
-
-
 def test_option_of_the_optimizer_changed():
     pair = Pair("SGD", dtypes=(bf16,), master_weights="none")
     pair.both(lambda optimizer, _: setattr(optimizer, "master_weights", "none_rne"))

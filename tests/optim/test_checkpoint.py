@@ -122,7 +122,7 @@ ALL += [("LAMB", {"use_nvlamb": True, "bias_correction": False})]
 @pytest.mark.parametrize("mode", ["fp32", "split", "none", "none_rne"])
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy", "pickle"])
 def test_resumed_run_continues_bit_for_bit(name, options, dtype, mode, way):
-    """Where a state_dict is loaded, the seed and the groups' options of the checkpoint count."""
+    """A loaded state_dict brings its seed and its groups' options."""
     kept = {"master_weights": mode, "ema_decay": 0.75}
     first = make(name, weights(dtype), **options, **kept, seed=5)
     run(first, 3)

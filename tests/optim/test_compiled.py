@@ -58,7 +58,7 @@ def assert_same(one, other):
 
 @contextlib.contextmanager
 def one_graph():
-    """What runs within is compiled once: whatever changes, nothing is compiled again."""
+    """The calls within are compiled once, whatever changes."""
     yield
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]

@@ -18,7 +18,6 @@ from .optimizers import (
     f16,
     f32,
     fill,
-    gradients,
     make,
     params_of,
     reference,
@@ -105,16 +104,6 @@ def test_average_over_a_run(name, dtype, mode):
     assert (wanted[0] - params[0].double()).abs().max() > 1e-3  # it lags behind: the comparison says something
 
 
-def test_average_has_its_parameters_strides():
-    p = torch.nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    optimizer = akopt.SGD([p], lr=0.5, ema_decay=0.5)
-    before = p.detach().clone()
-    p.grad = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    optimizer.step()
-    assert optimizer.state[p]["ema"].stride() == p.stride()
-    torch.testing.assert_close(optimizer.state[p]["ema"], (before + p.detach()) / 2)
-
-
 def test_average_without_one_in_the_checkpoint_starts_at_the_weight():
     for dtype in (f32, bf16):
         for mode in ("fp32", "split", "none"):
@@ -174,24 +163,6 @@ def test_torch_loads_a_checkpoint_with_all_of_it():
 
 
 # ---- AMSGrad ----
-
-
-def test_amsgrad_differs_between_groups():
-    """Gradients that fall by half a step: the maximum holds the steps back, in one group only."""
-    lists = [weights() + weights(seed=1) for _ in range(2)]
-    groups = [[{"params": ps[:5], "amsgrad": True}, {"params": ps[5:]}] for ps in lists]
-    ours, theirs = make("AdamW", groups[0], betas=(0.9, 0.5)), reference("AdamW", groups[1], betas=(0.9, 0.5))
-    for step, grads in enumerate(gradients(lists[0], 10)):
-        for p, q, grad in zip(*lists, grads, strict=True):
-            p.grad = grad * 0.5**step
-            q.grad = p.grad.clone()
-        ours.step()
-        theirs.step()
-    for p, q in zip(*lists, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-        assert ("max_exp_avg_sq" in ours.state[p]) == ("max_exp_avg_sq" in theirs.state[q])
-    state = ours.state[lists[0][0]]
-    assert (state["max_exp_avg_sq"] > 1.5 * state["exp_avg_sq"]).all()
 
 
 def test_amsgrad_switched_on_and_off():

@@ -1,4 +1,4 @@
-"""Where state lives, when it comes into being, and what users may do to it."""
+"""State: its memory, its creation, and users' edits of it."""
 
 import copy
 import gc

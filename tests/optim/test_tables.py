@@ -8,10 +8,10 @@ import amp_kernels.optim as akopt
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw import check_and_norm
 from amp_kernels._raw.update_scale import update_scale_
-from amp_kernels._updates import state
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
-from amp_kernels.optim import _cached_step
+from amp_kernels._updates.state import TABLE_DTYPES
+from amp_kernels.optim import _launches
 from amp_kernels.testing.emulator import launches
 
 from .optimizers import bf16, f16
@@ -24,7 +24,7 @@ def test_guard_of_tensors(monkeypatch, private):
     if not private:
         monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     base = [torch.zeros(4, 4), torch.zeros(3, dtype=bf16)]
-    test = _cached_step.tensor_guard(base)
+    test = _launches.tensor_guard(base)
     assert test([torch.ones(4, 4), torch.ones(3, dtype=bf16)])
     others = [
         torch.zeros(4, 4).t(), torch.zeros(4, 5)[:, :4], torch.zeros(4, 4, dtype=f16), torch.zeros(16), None,
@@ -50,11 +50,11 @@ def table_of(params, kind=akopt.AdamW):
         for p in params:
             p.grad = torch.ones_like(p)
         optimizer.step()
-    ((batch, _, table),) = optimizer._collect()
-    hyper = optimizer._current_hyper_parameters()
-    options = optimizer._packed_options(hyper)
-    tail = ([], [], None, None, None, options, hyper.decays, hyper.flags, 0.0, 0)
-    return [p.grad for p in params], table.tensor.clone(), optimizer._state_of(batch, hyper), tail
+    ((batch, _, table),) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
+    packed = optimizer.plan.hyper.packed(optimizer.param_groups)
+    tail = ([], [], None, None, None, packed.options, packed.ema_decays, packed.flags, 0.0, 0)
+    state = batch.state(kind.algorithm.declared.moments, packed.used, packed.averaged)
+    return [p.grad for p in params], table.tensor.clone(), state, tail
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_check_and_norm_reads_the_table():
     for wrong in (table[:, :11], table.int(), table.t().contiguous()[:3]):
         with pytest.raises(RuntimeError, match="check_and_norm: table must"):
             check_and_norm.of_table(grads[0], wrong, None, False)
-    assert state.TABLE_DTYPES[torch.float64] == 7
+    assert TABLE_DTYPES[torch.float64] == 7
 
 
 @pytest.mark.skipif(not adamw_.op.built.emulate, reason="the emulated library is not built")

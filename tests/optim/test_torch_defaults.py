@@ -45,7 +45,7 @@ def test_default_device(make, backend, dtype):
 
 
 def public_functions():
-    """What else may be called in a training loop, on tensors whose dtypes are explicit. All results."""
+    """All results of other calls in a training loop, on tensors with explicit dtypes."""
     f32, bf16 = torch.float32, torch.bfloat16
     x, weight = torch.linspace(-1, 1, 24, dtype=f32).view(4, 6), torch.linspace(-1, 1, 36, dtype=f32).view(6, 6)
     params = [torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (f32, bf16)]

@@ -1,6 +1,10 @@
 """The host side around the kernels: streams, graphs, whole training steps, errors of launches."""
 
+import ctypes
+import itertools
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels import _host
 
+from .build import ROOT
 from .preloaded import machine, set_chip
 
 machine()
@@ -171,6 +176,54 @@ def test_a_streams_counters_are_not_of_torchs_allocator():
         modes[0] + 2,
         modes[0] + 2,
     ]  # around the one allocation of the runtime's: another thread may capture
+
+
+def external_stream(it) -> torch.cuda.ExternalStream:
+    handle = ctypes.c_void_p()
+    assert it.runtime.cudaStreamCreate(ctypes.byref(handle)) == 0
+    return torch.cuda.ExternalStream(handle.value)
+
+
+def test_a_stream_with_the_handle_of_a_destroyed_one_has_counters_of_its_own():
+    """Work of the destroyed stream may still be running, and counts there."""
+    it, c, a, b = split_product()
+    handles, memsets = [], [it.calls("cudaMemsetAsync")]
+    for i in range(1, 4):
+        stream = external_stream(it)
+        handles.append(stream.cuda_stream)
+        for half in range(2):
+            with torch.cuda.stream(stream):
+                ak.ops.gemm.gemm_accumulate_(c, a, b)
+            assert c.cpu().eq(4096 * (2 * i - 1 + half)).all()
+        memsets.append(it.calls("cudaMemsetAsync"))
+        it.runtime.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream))
+    assert len(set(handles)) == 1
+    assert [after - before for before, after in itertools.pairwise(memsets)] == [1, 1, 1]
+
+
+MANY_STREAMS = """
+from tests.ptx.preloaded import machine, set_chip
+machine()
+import torch
+from tests.ptx.executed_runtime import ak, external_stream
+it, grads = set_chip(90, 2), [torch.ones(3).cuda()]
+it.seed = 0
+streams = [external_stream(it) for _ in range(257)]
+for stream in [*streams, streams[0], streams[-1]]:
+    before = it.calls("cudaMemsetAsync")
+    with torch.cuda.stream(stream):
+        assert ak.ops.check_and_norm.check_and_norm(grads, None)[0].cpu().item() == 3.0
+    print(it.calls("cudaMemsetAsync") - before)
+"""
+
+
+def test_counters_are_kept_for_a_limited_number_of_streams():
+    """Else a program that makes a stream for each step would never stop to take memory. A process of its own: they are kept for good."""
+    run = subprocess.run([sys.executable, "-c", MANY_STREAMS], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr[-4000:]
+    memsets = list(map(int, run.stdout.split()))
+    assert memsets[:257] == [1] * 257
+    assert memsets[257:] == [0, 1]  # the first stream has its counters; the last zeroes memory at each call
 
 
 def test_work_follows_the_stream_that_is_current():

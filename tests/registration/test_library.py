@@ -139,5 +139,5 @@ def test_doctor_says_what_each_instruction_set_means(capsys):
         with cpu_isa.cpu_isa(isa):
             doctor.run()
         said = capsys.readouterr().out
-        assert f"products      {isa} (" in said
+        assert f"matmul        {isa} (" in said
         assert doctor.INSTRUCTIONS[isa] in said

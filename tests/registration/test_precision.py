@@ -23,10 +23,10 @@ SIGNATURES = {
     ((LOWER, False), (LOWER, False)): "fp32 inside",
     ((torch.float32, False), (torch.float32, False)): "fp32 result",
     ((torch.float32, True), (torch.float32, False)): "fp32",
-    ((LOWER, False), (torch.float32, False)): "as it comes",
+    ((LOWER, False), (torch.float32, False)): "input dtype kept",
     # What torch composes, attention on an unknown GPU and rms_norm on the CPU, widens 16 bits on the way.
     ((LOWER, True), (LOWER, True)): "lower",
-    ((LOWER, True), (torch.float32, False)): "as it comes",
+    ((LOWER, True), (torch.float32, False)): "input dtype kept",
 }
 
 
@@ -146,7 +146,7 @@ def observed(call, device):
 def expected(rows, device):
     found = {op: getattr(row, device) for row in rows for op in row.ops}
     if rows is precision.TORCHS and torch.__version__ < "2.12":
-        found["rms_norm"] = "as it comes"
+        found["rms_norm"] = "input dtype kept"
     return found
 
 
@@ -157,7 +157,7 @@ def test_the_rules_are_those_of_the_dispatcher(rows, calls, device):
     if rows is precision.TORCHS and device == "cuda":  # no shape function of ctc_loss
         del calls["ctc_loss"]
         assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::ctc_loss.IntList", "AutocastCUDA")
-        rules["ctc_loss"] = "as it comes"
+        rules["ctc_loss"] = "input dtype kept"
     if (
         rows is precision.OURS and device == "cuda" and torch.version.cuda is None
     ):  # there no slice of a pretended tensor
@@ -184,7 +184,7 @@ def test_every_op_with_a_rule_is_in_the_table():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"amp_kernels::{name}", "AutocastCUDA")
     }
     public = {"layer_norm": "norm", "rms_norm": "norm", "addmm": "baddbmm", "log_softmax": "softmax"}
-    in_table = {public.get(op, op) for row in precision.OURS for op in row.ops if row.cuda != "as it comes"}
+    in_table = {public.get(op, op) for row in precision.OURS for op in row.ops if row.cuda != "input dtype kept"}
     assert in_table == has_rule
 
 

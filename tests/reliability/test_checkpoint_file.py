@@ -166,7 +166,9 @@ def test_any_file_that_is_cut_short_is_refused(small, tmp_path):
     bad.parent.mkdir()
     for size in range(0, len(data), 7):
         bad.write_bytes(data[:size])
-        with pytest.raises(ValueError, match=r"is refused: it is (empty|no checkpoint|cut short or damaged|a zip)"):
+        with pytest.raises(
+            ValueError, match=r"cannot be loaded: it is (empty|not a checkpoint|cut short or damaged|a zip)"
+        ):
             ak.checkpoint.load(bad)
 
 
@@ -178,7 +180,7 @@ def test_the_message_names_the_tensor_and_the_checkpoint_to_go_back_to(tmp_path)
     data = (tmp_path / "3.pt").read_bytes()
     extra = struct.unpack_from("<H", data, weight.header_offset + 28)[0]
     (tmp_path / "3.pt").write_bytes(damaged(data, weight.header_offset + 30 + len(weight.filename) + extra + 1000))
-    reason = r"it is damaged: model\.weight \(Bad CRC-32.*\); the newest whole one beside it is .*2\.pt"
+    reason = r"it is damaged: model\.weight \(Bad CRC-32.*\); the newest intact checkpoint in its folder is .*2\.pt"
     with pytest.raises(ValueError, match=reason):
         ak.checkpoint.load(tmp_path / "3.pt", model=torch.nn.Linear(30, 30))
 
@@ -187,10 +189,12 @@ def test_files_that_are_no_checkpoints_are_refused(small, tmp_path):
     torch.save({"model": {}}, tmp_path / "foreign.pt")
     (tmp_path / "text.pt").write_text("text")
     with pytest.raises(
-        ValueError, match=r"it is a zip, but no checkpoint of amp_kernels; the newest whole .*small\.pt"
+        ValueError, match=r"it is a zip, but not a checkpoint of amp_kernels; the newest intact .*small\.pt"
     ):
         ak.checkpoint.load(tmp_path / "foreign.pt")
-    with pytest.raises(ValueError, match=r"it is no checkpoint; the newest whole one beside it is .*small\.pt"):
+    with pytest.raises(
+        ValueError, match=r"it is not a checkpoint; the newest intact checkpoint in its folder is .*small\.pt"
+    ):
         ak.checkpoint.load(tmp_path / "text.pt")
     with pytest.raises(FileNotFoundError):
         ak.checkpoint.load(tmp_path / "absent.pt")

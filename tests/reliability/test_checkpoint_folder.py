@@ -130,7 +130,7 @@ def test_latest_is_the_newest_that_is_whole(tmp_path, caplog):
     times = os.stat(tmp_path / "10.pt").st_mtime_ns + 10**9
     os.utime(tmp_path / "9.pt", ns=(times, times))
     assert ak.checkpoint.latest(tmp_path) == tmp_path / "10.pt"
-    assert "9.pt is left out: it is cut short or damaged" in caplog.text
+    assert "9.pt is skipped: it is cut short or damaged" in caplog.text
     assert "notes" not in caplog.text
 
 

@@ -1,17 +1,19 @@
 """Faults in training: afterwards the state is consistent, the error is clear, and the next step is that of a twin which
 never saw the fault."""
 
+import collections
 import copy
-import gc
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch.amp.grad_scaler import OptState
+from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 import amp_kernels as ak
 from amp_kernels._dispatch import nodes
+from amp_kernels._raw import check_and_norm
+from amp_kernels.amp._records import record_of
 from amp_kernels.testing.bits import assert_same_bits
 
 from .loop import assert_same, flat
@@ -54,9 +56,6 @@ class Twin:
     def step(self, batch, value=None):
         self.backward(batch, value)
         self.update()
-
-    def stepped(self):
-        return self.scaler._per_optimizer_states[id(self.optimizer)]["stage"] is OptState.STEPPED
 
     def state(self):
         return dict(flat({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}))
@@ -103,16 +102,6 @@ def test_a_batch_that_is_not_finite(name, dtype, options, value):
     assert twin.scaler.skipped_steps == 1
     twin.scaler.update(2.0**8)  # the twin's, which rounding in 16 bits depends on
     assert_same(after(twin), without(name, dtype, options))
-
-
-@pytest.mark.parametrize("which", range(6))
-def test_one_infinite_gradient(which):
-    twin = started()
-    twin.backward(2)
-    list(twin.model.parameters())[which].grad.view(-1)[-1] = -torch.inf
-    twin.update()
-    assert twin.scaler.last_step_skipped
-    assert_same(after(twin), without())
 
 
 # ---- exceptions ----
@@ -220,18 +209,12 @@ def test_another_loss_beside_unscaled_gradients_is_no_fault():
     assert_same(twin.state(), expected.state())
 
 
-def test_a_new_optimizer_at_the_address_of_one_that_was_given_up(monkeypatch):
-    twin = started()
-    twin.backward(2)
-    twin.scaler.unscale_(twin.optimizer)
-    records = twin.scaler._per_optimizer_states
-    old = records.pop(id(twin.optimizer))
-    twin.optimizer = Twin().optimizer
-    gc.collect()
-    twin.optimizer.param_groups[0]["params"] = list(twin.model.parameters())
-    records[id(twin.optimizer)] = old
-    twin.step(3)  # would be refused, or take scaled gradients
-    assert not records
+def test_a_new_optimizer_at_the_address_of_one_that_was_given_up():
+    first, second = Twin().optimizer, Twin().optimizer
+    records = collections.defaultdict(_refresh_per_optimizer_state)
+    record_of(records, first)["stage"] = OptState.UNSCALED
+    records[id(second)] = records.pop(id(first))
+    assert record_of(records, second)["stage"] is OptState.READY
 
 
 # ---- interrupts ----
@@ -275,11 +258,14 @@ def test_an_interrupt_anywhere_in_the_step(name, dtype, options, taken, every):
             with InterruptAt(line):
                 twin.update()
         except KeyboardInterrupt:
-            if twin.scaler._per_optimizer_states and twin.stepped():
-                with pytest.raises(RuntimeError, match="since the last update"):
-                    twin.step(8)
+            try:
+                twin.step(8)
+            except RuntimeError as error:
+                if "since the last update" not in str(error):
+                    raise
                 twin.scaler.update()
-            end = after(twin, [8, 9])
+                twin.step(8)
+            end = after(twin, [9])
             assert any(is_same(end, expected) for expected in ends), f"line {line}"
         else:
             break
@@ -287,26 +273,6 @@ def test_an_interrupt_anywhere_in_the_step(name, dtype, options, taken, every):
 
 
 # ---- parameters that come, go, move ----
-
-
-def test_a_parameter_that_is_added():
-    twin, expected = started(), started()
-    for one in (twin, expected):
-        one.extra = torch.nn.Parameter(torch.full((3,), 0.5))
-    twin.optimizer.add_param_group({"params": [twin.extra], "lr": 0.5})
-    with pytest.raises(ValueError, match="Invalid learning rate"):
-        twin.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": -1.0})
-    assert len(twin.optimizer.param_groups) == 2
-    alone = ak.optim.AdamW([expected.extra], lr=0.5)
-    for batch in (3, 4):
-        for one in (twin, expected):
-            one.backward(batch)
-            one.extra.grad = torch.ones(3) * one.scaler.get_scale()
-        expected.scaler.step(alone)
-        twin.update()
-        expected.update()
-    assert_same_bits(twin.extra.data, expected.extra.data)
-    assert_same(dict(flat(twin.model.state_dict())), dict(flat(expected.model.state_dict())))
 
 
 @EACH
@@ -418,5 +384,5 @@ def test_no_memory_in_a_backward(monkeypatch):
 
 def test_other_errors_stay_what_they_are():
     with pytest.raises(Exception, match="must have dtype") as caught:
-        ak.ops.check_and_norm.op([torch.ones(3, dtype=torch.int64)])
+        check_and_norm.op([torch.ones(3, dtype=torch.int64)])
     assert not isinstance(caught.value, torch.OutOfMemoryError)

@@ -89,14 +89,14 @@ def gradient_of_table() -> None:
     embedding_accumulate.embedding_accumulate_(torch.zeros(4, 768), rows(100, 768), index, index)
 
 
-PIECES, ROW = "40 and more", "64, a row"  # KB an SM on their way to shared memory (docs/ptx.md)
-HAND = "none of speed: it has the bits of the CPU's, and needs no compiler at run time"
+PIECES, ROW = "40 and more", "64, one row"  # KB an SM on their way to shared memory (docs/ptx.md)
+HAND = "not for speed: it has the bits of the CPU kernel and needs no compiler at run time"
 CASES = [
     Case(
         "check_and_norm",
         lambda: check_and_norm.check_and_norm([rows(8)] * 161, torch.ones(())),
         "check_and_norm_kernel",
-        "not timed; the list lies in the launch's arguments: no table to fill and copy",
+        "not timed; the tensor list is in the launch arguments, without a table to fill and copy",
         programs=check_and_norm.PROGRAMS_PER_SM,
     ),
     Case(
@@ -110,7 +110,7 @@ CASES = [
         "cast_, fp32 to bf16",
         lambda: cast.cast_([rows(8)] * 100, [rows(8, dtype=torch.float32)] * 100),
         "cast_kernel",
-        "as check_and_norm; one launch for all pairs of dtypes, where Triton takes one for each",
+        "as check_and_norm; one launch for all pairs of dtypes, Triton needs one for each",
         ("cast_",),
         programs=cast.PROGRAMS_PER_SM,
     ),
@@ -118,8 +118,8 @@ CASES = [
         "layer_norm, 768 columns",
         lambda: norm(768),
         "norm_forward, 16 bits",
-        "half the instructions; rows of the next rounds are on their way while a row is worked on. In that run layer norms of 16 bits "
-        "gained 4 %, fp32 lost as much",
+        "half the instructions; prefetches the next rows while it processes one. In that run 16-bit layer norms gained 4 %, fp32 "
+        "lost as much",
         ("layer_norm", "rms_norm"),
         r"32768x768 forward( under autocast)?",
         columns=WIDTH,
@@ -128,17 +128,17 @@ CASES = [
         "layer_norm, 32,768 columns",
         lambda: norm(32_768),
         ROW,
-        "the row is read from memory once, and again from shared memory; Triton's walks it three times through L2",
+        "reads the row from memory once, then from shared memory; Triton reads it three times through L2",
         ("layer_norm", "rms_norm"),
         r"2048x32768 forward( under autocast)?",
         columns=32_768,
         instructions=next(most for dtype, has, most in NORMS if (dtype, has) == (CODE_OF_BF16, MEAN | BIAS)),
     ),
     Case(
-        "its gradient, 768 columns",
+        "layer_norm gradient, 768 columns",
         lambda: norm_gradient(768),
         "norm_backward, 16 bits",
-        "two rows of the next round on their way beside the sums over rows, which take the registers of Triton's loads",
+        "prefetches two rows in addition to the sums over rows, whose registers Triton needs for its loads",
         ("layer_norm", "rms_norm"),
         r"32768x768 forward \+ backward.*",
         columns=WIDTH,
@@ -156,7 +156,7 @@ CASES = [
         "softmax, 50,257 columns",
         lambda: softmax_rows.softmax_rows(rows(4, 50_257), None, log=False, out_dtype=BF16),
         PIECES,
-        "not timed; rows at any address in copies of 16 bytes; the second walk finds the row in shared memory",
+        "not timed; 16-byte copies of unaligned rows; the second pass reads the row from shared memory",
         ("softmax",),
         "8192x50257.*",
         columns=50_257,
@@ -187,7 +187,7 @@ CASES = [
         ("dropout_add",),
         columns=2048,
     ),
-    Case("gradient of embedding", gradient_of_table, "embedding_pieces_kernel", HAND, ("embedding",)),
+    Case("embedding gradient", gradient_of_table, "embedding_pieces_kernel", HAND, ("embedding",)),
 ]
 
 
@@ -270,8 +270,8 @@ def measured(case: Case) -> str:
 
 def table() -> str:
     head = (
-        "| op | Triton: registers x threads an SM | KB in flight an SM | instructions an element | CUDA: KB in flight an SM "
-        "| instructions an element | Triton's time over CUDA's | why CUDA |\n|---|---|---|---|---|---|---|---|\n"
+        "| op | Triton: registers x threads per SM | KB in flight per SM | instructions per element | CUDA: KB in flight per SM "
+        "| instructions per element | Triton's time over CUDA's | why CUDA |\n|---|---|---|---|---|---|---|---|\n"
     )
     lines = []
     for case in CASES:

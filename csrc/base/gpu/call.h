@@ -135,9 +135,14 @@ class GpuCall {
   // Calls launcher(args..., stream), which returns a Status, and raises if it failed.
   template <typename Launcher, typename... Args>
   void launch(const Launcher& launcher, Args&&... args) {
-    const Status status = launcher(std::forward<Args>(args)..., target_.stream());
-    AK_CHECK(status.ok(), op_, ": ", Target::failure(status));
+    check(try_launch(launcher, std::forward<Args>(args)...));
   }
+  // The same, for a caller who looks at the Status before check().
+  template <typename Launcher, typename... Args>
+  Status try_launch(const Launcher& launcher, Args&&... args) {
+    return launcher(std::forward<Args>(args)..., target_.stream());
+  }
+  void check(const Status& status) const { AK_CHECK(status.ok(), op_, ": ", Target::failure(status)); }
 
  private:
   static const Tensor& checked(const char* op, ArgName name, const Tensor& t) {

@@ -51,17 +51,23 @@ class Target {
   }
 
   // Counters of the stream, all 0 between its kernels. Null during capture, since a graph may run concurrently with
-  // later work of the stream and so needs memory of its own. Null also if out of memory.
+  // later work of the stream and so needs memory of its own. Null also if out of memory, and beyond 256 streams. The key
+  // is the stream's id: CUDA may give the handle of a destroyed stream, whose kernels still run, to a new one, and the
+  // default streams of all threads share one handle.
   uint32_t* counters(size_t count) const {
-    constexpr size_t kMost = 4096;
+    constexpr size_t kMost = 4096, kMostStreams = 256;
     cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
     STD_CUDA_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &captured));
     if (count > kMost || captured != cudaStreamCaptureStatusNone) return nullptr;
+    unsigned long long id = 0;
+    STD_CUDA_CHECK(cudaStreamGetId(static_cast<cudaStream_t>(stream_), &id));
     static std::mutex mutex;
     static auto& of_streams =
-        *new std::map<std::pair<int32_t, void*>, uint32_t*>;  // leaked: no order of destruction at exit
+        *new std::map<std::pair<int32_t, uint64_t>, uint32_t*>;  // leaked: no order of destruction at exit
     const std::lock_guard lock(mutex);
-    uint32_t*& own = of_streams[{index_, stream_}];
+    const std::pair<int32_t, uint64_t> key{index_, id};
+    if (of_streams.size() >= kMostStreams && !of_streams.contains(key)) return nullptr;
+    uint32_t*& own = of_streams[key];
     if (!own) {
       own = static_cast<uint32_t*>(outside_of_pools(kMost * 4));
       if (own) zero(own, kMost * 4);

@@ -323,13 +323,14 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
                        kType,
                        3,
                        {size(q.k), size(rows), one ? 1 : size(q.batch)},
-                       {size(ld), size(one ? ld : batch_stride)},
+                       {size(ld), size(batch_stride)},
                        {kBlockK, static_cast<uint32_t>(box_rows), 1}};
     if (major == Major::kMN) {
       std::swap(spec.size[0], spec.size[1]);
       spec.box[0] = 64;
       spec.box[1] = kBlockK;
     }
+    if (one) spec.stride[1] = spec.stride[0] * spec.size[1];
     return make_tensor_map(to, spec);
   };
   Args args = arguments<T, kFloat, Tile>(q, output, splits);
@@ -339,14 +340,14 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{}, map_z{}, map_aux{};
   Status status = map(&map_a, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
-  if (!status.ok()) return status;
+  if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   status = map(&map_b, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
-  if (!status.ok()) return status;
+  if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   // Map of C or of a tensor of its shape. With swiglu its two halves may be two matrices of the map.
   const auto map_boxes = [&](TensorMap* to, const GemmValues& t, bool in_halves) {
     const uint64_t ld = size(t.row_stride), columns = size(args.columns);
     const bool one = !in_halves && (q.batch == 1 || t.batch_stride == 0);
-    const uint64_t plane = in_halves ? columns : one ? ld : size(t.batch_stride);
+    const uint64_t plane = in_halves ? columns : one ? ld * size(q.m) : size(t.batch_stride);
     return make_tensor_map(to, {t.data,
                                 kFloat ? ElementType::kFloat32 : kType,
                                 3,
@@ -367,7 +368,7 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
     if (status.ok() && boxes && e.preact.data) status = map_boxes(&map_aux, e.preact, pairs);
     if (status.ok() && boxes && args.epilogue.residual.data)
       status = map_boxes(&map_aux, e.residual.data ? e.residual : q.c, false);
-    if (!status.ok()) return status;
+    if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   }
   const int clusters = std::max(device_sm_count() / Tile::kCluster, 1);
   args.schedule = make_schedule<Tile>(q, args, splits, scratch, clusters);

@@ -174,6 +174,10 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
   return nullptr;
 }
 
+/// The message of gemm_sm90's Status if the driver makes no tensor map of an operand. Nothing was launched then, and
+/// gemm_sm80, which needs none, can do the same product.
+inline constexpr const char* kGemmSm90HasNoMap = "gemm_sm90: the CUDA driver made no tensor map of an operand";
+
 /// One product in one launch. `T` is fp16 or bf16, `output` any but kPartials. Bitwise reproducible: the parts of a
 /// split product are added in the order of k.
 template <class T>

@@ -58,6 +58,7 @@ struct Graph {
 };
 struct Stream {
   int device = 0;
+  unsigned long long id = 0;  ///< of no other stream of the program
   Graph* capturing = nullptr;
   bool kernel_in_front = false;  ///< the last work was a kernel
 };

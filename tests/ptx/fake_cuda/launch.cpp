@@ -127,6 +127,20 @@ CUresult refuse(const char* why) {
   return CUDA_ERROR_INVALID_VALUE;
 }
 
+/// As a driver would that takes cuda.h at its word.
+bool refuses_overlaps = false;
+
+/// cuda.h gives strides as globalStrides[0] = globalDim[0] * element + padding[0] and
+/// globalStrides[i] = globalStrides[i - 1] * (globalDim[i] + padding[i]), in bytes: the least that each may be. Null,
+/// or the rule that is broken; real drivers are not known to check it.
+const char* overlap(cuuint32_t rank, uint64_t element, const cuuint64_t* size, const cuuint64_t* stride) {
+  uint64_t least = size[0] * element;
+  for (cuuint32_t i = 0; i + 1 < rank; least = stride[i] * size[i + 1], i++) {
+    if (stride[i] < least) return i == 0 ? "tensor map: rows overlap" : "tensor map: matrices within rows";
+  }
+  return nullptr;
+}
+
 CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* size,
                 const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t* element_stride,
                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
@@ -155,6 +169,10 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
       return refuse("tensor map: strides are multiples of 16 below 2^40");
     f.stride[i] = stride[i];
   }
+  if (const char* why = overlap(rank, element, size, stride)) {
+    if (refuses_overlaps) return refuse(why);
+    count(why);
+  }
   const uint64_t inner = box[0] * element;
   if (inner % 16) return refuse("tensor map: the inner box is a multiple of 16 bytes");
   const uint64_t span[] = {0, 32, 64, 128};
@@ -167,6 +185,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
 
 }  // namespace
 
+FAKE_API void fake_refuse_overlaps(int refused) { refuses_overlaps = refused != 0; }
 FAKE_API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                                       cudaDriverEntryPointQueryResult* result) {
   const bool known = !std::strcmp(name, "cuTensorMapEncodeTiled");

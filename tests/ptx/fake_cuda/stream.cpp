@@ -24,6 +24,10 @@ thread_local std::string last_text = "no error";
 thread_local cudaError_t last_code = cudaSuccess;
 std::atomic<bool> waits_forbidden = false;
 std::mutex counted;
+std::vector<Stream*>& destroyed() {
+  static std::vector<Stream*> streams;
+  return streams;
+}
 std::map<std::string, int>& call_counts() {
   static std::map<std::string, int> counts;
   return counts;
@@ -48,7 +52,7 @@ cudaError_t fail(cudaError_t code, const std::string& why) {
 }
 
 Stream& stream_of(cudaStream_t stream) {
-  static Stream null_streams[kDevices] = {{.device = 0}, {.device = 1}};
+  static Stream null_streams[kDevices] = {{.device = 0, .id = 0}, {.device = 1, .id = 1}};
   return stream ? *reinterpret_cast<Stream*>(stream) : null_streams[current_device];
 }
 
@@ -78,14 +82,25 @@ FAKE_API const char* cudaGetErrorName(cudaError_t code) { return cudaGetErrorStr
 FAKE_API cudaError_t cudaGetLastError() { return std::exchange(last_code, cudaSuccess); }
 FAKE_API cudaError_t cudaPeekAtLastError() { return last_code; }
 
+/// A new stream has the handle of the one that was destroyed last, as CUDA may do.
 FAKE_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  *stream = reinterpret_cast<cudaStream_t>(new Stream{.device = current_device});
+  static unsigned long long ids = kDevices;
+  const std::lock_guard lock(counted);
+  if (destroyed().empty()) destroyed().push_back(new Stream);
+  Stream& created = *destroyed().back();
+  destroyed().pop_back();
+  created = {.device = current_device, .id = ids++};
+  *stream = reinterpret_cast<cudaStream_t>(&created);
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 FAKE_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  delete reinterpret_cast<Stream*>(stream);
+  const std::lock_guard lock(counted);
+  destroyed().push_back(reinterpret_cast<Stream*>(stream));
   return cudaSuccess;
+}
+FAKE_API cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  return *id = stream_of(stream).id, cudaSuccess;
 }
 FAKE_API cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {

@@ -1,29 +1,121 @@
-"""The host's part of a step whose tensors are those of the step before, read at the speed of C.
+"""The launches of a step: the parameters of each device as the update op takes them, and a cache of the last step's.
 
-From one step to the next, as a rule, only the addresses of the gradients change. So a step's work is cached
-(:class:`CachedStep`) with guards on all that it depends on. On a hit the compiled ops get addresses in a table instead of
-tensors in lists; a miss sends the step through the checks for anything that may come.
+From one step to the next usually only the addresses of the gradients change. On a hit the compiled ops get addresses in a
+table instead of tensors in lists; a miss sends the step through all checks.
 
 No gradient is kept alive, and no address outlives the call that it was read for.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby, repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from .._dispatch import nodes
 from .._dispatch.walks import bump_versions, identical
+from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local_tensor, spec
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
-from ._state import DeviceBatch
+from ..ops._shadows import ShadowList
+from ._state import Block, Place, WrittenParams
+
+
+@dataclass
+class DeviceBatch:
+    """The parameters of one device that take part in a step."""
+
+    device: torch.device
+    params: list[Tensor]
+    pieces: list[Tensor]  # what the kernels see: the params, or this rank's pieces of them
+    counted: int  # the first so many params count here in norms, the others on other ranks
+    numbers: list[int]  # of the params in the optimizer
+    blocks: list[Block]
+    groups: list[int]  # of each block
+    layout: Tensor
+    nothing: Tensor  # stands for a buffer that does not exist or is not used
+    shadows: ShadowList
+    written: WrittenParams
+    sharded: list[Tensor]  # the params that are DTensors
+    _used: list[tuple[str, ...]] | None = None
+    _state: tuple[list[Tensor], ...] = ()  # for `_used`
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """``numbers`` on the device."""
+        return torch.tensor(self.numbers, device=self.device)
+
+    def state(
+        self, moments: tuple[str, ...], used: list[tuple[str, ...]], averaged: list[bool]
+    ) -> tuple[list[Tensor], ...]:
+        """The op's arguments from the moments to ``emas``: a buffer per block, empty where the block's group does not use it.
+        They are cached as long as ``used``, the moments of each group, is the same list."""
+        if self._used is not used:
+            pairs = list(zip(self.blocks, self.groups, strict=True))
+            self._state = (
+                [
+                    block.moments[name] if name in used[group] else self.nothing
+                    for name in moments
+                    for block, group in pairs
+                ],
+                [block.steps for block in self.blocks],
+                [block.master for block in self.blocks],
+                [block.shadow for block in self.blocks],
+                [block.ema if averaged[group] else self.nothing for block, group in pairs],
+            )
+            self._used = used  # last: an interrupt before it leaves nothing half made
+        return self._state
+
+
+def make_batches(
+    params: list[Tensor], active: list[tuple[int, Place]], counts: list[bool], shard_group: ProcessGroup | None
+) -> list[DeviceBatch]:
+    """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
+    optimizer's, count on this rank in norms."""
+    number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
+    by_device: dict[torch.device, list[tuple[int, Place]]] = defaultdict(list)
+    for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
+        by_device[place.piece.device].append((group, place))
+    batches = []
+    for device, members in by_device.items():
+        places = [place for _, place in members]
+        numbers = [number[id(place.param)] for place in places]
+        group_of = {place.block: group for group, place in members}
+        position = {block: i for i, block in enumerate(group_of)}
+        rows = []
+        for (group, place), index in zip(members, numbers, strict=True):
+            # The random bits depend on the index: pieces of one parameter must not share them, and copies must.
+            index += len(params) * shard_number(place.param, shard_group)
+            rows.append((position[place.block], place.offset, place.slot, group, index % 2**32))
+        batches.append(
+            DeviceBatch(
+                device,
+                params=[place.param for place in places],
+                pieces=[place.piece for place in places],
+                counted=sum(counts[index] for index in numbers),
+                numbers=numbers,
+                blocks=list(group_of),
+                groups=list(group_of.values()),
+                # On the CPU whatever torch.set_default_device says: the host reads it at each launch.
+                layout=torch.tensor(rows, dtype=torch.int64, device="cpu"),
+                nothing=torch.empty(0, dtype=torch.float32, device=device),
+                shadows=ShadowList([(p.param, p.block.shadow_views[p.slot]) for p in places if p.block.shadow_views]),
+                written=WrittenParams(places),
+                sharded=[place.param for place in places if is_dtensor(place.param)],
+            )
+        )
+    return batches
+
 
 _grad = operator.attrgetter("grad")
 _TORCHS_OWN = (torch.nn.Parameter, Tensor)
@@ -34,10 +126,10 @@ def _described(tensors: Iterable[Tensor]) -> list[tuple]:
 
 
 def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
-    """A function that tells whether others have the types, dtypes, devices, shapes and strides of these, one by one.
+    """A function that compares other tensors with these, one by one: types, dtypes, devices, shapes and strides.
 
-    torch.compile has such a test for the inputs of a graph, which takes 40 ns a tensor. It is not public: where it does
-    not exist Python compares, at ten times the cost.
+    torch.compile guards the inputs of a graph with such a test, which takes 40 ns a tensor. It is not public; without it
+    Python compares, at ten times the cost.
     """
     try:
         guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
@@ -48,14 +140,14 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
 
 
 def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
-    """Whether addresses say all: no tensor has a bit that the dispatcher acts upon (negated views, zero tensors)."""
+    """True if an address describes each tensor completely: none has a dispatch key of its own (negated views, zero tensors)."""
     keys = torch._C._dispatch_keys
     expected = keys(batch.nothing).raw_repr()
     return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.pieces, grads))
 
 
 class _Chunk:
-    """Some consecutive parameters of a batch: few enough that the objects looked at stay in cache until the last look."""
+    """Consecutive parameters of a batch, few enough that their objects stay in the CPU's cache from the first pass to the last."""
 
     SIZE = 256
 
@@ -65,13 +157,13 @@ class _Chunk:
         self.params, self.pieces, self.addresses = params, pieces, list(map(Tensor.data_ptr, pieces))
         self.params_guard, self.grads_guard = tensor_guard(pieces), tensor_guard(grads)
 
-    def found(self) -> list[Tensor] | None:
-        """The gradients as the kernels see them."""
+    def grads(self) -> list[Tensor] | None:
+        """The gradients as the kernels see them; ``None`` if a guard fails."""
         return list(map(_grad, self.params))
 
     def refresh(self, words: array) -> bool:
         """Write the gradients' addresses into the table; ``False`` if a guard fails."""
-        grads = self.found()
+        grads = self.grads()
         if grads is None or not (self.grads_guard(grads) and self.params_guard(self.pieces)):
             return False
         if list(map(Tensor.data_ptr, self.pieces)) != self.addresses:
@@ -81,7 +173,7 @@ class _Chunk:
 
 
 class _PlainChunk:
-    """The same in C++, of parameters of torch's own classes."""
+    """The same in C++, for parameters of torch's own classes."""
 
     SIZE = sys.maxsize
 
@@ -91,7 +183,7 @@ class _PlainChunk:
         self._params, self._known = params, walk.remember_tensors(pieces, grads)
         self._begin = first * TABLE_COLUMNS + TABLE_GRAD
 
-    def found(self) -> list[Tensor]:
+    def grads(self) -> list[Tensor]:
         return list(map(_grad, self._params))
 
     def refresh(self, words: array) -> bool:
@@ -99,13 +191,13 @@ class _PlainChunk:
 
 
 class _ShardedChunk(_Chunk):
-    """The same of DTensors: their pieces must still be the same tensors, and the gradients' placed as before."""
+    """The same for DTensors: the pieces must be the same tensors, and the gradients must be placed as before."""
 
     def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
         super().__init__(first, params, pieces, grads)
         self.specs = list(map(spec, map(_grad, params)))
 
-    def found(self) -> list[Tensor] | None:
+    def grads(self) -> list[Tensor] | None:
         grads = list(map(_grad, self.params))
         if not all(map(isinstance, grads, map(type, self.params))):
             return None
@@ -149,33 +241,29 @@ class TensorTable:
         self._written = [tensor for tensor in chain(pieces, batch.sharded, buffers) if not tensor.is_inference()]
 
     def refresh(self) -> bool:
-        """Write the addresses of the gradients of now into the table; ``False`` if anything else has changed."""
+        """Write the current addresses of the gradients into the table; ``False`` if anything else has changed."""
         return all(chunk.refresh(self._words) for chunk in self._chunks)
 
     def grads(self) -> list[Tensor]:
-        """The gradients, after a refresh that went well."""
-        return list(chain.from_iterable(chunk.found() for chunk in self._chunks))
+        """The gradients, after a refresh that returned ``True``."""
+        return list(chain.from_iterable(chunk.grads() for chunk in self._chunks))
 
     def bump_versions(self) -> None:
-        """Tell autograd that an op has written parameters and state: it cannot see that from addresses."""
+        """Tell autograd that an op has written parameters and state, which it cannot see from addresses."""
         bump_versions(self._written)
 
 
 class Launch(NamedTuple):
-    """The arguments of one launch of the update op that are tensors of the user."""
+    """Parameters and gradients of one launch of the update op."""
 
     batch: DeviceBatch
-    grads: list[Tensor]  # if there is no table
-    table: TensorTable | None  # of both, on a hit
+    grads: list[Tensor]  # empty if there is a table
+    table: TensorTable | None
 
 
 class CachedStep:
-    """The launches of a step, and its guards: parameters with and without a gradient, what ``optimizer.state`` shows.
-
-    Args:
-        choice: what decides the backend.
-        tables: whether the launches are to have tables. Others get the lists.
-    """
+    """The launches of a step and its guards: parameters with and without a gradient, the values of ``optimizer.state``, and
+    ``key`` for all else. With ``tables`` the launches get tables instead of lists."""
 
     def __init__(
         self,
@@ -183,10 +271,10 @@ class CachedStep:
         state: dict,
         batches: list[DeviceBatch],
         grads: list[list[Tensor]],
-        choice: Any,
+        key: Any,
         tables: bool,
     ):
-        self.choice, self.with_tables = choice, tables
+        self.key, self.with_tables = key, tables
         self.sizes = [len(group["params"]) for group in groups]
         self.params = _params(groups)
         self.owners, self.shown = list(state), list(state.values())
@@ -194,9 +282,9 @@ class CachedStep:
         active = {id(param) for batch in batches for param in batch.params}
         self.idle = [param for param in self.params if id(param) not in active]
 
-    def lookup(self, groups: list[dict], state: dict, choice: Any) -> list[Launch] | None:
+    def lookup(self, groups: list[dict], state: dict, key: Any) -> list[Launch] | None:
         """The step's launches on a hit, ``None`` on a miss."""
-        if choice != self.choice or [len(group["params"]) for group in groups] != self.sizes:
+        if key != self.key or [len(group["params"]) for group in groups] != self.sizes:
             return None
         if not identical(_params(groups), self.params):
             return None

@@ -1,0 +1,84 @@
+"""The rule by which a loss scale moves, beyond torch's factors: bounds and hysteresis."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._checks import lists
+from .._raw.update_scale import update_scale_
+
+_OPTIONS = ("min_scale", "max_scale", "hysteresis", "consecutive_hysteresis")
+
+
+class ScaleRule:
+    """The options of :class:`amp_kernels.GradScaler` that torch's scaler lacks, and the count of overflows on the device."""
+
+    def __init__(
+        self, min_scale: float, max_scale: float, hysteresis: int, consecutive_hysteresis: bool, dynamic: bool
+    ):
+        lists.check_number("GradScaler", "min_scale", min_scale, 0.0)
+        lists.check_number("GradScaler", "max_scale", max_scale, min_scale)
+        lists.check_number("GradScaler", "hysteresis", hysteresis, 1)
+        self.min_scale, self.max_scale, self.hysteresis = min_scale, max_scale, hysteresis
+        self.consecutive_hysteresis, self.dynamic = bool(consecutive_hysteresis), dynamic
+        self.tracker: Tensor | None = None  # int32: overflows until the scale backs off
+        self._start = hysteresis
+
+    def check_torchs(self, init_scale: float, backoff_factor: float, growth_interval: int) -> None:
+        """Check the numbers of torch's scaler, which lets NaN and a scale out of range pass."""
+        check = lists.check_number
+        check(
+            "GradScaler", "init_scale", init_scale, max(self.min_scale, math.ulp(0.0))
+        )  # below, overflows would raise it
+        check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
+        check("GradScaler", "growth_interval", growth_interval, 0)
+
+    def create_tracker(self, device: torch.device) -> None:
+        self.tracker = torch.full((), self._start, dtype=torch.int32, device=device)
+
+    def update(
+        self,
+        scale: Tensor,
+        growth_tracker: Tensor,
+        found_infs: list[Tensor],
+        factors: tuple[float, float, int],
+        skip_counters: tuple[Tensor, ...],
+    ) -> None:
+        """Move the scale by what an iteration found. ``factors``: growth, backoff and growth interval."""
+        if self.dynamic:
+            options = self.min_scale, self.max_scale, self.hysteresis, self.consecutive_hysteresis
+            update_scale_(scale, growth_tracker, self.tracker, found_infs, *factors, *options, *skip_counters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The options and the count, as numbers; waits for the device."""
+        count = self._start if self.tracker is None else int(self.tracker.item())
+        return {**{name: getattr(self, name) for name in _OPTIONS}, "_hysteresis_tracker": count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the entries that are there. Without a count it starts at the hysteresis."""
+        for name in _OPTIONS:
+            setattr(self, name, state.get(name, getattr(self, name)))
+        self._start = state.get("_hysteresis_tracker", self.hysteresis)
+        if self.tracker is not None:
+            self.tracker.fill_(self._start)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "tracker": None, "_start": self.state_dict()["_hysteresis_tracker"]}
+
+
+def check_factors(growth_factor: float, backoff_factor: float) -> None:
+    """Refuse NaN before torch's checks, which accept it in some versions and fail without a message in others."""
+    lists.check_number("GradScaler", "growth_factor", growth_factor)
+    lists.check_number("GradScaler", "backoff_factor", backoff_factor)
+
+
+def acceptable_scale(new_scale: float | Tensor) -> float | Tensor:
+    """A user's new scale in a form that torch's scaler takes."""
+    if not isinstance(new_scale, Tensor):
+        lists.check_number("GradScaler.update", "new_scale", new_scale, math.ulp(0.0))
+        return float(new_scale)
+    return new_scale.reshape(()) if new_scale.numel() == 1 else new_scale  # torch accepts shape [1], but cannot copy it

@@ -1,0 +1,82 @@
+"""The algorithm of an optimizer: its op, its state, the meaning of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._sharding.agreement import Agreement
+from .._updates.arguments import UpdateArguments
+from .._updates.op import UpdateOp
+from ._launches import Launch
+from ._state import Place
+
+
+class Update(NamedTuple):
+    """One call of the update op, for the parameters of one device."""
+
+    launch: Launch
+    arguments: UpdateArguments
+
+    def run(self, op: UpdateOp) -> None:
+        """Call the op and tell autograd what it has written."""
+        batch, _, table = self.launch
+        if table is None:
+            op.step(self.arguments)
+            torch.autograd.graph.increment_version(batch.sharded)
+        else:
+            op.step(self.arguments, table.tensor)
+            table.bump_versions()
+
+
+class Algorithm:
+    """The stateless part of an optimizer, which its class chooses; a subclass overrides what differs.
+
+    Args:
+        op: the update op.
+        shows_step: whether ``state[param]["step"]`` always exists, as in torch's optimizer of the same name.
+        required: entries besides the moments that a loaded state must have.
+        absent: values of its own group keys that a checkpoint may lack.
+    """
+
+    def __init__(
+        self,
+        op: UpdateOp,
+        *,
+        shows_step: bool = True,
+        required: Sequence[str] = (),
+        absent: dict[str, Any] | None = None,
+    ):
+        self.op, self.declared = op, op.declared
+        self.shows_step, self.absent = shows_step, absent or {}
+        self.required = {*required, *op.declared.moments} - {*op.declared.optional}
+
+    def check_group(self, name: str, group: dict[str, Any]) -> None:
+        """Raise for a group whose numbers are in range and which the optimizer ``name`` still cannot take."""
+
+    def check_param(self, label: str, param: Tensor) -> None:
+        """Raise for a parameter that only this optimizer cannot update."""
+
+    def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        """Names of the moments of a parameter of ``group``; ``loaded`` is its state in a checkpoint."""
+        return self.declared.moments
+
+    def loaded_step(self, shown: dict[str, Tensor], values: dict[str, Any]) -> Tensor | float:
+        """The step count of a loaded state: a tensor, or a number in old checkpoints."""
+        return values.get("step", 0.0)
+
+    def exported(self, values: dict[str, Any], place: Place | None) -> dict[str, Any]:
+        """A parameter's state in a checkpoint; ``place`` is where ``values`` lie, unless the user put them there."""
+        return values
+
+    def flags(self, group: dict[str, Any]) -> int:
+        """The flags of a group that only this algorithm has."""
+        return 0
+
+    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
+        """Update the parameters, device after device. ``params`` are all of the optimizer's."""
+        for update in updates:
+            update.run(self.op)

@@ -1,0 +1,150 @@
+"""The gradients of a step: read, checked, and measured in the first of its two passes over memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .._checks import lists
+from .._dispatch.devices import at, largest_flag
+from .._raw.check_and_norm import of_table as check_and_norm_of_table
+from .._raw.check_and_norm import op as check_and_norm
+from .._sharding.agreement import Agreement
+from .._sharding.local import is_dtensor, local, placed_as
+from .._updates.state import GRADS
+from ._launches import Launch
+from ._options import Options
+
+logger = logging.getLogger("amp_kernels")
+
+
+class GradientReader:
+    """Reads the gradients of one optimizer; warns once if it has to copy them."""
+
+    _warned = False
+
+    def __init__(self, name: str, options: Options):
+        self._name, self._options = name, options
+
+    def read(self, param: Tensor, piece: Tensor) -> Tensor:
+        """The gradient of a parameter as the kernels take it. ``piece`` is the parameter as they see it."""
+        grad = param.grad
+        if piece is not param:
+            grad = self._local(param, grad)
+        usual = type(grad) is Tensor and grad.dtype in GRADS and grad.layout is torch.strided
+        return grad if usual and grad.stride() == piece.stride() else self._checked(piece, grad)
+
+    def _local(self, param: Tensor, grad: Tensor) -> Tensor:
+        """This rank's piece of the gradient of a DTensor, summed over ranks if that was left to do."""
+        if not is_dtensor(grad):
+            raise TypeError(f"{self._name}: the gradient of a DTensor is a {type(grad).__name__}; accepted: a DTensor")
+        return local(placed_as(grad, param))
+
+    def _checked(self, param: Tensor, grad: Tensor) -> Tensor:
+        """Refuse a gradient or copy it into its parameter's memory order."""
+        if grad.layout is not torch.strided:
+            raise RuntimeError(
+                f"{self._name} does not support sparse gradients (layout {grad.layout}); "
+                "use torch.optim.SparseAdam or torch.optim.SGD for these parameters"
+            )
+        if grad.dtype not in GRADS:
+            raise TypeError(
+                f"{self._name}: the gradient of a {param.dtype} parameter is {grad.dtype}; "
+                f"accepted: {lists.names(GRADS)}"
+            )
+        if is_traceable_wrapper_subclass(grad):
+            raise TypeError(f"{self._name}: a gradient is a {type(grad).__name__}; accepted: plain tensors")
+        if self._options.zero_grads and torch._debug_has_internal_overlap(grad) == 1:
+            raise ValueError(
+                f"{self._name}: a gradient is {lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "
+                "write it"
+            )
+        if lists.same_order(param, grad):
+            return grad
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s copies gradients whose strides differ from their parameter's, first %s for %s",
+                self._name,
+                lists.describe(grad),
+                lists.describe(param),
+            )
+        return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+class StepRequest(NamedTuple):
+    """A step as a gradient scaler wants it. All tensors stay on their devices."""
+
+    grad_scale: Tensor | None = None  # the gradients are scaled by it
+    found_inf: Tensor | None = None  # the flag of an earlier check: skip if above 0
+    check: bool = False  # check the gradients and skip if one is not finite
+    max_norm: float | None = None  # clip to this norm; None: the optimizer's max_grad_norm
+    per_tensor: bool = False  # also report which gradients are not finite
+
+
+@dataclass
+class StepAnswer:
+    """The findings of a step, on their devices."""
+
+    found_infs: dict[torch.device, Tensor] = field(default_factory=dict)  # by device, if the gradients were checked
+    sum_sq: Tensor | None = None  # squared norm of the unscaled gradients, if it was computed
+    nonfinite: list[tuple[list[Tensor], Tensor]] = field(
+        default_factory=list
+    )  # parameters, flag of each one's gradient
+    agreement: Agreement | None = None  # the ranks that took the same decision
+
+
+def measure(
+    request: StepRequest, launches: list[Launch], agreement: Agreement, params: list[Tensor], norm: bool
+) -> StepAnswer:
+    """Read the gradients once if a check or the ``norm`` is wanted, and sum once over the ranks that share them. ``params`` are
+    all of the optimizer's."""
+    answer = StepAnswer(agreement=agreement)
+    if not (request.check or norm):
+        return answer
+    sum_sq, flags = None, {}
+    for launch in launches:
+        found, flags[launch.batch.device] = _check(request, launch, answer)
+        sum_sq = found if sum_sq is None else sum_sq + at(found, sum_sq.device)
+    if agreement:  # a rank without gradients takes part
+        device = next(iter(flags)) if flags else home_device(agreement, params)
+        zero = torch.zeros((), dtype=torch.float32, device=device)
+        sum_sq, flag = agreement.reduce(
+            zero if sum_sq is None else sum_sq, largest_flag([zero, *flags.values()], device)
+        )
+        flags = {device: flag}
+    answer.sum_sq = sum_sq
+    if request.check:
+        answer.found_infs = flags
+    return answer
+
+
+def home_device(agreement: Agreement, params: list[Tensor]) -> torch.device:
+    """The device for the numbers of a rank that has no gradient."""
+    return local(params[0]).device if params else agreement.device
+
+
+def _check(request: StepRequest, launch: Launch, answer: StepAnswer) -> tuple[Tensor, Tensor]:
+    """The sum of squares that counts on this rank, and the flag, of one device's gradients."""
+    batch, grads, table = launch
+    scale, per_tensor = at(request.grad_scale, batch.device), request.check and request.per_tensor
+    sums, flags = [], []
+    counted, end = batch.counted, len(batch.params)
+    for first, last in ((0, counted), (counted, end)) if 0 < counted < end else ((0, end),):
+        if table is not None:
+            rows = table.tensor if last - first == end else table.tensor[first:last]
+            sum_sq, flag = check_and_norm_of_table(batch.nothing, rows, scale, per_tensor)
+        else:
+            sum_sq, flag = check_and_norm(grads[first:last], scale, per_tensor=per_tensor)
+        if per_tensor:
+            answer.nonfinite.append((batch.params[first:last], flag))
+            sum_sq, flag = sum_sq.sum(dtype=torch.float64).float(), flag.amax()
+        # NaN if a gradient that counts on another rank is not finite here.
+        sums.append(sum_sq if first < counted else sum_sq * 0.0)
+        flags.append(flag)
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1], largest_flag(flags, batch.device)

@@ -1,0 +1,223 @@
+"""The host's part of a step: collect gradients, make missing state, batch by device, measure, launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._dispatch import policy
+from .._dispatch.capture import is_capturing
+from .._dispatch.devices import at, largest_flag
+from .._raw.check_and_norm import op as check_and_norm
+from .._sharding.agreement import Agreement, LatestAgreement
+from .._sharding.local import is_dtensor, local
+from .._updates.arguments import UpdateArguments
+from ._algorithm import Algorithm, Update
+from ._gradients import GradientReader, StepAnswer, StepRequest, measure
+from ._groups import GroupChecks, HyperParameters, PackedGroups
+from ._launches import CachedStep, DeviceBatch, Launch, addressable, make_batches
+from ._options import Options
+from ._state import Place, signature
+from ._store import Entry, StateStore
+
+Groups = list[dict[str, Any]]
+
+
+@dataclass
+class _Active:
+    """The parameters of a step that have a gradient, in parallel lists."""
+
+    params: list[Tensor] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    places: list[Place | None] = field(default_factory=list)  # None: the state is missing
+    pieces: list[int] = field(default_factory=list)  # their ids
+    grads: list[Tensor] = field(default_factory=list)  # as the kernels take them
+    missing: list[Entry] = field(default_factory=list)
+    copied: bool = False  # whether a gradient is not the tensor that its parameter has
+
+
+class StepPlan:
+    """Plans and takes the steps of one optimizer, and caches of a step what the next one can use.
+
+    ``groups`` and ``state`` of the methods are the optimizer's ``param_groups`` and ``state``, which users may replace.
+    """
+
+    def __init__(
+        self, name: str, algorithm: Algorithm, options: Options, checks: GroupChecks, store: StateStore
+    ) -> None:
+        self._name, self._algorithm, self._options, self._store = name, algorithm, options, store
+        self._gradients = GradientReader(name, options)
+        self._latest = LatestAgreement()
+        self.hyper = HyperParameters(algorithm, options, checks)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything that is cached."""
+        self._params: list[Tensor] = []  # all of the optimizer's at the last collection,
+        self._agreement: Agreement | None = None  # and what their ranks share
+        self._batches: tuple[tuple, list[DeviceBatch]] = ((), [])  # with what they were made from
+        self.cached: CachedStep | None = None
+        self.hyper.forget()
+
+    def agreement(self, groups: Groups) -> Agreement:
+        """The ranks to agree with on norms and skips."""
+        self._params = list(chain.from_iterable([group["params"] for group in groups]))
+        self._agreement = self._latest.over(self._params, self._options.shard_group)
+        return self._agreement
+
+    # ---- the step ----
+
+    def step(self, groups: Groups, state: dict, request: StepRequest) -> StepAnswer:
+        """Take a step. Nothing has been changed if it raises."""
+        options = self._options
+        packed = self.hyper.packed(groups)
+        launches = self.launches(groups, state)
+        max_norm = options.max_grad_norm if request.max_norm is None else request.max_norm
+        if request.check or max_norm is not None or self._algorithm.op.stage is not None:
+            self._agreement.check(self._name)
+        answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
+        updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
+        self._algorithm.launch(updates, self._agreement, self._params)
+        for batch, _, table in launches:
+            batch.shadows.stamp()
+            batch.written.stamp()
+            if options.zero_grads:
+                grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
+                torch._foreach_zero_(grads)
+        return answer
+
+    def _update(
+        self,
+        launch: Launch,
+        groups: Groups,
+        packed: PackedGroups,
+        request: StepRequest,
+        answer: StepAnswer,
+        max_norm: float | None,
+    ) -> Update:
+        """The arguments of the update op, with masters and shadows brought up to date."""
+        batch = launch.batch
+        batch.shadows.renew()
+        batch.written.adopt()
+        arguments = UpdateArguments(
+            batch.pieces,
+            launch.grads,
+            *batch.state(self._algorithm.declared.moments, packed.used, packed.averaged),
+            batch.layout,
+            *self.hyper.on_device(groups, batch.device),
+            grad_scale=at(request.grad_scale, batch.device),
+            found_inf=largest_flag([request.found_inf, *answer.found_infs.values()], batch.device),
+            sum_sq=None if max_norm is None else at(answer.sum_sq, batch.device),
+            options=packed.options,
+            ema_decay=packed.ema_decays,
+            flags=packed.flags,
+            max_norm=0.0 if max_norm is None else float(max_norm),
+            seed=self._options.seed,
+        )
+        return Update(launch, arguments)
+
+    # ---- collection ----
+
+    def launches(self, groups: Groups, state: dict) -> list[Launch]:
+        """The launches of a step: every parameter that has a gradient, with its state, by device."""
+        self._store.outgrow()
+        backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
+        if self.cached is not None:
+            launches = self.cached.lookup(groups, state, (backend, self._store.version))
+            if launches is not None:
+                return launches
+            self.cached = None
+        return self._collect(groups, state, backend)
+
+    def _collect(self, groups: Groups, state: dict, backend: Any) -> list[Launch]:
+        """The launches without a cached step. Caches a step whose parameters were there in the last one already, so that a
+        new one in each step costs no more than it must."""
+        self.agreement(groups)
+        active = self._find_active(groups, state)
+        if active.missing:
+            self._make_state(active, state)
+        batches, new = self._batches_of(active, [len(group["params"]) for group in groups])
+        grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
+        grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
+        cacheable = batches and not (new or active.copied or backend is False)
+        if cacheable and all(map(addressable, batches, grads)):
+            key = backend, self._store.version
+            self.cached = CachedStep(groups, state, batches, grads, key, self._takes_tables(batches))
+        return [Launch(batch, found, None) for batch, found in zip(batches, grads, strict=True)]
+
+    def _find_active(self, groups: Groups, state: dict) -> _Active:
+        """Check every gradient and look up the state of its parameter; adopt writes to parameters that have moved."""
+        active, read, known = _Active(), self._gradients.read, self._store.places
+        for index, group in enumerate(groups):
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                piece = local(param) if is_dtensor(param) else param
+                place, shown = known.get(id(param)), state.get(param)
+                if place is None or place.state is not shown or place.signature != signature(param):
+                    # New, or moved or converted, or its state was replaced: adopt the shown state.
+                    active.missing.append((group, param, self._store.current(param, state)))
+                    place = None
+                elif place.address != piece.data_ptr():
+                    place.adopt_write()
+                grad = read(param, piece)
+                if grad is not (param.grad if piece is param else local(param.grad)):
+                    active.copied = True
+                active.params.append(param)
+                active.groups.append(index)
+                active.places.append(place)
+                active.pieces.append(id(piece))
+                active.grads.append(grad)
+        return active
+
+    def _make_state(self, active: _Active, state: dict) -> None:
+        if any(is_capturing(param) for _, param, _ in active.missing):
+            raise RuntimeError(
+                f"{self._name}: state would be created during CUDA graph capture, and each replay would reset it; "
+                "take one step with all gradients present before the capture"
+            )
+        self._store.commit(self._store.pack(active.missing), state)
+        active.places = [self._store.places[id(param)] for param in active.params]
+
+    def _batches_of(self, active: _Active, sizes: list[int]) -> tuple[list[DeviceBatch], bool]:
+        """The batches of a step, and whether they had to be made. ``sizes`` of the groups decide the parameters' numbers."""
+        key = sizes, active.groups, active.places, active.pieces
+        if key == self._batches[0]:
+            return self._batches[1], False
+        members = list(zip(active.groups, active.places, strict=True))
+        batches = make_batches(self._params, members, self._agreement.counts, self._options.shard_group)
+        self._batches = (key, batches)
+        return batches, True
+
+    def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
+        """True if the ops run in C++, which takes addresses instead of tensors."""
+        ops = self._algorithm.op.op, check_and_norm
+        chosen = {policy.select(op, batch.nothing) for op in ops for batch in batches}
+        return chosen <= {"cpu", "cuda", "emulate"}
+
+    # ---- captured steps ----
+
+    def conditions(self, groups: Groups, state: dict) -> tuple[list[Any], list[Any]]:
+        """The conditions of a captured step: objects, to be compared by identity, and numbers."""
+        params = list(chain.from_iterable([group["params"] for group in groups]))
+        places = [(param.data_ptr(), param.requires_grad) for param in params]
+        return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places]
+
+    @contextmanager
+    def replay(self) -> Iterator[None]:
+        """Around a replay of the last step: the host's part of it, which a graph does not record."""
+        batches = self._batches[1]
+        for batch in batches:
+            batch.shadows.renew()
+            batch.written.adopt()
+        yield
+        for batch in batches:
+            torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
+            batch.shadows.stamp()
+            batch.written.stamp()

@@ -1,0 +1,243 @@
+"""The owner of an optimizer's state: creates blocks, fills them, shows views of them and keeps masters up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._checks import lists
+from .._checks.lists import HALF_DTYPES
+from .._raw._split_master import join_master, split_master
+from .._sharding.local import like, local, local_value
+from .._updates.state import state_layout, view_like
+from ._algorithm import Algorithm
+from ._options import Options
+from ._state import Block, Place, ShownState, SplitState, signature
+
+#: A group, one of its parameters, and the state that the parameter starts with; an empty state starts at zero.
+Entry = tuple[dict[str, Any], Tensor, dict[str, Any]]
+#: Makes the float32 master of a parameter and its remainder.
+Join = Callable[[Tensor, Tensor], Any]
+
+
+class Packed(NamedTuple):
+    """Filled blocks that the store does not own yet."""
+
+    places: list[Place]
+    overwrite: list[tuple[Tensor, Tensor]]  # parameters that must take a weight to agree with a loaded split master
+
+
+class StateStore:
+    """The state of one optimizer, in blocks.
+
+    ``optimizer.state[param]`` shows views of the flat buffers under torch's names; :attr:`places` knows where they are. A
+    user may change a view in place, or replace or clear ``optimizer.state[param]``: the next step notices and adopts the
+    shown state. The mapping ``optimizer.state`` is an argument of the methods that need it, because a user may replace it too.
+    """
+
+    def __init__(self, name: str, algorithm: Algorithm, options: Options):
+        self._name, self._algorithm, self._options = name, algorithm, options
+        self.places: dict[int, Place] = {}  # by id(param): hashing a tensor is slow, and a place keeps its parameter
+        self.blocks: set[Block] = set()
+        self.version = 0  # changes with the places
+
+    def clear(self) -> None:
+        self.version += 1
+        self.places, self.blocks = {}, set()
+
+    # ---- creation ----
+
+    @torch.no_grad()
+    def pack(self, entries: Iterable[Entry]) -> Packed:
+        """Build blocks for the entries and fill them, changing nothing that exists."""
+        sets: dict[tuple, tuple[dict, list[tuple[Tensor, Tensor, dict]]]] = {}
+        for group, param, values in entries:
+            piece = local(param)
+            if not lists.is_dense(piece):
+                raise ValueError(
+                    f"{self._name}: a parameter is {lists.describe(piece)}, which leaves gaps in memory or overlaps "
+                    "itself; accepted: any order of dimensions that covers its memory once"
+                )
+            key = id(group), piece.device, piece.dtype, *self._wanted(group, values)
+            values = {name: local_value(value, param) for name, value in values.items()}
+            sets.setdefault(key, (group, []))[1].append((param, piece, values))
+        packed = Packed([], [])
+        for (_, _, _, moments, averaged), (group, members) in sets.items():
+            block = self._new_block(group, members, moments, averaged)
+            for slot, (param, piece, values) in enumerate(members):
+                views = self._views(block, slot, piece)
+                self._fill(piece, views, block.steps[slot], values, packed.overwrite)
+                shown = {name: view if name == "step" else like(view, param) for name, view in views.items()}
+                state = SplitState(shown) if "remainder" in shown else ShownState(shown) if shown else None
+                packed.places.append(Place(param, block, slot, state, signature(param)))
+        return packed
+
+    @torch.no_grad()
+    def commit(self, packed: Packed, state: dict) -> None:
+        """Take over the blocks and show them in ``state``, the mapping ``optimizer.state``."""
+        for param, weight in packed.overwrite:
+            param.copy_(weight)
+        self.version += 1
+        blocks = {place.block for place in packed.places}
+        self.blocks |= blocks
+        for place in packed.places:
+            place.mark_clean()  # a load's own write is no write of others
+            # In this order: after an interrupt in between the next step adopts the shown state.
+            if place.state is not None:
+                state[place.param] = place.state
+            self.places[id(place.param)] = place
+        for block in blocks:
+            block.refresh_shadows()
+        self.blocks = {place.block for place in self.places.values()}
+
+    def outgrow(self) -> None:
+        """Drop the places of parameters whose group now asks for state that their block does not have (momentum, AMSGrad
+        or the average was switched on). The next step creates them anew, with the values they hold."""
+        for block in self.blocks:
+            moments, averaged = self._wanted(block.group, {})
+            if not block.moments.keys() >= set(moments) or averaged > block.averaged:
+                self.version += 1
+                for param in block.params:
+                    place = self.places.get(id(param))
+                    if place is not None and place.block is block:
+                        del self.places[id(param)]
+
+    def _wanted(self, group: dict, loaded: dict) -> tuple[tuple[str, ...], bool]:
+        """The moments of a parameter of ``group``, and whether its weight is averaged."""
+        averaged = group.get("ema_decay") is not None or loaded.get("ema") is not None
+        return self._algorithm.moments(group, loaded), averaged
+
+    def _has_master(self, dtype: torch.dtype) -> bool:
+        return dtype in HALF_DTYPES and self._options.master_weights in ("fp32", "split")
+
+    def _new_block(self, group: dict, members: list[tuple], moments: tuple[str, ...], averaged: bool) -> Block:
+        options, (_, piece, _) = self._options, members[0]
+        params, pieces = [param for param, _, _ in members], [piece for _, piece, _ in members]
+        offsets, total = state_layout([piece.numel() for piece in pieces])
+        split = options.master_weights == "split"
+        has_master = self._has_master(piece.dtype)
+        has_shadow = piece.dtype == torch.float32 and options.shadow_dtype is not None
+
+        def buffer(numel: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(numel, dtype=dtype, device=piece.device)
+
+        block = Block(
+            group,
+            params,
+            offsets,
+            steps=buffer(len(params), torch.float32),
+            moments={name: buffer(total, options.state_dtype) for name in moments},
+            master=buffer(total if has_master else 0, torch.int16 if split else torch.float32),
+            averaged=averaged,
+            ema=buffer(total if averaged else 0, torch.float32),
+            shadow=buffer(total if has_shadow else 0, options.shadow_dtype or torch.float16),
+        )
+        if has_shadow:
+            block.shadow_views = [view_like(block.shadow, p, o) for p, o in zip(params, offsets, strict=True)]
+        return block
+
+    def _views(self, block: Block, slot: int, piece: Tensor) -> dict[str, Tensor]:
+        """The state of one parameter under the names of a checkpoint, ``remainder`` for a split master."""
+        # The step is part of the key of the random bits, so a checkpoint must have it.
+        stochastic = piece.dtype in HALF_DTYPES and self._options.master_weights == "none"
+        buffers = dict(block.moments)
+        if self._has_master(piece.dtype):
+            buffers["master" if block.master.dtype == torch.float32 else "remainder"] = block.master
+        if block.averaged:
+            buffers["ema"] = block.ema
+        views = {"step": block.steps[slot]} if self._algorithm.shows_step or stochastic else {}
+        views.update((name, view_like(buffer, piece, block.offsets[slot])) for name, buffer in buffers.items())
+        return views
+
+    def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
+        """Copy ``values``, a loaded or an earlier state, into its views. Without any the average starts at the weight and
+        everything else at zero."""
+        for name in {**dict.fromkeys(shown), "master": None}:
+            value = values.get(name)
+            if value is not None and name != "step" and not isinstance(value, Tensor):
+                raise TypeError(f"{self._name}: the loaded {name} is a {type(value).__name__}; accepted: a tensor")
+            if value is not None and name != "step" and value.shape != param.shape:
+                raise ValueError(
+                    f"{self._name}: the loaded {name} has shape {list(value.shape)}, its parameter {list(param.shape)}"
+                )
+            if value is not None and name in shown and name != "step":
+                shown[name].copy_(value)
+            elif value is None and values and name in self._algorithm.required:
+                raise ValueError(
+                    f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
+                )
+        loaded_step = self._algorithm.loaded_step(shown, values)
+        loaded_step = torch.as_tensor(loaded_step, dtype=torch.float32, device=step.device)
+        if loaded_step.numel() != 1:
+            raise ValueError(f"{self._name}: the loaded step has shape {list(loaded_step.shape)}; accepted: 1 element")
+        step.copy_(loaded_step.reshape(()))
+        master = values.get("master")
+        if "master" in shown and master is None:
+            shown["master"].copy_(param)
+        elif "remainder" in shown and master is not None:
+            weight, remainder = split_master(master.to(param.device, torch.float32), param.dtype)
+            shown["remainder"].copy_(remainder)
+            overwrite.append((param, weight))
+        if "ema" in shown and values.get("ema") is None:
+            shown["ema"].copy_(param if master is None or not {"master", "remainder"} & shown.keys() else master)
+
+    # ---- values ----
+
+    def exported(self, param: Tensor, values: dict, join: Join = join_master) -> dict:
+        """``values``, a parameter's shown state, as a checkpoint has it: masters are float32 however they are stored."""
+        place = self.places.get(id(param))
+        if place is not None and place.state is not values:
+            place = None
+        if "remainder" in values:
+            master = like(join(local(param.detach()), local(values["remainder"])), param)
+            values = {key: value for key, value in values.items() if key != "remainder"} | {"master": master}
+        return self._algorithm.exported(dict(values), place)
+
+    def current(self, param: Tensor, state: dict) -> dict:
+        """A parameter's state as a checkpoint would have it now; empty if there is none."""
+        place, values = self.places.get(id(param)), state.get(param) or {}
+        if place is not None and place.converted:
+            values = {key: value for key, value in values.items() if key != "remainder"}
+        return self.exported(param, values) if values else {}
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all buffers. Returns a function that restores them."""
+        blocks = list(self.blocks)
+        buffers = [(tensor, tensor.clone()) for block in blocks for tensor in block.tensors()]
+
+        def restore() -> None:
+            for tensor, value in buffers:
+                tensor.copy_(value)
+            for block in blocks:
+                block.refresh_shadows()
+
+        return restore
+
+    # ---- writes of others to parameters ----
+
+    def mark_clean(self) -> None:
+        """Record that all masters agree with the parameters as they are now."""
+        for place in self.places.values():
+            place.mark_clean()
+
+    @torch.no_grad()
+    def adopt_writes(self) -> None:
+        """Update the masters of parameters that others wrote since the last step."""
+        for place in self.places.values():
+            place.adopt_write()
+
+    @torch.no_grad()
+    def reload(self) -> None:
+        """Set all masters to the parameters, without extra bits, and copy the parameters into the shadows."""
+        for place in self.places.values():
+            master = place.block.master
+            if master.numel() and master.dtype == torch.float32:
+                place.view(master).copy_(place.piece)
+            elif master.numel():
+                place.view(master).zero_()
+            place.mark_clean()
+        for block in self.blocks:
+            block.refresh_shadows()
