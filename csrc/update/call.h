@@ -4,9 +4,7 @@
 #pragma once
 
 #include <initializer_list>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/argument_stack.h"
