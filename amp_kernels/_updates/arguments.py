@@ -67,9 +67,9 @@ class UpdateArguments(NamedTuple):
     squares: Written | None = None
     second: bool = True
 
-    def of_op(self, *, table: bool = False, half: bool = False) -> tuple:
-        """Those that a variant of the op takes; with ``table``, the ones behind the table."""
-        return _PICK[table, half](self)
+    def of_op(self) -> tuple:
+        """The arguments of the op over lists, a whole step."""
+        return VARIANTS[False, False](self)
 
 
 def _names(table: bool, half: bool) -> list[str]:
@@ -77,7 +77,8 @@ def _names(table: bool, half: bool) -> list[str]:
     return [name for name in UpdateArguments._fields if name not in absent]
 
 
-_PICK = {
+#: ``VARIANTS[table, half](arguments)``: those that a variant of the op takes; with a table, the ones after it.
+VARIANTS = {
     variant: operator.itemgetter(*map(UpdateArguments._fields.index, _names(*variant)))
     for variant in itertools.product((False, True), repeat=2)
 }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._dispatch.library import KernelOp, Sample, define
 from . import declaration
-from .arguments import UpdateArguments, schema
+from .arguments import VARIANTS, UpdateArguments, schema
 from .declaration import Declaration
 from .samples import sample
 from .state import MAXIMIZE, STOCHASTIC, StepScalars, Weight
@@ -106,10 +106,11 @@ class UpdateOp:
     def step(self, arguments: UpdateArguments, table: Tensor | None = None) -> None:
         """Take the step, or half of it with ``squares``; from the addresses in ``table`` if there is one."""
         half = arguments.squares is not None
+        values = VARIANTS[table is not None, half](arguments)
         if table is None:
-            (self.half_op if half else self.op)(*arguments.of_op(half=half))
+            (self.half_op if half else self.op)(*values)
         else:
-            (self.half_of_table if half else self.of_table)(table, *arguments.of_op(table=True, half=half))
+            (self.half_of_table if half else self.of_table)(table, *values)
 
     def reference(self, *args) -> None:
         arguments = UpdateArguments(*args)

@@ -127,30 +127,23 @@ class Blocks:
         def there(tensors: Sequence[Tensor]) -> list[Tensor]:
             return [t.to(device) for t in tensors]
 
-        def scalar(value: float | None) -> Tensor | None:
-            return None if value is None else torch.tensor(value, device=device)
-
         rounding = [STOCHASTIC if kind.stochastic else 0 for kind in self.kinds]
         of_groups = zip(*map(each, {**self.declared.options, **options}.values()), strict=True)
+        scalars = [None if s is None else torch.tensor(s, device=device) for s in (grad_scale, found_inf, sum_sq)]
         return UpdateArguments(
-            params=there(self.params),
-            grads=there(self.grads),
-            moments=there([buffer for buffers in self.moments for buffer in buffers]),
-            steps=there(self.steps),
-            masters=there(self.masters),
-            shadows=there(self.shadows),
-            emas=there(self.emas),
-            layout=self.layout,
-            lrs=there([torch.tensor(lr) for lr in lrs]),
-            weight_decays=there([torch.tensor(decay, dtype=torch.float64) for decay in weight_decays]),
-            grad_scale=scalar(grad_scale),
-            found_inf=scalar(found_inf),
-            sum_sq=scalar(sum_sq),
-            options=[value for of_group in of_groups for value in of_group],
-            ema_decay=each(ema_decay),
-            flags=[flag | bit for flag, bit in zip(each(flags), rounding, strict=True)],
-            max_norm=max_norm,
-            seed=seed,
+            there(self.params),
+            there(self.grads),
+            there([buffer for buffers in self.moments for buffer in buffers]),
+            *map(there, (self.steps, self.masters, self.shadows, self.emas)),
+            self.layout,
+            there([torch.tensor(lr) for lr in lrs]),
+            there([torch.tensor(decay, dtype=torch.float64) for decay in weight_decays]),
+            *scalars,
+            [value for of_group in of_groups for value in of_group],
+            each(ema_decay),
+            [flag | bit for flag, bit in zip(each(flags), rounding, strict=True)],
+            max_norm,
+            seed,
         )
 
 

@@ -4,9 +4,7 @@
 #pragma once
 
 #include <initializer_list>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/argument_stack.h"
@@ -179,9 +177,11 @@ inline void check_row(const char* op, const TableRow& row, int64_t i) {
   const ArgName param{"params", i}, grad{"grads", i};
   table_address(op, param, row.param, row.numel, table_dtype(op, param, row.param_dtype, kParamDtypes));
   table_address(op, grad, row.grad, row.numel, table_dtype(op, grad, row.grad_dtype, kParamDtypes));
-  AK_CHECK(row.numel == 0 || (row.rows > 0 && row.columns > 0 && row.numel / row.rows / row.columns > 0 &&
-                              row.numel % (row.rows * row.columns) == 0),
-           op, ": ", param, " has ", row.numel, " elements and matrices of ", row.rows, " by ", row.columns);
+  int64_t matrix;  // no division for a tensor of one matrix: this runs for each parameter in each step
+  const bool fits = row.rows > 0 && row.columns > 0 && !__builtin_mul_overflow(row.rows, row.columns, &matrix) &&
+                    (matrix == row.numel || row.numel % matrix == 0);
+  AK_CHECK(fits || row.numel == 0, op, ": ", param, " has ", row.numel, " elements and matrices of ", row.rows, " by ",
+           row.columns);
 }
 
 // A parameter and a gradient of the lists and their row of the layout, as a row of a table.

@@ -56,7 +56,13 @@ def test_every_benchmark_runs_and_writes_rows_tables_and_plots(everything):
     for plot in ("roofline.png", "gemm.png"):
         assert (everything / plot).read_bytes().startswith(b"\x89PNG")
     table = (everything / "table.txt").read_text()
-    for title in ("Speed-ups", "Whole optimizer step", "Host time of a call", "Matrix products by shape", "Other ops"):
+    for title in (
+        "Speed-ups",
+        "Whole optimizer step",
+        "Host time of a call",
+        "Matrix multiplication by shape",
+        "Other ops",
+    ):
         assert f"\n\n{title}\n" in table
     batched = next(r for r in rows if r["op"] == "gemm" and r["shape"].startswith("3 x") and r["provider"] == "torch")
     assert batched["kernels"][0] == "aten::bmm"
