@@ -78,16 +78,8 @@ inline DType dtype_of(ScalarType dtype) {
 }
 
 inline ScalarType scalar_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return ScalarType::Half;
-    case DType::kBFloat16:
-      return ScalarType::BFloat16;
-    case DType::kFloat32:
-      return ScalarType::Float;
-    default:
-      return ScalarType::Double;
-  }
+  constexpr ScalarType kTypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
+  return kTypes[static_cast<int>(dtype)];
 }
 
 template <typename T>
