@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._checks import lists
 from .._raw.exponent_histogram import INFINITY_BIN, exponent_histogram
+from ..amp import GradScaler
 from ._every_op import EveryOp
 from ._hooks import TensorHooks
 from ._nested import tensors_in
@@ -243,7 +244,8 @@ class find_nonfinite:
         bad = _not_finite(self._looks)
         forward = [look for look in bad if not look.role.startswith("gradient")]
         if bad and not forward and self._scaler is not None and self._scaler.is_enabled():
-            minimum = max(getattr(self._scaler, "_min_scale", 0.0), torch.finfo(torch.float32).tiny)
+            lowest = self._scaler._rule.min_scale if isinstance(self._scaler, GradScaler) else 0.0
+            minimum = max(lowest, torch.finfo(torch.float32).tiny)
             self._at_minimum = self._at_minimum + 1 if self._scaler.get_scale() <= minimum else 0
             if self._at_minimum < self._patience:
                 return None
