@@ -39,50 +39,6 @@ template <typename... Parts>
     }                                \
   } while (0)
 
-<<<<<<< HEAD
-=======
-inline const char* dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    default:
-      return torch::headeronly::toString(dtype);
-  }
-}
-
-inline DType dtype_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Float:
-      return DType::kFloat32;
-    case ScalarType::Double:
-      return DType::kFloat64;
-    default:
-      fail("no kernel works on dtype ", dtype_name(dtype));
-  }
-}
-
-inline ScalarType scalar_type_of(DType dtype) {
-  constexpr ScalarType kTypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
-  return kTypes[static_cast<int>(dtype)];
-}
-
->>>>>>> updates
 template <typename T>
 inline constexpr ScalarType kScalarType = ScalarType::Undefined;
 template <>

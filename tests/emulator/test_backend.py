@@ -71,7 +71,7 @@ def test_check_and_norm_of_any_list(grads, scale, seed):
             views[-1][numel // 2] = torch.inf
     with pytest.MonkeyPatch.context() as patch, ak.backend("emulate"):
         patch.setenv("AMP_KERNELS_EMULATE_SEED", str(seed))
-        got = ak.ops.check_and_norm.check_and_norm(views, None if scale is None else torch.tensor(scale))
+        got = ak._raw.check_and_norm.check_and_norm(views, None if scale is None else torch.tensor(scale))
     values = [view.double() / (scale or 1.0) for view in views]
     expected = torch.stack([value.square().sum() for value in values]).sum().float()
     torch.testing.assert_close(got[0], expected, rtol=1e-6, atol=0, equal_nan=True)
@@ -81,14 +81,14 @@ def test_check_and_norm_of_any_list(grads, scale, seed):
 def test_environment_variable_selects_it(monkeypatch):
     """Seen in an error that only the emulated op can raise."""
     monkeypatch.setitem(os.environ, "AMP_KERNELS_BACKEND", "emulate")
-    sum_sq, found_inf = ak.ops.check_and_norm.check_and_norm([torch.full((100,), 3.0)])
+    sum_sq, found_inf = ak._raw.check_and_norm.check_and_norm([torch.full((100,), 3.0)])
     assert (sum_sq.item(), found_inf.item()) == (900.0, 0.0)
     monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", "ninety")
     with pytest.raises(RuntimeError, match=r"'ninety'; accepted: a compute capability such as 9\.0"):
-        ak.ops.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
+        ak._raw.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
     monkeypatch.setenv("AMP_KERNELS_EMULATE_SMS", "0")
     with pytest.raises(RuntimeError, match="'0'; accepted: a number of multiprocessors, at least 1"):
-        ak.ops.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
+        ak._raw.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
 
 
 def test_an_error_can_be_replayed(monkeypatch):
@@ -102,5 +102,5 @@ def test_an_error_can_be_replayed(monkeypatch):
 
 def test_calls_from_several_threads_take_turns():
     with ak.backend("emulate"), ThreadPoolExecutor(4) as pool:
-        calls = pool.map(lambda n: ak.ops.check_and_norm.check_and_norm([torch.ones(n)])[0].item(), range(1, 40))
+        calls = pool.map(lambda n: ak._raw.check_and_norm.check_and_norm([torch.ones(n)])[0].item(), range(1, 40))
         assert list(calls) == list(range(1, 40))

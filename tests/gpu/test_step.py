@@ -203,7 +203,7 @@ def test_results_per_tensor(norm_type):
     sizes = [0, 1, 7, 16_384, 16_385, 5_000_011, 0, 33] * 200
     grads = [torch.randn(n, device="cuda", generator=generator) for n in sizes]
     grads[5][4_999_999], grads[-1][32] = float("nan"), float("inf")
-    op = ak.ops.check_and_norm.op
+    op = ak._raw.check_and_norm.op
     wanted = ak.backend("reference")(op)(grads, norm_type=norm_type, per_tensor=True)
     for backend in ("cuda", "triton"):
         first = ak.backend(backend)(op)(grads, norm_type=norm_type, per_tensor=True)
@@ -216,5 +216,5 @@ def test_results_per_tensor(norm_type):
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_small_squares(backend):
     grads = [torch.full((1_000_000,), 1.7 * 2.0**-75, device="cuda")]
-    sum_sq, _ = ak.backend(backend)(ak.ops.check_and_norm.op)(grads)
+    sum_sq, _ = ak.backend(backend)(ak._raw.check_and_norm.op)(grads)
     assert sum_sq.item() == pytest.approx((1.7 * 2.0**-75) ** 2 * 1e6, rel=1e-5)

@@ -104,14 +104,14 @@ def read_beside(kind: str):
     a, b = integers(generator, 72, 64).half().cuda(), integers(generator, 64, 200).half().cuda()
     if kind == "derivative":
         beside = integers(generator, 72, 200).half().cuda()
-        return lambda: ak.ops.gemm.gemm_dact(a, b, beside, activation="relu"), beside
+        return lambda: ak._raw.gemm.gemm_dact(a, b, beside, activation="relu"), beside
     if kind == "swiglu's derivative":
         beside = integers(generator, 72, 400).half().cuda()
-        return lambda: ak.ops.gemm.gemm_dact(a, b, beside, activation="swiglu"), beside
+        return lambda: ak._raw.gemm.gemm_dact(a, b, beside, activation="swiglu"), beside
     if kind == "a batch":
         a, b = a.expand(2, 72, 64), b.expand(2, 64, 200)
     beside = integers(generator, *a.shape[:-1], 200).half().cuda()
-    return lambda: ak.ops.gemm.gemm(a, b, residual=beside), beside
+    return lambda: ak._raw.gemm.gemm(a, b, residual=beside), beside
 
 
 @pytest.mark.parametrize("kind", ["a residual", "a batch", "derivative", "swiglu's derivative"])

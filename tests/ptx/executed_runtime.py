@@ -73,7 +73,7 @@ def test_a_graph_replays_with_what_memory_holds_then():
     graph = torch.cuda.CUDAGraph()
     it.launched.clear()
     with torch.cuda.graph(graph):
-        norm, found = ak.ops.check_and_norm.check_and_norm(grads, scale)
+        norm, found = ak._raw.check_and_norm.check_and_norm(grads, scale)
     assert not it.launched, "a captured launch has run"
     for round_ in range(3):
         new = [torch.randn(g.shape).to(g.dtype) for g in grads]
@@ -82,7 +82,7 @@ def test_a_graph_replays_with_what_memory_holds_then():
         for g, value in zip(grads, new, strict=True):
             g.copy_(value)
         graph.replay()
-        want = ak.ops.check_and_norm.check_and_norm(new, torch.tensor(4.0))
+        want = ak._raw.check_and_norm.check_and_norm(new, torch.tensor(4.0))
         torch.testing.assert_close(norm.cpu(), want[0], rtol=1e-6, atol=0, equal_nan=True)
         assert found.cpu().item() == want[1].item() == float(round_ == 1)
     assert len(it.launched) == 3
@@ -139,7 +139,7 @@ def test_a_second_product_asks_the_runtime_for_nothing():
     names = ("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cuTensorMapEncodeTiled", "cudaMemsetAsync")
     counts = []
     for i in range(1, 4):
-        ak.ops.gemm.gemm_accumulate_(c, a, b)
+        ak._raw.gemm.gemm_accumulate_(c, a, b)
         assert c.cpu().eq(4096 * i).all()
         counts.append([it.calls(name) for name in names])
     assert counts[0] == counts[1] == counts[2]
@@ -151,11 +151,11 @@ def test_a_split_product_in_a_graph_has_counters_of_its_own():
     it, c, a, b = split_product()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # has counters from here on
-        ak.ops.gemm.gemm_accumulate_(c, a, b)
+        ak._raw.gemm.gemm_accumulate_(c, a, b)
     before = it.calls("cudaMemsetAsync")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        ak.ops.gemm.gemm_accumulate_(c, a, b)
+        ak._raw.gemm.gemm_accumulate_(c, a, b)
     assert it.calls("cudaMemsetAsync") == before + 1
     for i in range(2, 4):
         graph.replay()
@@ -168,7 +168,7 @@ def test_a_streams_counters_are_not_of_torchs_allocator():
     modes = [it.calls("cudaThreadExchangeStreamCaptureMode")]
     with torch.cuda.stream(torch.cuda.Stream()):
         for i in range(1, 3):
-            ak.ops.gemm.gemm_accumulate_(c, a, b)
+            ak._raw.gemm.gemm_accumulate_(c, a, b)
             assert c.cpu().eq(4096 * i).all()
             modes.append(it.calls("cudaThreadExchangeStreamCaptureMode"))
     assert modes == [
@@ -193,7 +193,7 @@ def test_a_stream_with_the_handle_of_a_destroyed_one_has_counters_of_its_own():
         handles.append(stream.cuda_stream)
         for half in range(2):
             with torch.cuda.stream(stream):
-                ak.ops.gemm.gemm_accumulate_(c, a, b)
+                ak._raw.gemm.gemm_accumulate_(c, a, b)
             assert c.cpu().eq(4096 * (2 * i - 1 + half)).all()
         memsets.append(it.calls("cudaMemsetAsync"))
         it.runtime.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream))
@@ -212,7 +212,7 @@ streams = [external_stream(it) for _ in range(257)]
 for stream in [*streams, streams[0], streams[-1]]:
     before = it.calls("cudaMemsetAsync")
     with torch.cuda.stream(stream):
-        assert ak.ops.check_and_norm.check_and_norm(grads, None)[0].cpu().item() == 3.0
+        assert ak._raw.check_and_norm.check_and_norm(grads, None)[0].cpu().item() == 3.0
     print(it.calls("cudaMemsetAsync") - before)
 """
 
@@ -232,7 +232,7 @@ def test_work_follows_the_stream_that_is_current():
     grads = [torch.randn(100).cuda()]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        norm, _ = ak.ops.check_and_norm.check_and_norm(grads, None)
+        norm, _ = ak._raw.check_and_norm.check_and_norm(grads, None)
         event = stream.record_event()
     torch.cuda.current_stream().wait_event(event)
     torch.testing.assert_close(norm.cpu(), grads[0].cpu().double().square().sum().float(), rtol=1e-6, atol=0)
@@ -244,7 +244,7 @@ def test_a_list_longer_than_a_launch():
     it.seed = 0
     values = [torch.full((3,), float(i % 7)) for i in range(1600)]
     it.launched.clear()
-    norm, found = ak.ops.check_and_norm.check_and_norm([v.cuda() for v in values], None)
+    norm, found = ak._raw.check_and_norm.check_and_norm([v.cuda() for v in values], None)
     assert len(it.launched) == 2
     assert norm.cpu().item() == sum(3.0 * (i % 7) ** 2 for i in range(1600))
     assert found.cpu().item() == 0
@@ -256,6 +256,6 @@ def test_an_error_of_a_kernel_says_what_was_wrong():
     it.rewrite = lambda name, text: re.sub(r"bar\.sync\s+0;", "bar.sync 0, 33;", text)
     try:
         with pytest.raises(RuntimeError, match=r"barrier 0 for 33 threads.*bar\.sync 0, 33"):
-            ak.ops.check_and_norm.check_and_norm([torch.ones(10).cuda()], None)
+            ak._raw.check_and_norm.check_and_norm([torch.ones(10).cuda()], None)
     finally:
         it.rewrite = None

@@ -78,8 +78,8 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
         def go():
             set_chip(capability, 2)
-            yield ak.ops.gemm.gemm(*(t.cuda() for t in plan_of), out_dtype=torch.float32).cpu(), want
-            yield ak.ops.gemm.gemm(a.cuda(), b.cuda()).cpu().float(), want
+            yield ak._raw.gemm.gemm(*(t.cuda() for t in plan_of), out_dtype=torch.float32).cpu(), want
+            yield ak._raw.gemm.gemm(a.cuda(), b.cuda()).cpu().float(), want
 
         return go
 
@@ -91,7 +91,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
         def go():
             set_chip(capability, 2)
             out = c.cuda()
-            ak.ops.gemm.gemm_accumulate_(out, a.cuda(), b.cuda())
+            ak._raw.gemm.gemm_accumulate_(out, a.cuda(), b.cuda())
             yield out.cpu(), want
 
         return go
@@ -104,8 +104,8 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
         def go():
             set_chip(capability, 2)
             on_a, on_b = a.cuda(), b.cuda()
-            first = ak.ops.gemm.gemm(on_a, on_b)  # nothing between the two kernels
-            yield ak.ops.gemm.gemm(first, on_b, out_dtype=torch.float32).cpu().double(), want
+            first = ak._raw.gemm.gemm(on_a, on_b)  # nothing between the two kernels
+            yield ak._raw.gemm.gemm(first, on_b, out_dtype=torch.float32).cpu().double(), want
 
         return go
 
@@ -119,7 +119,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
             it = set_chip(capability, 2)
             if shared:
                 it.set_chip(capability, 2, shared)
-            yield ak.ops.gemm.gemm(wide.cuda()[:, :200], b.cuda()).cpu(), want
+            yield ak._raw.gemm.gemm(wide.cuda()[:, :200], b.cuda()).cpu(), want
 
         return go
 
@@ -133,7 +133,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
         def go():
             set_chip(capability, 1)
             there = residual.cuda()
-            yield ak.ops.gemm.gemm(a.cuda(), b.cuda(), residual=there, out_dtype=out).cpu(), want
+            yield ak._raw.gemm.gemm(a.cuda(), b.cuda(), residual=there, out_dtype=out).cpu(), want
             check_prefetched(machine().recent[-1], there)
 
         return go
@@ -146,7 +146,7 @@ def gemm_runs(kernel: str) -> list[Callable[[], Iterator]]:
 
         def go():
             set_chip(capability, 1)
-            dz, sums = ak.ops.gemm.gemm_dact(a.cuda(), b.cuda(), z.cuda(), activation="relu", bias_grad=True)
+            dz, sums = ak._raw.gemm.gemm_dact(a.cuda(), b.cuda(), z.cuda(), activation="relu", bias_grad=True)
             yield dz.cpu(), want.half()
             yield sums.cpu(), want.sum(0)
 
@@ -202,8 +202,8 @@ def repacked_runs() -> list[Callable[[], Iterator]]:
         def go():
             set_chip(90, 1)
             on_a, on_b, on_w = a.cuda(), b.cuda(), w.cuda()
-            first = ak.ops.gemm.gemm(on_a, on_b)  # nothing between it and the copy
-            yield ak.ops.gemm.gemm(first, on_w, out_dtype=torch.float32).cpu(), want
+            first = ak._raw.gemm.gemm(on_a, on_b)  # nothing between it and the copy
+            yield ak._raw.gemm.gemm(first, on_w, out_dtype=torch.float32).cpu(), want
 
         return go
 
@@ -228,7 +228,7 @@ def phased_runs() -> list[Callable[[], Iterator]]:
 
         def go():
             set_chip(80, 4)
-            yield ak.ops.gemm.gemm(a.cuda().T, b.cuda(), alpha=0.5, out_dtype=torch.float32).cpu(), want
+            yield ak._raw.gemm.gemm(a.cuda().T, b.cuda(), alpha=0.5, out_dtype=torch.float32).cpu(), want
 
         return go
 
