@@ -6,6 +6,7 @@ isolated build. They do not see this one's amp_kernels: editable installs work b
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -83,6 +84,27 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 def test_the_emulator_is_in_the_wheel_if_it_is_asked_for(tmp_path):
     wheel, _ = build_wheel(tmp_path, "--no-build-isolation", AMP_KERNELS_EMULATOR="1")
     assert EMULATOR in zipfile.ZipFile(wheel).namelist()
+
+
+def test_only_the_named_parts_are_built(tmp_path):
+    wheel, _ = build_wheel(tmp_path, "--no-build-isolation", AMP_KERNELS_PARTS="host, cpu")
+    libraries = info_of(wheel)["libraries"]
+    assert {part for part, entry in libraries.items() if entry["built"]} == {"cpu", "host"}
+    assert libraries["nodes"]["reason"] == "left out by AMP_KERNELS_PARTS=host, cpu"
+    wheel, refused = build_wheel(
+        tmp_path / "unknown", "--no-build-isolation", check=False, AMP_KERNELS_PARTS="cpu,kernels"
+    )
+    assert wheel is None
+    assert "AMP_KERNELS_PARTS names kernels; accepted: cpu, cuda, host, nodes, emulated" in refused.stdout + refused.stderr
+
+
+def test_the_build_tells_its_progress(tmp_path):
+    """The first line, before anything is compiled, names the parts and estimates the time."""
+    copy = tmp_path / "source"
+    run("git", "clone", "--quiet", ROOT, copy)
+    told = run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", cwd=copy, AMP_KERNELS_PARTS="host")
+    first, *_ = told.stdout.splitlines()
+    assert re.fullmatch(r"amp_kernels: building host \(\d+ steps, about [\d.]+ minutes on \d+ cores\)", first)
 
 
 def test_wheel_works_in_a_clean_environment(wheel, environment):
