@@ -15,8 +15,9 @@ READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-# The torch versions of `make abi`, the ends of what one binary serves. A fifth of the tests runs under each.
+# The torch versions of `make abi`, the ends of what one binary serves. One in ABI_SAMPLE tests runs under each.
 ABI_TORCH ?= 2.10.0 2.14.1
+ABI_SAMPLE ?= 5
 ABI := build/abi
 
 # Two processes or more: a file of tests goes to one of them.
@@ -88,7 +89,7 @@ $(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
 	$(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; at = torch.__path__[0] + '/include'; \
 	  print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])") csrc/autograd/*.cpp
 	cd $(ABI) && $*/bin/python -m amp_kernels info --check
-	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample 5 ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
+	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample $(ABI_SAMPLE) ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 	rm -rf $@
 
 # On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too; so it is looked for first.
