@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def compile_instance(folder: Path, number: int, as_float: bool = False, csrc: Path = ROOT / "csrc") -> Path:
     source = folder / "instance.cu"
-    kernel = "gemm_sm90_kernel<bf16, Major::kK, Major::kK, FLOAT, Staged<TILE, stages<TILE, FLOAT>()>>"
+    kernel = "gemm_sm90_kernel<bf16, Major::kK, Major::kK, FLOAT, StagedTile<TILE, stages<TILE, FLOAT>()>>"
     maps = "AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(Args)"
     source.write_text(
         f'#include "gemm/sm90/gemm.cuh"\nnamespace ak::gemm {{ template __global__ void {kernel}({maps}); }}\n'

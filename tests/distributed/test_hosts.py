@@ -63,4 +63,4 @@ def test_a_host_that_falls_silent_ends_the_others(hosts, tmp_path):
     first, _ = hosts.outcomes(falls_silent, HOSTS, str(tmp_path / "ended"), world=2)
     assert isinstance(first, Failure)
     assert "no answer in time" not in first.text
-    assert "_agreement.py" in first.text  # in the sum that every step waits for
+    assert "agreement.py" in first.text  # in the sum that every step waits for
