@@ -95,7 +95,9 @@ def test_only_the_named_parts_are_built(tmp_path):
         tmp_path / "unknown", "--no-build-isolation", check=False, AMP_KERNELS_PARTS="cpu,kernels"
     )
     assert wheel is None
-    assert "AMP_KERNELS_PARTS names kernels; accepted: cpu, cuda, host, nodes, emulated" in refused.stdout + refused.stderr
+    assert (
+        "AMP_KERNELS_PARTS names kernels; accepted: cpu, cuda, host, nodes, emulated" in refused.stdout + refused.stderr
+    )
 
 
 def test_the_build_tells_its_progress(tmp_path):
