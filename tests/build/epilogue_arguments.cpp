@@ -1,6 +1,6 @@
 // Prints the offset of the first consumer's mailbox in shared memory, and for each epilogue below the last argument of
-// gemm_sm90's kernel as hexadecimal bytes. The tracer of test_epilogue_instructions.py runs a thread with them. TILE and
-// FLOAT choose the instance.
+// gemm_sm90's kernel as hexadecimal bytes. The tracer of test_epilogue_instructions.py runs a thread with them. TILE
+// and FLOAT choose the instance.
 #include <cstdio>
 
 #include "gemm/sm90/gemm.cuh"
