@@ -87,8 +87,8 @@ def model_of(dtype: torch.dtype) -> torch.nn.Module:
 def optimizer_records() -> Iterator[tuple[str, str]]:
     for name, options in OPTIMIZERS.items():
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            ways = ("fp32",) if dtype is torch.float32 else ("fp32", "split", "none", "none_rne")
-            for masters in ways:
+            kinds = ("fp32",) if dtype is torch.float32 else ("fp32", "split", "none", "none_rne")
+            for masters in kinds:
                 for more in ({}, {"max_grad_norm": 0.1, "state_dtype": torch.bfloat16, "ema_decay": 0.9}):
                     model = model_of(dtype)
                     kind = getattr(ak.optim, name.split()[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
 from .arguments import UpdateArguments
-from .state import GRADS, MAX_SEED, PARAMS
+from .state import MAX_SEED
 
 MOMENTS = (torch.float32, torch.bfloat16)
 KEPT = {"masters": (torch.float32, torch.int16), "shadows": HALF_DTYPES, "emas": (torch.float32,)}
@@ -42,8 +42,8 @@ def check(declared: Declaration, a: UpdateArguments) -> None:
     """Raise unless the arguments fit together; see :class:`.op.UpdateOp`."""
     op = declared.name
     _check_groups(declared, a)
-    lists.check_list(op, "params", a.params, PARAMS)
-    lists.check_list(op, "grads", a.grads, GRADS)
+    lists.check_list(op, "params", a.params, lists.KERNEL_DTYPES)
+    lists.check_list(op, "grads", a.grads, lists.KERNEL_DTYPES)
     if len(a.grads) != len(a.params):
         raise ValueError(f"{op}: {len(a.params)} params and {len(a.grads)} grads; accepted: one grad for each param")
     for i, (param, grad) in enumerate(zip(a.params, a.grads, strict=True)):

@@ -39,9 +39,6 @@ MAX_SEED = 2**63 - 1
 TABLE_COLUMNS, TABLE_GRAD = 12, 1  # csrc/base/tensor_table.h
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
 
-PARAMS = (torch.float16, torch.bfloat16, torch.float32)
-GRADS = (torch.float16, torch.bfloat16, torch.float32)
-
 
 ALIGN = 16  # elements: a parameter's piece starts 16-byte aligned in a buffer of any dtype, 64-byte aligned in float32
 

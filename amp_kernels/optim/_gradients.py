@@ -16,7 +16,6 @@ from .._raw.check_and_norm import of_table as check_and_norm_of_table
 from .._raw.check_and_norm import op as check_and_norm
 from .._sharding.agreement import Agreement
 from .._sharding.local import is_dtensor, local, placed_as
-from .._updates.state import GRADS
 from ._launches import Launch
 from ._options import Options
 
@@ -36,7 +35,7 @@ class GradientReader:
         grad = param.grad
         if piece is not param:
             grad = self._local(param, grad)
-        usual = type(grad) is Tensor and grad.dtype in GRADS and grad.layout is torch.strided
+        usual = type(grad) is Tensor and grad.dtype in lists.KERNEL_DTYPES and grad.layout is torch.strided
         return grad if usual and grad.stride() == piece.stride() else self._checked(piece, grad)
 
     def _local(self, param: Tensor, grad: Tensor) -> Tensor:
@@ -52,10 +51,10 @@ class GradientReader:
                 f"{self._name} does not support sparse gradients (layout {grad.layout}); "
                 "use torch.optim.SparseAdam or torch.optim.SGD for these parameters"
             )
-        if grad.dtype not in GRADS:
+        if grad.dtype not in lists.KERNEL_DTYPES:
             raise TypeError(
                 f"{self._name}: the gradient of a {param.dtype} parameter is {grad.dtype}; "
-                f"accepted: {lists.names(GRADS)}"
+                f"accepted: {lists.names(lists.KERNEL_DTYPES)}"
             )
         if is_traceable_wrapper_subclass(grad):
             raise TypeError(f"{self._name}: a gradient is a {type(grad).__name__}; accepted: plain tensors")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .._checks import lists
 from .._dispatch.devices import at
 from .._sharding.local import is_dtensor, local
-from .._updates.state import MAXIMIZE, PARAMS, STOCHASTIC
+from .._updates.state import MAXIMIZE, STOCHASTIC
 from ._algorithm import Algorithm
 from ._options import DEFAULTS, GROUP_OPTIONS, Options, check_group_options, misspelt
 
@@ -127,8 +127,8 @@ class GroupChecks:
             raise ValueError(f"{message}: {value}")
 
     def _check_param(self, label: str, param: Tensor) -> None:
-        if param.dtype not in PARAMS:
-            raise TypeError(f"{label} is {param.dtype}; accepted: {lists.names(PARAMS)}")
+        if param.dtype not in lists.KERNEL_DTYPES:
+            raise TypeError(f"{label} is {param.dtype}; accepted: {lists.names(lists.KERNEL_DTYPES)}")
         if param.layout is not torch.strided:
             raise TypeError(f"{label} has layout {param.layout}; accepted: torch.strided (dense)")
         if is_dtensor(param):
