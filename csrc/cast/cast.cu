@@ -107,8 +107,8 @@ cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
     const RoundingKey key{seed, count, args.index[tensor]};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
-        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin,
-                                                                                middle, key);
+        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin, middle,
+                                                                                key);
         cast_run<kThreads, 1, From, Destination<To, kStochastic>>(source, destination, middle, end, key);
       });
     });

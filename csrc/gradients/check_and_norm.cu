@@ -2,13 +2,13 @@
 // of the whole list or of each tensor.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of four blocks an SM walks over the whole list. A thread has eight loads of 16 bytes in flight,
-// its whole share of a span of 16-bit elements: at most 128 KB an SM, less on average, since blocks
-// alternate between loads and additions. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a
-// microsecond away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the
-// largest magnitude and the check in one. Within a span it adds squares in the gradient's precision (at least fp32),
-// across spans in double, so that the error of the sum is that of a few additions, however long the list. Each block
-// leaves a partial result in its slot; the block that finishes last reduces the slots.
+// Plan: a persistent grid of four blocks an SM walks over the whole list. A thread has eight loads of 16 bytes in
+// flight, its whole share of a span of 16-bit elements: at most 128 KB an SM, less on average, since blocks alternate
+// between loads and additions. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a microsecond
+// away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the largest
+// magnitude and the check in one. Within a span it adds squares in the gradient's precision (at least fp32), across
+// spans in double, so that the error of the sum is that of a few additions, however long the list. Each block leaves a
+// partial result in its slot; the block that finishes last reduces the slots.
 //
 // Per tensor: block b of a grid of G blocks takes the runs b, b + G, b + 2G, ..., so it meets its spans of a tensor one
 // right after the other. When it moves on to another tensor, it leaves a partial result in the slot of the first span
@@ -228,8 +228,8 @@ per_tensor_finish_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int blo
 namespace detail {
 
 template <int kThreads, class Args>
-Status check_and_norm_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
-                         uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
+Status check_and_norm_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm,
+                         void* scratch, uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
   const int launches = norm_launches<Args>(grads);
   const NormSlots slots = NormSlots::in(scratch, static_cast<size_t>(resident_blocks) * launches);
   const NormResults results{result, found_inf, norm};

@@ -16,8 +16,8 @@
 // so the first rounds them before it goes on. Squares are taken and added in double: squares of fp32 numbers are exact
 // there, none under- or overflows, and the error of a sum is far below the rounding of the rate. That is six double
 // instructions an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take as long as 16 bytes.
-// There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same in each run
-// and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
+// There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same in each
+// run and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
 #include "update/rules/lamb.h"
 
 #include "device/block.cuh"
@@ -184,10 +184,7 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
   auto* slots = static_cast<Squares*>(call.scratch);
   auto* pieces = reinterpret_cast<Squares*>(call.half.squares);
   while (plan.next(args)) {
-    LaunchConfig config{.name = "lamb_moments",
-                        .grid = plan.blocks(),
-                        .block = kThreads,
-                        .stream = call.stream};
+    LaunchConfig config{.name = "lamb_moments", .grid = plan.blocks(), .block = kThreads, .stream = call.stream};
     Status status;
     if (moves) {
       status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, call.decisions, call.rows, slots);
