@@ -9,13 +9,13 @@
 namespace ak {
 
 struct LaunchConfig {
-  const char* name;              ///< for error messages
-  int grid;                      ///< blocks
-  int block;                     ///< threads per block, a multiple of 32
-  std::size_t shared_bytes = 0;  ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
-  int cluster = 1;               ///< blocks per cluster (sm_90 and later when above 1)
-  bool overlap_previous =
-      false;  ///< may start before the previous kernel ends, and must call wait_for_previous_kernel()
+  const char* name;               ///< for error messages
+  int grid;                       ///< blocks
+  int block;                      ///< threads per block, a multiple of 32
+  std::size_t shared_bytes = 0;   ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
+  int cluster = 1;                ///< blocks per cluster; above 1 only if device_runs_sm90_code()
+  bool overlap_previous = false;  ///< may start before the previous kernel ends, and must call
+                                  ///< wait_for_previous_kernel(); ignored unless device_runs_sm90_code()
   Stream stream = nullptr;
 };
 
@@ -34,6 +34,13 @@ namespace ak {
 inline Status status_of(cudaError_t error) { return {static_cast<int>(error), error ? cudaGetErrorString(error) : ""}; }
 
 namespace detail {
+
+/// Architectures that this file is compiled for, as in __CUDA_ARCH__.
+#ifdef __CUDA_ARCH_LIST__
+constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
+#else
+constexpr int kArchs[] = {0};
+#endif
 
 /// Raises `kernel`'s limit of dynamic shared memory to the maximum, once per device. Not to what a launch needs, since
 /// another thread launching with less could lower the limit in between.
@@ -55,6 +62,16 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
 
 }  // namespace detail
 
+/// True if kernels of this file run on the current device as code that has the instructions of sm_90: clusters and
+/// programmatic dependent launch. A chip without code of its own major version runs PTX of sm_80.
+static inline bool device_runs_sm90_code() {
+  const int capability = current_device_facts().capability;
+  for (const int arch : detail::kArchs) {
+    if (arch >= 900 && arch / 100 == capability / 10 && arch <= capability * 10) return true;
+  }
+  return false;
+}
+
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... args) {
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
@@ -68,7 +85,7 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
   }
-  if (config.overlap_previous) {
+  if (config.overlap_previous && device_runs_sm90_code()) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 // What nvcc alone has: the indices, unused here, and this function, in the toolkit's words.
@@ -46,6 +47,7 @@ struct Allowed {
 };
 std::vector<Allowed> allowed;
 cudaError_t next_launch = cudaSuccess;
+int capability = 90;  // of the device
 
 struct Encoded {
   CUtensorMap* map;
@@ -94,7 +96,10 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   expect(device == 3, "the current device is asked");
-  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? kSharedLimit : 132;
+  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? kSharedLimit
+           : attribute == cudaDevAttrComputeCapabilityMajor     ? capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor     ? capability % 10
+                                                                : 132;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
@@ -151,6 +156,17 @@ void test_launch() {
   expect(attributes.size() == 2 && attributes[1].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
              attributes[1].val.programmaticStreamSerializationAllowed == 1,
          "the overlap");
+
+  // The program is compiled for 8.0, 9.0 and 12.0: a 10.0 runs PTX of 8.0, which does not wait.
+  for (const auto& [chip, overlaps] : {std::pair{80, false}, {90, true}, {100, false}, {120, true}, {121, true}}) {
+    capability = chip;
+    ak::detail::known_devices().forget();
+    expect(ak::device_runs_sm90_code() == overlaps, "chips with the instructions of sm_90");
+    status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32, .overlap_previous = true}, 42, map);
+    expect(launches.back().attributes.size() == (overlaps ? 1 : 0), "only code that waits may overlap");
+  }
+  capability = 90;
+  ak::detail::known_devices().forget();
 
   // The limit belongs to the kernel, not to a launch: two threads may start it with different amounts.
   status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32, .shared_bytes = 60000}, 43, map);
