@@ -320,7 +320,7 @@ class RowRing {
   uint32_t slot_;
 };
 
-/// Blocks, or clusters, that are resident.
+/// The most blocks, or clusters, that are resident.
 template <class Team>
 int ring_groups() {
   return device_sm_count() / Team::kCluster;
@@ -338,20 +338,25 @@ int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int column
 }
 
 /// Launches kernel(p, teams) with up to `most` teams per block. Sets *groups to the number of blocks or clusters, or to
-/// 0 if a team does not fit into shared memory; then nothing is launched.
+/// 0 if a team does not fit into shared memory or no cluster the chip; then nothing is launched.
 template <class Team, int kMatrices, class Kernel, class Problem>
 Status launch_ring(const char* name, Kernel kernel, const Problem& p, const RingMatrix (&matrices)[kMatrices],
                    int columns, int most, Stream stream, int64_t* groups) {
   const int teams = ring_teams<Team>(matrices, p.rows, columns, most);
   *groups = teams == 0 ? 0 : std::min<int64_t>(p.rows, ring_groups<Team>());
   if (teams == 0) return {};
-  const LaunchConfig config{
+  LaunchConfig config{
       .name = name,
       .grid = static_cast<int>(*groups) * Team::kCluster,
       .block = teams * Team::kThreads,
       .shared_bytes = static_cast<std::size_t>(RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams)),
       .cluster = Team::kCluster,
       .stream = stream};
+  if constexpr (Team::kCluster > 1) {
+    *groups = std::min<int64_t>(*groups, resident_clusters(kernel, config));
+    if (*groups == 0) return {};
+    config.grid = static_cast<int>(*groups) * Team::kCluster;
+  }
   return launch(kernel, config, p, teams);
 }
 

@@ -47,7 +47,8 @@ struct Allowed {
 };
 std::vector<Allowed> allowed;
 cudaError_t next_launch = cudaSuccess;
-int capability = 90;  // of the device
+int capability = 90;         // of the device
+int asked_for_clusters = 0;  // times
 
 struct Encoded {
   CUtensorMap* map;
@@ -107,6 +108,16 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   allowed.push_back({kernel, value});
   return cudaSuccess;
 }
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config) {
+  asked_for_clusters++;
+  expect(config->numAttrs == 1 && config->attrs[0].id == cudaLaunchAttributeClusterDimension &&
+             config->attrs[0].val.clusterDim.x == 8 && config->dynamicSmemBytes == 90000,
+         "the cluster that is asked about");
+  expect(!allowed.empty() && allowed.back().kernel == kernel, "its shared memory is allowed before");
+  *clusters = 15;
+  return next_launch;
+}
+cudaError_t cudaGetLastError() { return std::exchange(next_launch, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "the runtime's words"; }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** args) {
   launches.push_back({*config,
@@ -178,6 +189,16 @@ void test_launch() {
   expect(ak::device_sm_count() == 132, "multiprocessors");
 }
 
+void test_resident_clusters() {
+  const ak::LaunchConfig config{.name = "k", .grid = 128, .block = 512, .shared_bytes = 90000, .cluster = 8};
+  next_launch = cudaErrorInvalidClusterSize;
+  expect(ak::resident_clusters(kernel, config) == 0, "a chip that cannot run the cluster");
+  expect(next_launch == cudaSuccess, "the error is forgotten");
+  ak::detail::known_devices().forget();
+  for (int i = 0; i < 2; i++) expect(ak::resident_clusters(kernel, config) == 15, "what the runtime says");
+  expect(asked_for_clusters == 2, "asked once a device");
+}
+
 void test_tensor_map() {
   ak::TensorMap map;
   float base[4];
@@ -234,6 +255,7 @@ void test_kept_tensor_maps() {
 
 int main() {
   test_launch();
+  test_resident_clusters();
   test_tensor_map();
   test_kept_tensor_maps();
   std::printf("%d wrong\n", failures);
