@@ -21,6 +21,7 @@
 #include "update/rules/lamb.h"
 
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "update/step.cuh"
 
 namespace ak {
@@ -102,6 +103,8 @@ template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
 lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
                     Squares* slots) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   int tensor = 0;
   for (uint32_t index = block_index(); index < args.map.units; index += grid_blocks()) {
@@ -125,6 +128,8 @@ template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
                   Squares* pieces, LambRow* rows) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   for (int tensor = block_index(); tensor < args.map.tensors; tensor += grid_blocks()) {
     const uint32_t begin = args.map.begin_of(tensor), end = args.map.end[tensor];
@@ -184,7 +189,11 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
   auto* slots = static_cast<Squares*>(call.scratch);
   auto* pieces = reinterpret_cast<Squares*>(call.half.squares);
   while (plan.next(args)) {
-    LaunchConfig config{.name = "lamb_moments", .grid = plan.blocks(), .block = kThreads, .stream = call.stream};
+    LaunchConfig config{.name = "lamb_moments",
+                        .grid = plan.blocks(),
+                        .block = kThreads,
+                        .overlap_previous = true,
+                        .stream = call.stream};
     Status status;
     if (moves) {
       status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, call.decisions, call.rows, slots);

@@ -162,4 +162,8 @@ MUTANTS = [
         "only as many tensors as the grid has warps get a result",
     ),
     Mutant(PLAN, "most = std::max(most, static_cast<size_t>(", "most = ((", "slots of the last launch"),
+    # ---- the kernel in front
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "gradients are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "the same, each tensor", 2),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "slots are read before they are written", 3),
 ]
