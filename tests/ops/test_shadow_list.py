@@ -74,7 +74,10 @@ def test_a_parameter_of_two_lists_follows_both():
         assert_fresh(params, views)
         step(second, params[1:], views[1:])
         assert_fresh(params, views)
-        second.renew()  # before a step that is skipped
+    step(both, params, views)
+    second.renew()  # before a step that is skipped
+    step(both, params, views)
+    assert_fresh(params, views)
 
 
 def test_another_copy_takes_the_place_of_the_first():
