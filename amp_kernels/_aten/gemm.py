@@ -7,9 +7,12 @@ must not depend on the number of rows, are the reference's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .._checks.activations import check_activation
+from .._dispatch.library import Op, is_traced
 from .._raw import activation_backward, activation_forward
 from .._raw._column_sums import column_sums
 from .._raw._product import check_gemm, product32
@@ -38,7 +41,7 @@ def gemm(
     if bias is None and activation == "none" and not preact:
         return _product(a, b, residual, alpha, beta), None
     z = _product(a, b, bias, alpha)
-    out = z if activation == "none" else activation_forward.op(z, activation=activation)
+    out = z if activation == "none" else _fusible(activation_forward.op, z)(z, activation=activation)
     if preact and out is z:
         out = z.clone()  # an op's results may not share memory
     if residual is not None:
@@ -62,7 +65,7 @@ def gemm_dact(
     check_dact(a, b, preact, activation, out_dtype)
     dz = _product(a, b)
     if check_activation("gemm_dact", activation) != "none":
-        dz = activation_backward.op(dz, preact, activation=activation)
+        dz = _fusible(activation_backward.op, dz)(dz, preact, activation=activation)
     return dz, column_sums(dz.flatten(0, -2)) if bias_grad else None
 
 
@@ -96,3 +99,8 @@ def _product(
         addend, beta = a.new_empty(1), 0.0
     add = torch.addmm if a.ndim == 2 else torch.baddbmm
     return add(addend.to(a.dtype), a, b, alpha=alpha, beta=beta)
+
+
+def _fusible(op: Op, x: torch.Tensor) -> Callable:
+    """The op, in a program that torch.compile makes by operations that the compiler fuses."""
+    return op.reference if is_traced(x) else op

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from . import flops, load, memory, policy
@@ -108,7 +107,7 @@ class Op:
         """The op, for a program that is being made; in its place torch's product, if that is what the device gets: the program would
         run the one kernel that the dispatcher holds."""
         here = tensor.device.type == "cpu" or (tensor.device.type == "cuda" and torch.cuda.is_available())
-        traced = here and self.tensor_cores and isinstance(tensor, TRACED)
+        traced = here and self.tensor_cores and is_traced(tensor)
         if traced and policy.select(self, tensor, _fixed_order(kwargs)) == "aten":
             return _below_autograd(self.aten)(*args, **kwargs)
         return self.overload(*args, **kwargs)
@@ -218,7 +217,15 @@ class KernelOp:
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher
-TRACED = (FakeTensor, FunctionalTensor)
+
+
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether torch.compile or torch.export traces a composite op on ``x``.
+
+    Norms, activations and softmax then decompose into torch's operations, which the compiler fuses with their neighbours.
+    Products, losses and dropout stay ops: a compiler has no product with such an epilogue, and no kernel that makes the same mask.
+    """
+    return isinstance(x, FunctionalTensor)
 
 
 def first_tensor(args: Iterable) -> torch.Tensor | None:
@@ -252,13 +259,15 @@ def define(
         composite: the reference *is* the implementation, written over other ops of the package, and has its own autograd formula:
             no backend is chosen. A backward through any other op that is out-of-place raises, instead of silently giving no
             gradient.
-        tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0).
+        tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0). Such an op takes operands of
+            any strides, and its results are contiguous. Inductor is told so: otherwise it makes one copy of an operand for each
+            product that reads it.
         flop_count: ``(*args, out_shape, **kwargs) -> int`` with shapes in place of tensors, for ``torch.utils.flop_counter``.
 
         family: the name of the module where each backend keeps the op; ``None`` for that of the module that its reference is
             written in.
     """
-    LIBRARY.define(schema)
+    LIBRARY.define(schema, tags=(torch.Tag.flexible_layout,) if tensor_cores else ())
     if not composite:
         EMULATED_LIBRARY.define(schema)
     op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores, family=family)

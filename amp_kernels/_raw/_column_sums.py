@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-from .._dispatch.library import LIBRARY, PLAIN, TRACED, KernelOp
+from .._dispatch.library import LIBRARY, PLAIN, KernelOp
 from .._dispatch.policy import requested_backend
 
 _kernel = KernelOp("_column_sums(Tensor x) -> Tensor")
+_TRACED = (FakeTensor, FunctionalTensor)
 
 
 def _by_torch(x: torch.Tensor) -> torch.Tensor:
@@ -23,7 +26,7 @@ def column_sums(x: torch.Tensor) -> torch.Tensor:
     copy first, is no match."""
     if x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
         return _by_torch(x)
-    if torch.compiler.is_compiling() or isinstance(x, TRACED):
+    if torch.compiler.is_compiling() or isinstance(x, _TRACED):
         return torch.ops.amp_kernels._column_sums(x)
     if type(x) in PLAIN and requested_backend() in (None, "cpu"):
         return _kernel(x)

@@ -25,6 +25,11 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
   return emu::run_kernel(config, arguments, [&] { std::apply(kernel, copies); });
 }
 
+template <class... Params>
+int resident_clusters(void (*)(Params...), const LaunchConfig& config) {
+  return emu::options().sm_count / config.cluster;
+}
+inline bool device_runs_sm90_code() { return emu::options().runs_sm90_code; }
 inline int device_sm_count() { return emu::options().sm_count; }
 inline int device_shared_limit() { return emu::options().shared_limit; }
 
