@@ -23,7 +23,7 @@ BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h."
 STEP_BASIS = "PREDICTION for {chip}: bytes divided by {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, the "
 STEP_BASIS += "shares of a prototype on an H200, plus {launches:.1f} us for four launches with arguments of their size."
 
-# Bytes of arguments of a step's launches, for a list of up to 188 tensors. Short lists have a launch of few bytes where that is enough
+# Bytes of arguments of a step's launches, for a list of up to 187 tensors. Short lists have a launch of few bytes where that is enough
 # for the lists that models have.
 STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_272}
 FEW_ARGUMENT_BYTES = 4_096
@@ -202,7 +202,7 @@ def short_lists() -> str:
     count = len(lists.LISTS["resnet-50"]())
     least, most = LAUNCH_US.values()
     return (
-        f"The check has a small launch with 4 KB of arguments for lists of up to 188 tensors. The update has none: AdamW takes "
+        f"The check has a small launch with 4 KB of arguments for lists of up to 187 tensors. The update has none: AdamW takes "
         f"{each['adamw_']:.0f} bytes per tensor and the kernel before it, which derives its scalars, {each['update_prepare']:.0f}, so only "
         f"{fit['adamw_']} and {fit['update_prepare']} tensors would fit; ResNet-50 has {count}. A small launch would save at most "
         f"{most - least:.1f} us per launch and need a second copy of every rule's kernels."
