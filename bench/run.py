@@ -18,7 +18,7 @@ import torch
 
 from . import options as common
 from . import report
-from .harness import environment, rows
+from .harness import environment, rows, sources
 from .harness.case import Case, Scope
 from .harness.measure import measure
 from .harness.roofline import Roofline
@@ -124,6 +124,7 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
         told = {"quick": options.quick, "peers": {name: found or "absent" for name, found in versions.items()}}
         told |= {key: machine[key] for key in said if key in machine} | ceilings
         found, merged, late = [], [], []
+        sources.record(out)
         cases = list(select(options))
         if options.resume:
             done = rows.cases(row for row in rows.load(out) if row["commit"] == machine["commit"])

@@ -173,18 +173,19 @@ def training(name: str, chip: Chip) -> Table:
     table.append(("step", *(f"{step.total * 1e3:.1f}" for step in found.values())))
     timed = [trained(name, way) if measured_on(chip) else None for way in found]
     table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in timed)))
-    peaks = [f"{step.peak_bytes / 2**30:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
+    peaks = [f"{step.peak_bytes / 2**30:.1f}" if step.host else "" for step in found.values()]
     table.append(("peak GiB", *peaks))
     table.append(("peak GiB, measured", *(f"{m[1]:.1f}" if m else "" for m in timed)))
     for label, each in (("casts, GB", "cast_bytes"), ("casts and copies, GB", "copied_bytes")):
-        moved = [f"{getattr(step, each) / 1e9:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
+        moved = [f"{getattr(step, each) / 1e9:.1f}" if step.host else "" for step in found.values()]
         table.append((label, *moved))
     return table
 
 
 def trained(name: str, way: str) -> tuple[float, float] | None:
     """Seconds and peak GiB of a training step: of the latest run, else of the one that the rates fit."""
-    provider = {"torch eager": "torch", "converted": OURS, "fused norms": f"{OURS} fused norms"}.get(way, way)
+    ours = {"converted": OURS, "fused norms": f"{OURS} fused norms", "compiled": f"{OURS} compile"}
+    provider = {"torch eager": "torch", **ours}.get(way, way)
     row = run().get((TRAINING, name, "bf16", provider))
     return (row["ms"] / 1e3, row["peak_gib"]) if row else STEPS.get((name, way)) if measured_on(CHIPS["H200"]) else None
 
