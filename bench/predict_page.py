@@ -174,7 +174,8 @@ def missed() -> str:
         "gradients, otherwise casts of the stream's gradient to 16 bits. A conversion does not rewrite a model's forward. \"Fused norms\" "
         "is for a rewritten forward: `norm(branch, residual=stream)` fuses the preceding addition into the norm, whose backward writes "
         f"both gradients in their dtypes, and `split` instead of a view leaves one copy of attention's gradients. That takes "
-        f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. Bytes of casts fall by {less('cast_bytes', ours)}, "
+        f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. "
+        f"Bytes of casts fall by {less('cast_bytes', ours)}, "
         f"with fused norms by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
         f"{less('copied_bytes', fused)}."
     )
