@@ -84,7 +84,7 @@ class Op:
             return self.overload(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():
             flops.tell_counters()
-        backend = policy.select(self, tensor, self.tensor_cores and _fixed_order(kwargs))
+        backend = self._selected(tensor, args, kwargs)
         overload = self._overloads.get(backend)
         try:
             if overload is None:
@@ -103,12 +103,17 @@ class Op:
             self._bump_versions(args, kwargs)
         return result
 
+    def _selected(self, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
+        if self.tensor_cores:
+            return policy.select_product(self, tensor, args, kwargs)
+        return policy.select(self, tensor)
+
     def _traced(self, tensor: Any, args: tuple, kwargs: dict):
         """The op, for a program that is being made; in its place torch's product, if that is what the device gets: the program would
         run the one kernel that the dispatcher holds."""
         here = tensor.device.type == "cpu" or (tensor.device.type == "cuda" and torch.cuda.is_available())
         traced = here and self.tensor_cores and is_traced(tensor)
-        if traced and policy.select(self, tensor, _fixed_order(kwargs)) == "aten":
+        if traced and policy.select(self, tensor, policy.fixes_order(kwargs)) == "aten":
             return _below_autograd(self.aten)(*args, **kwargs)
         return self.overload(*args, **kwargs)
 
@@ -138,7 +143,7 @@ class Op:
         """
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
-            backend = policy.select(self, tensor, self.tensor_cores and _fixed_order(kwargs))
+            backend = self._selected(tensor, args, kwargs)
             if backend == "emulate":
                 return self.emulated(*args, **kwargs)
             if backend == "triton":
@@ -177,11 +182,6 @@ class Op:
             if any(map(_is_zerotensor, value if isinstance(value, (list, tuple)) else [value])):
                 raise RuntimeError(f"{self.name}: {name} is torch._efficientzerotensor; accepted: tensors with memory")
         return tuple(map(_with_memory, args)), {key: _with_memory(value) for key, value in kwargs.items()}
-
-
-def _fixed_order(kwargs: dict) -> bool:
-    """Whether the call wants sums in an order that the package fixes."""
-    return kwargs.get("batch_invariant", False) or torch.are_deterministic_algorithms_enabled()
 
 
 def _is_zerotensor(value: Any) -> bool:

@@ -17,7 +17,8 @@ from typing import Protocol
 
 import torch
 
-from . import load, nodes
+from . import load, nodes, profile
+from .product_call import ProductCall, described
 from .scoped import Setting
 
 logger = logging.getLogger("amp_kernels")
@@ -250,6 +251,53 @@ def select(op: Op, tensor: torch.Tensor, own: bool = False) -> str:
     return _select(op, device.type, device.index, requested_backend(), own)
 
 
+def fixes_order(kwargs: dict) -> bool:
+    """Whether a call of a GEMM op wants sums in an order that the package fixes."""
+    return kwargs.get("batch_invariant", False) or torch.are_deterministic_algorithms_enabled()
+
+
+def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
+    """:func:`select` for a call of a GEMM op: the profile of the GPU may know a faster backend for the sizes.
+
+    Not for sums in an order that the package fixes, and not against an explicit choice.
+    """
+    own = fixes_order(kwargs)
+    if _recorded is not None and (call := described(op.name, args, kwargs)) is not None:
+        _recorded.setdefault(call)
+    if tensor.is_cuda and not own and requested_backend() is None and (known := profile.winners(tensor.device.index)):
+        call = described(op.name, args, kwargs)
+        winner = None if call is None else known.get(str(call))
+        if winner and _winner_runs(op, tensor.device.index, call, winner):
+            return winner
+    return select(op, tensor, own)
+
+
+@functools.cache
+def _winner_runs(op: Op, index: int | None, call: ProductCall, winner: str) -> bool:
+    """Whether this install has the backend; says so in the log."""
+    default = _select(op, "cuda", index, None, False)
+    if winner in why_not("cuda", capability_of("cuda", index), op.built):
+        logger.debug("%s on cuda: %s (%s, faster in the profile of this GPU, is not here)", call, default, winner)
+        return False
+    logger.debug("%s on cuda: %s (faster than %s in the profile of this GPU)", call, winner, default)
+    return True
+
+
+_recorded: dict[ProductCall, None] | None = None
+
+
+@contextlib.contextmanager
+def recorded_products() -> Iterator[dict[ProductCall, None]]:
+    """The products that run within the block, each once, in order."""
+    global _recorded
+    previous, _recorded = _recorded, {}
+    try:
+        with nodes.refused():
+            yield _recorded
+    finally:
+        _recorded = previous
+
+
 def choice_on(op: Op, device: torch.device, requested: str | None = None) -> Choice:
     """:func:`choose` for tensors on a device of this machine."""
     return choose(op.name, device.type, capability_of(device.type, device.index), op.built, requested)
@@ -259,7 +307,7 @@ def choice_on(op: Op, device: torch.device, requested: str | None = None) -> Cho
 def _select(op: Op, device_type: str, index: int | None, requested: str | None, own: bool) -> str:
     choice = choose(op.name, device_type, capability_of(device_type, index), op.built, requested, own)
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
-    if op.name == "gemm" and choice.backend == "cuda" and requested is None:
+    if op.name == "gemm" and choice.backend == "cuda" and requested is None and not profile.winners(index):
         nodes.serve_gpu(index)
     if choice.slow:
         logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)

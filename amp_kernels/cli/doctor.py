@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import amp
-from .._dispatch import cpu_isa, load, policy
+from .._dispatch import cpu_isa, load, policy, profile
 from .._dispatch.library import REGISTRY
 
 _WIDENED = "no 16-bit arithmetic: fp16 and bf16 are widened and run at fp32 speed; they save memory, not time"
@@ -31,6 +31,10 @@ def run() -> int:
         print(f"  why           {advice.reason}")
         products = policy.choice_on(REGISTRY["gemm"], torch.device(name))
         print(f"  products      {products.backend}: {products.reason}")
+        if name != "cpu":
+            print(
+                f"  profile       {len(profile.winners(torch.device(name).index))} products go to a faster backend (info)"
+            )
         if name == "cpu":
             others = ", ".join(isa for isa in cpu_isa.available() if isa != cpu_isa.chosen())
             print(f"  matmul        {cpu_isa.chosen()} (AMP_KERNELS_CPU_ISA also accepts {others})")

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from .._dispatch import load, policy
+from .._dispatch import load, policy, profile
 from .._dispatch.library import REGISTRY
 from .._version import __version__
 
@@ -43,9 +43,18 @@ def _versions() -> str:
             lines.append(
                 f"gpu {index}       {properties.name}, capability {properties.major}.{properties.minor}, {memory:.0f} GiB"
             )
+            lines.append(f"profile {index}   {_profile(index)}")
     else:
         lines.append("gpu         none visible")
     return "\n".join(lines)
+
+
+def _profile(index: int) -> str:
+    found = profile.read(profile.machine(index))
+    if not found.times:
+        return f"none ({profile.TUNE})"
+    others = ", ".join(f"{call}: {winner}" for call, winner in found.winners.items())
+    return f"{profile.path_of(found.machine['gpu'])}, {len(found.times)} products; not the automatic backend: {others or 'none'}"
 
 
 def _libraries() -> str:
