@@ -61,7 +61,8 @@ def cases() -> list[Case]:
 
 
 def in_turns() -> Case:
-    """The smallest problem of which a block has three tiles, shares A with the other of its cluster, and its two groups of consumers hand the tensor cores to each other."""
+    """The smallest problem of which a block has three tiles, where it shares A with the other block of its cluster, and its two consumers
+    hand the tensor cores to each other."""
     for m, n, k in sorted(itertools.product((128, 256, 384), (256, 512, 768, 1024), K), key=math.prod):
         plan = _host.plan_gemm(m, n, k, sm_count=2)
         tile = _host.gemm_candidates()["sm90"][plan["tile"]] if plan["kernel"] == "sm90" else {"pingpong": False}

@@ -11,7 +11,7 @@ import pytest
 from bench.ops.gemm_shapes import CUDA, Shape
 from bench.prediction.chips import CHIPS, choice, floor_us, plan
 from bench.prediction.measured import product, product_us, tiles
-from bench.prediction.tile_times import EPILOGUES, tile_name
+from bench.prediction.tile_times import EPILOGUES, NEWER, tile_name
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -26,7 +26,6 @@ LINEAR = [
     for shape in (Shape(rows, n, k, "NT"), Shape(rows, k, n, "NN"), Shape(n, k, rows, "TN", "fp32"))
 ]
 NAMES = {tile_name(tile): tile for tile in TILES}
-NEWER = {"192x128 1x2", "128x64 1x1 pingpong"}  # than the times
 # Microseconds of every compiled tile, by product.
 GOLDEN = {timed: {c: us for c, us in found.items() if c.tile in NAMES} for timed, found in tiles().items()}
 
