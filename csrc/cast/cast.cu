@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "base/tensor_list.h"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "update/update.cuh"
 
@@ -95,6 +96,7 @@ struct Destination<float, true> : PlainWeight<float> {};
 template <int kThreads, bool kStochastic, class Args>
 AK_KERNEL(kThreads, kCastBlocksPerSm)
 cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
+  start_after_previous_kernel();
   const uint32_t count = kStochastic && step != nullptr ? static_cast<uint32_t>(load(step)) : 0;
   int tensor = 0;
   for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
@@ -126,7 +128,8 @@ Status cast_on(int resident_blocks, std::span<const CastRef> casts, uint64_t see
   Args args;
   while (plan.next(args)) {
     const int grid = grid_for(args.map.chunks, resident_blocks);
-    const LaunchConfig config{.name = "cast", .grid = grid, .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "cast", .grid = grid, .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(cast_kernel<kThreads, kStochastic, Args>, config, args, seed, step);
     if (!status.ok()) return status;
   }
