@@ -72,7 +72,9 @@ PROVIDERS = {
     "torch": {"provider": "torch"},
     "torch.compile": {"provider": "torch", "compiled": True},
     "amp_kernels": {"provider": OURS},
+    "amp_kernels compile": {"provider": OURS, "compiled": True},
     "amp_kernels fused norms": {"provider": OURS, "fused_norms": True},
+    "amp_kernels fused norms compile": {"provider": OURS, "fused_norms": True, "compiled": True},
     "amp_kernels graph": {"provider": OURS, "graph": True},
 }
 

@@ -402,7 +402,7 @@ PieceShape piece_shape(const int (&bytes)[kMatrices], int columns) {
   return shape;
 }
 
-/// Launches kernel_of(block size, as a constant), which takes (p, shape) and begins with start_after_previous_kernel().
+/// Launches kernel_of(block size, as a constant), which takes (p, shape) and begins with wait_for_previous_kernel().
 template <int kMatrices, class KernelOf, class Problem>
 Status launch_pieces(const char* name, const int (&bytes)[kMatrices], int columns, const Problem& p, Stream stream,
                      KernelOf kernel_of) {

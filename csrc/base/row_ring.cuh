@@ -351,7 +351,7 @@ int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int column
   return teams;
 }
 
-/// Launches kernel(p, teams), which begins with start_after_previous_kernel(), with up to `most` teams per block. Sets
+/// Launches kernel(p, teams), which begins with wait_for_previous_kernel(), with up to `most` teams per block. Sets
 /// *groups to the number of blocks or clusters, or to 0 if a team does not fit into shared memory or no cluster the
 /// chip; then nothing is launched.
 template <class Team, int kMatrices, class Kernel, class Problem>

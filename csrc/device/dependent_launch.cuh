@@ -26,13 +26,3 @@ AK_DEVICE void allow_next_kernel() {
 
 }  // namespace ak
 #endif
-
-namespace ak {
-
-/// What every thread of a kernel that begins with accesses to global memory calls first.
-AK_DEVICE void start_after_previous_kernel() {
-  wait_for_previous_kernel();
-  allow_next_kernel();  // its blocks start as the blocks of this kernel exit
-}
-
-}  // namespace ak

@@ -18,7 +18,8 @@ constexpr int kSumWarps = kSumThreads / kWarpThreads;
 constexpr int kSumInFlight = 4;
 
 AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int64_t columns, float* out) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   auto of_warp = shared<float, kSumThreads>();
   const int lane = lane_index(), warp = warp_index();
   const int64_t x = static_cast<int64_t>(block_index()) * kWarpThreads + lane;

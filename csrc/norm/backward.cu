@@ -148,7 +148,8 @@ AK_DEVICE void norm_backward_rows(const NormBackward& p, int teams) {
 template <class Team>
 AK_KERNEL(kWarpThreads* resident_warps<Team>(), 1)
 norm_backward_ring_kernel(AK_PARAM(NormBackward) p, int teams) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if constexpr (Team::kCluster == 1 || kHasClusters) norm_backward_rows<Team>(p, teams);
 }
 
@@ -192,7 +193,8 @@ int64_t strip_shares(int64_t rows, int columns) {
 template <int kVec>
 AK_KERNEL(kStripThreads, kStripBlocks)
 norm_backward_sums_kernel(AK_PARAM(NormBackward) p) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const int count = strips<kVec>(p.columns), share = block_index() / count, shares = grid_blocks() / count;
   const int column = (block_index() % count * kStripThreads + thread_index()) * kVec;
   if (column >= p.columns) return;
@@ -233,7 +235,8 @@ norm_backward_sums_kernel(AK_PARAM(NormBackward) p) {
 template <int kThreads, int kVec, bool kWhole>
 AK_KERNEL(kThreads, 512 / kThreads)
 norm_backward_kernel(AK_PARAM(NormBackward) p) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kPiece = kThreads * kHeld;
   const float count = static_cast<float>(p.columns);
   RowValues of_weight = {}, of_bias = {};

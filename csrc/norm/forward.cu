@@ -97,7 +97,8 @@ constexpr int kResidentWarps = Team::kLong ? Team::kWarps : three_row_warps(Team
 template <class Team>
 AK_KERNEL(kWarpThreads* kResidentWarps<Team>, 1)
 norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   constexpr int kPart = kColumns > 32 ? kRingVec : 8;  // columns of weight and bias that long rows load at a time
   constexpr bool kAdds = kColumns <= 32;               // with more, no registers are left for the residual
@@ -223,7 +224,8 @@ AK_DEVICE void normalize_row(const NormForward& p, const Ring& ring, int matrix,
 template <bool kAdds>
 AK_KERNEL(kWarpThreads* kRowWarps, 1)
 norm_forward_resident_kernel(AK_PARAM(NormForward) p, int teams) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kSum = kAdds ? 1 : 0;  // the sum replaces the residual
   constexpr int kReads = 8;            // vectors in flight a thread, from shared memory
   RowRing<ResidentRowTeam, 2> ring({{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.rows,
@@ -266,7 +268,8 @@ norm_forward_resident_kernel(AK_PARAM(NormForward) p, int teams) {
 template <int kThreads, int kVec, bool kWhole>
 AK_KERNEL(kThreads, 512 / kThreads)
 norm_forward_kernel(AK_PARAM(NormForward) p) {
-  start_after_previous_kernel();
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kPiece = kThreads * kHeld;
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     const int64_t at = row * p.columns;

@@ -27,7 +27,7 @@ from .kernel_budgets import BUDGETS, Budget, table
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "amp_kernels" / "libamp_kernels_cuda.so"
-THREADS = {"sm_75": 1024, "sm_80": 2048, "sm_90a": 2048, "sm_120": 1536}  # that a multiprocessor holds
+THREADS = {"sm_75": 1024, "sm_80": 2048, "sm_90a": 2048, "sm_100": 2048, "sm_120": 1536}  # that a multiprocessor holds
 RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report what the kernel asked for
 WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
 WIDE_LOAD = re.compile(r"LDG\.[\w.]*128")
@@ -61,8 +61,8 @@ def binaries(tmp_path_factory) -> list[Path]:
     for source in sorted((ROOT / "csrc").rglob("*.cu")):
         only = re.match(r"sm(\d+)$", source.parent.name)
         numbers = [arch.removesuffix("+PTX").replace(".", "") for arch in default_archs()]
-        if only and only[1] == "80":  # and everything newer
-            numbers = [number for number in numbers if int(number.removesuffix("a")) >= 80]
+        if only and only[1] == "80":  # and everything newer with mma.sync alone
+            numbers = [number for number in numbers if int(number.removesuffix("a")) >= 80 and number != "100"]
         elif only:
             numbers = [only[1] + "a"]
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]

@@ -246,9 +246,9 @@ void elements(Cases& cases) {
     });
   }
   cases.check("cast", [] {
-    return same_far_away(kFar / kChunk + 1, 4, [](Tensors& t, int64_t before) {
+    return same_far_away(kFar / kUnit + 1, 4, [](Tensors& t, int64_t before) {
       constexpr int64_t kCount = 1001;
-      const int64_t first = before * kChunk;
+      const int64_t first = before * kUnit;
       const void* source = t.read("source", kFloat, first, kCount);
       const CastRef pair{t.write("destination", kBrain, first, kCount), source, first + kCount, kBrain, kFloat};
       return cast({{pair}}, std::nullopt, nullptr, nullptr);

@@ -103,9 +103,9 @@ MUTANTS = [
     ),
     Mutant(
         "device/tensor_list.cuh",
-        "static_cast<int64_t>(index - (low == 0 ? 0 : end[low - 1])) * kChunk",
-        "(index - (low == 0 ? 0 : end[low - 1])) * kChunk",
-        "chunks are counted in 32 bits",
+        "static_cast<int64_t>(index - begin_of(low)) * unit",
+        "(index - begin_of(low)) * unit",
+        "units are counted in 32 bits",
     ),
     Mutant(
         EMBEDDING,

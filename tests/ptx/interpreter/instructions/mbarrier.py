@@ -215,7 +215,10 @@ def store_async(block, instruction, pc, vector):
     def run(mask):
         for thread in np.flatnonzero(block.mask):
             at = lambda numbers, thread=thread: int(block.per_thread(numbers)[thread])  # noqa: E731
-            (owner, local), (owner_of_barrier, barrier) = peer(block, at(to_at()), text), peer(block, at(bar_at()), text)
+            (owner, local), (owner_of_barrier, barrier) = (
+                peer(block, at(to_at()), text),
+                peer(block, at(bar_at()), text),
+            )
             if owner is not owner_of_barrier:
                 raise PtxError(f"the mbarrier is of another block than the destination: {text}")
             words = np.array([at(source) for source in sources], np.uint32)
