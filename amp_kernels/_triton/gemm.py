@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import triton
@@ -11,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .._checks.activations import GATED
 from .._raw._product import check_gemm, output_shape
 from .._raw.gemm import check_accumulate, check_dact
-from ._autotune import GemmConfig, gemm_config
+from ._autotune import GemmConfig, gemm_config, loads_by_tma
 from ._gemm_epilogue import column_sums_kernel, finish_kernel
 from ._gemm_kernel import gemm_kernel
 
@@ -111,8 +112,14 @@ def run(
     if beta == 0:
         residual = None
     preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
+    # Of a row-major b, whose second half is a tile's up values, TMA reads halves of whole 16 bytes.
+    tma = not gated or n % 8 == 0 or _order(b)[0]
     if config is None:
-        config = _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant)
+        config = _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant, tma)
+    if not tma:
+        config = replace(config, tma=False)
+    if config.tma:
+        a, b = _for_tma(a, k), _for_tma(b, n)
 
     k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
     splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
@@ -176,8 +183,12 @@ def _batched(t: torch.Tensor) -> torch.Tensor:
     return t if t.ndim == 3 else t.unsqueeze(0)
 
 
-def _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant) -> GemmConfig:
+def _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant, tma) -> GemmConfig:
     batch, m, k = a.shape
+    capability = torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0)
+    vec = math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec)
+    if tma and loads_by_tma(capability):
+        vec = 8
     return gemm_config(
         m,
         n,
@@ -185,8 +196,8 @@ def _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant)
         batch=batch,
         out_bytes=c.shape[2] // n * c.element_size()
         + sum(t.shape[2] // n * t.element_size() for t in (preact, residual) if t is not None),
-        capability=torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0),
-        vec=math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec),
+        capability=capability,
+        vec=vec,
         full_epilogue=preact is not None or residual is not None or activation not in ("none", "relu"),
         gated=activation in GATED,
         backward=backward,
@@ -310,6 +321,18 @@ def _fits_tma(t: torch.Tensor, column_major: bool) -> bool:
         and max(batch, outer, inner) < _INT32 - 256
         and max(batch_stride, outer_stride) * t.element_size() < 2**40
     )
+
+
+def _for_tma(t: torch.Tensor, n: int) -> torch.Tensor:
+    """``t``, or a copy in the same order whose lines begin at multiples of 16 bytes: loads of 2 bytes cannot be asynchronous, and a tile
+    is read once for each tile of the other operand. Nothing reads the padding."""
+    column_major = _Matrix(t, n).column_major
+    if t.numel() == 0 or _fits_tma(t, column_major):
+        return t
+    lines = t.mT if column_major else t
+    width = lines.shape[2]
+    copy = t.new_empty(*lines.shape[:2], width + -width % 8)[..., :width].copy_(lines)
+    return copy.mT if column_major else copy
 
 
 def _descriptor(t: torch.Tensor, column_major: bool, box: tuple[int, int]) -> TensorDescriptor:

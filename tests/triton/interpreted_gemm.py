@@ -5,6 +5,7 @@ Most tests use a tile of 16 x 32 x 16, so that a few dozen rows and columns alre
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,37 @@ def test_tma_descriptors(a_layout, b_layout, shape, monkeypatch):
     host.run(c, a, b, config=TMA)
     assert torch.equal(c.double(), a.double() @ b.double())
     assert len(described) == 2
+
+
+@pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, LAYOUTS)), ids="-".join)
+def test_unaligned_operands_are_copied_for_tma(layouts, monkeypatch):
+    """Sums of small integers, with NaN in the operands' padding and in that of the copies."""
+    described = []
+    descriptor = host._descriptor
+    monkeypatch.setattr(host, "_descriptor", lambda *args: described.append(descriptor(*args)) or described[-1])
+    shape = ((2,), ())[layouts[0] == layouts[1]]
+    a, b = exact_operands((*shape, 37, 41), (*shape, 41, 70), torch.float16, layouts)
+    c = torch.full((*shape, 37, 70), math.nan)
+    with poisoned_allocations():
+        host.run(c, a, b, config=TMA)
+    assert torch.equal(c.double(), a.double() @ b.double())
+    assert len(described) == 2
+    assert all(stride % 8 == 0 for box in described for stride in box.strides[:-1])
+
+
+@pytest.mark.parametrize("layout", ["row", "column"])
+@pytest.mark.parametrize("n", [24, 20])
+def test_gates_and_values_through_tma(layout, n, monkeypatch):
+    """Values of a row-major b that begin within 16 bytes are no TMA box."""
+    described = []
+    descriptor = host._descriptor
+    monkeypatch.setattr(host, "_descriptor", lambda *args: described.append(descriptor(*args)) or described[-1])
+    a, b = exact_operands((40, 48), (48, 2 * n), torch.bfloat16, ("row", layout))
+    c = torch.full((40, n), math.nan)
+    host.run(c, a, b, activation="swiglu", config=replace(TMA, b_tiles=2))
+    expected = gemm(a, b, activation="swiglu", out_dtype=torch.float32)
+    assert torch.equal(c, expected)
+    assert len(described) == (0 if (layout, n) == ("row", 20) else 2)
 
 
 def test_only_what_tma_can_address_goes_through_it():
