@@ -212,8 +212,11 @@ class RowRing {
   }
   template <int N>
   AK_DEVICE void sum(float (&values)[N]) {
-    reduce(values, [](float a, float b) { return a + b; });
-    if constexpr (Team::kCluster > 1) exchange(values);
+    if constexpr (Team::kCluster > 1) {
+      sum_over_cluster(values);
+    } else {
+      reduce(values, [](float a, float b) { return a + b; });
+    }
   }
 
   /// The slots of this team, and of any, for other use after finish(): at least 8 bytes per column.
@@ -230,33 +233,42 @@ class RowRing {
   }
 
  private:
-  static constexpr int kSumBytes = 8;  // per warp or block, for up to two values
+  static constexpr int kSumBytes = 8;  // per warp, for up to two values
 
-  // Of a team that shares rows with those of other blocks: in turn, two buffers of the blocks' sums and two mbarriers.
-  static constexpr int kExchangeBytes = Team::kCluster == 1 ? 0 : 2 * (Team::kCluster + 1) * kSumBytes;
+  // Of a team that shares rows with those of other blocks: in turn, two buffers of the warps' sums and two mbarriers.
+  static constexpr int kSharers = Team::kCluster * Team::kWarps;  // warps that share a row
+  static constexpr int kExchangeBytes = Team::kCluster == 1 ? 0 : 2 * (kSharers + 1) * kSumBytes;
   AK_DEVICE uint32_t exchanged(int turn) const {
-    return dynamic_shared() + teams_ * kWarpSumBytes + team() * kExchangeBytes + turn * Team::kCluster * kSumBytes;
+    return dynamic_shared() + team() * kExchangeBytes + turn * kSharers * kSumBytes;
   }
   AK_DEVICE uint32_t exchange_barrier(int turn) const { return exchanged(2) + turn * 8; }
 
-  /// Adds the values of the cluster's blocks in the order of their ranks, so that all get the same bits. A block may
-  /// overwrite a buffer of its peers two calls later: in between it waits for their values, which they send when all
-  /// their threads have read the buffer and met in reduce().
-  AK_DEVICE void exchange(float (&values)[2]) {
-    const int turn = exchanges_ & 1, parity = exchanges_ >> 1 & 1, block = thread_index() % Team::kThreads;
+  /// Adds the values of all warps that share the row, in an order that gives all of them the same bits: each warp sends
+  /// its own to all blocks. A warp may overwrite a buffer two calls later: in between it waits for the values that all
+  /// warps send after they have read the buffer.
+  AK_DEVICE void sum_over_cluster(float (&values)[2]) {
+    constexpr auto add = [](float a, float b) { return a + b; };
+    const int turn = exchanges_ & 1, parity = exchanges_ >> 1 & 1, lane = lane_index();
     exchanges_++;
     const uint32_t buffer = exchanged(turn), barrier = exchange_barrier(turn);
-    if (leads()) mbarrier_arrive_expect_tx(barrier, Team::kCluster * kSumBytes);
-    if (block < Team::kCluster)
-      store_cluster_2(buffer + cluster_rank() * kSumBytes, barrier, static_cast<uint32_t>(block), values[0], values[1]);
+    AK_UNROLL
+    for (float& value : values) value = warp_reduce(value, add);
+    if (leads()) mbarrier_arrive_expect_tx(barrier, kSharers * kSumBytes);
+    if (lane < Team::kCluster) {
+      const uint32_t sharer = cluster_rank() * Team::kWarps + warp_index() % Team::kWarps;
+      store_cluster_2(buffer + sharer * kSumBytes, barrier, static_cast<uint32_t>(lane), values[0], values[1]);
+    }
     mbarrier_wait(barrier, parity);
     values[0] = values[1] = 0.0f;
     AK_UNROLL
-    for (int b = 0; b < Team::kCluster; b++) {
-      const auto of_block = load_shared_2(buffer + b * kSumBytes);
-      values[0] += of_block[0];
-      values[1] += of_block[1];
+    for (int k = 0; k < kSharers; k += kWarpThreads) {
+      if (kSharers % kWarpThreads != 0 && k + lane >= kSharers) break;
+      const auto of_sharer = load_shared_2(buffer + (k + lane) * kSumBytes);
+      values[0] += of_sharer[0];
+      values[1] += of_sharer[1];
     }
+    AK_UNROLL
+    for (float& value : values) value = warp_reduce(value, add);
   }
 
   /// Address of the matrix's row in the slot.
@@ -272,8 +284,10 @@ class RowRing {
     return shared_at<Packed<T, kRingVec>>(place(matrix) + column * sizeof(T));
   }
 
-  static constexpr int kWarpSumBytes = Team::kWarps == 1 ? 0 : 2 * Team::kWarps * kSumBytes;  // of a team
-  AK_HD static int sum_bytes(int teams) { return teams * (kWarpSumBytes + kExchangeBytes); }
+  AK_HD static int sum_bytes(int teams) {
+    if (Team::kCluster > 1) return teams * kExchangeBytes;
+    return Team::kWarps == 1 ? 0 : teams * 2 * Team::kWarps * kSumBytes;
+  }
   AK_DEVICE static int team() { return thread_index() / Team::kThreads; }
 
   AK_DEVICE void sync() const {
@@ -347,7 +361,7 @@ Status launch_ring(const char* name, Kernel kernel, const Problem& p, const Ring
   if (teams == 0) return {};
   LaunchConfig config{
       .name = name,
-      .grid = static_cast<int>(*groups) * Team::kCluster,
+      .grid = Team::kCluster,
       .block = teams * Team::kThreads,
       .shared_bytes = static_cast<std::size_t>(RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams)),
       .cluster = Team::kCluster,
@@ -355,8 +369,8 @@ Status launch_ring(const char* name, Kernel kernel, const Problem& p, const Ring
   if constexpr (Team::kCluster > 1) {
     *groups = std::min<int64_t>(*groups, resident_clusters(kernel, config));
     if (*groups == 0) return {};
-    config.grid = static_cast<int>(*groups) * Team::kCluster;
   }
+  config.grid = static_cast<int>(*groups) * Team::kCluster;
   return launch(kernel, config, p, teams);
 }
 

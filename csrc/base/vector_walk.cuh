@@ -32,12 +32,13 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
   auto together = [&]<bool kAll>(std::bool_constant<kAll>) {
     Vec<std::remove_const_t<T>, kWide> v[kInFlight];
     AK_UNROLL
-    for (int k = 0; k < kInFlight; k++) {
-      if (kAll || left > k * kThreads) v[k] = load_vec<kWide, kCache>(at + k * kStride);
+    for (int k = 0; k < kInFlight; k++) {  // beyond the end the first vector is loaded again
+      v[k] = load_vec<kWide, kCache>(at + (kAll || left > k * kThreads ? k * kStride : 0));
     }
     AK_UNROLL
     for (int k = 0; k < kInFlight; k++) {
-      if (kAll || left > k * kThreads) f(at + k * kStride, v[k]);
+      if (!kAll && left <= k * kThreads) break;
+      f(at + k * kStride, v[k]);
     }
   };
   for (; left > (kInFlight - 1) * kThreads; left -= kInFlight * kThreads, at += kInFlight * kStride) {

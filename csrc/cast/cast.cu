@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "base/tensor_list.h"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "update/update.cuh"
 
@@ -95,6 +96,8 @@ struct Destination<float, true> : PlainWeight<float> {};
 template <int kThreads, bool kStochastic, class Args>
 AK_KERNEL(kThreads, kCastBlocksPerSm)
 cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const uint32_t count = kStochastic && step != nullptr ? static_cast<uint32_t>(load(step)) : 0;
   ListWalk walk(block_index(), grid_blocks());
   for (TensorSpan span; walk.next(args.map, span);) {
@@ -107,8 +110,8 @@ cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
     const RoundingKey key{seed, count, args.index[tensor]};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
-        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin,
-                                                                                middle, key);
+        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin, middle,
+                                                                                key);
         cast_run<kThreads, 1, From, Destination<To, kStochastic>>(source, destination, middle, end, key);
       });
     });
@@ -124,7 +127,8 @@ Status cast_on(int resident_blocks, std::span<const CastRef> casts, uint64_t see
   LaunchPlan<Args, CastRef> plan(casts, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const LaunchConfig config{.name = "cast", .grid = plan.blocks(), .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "cast", .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(cast_kernel<kThreads, kStochastic, Args>, config, args, seed, step);
     if (!status.ok()) return status;
   }

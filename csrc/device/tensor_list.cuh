@@ -2,10 +2,10 @@
 //
 // A launch over hundreds of tensors needs their addresses. As kernel arguments they cost a few microseconds of host
 // time, but no table on the device, no upload and no stale copies, and a CUDA graph keeps its own copy. Every tensor is
-// cut into units of elements, which are numbered over the whole list. Consecutive units form runs of almost equal length;
-// block b of G takes the runs b, b + G, b + 2G, ..., and each block gets as many. So small and large tensors, dtypes
-// and parameter groups share one launch, and the loads of any two blocks differ by one unit at most. A block finds the
-// tensor of a run by binary search in the prefix sums.
+// cut into units of elements, which are numbered over the whole list. Consecutive units form runs of almost equal
+// length; block b of G takes the runs b, b + G, b + 2G, ..., and each block gets as many. So small and large tensors,
+// dtypes and parameter groups share one launch, and the loads of any two blocks differ by one unit at most. A block
+// finds the tensor of a run by binary search in the prefix sums.
 #pragma once
 #include <cstdint>
 
@@ -39,11 +39,11 @@ struct TensorSpan {
 template <int N>
 struct ListMap {
   int tensors;
-  int unit;                 ///< elements
-  uint32_t units;           ///< of all tensors
-  uint32_t runs;            ///< a multiple of the number of blocks
+  int unit;                  ///< elements
+  uint32_t units;            ///< of all tensors
+  uint32_t runs;             ///< a multiple of the number of blocks
   uint32_t per_run, longer;  ///< the first `longer` runs have per_run + 1 units, the others per_run
-  uint32_t end[N];          ///< prefix sums: tensor i owns the units [end[i - 1], end[i])
+  uint32_t end[N];           ///< prefix sums: tensor i owns the units [end[i - 1], end[i])
   int64_t numel[N];
 
   AK_HD uint32_t begin_of(int tensor) const { return tensor == 0 ? 0 : end[tensor - 1]; }

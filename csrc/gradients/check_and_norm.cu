@@ -2,13 +2,13 @@
 // of the whole list or of each tensor.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of four blocks an SM walks over the whole list. A thread has eight loads of 16 bytes in flight,
-// its whole share of a span of 16-bit elements: at most 128 KB an SM, less on average, since blocks
-// alternate between loads and additions. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a
-// microsecond away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the
-// largest magnitude and the check in one. Within a span it adds squares in the gradient's precision (at least fp32),
-// across spans in double, so that the error of the sum is that of a few additions, however long the list. Each block
-// leaves a partial result in its slot; the block that finishes last reduces the slots.
+// Plan: a persistent grid of four blocks an SM walks over the whole list. A thread has eight loads of 16 bytes in
+// flight, its whole share of a span of 16-bit elements: at most 128 KB an SM, less on average, since blocks alternate
+// between loads and additions. By Little's law an H200 needs some 40 KB (36 bytes a nanosecond and SM, a microsecond
+// away). A thread keeps two numbers: the sum of squares, and the peak (gradients/grad_norm.h), which is the largest
+// magnitude and the check in one. Within a span it adds squares in the gradient's precision (at least fp32), across
+// spans in double, so that the error of the sum is that of a few additions, however long the list. Each block leaves a
+// partial result in its slot; the block that finishes last reduces the slots.
 //
 // Per tensor: block b of a grid of G blocks takes the runs b, b + G, b + 2G, ..., so it meets its spans of a tensor one
 // right after the other. When it moves on to another tensor, it leaves a partial result in the slot of the first span
@@ -28,6 +28,7 @@
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "gradients/clip.h"
@@ -152,6 +153,8 @@ template <int kThreads, class Args>
 AK_KERNEL(kThreads, kNormBlocksPerSm)
 check_and_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, AK_PARAM(NormLaunch) launch,
                       const float* grad_scale, AK_PARAM(NormResults) results) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const float inv_scale = load_inverse_scale(grad_scale);
   Found found;
   ListWalk walk(block_index(), grid_blocks());
@@ -189,6 +192,8 @@ size_t per_tensor_slots(const Map& map) {
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kNormBlocksPerSm)
 per_tensor_norm_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, const float* grad_scale) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const float inv_scale = load_inverse_scale(grad_scale);
   ListWalk walk(block_index(), grid_blocks());
   TensorSpan span;
@@ -210,6 +215,8 @@ template <int kThreads, class Args>
 AK_KERNEL(kThreads, 1)
 per_tensor_finish_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int blocks, AK_PARAM(NormResults) results) {
   constexpr int kWarps = kThreads / kWarpThreads;
+  wait_for_previous_kernel();
+  allow_next_kernel();
   for (int tensor = block_index() * kWarps + warp_index(); tensor < args.map.tensors;
        tensor += grid_blocks() * kWarps) {
     const uint32_t first_run = args.map.run_of(args.map.begin_of(tensor));
@@ -228,8 +235,8 @@ per_tensor_finish_kernel(AK_PARAM(Args) args, AK_PARAM(NormSlots) slots, int blo
 namespace detail {
 
 template <int kThreads, class Args>
-Status check_and_norm_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm, void* scratch,
-                         uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
+Status check_and_norm_on(int resident_blocks, std::span<const GradRef> grads, const float* grad_scale, Norm norm,
+                         void* scratch, uint32_t* blocks_done, float* result, float* found_inf, Stream stream) {
   const int launches = norm_launches<Args>(grads);
   const NormSlots slots = NormSlots::in(scratch, static_cast<size_t>(resident_blocks) * launches);
   const NormResults results{result, found_inf, norm};
@@ -239,7 +246,8 @@ Status check_and_norm_on(int resident_blocks, std::span<const GradRef> grads, co
   for (int i = 0; i < launches; i++) {
     plan.next(args);
     const NormLaunch of_list{first_slot, i + 1 == launches, blocks_done};
-    const LaunchConfig config{.name = "check_and_norm", .grid = plan.blocks(), .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "check_and_norm", .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status =
         launch(check_and_norm_kernel<kThreads, Args>, config, args, slots, of_list, grad_scale, results);
     if (!status.ok()) return status;
@@ -257,7 +265,11 @@ Status check_and_norm_per_tensor_on(int resident_blocks, std::span<const GradRef
   Args args;
   while (plan.next(args)) {
     const int blocks = plan.blocks();
-    LaunchConfig config{.name = "check_and_norm (per tensor)", .grid = blocks, .block = kThreads, .stream = stream};
+    LaunchConfig config{.name = "check_and_norm (per tensor)",
+                        .grid = blocks,
+                        .block = kThreads,
+                        .overlap_previous = true,
+                        .stream = stream};
     Status status = launch(per_tensor_norm_kernel<kThreads, Args>, config, args, slots, grad_scale);
     if (!status.ok()) return status;
     config.name = "check_and_norm (per tensor, end)";

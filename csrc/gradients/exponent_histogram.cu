@@ -15,6 +15,7 @@
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "gradients/exponent.h"
@@ -37,6 +38,8 @@ struct BinCounters;
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kHistogramBlocksPerSm)
 exponent_histogram_kernel(AK_PARAM(Args) args, uint64_t* counts, uint32_t* largest) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   auto counters = shared<uint32_t, kExponentBins, BinCounters>();
   ListWalk walk(block_index(), grid_blocks());
   TensorSpan span;
@@ -84,7 +87,11 @@ Status exponent_histogram_on(int resident_blocks, std::span<const GradRef> tenso
   LaunchPlan<Args, GradRef> plan(tensors, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const LaunchConfig config{.name = "exponent_histogram", .grid = plan.blocks(), .block = kThreads, .stream = stream};
+    const LaunchConfig config{.name = "exponent_histogram",
+                              .grid = plan.blocks(),
+                              .block = kThreads,
+                              .overlap_previous = true,
+                              .stream = stream};
     const Status status = launch(exponent_histogram_kernel<kThreads, Args>, config, args, counts, largest);
     if (!status.ok()) return status;
   }

@@ -14,6 +14,7 @@
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"
 #include "device/atomic.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "gradients/clip.h"
@@ -33,6 +34,8 @@ AK_DEVICE double unscaled(double grad, float inv_scale) { return unscale(grad, i
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kUnscaleBlocksPerSm)
 unscale_kernel(AK_PARAM(Args) args, const float* inv_scale, float* found_inf) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const float factor = load(inv_scale);
   if (found_inf == nullptr && factor == 1.0f) return;
   bool finite = true;
@@ -63,7 +66,8 @@ Status unscale_on(int resident_blocks, std::span<const MutableGradRef> grads, fl
   LaunchPlan<Args, MutableGradRef> plan(grads, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const LaunchConfig config{.name = "unscale", .grid = plan.blocks(), .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "unscale", .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(unscale_kernel<kThreads, Args>, config, args, inv_scale, found_inf);
     if (!status.ok()) return status;
   }

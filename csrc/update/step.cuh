@@ -26,6 +26,7 @@
 #include <type_traits>
 
 #include "base/tensor_list.h"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "gradients/clip.h"
 #include "update/ema.h"
@@ -156,6 +157,8 @@ template <class Rule, int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepDecisions) decisions,
                       UpdateRow<Rule>* rows) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const int i = block_index() * kThreads + thread_index();
   if (i >= args.tensors || skipped(decisions)) return;
   const float step = load(args.step[i]) + 1.0f;
@@ -226,6 +229,8 @@ template <class Rule, bool kExtras, int kThreads, int kTensors>
 AK_KERNEL(kThreads, (kExtras ? Rule::kExtrasBlocksPerSm : Rule::kBlocksPerSm))
 update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepDecisions) decisions,
               const UpdateRow<Rule>* rows, uint64_t seed) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   ListWalk walk(block_index(), grid_blocks());
   for (TensorSpan span; walk.next(args.map, span);) {
@@ -282,6 +287,7 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
     const LaunchConfig config{.name = "update_prepare",
                               .grid = (args.tensors + kThreads - 1) / kThreads,
                               .block = kThreads,
+                              .overlap_previous = true,
                               .stream = stream};
     const Status status =
         launch(update_prepare_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows + begin);
@@ -328,7 +334,8 @@ Status update_params(int resident_blocks, std::span<const Param> params, const S
   LaunchPlan<Args, Param> plan(params, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const LaunchConfig config{.name = Rule::kName, .grid = plan.blocks(), .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = Rule::kName, .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(update_kernel<Rule, kExtras, kThreads, kTensors>, config, args, decisions, rows, seed);
     if (!status.ok()) return status;
   }

@@ -31,7 +31,8 @@ struct LambTest {
   }
   template <int kThreads, int kPlaces>
   static Status stage(int blocks, StageCall<Tuned<Lamb>> call) {
-    emu::Buffer<Squares> slots("slots", std::max<size_t>(1, detail::lamb_rates_bytes<kPlaces>(call.params) / sizeof(Squares)));
+    emu::Buffer<Squares> slots("slots",
+                               std::max<size_t>(1, detail::lamb_rates_bytes<kPlaces>(call.params) / sizeof(Squares)));
     call.scratch = slots.data();  // exactly as many as this launch shape needs
     return detail::lamb_rates<kThreads, kPlaces>(blocks, call);
   }

@@ -414,7 +414,7 @@ void check_backward(Cases& cases) {
   for (const int columns : {8200, 16392, 32776}) {
     const std::string title = "backward, clusters of blocks, " + std::to_string(columns);
     cases.check(title, [&] {
-      return backward<bf16, bf16, float>(columns < 9000 ? 5 : 1, columns, {.added = false, .parameters = 0, .sms = 8});
+      return backward<float, bf16, float>(columns < 9000 ? 5 : 1, columns, {.added = false, .parameters = 0, .sms = 8});
     });
   }
   cases.check("backward, long rows on chips without clusters", [] {

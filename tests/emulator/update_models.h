@@ -48,7 +48,8 @@ void random_models(Cases& cases) {
       std::vector<Shape> shapes;
       const uint64_t count = 1 + rng() % 9;
       for (uint64_t i = 0; i < count; i++) {
-        const int64_t n = number % 8 == 0 && i == 1 ? pick(rng, {1, kRunUnits}) * kUnit + pick(rng, {-1, 0, 1, 9}) : pick(rng, kSizes);
+        const int64_t n = number % 8 == 0 && i == 1 ? pick(rng, {1, kRunUnits}) * kUnit + pick(rng, {-1, 0, 1, 9})
+                                                    : pick(rng, kSizes);
         shapes.push_back(random_shape<Optimizer>(rng, kind_number(rng(), extras), n, extras));
       }
       Model m = make_model<Optimizer>(rng, shapes, number % 2 ? kAnyOffset : kAligned);

@@ -78,13 +78,16 @@ struct TileBoxes {
   }
 
   /// Prefetches the whole auxiliary tile into L2.
-  AK_DEVICE void prefetch(const TensorMap* map) const {
-    AK_NO_UNROLL
-    for (int step = 0; step < steps; step++) {
-      each_box(step, [&](int x, uint32_t) {
-        tma_prefetch(map, x, row(step), aux_batch);
-        if (pairs) tma_prefetch(map, x, row(step), 1);
-      });
+  AK_DEVICE void prefetch(const TensorMap* map, int end_m) const {
+    AK_UNROLL
+    for (int slice = 0; slice < Tile::kSlicesM; slice++) {
+      const int y = m + slice * 64;
+      if (y >= end_m) return;
+      AK_NO_UNROLL
+      for (int x = n; x < n + columns; x += kBoxColumns) {
+        tma_prefetch(map, x, y, aux_batch);
+        if (pairs) tma_prefetch(map, x, y, 1);
+      }
     }
   }
   /// Loads a step into its slot, which must be free, and signals `barrier`.
@@ -269,43 +272,23 @@ AK_DEVICE void select_sums(const float (&acc)[kSlices][kHalfBlockN], int chunk, 
   }
 }
 
-AK_DEVICE void activate(Activation activation, float (&v)[kValues]) {
-  const auto each = [&](auto f) {
-    AK_UNROLL
-    for (int i = 0; i < kValues; i++) v[i] = f(v[i]);
-  };
+/// Calls f with the activation as a constant, so that each has its own loop over the chunks: with one loop for all, the
+/// registers of the most demanding one leave too few for independent chains of the others.
+template <class F>
+AK_DEVICE void with_activation(Activation activation, F f) {
   switch (activation) {
-    case Activation::relu:
-      return each([](float x) { return ak::activate(Activation::relu, x); });
-    case Activation::gelu:
-      return each([](float x) { return ak::activate(Activation::gelu, x); });
-    case Activation::gelu_tanh:
-      return each([](float x) { return ak::activate(Activation::gelu_tanh, x); });
-    case Activation::silu:
-      return each([](float x) { return ak::activate(Activation::silu, x); });
     case Activation::none:
-    case Activation::swiglu:
-      return;
-  }
-}
-
-AK_DEVICE void activate_backward(Activation activation, float (&v)[kValues], const float (&z)[kValues]) {
-  const auto each = [&](auto f) {
-    AK_UNROLL
-    for (int i = 0; i < kValues; i++) v[i] = f(v[i], z[i]);
-  };
-  switch (activation) {
+      return f(std::integral_constant<Activation, Activation::none>());
     case Activation::relu:
-      return each([](float x, float y) { return ak::activate_backward(Activation::relu, x, y); });
+      return f(std::integral_constant<Activation, Activation::relu>());
     case Activation::gelu:
-      return each([](float x, float y) { return ak::activate_backward(Activation::gelu, x, y); });
+      return f(std::integral_constant<Activation, Activation::gelu>());
     case Activation::gelu_tanh:
-      return each([](float x, float y) { return ak::activate_backward(Activation::gelu_tanh, x, y); });
+      return f(std::integral_constant<Activation, Activation::gelu_tanh>());
     case Activation::silu:
-      return each([](float x, float y) { return ak::activate_backward(Activation::silu, x, y); });
-    case Activation::none:
+      return f(std::integral_constant<Activation, Activation::silu>());
     case Activation::swiglu:
-      return;
+      return f(std::integral_constant<Activation, Activation::swiglu>());
   }
 }
 
@@ -338,7 +321,7 @@ AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, con
 
 /// Runs the epilogue of a consumer's accumulators, box by box. `phases`: phase bits of slot_ready(). kBackward, for an
 /// activation's gradient, is a template argument to save registers.
-template <class T, bool kFloat, bool kBackward, class Tile>
+template <class T, bool kFloat, bool kBackward, Activation kActivation, class Tile>
 AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
                                 const TileBoxes<kFloat, Tile>& boxes, uint32_t slots, Mailbox mailbox, uint32_t& phases,
                                 const Args& args) {
@@ -348,21 +331,22 @@ AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN
   const Epilogue& e = args.epilogue;
   const int thread = thread_in_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   const uint32_t lane_base = lane_address<kFloat, kNarrow>(slots, warp, lane);
-  const bool gated = e.activation == Activation::swiglu, reads_aux = kBackward || args.reads_aux;
+  constexpr bool kGated = kActivation == Activation::swiglu;
+  const bool reads_aux = kBackward || args.reads_aux;
   const int end = opaque(args.n);
   const LaneBias lane_bias(args, lane);
   ChunkBias bias = identity_bias();
   if (!kBackward) lane_bias.load_chunk(boxes.n, bias);
   int slot = 0;
   AK_NO_UNROLL
-  for (int step = 0; step < boxes.steps; step++, slot ^= boxes.pairs ? 0 : 1) {
+  for (int step = 0; step < boxes.steps; step++, slot ^= kBackward && kGated ? 0 : 1) {
     mbarrier_wait(mailbox.slot_ready(slot), phases >> slot & 1);
     phases ^= 1 << slot;
     const int row = boxes.row(step) + warp * 16;
     float* sums = nullptr;
     if (kBackward && e.column_sums && row < args.m) {
       const int64_t group = boxes.batch * static_cast<int64_t>((args.m + 15) / 16) + row / 16;
-      sums = e.column_sums + group * (gated ? 2 * end : end);
+      sums = e.column_sums + group * (kGated ? 2 * end : end);
     }
     int chunk = boxes.slice(step) * kChunksPerSlice + boxes.index_in_slice(step) * (Boxes::kColumns / kChunk);
     AK_NO_UNROLL
@@ -377,7 +361,7 @@ AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN
       if (!kBackward)  // prefetch the next chunk's bias
         lane_bias.load_chunk(boxes.n + boxes.next_chunk(column), bias);
       if constexpr (kBackward) {
-        if (gated) {
+        if constexpr (kGated) {
           AK_UNROLL
           for (int half = 0; half < 2; half++) {  // in halves, to save registers
             read_half<T, kFloat, kNarrow>(at, half, columns, aux);
@@ -390,13 +374,21 @@ AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN
             }
           }
         } else {
-          read_chunk<T, kFloat, kNarrow>(at, columns, aux);
-          activate_backward(e.activation, v, aux);
+          AK_UNROLL
+          for (int half = 0; half < 2; half++) {
+            float z[kValues / 2];
+            read_half<T, kFloat, kNarrow>(at, half, columns, z);
+            AK_UNROLL
+            for (int i = 0; i < 8; i++) v[8 * half + i] = ak::activate_backward(kActivation, v[8 * half + i], z[i]);
+          }
         }
       } else {
-        if (e.activation != Activation::none && !gated) activate(e.activation, v);
+        if (kActivation != Activation::none && !kGated) {
+          AK_UNROLL
+          for (int i = 0; i < kValues; i++) v[i] = ak::activate(kActivation, v[i]);
+        }
         if constexpr (Tile::kBlockN % 128 == 0) {
-          if (gated) {
+          if constexpr (kGated) {
             ChunkBias value_bias = identity_bias();
             lane_bias.load_chunk(boxes.n + column + end / 2, value_bias);
             widen_bias<T>(args.float_bias, value_bias);
@@ -414,10 +406,10 @@ AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN
       if (reads_aux) warp_sync();  // the slot has been read
       write_chunk<T, kFloat, kNarrow>(at, v);
       if constexpr (kBackward) {
-        if (gated) write_chunk<T, kFloat, kNarrow>(at + kSliceBytes, up);
+        if constexpr (kGated) write_chunk<T, kFloat, kNarrow>(at + kSliceBytes, up);
         if (sums == nullptr) continue;
         store_column_sums(sums + boxes.n + column, columns, args.m - row, lane, v);
-        if (gated) store_column_sums(sums + end + boxes.n + column, columns, args.m - row, lane, up);
+        if constexpr (kGated) store_column_sums(sums + end + boxes.n + column, columns, args.m - row, lane, up);
       }
     }
     fence_proxy_async();

@@ -196,7 +196,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     } else if (warp == 0) {
       produce<kMajorA, kMajorB, Tile>(p, &map_a, &map_b, args);
     } else if (warp <= Tile::kConsumers) {
-      run_scheduler_warp(p, warp - 1, &map_c, &map_aux, args);
+      run_scheduler_warp(p, &map_c, &map_aux, args);
     }
   } else {
     if constexpr (Tile::kConsumers > 1) registers_increase<Tile::kConsumerRegisters>();
@@ -265,15 +265,17 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
           request_slots();
         }
         const TileBoxes<kFloat, Tile> boxes(args, work, consumer);
-        const auto finish = [&](auto backward) {
-          run_tma_epilogue<T, kFloat, backward.value, Tile>(acc, boxes, p.staging_of(consumer), p.mailbox(consumer),
-                                                            phases, args);
-        };
-        if (kFloat || !e.preact.data) {
-          finish(std::false_type());
-        } else {
-          finish(std::true_type());
-        }
+        with_activation(e.activation, [&](auto activation) {
+          const auto finish = [&](auto backward) {
+            run_tma_epilogue<T, kFloat, backward.value, activation.value, Tile>(acc, boxes, p.staging_of(consumer),
+                                                                                p.mailbox(consumer), phases, args);
+          };
+          if (kFloat || !e.preact.data) {
+            finish(std::false_type());
+          } else {
+            finish(std::true_type());
+          }
+        });
       }
     }
     if (thread_in_warpgroup() == 0) bulk_wait<0>();  // shared memory must outlive the stores' reads
@@ -303,6 +305,8 @@ Schedule make_schedule(const GemmProblem& q, const Args& args, int splits, const
   s.k_steps = divide_up(q.k, kBlockK);
   s.k_steps_per_split = divide_up(s.k_steps, splits);
   s.work_count = rows * columns * q.batch * splits;
+  // No more blocks than this number of rounds needs: idle blocks would only draw power.
+  s.clusters = divide_up(s.work_count, divide_up(s.work_count, clusters));
   s.batch_a = q.batch_stride_a != 0;
   s.batch_b = q.batch_stride_b != 0;
   s.partials = scratch.partials;
@@ -372,10 +376,8 @@ Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const Ge
   }
   const int clusters = std::max(device_sm_count() / Tile::kCluster, 1);
   args.schedule = make_schedule<Tile>(q, args, splits, scratch, clusters);
-  // No more blocks than this number of rounds needs: idle blocks would only draw power.
-  const int rounds = divide_up(args.schedule.work_count, clusters);
   const LaunchConfig config{.name = "gemm_sm90",
-                            .grid = divide_up(args.schedule.work_count, rounds) * Tile::kCluster,
+                            .grid = args.schedule.clusters * Tile::kCluster,
                             .block = Tile::kThreads,
                             .shared_bytes = static_cast<std::size_t>(shared_bytes<kFloat, Tile>()),
                             .cluster = Tile::kCluster,

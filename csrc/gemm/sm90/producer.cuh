@@ -55,7 +55,7 @@ class TileScheduler {
     work.first_step = work.split * s_.k_steps_per_split;
     const int left = s_.k_steps - work.first_step;
     work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
-    next_ += grid_blocks() / Tile::kCluster;
+    next_ += s_.clusters;
     return true;
   }
 
@@ -187,55 +187,57 @@ AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map
 
 // ---- scheduler warp.
 
-/// Skips the next tile; false if there is none.
-template <class Tile, class Pipeline>
-AK_DEVICE bool skip_next(TileScheduler<Tile>& scheduler, Pipeline& p, Work& work) {
-  const bool exists = scheduler.next(work);
-  if (exists) p.skip(work.steps);
-  return exists;
-}
-
-/// Posts the consumer's next tile and the ring position of its first step, which is `p`; false if there is none.
-/// `other_goes_first`: pingpong, the tile before it is the other consumer's.
-template <class Tile, class Pipeline>
-AK_DEVICE bool post_next(TileScheduler<Tile>& scheduler, Pipeline& p, Mailbox mailbox, bool other_goes_first,
-                         Work& work) {
-  work = {};  // ends the live range of the previous tile
-  const bool exists = (!other_goes_first || skip_next(scheduler, p, work)) && scheduler.next(work);
-  const auto word = [](int x) { return static_cast<uint32_t>(x); };
-  store_shared_16(mailbox.work(), {{word(work.m), word(work.n), word(work.batch), exists ? word(work.steps) : 0}});
-  store_shared_16(mailbox.work() + 16,
-                  {{word(work.split), word(work.tile), word(p.stage * 2 + p.phase), scheduler.more()}});
-  mbarrier_arrive(mailbox.work_full());
-  p.skip(work.steps);
-  return exists;
-}
-
 /// A consumer's next tile.
 struct NextWork {
   Work work;           ///< steps is 0 after the last tile; first_step is not set
   bool other_follows;  ///< pingpong: the other consumer has the next tile
 };
 
+/// The tile posted last; sets `p` to the ring position of its first step.
+template <class Pipeline>
+AK_DEVICE NextWork posted(Pipeline& p, Mailbox mailbox) {
+  const auto a = load_shared_16(mailbox.work()), b = load_shared_16(mailbox.work() + 16);
+  const auto number = [](uint32_t x) { return static_cast<int>(x); };
+  p.stage = number(b[2] / 2);
+  p.phase = number(b[2] % 2);
+  return {{number(a[0]), number(a[1]), number(a[2]), 0, number(a[3]), number(b[0]), number(b[1])}, b[3] != 0};
+}
+
+/// Posts the consumer's next tile and the ring position of its first step; false if there is none. The position follows
+/// from the tile posted before. `other_goes_first`: pingpong, the tile before it is the other consumer's.
+template <class Tile, class Pipeline>
+AK_DEVICE bool post_next(TileScheduler<Tile>& scheduler, Pipeline& p, Mailbox mailbox, bool other_goes_first) {
+  p.skip(posted(p, mailbox).work.steps);
+  Work work{};
+  if (other_goes_first && scheduler.next(work)) p.skip(work.steps);
+  work = {};  // that tile may be the last
+  const bool exists = scheduler.next(work);
+  const auto word = [](int x) { return static_cast<uint32_t>(x); };
+  store_shared_16(mailbox.work(), {{word(work.m), word(work.n), word(work.batch), word(work.steps)}});
+  store_shared_16(mailbox.work() + 16,
+                  {{word(work.split), word(work.tile), word(p.stage * 2 + p.phase), scheduler.more()}});
+  mbarrier_arrive(mailbox.work_full());
+  return exists;
+}
+
 /// Waits for the consumer's next tile and sets `p` to its ring position; `phase` is the bit of work_full().
 template <class Pipeline>
 AK_DEVICE NextWork take_work(Pipeline& p, Mailbox mailbox, int phase) {
   mbarrier_wait(mailbox.work_full(), phase);
-  const auto a = load_shared_16(mailbox.work()), b = load_shared_16(mailbox.work() + 16);
-  const auto number = [](uint32_t x) { return static_cast<int>(x); };
-  const Work work{number(a[0]), number(a[1]), number(a[2]), 0, number(a[3]), number(b[0]), number(b[1])};
-  p.stage = number(b[2] / 2);
-  p.phase = number(b[2] % 2);
+  const NextWork next = posted(p, mailbox);
   warp_sync();
   if (lane_in_warp() == 0) mbarrier_arrive(mailbox.work_empty());
-  return {work, b[3] != 0};
+  return next;
 }
 
 template <bool kFloat, class Tile>
-AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, int consumer, const TensorMap* map_c,
-                                  const TensorMap* map_aux, const Args& args) {
+AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, const TensorMap* map_c, const TensorMap* map_aux,
+                                  const Args& args) {
+  const auto consumer = [] {
+    return static_cast<int>(static_cast<uint32_t>(opaque(thread_index())) / kWarpThreads) - 1;
+  };
   TileScheduler<Tile> scheduler(args.schedule);
-  const Mailbox mailbox = p.mailbox(consumer);
+  const Mailbox mailbox = p.mailbox(consumer());
   const bool by_tma = Tile::kTakesEpilogue && args.path.fused == FusedEpilogue::kTma;
   if (by_tma) prefetch_tensor_map(map_c);
   if (by_tma && args.reads_aux) prefetch_tensor_map(map_aux);
@@ -244,15 +246,23 @@ AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, int consumer, const
     mbarrier_wait(barrier, phases >> bit & 1);
     phases ^= 1 << bit;
   };
+  // Rereads the tile: between the uses it would hold registers that this warp does not have.
+  const auto boxes = [&] {
+    const auto place = load_shared_16(mailbox.place());
+    Work work{};
+    work.m = static_cast<int>(place[0]), work.n = static_cast<int>(place[1]), work.batch = static_cast<int>(place[2]);
+    return TileBoxes<kFloat, Tile>(args, work, consumer());
+  };
   constexpr int kSlotRequested = 2, kWorkEmpty = 3;  // bits after those of the two slots
-  Work work;
-  bool more = post_next(scheduler, p, mailbox, Tile::kPingpong && consumer == 1, work);
+  store_shared_16(mailbox.work(), {});
+  store_shared_16(mailbox.work() + 16, {});  // the ring begins at stage 0
+  bool more = post_next(scheduler, p, mailbox, Tile::kPingpong && consumer() == 1);
   while (more) {
     wait_phase(mailbox.work_empty(), kWorkEmpty);
-    using Boxes = TileBoxes<kFloat, Tile>;
-    const Work current = work;
-    bool wanted = by_tma && Boxes(args, current, consumer).steps > 0;
-    if (wanted && args.reads_aux && current.split == 0) Boxes(args, current, consumer).prefetch(map_aux);
+    store_shared_16(mailbox.place(), load_shared_16(mailbox.work()));
+    const bool first_split = shared_at<uint32_t>(mailbox.work() + 16)[0] == 0u;
+    bool wanted = by_tma && boxes().steps > 0;
+    if (wanted && args.reads_aux && first_split) boxes().prefetch(map_aux, args.m);
     if (wanted && args.needs_slot_request) {
       wait_phase(mailbox.slot_requested(), kSlotRequested);
       wanted = args.schedule.splits == 1 || shared_at<uint32_t>(mailbox.is_last_split())[0] != 0u;
@@ -262,13 +272,11 @@ AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, int consumer, const
         wait_phase(mailbox.slot_requested(), kSlotRequested);
       }
     }
-    if (wanted)
-      fill_first_slots(Boxes(args, current, consumer), map_aux, p.staging_of(consumer), mailbox, args.reads_aux);
+    if (wanted) fill_first_slots(boxes(), map_aux, p.staging_of(consumer()), mailbox, args.reads_aux);
     // Post only after is_last_split() has been read: the consumer's next tile overwrites it.
-    more = post_next(scheduler, p, mailbox, Tile::kPingpong, work);
+    more = post_next(scheduler, p, mailbox, Tile::kPingpong);
     if (wanted)
-      store_and_refill_slots(Boxes(args, current, consumer), map_c, map_aux, p.staging_of(consumer), mailbox,
-                             args.reads_aux, phases);
+      store_and_refill_slots(boxes(), map_c, map_aux, p.staging_of(consumer()), mailbox, args.reads_aux, phases);
   }
   bulk_wait<0>();  // shared memory must outlive the stores' reads
 }

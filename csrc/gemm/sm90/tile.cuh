@@ -29,9 +29,10 @@ struct Tile {
   static constexpr int kSlicesM = kConsumerRows / 64;           // a wgmma has 64 rows
   static constexpr int kAccumulators = kSlicesM * kBlockN / 2;  // per thread of a consumer
   // Registers per thread. All warpgroups start with an equal share of 64 K (255, 168 or 128 per thread); the producer
-  // warpgroup then gives most of its share to the consumers. A single consumer needs no more than its share.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  // warpgroup then gives most of its share to the consumers. A single consumer needs no more than its share. 128
+  // accumulators need all that there are: only then can an epilogue work on eight independent values at a time.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators == 128 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators == 128 ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
@@ -74,7 +75,7 @@ constexpr int staged_columns() {
 /// names the threads that arrive and what they signal.
 struct Mailbox {
   uint32_t at;
-  static constexpr int kBytes = 96;
+  static constexpr int kBytes = 112;
   AK_DEVICE uint32_t work_full() const { return at; }            ///< scheduler warp: work() holds the next tile
   AK_DEVICE uint32_t work_empty() const { return at + 8; }       ///< consumer's warps: work() has been read
   AK_DEVICE uint32_t slot_requested() const { return at + 16; }  ///< consumer: slots may be filled, if is_last_split()
@@ -83,7 +84,8 @@ struct Mailbox {
   /// Consumer's warps: the slot may be stored.
   AK_DEVICE uint32_t slot_done(int slot) const { return at + 40 + slot * 8; }
   AK_DEVICE uint32_t is_last_split() const { return at + 56; }  ///< split k: the consumer's part arrived last
-  AK_DEVICE uint32_t work() const { return at + 64; }
+  AK_DEVICE uint32_t work() const { return at + 64; }           ///< the consumer's next tile
+  AK_DEVICE uint32_t place() const { return at + 96; }          ///< scheduler warp: the tile whose boxes it moves
 };
 
 /// Shared memory, from the first 1,024-byte boundary: stages of A, stages of B, staging buffers, two barriers per
@@ -106,6 +108,7 @@ struct Schedule {
   bool by_columns;
   int raster_lines;  // lines rasterized together, so that their slices of A and B stay in L2
   int work_count;    // work items of all clusters: tiles x batch x splits
+  int clusters;      // of the grid
   int k_steps, k_steps_per_split;
   int splits;
   int batch_a, batch_b;  // 0 if the batch shares one matrix, else 1

@@ -16,11 +16,12 @@
 // so the first rounds them before it goes on. Squares are taken and added in double: squares of fp32 numbers are exact
 // there, none under- or overflows, and the error of a sum is far below the rounding of the rate. That is six double
 // instructions an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take as long as 16 bytes.
-// There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same in each run
-// and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
+// There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same in each
+// run and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
 #include "update/rules/lamb.h"
 
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "update/step.cuh"
 
 namespace ak {
@@ -102,6 +103,8 @@ template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
 lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
                     Squares* slots) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   int tensor = 0;
   for (uint32_t index = block_index(); index < args.map.units; index += grid_blocks()) {
@@ -125,6 +128,8 @@ template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
                   Squares* pieces, LambRow* rows) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   for (int tensor = block_index(); tensor < args.map.tensors; tensor += grid_blocks()) {
     const uint32_t begin = args.map.begin_of(tensor), end = args.map.end[tensor];
@@ -187,6 +192,7 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
     LaunchConfig config{.name = "lamb_moments",
                         .grid = plan.blocks(),
                         .block = kThreads,
+                        .overlap_previous = true,
                         .stream = call.stream};
     Status status;
     if (moves) {

@@ -263,4 +263,7 @@ MUTANTS = [
     Mutant(SHARES, "(run < longer ? run : longer)", "0", "runs overlap"),
     Mutant(SHARES, "run_ += blocks_", "run_ += 1", "several blocks take one run"),
     Mutant(SHARES, "at_ = end < stop_ ? end : stop_;", "at_ = stop_;", "a run ends with its first tensor"),
+    # ---- the kernel in front
+    Mutant(STEP, "wait_for_previous_kernel();", "", "the decisions are read before they are made"),
+    Mutant(STEP, "wait_for_previous_kernel();", "", "scalars are read before they are written", 2),
 ]

@@ -50,4 +50,5 @@ MUTANTS = [
         KERNEL, "index[place] = static_cast<uint32_t>(position)", "index[place] = place", "places count, not positions"
     ),
     Mutant(KERNEL, "to[place] = cast.to;", "to[0] = cast.to;", "dtypes go to the wrong place"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "sources are read before they are written"),
 ]

@@ -26,12 +26,17 @@ MUTANTS = [
         "the rounds of eight take a vector too many",
     ),
     Mutant(WALK, "if (left > 0) together(std::false_type{});", "", "the last vectors are left out"),
-    Mutant(WALK, "kAll || left > k * kThreads", "true", "the last vectors are loaded past the end"),
-    Mutant(WALK, "kAll || left > k * kThreads", "true", "values that were not loaded are added", 2),
-    Mutant(WALK, "at += kInFlight * kStride", "at += kStride", "vectors of the next round that were had in this one"),
     Mutant(
-        WALK, "load_vec<kWide, kCache>(at + k * kStride)", "load_vec<kWide, kCache>(at)", "one vector counts for all"
+        WALK, "kAll || left > k * kThreads ? k * kStride : 0", "k * kStride", "the last vectors are loaded past the end"
     ),
+    Mutant(
+        WALK,
+        "if (!kAll && left <= k * kThreads) break;",
+        "",
+        "the first vector is added again in place of those past the end",
+    ),
+    Mutant(WALK, "at += kInFlight * kStride", "at += kStride", "vectors of the next round that were had in this one"),
+    Mutant(WALK, "? k * kStride : 0", "? 0 : 0", "one vector counts for all"),
     Mutant(WALK, "f(at + k * kStride, v[k]);", "f(at, v[0]);", "the first of the vectors in flight counts for all"),
     Mutant(
         KERNEL, "Larger{}(largest, magnitude_bits(x))", "magnitude_bits(x)", "only the last element's magnitude is kept"
@@ -157,4 +162,8 @@ MUTANTS = [
         "only as many tensors as the grid has warps get a result",
     ),
     Mutant(PLAN, "most = std::max(most, static_cast<size_t>(", "most = ((", "slots of the last launch"),
+    # ---- the kernel in front
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "gradients are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "the same, each tensor", 2),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "slots are read before they are written", 3),
 ]

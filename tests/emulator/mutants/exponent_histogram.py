@@ -72,4 +72,5 @@ MUTANTS = [
     ),
     # ---- the emulator's word itself
     Mutant("emulator/atomic.h", "*p = *p < value ? value : *p;", "*p = value;", "atomic_max stores whatever comes"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "values are read before they are written"),
 ]

@@ -186,7 +186,7 @@ MUTANTS = [
         "Tile::kConsumers * Tile::kCluster",
         "a stage waits for the consumer that does not read it",
     ),
-    Mutant(PRODUCER, "if (exists) p.skip(work.steps);", "", "the other's stages are not passed over"),
+    Mutant(PRODUCER, "if (other_goes_first && scheduler.next(work)) p.skip(work.steps);", "if (other_goes_first) scheduler.next(work);", "the other's stages are not passed over"),
     Mutant(
         PRODUCER,
         "phase ^= to / Tile::kStages & 1;",
@@ -238,20 +238,20 @@ MUTANTS = [
     ),
     Mutant(
         PRODUCER,
-        "more = post_next(scheduler, p, mailbox, Tile::kPingpong, work);",
-        "more = post_next(scheduler, p, mailbox, false, work);",
+        "more = post_next(scheduler, p, mailbox, Tile::kPingpong);",
+        "more = post_next(scheduler, p, mailbox, false);",
         "from the second tile on both consumers take every tile",
     ),
     Mutant(
         PRODUCER,
-        "Tile::kPingpong && consumer == 1, work);",
-        "false, work);",
+        "Tile::kPingpong && consumer() == 1);",
+        "false);",
         "both consumers begin with the first tile",
     ),
     # ---- scheduler warps
     Mutant(PRODUCER, "mbarrier_wait(mailbox.work_full(), phase);", "", "a consumer does not wait for its next tile"),
     Mutant(PRODUCER, "mbarrier_arrive(mailbox.work_full());", "", "a tile is posted without an arrival"),
-    Mutant(PRODUCER, "exists ? word(work.steps) : 0", "word(work.steps)", "the consumer repeats the last tile"),
+    Mutant(PRODUCER, "work = {};  // that", "// that", "the consumer takes the other's last tile"),
     Mutant(
         PRODUCER,
         "word(p.stage * 2 + p.phase)",
@@ -260,8 +260,8 @@ MUTANTS = [
     ),
     Mutant(
         PRODUCER,
-        "mbarrier_arrive(mailbox.work_full()); p.skip(work.steps);",
-        "mbarrier_arrive(mailbox.work_full());",
+        "p.skip(posted(p, mailbox).work.steps);",
+        "",
         "every tile begins where the first one did in the ring",
     ),
     Mutant(
@@ -390,7 +390,7 @@ MUTANTS = [
         "registers_increase<Tile::kConsumerRegisters + 8>();",
         "more registers than the block has",
     ),
-    Mutant(PRODUCER, "next_ += grid_blocks() / Tile::kCluster;", "next_ += grid_blocks();", "a cluster skips tiles"),
+    Mutant(PRODUCER, "next_ += s_.clusters;", "next_ += grid_blocks();", "a cluster skips tiles"),
     Mutant(
         PRODUCER,
         "s_.lines - first_line < s_.raster_lines ? s_.lines - first_line : s_.raster_lines",

@@ -152,4 +152,7 @@ MUTANTS = [
         "moments are stored again",
         missed="the same bits are stored, so this costs time alone",
     ),
+    # ---- the kernel in front
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "scalars are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "slots are read before they are written", 2),
 ]

@@ -84,4 +84,5 @@ MUTANTS = [
     Mutant(WALK, "int left = vectors - thread;", "int left = vectors;", "threads behind the last vector go on"),
     Mutant(WALK, "left > (kInFlight - 1) * kThreads", "left > 0", "the unrolled loop goes past the end"),
     Mutant(WALK, "return f(bf16{});", "return f(fp16{});", "bf16 is taken for fp16"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "gradients are read before they are written"),
 ]
