@@ -31,6 +31,8 @@ struct GemmRates {
   double turn = 1700;      ///< cycles from a tile's last wgmma to the next tile's first, beyond the epilogue's
   double hand_over = 27;   ///< cycles per k step for a consumer to wait for a stage and release it
   double issue = 0.325;    ///< instructions per cycle and warp in the epilogue
+
+  bool operator==(const GemmRates&) const = default;
 };
 
 /// The GPU and the kernels compiled for it.
