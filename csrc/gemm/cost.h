@@ -217,7 +217,7 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one per warp scheduler
   const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
   const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
-  const double product = steps * (std::max(wgmma, loads) + groups * rate.hand_over);
+  const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
   const double sums = finish >= Sm90Finish::kBoxes  // only these skip columns out of bounds
