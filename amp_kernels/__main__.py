@@ -1,4 +1,4 @@
-"""``python -m amp_kernels {info,doctor,precision,parity,numerics,bench}``."""
+"""``python -m amp_kernels {info,doctor,tune,precision,parity,numerics,bench}``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _bench() -> Callable[[list[str]], int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from .cli import doctor, info, numerics, parity, precision
+    from .cli import doctor, info, numerics, parity, precision, tune
 
     parser = argparse.ArgumentParser(prog="python -m amp_kernels", description="Tools of amp_kernels.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -26,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     about.add_argument("--check", action="store_true", help="also compare every available backend with the reference")
     about.add_argument("--brief", action="store_true", help="show the built libraries only")
     commands.add_parser("doctor", help="recommend a 16-bit format for this machine")
+    times = commands.add_parser("tune", help="time matrix products on this GPU and let the fastest backend serve each")
+    tune.add_arguments(times)
     commands.add_parser("precision", help="show the autocast rule of each op")
     compare = commands.add_parser("parity", help="compare training in FP32, BF16 and FP16 over seeds")
     parity.add_arguments(compare)
@@ -39,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "info":
         return info.run(brief=arguments.brief, check=arguments.check)
-    if arguments.command in ("parity", "numerics"):
-        return {"parity": parity, "numerics": numerics}[arguments.command].run(arguments)
+    if arguments.command in ("parity", "numerics", "tune"):
+        return {"parity": parity, "numerics": numerics, "tune": tune}[arguments.command].run(arguments)
     return {"doctor": doctor, "precision": precision}[arguments.command].run()
 
 

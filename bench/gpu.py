@@ -1,29 +1,38 @@
-"""``make gpu``: everything that needs a GPU, in one go: the gpu tests, then the benchmarks.
+"""``make gpu``: everything that needs a GPU: the gpu tests, then a training step, then the benchmarks.
 
-The tests, ``info --check`` beside them, each part of the benchmarks and GPT-2's training step run in processes of their own, within
-their share of the time. A kernel that hangs or breaks the GPU's context is reported with the test or case (op and shape) that was
-running. The benchmarks then go on with the next case, the tests with the next test where pytest-xdist and pytest-timeout are installed,
-else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``): rows.jsonl, gpt2.jsonl, table.txt, plots,
-predicted.txt (what the cost model says, beside what was measured), summary.txt.
+python -m bench.gpu                                # all parts, in the order of what they tell in a minute
+python -m bench.gpu --part tests,training          # some of them
+python -m bench.gpu --seconds 500 --resume         # start no part that would end later; leave out what an earlier run of this
+                                                   # commit finished
+
+Each part runs in processes of its own, within its share of the time. A kernel that hangs or breaks the GPU's context is reported with
+the test or case (op and shape) that was running. The benchmarks then go on with the next case, the tests with the next test where
+pytest-xdist and pytest-timeout are installed, else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``):
+rows.jsonl, gpt2.jsonl, profile.txt (the kernels of a training step), gemm_tiles.csv, table.txt, plots, predicted.txt (what the cost
+model says, beside what was measured), summary.txt, and parts.json, which ``--resume`` reads.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from .harness.environment import results_folder
+from . import options as common
+from .harness import environment
 from .harness.watch import CEILINGS
 from .ops import OPS
 from .ops.peers import MODULES, PEERS
@@ -37,42 +46,53 @@ OPTIONAL = (*SIDE_BY_SIDE, "pybind11", "hypothesis", "matplotlib", "tqdm", *PEER
 TESTS = ("tests/gpu", "tests/ops", "tests/triton", "tests/examples")  # where tests are marked gpu
 NO_TESTS = "FAILED (exit 5)"  # of pytest, which has found none in a file
 
-# Seconds, on a machine with 16 cores and an H200: together, with the build before them, below nine minutes. What does not fit
-# is reported as not measured, and that is an error.
-TOTAL_SECONDS = 540
+# Seconds of each part, of which none may take more than nine minutes with the build before it.
+MOST_SECONDS = 540
 BUILD_SECONDS = 80  # spent by make before this starts: compiling for the one GPU that is there
-TEST_SECONDS = (
-    110  # measured: 70 with xdist; `info --check`, which compiles all of Triton's kernels in one process, above 60
-)
-TRAINING_SECONDS = 55  # measured: 47
+TEST_SECONDS = 200  # measured on an H100 and 16 cores: 141 with xdist, beside a training step
+TRAINING_SECONDS = 200  # measured: 150 for nine providers with profiles, two thirds of them compiled by Inductor before
+TILE_SECONDS = 240  # nvcc takes half of it
 PREDICTION_SECONDS = 15  # on two cores: 9
 TEST_PROCESSES = 8  # files at a time, without xdist
 ONE_TEST_SECONDS = 100  # with it; the longest took 19
 GRACE_SECONDS = 20  # beyond its share, for a part to end the case it is in and to write its tables
 
 
+Outcome = tuple[str, str, float]  # what, how it ended ("passed" or the reason), seconds
+
+
 @dataclass(frozen=True)
 class Part:
-    """Benchmarks that run in one process, and their share of the time."""
+    """What runs in one process or beside each other, and its share of the time."""
 
     name: str
-    ops: tuple[str, ...]
     seconds: int
-    options: tuple[str, ...] = ()
+    run: Callable[[Path, float, bool], list[Outcome]]  # results folder, seconds, whether an earlier run is resumed
 
 
 def parts() -> list[Part]:
-    """bf16 stands for both 16-bit formats in the products, and the whole step for adamw_, which is most of it."""
+    """In the order of what a minute of them tells. bf16 stands for both 16-bit formats in the products, and the whole step for
+    adamw_, which is most of it."""
     products = ("gemm", "linear", "mlp")
     rest = tuple(name for name in OPS if name not in (*products, "step", "adamw"))
     return [
-        Part("products", products, 110, ("--dtype", "bf16")),  # measured: 100
-        Part("step", ("step",), 95),  # measured: 87
-        Part("ops", rest, 75),  # an estimate: 32 cases at about 1.4 s, and six to compile
+        Part("tests", TEST_SECONDS, tests),
+        Part("training", TRAINING_SECONDS, training),
+        benchmark("products", products, 110, ("--dtype", "bf16")),  # measured: 100
+        benchmark("step", ("step",), 95),  # measured: 87
+        benchmark("ops", rest, 75),  # an estimate: 32 cases at about 1.4 s, and six to compile
+        Part("tiles", TILE_SECONDS, tiles),
+        Part("predictions", PREDICTION_SECONDS, predictions),
     ]
 
 
-Outcome = tuple[str, str, float]  # what, how it ended ("passed" or the reason), seconds
+def benchmark(name: str, ops: tuple[str, ...], seconds: int, options: tuple[str, ...] = ()) -> Part:
+    command = [sys.executable, "-m", "bench.run", "--op", ",".join(ops), *options]
+
+    def run(results: Path, seconds: float, resume: bool) -> list[Outcome]:
+        return bench(name, [*command, *["--resume"] * resume], seconds, results)
+
+    return Part(name, seconds, run)
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
@@ -94,40 +114,71 @@ def arch(capability: tuple[int, int]) -> str:
     return "{}.{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--part", help=f"comma-separated (default: {','.join(part.name for part in parts())})")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no part that would end later")
+    parser.add_argument("--resume", action="store_true", help="leave out what an earlier run of this commit finished")
+    parser.add_argument("--check", action="store_true", help="say whether this can run here, and stop")
+    parser.add_argument("--arch", action="store_true", help="print the GPU's entry of TORCH_CUDA_ARCH_LIST, and stop")
+    options = parser.parse_args(argv)
+    options.part = common.names(parser, "--part", options.part, [part.name for part in parts()])
+    return options
+
+
 def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
     problem = check()
     if problem:
         print(problem, file=sys.stderr)
         return 2
-    argv = sys.argv[1:] if argv is None else argv
-    if argv == ["--check"]:
+    if options.check or options.arch:
+        if options.arch:
+            print(arch(torch.cuda.get_device_capability()))
         return 0
-    if argv == ["--arch"]:
-        print(arch(torch.cuda.get_device_capability()))
-        return 0
-
     print(f"absent, not used: {', '.join(missing(OPTIONAL)) or 'nothing'}")
-    results = Path(os.environ.get("RESULTS") or results_folder(torch.device("cuda")))
+    device = torch.device("cuda")
+    results = Path(os.environ.get("RESULTS") or environment.results_folder(device))
     results.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = tests(Path(folder))
-    progress = results / ".running"
-    (results / "rows.jsonl").unlink(missing_ok=True)  # a folder holds one run: its rows were measured side by side
-    for part in parts():
-        outcomes += bench(part, [sys.executable, "-m", "bench.run"], results, progress)
-    progress.unlink(missing_ok=True)
-    training = [sys.executable, "-m", "bench.gpt2", "--dtype", "bf16", "--out", results]
-    outcomes.append(run("training step of GPT-2", training, TRAINING_SECONDS))
-    outcomes.append(predictions(results))
+    outcomes = run_parts([part for part in parts() if part.name in options.part], results, options)
     summary = "\n".join(f"{name:32} {outcome:60} {seconds:6.1f} s" for name, outcome, seconds in outcomes)
     (results / "summary.txt").write_text(summary + "\n")
     print(f"\n{summary}\nresults: {results}\ninto the README: python -m bench.report {results} --readme README.md")
     return int(any(not outcome.startswith("passed") for _, outcome, _ in outcomes))
 
 
-def tests(folder: Path) -> list[Outcome]:
+def run_parts(chosen: list[Part], results: Path, options: argparse.Namespace) -> list[Outcome]:
+    """The outcomes of the chosen parts, those of an earlier run included if it is resumed."""
+    begin = time.monotonic()
+    record, commit = results / "parts.json", environment.commit()
+    done = json.loads(record.read_text()) if options.resume and record.exists() else {}
+    done = {name: told for name, told in done.items() if told["commit"] == commit}
+    if not options.resume:
+        (results / "rows.jsonl").unlink(missing_ok=True)  # a folder holds one run: its rows were measured side by side
+    outcomes: list[Outcome] = []
+    for part in chosen:
+        earlier = [tuple(outcome) for outcome in done.get(part.name, {}).get("outcomes", [])]
+        if earlier and all(outcome.startswith("passed") for _, outcome, _ in earlier):
+            outcomes += earlier
+            continue
+        if time.monotonic() - begin + part.seconds > options.seconds:
+            outcomes.append((part.name, "NOT RUN: no time left", 0.0))
+            continue
+        found = part.run(results, part.seconds, options.resume)
+        outcomes += found
+        done[part.name] = {"commit": commit, "outcomes": found}
+        record.write_text(json.dumps(done, indent=1) + "\n")  # now: a machine may be gone before the next part ends
+    return outcomes
+
+
+def tests(results: Path, seconds: float, resume: bool) -> list[Outcome]:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_tests(Path(folder), seconds)
+
+
+def run_tests(folder: Path, seconds: float) -> list[Outcome]:
     """`info --check` beside the gpu tests, which are one run with xdist, and one for each file without; output comes at the end."""
-    end = time.monotonic() + TEST_SECONDS
+    end = time.monotonic() + seconds
     pytest = ["-m", "pytest", "-m", "gpu", "--require-gpu"]
     commands = [("info --check", folder / "info", ["-m", "amp_kernels", "info", "--check"])]
     if missing(SIDE_BY_SIDE):
@@ -161,30 +212,49 @@ def tests(folder: Path) -> list[Outcome]:
         return list(pool.map(one, commands))
 
 
-def bench(part: Part, runner: list, results: Path, progress: Path) -> list[Outcome]:
-    """Runs a part; if a case ends its process, again from the next case on, as long as there is time."""
+def bench(name: str, runner: list, seconds: float, results: Path) -> list[Outcome]:
+    """Runs benchmarks; if a case ends their process, again from the next case on, as long as there is time."""
     outcomes: list[Outcome] = []
-    end = time.monotonic() + part.seconds
+    progress = results / ".running"
+    end = time.monotonic() + seconds
     after: list[str] = []
     while (left := end - time.monotonic()) > 0:
         progress.unlink(missing_ok=True)
-        options = ["--op", ",".join(part.ops), *part.options, "--seconds", f"{left:.0f}", *after]
+        options = ["--seconds", f"{left:.0f}", *after]
         command = [*runner, *options, "--out", results, "--progress-file", progress]
-        name, outcome, seconds = run(f"benchmarks: {part.name}", command, left + GRACE_SECONDS)
-        outcomes.append((name, outcome + _where(progress), seconds))
+        title, outcome, spent = run(f"benchmarks: {name}", command, left + GRACE_SECONDS)
+        outcomes.append((title, outcome + _where(progress), spent))
         case = progress.read_text().splitlines()[0] if progress.exists() else None
         if case is None or case == CEILINGS or after == ["--after", case]:
             break
         after = ["--after", case]
+    progress.unlink(missing_ok=True)
     return outcomes
 
 
-def predictions(results: Path) -> Outcome:
+def training(results: Path, seconds: float, resume: bool) -> list[Outcome]:
+    """GPT-2's step with every provider, and profile.txt with the kernels of each."""
+    command = [sys.executable, "-m", "bench.gpt2", "--dtype", "bf16", "--profile", "--out", results]
+    outcome = run("training step of GPT-2", command, seconds, results / "profile.txt")
+    lines = (results / "profile.txt").read_text().splitlines()
+    print("\n".join(line for line in lines if " ms a step" in line or "Error" in line), flush=True)
+    return [outcome]
+
+
+def tiles(results: Path, seconds: float, resume: bool) -> list[Outcome]:
+    """gemm_tiles.csv, on the only GPU that the kernel runs on."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return [("tiles", "passed: none, gemm_sm90 runs on compute capability 9.0 alone", 0.0)]
+    command = [sys.executable, "-m", "bench.tiles", "--out", results, "--seconds", f"{seconds / 2:.0f}"]
+    return [run("tiles", command, seconds)]
+
+
+def predictions(results: Path, seconds: float, resume: bool) -> list[Outcome]:
     """Writes predicted.txt: the cost model's times for this GPU, beside those that were just measured."""
     if importlib.util.find_spec("amp_kernels._host") is None:
-        return "predictions", "passed: none, the package was built without pybind11", 0.0
+        return [("predictions", "passed: none, the package was built without pybind11", 0.0)]
     command = [sys.executable, "-m", "bench.predict", "--run", results]
-    return run("predictions", command, PREDICTION_SECONDS, results / "predicted.txt")
+    return [run("predictions", command, seconds, results / "predicted.txt")]
 
 
 def run(name: str, command: list, seconds: float, log: Path | None = None) -> Outcome:

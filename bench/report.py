@@ -16,6 +16,7 @@ from pathlib import Path
 
 from . import goals as gpu_goals
 from . import plot, summary
+from .harness import sources
 from .harness.rows import (
     CASE,
     OURS,
@@ -240,11 +241,13 @@ def machine(rows: list[dict]) -> str:
     installed = each(f"{name} {version}" for row in rows for name, version in row["versions"].items())
     peers = each(f"{name} {version}" for row in rows for name, version in row["peers"].items())
     copy = each(f"{row['copy_gb_per_s']:,.0f} GB/s" for row in rows)
+    two_reads = each(f"{row['two_reads_gb_per_s']:,.0f} GB/s" for row in rows if "two_reads_gb_per_s" in row)
+    addition = f", two reads to a write {two_reads}" if two_reads else ""
     peak = each(f"{row['tflops_bf16']:,.3g} TFLOP/s" for row in rows)
     cpu = each(f"; {row['threads']} threads, {row['isa']}" for row in rows if "isa" in row)
     return (
         f"{each(row['device'] for row in rows)}{cpu}; {installed}; commit {each(str(row['commit']) for row in rows)}, "
-        f"{each(row['date'][:10] for row in rows)}. Peers: {peers}. Measured in the same run: copy {copy}, 16-bit "
+        f"{each(row['date'][:10] for row in rows)}. Peers: {peers}. Measured in the same run: copy {copy}{addition}, 16-bit "
         f"arithmetic {peak}."
     )
 
@@ -268,7 +271,7 @@ def markdown(folder: Path, page: Path) -> str:
     """The tables of a results folder for a page that lies at `page`, with links that hold there."""
     rows, training = published(folder)
     where = Path(os.path.relpath(folder, page.parent)).as_posix()
-    parts = [f"{machine(rows)} Rows, table and plots: `{where}`."]
+    parts = [f"{machine(rows)} {sources.told(folder)} Rows, table and plots: `{where}`."]
     gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
     on_cpu = any("isa" in row for row in rows)
     tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])

@@ -18,11 +18,10 @@ import torch
 
 from . import options as common
 from . import report
-from .harness import environment
+from .harness import environment, rows, sources
 from .harness.case import Case, Scope
 from .harness.measure import measure
 from .harness.roofline import Roofline
-from .harness.rows import record
 from .harness.tables import format_bytes
 from .harness.timer import Effort
 from .harness.watch import CEILINGS, PATIENCE, watched
@@ -45,6 +44,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, help="start no case after so long; what is left out is an error")
     parser.add_argument("--after", metavar="CASE", help="start behind the case of this name, as --list writes it")
+    parser.add_argument("--resume", action="store_true", help="leave out the cases that --out has from this commit")
     parser.add_argument("--progress-file", type=Path, help="names the running case; gone when the run has ended")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
@@ -90,15 +90,15 @@ def main(argv: list[str] | None = None) -> int:
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)
     out = options.out or environment.results_folder(options.device)
-    rows, merged, late = _measured(options, out)
-    if not rows and not late:
+    found, merged, late = _measured(options, out)
+    if not found and not late and not options.resume:
         print("error: no case matches --op, --shape, --dtype and --provider (--list names them)", file=sys.stderr)
         return 2
-    if rows:
-        print(f"\n{report.text(rows)}\n")
+    if found:
+        print(f"\n{report.text(found)}\n")
         report.write(out, merged)
         print(f"results in {out}")
-    bad = [r for r in rows if r["status"] != "ok" and r["provider"].split(":")[0] in ("torch", "amp_kernels")]
+    bad = [r for r in found if r["status"] != "ok" and r["provider"].split(":")[0] in ("torch", "amp_kernels")]
     for row in bad:
         print(f"{row['status'].upper()}: {row['op']} {row['shape']} {row['dtype']} {row['provider']}: {row['reason']}")
     for name in late:
@@ -123,8 +123,12 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
         said = ("device", "threads", "isa", "commit", "date", "versions")
         told = {"quick": options.quick, "peers": {name: found or "absent" for name, found in versions.items()}}
         told |= {key: machine[key] for key in said if key in machine} | ceilings
-        rows, merged, late = [], [], []
+        found, merged, late = [], [], []
+        sources.record(out)
         cases = list(select(options))
+        if options.resume:
+            done = rows.cases(row for row in rows.load(out) if row["commit"] == machine["commit"])
+            cases = [case for case in cases if (case.op, case.shape, case.dtype) not in done]
         print(f"{len(cases)} cases, {_least_time(cases, options.provider, effort, roofline)} or more", flush=True)
         for number, case in enumerate(cases, 1):
             if options.seconds is not None and time.monotonic() - begin > options.seconds:
@@ -138,10 +142,10 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
                 name = row["provider"].split(":")[0]
                 row["version"] = machine["versions"].get(name) or versions.get(name)
                 row.update(told)
-            rows += measured
-            merged = record(out / "rows.jsonl", measured)  # now: a later case may take the process with it
+            found += measured
+            merged = rows.record(out / "rows.jsonl", measured)  # now: a later case may take the process with it
             _clean_up(case, device)
-    return rows, merged, late
+    return found, merged, late
 
 
 def _clean_up(case: Case, device: torch.device) -> None:
@@ -160,7 +164,7 @@ def _least_time(cases: list[Case], chosen: list[str] | None, effort: Effort, roo
     """The time of warm-up and samples if every provider ran at the machine's ceilings; checks come on top."""
     seconds = 0.0
     for case in cases:
-        floor = roofline.floor_seconds(case.bytes, case.flops, case.dtype)
+        floor = roofline.floor_seconds(case.bytes, case.flops, case.dtype, case.written)
         providers = [name for name in case.providers if chosen is None or name.split(":")[0] in chosen]
         seconds += len(providers) * (effort.warmup + effort.rounds * max(effort.sample, floor))
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -173,7 +177,7 @@ def _complete(row: dict, roofline: Roofline) -> None:
     seconds = row["p50_us"] / 1e6
     row["gb_per_s"] = row["bytes"] / seconds / 1e9
     row["tflops"] = row["flops"] / seconds / 1e12
-    floor = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"])
+    floor = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"], row.get("written"))
     row["floor_us"], row["roofline_share"] = floor * 1e6, floor / seconds
     if "device_us" in row:
         row["device_share"] = row["floor_us"] / row["device_us"]

@@ -182,6 +182,7 @@ class Sweep {
       return false;
     if (gemm_sm90_refuses(q, config)) return false;
     const GemmTile& t = kGemmTiles[config.tile];
+    if (!gemm_sm90_takes_epilogue(t) && !gemm_sm90_in_registers(q, DType::kBFloat16)) return false;
     const int64_t blocks = gemm_sm90_clusters(config.swapped ? ak::swapped(q) : q, t) * t.cluster_m * t.cluster_n;
     if (config.splits > 1 && blocks * q.batch * config.splits > 2 * sm_count_) return false;
     if (t.m * t.n <= 64 * 64 && blocks * q.batch > 24 * sm_count_) return false;  // hopeless

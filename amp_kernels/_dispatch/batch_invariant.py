@@ -29,7 +29,8 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     block that was entered last.
 
     torch.compile: a compiled function guards on the setting and is compiled once for each. Enter the block outside of
-    it; entering inside breaks the graph.
+    it; entering inside breaks the graph. The block does not cover norms, activations and softmax in a compiled function, whose
+    kernels are the compiler's.
 
     Args:
         enabled: ``False`` switches it off within the block.

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from . import flops, load, memory, policy
 
@@ -78,16 +79,16 @@ class Op:
         if type(tensor) not in PLAIN:
             tensor = first_tensor(args)
             if type(tensor) not in PLAIN:  # a subclass (fake, functional, ...) needs the dispatcher
-                return self.overload(*args, **kwargs)
+                return self._traced(tensor, args, kwargs)
         if self.composite or torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():
             flops.tell_counters()
-        backend = policy.select(self, tensor)
+        backend = self._selected(tensor, args, kwargs)
         overload = self._overloads.get(backend)
         try:
             if overload is None:
-                function = self.triton if backend == "triton" else _below_autograd(self.reference)
+                function = self.triton if backend == "triton" else _below_autograd(self._in_torch(backend))
                 if any(map(_is_zerotensor, args)):
                     args, kwargs = self._with_memory(args, kwargs)
                 result = function(*args, **kwargs)
@@ -102,10 +103,32 @@ class Op:
             self._bump_versions(args, kwargs)
         return result
 
+    def _selected(self, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
+        if self.tensor_cores:
+            return policy.select_product(self, tensor, args, kwargs)
+        return policy.select(self, tensor)
+
+    def _traced(self, tensor: Any, args: tuple, kwargs: dict):
+        """The op, for a program that is being made; in its place torch's product, if that is what the device gets: the program would
+        run the one kernel that the dispatcher holds."""
+        here = tensor.device.type == "cpu" or (tensor.device.type == "cuda" and torch.cuda.is_available())
+        traced = here and self.tensor_cores and is_traced(tensor)
+        if traced and policy.select(self, tensor, policy.fixes_order(kwargs)) == "aten":
+            return _below_autograd(self.aten)(*args, **kwargs)
+        return self.overload(*args, **kwargs)
+
     @functools.cached_property
     def triton(self) -> Callable:
         """The function of Triton's backend: it has the op's name and signature, in ``_triton/<family>.py``."""
         return getattr(importlib.import_module(f"{load.PACKAGE.name}._triton.{self.family}"), self.name)
+
+    @functools.cached_property
+    def aten(self) -> Callable:
+        """The same in ``_aten/<family>.py``, for products."""
+        return getattr(importlib.import_module(f"{load.PACKAGE.name}._aten.{self.family}"), self.name)
+
+    def _in_torch(self, backend: str) -> Callable:
+        return self.aten if backend == "aten" else self.reference
 
     @functools.cached_property
     def built(self) -> policy.Built:
@@ -120,11 +143,12 @@ class Op:
         """
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
-            backend = policy.select(self, tensor)
+            backend = self._selected(tensor, args, kwargs)
             if backend == "emulate":
                 return self.emulated(*args, **kwargs)
             if backend == "triton":
                 return self.triton(*args, **kwargs)
+            return self._in_torch(backend)(*args, **kwargs)
         return self.reference(*args, **kwargs)
 
     def _bump_versions(self, args, kwargs) -> None:
@@ -195,6 +219,15 @@ class KernelOp:
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher
 
 
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether AOTAutograd traces a composite op on ``x``: for torch.compile, or to decompose an exported program.
+
+    Norms, activations and softmax then decompose into torch's operations, which the compiler fuses with their neighbours.
+    Products, losses and dropout stay ops: a compiler has no product with such an epilogue, and no kernel that makes the same mask.
+    """
+    return isinstance(x, FunctionalTensor)
+
+
 def first_tensor(args: Iterable) -> torch.Tensor | None:
     """The tensor whose device and dtype decide the backend: the first one among the arguments and their lists."""
     for value in args:
@@ -226,13 +259,15 @@ def define(
         composite: the reference *is* the implementation, written over other ops of the package, and has its own autograd formula:
             no backend is chosen. A backward through any other op that is out-of-place raises, instead of silently giving no
             gradient.
-        tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0).
+        tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0). Such an op takes operands of
+            any strides, and its results are contiguous. Inductor is told so: otherwise it makes one copy of an operand for each
+            product that reads it.
         flop_count: ``(*args, out_shape, **kwargs) -> int`` with shapes in place of tensors, for ``torch.utils.flop_counter``.
 
         family: the name of the module where each backend keeps the op; ``None`` for that of the module that its reference is
             written in.
     """
-    LIBRARY.define(schema)
+    LIBRARY.define(schema, tags=(torch.Tag.flexible_layout,) if tensor_cores else ())
     if not composite:
         EMULATED_LIBRARY.define(schema)
     op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores, family=family)

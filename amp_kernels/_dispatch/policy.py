@@ -17,12 +17,13 @@ from typing import Protocol
 
 import torch
 
-from . import load, nodes
+from . import load, nodes, profile
+from .product_call import ProductCall, described
 from .scoped import Setting
 
 logger = logging.getLogger("amp_kernels")
 
-BACKENDS = ("cpu", "cuda", "triton", "reference", "emulate")
+BACKENDS = ("cpu", "cuda", "triton", "aten", "reference", "emulate")
 _chosen: Setting[str] = Setting()  # by blocks of backend()
 disabled = False  # by switch.py: every op on the reference, in FP32
 
@@ -46,7 +47,8 @@ class Built:
     """What exists for one op on this install.
 
     ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``tensor_cores`` says that the CUDA
-    kernels are mma.sync (from 8.0 on) and wgmma (9.0). ``absent`` maps a backend to the reason why it does not exist.
+    kernels are mma.sync (from 8.0 on) and wgmma (9.0). ``aten``: the op also exists as torch's product and ops of the package.
+    ``absent`` maps a backend to the reason why it does not exist.
     """
 
     cpu: bool = False
@@ -54,6 +56,7 @@ class Built:
     cuda_archs: tuple[str, ...] = ()
     triton: bool = False
     triton_interpreted: bool = False
+    aten: bool = False
     emulate: bool = False
     tensor_cores: bool = False
     absent: tuple[tuple[str, str], ...] = ()
@@ -82,22 +85,33 @@ def arch_runs(arch: str, capability: tuple[int, int]) -> bool:
 
 
 def choose(
-    op: str, device: str, capability: tuple[int, int] | None, built: Built, requested: str | None = None
+    op: str,
+    device: str,
+    capability: tuple[int, int] | None,
+    built: Built,
+    requested: str | None = None,
+    own: bool = False,
 ) -> Choice:
     """Pick the backend of ``op`` for tensors on ``device``.
+
+    Products on a GPU go to the CUDA kernels if these use its Tensor Core instructions, else to torch's products. Triton's, which
+    took longer than cuBLAS for most shapes on an H200, run if they are chosen or the profile of this GPU says so.
 
     Args:
         op: name of the op, for messages.
         device: ``"cpu"``, ``"cuda"`` or another torch device type.
         capability: compute capability of the GPU; ``None`` off CUDA.
         built: what exists for this op.
-        requested: a name from :data:`BACKENDS` chosen by the user, or ``None``.
+        requested: a name from :data:`BACKENDS` chosen by the user, or ``None``. ``"aten"`` concerns products alone.
+        own: the package's own kernels are wanted, which add in a fixed order: not torch's products.
 
     Raises:
         BackendUnavailable: ``requested`` cannot serve this call.
         ValueError: ``requested`` is no backend's name.
     """
     excluded = why_not(device, capability, built)
+    if requested == "aten" and not built.aten:
+        requested = None
     if requested is not None:
         if requested not in BACKENDS:
             raise ValueError(f"backend {requested!r} is unknown; accepted: {', '.join(BACKENDS)}")
@@ -113,6 +127,9 @@ def choose(
             return Choice("cpu", "compiled CPU kernel")
         return Choice("reference", f"no CPU kernel: {excluded['cpu']}")
     if device == "cuda":
+        foreign = excluded.get("cuda") or _not_native(capability, built)
+        if foreign and "aten" not in excluded and not own:
+            return Choice("aten", f"torch's product: {foreign}")
         if "cuda" not in excluded:
             return Choice("cuda", f"compiled for {_describe(device, capability)}")
         if "triton" not in excluded:
@@ -121,6 +138,17 @@ def choose(
             "reference", f"no CUDA kernel: {excluded['cuda']}; no Triton kernel: {excluded['triton']}", slow=True
         )
     return Choice("reference", f"no kernels for device type {device!r}")
+
+
+def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:
+    """Why CUDA kernels that would run leave the GPU's Tensor Cores idle, or ``None``."""
+    if not built.tensor_cores or capability is None or capability[0] in (8, 12):  # mma.sync
+        return None
+    if capability[0] != 9:
+        return f"no Tensor Core kernel is written for compute capability {capability[0]}.{capability[1]}"
+    if any(arch.startswith("9.0a") for arch in built.cuda_archs):
+        return None
+    return f"the wgmma kernels need 9.0a, and the build is for {', '.join(built.cuda_archs)}"
 
 
 _FIX = {
@@ -143,6 +171,8 @@ def why_not(device: str, capability: tuple[int, int] | None, built: Built) -> di
         why["cuda"] = f"the tensors are on {device}"
     if not built.cpu:
         why.setdefault("cpu", absent.get("cpu", "this op has no CPU kernel"))
+    if not built.aten:
+        why["aten"] = "it is for products"
     if not built.emulate:
         why.setdefault("emulate", absent.get("emulate", "this op has no emulated kernel"))
     if not built.cuda:
@@ -186,7 +216,8 @@ def backend(name: str) -> Iterator[None]:
     autograd runs the backward of CUDA tensors: these follow the open block that was entered last.
 
     Args:
-        name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"reference"`` or ``"emulate"``.
+        name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"aten"``, ``"reference"`` or ``"emulate"``. ``"aten"`` computes matrix
+            products by torch's and leaves the other ops to the automatic choice.
 
     A program that torch.compile or torch.export made calls ops through torch's dispatcher, which holds one kernel per
     device: where that is a compiled one, it runs there whatever was chosen.
@@ -211,18 +242,83 @@ class Op(Protocol):
     built: Built
 
 
-def select(op: Op, tensor: torch.Tensor) -> str:
-    """The backend for a call whose first tensor is ``tensor``. The answer is cached per op, device and request."""
+def select(op: Op, tensor: torch.Tensor, own: bool = False) -> str:
+    """The backend for a call whose first tensor is ``tensor``. The answer is cached per op, device and request.
+
+    ``own``: as :func:`choose` takes it.
+    """
     device = tensor.device
-    return _select(op, device.type, device.index, requested_backend())
+    return _select(op, device.type, device.index, requested_backend(), own)
+
+
+def fixes_order(kwargs: dict) -> bool:
+    """Whether a call of a GEMM op wants sums in an order that the package fixes."""
+    return kwargs.get("batch_invariant", False) or torch.are_deterministic_algorithms_enabled()
+
+
+def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
+    """:func:`select` for a call of a GEMM op: the profile of the GPU may know a faster backend for the sizes.
+
+    Not for sums in an order that the package fixes, and not against an explicit choice.
+    """
+    own = fixes_order(kwargs)
+    if _recorded is not None and (call := described(op.name, args, kwargs)) is not None:
+        _recorded.setdefault(call)
+    if (
+        tensor.is_cuda
+        and not own
+        and requested_backend() is None
+        and (known := profile.of_device(tensor.device.index).winners)
+    ):
+        call = described(op.name, args, kwargs)
+        winner = None if call is None else known.get(str(call))
+        if winner and _winner_runs(op, tensor.device.index, call, winner):
+            return winner
+    return select(op, tensor, own)
 
 
 @functools.cache
-def _select(op: Op, device_type: str, index: int | None, requested: str | None) -> str:
-    choice = choose(op.name, device_type, capability_of(device_type, index), op.built, requested)
+def _winner_runs(op: Op, index: int | None, call: ProductCall, winner: str) -> bool:
+    """Whether this install has the backend; says so in the log."""
+    default = _select(op, "cuda", index, None, False)
+    if winner in why_not("cuda", capability_of("cuda", index), op.built):
+        logger.debug("%s on cuda: %s (%s, faster in the profile of this GPU, is not here)", call, default, winner)
+        return False
+    logger.debug("%s on cuda: %s (faster than %s in the profile of this GPU)", call, winner, default)
+    return True
+
+
+_recorded: dict[ProductCall, None] | None = None
+
+
+@contextlib.contextmanager
+def recorded_products() -> Iterator[dict[ProductCall, None]]:
+    """The products that run within the block, each once, in order."""
+    global _recorded
+    previous, _recorded = _recorded, {}
+    try:
+        with nodes.refused():
+            yield _recorded
+    finally:
+        _recorded = previous
+
+
+def choice_on(op: Op, device: torch.device, requested: str | None = None) -> Choice:
+    """:func:`choose` for tensors on a device of this machine."""
+    return choose(op.name, device.type, capability_of(device.type, device.index), op.built, requested)
+
+
+@functools.cache
+def _select(op: Op, device_type: str, index: int | None, requested: str | None, own: bool) -> str:
+    choice = choose(op.name, device_type, capability_of(device_type, index), op.built, requested, own)
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
     if op.name == "gemm" and choice.backend == "cuda" and requested is None:
-        nodes.serve_gpu(index)
+        measured = profile.of_device(index)
+        if measured.rates:
+            on = torch.empty(0, device=torch.device("cuda", index))
+            torch.ops.amp_kernels._set_gemm_rates(on, *(measured.rates[name] for name in profile.RATES))
+        if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
+            nodes.serve_gpu(index)
     if choice.slow:
         logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)
     return choice.backend
@@ -248,6 +344,7 @@ def built(op: str, family: str, tensor_cores: bool) -> Built:
         cuda_archs=tuple(arch for arch in load.cuda_archs() if not tensor_cores or not arch.startswith("7.")),
         triton=load.has_triton() and load.has_function(f"_triton/{family}", op),
         triton_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        aten=load.has_function(f"_aten/{family}", op),
         emulate=has(f"amp_kernels_emulated::{op}", "CPU"),
         tensor_cores=tensor_cores,
         absent=tuple(load.absent().items()),

@@ -16,6 +16,8 @@ Traps, besides those of ``_gemm_epilogue``:
   argument equal to 1 into a constant.
 - Out-of-range elements of a and b are read as zero on both sides, so nothing beyond K can bring a NaN in. Splits begin at multiples
   of BLOCK_K, so that no step reaches into the next one.
+- The loop takes at least one step, of zeros if K is 0. A path around it would merge zeros with the accumulators, and ptxas serialises
+  every wgmma whose accumulators anything else defines: a wait after each instruction instead of one a step.
 - A residual with the factor 0 is not passed at all: it may hold anything.
 """
 
@@ -101,7 +103,8 @@ def gemm_kernel(
     batch = matrix % batches
     # In a form that shows a multiple of BLOCK_K: the mask of a step is as fine as its first k.
     k_first = matrix // batches * k_split // BLOCK_K * BLOCK_K
-    k_last = tl.minimum(K, k_first + k_split)
+    k_last = tl.minimum(tl.maximum(K, 1), k_first + k_split)
+    tl.assume(k_first < k_last)
     first_row = tile_m * BLOCK_M
     first_column = tile_n * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -1,8 +1,9 @@
 """Lists of tensors for Triton kernels, whose arguments cannot be lists: tables of integers on the device.
 
-A kernel walks over the chunks of a whole list. A row of a :class:`TensorTable` is one tensor: the chunks up to and
-including it, its number of elements, and the columns of the kernel. The running totals of the list stay in registers, and
-a chunk's tensor is found by counting the totals at or below it, which costs no memory access.
+A kernel walks over a whole list. Tensors are cut into units and these joined to runs, which the programs share out, as in
+csrc/device/tensor_list.cuh. A row of a :class:`TensorTable` is one tensor: the units up to and including it, its number of
+elements, and the columns of the kernel. The running totals of the list stay in registers, and a unit's tensor is found by
+counting the totals at or below it, which costs no memory access.
 """
 
 from __future__ import annotations
@@ -16,27 +17,46 @@ import torch
 import triton
 import triton.language as tl
 
-CHUNK = tl.constexpr(16384)
+UNIT = tl.constexpr(1024)  # elements
+RUN_UNITS = 16
 TENSORS_PER_TABLE = 1024
 ELEMENTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.int16: tl.int16}
 INTERPRETED_PROGRAMS = 3  # the interpreter runs them one by one; not a power of two
 
 
 @triton.jit
-def chunk_ends(table, tensors, COLUMNS: tl.constexpr, TENSORS: tl.constexpr):
-    """The running totals of chunks, one per tensor, and the last of them."""
+def unit_ends(table, tensors, COLUMNS: tl.constexpr, TENSORS: tl.constexpr):
+    """The running totals of units, one per tensor, and the last of them."""
     places = tl.arange(0, TENSORS)
     ends = tl.load(table + places * COLUMNS, mask=places < tensors, other=0x7FFFFFFF).to(tl.int32)
     return ends, tl.load(table + (tensors - 1) * COLUMNS).to(tl.int32)
 
 
 @triton.jit
-def find_chunk(table, ends, chunk, COLUMNS: tl.constexpr):
-    """The row of a chunk's tensor, the chunk's first element and its number of elements."""
-    before = ends <= chunk
+def units_of_run(run, runs, units):
+    """The first unit of a run, and the first of the next one."""
+    per_run, longer = units // runs, units % runs
+    begin = run * per_run + tl.minimum(run, longer)
+    return begin, begin + per_run + (run < longer).to(tl.int32)
+
+
+@triton.jit
+def find_span(table, ends, index, stop, unit, COLUMNS: tl.constexpr):
+    """The units from ``index`` to ``stop``, or as many of them as belong to one tensor: the row of that tensor, the first
+    element, the number of elements, and the first unit behind them."""
+    before = ends <= index
     row = table + tl.sum(before.to(tl.int32), 0) * COLUMNS
-    begin = (chunk - tl.max(tl.where(before, ends, 0), 0)).to(tl.int64) * CHUNK
-    return row, begin, tl.minimum(tl.load(row + 1) - begin, CHUNK).to(tl.int32)
+    begin = (index - tl.max(tl.where(before, ends, 0), 0)).to(tl.int64) * unit
+    last = tl.minimum(tl.load(row).to(tl.int32), stop)
+    return row, begin, tl.minimum(tl.load(row + 1) - begin, (last - index) * unit).to(tl.int32), last
+
+
+@triton.jit
+def run_of(index, runs, units):
+    """The run of a unit."""
+    per_run, longer = units // runs, units % runs
+    of_longer = longer * (per_run + 1)
+    return tl.where(index < of_longer, index // (per_run + 1), longer + (index - of_longer) // per_run)
 
 
 @triton.jit
@@ -72,7 +92,9 @@ class TensorTable:
 
     rows: torch.Tensor
     tensors: int
-    chunks: int
+    units: int
+    runs: int
+    programs: int  # of a persistent grid, each with as many runs
 
     @property
     def capacity(self) -> int:
@@ -80,16 +102,21 @@ class TensorTable:
         return max(16, triton.next_power_of_2(self.tensors))
 
 
-def tensor_tables(tensors: Sequence[tuple[int, ...]], device: torch.device) -> list[TensorTable]:
+def tensor_tables(
+    tensors: Sequence[tuple[int, ...]], device: torch.device, most_programs: int, unit: int = UNIT.value
+) -> list[TensorTable]:
     """One table for each :data:`TENSORS_PER_TABLE` tensors that have elements; an entry begins with the number of elements."""
-    filled, chunk = [entry for entry in tensors if entry[0] > 0], CHUNK.value
+    filled = [entry for entry in tensors if entry[0] > 0]
     tables = []
     for first in range(0, len(filled), TENSORS_PER_TABLE):
-        rows, chunks = [], 0
+        rows, units = [], 0
         for entry in filled[first : first + TENSORS_PER_TABLE]:
-            chunks += -(-entry[0] // chunk)  # triton.cdiv takes a microsecond
-            rows.append((chunks, *entry))
-        tables.append(TensorTable(upload(tuple(rows), device), len(rows), chunks))
+            units += -(-entry[0] // unit)  # triton.cdiv takes a microsecond
+            rows.append((units, *entry))
+        per_program = -(-units // most_programs)
+        programs = -(-units // per_program)
+        runs = programs * -(-per_program // RUN_UNITS)
+        tables.append(TensorTable(upload(tuple(rows), device), len(rows), units, runs, programs))
     return tables
 
 

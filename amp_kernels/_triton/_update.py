@@ -118,10 +118,11 @@ def update(rule: Rule, classes: Classes, rows: torch.Tensor, a: UpdateArguments)
     """Updates the parameters of every class by their rows."""
     for (elements, aligned, ema, stochastic), tensors in classes.items():
         programs = _tables.programs(rows.device, programs_per_sm(elements))
-        for table in _tables.tensor_tables(tensors, rows.device):
-            update_kernel[(min(programs, table.chunks),)](
+        for table in _tables.tensor_tables(tensors, rows.device, programs):
+            update_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
+                table.runs,
                 rows,
                 a.found_inf,
                 a.seed,

@@ -2,7 +2,7 @@
 
 ``prepare_kernel``, one lane a parameter: increments the step count and derives from it, in double, the few scalars that
 all elements of the parameter share. It runs before the update, so no program reads a count that another one is about to
-change. ``update_kernel``, a persistent grid over the chunks of a list (``_tables.py``): reads gradient, moments and weight,
+change. ``update_kernel``, a persistent grid over a list (``_tables.py``): reads gradient, moments and weight,
 writes moments and weight. It is bandwidth-bound. A skip (``found_inf``) must leave every byte unchanged, the count too.
 
 Every fused multiply-add is written out, divisions and roots are the correctly rounded ones, and the compiler may not fuse
@@ -17,11 +17,11 @@ import triton.language as tl
 from .._updates.state import MAXIMIZE
 from ._rounding import round_stochastic, rounding_bits
 from ._split_master import join_master, split_master
-from ._tables import chunk_ends, find_chunk, pointer
+from ._tables import UNIT, find_span, pointer, unit_ends, units_of_run
 
 ROW = tl.constexpr(16)  # words per parameter in the rows that prepare_kernel writes
 EMA_TAKE, STEP, INDEX, SCALARS = map(tl.constexpr, (2, 3, 4, 5))  # words of a row, after inverse scale and clip factor
-FIRST_OPERAND = tl.constexpr(3)  # column of a table, after: chunks up to and including this parameter, numel, row
+FIRST_OPERAND = tl.constexpr(3)  # column of a table, after: units up to and including this parameter, numel, row
 FIRST_OPTION = tl.constexpr(3)  # column of a group: the learning rate
 FLAG_MAXIMIZE = tl.constexpr(MAXIMIZE)
 
@@ -195,6 +195,7 @@ def _update_elements(
 def update_kernel(
     table,
     tensors,
+    runs,
     rows,
     found_inf,
     seed: tl.int64,
@@ -216,27 +217,40 @@ def update_kernel(
     ``STOCHASTIC``: round the weight stochastically.
     """
     COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
-    ends, chunks = chunk_ends(table, tensors, COLUMNS, TENSORS)
+    ends, units = unit_ends(table, tensors, COLUMNS, TENSORS)
+    end = runs
     if found_inf is not None:
-        chunks = tl.where(tl.load(found_inf) > 0.0, 0, chunks)
+        end = tl.where(tl.load(found_inf) > 0.0, 0, runs)
     offsets = tl.arange(0, BLOCK)
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        row, begin, count = find_chunk(table, ends, chunk, COLUMNS)
-        shared = rows + tl.load(row + 2) * ROW
-        inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, SCALAR_COUNT)
-        words = shared.to(tl.pointer_type(tl.uint32))
-        ema_take = tl.load(shared + EMA_TAKE) if EMA else None
-        key = (seed, tl.load(words + STEP), tl.load(words + INDEX)) if STOCHASTIC else None
-        pointers = ()
-        for k in tl.static_range(len(ELEMENTS)):
-            pointers += (pointer(tl.load(row + FIRST_OPERAND + k), begin, ELEMENTS[k], ALIGNED),)
-        whole = count // BLOCK * BLOCK
-        for i in range(0, whole, BLOCK):
-            _update_elements(
-                pointers, i + offsets, None, begin + i, inv_scale, clip, scalars, ema_take, key, ELEMENTS, APPLY
-            )
-        if whole < count:
-            at = whole + offsets
-            _update_elements(
-                pointers, at, at < count, begin + whole, inv_scale, clip, scalars, ema_take, key, ELEMENTS, APPLY
-            )
+    for run in range(tl.program_id(0), end, tl.num_programs(0)):
+        at, stop = units_of_run(run, runs, units)
+        while at < stop:
+            row, begin, count, at = find_span(table, ends, at, stop, UNIT, COLUMNS)
+            shared = rows + tl.load(row + 2) * ROW
+            inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, SCALAR_COUNT)
+            words = shared.to(tl.pointer_type(tl.uint32))
+            ema_take = tl.load(shared + EMA_TAKE) if EMA else None
+            key = (seed, tl.load(words + STEP), tl.load(words + INDEX)) if STOCHASTIC else None
+            pointers = ()
+            for k in tl.static_range(len(ELEMENTS)):
+                pointers += (pointer(tl.load(row + FIRST_OPERAND + k), begin, ELEMENTS[k], ALIGNED),)
+            whole = count // BLOCK * BLOCK
+            for i in range(0, whole, BLOCK):
+                _update_elements(
+                    pointers, i + offsets, None, begin + i, inv_scale, clip, scalars, ema_take, key, ELEMENTS, APPLY
+                )
+            if whole < count:
+                last = whole + offsets
+                _update_elements(
+                    pointers,
+                    last,
+                    last < count,
+                    begin + whole,
+                    inv_scale,
+                    clip,
+                    scalars,
+                    ema_take,
+                    key,
+                    ELEMENTS,
+                    APPLY,
+                )

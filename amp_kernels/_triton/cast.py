@@ -1,7 +1,7 @@
 """cast_ in Triton: a list of tensors copied into another one, each element widened or rounded to its destination's dtype.
 
 Work: 4 to 8 bytes an element, read once and written once: bandwidth is the limit. Pairs of tensors of the same two dtypes
-and alignment make a class, and each class is one launch of its own specialization, a persistent grid over its chunks
+and alignment make a class, and each class is one launch of its own specialization, a persistent grid over the list
 (``_tables.py``); a model has one or two. The random bits are csrc/base/philox.h's, numbered by element.
 """
 
@@ -13,9 +13,9 @@ import triton.language as tl
 
 from . import _tables
 from ._rounding import round_stochastic, rounding_bits
-from ._tables import ELEMENTS, chunk_ends, find_chunk, pointer
+from ._tables import ELEMENTS, UNIT, find_span, pointer, unit_ends, units_of_run
 
-TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this pair, numel, both addresses, position in the list
+TABLE_COLUMNS = tl.constexpr(5)  # units up to and including this pair, numel, both addresses, position in the list
 BLOCK = 2048
 PROGRAMS_PER_SM = 6
 
@@ -38,6 +38,7 @@ def _cast(destination, source, offsets, mask, first, key, TO: tl.constexpr, FROM
 def cast_kernel(
     table,
     tensors,
+    runs,
     seed,
     step,
     TO: tl.constexpr,
@@ -48,18 +49,20 @@ def cast_kernel(
 ):
     """``seed``: ``None`` to round to nearest even. ``step``: where its count stands, or ``None`` for 0."""
     count = tl.load(step).to(tl.uint32) if step is not None else tl.cast(0, tl.uint32)
-    ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        row, begin, elements = find_chunk(table, ends, chunk, TABLE_COLUMNS)
-        destination = pointer(tl.load(row + 2), begin, TO, ALIGNED)
-        source = pointer(tl.load(row + 3), begin, FROM, ALIGNED)
-        key = (seed, count, tl.load(row + 4).to(tl.uint32)) if seed is not None else None
-        full = elements // BLOCK * BLOCK
-        for i in range(0, full, BLOCK):
-            _cast(destination, source, i + tl.arange(0, BLOCK), None, begin + i, key, TO, FROM)
-        if full < elements:
-            offsets = full + tl.arange(0, BLOCK)
-            _cast(destination, source, offsets, offsets < elements, begin + full, key, TO, FROM)
+    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    for run in range(tl.program_id(0), runs, tl.num_programs(0)):
+        at, stop = units_of_run(run, runs, units)
+        while at < stop:
+            row, begin, elements, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
+            destination = pointer(tl.load(row + 2), begin, TO, ALIGNED)
+            source = pointer(tl.load(row + 3), begin, FROM, ALIGNED)
+            key = (seed, count, tl.load(row + 4).to(tl.uint32)) if seed is not None else None
+            full = elements // BLOCK * BLOCK
+            for i in range(0, full, BLOCK):
+                _cast(destination, source, i + tl.arange(0, BLOCK), None, begin + i, key, TO, FROM)
+            if full < elements:
+                offsets = full + tl.arange(0, BLOCK)
+                _cast(destination, source, offsets, offsets < elements, begin + full, key, TO, FROM)
 
 
 def cast_(
@@ -80,10 +83,11 @@ def cast_(
     with _tables.on(device):
         for (to, of, aligned), pairs in classes.items():
             rounds = seed is not None and to != torch.float32 and to != of
-            for table in _tables.tensor_tables(pairs, device):
-                cast_kernel[(min(programs, table.chunks),)](
+            for table in _tables.tensor_tables(pairs, device, programs):
+                cast_kernel[(table.programs,)](
                     table.rows,
                     table.tensors,
+                    table.runs,
                     seed if rounds else None,
                     step if rounds else None,
                     TO=ELEMENTS[to],

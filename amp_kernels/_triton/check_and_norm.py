@@ -1,14 +1,14 @@
 """check_and_norm in Triton: one read of a list of gradients of any dtypes, then a small kernel that joins partial results.
 
-Programs walk over the chunks of the whole list (``_tables.py``). A lane keeps the sum of its squares and its peak
-(``csrc/gradients/grad_norm.h``), the largest magnitude and the check in one. Sums are kept in fp32 within a chunk and in fp64 above, and
-nothing is added by atomics, so a call gives the same bits each time. For results per tensor each chunk leaves a partial
+Programs walk over the whole list (``_tables.py``). A lane keeps the sum of its squares and its peak
+(``csrc/gradients/grad_norm.h``), the largest magnitude and the check in one. Sums are kept in fp32 within a span and in fp64 above, and
+nothing is added by atomics, so a call gives the same bits each time. For results per tensor each span leaves a partial
 result in a slot of its own, else each program does.
 
-Squares below fp32's range: a chunk in which some lane has a small, but not zero sum is read once more, multiplied by a
+Squares below fp32's range: a span in which some lane has a small, but not zero sum is read once more, multiplied by a
 power of two, for these lanes (``csrc/gradients/grad_norm.h`` has the bounds).
 
-The speed hangs on ``tl.multiple_of`` in ``_add_chunk``: without the hint, or under a mask of unknown divisibility, every
+The speed hangs on ``tl.multiple_of`` in ``_add_span``: without the hint, or under a mask of unknown divisibility, every
 load becomes scalar. The elements before the first 16-byte boundary are peeled off, so that the hint is true for any
 address.
 """
@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 
 from . import _tables
-from ._tables import chunk_ends, find_chunk
+from ._tables import UNIT, find_span, run_of, unit_ends, units_of_run
 
-TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this tensor, numel, address, dtype code, place in the list
+TABLE_COLUMNS = tl.constexpr(5)  # units up to and including this tensor, numel, address, dtype code, place in the list
 DTYPE_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 BLOCK = 1024
 PROGRAMS_PER_SM = 4  # of 128 threads: what the registers of the widest dtype leave room for
@@ -62,7 +62,7 @@ def _add(x, factor, total, largest):
 
 
 @triton.jit
-def _add_chunk(address, begin, count, inv_scale, sums, peaks, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
+def _add_span(address, begin, count, inv_scale, sums, peaks, ELEMENT: tl.constexpr, BLOCK: tl.constexpr):
     """Adds ``count`` elements, lane by lane: their squares to ``sums``, their magnitudes to ``peaks``."""
     offsets = tl.arange(0, BLOCK)
     size: tl.constexpr = ELEMENT.primitive_bitwidth // 8
@@ -115,6 +115,7 @@ def _store(slots, slot, sums, peaks, places):
 def check_and_norm_kernel(
     table,
     tensors,
+    runs,
     grad_scale,
     slots,
     places,
@@ -123,28 +124,31 @@ def check_and_norm_kernel(
     TENSORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes a partial result for each program, or with ``PER_TENSOR`` for each chunk. ``slots`` has ``places`` of them."""
+    """Writes a partial result for each program, or with ``PER_TENSOR`` for each span. ``slots`` has ``places`` of them."""
     scale = 1.0 if grad_scale is None else tl.load(grad_scale)
     inv_scale = (1.0 / tl.cast(scale, tl.float64)).to(tl.float32)
-    ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     sums = tl.zeros((BLOCK,), tl.float64)
     peaks = tl.zeros((BLOCK,), tl.uint32)
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
-        address, dtype = tl.load(row + 2), tl.load(row + 3)
-        if PER_TENSOR:
-            sums = tl.zeros((BLOCK,), tl.float64)
-            peaks = tl.zeros((BLOCK,), tl.uint32)
-        if dtype == 0:
-            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.float16, BLOCK)
-        elif dtype == 1:
-            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.bfloat16, BLOCK)
-        elif dtype == 2:
-            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.float32, BLOCK)
-        else:
-            sums, peaks = _add_chunk(address, begin, count, inv_scale, sums, peaks, tl.float64, BLOCK)
-        if PER_TENSOR:
-            _store(slots, first_slot + chunk, sums, peaks, places)
+    for run in range(tl.program_id(0), runs, tl.num_programs(0)):
+        at, stop = units_of_run(run, runs, units)
+        while at < stop:
+            row, begin, count, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
+            address, dtype = tl.load(row + 2), tl.load(row + 3)
+            if PER_TENSOR:
+                sums = tl.zeros((BLOCK,), tl.float64)
+                peaks = tl.zeros((BLOCK,), tl.uint32)
+            if dtype == 0:
+                sums, peaks = _add_span(address, begin, count, inv_scale, sums, peaks, tl.float16, BLOCK)
+            elif dtype == 1:
+                sums, peaks = _add_span(address, begin, count, inv_scale, sums, peaks, tl.bfloat16, BLOCK)
+            elif dtype == 2:
+                sums, peaks = _add_span(address, begin, count, inv_scale, sums, peaks, tl.float32, BLOCK)
+            else:
+                sums, peaks = _add_span(address, begin, count, inv_scale, sums, peaks, tl.float64, BLOCK)
+            if PER_TENSOR:
+                tensor = (row.to(tl.int64) - table.to(tl.int64)) // (8 * TABLE_COLUMNS)
+                _store(slots, first_slot + run + tensor.to(tl.int32), sums, peaks, places)
     if not PER_TENSOR:
         _store(slots, first_slot + tl.program_id(0), sums, peaks, places)
 
@@ -152,6 +156,8 @@ def check_and_norm_kernel(
 @triton.jit
 def finish_kernel(
     table,
+    tensors,
+    runs,
     slots,
     places,
     first_slot,
@@ -161,15 +167,17 @@ def finish_kernel(
     PER_TENSOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Joins partial results, always in the same order: those of a tensor's chunks, one program a tensor, or all."""
+    """Joins partial results, always in the same order: those of a tensor's spans, one program a tensor, or all."""
     begin = first_slot
     end = places
     position = tl.zeros((), tl.int64)
     if PER_TENSOR:
         tensor = tl.program_id(0)
         row = table + tensor * TABLE_COLUMNS
-        end = first_slot + tl.load(row).to(tl.int32)
-        begin = first_slot + tl.load(row - TABLE_COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
+        units = tl.load(table + (tensors - 1) * TABLE_COLUMNS).to(tl.int32)
+        first = tl.load(row - TABLE_COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
+        begin = first_slot + run_of(first, runs, units) + tensor
+        end = first_slot + run_of(tl.load(row).to(tl.int32) - 1, runs, units) + tensor + 1
         position = tl.load(row + 4)
     offsets = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float64)
@@ -198,19 +206,19 @@ def check_and_norm(
     device = grads[0].device
     entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype], i) for i, g in enumerate(grads)]
     with _tables.on(device):
-        tables = _tables.tensor_tables(entries, device)
+        tables = _tables.tensor_tables(entries, device, _tables.programs(device, PROGRAMS_PER_SM))
         make = torch.zeros if not tables or (per_tensor and not all(entry[0] for entry in entries)) else torch.empty
         norms, found_infs = (
             make((len(grads),) if per_tensor else (), dtype=torch.float32, device=device) for _ in range(2)
         )
-        programs = _tables.programs(device, PROGRAMS_PER_SM)
-        sizes = [table.chunks if per_tensor else programs for table in tables]
+        sizes = [table.runs + table.tensors if per_tensor else table.programs for table in tables]
         places = sum(sizes)
         slots = torch.empty(places + triton.cdiv(places, 2), dtype=torch.float64, device=device)
         for i, table in enumerate(tables):
-            check_and_norm_kernel[(programs,)](
+            check_and_norm_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
+                table.runs,
                 grad_scale,
                 slots,
                 places,
@@ -224,6 +232,8 @@ def check_and_norm(
         for i, table in enumerate(tables if per_tensor else tables[:1]):
             finish_kernel[(table.tensors if per_tensor else 1,)](
                 table.rows,
+                table.tensors,
+                table.runs,
                 slots,
                 places,
                 sum(sizes[:i]),

@@ -1,6 +1,6 @@
 """exponent_histogram in Triton: one read of a list of tensors of any dtypes, counted by powers of two.
 
-A program takes chunks of the list in turn (``_tables.py``), counts the blocks of a chunk with ``tl.histogram``, which keeps
+A program walks over its share of the list (``_tables.py``), counts the blocks of a span with ``tl.histogram``, which keeps
 its counters in shared memory, and adds them to the tensor's by atomics: integers, whose order does not show. Lanes
 behind the end of a tensor count in a column that no tensor has.
 
@@ -15,10 +15,10 @@ import triton.language as tl
 
 from .._raw.exponent_histogram import BINS, INFINITY_BIN, NAN_BIN
 from . import _tables
-from ._tables import chunk_ends, find_chunk
+from ._tables import UNIT, find_span, unit_ends, units_of_run
 from .check_and_norm import DTYPE_CODES
 
-TABLE_COLUMNS = tl.constexpr(5)  # chunks up to and including this tensor, numel, address, dtype code, place in the list
+TABLE_COLUMNS = tl.constexpr(5)  # units up to and including this tensor, numel, address, dtype code, place in the list
 COLUMNS = tl.constexpr(512)  # counters of a program: a power of two, the last one for lanes without an element
 BLOCK = 1024
 PROGRAMS_PER_SM = 3
@@ -42,7 +42,7 @@ def _count(x, mask, counts, largest, INFINITY_BIN: tl.constexpr, NAN_BIN: tl.con
 
 
 @triton.jit
-def _count_chunk(
+def _count_span(
     address,
     begin,
     count,
@@ -78,6 +78,7 @@ def _count_chunk(
 def exponent_histogram_kernel(
     table,
     tensors,
+    runs,
     counts,
     largest,
     BINS: tl.constexpr,
@@ -86,22 +87,24 @@ def exponent_histogram_kernel(
     TENSORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     columns = tl.arange(0, COLUMNS)
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
-        address, dtype, place = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
-        if dtype == 0:
-            found, most = _count_chunk(address, begin, count, tl.float16, BLOCK, INFINITY_BIN, NAN_BIN)
-        elif dtype == 1:
-            found, most = _count_chunk(address, begin, count, tl.bfloat16, BLOCK, INFINITY_BIN, NAN_BIN)
-        elif dtype == 2:
-            found, most = _count_chunk(address, begin, count, tl.float32, BLOCK, INFINITY_BIN, NAN_BIN)
-        else:
-            found, most = _count_chunk(address, begin, count, tl.float64, BLOCK, INFINITY_BIN, NAN_BIN)
-        there = (columns < BINS) & (found > 0)
-        tl.atomic_add(counts + place * BINS + columns, found.to(tl.int64), mask=there, sem="relaxed")
-        tl.atomic_max(largest + place, most, sem="relaxed")
+    for run in range(tl.program_id(0), runs, tl.num_programs(0)):
+        at, stop = units_of_run(run, runs, units)
+        while at < stop:
+            row, begin, count, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
+            address, dtype, place = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
+            if dtype == 0:
+                found, most = _count_span(address, begin, count, tl.float16, BLOCK, INFINITY_BIN, NAN_BIN)
+            elif dtype == 1:
+                found, most = _count_span(address, begin, count, tl.bfloat16, BLOCK, INFINITY_BIN, NAN_BIN)
+            elif dtype == 2:
+                found, most = _count_span(address, begin, count, tl.float32, BLOCK, INFINITY_BIN, NAN_BIN)
+            else:
+                found, most = _count_span(address, begin, count, tl.float64, BLOCK, INFINITY_BIN, NAN_BIN)
+            there = (columns < BINS) & (found > 0)
+            tl.atomic_add(counts + place * BINS + columns, found.to(tl.int64), mask=there, sem="relaxed")
+            tl.atomic_max(largest + place, most, sem="relaxed")
 
 
 def exponent_histogram(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,10 +115,11 @@ def exponent_histogram(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch
     entries = [(t.numel(), t.data_ptr(), DTYPE_CODES[t.dtype], i) for i, t in enumerate(tensors)]
     programs = _tables.programs(device, PROGRAMS_PER_SM)
     with _tables.on(device):
-        for table in _tables.tensor_tables(entries, device):
-            exponent_histogram_kernel[(min(programs, table.chunks),)](
+        for table in _tables.tensor_tables(entries, device, programs):
+            exponent_histogram_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
+                table.runs,
                 counts,
                 largest,
                 BINS=BINS,

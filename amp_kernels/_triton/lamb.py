@@ -1,9 +1,9 @@
 """lamb_ in Triton. No weight may move before the norms of all weights and directions of its tensor are known, so there are
 two passes over the parameters, with the tables of ``_update.py``; the first is the rule's stage.
 
-``moments_kernel`` reads gradient, moments and weight, writes the moments, and stores the sums of squares of each chunk's
-weights and directions, in double, in the chunk's slot. ``rates_kernel``, one program a parameter, adds the slots of its
-chunks, always in the same order, and writes the length of its step into its row. ``update_kernel`` then reads moments and
+``moments_kernel`` reads gradient, moments and weight, writes the moments, and stores the sums of squares of each unit's
+weights and directions, in double, in the unit's slot. ``rates_kernel``, one program a parameter, adds the slots of its
+units, always in the same order, and writes the length of its step into its row. ``update_kernel`` then reads moments and
 weight and writes the weight. It computes the direction from the moments as stored, so the first pass also rounds them
 before it goes on.
 
@@ -20,7 +20,7 @@ import triton.language as tl
 from .._updates.arguments import UpdateArguments
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
-from ._tables import chunk_ends, find_chunk, pointer
+from ._tables import UNIT, find_span, pointer, unit_ends
 from ._update_kernels import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, power, read_scalars
 
 FLAG_NO_CORRECTION, FLAG_ADAPT_ALL = tl.constexpr(NO_BIAS_CORRECTION), tl.constexpr(ADAPT_ALL)
@@ -82,6 +82,7 @@ def _move_elements(pointers, offsets, mask, inv_scale, clip, scalars, weight_sq,
 def moments_kernel(
     table,
     tensors,
+    unit,
     rows,
     slots,
     found_inf,
@@ -90,14 +91,14 @@ def moments_kernel(
     TENSORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first pass over the parameters of a class (see ``update_kernel``). ``slots``: two doubles per chunk."""
+    """The first pass over the parameters of a class (see ``update_kernel``). ``slots``: two doubles per unit."""
     COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
-    ends, chunks = chunk_ends(table, tensors, COLUMNS, TENSORS)
+    ends, units = unit_ends(table, tensors, COLUMNS, TENSORS)
     if found_inf is not None:
-        chunks = tl.where(tl.load(found_inf) > 0.0, 0, chunks)
+        units = tl.where(tl.load(found_inf) > 0.0, 0, units)
     offsets = tl.arange(0, BLOCK)
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        row, begin, count = find_chunk(table, ends, chunk, COLUMNS)
+    for index in range(tl.program_id(0), units, tl.num_programs(0)):
+        row, begin, count, _ = find_span(table, ends, index, index + 1, unit, COLUMNS)
         shared = rows + tl.load(row + 2) * ROW
         inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, 7)
         pointers = ()
@@ -115,8 +116,8 @@ def moments_kernel(
             weight_sq, direction_sq = _move_elements(
                 pointers, at, at < count, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS
             )
-        tl.store(slots + 2 * chunk, tl.sum(weight_sq, 0))
-        tl.store(slots + 2 * chunk + 1, tl.sum(direction_sq, 0))
+        tl.store(slots + 2 * index, tl.sum(weight_sq, 0))
+        tl.store(slots + 2 * index + 1, tl.sum(direction_sq, 0))
 
 
 @triton.jit
@@ -167,13 +168,23 @@ def rates_kernel(
     tl.store(shared + RATE, rate.to(tl.float32))
 
 
+def _unit(tensors: list[tuple[int, ...]]) -> int:
+    """Elements of a unit: many where there are enough units for any GPU. It depends on the list alone, so that sums are the same
+    on each."""
+    least, most, enough = 2 * UNIT.value, _tables.RUN_UNITS * UNIT.value, 16384
+    launches = -(-len(tensors) // _tables.TENSORS_PER_TABLE)
+    return min(max(sum(entry[0] for entry in tensors) // launches // enough // least * least, least), most)
+
+
 def _stage(arguments: UpdateArguments, classes: _update.Classes, of_rows: _update.Tables, rows: torch.Tensor) -> None:
     """Moves the moments and writes the lengths of the steps into the rows; half of a step does one of both."""
+    programs = _tables.programs(rows.device, PROGRAMS_PER_SM)
     for (elements, aligned, _, _), tensors in classes.items():
-        for table in _tables.tensor_tables(tensors, rows.device):
+        unit = _unit(tensors)
+        for table in _tables.tensor_tables(tensors, rows.device, programs, unit):
             slots = None
             if arguments.squares is None or not arguments.second:
-                slots = _sums(table, elements, aligned, rows, arguments.found_inf)
+                slots = _sums(table, unit, elements, aligned, rows, arguments.found_inf)
             rates_kernel[(table.tensors,)](
                 table.rows,
                 slots,
@@ -193,16 +204,18 @@ def _stage(arguments: UpdateArguments, classes: _update.Classes, of_rows: _updat
 
 def _sums(
     table: _tables.TensorTable,
+    unit: int,
     elements: tuple[tl.dtype | None, ...],
     aligned: bool,
     rows: torch.Tensor,
     found_inf: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The first pass over one table; returns the sums of its chunks."""
-    slots = torch.empty(2 * table.chunks, dtype=torch.float64, device=rows.device)
-    moments_kernel[(min(_tables.programs(rows.device, PROGRAMS_PER_SM), table.chunks),)](
+    """The first pass over one table; returns the sums of its units."""
+    slots = torch.empty(2 * table.units, dtype=torch.float64, device=rows.device)
+    moments_kernel[(table.programs,)](
         table.rows,
         table.tensors,
+        unit,
         rows,
         slots,
         found_inf,

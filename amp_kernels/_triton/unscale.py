@@ -1,7 +1,7 @@
 """unscale_ in Triton: a list of gradients of any dtypes multiplied by the inverse loss scale where they lie, and tested.
 
 Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once: bandwidth is the limit. A persistent
-grid walks over the chunks of the whole list (``_tables.py``). What is tested is the stored value: a product that fits
+grid walks over the whole list (``_tables.py``). What is tested is the stored value: a product that fits
 fp32 may still overflow fp16. The flag is shared with other checks, so it is set and never cleared.
 
 The main loop has neither mask nor unknown alignment, either of which would make its accesses scalar: the elements before
@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 
 from . import _tables
-from ._tables import chunk_ends, find_chunk, not_finite
+from ._tables import UNIT, find_span, not_finite, unit_ends, units_of_run
 from .check_and_norm import DTYPE_CODES
 
-TABLE_COLUMNS = tl.constexpr(4)  # chunks up to and including this tensor, numel, address, dtype code
+TABLE_COLUMNS = tl.constexpr(4)  # units up to and including this tensor, numel, address, dtype code
 BLOCK_BYTES = 4096  # two 16-byte accesses a thread
 EDGE = tl.constexpr(256)  # elements of a masked access: no fewer than threads, which would then share elements and race
 PROGRAMS_PER_SM = 8
@@ -39,7 +39,7 @@ def _unscale(pointers, mask, inv_scale, bad):
 
 
 @triton.jit
-def _unscale_chunk(address, begin, count, inv_scale, ELEMENT: tl.constexpr, BLOCK_BYTES: tl.constexpr):
+def _unscale_span(address, begin, count, inv_scale, ELEMENT: tl.constexpr, BLOCK_BYTES: tl.constexpr):
     """Unscales ``count`` elements; returns 1 if one of them is not finite now, else 0."""
     size: tl.constexpr = ELEMENT.primitive_bitwidth // 8
     BLOCK: tl.constexpr = BLOCK_BYTES // size
@@ -62,23 +62,26 @@ def _unscale_chunk(address, begin, count, inv_scale, ELEMENT: tl.constexpr, BLOC
 
 
 @triton.jit
-def unscale_kernel(table, tensors, found_inf, inv_scale, TENSORS: tl.constexpr, BLOCK_BYTES: tl.constexpr):
+def unscale_kernel(table, tensors, runs, found_inf, inv_scale, TENSORS: tl.constexpr, BLOCK_BYTES: tl.constexpr):
     inv = tl.load(inv_scale)
-    ends, chunks = chunk_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    end = runs
     if found_inf is None:
-        chunks = tl.where(inv == 1.0, 0, chunks)  # nothing to do, and nobody asks what is there
+        end = tl.where(inv == 1.0, 0, runs)  # nothing to do, and nobody asks what is there
     bad = 0
-    for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
-        row, begin, count = find_chunk(table, ends, chunk, TABLE_COLUMNS)
-        address, dtype = tl.load(row + 2), tl.load(row + 3)
-        if dtype == 0:
-            bad |= _unscale_chunk(address, begin, count, inv, tl.float16, BLOCK_BYTES)
-        elif dtype == 1:
-            bad |= _unscale_chunk(address, begin, count, inv, tl.bfloat16, BLOCK_BYTES)
-        elif dtype == 2:
-            bad |= _unscale_chunk(address, begin, count, inv, tl.float32, BLOCK_BYTES)
-        else:
-            bad |= _unscale_chunk(address, begin, count, inv, tl.float64, BLOCK_BYTES)
+    for run in range(tl.program_id(0), end, tl.num_programs(0)):
+        at, stop = units_of_run(run, runs, units)
+        while at < stop:
+            row, begin, count, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
+            address, dtype = tl.load(row + 2), tl.load(row + 3)
+            if dtype == 0:
+                bad |= _unscale_span(address, begin, count, inv, tl.float16, BLOCK_BYTES)
+            elif dtype == 1:
+                bad |= _unscale_span(address, begin, count, inv, tl.bfloat16, BLOCK_BYTES)
+            elif dtype == 2:
+                bad |= _unscale_span(address, begin, count, inv, tl.float32, BLOCK_BYTES)
+            else:
+                bad |= _unscale_span(address, begin, count, inv, tl.float64, BLOCK_BYTES)
     if found_inf is not None:  # many programs may store here, each of them the same
         tl.store(found_inf, 1.0, mask=bad != 0)
 
@@ -89,10 +92,11 @@ def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor | None, inv_scal
     entries = [(g.numel(), g.data_ptr(), DTYPE_CODES[g.dtype]) for g in grads]
     programs = _tables.programs(device, PROGRAMS_PER_SM)
     with _tables.on(device):
-        for table in _tables.tensor_tables(entries, device):
-            unscale_kernel[(min(programs, table.chunks),)](
+        for table in _tables.tensor_tables(entries, device, programs):
+            unscale_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
+                table.runs,
                 found_inf,
                 inv_scale,
                 TENSORS=table.capacity,

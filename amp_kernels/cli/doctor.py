@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from .. import amp
-from .._dispatch import cpu_isa, load
+from .._dispatch import cpu_isa, load, policy, profile
+from .._dispatch.library import REGISTRY
 
 _WIDENED = "no 16-bit arithmetic: fp16 and bf16 are widened and run at fp32 speed; they save memory, not time"
 #: The speed of 16-bit formats with each instruction set.
@@ -28,6 +29,12 @@ def run() -> int:
         print(f"  dtype         {str(advice.dtype).removeprefix('torch.')}")
         print(f"  loss scaling  {'needed' if advice.needs_scaler else 'not needed'}")
         print(f"  why           {advice.reason}")
+        products = policy.choice_on(REGISTRY["gemm"], torch.device(name))
+        print(f"  products      {products.backend}: {products.reason}")
+        if name != "cpu":
+            print(
+                f"  profile       {len(profile.of_device(torch.device(name).index).winners)} products go to a faster backend (info)"
+            )
         if name == "cpu":
             others = ", ".join(isa for isa in cpu_isa.available() if isa != cpu_isa.chosen())
             print(f"  matmul        {cpu_isa.chosen()} (AMP_KERNELS_CPU_ISA also accepts {others})")

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from .._dispatch import load, policy
+from .._dispatch import load, policy, profile
 from .._dispatch.library import REGISTRY
 from .._version import __version__
 
@@ -43,9 +43,18 @@ def _versions() -> str:
             lines.append(
                 f"gpu {index}       {properties.name}, capability {properties.major}.{properties.minor}, {memory:.0f} GiB"
             )
+            lines.append(f"profile {index}   {_profile(index)}")
     else:
         lines.append("gpu         none visible")
     return "\n".join(lines)
+
+
+def _profile(index: int) -> str:
+    found = profile.read(profile.machine(index))
+    if not found.times:
+        return f"none ({profile.TUNE})"
+    others = ", ".join(f"{call}: {winner}" for call, winner in found.winners.items())
+    return f"{profile.path_of(found.machine['gpu'])}, {len(found.times)} products; not the automatic backend: {others or 'none'}"
 
 
 def _libraries() -> str:
@@ -68,16 +77,16 @@ def _ops() -> str:
             rows.append((name, "composite", "", "written over the other ops"))
             continue
         built = op.built
-        exists = [b for b in ("cpu", "cuda", "triton", "emulate") if getattr(built, b)] + ["reference"]
+        exists = [b for b in ("cpu", "cuda", "triton", "aten", "emulate") if getattr(built, b)] + ["reference"]
         for i, device in enumerate(devices()):
-            capability = policy.capability_of(device)
             try:
-                choice = policy.choose(name, device, capability, built, policy.requested_backend())
+                choice = policy.choice_on(op, torch.device(device), policy.requested_backend())
                 chosen, reason = choice.backend, choice.reason
             except policy.BackendUnavailable:
                 requested = policy.requested_backend()
                 chosen = "none"
-                reason = f"{requested} was asked for: {policy.why_not(device, capability, built)[requested]}"
+                excluded = policy.why_not(device, policy.capability_of(device), built)
+                reason = f"{requested} was asked for: {excluded[requested]}"
             rows.append((name if i == 0 else "", " ".join(exists) if i == 0 else "", f"{device}: {chosen}", reason))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(

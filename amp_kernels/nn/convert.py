@@ -12,7 +12,7 @@ import torch
 
 from .._checks.modules import check_module
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, fused
+from . import activation, conv1d, copied_norm, fused, residual
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -34,7 +34,9 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 
 
-def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = False) -> Model:
+def convert(
+    model: Model, *, skip: Iterable[str | type] = (), report: bool = False, fuse_residuals: bool = False
+) -> Model:
     """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, including itself, with those of
     :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
 
@@ -48,6 +50,13 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     A linear layer, its activation and the next linear layer run as one fused op (:func:`amp_kernels.mlp`) inside an
     ``nn.Sequential`` and inside feed-forward blocks like those of GPT-2, Llama, BERT, T5 and ViT. Only the container changes.
     Each call fuses the modules that have no hooks and were not replaced, parametrised or pruned.
+
+    With ``fuse_residuals`` a norm also makes the addition in front of it, where both lie in one block: ``norm(residual + branch)`` is
+    one kernel forward and one backward. This covers the blocks of GPT-2, Llama and ViT between attention and feed-forward layer,
+    BERT's output layers, and others alike. A block is recognised by running its forward on a few numbers; any other stays as it
+    is. An addition at the end of a block, before the norm of the next one, stays separate. Results have the bits of the separate
+    addition, and gradients too, except that the gradient of a 16-bit residual stream is rounded once less. torch.compile fuses
+    all of these additions by itself, so the option is for eager training.
 
     ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
     They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
@@ -67,6 +76,7 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
         skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
             used elsewhere in the model.
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
+        fuse_residuals: let norms make the additions in front of them.
 
     Returns:
         ``model``.
@@ -89,6 +99,8 @@ def convert(model: Model, *, skip: Iterable[str | type] = (), report: bool = Fal
     changes = _Changes(report)
     with changes.all_or_none():
         _convert(modules, skipped, changes)
+        if fuse_residuals:
+            _fuse_residuals(modules, skipped, changes)
     changes.summarise()
     return model
 
@@ -112,6 +124,14 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
             for each in activations:
                 if base_of(type(each)) is None:
                     changes.give(each, derived(type(each), activation.FORWARDS[activation.recognised(each)]))
+
+
+def _fuse_residuals(
+    modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
+) -> None:
+    for name, module in modules:
+        if module not in skipped and residual.fusible(module):
+            changes.replace(name, module, derived(own_class(module), residual.forward))
 
 
 def revert(model: Model) -> Model:

@@ -44,7 +44,21 @@ def _epsilon(module: torch.nn.Module) -> float | None:
     return found if isinstance(found, float) else None
 
 
+def _mixed(module: torch.nn.Module, x: torch.Tensor) -> bool:
+    """True if the dtype of the result is the model's to choose: for mixed inputs it differs between models."""
+    return x.dtype != module.weight.dtype and autocast.dtype_on(x.device.type) is None
+
+
 def forward(self, x: torch.Tensor) -> torch.Tensor:
-    if x.dtype != self.weight.dtype and autocast.dtype_on(x.device.type) is None:
-        return own_forward(self, x)  # the result dtype for mixed inputs differs between models
+    if _mixed(self, x):
+        return own_forward(self, x)
     return rms_norm(x, self.weight.shape, self.weight, _epsilon(self))
+
+
+def of_sum(
+    module: torch.nn.Module, branch: torch.Tensor, stream: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """``(norm(stream + branch), stream + branch)`` in one pass, or ``None``."""
+    if _mixed(module, stream):
+        return None
+    return rms_norm(branch, module.weight.shape, module.weight, _epsilon(module), residual=stream)

@@ -5,35 +5,46 @@ A shadow is found by its weight, and holds as long as the weight's version count
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
+from array import array
 
 import torch
 from torch import Tensor
 
+from .._dispatch.walks import identical, note_versions, same_versions
+
 _CHECK = os.environ.get("AMP_KERNELS_CHECK_SHADOWS") == "1"
-_version, _data_ptr = operator.attrgetter("_version"), Tensor.data_ptr
-_version_then, _address_then = operator.attrgetter("version"), operator.attrgetter("address")
+
+
+class Stamps:
+    """The version counters and addresses of parameters at the time when their shadows were written."""
+
+    __slots__ = ("addresses", "versions")
+
+    def __init__(self, count: int):
+        self.versions, self.addresses = array("q", bytes(8 * count)), [0] * count
 
 
 class Shadow:
-    """A parameter's 16-bit copy and what the parameter was when it was taken. Owns neither of the two."""
+    """A parameter's 16-bit copy. Owns neither of the two. Its stamp is number ``place`` of ``stamps``."""
 
-    __slots__ = ("address", "param", "version", "view")
+    __slots__ = ("param", "place", "stamps", "view")
 
-    def __init__(self, param: Tensor, view: Tensor):
+    def __init__(self, param: Tensor, view: Tensor, stamps: Stamps, place: int):
         # Bound now: while the interpreter exits, a parameter may outlive this module's names.
         key, forget = id(param), _shadows.pop
         self.param = weakref.ref(param, lambda _: forget(key, None))
         self.view = weakref.ref(view)
+        self.stamps, self.place = stamps, place
         self.stamp(param)
 
     def stamp(self, param: Tensor) -> None:
-        self.version, self.address = param._version, param.data_ptr()
+        self.stamps.versions[self.place], self.stamps.addresses[self.place] = param._version, param.data_ptr()
 
     def fresh(self, param: Tensor) -> bool:
-        return self.version == param._version and self.address == param.data_ptr()
+        stamps, place = self.stamps, self.place
+        return stamps.versions[place] == param._version and stamps.addresses[place] == param.data_ptr()
 
 
 _shadows: dict[int, Shadow] = {}  # by id(param)
@@ -60,7 +71,7 @@ def refresh_shadow(param: Tensor, view: Tensor) -> None:
     if shadow is not None and shadow.view() is view:
         shadow.stamp(param)
     else:
-        _shadows[id(param)] = Shadow(param, view)
+        _shadows[id(param)] = Shadow(param, view, Stamps(1), 0)
 
 
 class ShadowList:
@@ -70,28 +81,29 @@ class ShadowList:
         self.pairs = pairs
         self.params = [param for param, _ in pairs]
         self.keys = list(map(id, self.params))
-        self.shadows: list[Shadow] = []
+        self.stamps = Stamps(len(pairs))
+        self.shadows: list[Shadow] = []  # of these stamps
 
     def renew(self) -> None:
         """Before a step: copy what is out of date, because a step that is skipped writes no shadow."""
-        shadows = list(map(_shadows.get, self.keys))
         if (
-            len(self.shadows) == len(shadows)
-            and all(map(operator.is_, shadows, self.shadows))
-            and list(map(_version, self.params)) == list(map(_version_then, shadows))
-            and list(map(_data_ptr, self.params)) == list(map(_address_then, shadows))
+            identical(list(map(_shadows.get, self.keys)), self.shadows)
+            and same_versions(self.params, self.stamps.versions)
+            and list(map(Tensor.data_ptr, self.params)) == self.stamps.addresses
         ):
             return
-        for param, view in self.pairs:
+        for place, (param, view) in enumerate(self.pairs):
             shadow = _shadow_of(param)
             if shadow is None or shadow.view() is not view or not shadow.fresh(param):
                 refresh_shadow(param, view)
+                shadow = _shadows[id(param)]
+            if shadow.stamps is not self.stamps:
+                _shadows[id(param)] = Shadow(param, view, self.stamps, place)
         self.shadows = list(map(_shadows.get, self.keys))
 
     def stamp(self) -> None:
         """After a step, which has written weights and shadows."""
-        for shadow, version in zip(self.shadows, map(_version, self.params), strict=True):
-            shadow.version = version
+        note_versions(self.params, self.stamps.versions)
 
 
 def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 After a product the activation belongs into its epilogue (``linear(activation=...)``), which saves this pass over memory; these
 are for where something stands between the two. The op is composite, over the raw ``activation_forward`` and
-``activation_backward``. float64, torch.func transforms and forward-mode AD take torch's own operations.
+``activation_backward``. float64, torch.func transforms, forward-mode AD and compilers take torch's own operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from .._checks.activations import ACTIVATIONS
 from .._checks.lists import FLOATS
 from .._dispatch import autocast
-from .._dispatch.library import Sample, decompose_batches, define
+from .._dispatch.library import Sample, decompose_batches, define, is_traced
 from .._raw import activation_backward, activation_forward
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
@@ -41,7 +41,7 @@ class _Activation(torch.autograd.Function):
 
 def _activation(x: Tensor, activation: str) -> Tensor:
     activation_forward.check(x, activation, FLOATS, op=activation.removesuffix("_tanh"), name="input")
-    if x.dtype != torch.float64 and not under_transform():
+    if x.dtype != torch.float64 and not under_transform() and not is_traced(x):
         return _Activation.apply(x, activation)
     wide = x if x.dtype == torch.float64 else x.float()
     return ACTIVATIONS[activation](wide).to(x.dtype)

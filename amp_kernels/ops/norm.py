@@ -6,6 +6,8 @@ forward-mode AD and tensors without elements take torch's own norms, in at least
 Under autocast the result has autocast's dtype, computed in fp32 from whatever comes in: so a residual stream in fp32 is
 read as it is and the next layer gets its 16 bits, without an fp32 copy of an activation and without a cast. torch's own
 rule returns fp32 there, and for rms_norm it depends on torch's version.
+
+Compilers see torch's norm in fp32 instead, unless there is dropout, and fuse it with the additions around it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast, nodes
-from .._dispatch.library import Sample, define
+from .._dispatch.library import Sample, define, is_traced
 from .._raw import dropout, norm_backward, norm_forward
 from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
@@ -173,7 +175,8 @@ def _norm(
     _check("layer_norm" if centred else "rms_norm", x, shape, weight, bias, residual)
     own_dtype = x.dtype if residual is None else residual.dtype
     out_dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else own_dtype
-    if x.dtype == torch.float64 or x.numel() == 0 or under_transform():
+    fused = is_traced(x) and seed is None  # the raw ops make the mask of a seed
+    if x.dtype == torch.float64 or x.numel() == 0 or under_transform() or fused:
         return _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p)
     arguments = x, weight, bias, residual, seed, len(shape), eps, centred, out_dtype, dropout_p
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])

@@ -2,7 +2,7 @@
 
 The op is composite, over the raw ``softmax_rows`` and ``softmax_rows_backward``. Under autocast the result has autocast's
 dtype, computed in fp32 from whatever comes in; torch's own rule makes an fp32 copy of the input and returns fp32. float64,
-torch.func transforms and forward-mode AD take torch's own operations.
+torch.func transforms, forward-mode AD and compilers take torch's own operations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast, nodes
-from .._dispatch.library import Sample, define
+from .._dispatch.library import Sample, define, is_traced
 from .._raw import softmax_rows
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
@@ -116,7 +116,8 @@ def _softmax(
     if moved:
         x = x.movedim(dim, -1)
         mask = mask if mask is None else mask.expand(x.movedim(-1, dim).shape).movedim(dim, -1)
-    if x.dtype == torch.float64 or out_dtype == torch.float64 or x.numel() == 0 or x.ndim == 0 or under_transform():
+    wide = torch.float64 in (x.dtype, out_dtype)
+    if wide or x.numel() == 0 or x.ndim == 0 or under_transform() or is_traced(x):
         y = _composed(x, mask, log, safe, out_dtype)
     else:
         y = _Softmax.apply(x, mask, log, safe, out_dtype)

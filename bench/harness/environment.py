@@ -53,7 +53,7 @@ def describe(device: torch.device) -> dict[str, object]:
         "device_type": device.type,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in ("torch", "triton", "amp_kernels") if version(name)},
     }
@@ -92,7 +92,7 @@ def results_folder(device: torch.device) -> Path:
     return (FOLDER if in_tree else Path.cwd() / "bench") / "results" / slug
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The source tree's commit, "+changes" if files differ from it; None for an installed package."""
 
     def git(*arguments: str) -> str:

@@ -23,9 +23,9 @@ BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h."
 STEP_BASIS = "PREDICTION for {chip}: bytes divided by {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, the "
 STEP_BASIS += "shares of a prototype on an H200, plus {launches:.1f} us for four launches with arguments of their size."
 
-# Bytes of arguments of a step's launches, for a list of up to 188 tensors. Short lists have a launch of few bytes where that is enough
+# Bytes of arguments of a step's launches, for a list of up to 187 tensors. Short lists have a launch of few bytes where that is enough
 # for the lists that models have.
-STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_272}
+STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_288}
 FEW_ARGUMENT_BYTES = 4_096
 UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # tensors in those arguments
 
@@ -173,18 +173,19 @@ def training(name: str, chip: Chip) -> Table:
     table.append(("step", *(f"{step.total * 1e3:.1f}" for step in found.values())))
     timed = [trained(name, way) if measured_on(chip) else None for way in found]
     table.append(("step, measured", *(f"{m[0] * 1e3:.1f}" if m else "" for m in timed)))
-    peaks = [f"{step.peak_bytes / 2**30:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
+    peaks = [f"{step.peak_bytes / 2**30:.1f}" if step.host else "" for step in found.values()]
     table.append(("peak GiB", *peaks))
     table.append(("peak GiB, measured", *(f"{m[1]:.1f}" if m else "" for m in timed)))
     for label, each in (("casts, GB", "cast_bytes"), ("casts and copies, GB", "copied_bytes")):
-        moved = [f"{getattr(step, each) / 1e9:.1f}" if way != "torch.compile" else "" for way, step in found.items()]
+        moved = [f"{getattr(step, each) / 1e9:.1f}" if step.host else "" for step in found.values()]
         table.append((label, *moved))
     return table
 
 
 def trained(name: str, way: str) -> tuple[float, float] | None:
     """Seconds and peak GiB of a training step: of the latest run, else of the one that the rates fit."""
-    provider = {"torch eager": "torch", "converted": OURS, "fused norms": f"{OURS} fused norms"}.get(way, way)
+    ours = {"converted": OURS, "fused norms": f"{OURS} fused norms", "compiled": f"{OURS} compile"}
+    provider = {"torch eager": "torch", **ours}.get(way, way)
     row = run().get((TRAINING, name, "bf16", provider))
     return (row["ms"] / 1e3, row["peak_gib"]) if row else STEPS.get((name, way)) if measured_on(CHIPS["H200"]) else None
 
@@ -202,7 +203,7 @@ def short_lists() -> str:
     count = len(lists.LISTS["resnet-50"]())
     least, most = LAUNCH_US.values()
     return (
-        f"The check has a small launch with 4 KB of arguments for lists of up to 188 tensors. The update has none: AdamW takes "
+        f"The check has a small launch with 4 KB of arguments for lists of up to 187 tensors. The update has none: AdamW takes "
         f"{each['adamw_']:.0f} bytes per tensor and the kernel before it, which derives its scalars, {each['update_prepare']:.0f}, so only "
         f"{fit['adamw_']} and {fit['update_prepare']} tensors would fit; ResNet-50 has {count}. A small launch would save at most "
         f"{most - least:.1f} us per launch and need a second copy of every rule's kernels."

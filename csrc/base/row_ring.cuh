@@ -2,14 +2,17 @@
 // Streams rows of matrices through shared memory. A team of kWarps warps takes every n-th row and holds it in
 // registers, kColumns columns per thread, or, if too long, reads it from shared memory in parts. cp.async meanwhile
 // loads the team's next rows into its own ring of slots. So bytes in flight cost no registers and do not depend on
-// types, and a team of one warp needs no barrier. One block fills an SM.
+// types, and a team of one warp needs no barrier. One block fills an SM. Teams of a cluster's blocks can share longer
+// rows: each has a slice of consecutive columns, and the blocks exchange their sums through distributed shared memory.
 #include <algorithm>
 #include <cstdint>
 
 #include "base/row.cuh"
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
+#include "device/cluster.cuh"
 #include "device/launch.cuh"
+#include "device/mbarrier.cuh"
 
 namespace ak {
 
@@ -25,14 +28,20 @@ struct RingMatrix {
   AK_HD int row_bytes(int columns) const { return data == nullptr ? 0 : columns * bytes_of(dtype); }
 };
 
-/// kTeamWarps warps that share a row; a thread holds kThreadColumns of its columns.
-template <int kTeamWarps, int kThreadColumns>
+/// kTeamWarps warps that share a row, in each of kBlocks blocks of a cluster; a thread holds kThreadColumns of its
+/// columns. Clusters need device_runs_sm90_code().
+template <int kTeamWarps, int kThreadColumns, int kBlocks = 1>
 struct RowTeam {
-  static constexpr int kWarps = kTeamWarps, kColumns = kThreadColumns;
+  static constexpr int kWarps = kTeamWarps, kColumns = kThreadColumns, kCluster = kBlocks;
   static constexpr int kThreads = kWarps * kWarpThreads;
   static constexpr bool kLong = kWarps * kColumns > 256;  // more than kRingColumns
   /// Slots of a team. A row that fills most of shared memory has one, which is free once the row is in registers.
-  static constexpr int kStages = kLong ? 1 : kWarps == 16 ? 2 : std::max(2, 72 / kColumns);
+  static constexpr int kStages = kLong ? 1 : kWarps == 16 ? 2 : std::max(2, (kCluster > 1 ? 48 : 72) / kColumns);
+
+  /// Columns of a block, except that the last block of a cluster has what remains: whole lines of 128 bytes.
+  AK_HD static int slice(int columns) {
+    return kCluster == 1 ? columns : (columns + kCluster * 64 - 1) / (kCluster * 64) * 64;
+  }
 };
 
 template <class Team, int kMatrices>
@@ -41,10 +50,18 @@ class RowRing {
   /// Starts the copies of the team's first rows.
   AK_DEVICE RowRing(const RingMatrix (&matrices)[kMatrices], int64_t rows, int columns, int teams)
       : rows_(rows), columns_(columns), teams_(teams) {
+    if constexpr (Team::kCluster > 1) {
+      begin_ = static_cast<int>(cluster_rank()) * Team::slice(columns);
+      columns_ = std::min(Team::slice(columns), columns - begin_);
+      if (leads()) {
+        for (int turn = 0; turn < 2; turn++) mbarrier_init(exchange_barrier(turn), 1);
+        mbarrier_init_fence();
+      }
+    }
     AK_UNROLL
     for (int m = 0; m < kMatrices; m++) {
       matrices_[m] = matrices[m];
-      slot_bytes_ += matrices[m].row_bytes(columns);
+      slot_bytes_ += matrices[m].row_bytes(columns_);
     }
     slot_ = slots_of(team());
     int64_t row = first();
@@ -53,11 +70,19 @@ class RowRing {
       copy(row);
       turn();
     }
+    if constexpr (Team::kCluster > 1) cluster_sync();  // the barriers are initialized
   }
 
+  /// This block's columns of the rows.
+  AK_DEVICE int begin() const { return begin_; }
+  AK_DEVICE int columns() const { return columns_; }
+  /// Blocks or clusters, and the index of this one.
+  AK_DEVICE static int groups() { return grid_blocks() / Team::kCluster; }
+  AK_DEVICE static int group() { return block_index() / Team::kCluster; }
+
   /// The rows of this team: for (row = first(); row < rows; row += step()).
-  AK_DEVICE int64_t first() const { return static_cast<int64_t>(team()) * grid_blocks() + block_index(); }
-  AK_DEVICE int64_t step() const { return static_cast<int64_t>(teams_) * grid_blocks(); }
+  AK_DEVICE int64_t first() const { return static_cast<int64_t>(team()) * groups() + group(); }
+  AK_DEVICE int64_t step() const { return static_cast<int64_t>(teams_) * groups(); }
   AK_DEVICE bool leads() const { return thread_index() % Team::kThreads == 0; }
 
   /// Waits for the next row, for read().
@@ -187,7 +212,11 @@ class RowRing {
   }
   template <int N>
   AK_DEVICE void sum(float (&values)[N]) {
-    reduce(values, [](float a, float b) { return a + b; });
+    if constexpr (Team::kCluster > 1) {
+      sum_over_cluster(values);
+    } else {
+      reduce(values, [](float a, float b) { return a + b; });
+    }
   }
 
   /// The slots of this team, and of any, for other use after finish(): at least 8 bytes per column.
@@ -199,12 +228,48 @@ class RowRing {
   /// Shared memory of a block in bytes.
   static int shared_bytes(const RingMatrix (&matrices)[kMatrices], int columns, int teams) {
     int bytes = 0;
-    for (const RingMatrix& m : matrices) bytes += m.row_bytes(columns);
+    for (const RingMatrix& m : matrices) bytes += m.row_bytes(Team::slice(columns));
     return sum_bytes(teams) + teams * Team::kStages * bytes;
   }
 
  private:
   static constexpr int kSumBytes = 8;  // per warp, for up to two values
+
+  // Of a team that shares rows with those of other blocks: in turn, two buffers of the warps' sums and two mbarriers.
+  static constexpr int kSharers = Team::kCluster * Team::kWarps;  // warps that share a row
+  static constexpr int kExchangeBytes = Team::kCluster == 1 ? 0 : 2 * (kSharers + 1) * kSumBytes;
+  AK_DEVICE uint32_t exchanged(int turn) const {
+    return dynamic_shared() + team() * kExchangeBytes + turn * kSharers * kSumBytes;
+  }
+  AK_DEVICE uint32_t exchange_barrier(int turn) const { return exchanged(2) + turn * 8; }
+
+  /// Adds the values of all warps that share the row, in an order that gives all of them the same bits: each warp sends
+  /// its own to all blocks. A warp may overwrite a buffer two calls later: in between it waits for the values that all
+  /// warps send after they have read the buffer.
+  AK_DEVICE void sum_over_cluster(float (&values)[2]) {
+    constexpr auto add = [](float a, float b) { return a + b; };
+    const int turn = exchanges_ & 1, parity = exchanges_ >> 1 & 1, lane = lane_index();
+    exchanges_++;
+    const uint32_t buffer = exchanged(turn), barrier = exchange_barrier(turn);
+    AK_UNROLL
+    for (float& value : values) value = warp_reduce(value, add);
+    if (leads()) mbarrier_arrive_expect_tx(barrier, kSharers * kSumBytes);
+    if (lane < Team::kCluster) {
+      const uint32_t sharer = cluster_rank() * Team::kWarps + warp_index() % Team::kWarps;
+      store_cluster_2(buffer + sharer * kSumBytes, barrier, static_cast<uint32_t>(lane), values[0], values[1]);
+    }
+    mbarrier_wait(barrier, parity);
+    values[0] = values[1] = 0.0f;
+    AK_UNROLL
+    for (int k = 0; k < kSharers; k += kWarpThreads) {
+      if (kSharers % kWarpThreads != 0 && k + lane >= kSharers) break;
+      const auto of_sharer = load_shared_2(buffer + (k + lane) * kSumBytes);
+      values[0] += of_sharer[0];
+      values[1] += of_sharer[1];
+    }
+    AK_UNROLL
+    for (float& value : values) value = warp_reduce(value, add);
+  }
 
   /// Address of the matrix's row in the slot.
   AK_DEVICE uint32_t place(int matrix) const {
@@ -219,7 +284,10 @@ class RowRing {
     return shared_at<Packed<T, kRingVec>>(place(matrix) + column * sizeof(T));
   }
 
-  AK_HD static int sum_bytes(int teams) { return Team::kWarps == 1 ? 0 : teams * 2 * Team::kWarps * kSumBytes; }
+  AK_HD static int sum_bytes(int teams) {
+    if (Team::kCluster > 1) return teams * kExchangeBytes;
+    return Team::kWarps == 1 ? 0 : teams * 2 * Team::kWarps * kSumBytes;
+  }
   AK_DEVICE static int team() { return thread_index() / Team::kThreads; }
 
   AK_DEVICE void sync() const {
@@ -239,7 +307,7 @@ class RowRing {
       for (int m = 0; m < kMatrices; m++) {
         if (matrices_[m].data == nullptr) continue;
         const int bytes = matrices_[m].row_bytes(columns_);
-        const int64_t at_row = row * matrices_[m].stride * bytes_of(matrices_[m].dtype);
+        const int64_t at_row = (row * matrices_[m].stride + begin_) * bytes_of(matrices_[m].dtype);
         const auto* from = opaque(static_cast<const uint8_t*>(matrices_[m].data) + at_row + first);
         if constexpr (Team::kColumns > 0) {
           AK_UNROLL
@@ -262,34 +330,49 @@ class RowRing {
 
   RingMatrix matrices_[kMatrices];
   int64_t rows_;
-  int columns_, teams_, slot_bytes_ = 0, stage_ = 0, turn_ = 0;
+  int begin_ = 0, columns_, teams_, slot_bytes_ = 0, stage_ = 0, turn_ = 0, exchanges_ = 0;
   uint32_t slot_;
 };
+
+/// The most blocks, or clusters, that are resident.
+template <class Team>
+int ring_groups() {
+  return device_sm_count() / Team::kCluster;
+}
 
 /// Teams per block: limited by `most`, by shared memory and by the number of rows. 0 if not even one fits.
 template <class Team, int kMatrices>
 int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int columns, int most) {
   const auto bytes = [&](int teams) { return RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams); };
-  const int sms = device_sm_count();
-  int teams = static_cast<int>(std::min<int64_t>(most, (rows + sms - 1) / sms));
+  const int groups = ring_groups<Team>();
+  if (groups == 0) return 0;
+  int teams = static_cast<int>(std::min<int64_t>(most, (rows + groups - 1) / groups));
   while (teams > 0 && bytes(teams) > device_shared_limit()) teams--;
   return teams;
 }
 
-/// Launches kernel(p, teams) with up to `most` teams per block. Sets *blocks to the number of blocks, or to 0 if a team
-/// does not fit into shared memory; then nothing is launched.
+/// Launches kernel(p, teams), which begins with wait_for_previous_kernel(), with up to `most` teams per block. Sets
+/// *groups to the number of blocks or clusters, or to 0 if a team does not fit into shared memory or no cluster the
+/// chip; then nothing is launched.
 template <class Team, int kMatrices, class Kernel, class Problem>
 Status launch_ring(const char* name, Kernel kernel, const Problem& p, const RingMatrix (&matrices)[kMatrices],
-                   int columns, int most, Stream stream, int64_t* blocks) {
+                   int columns, int most, Stream stream, int64_t* groups) {
   const int teams = ring_teams<Team>(matrices, p.rows, columns, most);
-  *blocks = teams == 0 ? 0 : std::min<int64_t>(p.rows, device_sm_count());
+  *groups = teams == 0 ? 0 : std::min<int64_t>(p.rows, ring_groups<Team>());
   if (teams == 0) return {};
-  const LaunchConfig config{
+  LaunchConfig config{
       .name = name,
-      .grid = static_cast<int>(*blocks),
+      .grid = Team::kCluster,
       .block = teams * Team::kThreads,
       .shared_bytes = static_cast<std::size_t>(RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams)),
+      .cluster = Team::kCluster,
+      .overlap_previous = true,
       .stream = stream};
+  if constexpr (Team::kCluster > 1) {
+    *groups = std::min<int64_t>(*groups, resident_clusters(kernel, config));
+    if (*groups == 0) return {};
+  }
+  config.grid = static_cast<int>(*groups) * Team::kCluster;
   return launch(kernel, config, p, teams);
 }
 
@@ -318,7 +401,9 @@ using WideRowTeam = RowTeam<16, 64>;  ///< for longer rows, up to kWideRingColum
 inline constexpr int kResidentColumns = 1 << 17;  ///< upper limit: exceeds shared memory, fits an int
 /// For rows longer still, as far as they fit into shared memory: no column is held in registers.
 struct ResidentRowTeam {
-  static constexpr int kWarps = 16, kColumns = 0, kThreads = kWarps * kWarpThreads, kStages = 1;
+  static constexpr int kWarps = 16, kColumns = 0, kCluster = 1, kThreads = kWarps * kWarpThreads, kStages = 1;
+
+  AK_HD static int slice(int columns) { return columns; }
 };
 
 }  // namespace ak

@@ -12,8 +12,7 @@ namespace ak {
 /// Calls f(address, elements) for this thread's share of the `count` elements from `data` on. `elements` is a Vec
 /// loaded from `address`: 16 bytes, or one element before the first and after the last 16-byte boundary. `f` may store
 /// to `address`. The elements of a thread and their order depend on alignment and count alone. `kCache`: kDefault for a
-/// span that is read again. `kInFlight`: vectors loaded together, at least 4; the last ones 4 at a time, then one by
-/// one.
+/// span that is read again. `kInFlight`: vectors loaded together, the last ones too.
 template <int kThreads, Cache kCache = Cache::kStreaming, int kInFlight = 4, class T, class F>
 AK_DEVICE void for_each_vector(T* data, int count, F f) {
   constexpr int kWide = 16 / sizeof(T);
@@ -30,20 +29,22 @@ AK_DEVICE void for_each_vector(T* data, int count, F f) {
   constexpr int kStride = kThreads * kWide;
   T* at = data + head + thread * kWide;
   int left = vectors - thread;  // a thread takes every kThreads-th vector
-  auto together = [&]<int kLoads>(std::integral_constant<int, kLoads>) {
-    Vec<std::remove_const_t<T>, kWide> v[kLoads];
+  auto together = [&]<bool kAll>(std::bool_constant<kAll>) {
+    Vec<std::remove_const_t<T>, kWide> v[kInFlight];
     AK_UNROLL
-    for (int k = 0; k < kLoads; k++) v[k] = load_vec<kWide, kCache>(at + k * kStride);
+    for (int k = 0; k < kInFlight; k++) {  // beyond the end the first vector is loaded again
+      v[k] = load_vec<kWide, kCache>(at + (kAll || left > k * kThreads ? k * kStride : 0));
+    }
     AK_UNROLL
-    for (int k = 0; k < kLoads; k++) f(at + k * kStride, v[k]);
-    left -= kLoads * kThreads;
-    at += kLoads * kStride;
+    for (int k = 0; k < kInFlight; k++) {
+      if (!kAll && left <= k * kThreads) break;
+      f(at + k * kStride, v[k]);
+    }
   };
-  if constexpr (kInFlight > 4) {
-    while (left > (kInFlight - 1) * kThreads) together(std::integral_constant<int, kInFlight>{});
+  for (; left > (kInFlight - 1) * kThreads; left -= kInFlight * kThreads, at += kInFlight * kStride) {
+    together(std::true_type{});
   }
-  while (left > 3 * kThreads) together(std::integral_constant<int, 4>{});
-  for (; left > 0; left -= kThreads, at += kStride) f(at, load_vec<kWide, kCache>(at));
+  if (left > 0) together(std::false_type{});
 }
 
 /// Calls f with a value of the type of `dtype`.

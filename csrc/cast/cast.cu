@@ -1,7 +1,7 @@
 // cast_: copies a list of tensors into another one, each element widened or rounded to the dtype of its destination.
 //
 // Work: 4 to 8 bytes an element, read once and written once, and a conversion, so memory bandwidth is the limit. Plan:
-// a persistent grid of four blocks an SM walks over the chunks of the whole list. A thread loads 64 bytes before it
+// a persistent grid of four blocks an SM walks over the whole list. A thread loads 64 bytes before it
 // converts the first: 64 KB in flight an SM. It takes as many adjacent elements as make 16 bytes of the destination, so
 // that every store of a warp fills the 32-byte sectors it touches: L2 may evict a sector that is half written, and then
 // reads memory to complete it; half a load finds the other half in L1. Each of the nine pairs of dtypes has its own
@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "base/tensor_list.h"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "update/update.cuh"
 
@@ -23,7 +24,7 @@ namespace {
 template <int N>
 struct CastListArgs {
   static constexpr int kTensors = N;
-  ChunkMap<N> map;
+  ListMap<N> map;
   void* destination[N];
   const void* source[N];
   uint32_t index[N];  ///< position in the list, part of the key of the random bits
@@ -95,21 +96,22 @@ struct Destination<float, true> : PlainWeight<float> {};
 template <int kThreads, bool kStochastic, class Args>
 AK_KERNEL(kThreads, kCastBlocksPerSm)
 cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const uint32_t count = kStochastic && step != nullptr ? static_cast<uint32_t>(load(step)) : 0;
-  int tensor = 0;
-  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
-    const TensorChunk chunk = args.map.find(index, tensor);
-    tensor = chunk.tensor;
+  ListWalk walk(block_index(), grid_blocks());
+  for (TensorSpan span; walk.next(args.map, span);) {
+    const int tensor = span.tensor;
     const void* source = args.source[tensor];
     void* destination = args.destination[tensor];
     const bool aligned = (reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination)) % 16 == 0;
-    const int64_t end = chunk.begin + chunk.count;
-    const int64_t middle = aligned ? end - chunk.count % 8 : chunk.begin;
+    const int64_t end = span.begin + span.count;
+    const int64_t middle = aligned ? end - span.count % 8 : span.begin;
     const RoundingKey key{seed, count, args.index[tensor]};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
-        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, chunk.begin,
-                                                                                middle, key);
+        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin, middle,
+                                                                                key);
         cast_run<kThreads, 1, From, Destination<To, kStochastic>>(source, destination, middle, end, key);
       });
     });
@@ -122,11 +124,11 @@ namespace detail {
 
 template <int kThreads, bool kStochastic, class Args>
 Status cast_on(int resident_blocks, std::span<const CastRef> casts, uint64_t seed, const float* step, Stream stream) {
-  LaunchPlan<Args, CastRef> plan(casts);
+  LaunchPlan<Args, CastRef> plan(casts, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const int grid = grid_for(args.map.chunks, resident_blocks);
-    const LaunchConfig config{.name = "cast", .grid = grid, .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "cast", .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(cast_kernel<kThreads, kStochastic, Args>, config, args, seed, step);
     if (!status.ok()) return status;
   }

@@ -9,13 +9,13 @@
 namespace ak {
 
 struct LaunchConfig {
-  const char* name;              ///< for error messages
-  int grid;                      ///< blocks
-  int block;                     ///< threads per block, a multiple of 32
-  std::size_t shared_bytes = 0;  ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
-  int cluster = 1;               ///< blocks per cluster (sm_90 and later when above 1)
-  bool overlap_previous =
-      false;  ///< may start before the previous kernel ends, and must call wait_for_previous_kernel()
+  const char* name;               ///< for error messages
+  int grid;                       ///< blocks
+  int block;                      ///< threads per block, a multiple of 32
+  std::size_t shared_bytes = 0;   ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
+  int cluster = 1;                ///< blocks per cluster; above 1 only if device_runs_sm90_code()
+  bool overlap_previous = false;  ///< may start before the previous kernel ends, and must call
+                                  ///< wait_for_previous_kernel(); ignored unless device_runs_sm90_code()
   Stream stream = nullptr;
 };
 
@@ -24,7 +24,9 @@ struct LaunchConfig {
 #ifdef AK_EMULATE
 #include "emulator/launch.h"
 #else
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "device/device_facts.h"
@@ -35,17 +37,31 @@ inline Status status_of(cudaError_t error) { return {static_cast<int>(error), er
 
 namespace detail {
 
+/// Architectures that this file is compiled for, as in __CUDA_ARCH__.
+#ifdef __CUDA_ARCH_LIST__
+constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
+#else
+constexpr int kArchs[] = {0};
+#endif
+
+/// A cache of this thread, emptied with what is known of the devices.
+template <class Cache>
+Cache& thread_cache() {
+  thread_local int generation = 0;
+  thread_local Cache cache;
+  if (generation != known_devices().generation) {
+    cache.clear();
+    generation = known_devices().generation;
+  }
+  return cache;
+}
+
 /// Raises `kernel`'s limit of dynamic shared memory to the maximum, once per device. Not to what a launch needs, since
 /// another thread launching with less could lower the limit in between.
 inline cudaError_t allow_shared_memory(const void* kernel) {
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device)) return error;
-  thread_local int generation = 0;
-  thread_local std::set<std::pair<const void*, int> > allowed;
-  if (generation != known_devices().generation) {
-    allowed.clear();
-    generation = known_devices().generation;
-  }
+  auto& allowed = thread_cache<std::set<std::pair<const void*, int> > >();
   if (allowed.contains({kernel, device})) return cudaSuccess;
   const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
   const cudaError_t error = cudaFuncSetAttribute(kernel, limit, device_shared_limit());
@@ -55,6 +71,62 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
 
 }  // namespace detail
 
+/// True if kernels of this file run on the current device as code that has the instructions of sm_90: clusters and
+/// programmatic dependent launch. A chip without code of its own major version runs PTX of sm_80.
+static inline bool device_runs_sm90_code() {
+  const int capability = current_device_facts().capability;
+  for (const int arch : detail::kArchs) {
+    if (arch >= 900 && arch / 100 == capability / 10 && arch <= capability * 10) return true;
+  }
+  return false;
+}
+
+namespace detail {
+
+/// A launch as the runtime describes it. Not copied, since `runtime` points to `attributes`.
+struct RuntimeConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t runtime = {};
+
+  RuntimeConfig(const LaunchConfig& config, bool overlaps) {
+    unsigned count = 0;
+    if (config.cluster > 1) {
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count++].val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
+    }
+    if (overlaps) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    runtime.gridDim = static_cast<unsigned>(config.grid);
+    runtime.blockDim = static_cast<unsigned>(config.block);
+    runtime.dynamicSmemBytes = config.shared_bytes;
+    runtime.stream = static_cast<cudaStream_t>(config.stream);
+    runtime.attrs = attributes;
+    runtime.numAttrs = count;
+  }
+  RuntimeConfig(const RuntimeConfig&) = delete;
+};
+
+}  // namespace detail
+
+/// Clusters of this shape that the current device holds at once; 0 if none. A cluster lies within a GPC, so 132 SMs may
+/// hold fewer than 16 clusters of 8 blocks. The runtime is asked once per kernel, device and size of shared memory.
+template <class... Params>
+int resident_clusters(void (*kernel)(Params...), const LaunchConfig& config) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  int device = 0, clusters = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  auto& known = detail::thread_cache<std::map<std::tuple<const void*, int, std::size_t>, int> >();
+  const auto [it, is_new] = known.try_emplace({function, device, config.shared_bytes}, 0);
+  if (!is_new) return it->second;
+  const detail::RuntimeConfig asked(config, false);
+  cudaError_t error = detail::allow_shared_memory(function);
+  if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&clusters, function, &asked.runtime);
+  if (error != cudaSuccess) cudaGetLastError();  // forgotten: the caller has another kernel
+  return it->second = error == cudaSuccess ? clusters : 0;
+}
+
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... args) {
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
@@ -62,24 +134,8 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
     const cudaError_t error = detail::allow_shared_memory(reinterpret_cast<const void*>(kernel));
     if (error != cudaSuccess) return status_of(error);
   }
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (config.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
-  }
-  if (config.overlap_previous) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t launch_config = {};
-  launch_config.gridDim = static_cast<unsigned>(config.grid);
-  launch_config.blockDim = static_cast<unsigned>(config.block);
-  launch_config.dynamicSmemBytes = config.shared_bytes;
-  launch_config.stream = static_cast<cudaStream_t>(config.stream);
-  launch_config.attrs = attributes;
-  launch_config.numAttrs = count;
-  return status_of(cudaLaunchKernelEx(&launch_config, kernel, std::forward<Args>(args)...));
+  const detail::RuntimeConfig described(config, config.overlap_previous && device_runs_sm90_code());
+  return status_of(cudaLaunchKernelEx(&described.runtime, kernel, std::forward<Args>(args)...));
 }
 
 }  // namespace ak

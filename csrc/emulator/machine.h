@@ -24,6 +24,7 @@ struct Options {
   uint64_t seed = 0;            ///< selects the schedule; the same seed replays it exactly
   int sm_count = 2;             ///< result of device_sm_count()
   int shared_limit = 232448;    ///< result of device_shared_limit()
+  bool runs_sm90_code = true;   ///< result of device_runs_sm90_code()
   int resident_threads = 4096;  ///< limit of concurrent threads; other CTAs wait
   int last_ctas = 0;            ///< run only the last CTAs of a grid; 0: all. For the far end of large tensors
   bool truncate_mma = false;    ///< tensor cores align and truncate sums (see mma.h) instead of rounding each step once

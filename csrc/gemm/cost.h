@@ -30,6 +30,8 @@ struct GemmRates {
   double start = 2500;     ///< cycles outside the waves: launch, barriers, first loads and last store
   double turn = 1700;      ///< cycles from a tile's last wgmma to the next tile's first, beyond the epilogue's
   double hand_over = 27;   ///< cycles per k step for a consumer to wait for a stage and release it
+
+  bool operator==(const GemmRates&) const = default;
 };
 
 /// The GPU and the kernels compiled for it.

@@ -2,10 +2,9 @@
 // infinite or NaN.
 //
 // Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a few integer instructions for its bin, and one increment
-// of a counter in shared memory. Plan: a persistent grid of four blocks an SM walks over the chunks of the whole list
-// in 16-byte accesses. A block counts in shared memory while it stays with a tensor, which with chunks b, b + G, ... of
-// a grid of G it does for all its chunks of that tensor, and then adds its counters to the tensor's. Counts are
-// integers, so the order of the atomics does not show in the result.
+// of a counter in shared memory. Plan: a persistent grid of four blocks an SM walks over the whole list in 16-byte
+// accesses. A block meets its elements of a tensor one right after the other: it counts them in shared memory, and then
+// adds its counters to the tensor's. Counts are integers, so the order of the atomics does not show in the result.
 //
 // Traps: values of a tensor share a dozen exponents, so most threads of a warp increment the same counter. An increment
 // by one whose old value is unused compiles to an instruction of its own (ATOMS.POPC.INC), which adds up the threads of
@@ -16,6 +15,7 @@
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "gradients/exponent.h"
@@ -38,19 +38,21 @@ struct BinCounters;
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kHistogramBlocksPerSm)
 exponent_histogram_kernel(AK_PARAM(Args) args, uint64_t* counts, uint32_t* largest) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   auto counters = shared<uint32_t, kExponentBins, BinCounters>();
-  int tensor = 0;
-  for (uint32_t index = block_index(); index < args.map.chunks;) {
-    tensor = args.map.find(index, tensor).tensor;
+  ListWalk walk(block_index(), grid_blocks());
+  TensorSpan span;
+  for (bool more = walk.next(args.map, span); more;) {
+    const int tensor = span.tensor;
     for (int bin = thread_index(); bin < kExponentBins; bin += kThreads) counters[bin] = 0u;
     block_sync();
 
     uint32_t most = 0;
-    for (; index < args.map.end[tensor]; index += grid_blocks()) {
-      const TensorChunk chunk = args.map.find(index, tensor);
+    do {
       with_dtype(args.dtype[tensor], [&]<class T>(T) {
-        const T* values = static_cast<const T*>(args.data[tensor]) + chunk.begin;
-        for_each_vector<kThreads>(values, chunk.count, [&]<int N>(const T*, const Vec<T, N>& v) {
+        const T* values = static_cast<const T*>(args.data[tensor]) + span.begin;
+        for_each_vector<kThreads>(values, span.count, [&]<int N>(const T*, const Vec<T, N>& v) {
           AK_UNROLL
           for (int j = 0; j < N; j++) {
             const uint32_t magnitude = magnitude_bits(narrowed(v[j]));
@@ -60,7 +62,8 @@ exponent_histogram_kernel(AK_PARAM(Args) args, uint64_t* counts, uint32_t* large
           }
         });
       });
-    }
+      more = walk.next(args.map, span);
+    } while (more && span.tensor == tensor);
 
     block_sync();
     const int64_t position = args.position[tensor];
@@ -81,11 +84,14 @@ namespace detail {
 template <int kThreads, class Args>
 Status exponent_histogram_on(int resident_blocks, std::span<const GradRef> tensors, uint64_t* counts, uint32_t* largest,
                              Stream stream) {
-  LaunchPlan<Args, GradRef> plan(tensors);
+  LaunchPlan<Args, GradRef> plan(tensors, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const int grid = grid_for(args.map.chunks, resident_blocks);
-    const LaunchConfig config{.name = "exponent_histogram", .grid = grid, .block = kThreads, .stream = stream};
+    const LaunchConfig config{.name = "exponent_histogram",
+                              .grid = plan.blocks(),
+                              .block = kThreads,
+                              .overlap_previous = true,
+                              .stream = stream};
     const Status status = launch(exponent_histogram_kernel<kThreads, Args>, config, args, counts, largest);
     if (!status.ok()) return status;
   }

@@ -14,7 +14,7 @@ namespace ak {
 template <class Void, int N>
 struct GradListArgs {
   static constexpr int kTensors = N;
-  ChunkMap<N> map;
+  ListMap<N> map;
   Void* data[N];
   DType dtype[N];
 
@@ -26,7 +26,7 @@ struct GradListArgs {
 inline constexpr int kGradListTensors = 1536;
 static_assert(sizeof(GradListArgs<void, kGradListTensors>) + 128 <= kArgumentBytes,
               "the list and the other arguments must fit one launch");
-inline constexpr int kShortGradListTensors = 188;
+inline constexpr int kShortGradListTensors = 187;
 static_assert(sizeof(GradListArgs<void, kShortGradListTensors>) + 128 <= kFewArgumentBytes,
               "a short list and the other arguments must fit a launch of few bytes");
 

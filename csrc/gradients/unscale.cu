@@ -2,7 +2,7 @@
 // NaN.
 //
 // Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once, and a multiplication, so memory
-// bandwidth is the limit. Plan: a persistent grid of four blocks an SM walks over the chunks of the whole list in
+// bandwidth is the limit. Plan: a persistent grid of four blocks an SM walks over the whole list in
 // 16-byte accesses, four of them in flight a thread; each thread tracks whether all its results are finite and reports
 // at its end. Traps: the stored value is tested, since a product that fits fp32 may still overflow fp16. The flag is
 // shared with other checks, so it is set and never cleared; many threads may set it, each to the same 1.
@@ -14,6 +14,7 @@
 #include "base/tensor_list.h"
 #include "base/vector_walk.cuh"
 #include "device/atomic.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "gradients/clip.h"
@@ -33,16 +34,16 @@ AK_DEVICE double unscaled(double grad, float inv_scale) { return unscale(grad, i
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, kUnscaleBlocksPerSm)
 unscale_kernel(AK_PARAM(Args) args, const float* inv_scale, float* found_inf) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const float factor = load(inv_scale);
   if (found_inf == nullptr && factor == 1.0f) return;
   bool finite = true;
-  int tensor = 0;
-  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
-    const TensorChunk chunk = args.map.find(index, tensor);
-    tensor = chunk.tensor;
-    with_dtype(args.dtype[tensor], [&]<class T>(T) {
-      T* grads = static_cast<T*>(args.data[tensor]) + chunk.begin;
-      for_each_vector<kThreads>(grads, chunk.count, [&]<int N>(T* at, Vec<T, N> v) {
+  ListWalk walk(block_index(), grid_blocks());
+  for (TensorSpan span; walk.next(args.map, span);) {
+    with_dtype(args.dtype[span.tensor], [&]<class T>(T) {
+      T* grads = static_cast<T*>(args.data[span.tensor]) + span.begin;
+      for_each_vector<kThreads>(grads, span.count, [&]<int N>(T* at, Vec<T, N> v) {
         AK_UNROLL
         for (int j = 0; j < N; j++) {
           v[j] = unscaled(v[j], factor);
@@ -62,11 +63,11 @@ namespace detail {
 template <int kThreads, class Args>
 Status unscale_on(int resident_blocks, std::span<const MutableGradRef> grads, float* found_inf, const float* inv_scale,
                   Stream stream) {
-  LaunchPlan<Args, MutableGradRef> plan(grads);
+  LaunchPlan<Args, MutableGradRef> plan(grads, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const int grid = grid_for(args.map.chunks, resident_blocks);
-    const LaunchConfig config{.name = "unscale", .grid = grid, .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "unscale", .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(unscale_kernel<kThreads, Args>, config, args, inv_scale, found_inf);
     if (!status.ok()) return status;
   }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 #include "device/warp.cuh"
@@ -29,6 +30,8 @@ template <int N>
 AK_KERNEL(kWarpThreads, 1)
 update_scale_kernel(AK_PARAM(FlagArgs<N>) args, AK_PARAM(LossScaleOptions) options, AK_PARAM(LossScaleRef) at,
                     uint32_t* found_before) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   bool overflow = false;
   for (int i = thread_index(); i < args.count; i += kWarpThreads) overflow = overflow || found(load(args.flags[i]));
   overflow = warp_any(overflow);
@@ -63,7 +66,8 @@ Status update_scale_on(const LossScaleRef& scale, std::span<const float* const> 
     args.count = static_cast<int>(count);
     args.first = begin == 0;
     args.last = begin + count == found_infs.size();
-    const LaunchConfig config{.name = "update_scale", .grid = 1, .block = kWarpThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = "update_scale", .grid = 1, .block = kWarpThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(update_scale_kernel<N>, config, args, options, scale, static_cast<uint32_t*>(scratch));
     if (!status.ok()) return status;
     begin += count;

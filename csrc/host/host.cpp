@@ -22,6 +22,7 @@
 #include "base/half.h"
 #include "base/philox.h"
 #include "base/rounding.h"
+#include "base/tensor_list.h"
 #include "gradients/clip.h"
 #include "gradients/loss_scale.h"
 #include "host/gemm_plan.h"
@@ -274,6 +275,38 @@ std::tuple<float, int32_t, int32_t> loss_scale(float scale, int32_t growth_track
   return {s.scale, s.growth_tracker, s.hysteresis_tracker};
 }
 
+struct Numel {
+  int64_t numel;
+};
+struct NumelArgs {
+  static constexpr int kTensors = 528;  // as in an update
+  ListMap<kTensors> map;
+
+  void set(int, const Numel&, size_t) {}
+};
+
+std::vector<std::vector<std::pair<int64_t, int64_t>>> block_loads(const std::vector<int64_t>& numels,
+                                                                  int resident_blocks) {
+  if (resident_blocks < 1) throw std::invalid_argument("resident_blocks is " + std::to_string(resident_blocks));
+  std::vector<Numel> entries;
+  for (const int64_t numel : numels) entries.push_back({numel});
+  LaunchPlan<NumelArgs, Numel> plan(entries, resident_blocks);
+  NumelArgs args;
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> launches;
+  while (plan.next(args)) {
+    auto& blocks = launches.emplace_back(plan.blocks());
+    for (int block = 0; block < plan.blocks(); block++) {
+      auto& [units, elements] = blocks[block];
+      ListWalk walk(static_cast<uint32_t>(block), static_cast<uint32_t>(plan.blocks()));
+      for (TensorSpan span; walk.next(args.map, span);) {
+        units += (span.count + kUnit - 1) / kUnit;
+        elements += span.count;
+      }
+    }
+  }
+  return launches;
+}
+
 py::dict build_info() {
   py::dict info;
 #if defined(__clang__)
@@ -310,6 +343,8 @@ PYBIND11_MODULE(_host, m) {
   m.def("activate_backward", &ak::activation_gradient, "activation"_a, "grad"_a, "x"_a);
   m.def("swiglu", &ak::swiglu_of, "gate"_a, "up"_a);
   m.def("swiglu_backward", &ak::swiglu_gradient, "grad"_a, "gate"_a, "up"_a);
+  m.def("block_loads", &ak::block_loads, "numels"_a, "resident_blocks"_a,
+        "Units and elements of each block, for each launch of an update of tensors of these sizes.");
   m.def("inverse_scale", &ak::inverse_scale, "scale"_a);
   m.def("clip_factor", &ak::clip_factor, "sum_sq"_a, "max_norm"_a);
   m.def("update", &ak::update, "op"_a, "p"_a.noconvert(), "moments"_a.noconvert(), "grad"_a, "options"_a, "flags"_a = 0,

@@ -3,7 +3,7 @@
 // update_prepare_kernel, one thread a parameter: increments the step count and derives from it, in double, the few
 // scalars that all elements of the parameter share (bias corrections, decay, clip factor). It runs before the update,
 // so no block reads a count that another one is about to change, and the update needs neither double arithmetic nor its
-// registers. update_kernel, a persistent grid over the chunks of the whole list: reads gradient, moments and weight,
+// registers. update_kernel, a persistent grid over the whole list: reads gradient, moments and weight,
 // writes moments and weight. It is bandwidth-bound if enough loads are in flight, so a thread fetches eight elements of
 // each operand, up to 128 bytes, before it computes. Traps: a skip (found_inf) must leave every byte unchanged, the
 // count too. Gradients may start at any element (views into a communication bucket) while the state is always aligned,
@@ -26,6 +26,7 @@
 #include <type_traits>
 
 #include "base/tensor_list.h"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "gradients/clip.h"
 #include "update/ema.h"
@@ -99,7 +100,7 @@ template <class Rule, bool kExtras, int N>
 struct UpdateArgs {
   static constexpr int kTensors = N;
   static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
-  ChunkMap<N> map;
+  ListMap<N> map;
   const void* grad[N];
   void* main[N];
   void* second[N];
@@ -156,6 +157,8 @@ template <class Rule, int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepDecisions) decisions,
                       UpdateRow<Rule>* rows) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const int i = block_index() * kThreads + thread_index();
   if (i >= args.tensors || skipped(decisions)) return;
   const float step = load(args.step[i]) + 1.0f;
@@ -175,13 +178,13 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   store(rows + i, row);
 }
 
-/// Calls f<V>(i) for this thread's share of a chunk: elements i .. i + 7 at a time if every operand is aligned; else,
+/// Calls f<V>(i) for this thread's share of a span: elements i .. i + 7 at a time if every operand is aligned; else,
 /// and at the end, one by one.
 template <int kThreads, class F>
-AK_DEVICE void for_each_share(const TensorChunk& chunk, bool aligned, F f) {
-  const int by_eight = aligned ? chunk.count / 8 * 8 : 0;
-  for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8) f.template operator()<8>(chunk.begin + i);
-  for (int i = by_eight + thread_index(); i < chunk.count; i += kThreads) f.template operator()<1>(chunk.begin + i);
+AK_DEVICE void for_each_share(const TensorSpan& span, bool aligned, F f) {
+  const int by_eight = aligned ? span.count / 8 * 8 : 0;
+  for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8) f.template operator()<8>(span.begin + i);
+  for (int i = by_eight + thread_index(); i < span.count; i += kThreads) f.template operator()<1>(span.begin + i);
 }
 
 /// Elements i .. i + V - 1.
@@ -226,16 +229,17 @@ template <class Rule, bool kExtras, int kThreads, int kTensors>
 AK_KERNEL(kThreads, (kExtras ? Rule::kExtrasBlocksPerSm : Rule::kBlocksPerSm))
 update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepDecisions) decisions,
               const UpdateRow<Rule>* rows, uint64_t seed) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
-  int tensor = 0;
-  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
-    const TensorChunk chunk = args.map.find(index, tensor);
-    tensor = chunk.tensor;
+  ListWalk walk(block_index(), grid_blocks());
+  for (TensorSpan span; walk.next(args.map, span);) {
+    const int tensor = span.tensor;
     const UpdateRow<Rule> row = load(rows + args.row[tensor]);
     const UpdateOperands<Rule, kExtras> t = args.operands(tensor);
     with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
       auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
-        for_each_share<kThreads>(chunk, args.aligned[tensor], [&]<int V>(int64_t i) {
+        for_each_share<kThreads>(span, args.aligned[tensor], [&]<int V>(int64_t i) {
           update_elements<Rule, kExtras, kOptional, Weight, V>(t, row, seed, i);
         });
       };
@@ -283,6 +287,7 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
     const LaunchConfig config{.name = "update_prepare",
                               .grid = (args.tensors + kThreads - 1) / kThreads,
                               .block = kThreads,
+                              .overlap_previous = true,
                               .stream = stream};
     const Status status =
         launch(update_prepare_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows + begin);
@@ -326,11 +331,11 @@ Status update_params(int resident_blocks, std::span<const Param> params, const S
                      const UpdateRow<Rule>* rows, Stream stream) {
   using Args = UpdateArgs<Rule, kExtras, kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
-  LaunchPlan<Args, Param> plan(params);
+  LaunchPlan<Args, Param> plan(params, resident_blocks);
   Args args;
   while (plan.next(args)) {
-    const int grid = grid_for(args.map.chunks, resident_blocks);
-    const LaunchConfig config{.name = Rule::kName, .grid = grid, .block = kThreads, .stream = stream};
+    const LaunchConfig config{
+        .name = Rule::kName, .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
     const Status status = launch(update_kernel<Rule, kExtras, kThreads, kTensors>, config, args, decisions, rows, seed);
     if (!status.ok()) return status;
   }

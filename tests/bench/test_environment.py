@@ -27,16 +27,16 @@ def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_p
     (tmp_path / "bench").mkdir()
     (tmp_path / "setup.py").write_text("1")
     monkeypatch.setattr(environment, "FOLDER", tmp_path / "bench")
-    assert environment._commit() is None  # no repository
+    assert environment.commit() is None  # no repository
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "first")
-    clean = environment._commit()
+    clean = environment.commit()
     assert len(clean) == 12
     (tmp_path / "setup.py").write_text("2")
-    assert environment._commit() == clean + "+changes"
+    assert environment.commit() == clean + "+changes"
     (tmp_path / "setup.py").unlink()
-    assert environment._commit() is None  # an installed package, by chance inside a repository
+    assert environment.commit() is None  # an installed package, by chance inside a repository
 
 
 def test_devices_by_name_and_a_gpu_that_is_not_there(monkeypatch):

@@ -1,10 +1,13 @@
 """The training step of GPT-2: every provider takes the same one, and what is left says whose time and memory it is."""
 
+import functools
 import json
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from amp_kernels.ops._shadows import fresh_shadow
 from bench import gpt2
 from bench.training import gpt
 
@@ -86,6 +89,29 @@ def test_ours_reads_shadows(shadowed, small, monkeypatch):
     casts = (event for event in profile.events() if event.name == "aten::_to_copy" and not is_within_an_op(event))
     cast = {tuple(event.input_shapes[0]) for event in casts}
     assert weights & cast == (set() if shadowed else weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fused_norms", [False, True])
+def test_a_compiled_step_is_one_graph_for_good(dtype, fused_norms, small, monkeypatch):
+    """Weights, loss scale and learning rate change, and steps are skipped: nothing is compiled again."""
+    compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(gpt2, "GROWTH_INTERVAL", 2)  # from 2^16 on, so that the scale overflows
+    torch.compiler.reset()
+    counters.clear()
+    losses = []
+    for options in ({"compiled": True}, {}):
+        torch.manual_seed(0)
+        model, data = gpt.GPT2(small, 2), tuple(torch.arange(16).expand(2, 16) * k % 64 for k in (3, 5))
+        step = gpt2.build("amp_kernels", model, data, dtype, fused_norms=fused_norms, **options)
+        losses.append([step().item() for _ in range(100 if options else 4)])
+        shadows = [fresh_shadow(p, dtype) for p in model.parameters()]
+        assert all(shadow is None for shadow in shadows) == bool(options)  # a compiled forward would not read them
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert losses[0][:4] == pytest.approx(losses[1], rel=5e-3)
+    assert losses[0][-1] < losses[0][0] - 0.05
 
 
 @pytest.mark.parametrize("provider", ["torch", "amp_kernels"])

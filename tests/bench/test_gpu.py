@@ -22,13 +22,12 @@ with open(folder / "calls", "a") as calls:
 """
 #: Seconds that a process which hangs is given. A slow machine needs more than the first to start it.
 UNTIL_IT_HAS_STARTED = (1, 10, 100, 1000)
-PART = gpu.Part("some", ("gemm", "linear"), 20, ("--dtype", "bf16"))
 
 
-def play(tmp_path, script, part=PART):
+def play(tmp_path, script, seconds=20):
     fake = tmp_path / "fake.py"
     fake.write_text(FAKE + script)
-    outcomes = gpu.bench(part, [sys.executable, fake], tmp_path, tmp_path / "progress")
+    outcomes = gpu.bench("some", [sys.executable, fake], seconds, tmp_path)
     assert {name for name, _, _ in outcomes} == {"benchmarks: some"}
     calls = tmp_path / "calls"
     return [outcome for _, outcome, _ in outcomes], calls.read_text().splitlines() if calls.exists() else []
@@ -57,14 +56,13 @@ def test_a_part_is_run_again_behind_the_case_that_ended_it(tmp_path, script, exp
     outcomes, calls = play(tmp_path, script)
     assert outcomes == expected
     assert len(calls) == len(expected)
-    assert calls[0].startswith("--op gemm,linear --dtype bf16 --seconds 20 --out")
+    assert calls[0].startswith("--seconds 20 --out")
 
 
 def test_a_process_that_hangs_is_ended_and_its_case_named(tmp_path, monkeypatch):
     for seconds in UNTIL_IT_HAS_STARTED:
         monkeypatch.setattr(gpu, "GRACE_SECONDS", seconds)
-        part = gpu.Part("some", ("gemm",), seconds)
-        (outcome, *_), _ = play(tmp_path, "progress.write_text('gemm 1\\ncheck\\n'); time.sleep(10_000)", part)
+        (outcome, *_), _ = play(tmp_path, "progress.write_text('gemm 1\\ncheck\\n'); time.sleep(10_000)", seconds)
         if "check" in outcome:
             break
     assert re.fullmatch(r"HUNG for \d+ s in gemm 1, check", outcome)
@@ -81,11 +79,75 @@ def test_a_log_has_what_was_written_before_a_hang(tmp_path):
     assert (tmp_path / "log").read_text() == "so far\n"
 
 
-def test_the_shares_add_up_to_nine_minutes_and_every_benchmark_has_one():
-    parts = gpu.parts()
-    fixed = (gpu.BUILD_SECONDS, gpu.TEST_SECONDS, gpu.TRAINING_SECONDS, gpu.PREDICTION_SECONDS)
-    assert sum(fixed) + sum(part.seconds for part in parts) <= gpu.TOTAL_SECONDS == 540
-    assert sorted([*(op for part in parts for op in part.ops), "adamw"]) == sorted(OPS)  # the step times adamw_ too
+def test_a_part_and_the_build_take_nine_minutes_at_most_and_every_benchmark_is_in_one(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        gpu, "bench", lambda name, command, seconds, results: ran.append((name, command, seconds)) or []
+    )
+    for part in gpu.parts():
+        assert part.seconds + gpu.BUILD_SECONDS <= gpu.MOST_SECONDS == 540
+        if part.name in ("products", "step", "ops"):
+            part.run(tmp_path, part.seconds, part.name == "ops")
+    ops = [op for _, command, _ in ran for op in command[command.index("--op") + 1].split(",")]
+    assert sorted([*ops, "adamw"]) == sorted(OPS)  # the step times adamw_ too
+    assert [(name, "--resume" in command) for name, command, _ in ran] == [
+        ("products", False),
+        ("step", False),
+        ("ops", True),
+    ]
+
+
+def played(tmp_path, monkeypatch, ends, arguments=()):
+    """`run_parts` with parts that end so; those that ran."""
+    ran = []
+
+    def part(name):
+        def run(results, seconds, resume):
+            ran.append((name, resume))
+            return [(name, ends[name], 1.0)]
+
+        return gpu.Part(name, 100, run)
+
+    monkeypatch.setattr(gpu.environment, "commit", lambda: "c0ffee")
+    options = gpu.parse(list(arguments))
+    return gpu.run_parts([part(name) for name in ends], tmp_path, options), ran
+
+
+def test_a_run_that_was_cut_is_resumed_behind_what_passed(tmp_path, monkeypatch):
+    ends = {"tests": "passed", "products": "HUNG for 9 s", "step": "passed: none"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("of an earlier run")
+    outcomes, ran = played(tmp_path, monkeypatch, ends, ["--seconds", "250"])
+    assert outcomes[:2] == [("tests", "passed", 1.0), ("products", "HUNG for 9 s", 1.0)]
+    assert outcomes[2][1] == "passed: none"  # each took no time
+    assert not rows.exists()
+    rows.write_text("of this run")
+    outcomes, ran = played(tmp_path, monkeypatch, ends, ["--resume"])
+    assert ran == [("products", True)]
+    assert outcomes == [(name, end, 1.0) for name, end in ends.items()]
+    assert rows.exists()
+    monkeypatch.setattr(gpu.environment, "commit", lambda: "c0ffee+changes")
+    _, ran = played(tmp_path, monkeypatch, ends)
+    assert [name for name, _ in ran] == list(ends)
+
+
+def test_no_part_starts_that_would_end_too_late(tmp_path, monkeypatch):
+    outcomes, ran = played(tmp_path, monkeypatch, {"tests": "passed"}, ["--seconds", "99"])
+    assert ran == []
+    assert outcomes == [("tests", "NOT RUN: no time left", 0.0)]
+
+
+def test_of_another_commit_nothing_is_resumed(tmp_path, monkeypatch):
+    played(tmp_path, monkeypatch, {"tests": "passed"})
+    record = tmp_path / "parts.json"
+    record.write_text(record.read_text().replace("c0ffee", "0ther"))
+    assert played(tmp_path, monkeypatch, {"tests": "passed"}, ["--resume"])[1] == [("tests", True)]
+
+
+def test_parts_are_named():
+    assert gpu.parse(["--part", "step,tests"]).part == ["step", "tests"]
+    with pytest.raises(SystemExit):
+        gpu.parse(["--part", "steps"])
 
 
 def test_it_needs_a_gpu_and_builds_for_it(monkeypatch, capsys):
@@ -110,7 +172,7 @@ class Runs(list):
         monkeypatch.setattr(gpu, "run", self.run)
 
     def run(self, name, command, seconds, log):
-        assert 0 < seconds <= gpu.TEST_SECONDS
+        assert 0 < seconds <= 100
         self.append((name, [str(part) for part in command]))
         log.write_text(f"output of {name}")
         return name, self.outcomes.get(name, "passed"), 1.0
@@ -122,7 +184,7 @@ def test_the_files_of_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypa
     (tmp_path / "gpu-test_step").write_text("tests/gpu/test_step.py::test_the_last")
     ends = {"ops": "HUNG for 60 s", "step": "FAILED (exit 1)", "threads": "FAILED (exit 5)"}
     ran = Runs(monkeypatch, {f"tests/gpu/test_{name}.py": end for name, end in ends.items()})
-    outcomes = {name: outcome for name, outcome, _ in gpu.tests(tmp_path)}
+    outcomes = {name: outcome for name, outcome, _ in gpu.run_tests(tmp_path, 100)}
     assert outcomes["tests/gpu/test_threads.py"] == "passed"  # pytest found no test in it that is marked gpu
     assert {"tests/ops/test_gemm.py", "tests/triton/test_gemm.py", "info --check"} <= set(outcomes)
     assert len({command[command.index("--progress-file") + 1] for _, command in ran[1:]}) == len(ran) - 1
@@ -135,7 +197,7 @@ def test_the_files_of_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypa
 def test_with_xdist_they_are_one_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "missing", lambda names: [])
     ran = Runs(monkeypatch, {"gpu tests": "FAILED (exit 5)"})
-    found = [(name, outcome) for name, outcome, _ in gpu.tests(tmp_path)]
+    found = [(name, outcome) for name, outcome, _ in gpu.run_tests(tmp_path, 100)]
     assert found == [("info --check", "passed"), ("gpu tests", "FAILED (exit 5)")]  # no test at all
     command = ran[1][1]
     assert command[-len(gpu.TESTS) :] == list(gpu.TESTS)
@@ -190,7 +252,7 @@ def test_a_broken_context_costs_one_test(tmp_path):
 
 def test_predictions_are_written_beside_what_was_measured(tmp_path, monkeypatch):
     """For a GPU that the model knows not, which takes no time; `bench.predict --run` has tests of its own."""
-    assert gpu.predictions(tmp_path)[:2] == ("predictions", "passed")
+    assert gpu.predictions(tmp_path, 1000, False)[0][:2] == ("predictions", "passed")
     assert "no predictions" in (tmp_path / "predicted.txt").read_text()
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert gpu.predictions(tmp_path)[1].startswith("passed: none")
+    assert gpu.predictions(tmp_path, 1000, False)[0][1].startswith("passed: none")

@@ -192,7 +192,7 @@ def test_what_a_compiler_fuses_is_read_and_written_once():
 
 @pytest.mark.skipif(not REGISTRY["adamw_"].built.emulate, reason="the emulated library is not built")
 def test_launches_carry_the_bytes_that_predictions_count():
-    params = [torch.nn.Parameter(torch.ones(8)) for _ in range(188)]
+    params = [torch.nn.Parameter(torch.ones(8)) for _ in range(187)]
     optimizer = ak.optim.AdamW(params)
     for p in params:
         p.grad = torch.ones(8)

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 // What nvcc alone has: the indices, unused here, and this function, in the toolkit's words.
@@ -46,6 +47,8 @@ struct Allowed {
 };
 std::vector<Allowed> allowed;
 cudaError_t next_launch = cudaSuccess;
+int capability = 90;         // of the device
+int asked_for_clusters = 0;  // times
 
 struct Encoded {
   CUtensorMap* map;
@@ -94,7 +97,10 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   expect(device == 3, "the current device is asked");
-  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? kSharedLimit : 132;
+  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? kSharedLimit
+           : attribute == cudaDevAttrComputeCapabilityMajor     ? capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor     ? capability % 10
+                                                                : 132;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
@@ -102,6 +108,16 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   allowed.push_back({kernel, value});
   return cudaSuccess;
 }
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config) {
+  asked_for_clusters++;
+  expect(config->numAttrs == 1 && config->attrs[0].id == cudaLaunchAttributeClusterDimension &&
+             config->attrs[0].val.clusterDim.x == 8 && config->dynamicSmemBytes == 90000,
+         "the cluster that is asked about");
+  expect(!allowed.empty() && allowed.back().kernel == kernel, "its shared memory is allowed before");
+  *clusters = 15;
+  return next_launch;
+}
+cudaError_t cudaGetLastError() { return std::exchange(next_launch, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "the runtime's words"; }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** args) {
   launches.push_back({*config,
@@ -152,6 +168,17 @@ void test_launch() {
              attributes[1].val.programmaticStreamSerializationAllowed == 1,
          "the overlap");
 
+  // The program is compiled for 8.0, 9.0 and 12.0: a 10.0 runs PTX of 8.0, which does not wait.
+  for (const auto& [chip, overlaps] : {std::pair{80, false}, {90, true}, {100, false}, {120, true}, {121, true}}) {
+    capability = chip;
+    ak::detail::known_devices().forget();
+    expect(ak::device_runs_sm90_code() == overlaps, "chips with the instructions of sm_90");
+    status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32, .overlap_previous = true}, 42, map);
+    expect(launches.back().attributes.size() == (overlaps ? 1 : 0), "only code that waits may overlap");
+  }
+  capability = 90;
+  ak::detail::known_devices().forget();
+
   // The limit belongs to the kernel, not to a launch: two threads may start it with different amounts.
   status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32, .shared_bytes = 60000}, 43, map);
   for (const Allowed& a : allowed) expect(a.bytes == kSharedLimit, "no launch lowers another one's limit");
@@ -160,6 +187,16 @@ void test_launch() {
   status = ak::launch(kernel, {.name = "k", .grid = 1, .block = 32}, 44, map);
   expect(status.code == cudaErrorInvalidConfiguration, "an error is handed on");
   expect(ak::device_sm_count() == 132, "multiprocessors");
+}
+
+void test_resident_clusters() {
+  const ak::LaunchConfig config{.name = "k", .grid = 128, .block = 512, .shared_bytes = 90000, .cluster = 8};
+  next_launch = cudaErrorInvalidClusterSize;
+  expect(ak::resident_clusters(kernel, config) == 0, "a chip that cannot run the cluster");
+  expect(next_launch == cudaSuccess, "the error is forgotten");
+  ak::detail::known_devices().forget();
+  for (int i = 0; i < 2; i++) expect(ak::resident_clusters(kernel, config) == 15, "what the runtime says");
+  expect(asked_for_clusters == 2, "asked once a device");
 }
 
 void test_tensor_map() {
@@ -218,6 +255,7 @@ void test_kept_tensor_maps() {
 
 int main() {
   test_launch();
+  test_resident_clusters();
   test_tensor_map();
   test_kept_tensor_maps();
   std::printf("%d wrong\n", failures);

@@ -16,6 +16,7 @@ def test_what_the_runtime_is_told(tmp_path):
         pytest.skip("nvcc is not on PATH: there are no CUDA headers")
     program = tmp_path / "launch"
     options = ["-std=c++20", "-x", "c++", "-cudart", "none", "-Xcompiler", "-w", "-I", HERE.parents[1] / "csrc"]
+    options += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("80", "90a", "120")]
     source = HERE / "launch_on_a_fake_runtime.cpp"
     subprocess.run(["nvcc", *options, source, "-o", program], check=True, timeout=PATIENCE)
     run = subprocess.run([program], capture_output=True, text=True, timeout=PATIENCE)

@@ -60,7 +60,7 @@ def norm_faults(folder: Path, csrc: Path) -> set[str]:
         pytest.param(NORM, "kNormThreads = 256", "kNormThreads = 512", {"in flight"}, marks=pytest.mark.exhaustive),
         pytest.param(
             NORM,
-            "kNormBlocksPerSm = 4;\nconstexpr int kNormLoads = 8",
+            "kNormBlocksPerSm = 2;\nconstexpr int kNormLoads = 8",
             "kNormBlocksPerSm = 2;\nconstexpr int kNormLoads = 16",
             {"registers"},
             marks=pytest.mark.exhaustive,

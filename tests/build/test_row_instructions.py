@@ -54,6 +54,11 @@ LOSSES = [
 ]
 
 
+CLUSTER, TEAM = 8, 256  # blocks that share a row of COLUMNS in norm_backward, and threads of each
+# type of all tensors, instructions an element, the share of a copy's rate that they leave
+CLUSTERS = [(BF16, 30, 0.9), (FP16, 30, 0.9), (FP32, 30, 1)]
+
+
 class Ring(NamedTuple):
     """A kernel that has rows of WIDTH columns in registers, and the next ones on their way into a ring."""
 
@@ -127,11 +132,11 @@ def loss(compiled) -> Code:
     return found[name]
 
 
-def bank(threads: int, arguments: bytes) -> bytes:
-    """The first constant bank: a block of so many threads, a grid of one, and the kernel's arguments."""
+def bank(threads: int, arguments: bytes, blocks: int = 1) -> bytes:
+    """The first constant bank: a block of so many threads, a grid of blocks, and the kernel's arguments."""
     result = bytearray(0x400)
     struct.pack_into("<I", result, 0x0, threads)
-    struct.pack_into("<I", result, 0xC, 1)
+    struct.pack_into("<I", result, 0xC, blocks)
     result[PARAMETERS : PARAMETERS + len(arguments)] = arguments
     return bytes(result)
 
@@ -165,12 +170,16 @@ def ring_of_norm_forward(x: int, y: int, adds: bool, rows: int) -> bytes:
     return bank(32, struct.pack("<8Q5B3xqifQIfi", *tensors, *types, rows, WIDTH, 1e-5, 0, 0, 1.0, 1))
 
 
-def ring_of_norm_backward(grad: int, x: int, branches: bool, rows: int) -> bytes:
-    """NormBackward with both sums over rows and, if it branches, an fp32 gradient of the sum and a branch in the type of grad."""
+def ring_of_norm_backward(
+    grad: int, x: int, branches: bool, rows: int, columns: int = WIDTH, threads: int = 32, blocks: int = 1
+) -> bytes:
+    """NormBackward with both sums over rows and, if it branches, an fp32 gradient of the sum and a branch in the type of grad; one
+    team."""
     # grad, x, weight, grad_sum, mean, rstd, out, branch, slots, sums
     tensors = pointers(1, 1, 1, branches, 1, 1, 1, branches, 1, 1)
     types = grad, x, FP32, FP32, grad
-    return bank(32, struct.pack("<10Q5B3xqiiQIfi", *tensors, *types, rows, WIDTH, 2, 0, 0, 1.0, 1))
+    problem = struct.pack("<10Q5B3xqiiQIfi", *tensors, *types, rows, columns, 2, 0, 0, 1.0, 1)
+    return bank(threads, problem, blocks)
 
 
 NO_MASK = struct.pack("<Q2q3qB7x", 0, 1, 1, 0, 0, 0, 0)
@@ -230,6 +239,31 @@ def test_norms_of_rows_in_all_registers(compiled):
     two, three = (len(thread.run()) for thread in threads)
     assert (three - two) / (COLUMNS / THREADS) <= WIDE
     assert 16 * THREADS * threads[0].before_waiting == 4 * COLUMNS
+
+
+@pytest.mark.parametrize(("dtype", "most", "share"), CLUSTERS)
+def test_norms_of_rows_that_a_cluster_shares(dtype, most, share, compiled):
+    """Of a block's slice of COLUMNS, which one of its two teams has: while rows of both are in work, the next ones are on their way."""
+    (code,) = (
+        c
+        for name, c in compiled("norm/backward.cu").items()
+        if f"norm_backward_ring_kernelINS_7RowTeamILi8ELi16ELi{CLUSTER}E" in name
+    )
+    size, columns = 4 if dtype == FP32 else 2, COLUMNS // CLUSTER
+
+    def follow(rows):
+        problem = ring_of_norm_backward(dtype, dtype, False, rows, COLUMNS, TEAM, CLUSTER)
+        thread = Copying(*code, problem, 37)
+        return len(thread.run()), thread
+
+    (six, thread), (seven, last) = follow(6), follow(7)
+    instructions = (seven - six) / (columns / TEAM)
+    assert 0.9 * most < instructions <= most
+    assert min(1, ISSUED * 3 * size / instructions) >= share
+    copied = 16 * TEAM * (last.started - thread.started)
+    assert copied == 2 * size * columns
+    assert 16 * TEAM * thread.before_waiting == 3 * copied
+    assert 2 * 2 * copied >= AT_ONCE * 2 / 3
 
 
 @pytest.mark.parametrize(("dtype", "gradient", "smoothing", "most"), LOSSES)

@@ -104,12 +104,13 @@ struct GradList {
   }
 };
 
-/// Tensors of all dtypes, sizes and alignments; `large`: some of more than one chunk.
+/// Tensors of all dtypes, sizes and alignments; `large`: some of more than one unit or run.
 template <class Void>
 GradList<Void> random_list(Rng& rng, int tensors, bool large) {
   static const std::vector<int64_t> kSizes = {0,  1,  1,  2,  3,  5,   7,   8,   9,    15,  16,
                                               17, 31, 63, 64, 65, 127, 255, 513, 1000, 4096};
-  static const std::vector<int64_t> kLargeSizes = {kChunk - 1, kChunk, kChunk + 1, 2 * kChunk + 3};
+  static const std::vector<int64_t> kLargeSizes = {kUnit - 1, kUnit, kUnit + 1, kRunUnits * kUnit + 1,
+                                                   2 * kRunUnits * kUnit + 3};
   static const std::vector<int64_t> kOffsets = {0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
   GradList<Void> list;
   for (int i = 0; i < tensors; i++) {

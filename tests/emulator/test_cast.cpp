@@ -65,7 +65,8 @@ struct CastList {
 
 CastList random_casts(Rng& rng, int tensors, bool large) {
   static const std::vector<int64_t> kSizes = {0, 1, 2, 7, 8, 9, 16, 31, 64, 65, 255, 512, 513, 1000, 4096};
-  static const std::vector<int64_t> kLargeSizes = {kChunk - 1, kChunk, kChunk + 1, 2 * kChunk + 3};
+  static const std::vector<int64_t> kLargeSizes = {kUnit - 1, kUnit, kUnit + 1, kRunUnits * kUnit + 1,
+                                                   2 * kRunUnits * kUnit + 3};
   static const std::vector<int64_t> kOffsets = {0, 0, 0, 1, 2, 4, 5, 8};
   CastList list;
   for (int i = 0; i < tensors; i++) {

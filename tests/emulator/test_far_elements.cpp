@@ -135,6 +135,10 @@ void norms(Cases& cases) {
         NormBackward p = gradient(t, before, 0);
         p.out = t.write("grad_x", kBrain, before * columns, columns);
         p.branch = t.write("branch", kHalf, before * columns, columns);
+        if (columns > kRingColumns && columns % kWideRow == 0) {  // a cluster a row
+          emu::options().sm_count *= 8;
+          if (emu::options().last_ctas > 0) emu::options().last_ctas = columns <= 16384 ? 4 : 8;
+        }
         return norm_backward(p, nullptr);
       });
     });
@@ -246,9 +250,9 @@ void elements(Cases& cases) {
     });
   }
   cases.check("cast", [] {
-    return same_far_away(kFar / kChunk + 1, 4, [](Tensors& t, int64_t before) {
+    return same_far_away(kFar / kUnit + 1, 4, [](Tensors& t, int64_t before) {
       constexpr int64_t kCount = 1001;
-      const int64_t first = before * kChunk;
+      const int64_t first = before * kUnit;
       const void* source = t.read("source", kFloat, first, kCount);
       const CastRef pair{t.write("destination", kBrain, first, kCount), source, first + kCount, kBrain, kFloat};
       return cast({{pair}}, std::nullopt, nullptr, nullptr);

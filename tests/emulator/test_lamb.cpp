@@ -1,4 +1,4 @@
-// lamb_ on the emulator: models of all kinds of parameters against update/rules/lamb.h; tensors of many chunks, and the
+// lamb_ on the emulator: models of all kinds of parameters against update/rules/lamb.h; tensors of many units, and the
 // trust ratios that are 1.
 #include "update/rules/lamb.cu"
 #include "update_models.h"
@@ -31,7 +31,8 @@ struct LambTest {
   }
   template <int kThreads, int kPlaces>
   static Status stage(int blocks, StageCall<Tuned<Lamb>> call) {
-    emu::Buffer<Squares> slots("slots", std::max<size_t>(1, most_chunks<LambArgs<kPlaces>>(call.params)));
+    emu::Buffer<Squares> slots("slots",
+                               std::max<size_t>(1, detail::lamb_rates_bytes<kPlaces>(call.params) / sizeof(Squares)));
     call.scratch = slots.data();  // exactly as many as this launch shape needs
     return detail::lamb_rates<kThreads, kPlaces>(blocks, call);
   }
@@ -39,13 +40,13 @@ struct LambTest {
 
 using LambModel = Model<LambTest>;
 
-/// Tensors of several chunks, met by one block and by many, and more of them than fit a launch.
-void many_chunks(Cases& cases) {
+/// Tensors of several units, met by one block and by many, and more of them than fit a launch.
+void many_units(Cases& cases) {
   for (int blocks : {1, 3, 7}) {
-    cases.check("many chunks, " + std::to_string(blocks) + " blocks", [blocks] {
+    cases.check("many units, " + std::to_string(blocks) + " blocks", [blocks] {
       Rng rng(300);
       std::vector<Shape> shapes;
-      for (int64_t n : std::vector<int64_t>{3 * kChunk + 5, 0, 40, 2 * kChunk, kChunk + 1, 9}) {
+      for (int64_t n : std::vector<int64_t>{6 * kUnit + 5, 0, 40, 4 * kUnit, 2 * kUnit + 1, 9}) {
         shapes.push_back({kind_number(rng(), true), n, 2, false});
       }
       LambModel m = make_model<LambTest>(rng, shapes, kAnyOffset);
@@ -55,11 +56,11 @@ void many_chunks(Cases& cases) {
   }
 }
 
-/// More chunks of one tensor than a block of lamb_rates_kernel has threads.
-void more_chunks_than_threads(Cases& cases) {
-  cases.check("more chunks than threads", [] {
+/// More units of one tensor than a block of lamb_rates_kernel has threads.
+void more_units_than_threads(Cases& cases) {
+  cases.check("more units than threads", [] {
     Rng rng(301);
-    LambModel m = make_model<LambTest>(rng, {{WeightKind::kBf16, 34 * kChunk + 3, 2, false}}, kAligned);
+    LambModel m = make_model<LambTest>(rng, {{WeightKind::kBf16, 34 * 2 * kUnit + 3, 2, false}}, kAligned);
     const Decisions d;
     return compare(m, d, small_instance<LambTest, 32, 4, 64>(m, d, 3));
   });
@@ -106,8 +107,8 @@ void special_norms(Cases& cases) {
 int main(int argc, char** argv) {
   ak::test::Cases cases("lamb", ak::test::Seeds(argc, argv, 4));
   ak::test::test_updates<ak::test::LambTest>(cases);
-  ak::test::many_chunks(cases);
-  ak::test::more_chunks_than_threads(cases);
+  ak::test::many_units(cases);
+  ak::test::more_units_than_threads(cases);
   ak::test::special_norms(cases);
   return cases.finish();
 }

@@ -31,10 +31,11 @@ std::string differs(const char* name, const emu::Buffer<T>& got, const std::vect
 
 struct Options {
   bool centred = true, affine = true, biased = true, added = true;
-  int offset = 0;       // elements in front of x, which so loses its alignment
-  double scale = 1;     // of x
-  double mean = 2;      // of x
-  bool forced = false;  // rows in pieces, in the smallest block
+  int offset = 0;            // elements in front of x, which so loses its alignment
+  double scale = 1;          // of x
+  double mean = 2;           // of x
+  bool forced = false;       // rows in pieces, in the smallest block
+  bool shared_rows = false;  // backward: rows that small blocks of a cluster share
   int parameters = 2;
   int sms = 1;
   int shared = 232448;    // bytes a block may have: room for so many teams, or for none
@@ -182,7 +183,13 @@ std::string backward(int rows, int columns, const Options& o = {}) {
                        o.parameters,
                        mask_of(seed, o)};
   std::string error;
-  if (!o.forced) {
+  if (o.shared_rows) {
+    int64_t clusters = 0;
+    error = message_of(norm_backward_on_ring<RowTeam<2, 8, 4>>(p, nullptr, &clusters));
+    if (error.empty() && clusters == 0) error = "nothing was launched";
+    if (error.empty() && o.parameters > 0)
+      error = message_of(column_sums(slots.data(), clusters, o.parameters * columns, sums.data(), nullptr));
+  } else if (!o.forced) {
     error = message_of(norm_backward(p, nullptr));
   } else {
     const bool aligned = columns % 8 == 0 && o.offset == 0;
@@ -391,12 +398,39 @@ void check_backward(Cases& cases) {
     cases.check("backward, long rows, " + std::to_string(columns),
                 [&] { return backward<bf16, bf16, float>(2, columns, {.added = false, .parameters = 0}); });
   }
+  // A row shared by the blocks of a cluster; the last has fewer columns. With 4 SMs one cluster takes all rows.
+  for (const int columns : {1032, 1536}) {
+    const std::string title = "backward, a cluster a row, " + std::to_string(columns);
+    cases.check(title, [&] { return backward<bf16, float, fp16>(7, columns, {.shared_rows = true, .sms = 4}); });
+    cases.check(title + ", two clusters", [&] {
+      return backward<float, bf16, float, bf16>(
+          3, columns, {.shared_rows = true, .parameters = 1, .sms = 9, .branches = true, .p = 0.3});
+    });
+    cases.check(title + ", rms, one team", [&] {
+      return backward<fp16, fp16, bf16>(
+          4, columns, {.centred = false, .added = false, .shared_rows = true, .sms = 4, .shared = 30000});
+    });
+  }
+  for (const int columns : {8200, 16392, 32776}) {
+    const std::string title = "backward, clusters of blocks, " + std::to_string(columns);
+    cases.check(title, [&] {
+      return backward<float, bf16, float>(columns < 9000 ? 5 : 1, columns, {.added = false, .parameters = 0, .sms = 8});
+    });
+  }
+  cases.check("backward, long rows on chips without clusters", [] {
+    emu::options().runs_sm90_code = false;
+    return backward<bf16, bf16, float>(2, 8200, {.added = false, .parameters = 0, .sms = 8});
+  });
+  cases.check("backward, rows too long for a cluster's shared memory",
+              [] { return backward<bf16, bf16, float>(1, 8200, {.parameters = 0, .sms = 8, .shared = 2000}); });
   cases.check("backward, the shares of long rows", [] {
     emu::options().sm_count = 132;
-    const bool right = norm_backward_slots(2048, 32768, 2) == 12 * 2 * 32768 &&
-                       norm_backward_slots(5, 32768, 1) == 5 * 32768 && norm_backward_slots(9, 1 << 20, 1) == 1 << 20 &&
-                       norm_backward_slots(0, 32768, 2) == 0;
-    return right ? "" : "other sizes";
+    const bool right = norm_backward_slots(2048, 32768, 2) == 16 * 2 * 32768 &&
+                       norm_backward_slots(5, 32768, 1) == 5 * 32768 &&
+                       norm_backward_slots(2048, 16384, 1) == 33 * 16384 &&
+                       norm_backward_slots(9, 1 << 20, 1) == 1 << 20 && norm_backward_slots(0, 32768, 2) == 0;
+    emu::options().runs_sm90_code = false;
+    return right && norm_backward_slots(2048, 32768, 2) == 12 * 2 * 32768 ? "" : "other sizes";
   });
   for (const double p : {-1.0, 0.0, 0.3, 1.0}) {
     const std::string of = ", a branch with dropout of " + std::to_string(p);

@@ -122,7 +122,7 @@ void non_finite(Cases& cases) {
   // Everything is NaN: every thread of every block reports it.
   cases.check("nothing but NaN", []() -> std::string {
     List list;
-    list.add(DType::kBFloat16, 3 * kChunk, 0);
+    list.add(DType::kBFloat16, 3 * kRunUnits * kUnit, 0);
     for (size_t i = 0; i < list.buffers[0]->size(); i++) list.buffers[0]->set(i, NAN);
     return compare(list, 1.0f, 0.0f, small_instance<64, 2>(3));
   });

@@ -48,7 +48,8 @@ void random_models(Cases& cases) {
       std::vector<Shape> shapes;
       const uint64_t count = 1 + rng() % 9;
       for (uint64_t i = 0; i < count; i++) {
-        const int64_t n = number % 8 == 0 && i == 1 ? kChunk + pick(rng, {-1, 0, 1, 9}) : pick(rng, kSizes);
+        const int64_t n = number % 8 == 0 && i == 1 ? pick(rng, {1, kRunUnits}) * kUnit + pick(rng, {-1, 0, 1, 9})
+                                                    : pick(rng, kSizes);
         shapes.push_back(random_shape<Optimizer>(rng, kind_number(rng(), extras), n, extras));
       }
       Model m = make_model<Optimizer>(rng, shapes, number % 2 ? kAnyOffset : kAligned);
@@ -64,7 +65,7 @@ void random_models(Cases& cases) {
 }
 
 /// Every kind of weight with every number of moments, with and without an average, around the borders of a vector and
-/// of a chunk.
+/// of a run.
 template <class Optimizer>
 void every_combination(Cases& cases) {
   using Rule = Kernel<Optimizer>;
@@ -78,7 +79,7 @@ void every_combination(Cases& cases) {
             for (int64_t n : {0, 1, 7, 8, 9}) shapes.push_back({kind_number(k, true), n, moments, ema});
           }
         }
-        shapes.push_back({kind_number(k, true), kChunk + 9, Rule::kMoments, true});
+        shapes.push_back({kind_number(k, true), kRunUnits * kUnit + 9, Rule::kMoments, true});
         Model m = make_model<Optimizer>(rng, shapes, *offsets);
         Decisions d;
         d.scale_by(3.0f);

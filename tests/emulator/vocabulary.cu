@@ -118,6 +118,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   mbarrier_arrive(barrier);
   mbarrier_arrive_expect_tx(barrier, 4096);
   mbarrier_arrive_cluster(barrier, cluster_rank() ^ 1);
+  store_cluster_2(at, barrier, cluster_rank() ^ 1, 1.0f, 2.0f);
   prefetch_tensor_map(&map);
   tma_prefetch(&map, 0, 0, 0);
   tma_load(at, &map, barrier, 0, 0);

@@ -79,6 +79,16 @@ FAMILIES = {
 }
 
 
+#: The blocks whose norms make additions.
+FUSED = {
+    gpt2: {"GPT2Block"},
+    llama: {"LlamaDecoderLayer"},
+    bert: {"BertSelfOutput", "BertOutput"},
+    t5: set(),
+    vit: {"ViTLayer"},
+}
+
+
 def batches(family):
     """Calls of the model that return its logits and its loss, the same for every copy."""
     generator = torch.Generator().manual_seed(1)
@@ -155,3 +165,20 @@ def test_trains_as_before(family):
             distance, allowed = (f - e).norm(), 2 * (t - e).norm() + FLOOR * e.norm()
             print(family.__name__, dtype, name, f"{distance / e.norm():.2e} {(t - e).norm() / e.norm():.2e}")
             assert distance <= allowed, (dtype, name)
+
+
+@pytest.mark.own_backend
+@pytest.mark.parametrize("family", FUSED, ids=lambda family: family.__name__)
+def test_norms_make_the_additions(family):
+    torch.manual_seed(0)
+    plain = ak.convert(family())
+    ours = ak.convert(copy.deepcopy(plain), fuse_residuals=True)
+    fused = {type(m).__name__ for m in ours.modules() if type(m).__module__ == "amp_kernels.nn.residual"}
+    assert fused == FUSED[family]
+    call, found = next(batches(family)), []
+    for model in (plain, ours):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, loss = call(model)
+        loss.backward()
+        found.append((logits, *(p.grad for p in model.parameters() if p.grad is not None)))
+    assert all(map(torch.equal, *found))

@@ -1,6 +1,7 @@
 """dropout_add: the mask that backward makes again, what is kept and what is stored, and whose generator it comes from."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
+from amp_kernels._dispatch import policy
 from amp_kernels._raw import dropout
 from amp_kernels._raw._norm import statistics
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within, norm_backward_bound, norm_forward_bound
@@ -222,7 +224,11 @@ class Ops(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("columns", "p"), [(40, 0.3), (41, 0.3), (1100, 0.9999), (8, 1.0)])
 def test_a_norm_with_dropout_is_dropout_add_and_the_norm(device, norm, dtype, columns, p):
-    """Bit for bit, in both results and all gradients; and nothing more is kept than without, but the seed."""
+    """Bit for bit, in both results and all gradients; and nothing more is kept than without, but the seed. Triton chooses the order
+    of a row's sum by the layout of the loads before it, so on a GPU the results behind such a sum agree but for rounding."""
+    same = torch.equal
+    if device == "cuda" and policy.requested_backend() == "triton":
+        same = partial(torch.allclose, rtol=2 * UNIT_ROUNDOFF[dtype], atol=2.0**-18)
     weight = normal(columns, device=device, seed=3).requires_grad_()
     fused, apart, kept = [], [], []
     for results in (fused, apart):
@@ -238,8 +244,9 @@ def test_a_norm_with_dropout_is_dropout_add_and_the_norm(device, norm, dtype, co
         grads = torch.autograd.grad(y.square().sum() + 3 * total.sum(), (x, residual, weight))
         results += [y.detach(), total.detach(), *grads]
     assert (fused[2] == 0).sum() > 0.2 * p * x.numel()
+    assert torch.equal(fused[1], apart[1])
     for one, other in zip(fused, apart, strict=True):
-        assert torch.equal(one, other)
+        assert same(one, other)
     assert [t.numel() for t in kept if t.dtype == torch.int64] == [1]
     assert sum(t.numel() for t in kept) <= 6 * columns + columns + 2 * 6 + 1
 

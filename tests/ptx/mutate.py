@@ -270,10 +270,34 @@ def op_runs(names: Sequence[str]) -> list[Callable[[], Iterator]]:
     return [go_for(REGISTRY[name]) for name in names]
 
 
+def shared_row_runs() -> list[Callable[[], Iterator]]:
+    """Rows that the blocks of a cluster share."""
+    import torch
+
+    import amp_kernels as ak
+
+    from .preloaded import set_chip
+    from .shared_rows import shared_rows
+
+    backward = ak._raw.norm_backward.norm_backward
+    set_chip(90, 4)
+    arguments, exact = shared_rows(8200, torch.float32, rows=5)
+
+    def go():
+        set_chip(90, 4)
+        rows, sums, _ = ak.backend("cuda")(backward)(*arguments, parameters=1)
+        yield sums[0].double().cpu(), exact[1].cpu()
+        yield ((rows.double() - exact[0]).abs() < 1e-2).all().cpu(), torch.tensor(True)
+
+    return [go]
+
+
 def runs_of(cases: str | Sequence[str]) -> list[Callable[[], Iterator]]:
-    """Of a list's cases: an architecture's products, those with copied operands or in phases, or the names of ops."""
-    if cases in ("repacked", "phased"):
-        return repacked_runs() if cases == "repacked" else phased_runs()
+    """Of a list's cases: an architecture's products, those with copied operands or in phases, rows shared by a cluster, or the names of
+    ops."""
+    others = {"repacked": repacked_runs, "phased": phased_runs, "shared rows": shared_row_runs}
+    if isinstance(cases, str) and cases in others:
+        return others[cases]()
     return gemm_runs(cases) if isinstance(cases, str) else op_runs(cases)
 
 

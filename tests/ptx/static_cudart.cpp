@@ -33,6 +33,10 @@ OWN cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute whi
   if (const cudaError_t error = cudaSetDevice(own_device)) return error;
   return OF_THE_DRIVER(cudaFuncSetAttribute)(function, which, value);
 }
+OWN cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function, const cudaLaunchConfig_t* config) {
+  if (const cudaError_t error = cudaSetDevice(own_device)) return error;
+  return OF_THE_DRIVER(cudaOccupancyMaxActiveClusters)(clusters, function, config);
+}
 OWN cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
   if (const cudaError_t error = cudaSetDevice(own_device)) return error;
   return OF_THE_DRIVER(cudaLaunchKernelExC)(config, function, arguments);

@@ -23,6 +23,7 @@ ROOMS = {
     "nn": {"_checks", "_dispatch", "_raw", "_sharding", "ops"},
     "ops": {"_checks", "_dispatch", "_raw", "_sharding"},
     "_triton": {"_checks", "_raw", "_updates"},
+    "_aten": {"_checks", "_dispatch", "_raw"},
     "_updates": {"_checks", "_dispatch", "_raw"},
     "_raw": {"_checks", "_dispatch", "_sharding"},
     "_sharding": {"_dispatch"},

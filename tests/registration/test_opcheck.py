@@ -12,6 +12,8 @@ from amp_kernels.testing.backends import available_backends, check_backend
 
 NAMES = sorted(REGISTRY)
 KERNELS = [name for name in NAMES if not REGISTRY[name].composite]
+#: Compilers see torch's operations instead of these. They round at other places; everything else has the bits of eager calls.
+DECOMPOSED = ("activation", "norm", "softmax")
 
 
 def samples(name):
@@ -25,6 +27,17 @@ def detached(values):
     )
 
 
+def tolerance(name, args, kwargs):
+    """Of a compiled result beside the eager one. Each rounds once; a gradient that meets another in a 16-bit residual stream
+    is rounded three times by torch's operations."""
+    floats = [t for t in args if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if name not in DECOMPOSED or floats[0].dtype == torch.float64:
+        return {"rtol": 0, "atol": 0}
+    dtypes = {t.dtype for t in floats} | {value for value in kwargs.values() if isinstance(value, torch.dtype)}
+    eps = max(torch.finfo(dtype).eps for dtype in dtypes)
+    return dict.fromkeys(("rtol", "atol"), 4 * eps)
+
+
 def test_every_op_has_samples():
     assert {"adamw_", "check_and_norm", "gemm", "lamb_", "lion_", "sgd_", "unscale_", "update_scale_"} <= set(NAMES)
     for name in NAMES:
@@ -34,7 +47,8 @@ def test_every_op_has_samples():
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name):
     for args, kwargs in samples(name):
-        torch.library.opcheck(REGISTRY[name].overload, args, kwargs)
+        given = tolerance(name, args, kwargs) if name in DECOMPOSED else {}  # else torch's
+        torch.library.opcheck(REGISTRY[name].overload, args, kwargs, **given)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -82,7 +96,8 @@ def test_aot_eager_gives_the_eager_result(name):
         actual = torch.compile(lambda *a, op=op, kw=kwargs: op(*a, **kw), backend="aot_eager", fullgraph=True)(
             *compiled_args
         )
-        torch.testing.assert_close([actual, compiled_args], [expected, eager_args], rtol=0, atol=0, equal_nan=True)
+        given = tolerance(name, args, kwargs)
+        torch.testing.assert_close([actual, compiled_args], [expected, eager_args], **given, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

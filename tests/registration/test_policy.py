@@ -53,21 +53,51 @@ def test_automatic_choice(device, capability, built, backend):
     assert choose("gemm", device, capability, built).backend == backend
 
 
+PRODUCTS = replace(FULL, tensor_cores=True, aten=True, cuda_archs=("8.0+PTX", "9.0a", "12.0+PTX"))
+
+
 @pytest.mark.parametrize(
-    ("capability", "backend"),
+    ("capability", "backend", "own"),
     [
-        ((7, 5), "reference"),
-        ((8, 0), "cuda"),
-        ((8, 9), "cuda"),
-        ((9, 0), "cuda"),
-        ((10, 0), "triton"),  # tcgen05 is Triton's to write
-        ((11, 0), "triton"),
-        ((12, 0), "cuda"),
+        ((7, 5), "aten", "reference"),
+        ((8, 0), "cuda", "cuda"),
+        ((8, 9), "cuda", "cuda"),
+        ((9, 0), "cuda", "cuda"),
+        ((10, 0), "aten", "triton"),  # tcgen05 is Triton's to write
+        ((10, 3), "aten", "triton"),
+        ((11, 0), "aten", "triton"),
+        ((12, 0), "cuda", "cuda"),
+        ((12, 1), "cuda", "cuda"),
+        ((13, 0), "aten", "cuda"),  # the driver would compile mma.sync for it
     ],
 )
-def test_gemm_kernels_go_where_their_instructions_are(capability, backend):
-    built = replace(FULL, tensor_cores=True, cuda_archs=("8.0+PTX", "9.0a", "12.0+PTX"))
-    assert choose("gemm", "cuda", capability, built).backend == backend
+def test_gemm_kernels_go_where_their_instructions_are(capability, backend, own):
+    """Elsewhere torch's products are taken, unless the sums must be in the package's order."""
+    choice = choose("gemm", "cuda", capability, PRODUCTS)
+    assert (choice.backend, choice.slow) == (backend, False)
+    assert backend != "aten" or "compute capability" in choice.reason or "tcgen05" in choice.reason
+    assert choose("gemm", "cuda", capability, PRODUCTS, own=True).backend == own
+
+
+@pytest.mark.parametrize("archs", [("8.0+PTX",), ("8.0+PTX", "12.0")], ids=str)
+def test_hopper_without_its_kernels_takes_torchs_products(archs):
+    choice = choose("gemm", "cuda", (9, 0), replace(PRODUCTS, cuda_archs=archs))
+    assert choice.backend == "aten"
+    assert "9.0a" in choice.reason
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (9, 0), (10, 0)])
+def test_an_install_without_cuda_kernels_takes_torchs_products(capability):
+    built = replace(PYTHON_ONLY, tensor_cores=True, aten=True)
+    assert choose("gemm", "cuda", capability, built).backend == "aten"
+    assert choose("gemm", "cuda", capability, built, "triton").backend == "triton"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_aten_is_for_products_alone(device):
+    capability = (10, 0) if device == "cuda" else None
+    assert choose("gemm", device, capability, PRODUCTS, "aten") == Choice("aten", "asked for")
+    assert choose("unscale_", device, capability, FULL, "aten").backend == device
 
 
 def test_a_gemm_that_cannot_run_says_why():
@@ -129,7 +159,7 @@ def test_interpreted_triton_runs_on_the_cpu():
 def test_unknown_backend():
     import amp_kernels as ak
 
-    with pytest.raises(ValueError, match="'tpu' is unknown; accepted: cpu, cuda, triton, reference, emulate"):
+    with pytest.raises(ValueError, match="'tpu' is unknown; accepted: cpu, cuda, triton, aten, reference, emulate"):
         choose("gemm", "cpu", None, FULL, "tpu")
     with pytest.raises(ValueError, match="name is 'tpu'"), ak.backend("tpu"):
         pass

@@ -19,6 +19,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from ..build.listing import Instruction, parse
 from ..ptx.forms import missing, opcodes
 
 INTERPRETED = (80, 90)  # whose PTX tests/ptx/executed_triton.py runs
@@ -70,13 +71,22 @@ class Usage:
     shared: int  # bytes a block
 
 
-def usage(kernel: CompiledKernel) -> Usage:
-    """What the compiled kernel takes of a multiprocessor, as its machine code says."""
+def _cuobjdump(kernel: CompiledKernel, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [triton.knobs.nvidia.cuobjdump.path, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def machine_code(kernel: CompiledKernel) -> list[Instruction]:
+    (code,) = parse(_cuobjdump(kernel, "-sass")).values()
+    return list(code.values())
+
+
+def usage(kernel: CompiledKernel) -> Usage:
+    """What the compiled kernel takes of a multiprocessor, as its machine code says."""
+    text = _cuobjdump(kernel, "-res-usage")
     registers, stack, local = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL"))
     return Usage(registers, stack + local, kernel.metadata.shared)
 

@@ -36,6 +36,7 @@ class Target {
     emu::launch_log().clear();
     if (const char* seed = std::getenv("AMP_KERNELS_EMULATE_SEED"))
       emu::options().seed = std::strtoull(seed, nullptr, 10);
+    emu::options().runs_sm90_code = properties().capability >= 90;
   }
 
   bool holds(const Tensor& t) const { return t.is_cpu(); }

@@ -6,8 +6,8 @@
 // instructions, two of them divisions. Both are bandwidth-bound.
 //
 // Plan: update_prepare_kernel (update/step.cuh) counts the step and derives the scalars. lamb_moments_kernel, a
-// persistent grid over the chunks of the list, reads gradient, moments and weight, writes the moments, and stores the
-// sums of squares of each chunk's weights and directions in the chunk's slot. lamb_rates_kernel, one block a tensor,
+// persistent grid over the units of the list, reads gradient, moments and weight, writes the moments, and stores the
+// sums of squares of each unit's weights and directions in the unit's slot. lamb_rates_kernel, one block a tensor,
 // adds the slots of the tensor and writes the length of its step into the parameter's row. update_kernel, the second
 // pass, reads moments and weight and writes the weight. It recomputes the direction: storing it would cost 8 bytes an
 // element.
@@ -16,11 +16,12 @@
 // so the first rounds them before it goes on. Squares are taken and added in double: squares of fp32 numbers are exact
 // there, none under- or overflows, and the error of a sum is far below the rounding of the rate. That is six double
 // instructions an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take as long as 16 bytes.
-// There are no atomics, and slots belong to chunks, not to blocks: the bits are the same in each run and on each
-// device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
+// There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same in each
+// run and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
 #include "update/rules/lamb.h"
 
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "update/step.cuh"
 
 namespace ak {
@@ -49,7 +50,7 @@ template <int N>
 using LambArgs = UpdateArgs<LambMoments, false, N>;
 using LambRow = UpdateRow<Tuned<Lamb>>;
 
-/// Sums of squares, of a thread's elements, a chunk or a tensor.
+/// Sums of squares, of a thread's elements, a unit or a tensor.
 struct alignas(16) Squares {
   double weight, direction;
 
@@ -97,21 +98,23 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
   }
 }
 
-/// The first pass: moves the moments and stores the sums of chunk i in slots[i].
+/// The first pass: moves the moments and stores the sums of unit i in slots[i].
 template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
 lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
                     Squares* slots) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   int tensor = 0;
-  for (uint32_t index = block_index(); index < args.map.chunks; index += grid_blocks()) {
-    const TensorChunk chunk = args.map.find(index, tensor);
-    tensor = chunk.tensor;
+  for (uint32_t index = block_index(); index < args.map.units; index += grid_blocks()) {
+    const TensorSpan span = args.map.find(index, index + 1, tensor);
+    tensor = span.tensor;
     const LambRow row = load(rows + args.row[tensor]);
     const LambOperands t = args.operands(tensor);
     Squares sums{};
     with_weight_to_read(args.kind[tensor], [&]<class Weight>(Weight) {
-      for_each_share<kThreads>(chunk, args.aligned[tensor],
+      for_each_share<kThreads>(span, args.aligned[tensor],
                                [&]<int V>(int64_t i) { move_moments<Weight, V>(t, row, i, sums); });
     });
     sums = block_total<kThreads>(sums);
@@ -125,9 +128,11 @@ template <int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
                   Squares* pieces, LambRow* rows) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if (skipped(decisions)) return;
   for (int tensor = block_index(); tensor < args.map.tensors; tensor += grid_blocks()) {
-    const uint32_t begin = tensor == 0 ? 0 : args.map.end[tensor - 1], end = args.map.end[tensor];
+    const uint32_t begin = args.map.begin_of(tensor), end = args.map.end[tensor];
     Squares sums{};
     if (slots != nullptr) {
       for (uint32_t slot = begin + thread_index(); slot < end; slot += kThreads) sums.add(load(slots + slot));
@@ -150,20 +155,44 @@ constexpr int kLambTensors = 528;
 
 namespace detail {
 
-/// The stage. `slots`: as many as most_chunks<LambArgs<kTensors>>.
+/// Elements of a unit, whose sums cost two reductions of a block: many where there are enough units for any GPU, some
+/// 50 a block and launch.
+template <int kTensors>
+int lamb_unit(std::span<const Param> params) {
+  constexpr int kLeast = 2 * kUnit, kMost = kRunUnits * kUnit;
+  constexpr int64_t kEnoughUnits = 16384;
+  int64_t elements = 0;
+  for (const Param& p : params) elements += p.numel;
+  const int64_t launches = std::max(1, launch_count<LambArgs<kTensors>>(params));
+  return static_cast<int>(std::clamp<int64_t>(elements / launches / kEnoughUnits / kLeast * kLeast, kLeast, kMost));
+}
+
+template <int kTensors>
+LaunchPlan<LambArgs<kTensors>, Param> lamb_plan(std::span<const Param> params, int resident_blocks) {
+  return {params, resident_blocks, lamb_unit<kTensors>(params)};
+}
+
+/// Bytes of `scratch`.
+template <int kTensors>
+size_t lamb_rates_bytes(std::span<const Param> params) {
+  return most_of(lamb_plan<kTensors>(params, 1), [](const auto& map) { return map.units; }) * sizeof(Squares);
+}
+
+/// The stage.
 template <int kThreads, int kTensors>
 Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
   using Args = LambArgs<kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
-  LaunchPlan<Args, Param> plan(call.params);
+  auto plan = lamb_plan<kTensors>(call.params, resident_blocks);
   Args args;
   const bool moves = call.half.squares == nullptr || !call.half.second;
   auto* slots = static_cast<Squares*>(call.scratch);
   auto* pieces = reinterpret_cast<Squares*>(call.half.squares);
   while (plan.next(args)) {
     LaunchConfig config{.name = "lamb_moments",
-                        .grid = grid_for(args.map.chunks, resident_blocks),
+                        .grid = plan.blocks(),
                         .block = kThreads,
+                        .overlap_previous = true,
                         .stream = call.stream};
     Status status;
     if (moves) {
@@ -171,7 +200,7 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
     }
     if (!status.ok()) return status;
     config.name = "lamb_rates";
-    config.grid = grid_for(static_cast<uint32_t>(args.map.tensors), resident_blocks);
+    config.grid = std::min(args.map.tensors, resident_blocks);
     const Squares* sums = moves ? slots : nullptr;
     status = launch(lamb_rates_kernel<kThreads, kTensors>, config, args, call.decisions, sums, pieces, call.rows);
     if (!status.ok()) return status;
@@ -182,7 +211,7 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
 }  // namespace detail
 
 size_t Tuned<Lamb>::stage_bytes(std::span<const Param> params) {
-  return most_chunks<LambArgs<kLambTensors>>(params) * sizeof(Squares);
+  return detail::lamb_rates_bytes<kLambTensors>(params);
 }
 
 Status Tuned<Lamb>::stage(const StageCall<Tuned<Lamb>>& call) {

@@ -1,4 +1,4 @@
-"""Bugs in the optimizer kernels, in the ways to keep a weight, and in the cutting of a list into chunks and launches."""
+"""Bugs in the optimizer kernels, in the ways to keep a weight, and in the cutting of a list into units, runs and launches."""
 
 from . import Mutant
 
@@ -6,7 +6,7 @@ TEST = "test_adamw"
 STEP = "update/step.cuh"
 WEIGHTS = "update/update.cuh"
 PLAN = "base/tensor_list.h"
-CHUNKS = "device/tensor_list.cuh"
+SHARES = "device/tensor_list.cuh"
 
 MUTANTS = [
     # ---- decisions of the step
@@ -22,7 +22,7 @@ MUTANTS = [
         "if (skipped(decisions)) return;",
         "threads beyond the list go on",
     ),
-    Mutant(STEP, "if (skipped(decisions)) return; int tensor", "int tensor", "a skipped step changes the weights"),
+    Mutant(STEP, "if (skipped(decisions)) return; ListWalk", "ListWalk", "a skipped step changes the weights"),
     Mutant(STEP, "load(args.step[i]) + 1.0f;", "load(args.step[i]);", "the step is not counted"),
     Mutant(STEP, "store(args.step[i], step);", "", "the count is not stored"),
     Mutant(
@@ -56,23 +56,23 @@ MUTANTS = [
     Mutant(STEP, "decisions, rows + begin);", "decisions, rows);", "a later launch overwrites the first rows"),
     Mutant(STEP, "groups[p.group]", "groups[0]", "every parameter is taken for group 0"),
     Mutant(STEP, "params[begin + i]", "params[i]", "every launch prepares the first parameters"),
-    Mutant(STEP, "index += grid_blocks()", "index += 1", "several blocks update one chunk"),
-    Mutant(STEP, "tensor = chunk.tensor;", "tensor = 0;", "every chunk is taken for the first tensor's"),
+    Mutant(STEP, "walk(block_index(), grid_blocks())", "walk(0, 1)", "every block updates the whole list"),
+    Mutant(STEP, "tensor = span.tensor;", "tensor = 0;", "every span is taken for the first tensor's"),
     # ---- elements
     Mutant(
         STEP,
-        "aligned ? chunk.count / 8 * 8 : 0",
-        "chunk.count / 8 * 8",
+        "aligned ? span.count / 8 * 8 : 0",
+        "span.count / 8 * 8",
         "unaligned tensors take the vector path",
     ),
     Mutant(
         STEP,
-        "aligned ? chunk.count / 8 * 8 : 0",
-        "aligned ? (chunk.count + 7) / 8 * 8 : 0",
+        "aligned ? span.count / 8 * 8 : 0",
+        "aligned ? (span.count + 7) / 8 * 8 : 0",
         "the tail is rounded up",
     ),
     Mutant(
-        STEP, "thread_index(); i < chunk.count;", "thread_index(); i < chunk.count - 1;", "the last element is left out"
+        STEP, "thread_index(); i < span.count;", "thread_index(); i < span.count - 1;", "the last element is left out"
     ),
     Mutant(
         STEP, "i < by_eight; i += kThreads * 8", "i < by_eight; i += kThreads", "elements are updated several times"
@@ -239,17 +239,30 @@ MUTANTS = [
         "load_vec<4, Cache::kStreaming>(words + 2)",
         "the upper half is read from the wrong place",
     ),
-    # ---- chunks and launches
+    # ---- units, runs and launches
+    Mutant(PLAN, "(entry.numel + unit_ - 1) / unit_", "entry.numel / unit_", "the last unit of a tensor has no number"),
     Mutant(
-        PLAN, "(entry.numel + kChunk - 1) / kChunk", "entry.numel / kChunk", "the last chunk of a tensor has no number"
+        PLAN,
+        "divide_up(map.units, static_cast",
+        "(map.units / static_cast",
+        "more blocks than may be resident",
+        missed="blocks of a second wave do the same work",
     ),
-    Mutant(CHUNKS, "if (index < end[low]) high = low;", "high = low;", "the search never leaves the last tensor"),
     Mutant(
-        CHUNKS,
+        PLAN, "map.longer = map.units - map.runs * map.per_run", "map.longer = 0", "the last units belong to no run"
+    ),
+    Mutant(SHARES, "if (index < end[low]) high = low;", "high = low;", "the search never leaves the last tensor"),
+    Mutant(
+        SHARES,
         "index < end[middle]",
         "index <= end[middle]",
-        "the first chunk of a tensor is looked for in the one before",
+        "the first unit of a tensor is looked for in the one before",
     ),
-    Mutant(CHUNKS, "index - (low == 0 ? 0 : end[low - 1])", "index", "chunks are counted from the first tensor"),
-    Mutant(CHUNKS, "left < kChunk ? static_cast<int>(left) : kChunk", "kChunk", "the last chunk runs past the end"),
+    Mutant(SHARES, "index - begin_of(low)", "index", "units are counted from the first tensor"),
+    Mutant(SHARES, "left < wanted ? left : wanted", "wanted", "the last unit runs past the end"),
+    Mutant(SHARES, "(run < longer ? run : longer)", "0", "runs overlap"),
+    Mutant(SHARES, "at_ = end < stop_ ? end : stop_;", "at_ = stop_;", "a run ends with its first tensor"),
+    # ---- the kernel in front
+    Mutant(STEP, "wait_for_previous_kernel();", "", "the decisions are read before they are made"),
+    Mutant(STEP, "wait_for_previous_kernel();", "", "scalars are read before they are written", 2),
 ]

@@ -7,10 +7,10 @@ KERNEL = "cast/cast.cu"
 
 MUTANTS = [
     # ---- which elements
-    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks cast one chunk"),
-    Mutant(KERNEL, "tensor = chunk.tensor;", "", "every chunk is taken for the first pair's"),
-    Mutant(KERNEL, "chunk.begin + chunk.count;", "chunk.begin + kChunk;", "the last chunk runs past the end"),
-    Mutant(KERNEL, "end - chunk.count % 8", "end", "the vectors of eight run past the end"),
+    Mutant(KERNEL, "walk(block_index(), grid_blocks())", "walk(0, 1)", "every block casts the whole list"),
+    Mutant(KERNEL, "tensor = span.tensor;", "tensor = 0;", "every span is taken for the first pair's"),
+    Mutant(KERNEL, "span.begin + span.count;", "span.begin + kUnit;", "every span is a unit"),
+    Mutant(KERNEL, "end - span.count % 8", "end", "the vectors of eight run past the end"),
     Mutant(
         KERNEL,
         "const bool aligned = (reinterpret_cast<uintptr_t>(source) |",
@@ -50,4 +50,5 @@ MUTANTS = [
         KERNEL, "index[place] = static_cast<uint32_t>(position)", "index[place] = place", "places count, not positions"
     ),
     Mutant(KERNEL, "to[place] = cast.to;", "to[0] = cast.to;", "dtypes go to the wrong place"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "sources are read before they are written"),
 ]

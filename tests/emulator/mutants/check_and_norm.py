@@ -6,6 +6,7 @@ TEST = "test_check_and_norm"
 KERNEL = "gradients/check_and_norm.cu"
 WALK = "base/vector_walk.cuh"
 PLAN = "base/tensor_list.h"
+SHARES = "device/tensor_list.cuh"
 NORM = "gradients/grad_norm.h"
 LIST = "gradients/list.h"
 
@@ -13,32 +14,30 @@ MUTANTS = [
     # ---- elements
     Mutant(WALK, "if (thread < head)", "if (thread <= head)", "one element too many before the first boundary"),
     Mutant(WALK, "if (thread < count - tail)", "if (thread < count - tail - 1)", "the last element is left out"),
-    Mutant(WALK, "(kWide - misaligned) % kWide", "kWide - misaligned", "an aligned chunk has a head"),
-    Mutant(WALK, "to_boundary < count ? to_boundary : count", "to_boundary", "a short chunk is read past its end"),
+    Mutant(WALK, "(kWide - misaligned) % kWide", "kWide - misaligned", "an aligned span has a head"),
+    Mutant(WALK, "to_boundary < count ? to_boundary : count", "to_boundary", "a short span is read past its end"),
     Mutant(WALK, "/ sizeof(T) % kWide", "% kWide", "the alignment is counted in bytes"),
     Mutant(WALK, "data + head + thread * kWide;", "data + thread * kWide;", "vectors start before the boundary"),
     Mutant(WALK, "left = vectors - thread;", "left = vectors - thread - 1;", "the last vector is left out"),
-    Mutant(WALK, "left -= kLoads * kThreads", "left -= kThreads", "more vectors than there are"),
+    Mutant(WALK, "left -= kInFlight * kThreads", "left -= kThreads", "more vectors than there are"),
     Mutant(
         WALK,
         "left > (kInFlight - 1) * kThreads",
         "left >= (kInFlight - 1) * kThreads",
         "the rounds of eight take a vector too many",
     ),
-    Mutant(WALK, "left > 3 * kThreads", "left > 2 * kThreads", "a round of four takes three vectors"),
+    Mutant(WALK, "if (left > 0) together(std::false_type{});", "", "the last vectors are left out"),
     Mutant(
-        WALK, "for (; left > 0; left -= kThreads", "for (; left > 1; left -= kThreads", "the last vector is left out"
+        WALK, "kAll || left > k * kThreads ? k * kStride : 0", "k * kStride", "the last vectors are loaded past the end"
     ),
     Mutant(
         WALK,
-        "left -= kThreads, at += kStride",
-        "left -= kThreads, at += kWide",
-        "threads run into each other's vectors",
+        "if (!kAll && left <= k * kThreads) break;",
+        "",
+        "the first vector is added again in place of those past the end",
     ),
-    Mutant(WALK, "at += kLoads * kStride", "at += kStride", "vectors of the next round that were had in this one"),
-    Mutant(
-        WALK, "load_vec<kWide, kCache>(at + k * kStride)", "load_vec<kWide, kCache>(at)", "one vector counts for all"
-    ),
+    Mutant(WALK, "at += kInFlight * kStride", "at += kStride", "vectors of the next round that were had in this one"),
+    Mutant(WALK, "? k * kStride : 0", "? 0 : 0", "one vector counts for all"),
     Mutant(WALK, "f(at + k * kStride, v[k]);", "f(at, v[0]);", "the first of the vectors in flight counts for all"),
     Mutant(
         KERNEL, "Larger{}(largest, magnitude_bits(x))", "magnitude_bits(x)", "only the last element's magnitude is kept"
@@ -67,29 +66,29 @@ MUTANTS = [
         missed="the result is the same; it costs time where gradients are zero, which nothing on a CPU shows",
     ),
     Mutant(NORM, "0x1p-120f", "0x1p-149f", "only sums of zero are read again, not those that lost bits"),
-    # ---- chunks and launches
+    # ---- spans and launches
     Mutant(
         PLAN, "if (entry.numel == 0) continue;", "", "an empty tensor takes a place, and the last ones get no launch"
     ),
-    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "every block reads every chunk"),
-    Mutant(KERNEL, "uint32_t index = block_index();", "uint32_t index = 0;", "every block starts with the first chunk"),
+    Mutant(KERNEL, "walk(block_index(), grid_blocks())", "walk(0, 1)", "every block reads the whole list"),
     Mutant(
         KERNEL,
-        "launch.number * grid_blocks() + block_index()",
+        "launch.first_slot + block_index()",
         "block_index()",
         "a launch overwrites the slots of the one before",
     ),
     Mutant(
         KERNEL,
-        "launch.number + 1 < launch.launches ||",
+        "!launch.last ||",
         "",
-        "every launch reduces: the slots of later ones are not there yet",
+        "every launch reduces the slots so far",
+        missed="the last launch overwrites what the others make of their slots; it costs time",
     ),
     Mutant(
         KERNEL,
-        "count = launch.launches * grid_blocks()",
+        "count = launch.first_slot + grid_blocks()",
         "count = grid_blocks()",
-        "only the first launch's slots are added",
+        "only as many slots are added as the last launch has",
     ),
     Mutant(
         KERNEL,
@@ -124,8 +123,8 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "NormSlots::in(scratch, static_cast<size_t>(blocks) * launches)",
-        "NormSlots::in(scratch, static_cast<size_t>(blocks))",
+        "NormSlots::in(scratch, static_cast<size_t>(resident_blocks) * launches)",
+        "NormSlots::in(scratch, static_cast<size_t>(resident_blocks))",
         "the peaks of one launch lie on the sums of the next",
     ),
     Mutant(
@@ -136,24 +135,23 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "{i, launches, blocks_done}",
-        "{i, launches, static_cast<uint32_t*>(scratch)}",
+        "{first_slot, i + 1 == launches, blocks_done}",
+        "{first_slot, i + 1 == launches, static_cast<uint32_t*>(scratch)}",
         "blocks are counted in memory that holds anything",
     ),
     # ---- each tensor
     Mutant(
-        KERNEL, "store_slot(slots, first, found)", "store_slot(slots, tensor, found)", "blocks share a tensor's slot"
+        KERNEL, "store_slot(slots, slot, found)", "store_slot(slots, tensor, found)", "blocks share a tensor's slot"
     ),
-    Mutant(KERNEL, "index < args.map.end[tensor];", "index <= args.map.end[tensor];", "a chunk of the next tensor"),
+    Mutant(KERNEL, "while (more && span.tensor == tensor)", "while (more)", "spans of the next tensors, too"),
     Mutant(
-        KERNEL,
-        "add_chunk<kThreads>(args, args.map.find(index, tensor), inv_scale, found);",
-        "add_chunk<kThreads>(args, args.map.find(first, tensor), inv_scale, found);",
-        "a block's first chunk of a tensor counts for all of them",
+        KERNEL, "while (more && span.tensor == tensor)", "while (false)", "a slot that the block's next run takes, too"
     ),
-    Mutant(KERNEL, "tensor == 0 ? 0 : args.map.end[tensor - 1]", "0", "every tensor begins with the first slot"),
-    Mutant(KERNEL, "chunks < static_cast<uint32_t>(blocks) ? chunks :", "", "slots of the next tensors, too"),
-    Mutant(KERNEL, ": static_cast<uint32_t>(blocks);", ": chunks;", "slots that nobody wrote"),
+    Mutant(KERNEL, "return run + static_cast<uint32_t>(tensor);", "return run;", "tensors of one run share a slot"),
+    Mutant(KERNEL, "run_of(args.map.begin_of(tensor))", "run_of(0)", "every tensor begins with the first slot"),
+    Mutant(KERNEL, "run_of(args.map.end[tensor] - 1)", "run_of(args.map.end[tensor])", "slots of the next tensor, too"),
+    Mutant(KERNEL, "runs < static_cast<uint32_t>(blocks) ? runs :", "", "slots of the next tensors, too"),
+    Mutant(KERNEL, ": static_cast<uint32_t>(blocks);", ": runs;", "slots that nobody wrote"),
     Mutant(KERNEL, "add_slot(found, slots, begin + slot)", "add_slot(found, slots, slot)", "another tensor's slots"),
     Mutant(KERNEL, "{warp_sum(found.sum),", "{found.sum,", "a tensor's sum is that of the first lane"),
     Mutant(KERNEL, "warp_reduce(found.peak, Larger{})", "found.peak", "only the first lane's slots are checked"),
@@ -165,5 +163,10 @@ MUTANTS = [
         "tensor += 1 << 20",
         "only as many tensors as the grid has warps get a result",
     ),
-    Mutant(PLAN, "most = std::max(most, args.map.chunks)", "most = args.map.chunks", "slots of the last launch"),
+    Mutant(PLAN, "most = std::max(most, static_cast<size_t>(", "most = ((", "slots of the last launch"),
+    Mutant(SHARES, "run_ += blocks_", "run_ += 1", "the last block takes all runs"),
+    # ---- the kernel in front
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "gradients are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "the same, each tensor", 2),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "slots are read before they are written", 3),
 ]

@@ -59,14 +59,18 @@ MUTANTS = [
         "the last block's largest wins",
     ),
     Mutant(KERNEL, "return a > b ? a : b;", "return a;", "only the first thread's largest counts"),
-    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks count one chunk"),
-    Mutant(KERNEL, "(values, chunk.count,", "(values, kChunk,", "the last chunk runs past the end"),
+    Mutant(KERNEL, "walk(block_index(), grid_blocks())", "walk(0, 1)", "every block counts the whole list"),
+    Mutant(
+        KERNEL, "while (more && span.tensor == tensor)", "while (more)", "all tensors of a block are counted as one"
+    ),
+    Mutant(KERNEL, "(values, span.count,", "(values, kUnit,", "every span is a unit"),
     Mutant(
         KERNEL,
-        "static_cast<const T*>(args.data[tensor]) + chunk.begin",
+        "static_cast<const T*>(args.data[tensor]) + span.begin",
         "static_cast<const T*>(args.data[tensor])",
-        "every chunk is the first",
+        "every span is the first",
     ),
     # ---- the emulator's word itself
     Mutant("emulator/atomic.h", "*p = *p < value ? value : *p;", "*p = value;", "atomic_max stores whatever comes"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "values are read before they are written"),
 ]

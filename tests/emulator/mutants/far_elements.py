@@ -14,7 +14,7 @@ AT = "const int64_t at = row * p.columns;"
 SHORT = "const int at = static_cast<int>(row * p.columns);"
 
 MUTANTS = [
-    Mutant(RING, "const int64_t at_row = row", "const int at_row = row", "rows are brought from elsewhere"),
+    Mutant(RING, "const int64_t at_row = (row", "const int at_row = (row", "rows are brought from elsewhere"),
     Mutant(FORWARD, AT, SHORT, "rows in registers are stored elsewhere"),
     Mutant(FORWARD, AT, SHORT, "rows in pieces lie elsewhere", nth=2),
     Mutant(
@@ -31,15 +31,9 @@ MUTANTS = [
     ),
     Mutant(
         BACKWARD,
-        "p.x_type, row * p.columns, p.columns)",
-        "p.x_type, static_cast<unsigned>(row) * p.columns, p.columns)",
+        "row * p.columns + ring.begin();",
+        "static_cast<unsigned>(row) * p.columns + ring.begin();",
         "gradients are stored elsewhere",
-    ),
-    Mutant(
-        BACKWARD,
-        "store_branch<kThreads, kRingVec>(g, p, row * p.columns",
-        "store_branch<kThreads, kRingVec>(g, p, static_cast<int>(row) * p.columns",
-        "the branch's gradients are stored elsewhere",
     ),
     Mutant(BACKWARD, AT, SHORT, "rows in pieces lie elsewhere"),
     Mutant(BACKWARD, "const int64_t at = (row", "const int at = (row", "sums over rows read other rows"),
@@ -109,9 +103,9 @@ MUTANTS = [
     ),
     Mutant(
         "device/tensor_list.cuh",
-        "static_cast<int64_t>(index - (low == 0 ? 0 : end[low - 1])) * kChunk",
-        "(index - (low == 0 ? 0 : end[low - 1])) * kChunk",
-        "chunks are counted in 32 bits",
+        "static_cast<int64_t>(index - begin_of(low)) * unit",
+        "(index - begin_of(low)) * unit",
+        "units are counted in 32 bits",
     ),
     Mutant(
         EMBEDDING,

@@ -182,8 +182,8 @@ MUTANTS = [
     ),
     Mutant(
         PLAN,
-        "const Key key{request, chip.sm_count, chip.capability, chip.sm90};",
-        "const Key key{request, chip.sm_count, 0, chip.sm90};",
+        "const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};",
+        "const Key key{request, chip.sm_count, 0, chip.sm90, chip.rates};",
         "the plan that another GPU was given",
     ),
     Mutant(
@@ -242,5 +242,11 @@ MUTANTS = [
         "table_address(call.op(), name, row.grad, row.numel, dtype)",
         "table_address(call.op(), name, row.param, row.numel, dtype)",
         "of a table, parameters are checked in place of gradients",
+    ),
+    Mutant(
+        "base/elementwise.cuh",
+        ".overlap_previous = true,",
+        "",
+        "elementwise kernels wait for the end of the previous one",
     ),
 ]

@@ -79,8 +79,8 @@ MUTANTS = [
         "rows + tensor); const LambOperands",
         "later launches read the rows of the first one",
     ),
-    Mutant(KERNEL, "tensor = chunk.tensor;", "tensor = 0;", "every chunk is taken for the first tensor's"),
-    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks take one chunk"),
+    Mutant(KERNEL, "tensor = span.tensor;", "tensor = 0;", "every unit is taken for the first tensor's"),
+    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks take one unit"),
     Mutant(
         STEP,
         "if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && vector_aligned(p.grad);",
@@ -88,6 +88,9 @@ MUTANTS = [
         "unaligned gradients take the vector path",
     ),
     # ---- slots and rates
+    Mutant(
+        KERNEL, "find(index, index + 1, tensor)", "find(index, args.map.units, tensor)", "units to the tensor's end"
+    ),
     Mutant(KERNEL, "store(slots + index, sums)", "store(slots + block_index(), sums)", "slots belong to blocks"),
     Mutant(
         KERNEL,
@@ -96,19 +99,19 @@ MUTANTS = [
         "the first thread's sums stand for all",
     ),
     Mutant(KERNEL, "block_sum<kThreads>(sums.direction)", "block_sum<kThreads>(sums.weight)", "all ratios are 1"),
-    Mutant(KERNEL, "if (thread_index() == 0) store(slots", "store(slots", "all threads store the sums of a chunk"),
+    Mutant(KERNEL, "if (thread_index() == 0) store(slots", "store(slots", "all threads store the sums of a unit"),
     Mutant(
         KERNEL,
         "if (skipped(decisions)) return; for (int tensor",
         "for (int tensor",
         "a skipped step reads slots that nobody wrote",
     ),
-    Mutant(KERNEL, "tensor == 0 ? 0 : args.map.end[tensor - 1]", "0", "the sums of all tensors before are added"),
+    Mutant(KERNEL, "begin = args.map.begin_of(tensor)", "begin = 0", "the sums of all tensors before are added"),
     Mutant(
         KERNEL,
-        "tensor == 0 ? 0 : args.map.end[tensor - 1]",
-        "args.map.end[tensor] - 1",
-        "only the last chunk of a tensor counts",
+        "begin = args.map.begin_of(tensor)",
+        "begin = args.map.end[tensor] - 1",
+        "only the last unit of a tensor counts",
     ),
     Mutant(KERNEL, "slot < end; slot += kThreads", "slot < end; slot += kThreads / 2", "slots count several times"),
     Mutant(
@@ -137,8 +140,8 @@ MUTANTS = [
     ),
     Mutant(
         PLAN,
-        "most = std::max(most, args.map.chunks)",
-        "most = args.map.chunks",
+        "most = std::max(most, static_cast<size_t>(",
+        "most = ((",
         "too few slots: as many as the last launch needs",
     ),
     # ---- the second pass
@@ -149,4 +152,7 @@ MUTANTS = [
         "moments are stored again",
         missed="the same bits are stored, so this costs time alone",
     ),
+    # ---- the kernel in front
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "scalars are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "slots are read before they are written", 2),
 ]

@@ -1,4 +1,4 @@
-"""Bugs in the unscale kernel, and in the walk over a chunk where only a kernel that stores would notice."""
+"""Bugs in the unscale kernel, and in the walk over a span where only a kernel that stores would notice."""
 
 from . import Mutant
 
@@ -66,16 +66,15 @@ MUTANTS = [
     Mutant(KERNEL, "store_relaxed(found_inf, 1.0f)", "store(found_inf, 1.0f)", "threads race for the flag"),
     Mutant(KERNEL, "store_relaxed(found_inf, 1.0f)", "atomic_add(found_inf, 1.0f)", "finds are counted"),
     # ---- which elements
-    Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks multiply one chunk"),
-    Mutant(KERNEL, "uint32_t index = block_index();", "uint32_t index = 0;", "every block starts with the first chunk"),
-    Mutant(KERNEL, "tensor = chunk.tensor;", "tensor = 0;", "every chunk is taken for the first tensor's"),
+    Mutant(KERNEL, "walk(block_index(), grid_blocks())", "walk(0, 1)", "every block multiplies the whole list"),
+    Mutant(KERNEL, "args.data[span.tensor]", "args.data[0]", "every span is taken for the first tensor's"),
     Mutant(
         KERNEL,
-        "static_cast<T*>(args.data[tensor]) + chunk.begin;",
-        "static_cast<T*>(args.data[tensor]);",
-        "every chunk is the first",
+        "static_cast<T*>(args.data[span.tensor]) + span.begin;",
+        "static_cast<T*>(args.data[span.tensor]);",
+        "every span is the first",
     ),
-    Mutant(KERNEL, "(grads, chunk.count,", "(grads, kChunk,", "the last chunk runs past the end"),
+    Mutant(KERNEL, "(grads, span.count,", "(grads, kUnit,", "every span is a unit"),
     Mutant(LIST, "dtype[place] = grad.dtype;", "dtype[0] = grad.dtype;", "dtypes go to the wrong place"),
     Mutant(
         WALK, "if (thread < head)", "if (thread <= head)", "the element behind the first boundary is multiplied twice"
@@ -83,6 +82,7 @@ MUTANTS = [
     Mutant(WALK, "f(data + tail + thread,", "f(data + thread,", "the tail is stored at the front"),
     Mutant(WALK, "f(at + k * kStride, v[k])", "f(at, v[k])", "four vectors are stored at one place"),
     Mutant(WALK, "int left = vectors - thread;", "int left = vectors;", "threads behind the last vector go on"),
-    Mutant(WALK, "left > 3 * kThreads", "left > 0", "the unrolled loop goes past the end"),
+    Mutant(WALK, "left > (kInFlight - 1) * kThreads", "left > 0", "the unrolled loop goes past the end"),
     Mutant(WALK, "return f(bf16{});", "return f(fp16{});", "bf16 is taken for fp16"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "gradients are read before they are written"),
 ]

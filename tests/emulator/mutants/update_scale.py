@@ -90,4 +90,5 @@ MUTANTS = [
         "AK_HD int64_t count_skips(int64_t before, bool overflow) { return overflow ? static_cast<int32_t>(before) + 1 : before; }",
         "a counter of 32 bits",
     ),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "flags are read before they are written"),
 ]

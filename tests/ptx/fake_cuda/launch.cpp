@@ -88,6 +88,20 @@ FAKE_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
 FAKE_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
   return launch(*config, function, arguments);
 }
+/// Clusters do not span GPCs, of which these chips have one. A block takes an SM.
+FAKE_API cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function, const cudaLaunchConfig_t* c) {
+  count("cudaOccupancyMaxActiveClusters");
+  const auto found = kernels().find(function);
+  if (found == kernels().end()) return fail(cudaErrorInvalidDeviceFunction, "the kernel was never registered");
+  const Chip& chip = chips[current_device];
+  if (chip.major < 9 || c->numAttrs != 1 || c->attrs[0].id != cudaLaunchAttributeClusterDimension ||
+      c->gridDim.x % c->attrs[0].val.clusterDim.x != 0)
+    return fail(cudaErrorInvalidClusterSize, "no launch of clusters");
+  if (c->dynamicSmemBytes > static_cast<size_t>(found->second.shared_limit[current_device]))
+    return fail(cudaErrorInvalidValue, "more shared memory than the kernel may have");
+  *clusters = chip.sm_count / static_cast<int>(c->attrs[0].val.clusterDim.x);
+  return cudaSuccess;
+}
 FAKE_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
                                         cudaStream_t stream) {
   return launch({grid, block, shared, stream, nullptr, 0}, kernel, arguments);

@@ -4,10 +4,11 @@ asynchronous copies still have to bring (tx-count)."""
 import numpy as np
 
 from ..memory import granules
-from ..order import ASYNC, INITIALISED, MBARRIERS, SEEN, VIEWS
+from ..order import ASYNC, INITIALISED, MBARRIERS, PLAIN, SEEN, VIEWS
+from ..text import Vector
 from ..types import GONE, PtxError
 from . import meaning, thread_values
-from .memory import peer
+from .memory import check_vector, peer
 
 
 class Barrier:
@@ -174,5 +175,53 @@ def wait(block, instruction, pc, mode, order):
                 write(np.False_, mine)
                 block.join(pc + 1, mine)
         return GONE
+
+    return run
+
+
+class RemoteStore:
+    """Words on their way to shared memory of a block of the cluster, whose mbarrier counts their bytes."""
+
+    must_be_waited_for = True
+
+    def __init__(self, block, warp: int, owner, to: int, barrier: int, words: np.ndarray, text: str):
+        self.blocks, self.owner, self.at_barrier, self.words, self.text = [owner], owner, barrier, words, text
+        self.first = int(owner.shared.places(np.array([to], np.uint64), words.nbytes, 4, text)[0])
+        self.granules = granules(np.array([to], np.uint64), 0, words.nbytes)[0]
+        barrier_at(owner, barrier, text, user=block, warps=warp)
+        if owner is not block:
+            owner.touched_by(block, warp, text)
+        owner.shared.shadow.write(self.granules, block, warp, text)
+        owner.shared.shadow.mark_in_flight(self.granules)
+        self.snapshot = block.knowledge.release(np.array([warp]))
+
+    def complete(self) -> None:
+        self.owner.shared.elements[4][self.first : self.first + self.words.size] = self.words
+        barrier = barrier_at(self.owner, self.at_barrier, self.text)
+        self.owner.shared.shadow.mark(self.granules, barrier.slot, barrier.phase + 1, PLAIN)
+        barrier.known = np.maximum(barrier.known, self.snapshot)
+        barrier.bring(self.words.nbytes, self.text)
+
+
+# §9.7.9.12 st.async: a store whose bytes complete, with release semantics, on an mbarrier of the block that they go to
+@meaning(r"st\.async(\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(\.(?P<vector>v2|v4))?\.[bsuf]32")
+def store_async(block, instruction, pc, vector):
+    to, values, bar = instruction.operands
+    items = values.items if isinstance(values, Vector) else (values,)
+    check_vector(items, vector, instruction)
+    text, to_at, bar_at = instruction.text, block.address(to), block.address(bar)
+    sources = [block.source(item, "b32") for item in items]
+
+    def run(mask):
+        for thread in np.flatnonzero(block.mask):
+            at = lambda numbers, thread=thread: int(block.per_thread(numbers)[thread])  # noqa: E731
+            (owner, local), (owner_of_barrier, barrier) = (
+                peer(block, at(to_at()), text),
+                peer(block, at(bar_at()), text),
+            )
+            if owner is not owner_of_barrier:
+                raise PtxError(f"the mbarrier is of another block than the destination: {text}")
+            words = np.array([at(source) for source in sources], np.uint32)
+            block.launch.begin(RemoteStore(block, int(block.warp_of[thread]), owner, local, barrier, words, text))
 
     return run

@@ -1,0 +1,114 @@
+"""A product as the policy and its profiles know it: sizes, layouts, dtypes and epilogue, without values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_ARGUMENTS = {
+    "gemm": ("a", "b", "bias", "residual"),
+    "gemm_dact": ("a", "b", "preact"),
+    "gemm_accumulate_": ("c", "a", "b"),
+}
+
+
+@dataclass(frozen=True)
+class ProductCall:
+    """One call of a GEMM op: ``[m, k] @ [k, n]``, ``batch`` of them.
+
+    ``layout``: a letter for a and one for b, N for row-major and T for column-major, both dense and 16-byte aligned. ``out``: the
+    dtype of the result, of a ``gemm_accumulate_`` always fp32. ``bias``, ``residual`` and ``preact`` say what the epilogue takes
+    or returns; with ``gemm_dact``, ``bias`` stands for ``bias_grad``.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    layout: str = "NT"
+    op: str = "gemm"
+    dtype: str = "bf16"
+    out: str = "bf16"
+    activation: str = "none"
+    bias: bool = False
+    residual: bool = False
+    preact: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a value that no call has."""
+        accepted = {
+            "layout": ("NN", "NT", "TN", "TT"),
+            "op": tuple(_ARGUMENTS),
+            "dtype": ("fp16", "bf16"),
+            "out": tuple(DTYPES),
+            "activation": ("none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"),
+        }
+        for name, values in accepted.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"a product's {name} is {getattr(self, name)!r}; accepted: {', '.join(values)}")
+        for name in ("m", "n", "k", "batch"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"a product's {name} is {getattr(self, name)!r}; accepted: whole numbers from 1 on")
+
+    def __str__(self) -> str:
+        """The call in one line, other for each call: what a profile stores."""
+        shape = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k} {self.layout}"
+        epilogue = [self.activation] if self.activation != "none" else []
+        epilogue += [name for name in ("bias", "residual", "preact") if getattr(self, name)]
+        return " ".join([self.op, shape, f"{self.dtype}->{self.out}", *epilogue])
+
+    def arguments(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Random arguments of such a call."""
+        batch = (self.batch,) if self.batch > 1 else ()
+        gated = self.activation == "swiglu"
+
+        def normal(rows: int, columns: int, layout: str = "N", dtype: str = self.dtype) -> torch.Tensor:
+            shape = (rows, columns) if layout == "N" else (columns, rows)
+            drawn = torch.randn(*batch, *shape, device=device, dtype=DTYPES[dtype])
+            return drawn if layout == "N" else drawn.mT
+
+        a, b = normal(self.m, self.k, self.layout[0]), normal(self.k, self.n, self.layout[1])
+        if self.op == "gemm_accumulate_":
+            return (normal(self.m, self.n, dtype="fp32"), a, b), {}
+        options = {"activation": self.activation, "out_dtype": DTYPES[self.out]}
+        if self.op == "gemm_dact":
+            return (a, b, normal(self.m, self.n * (1 + gated))), options | {"bias_grad": self.bias}
+        bias = torch.randn(self.n, device=device, dtype=a.dtype) if self.bias else None
+        residual = normal(self.m, self.n // (1 + gated)) if self.residual else None
+        return (a, b, bias, residual), options | {"preact": self.preact}
+
+
+FIELDS = tuple(field.name for field in fields(ProductCall))
+
+
+def described(op: str, args: tuple, kwargs: dict) -> ProductCall | None:
+    """The call of an op with these arguments; ``None`` for one that :class:`ProductCall` cannot say: other strides, no elements."""
+    given = dict(zip(_ARGUMENTS[op], args, strict=False)) | kwargs
+    a, b = given["a"], given["b"]
+    layout = _layout(a) + _layout(b)
+    if len(layout) < 2 or not a.numel() or not b.numel():
+        return None
+    return ProductCall(
+        m=a.shape[-2],
+        n=b.shape[-1],
+        k=a.shape[-1],
+        batch=a.shape[0] if a.ndim == 3 else 1,
+        layout=layout,
+        op=op,
+        dtype=_NAMES[a.dtype],
+        out=_NAMES[torch.float32 if op == "gemm_accumulate_" else given.get("out_dtype") or a.dtype],
+        activation=given.get("activation", "none"),
+        bias=given.get("bias") is not None or given.get("bias_grad", False),
+        residual=given.get("residual") is not None and given.get("beta", 1.0) != 0,
+        preact=given.get("preact") is True,
+    )
+
+
+def _layout(t: torch.Tensor) -> str:
+    dense = "N" if t.is_contiguous() else "T" if t.mT.is_contiguous() else ""
+    line = t.shape[-1] if dense == "N" else t.shape[-2]
+    return dense if t.data_ptr() % 16 == 0 or line % 8 else ""

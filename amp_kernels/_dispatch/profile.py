@@ -1,0 +1,118 @@
+"""Profiles: what ``python -m amp_kernels tune`` measured on a GPU, by which the policy may prefer another backend for a product.
+
+A profile is a JSON file in the cache folder, one for each kind of GPU. It holds for the GPU, driver, torch and version of the
+package that it was measured with; any other is ignored, with a warning.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from .._version import __version__
+
+logger = logging.getLogger("amp_kernels")
+
+MARGIN = 1.02  # by which a backend must be faster than the policy's choice
+BACKENDS = ("cuda", "triton", "aten")
+#: Rates of the planner's model that differ between chips of an architecture (csrc/gemm/cost.h): cycles, multiply-adds at the power
+#: limit and bytes, all per microsecond.
+RATES = ("clock", "power", "dram")
+TUNE = "python -m amp_kernels tune"
+
+
+@dataclass
+class Profile:
+    """``times``: microseconds by product and backend. ``winners``: the backend of a product that does not go where the policy sends
+    others. ``rates``: all of :data:`RATES`, or none if they were not fitted."""
+
+    machine: dict[str, str]
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+    winners: dict[str, str] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+
+    def add(self, call: str, default: str, samples: dict[str, list[float]]) -> None:
+        """Decide a product by paired samples: in round i, ``samples[backend][i]`` microseconds."""
+        self.times[call] = {name: _median(times) for name, times in samples.items()}
+        self.winners.pop(call, None)
+        if default not in samples:
+            return
+        best = min(samples, key=lambda name: self.times[call][name])
+        ratios = [own / other for own, other in zip(samples[default], samples[best], strict=True)]
+        if _median(ratios) > MARGIN:
+            self.winners[call] = best
+
+    def save(self) -> Path:
+        """Replaces the file of this kind of GPU."""
+        path = path_of(self.machine["gpu"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f"{path.name}.{os.getpid()}")
+        written.write_text(json.dumps(asdict(self), indent=1))
+        written.replace(path)
+        return path
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def driver_version() -> str:
+    """The newest CUDA version that the driver runs, such as "13000"; "none" without a driver."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return "none"
+    return str(version.value)
+
+
+def machine(index: int | None) -> dict[str, str]:
+    """What a profile depends on."""
+    return {
+        "gpu": torch.cuda.get_device_name(index),
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "amp_kernels": __version__,
+    }
+
+
+def path_of(gpu: str) -> Path:
+    """The file for a kind of GPU, in ``$XDG_CACHE_HOME/amp_kernels`` or ``~/.cache/amp_kernels``."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "amp_kernels" / f"{'-'.join(gpu.lower().split())}.json"
+
+
+def read(here: dict[str, str]) -> Profile:
+    """The profile of a machine; an empty one if there is none, or with a warning if the file is damaged or another machine's."""
+    path = path_of(here["gpu"])
+    try:
+        found = json.loads(path.read_text())
+        for name, value in here.items():
+            if found["machine"][name] != value:
+                raise ValueError(f"it was measured with {name} {found['machine'][name]}, this is {value}")
+        profile = Profile(here, dict(found["times"]), dict(found["winners"]), dict(found["rates"]))
+        if unknown := set(profile.winners.values()) - set(BACKENDS):
+            raise ValueError(f"it names the backends {sorted(map(str, unknown))}")
+        if profile.rates and not (
+            profile.rates.keys() == set(RATES) and all(0 < r < 1e12 for r in profile.rates.values())
+        ):
+            raise ValueError(f"its rates are {profile.rates}")
+        return profile
+    except FileNotFoundError:
+        return Profile(here)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("the profile %s is ignored: %s; %s replaces it", path, error, TUNE)
+        return Profile(here)
+
+
+@functools.cache
+def of_device(index: int | None) -> Profile:
+    """The profile of a CUDA device; read once."""
+    return read(machine(index))

@@ -1,0 +1,161 @@
+"""``python -m amp_kernels tune``: times the products of a model on this GPU with each backend, and writes the profile by which the
+policy chooses (amp_kernels/_dispatch/profile.py)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .._dispatch import policy, profile
+from .._dispatch.library import REGISTRY
+from .._dispatch.product_call import FIELDS, ProductCall
+from . import _function, _rates
+
+ROUNDS = 9
+SAMPLE_US = 4000  # of a backend in a round
+#: Paired samples in microseconds, by backend, of calls by backend.
+Timer = Callable[[dict[str, Callable[[], Any]]], dict[str, list[float]]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--shapes",
+        type=Path,
+        metavar="FILE",
+        help=f"JSON list of products, each with m, n, k and any of: {', '.join(FIELDS[3:])}",
+    )
+    source.add_argument(
+        "--model",
+        type=_function.load,
+        metavar="MODULE:FUNCTION",
+        help="a function without arguments that runs one training step of a model on the GPU",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    if not torch.cuda.is_available():
+        print("error: tune needs a CUDA GPU: there is nothing to time", file=sys.stderr)
+        return 2
+    try:
+        calls = products(options.shapes, options.model)
+    except (OSError, ValueError, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = tuned(calls, profile.machine(None), device, timed)
+    gpu = torch.cuda.get_device_properties(device)
+    ours = {call: found.times[str(call)]["cuda"] for call in calls if "cuda" in found.times.get(str(call), {})}
+    found.rates = _rates.fitted(ours, gpu.multi_processor_count, 10 * gpu.major + gpu.minor) or found.rates
+    for call in map(str, calls):
+        times = ", ".join(f"{name} {us:.1f}" for name, us in found.times.get(call, {}).items())
+        print(f"{call}: {times} us" + f"; {found.winners[call]} from now on" * (call in found.winners))
+    print(
+        "rates of the planner: " + (", ".join(f"{name} {rate:.4g}" for name, rate in found.rates.items()) or "as built")
+    )
+    print(f"wrote {found.save()}; it holds for processes that start from now on")
+    return 0
+
+
+def products(shapes: Path | None, model: Callable[[], Any] | None) -> list[ProductCall]:
+    """The products of a file or of a step of a model, or those of two widths of transformers.
+
+    Raises:
+        ValueError, TypeError: the file is no such list; a value is not accepted; the step has no products.
+    """
+    if shapes is not None:
+        rows = json.loads(shapes.read_text())
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"{shapes}: a list of objects with m, n and k is needed")
+        for row in rows:
+            if unknown := set(row) - set(FIELDS):
+                raise ValueError(f"{shapes}: {sorted(unknown)} are no fields; accepted: {', '.join(FIELDS)}")
+        return [ProductCall(**row) for row in rows]
+    if model is not None:
+        with policy.recorded_products() as found:
+            model()
+        if not found:
+            raise ValueError("the function ran no matrix product of this package")
+        return list(found)
+    return [
+        call
+        for rows, width in ((8192, 768), (8192, 4096))
+        for n, k in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+        for call in (
+            ProductCall(rows, n, k, bias=True),
+            ProductCall(rows, k, n, layout="NN"),
+            ProductCall(n, k, rows, layout="TN", out="fp32"),
+        )
+    ]
+
+
+def tuned(calls: list[ProductCall], machine: dict[str, str], device: torch.device, timer: Timer) -> profile.Profile:
+    """The machine's profile with these products decided anew. A backend that fails for a product is left out of it."""
+    found = profile.read(machine)
+    for call in progress(calls):
+        op = REGISTRY[call.op]
+        excluded = policy.why_not(device.type, policy.capability_of(device.type, device.index), op.built)
+        args, kwargs = call.arguments(device)
+        candidates = {}
+        for name in profile.BACKENDS:
+            if name not in excluded and (candidate := _working(op, name, args, kwargs)):
+                candidates[name] = candidate
+        if candidates:
+            found.add(str(call), policy.choice_on(op, device).backend, timer(candidates))
+    return found
+
+
+def _working(op: Any, backend: str, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
+    def call() -> None:
+        with policy.backend(backend):
+            op(*args, **kwargs)
+
+    try:
+        call()
+        return call
+    except RuntimeError as error:
+        print(f"{backend} is left out: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+
+
+def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Times on the GPU, back to back as a training step makes them, in rounds of all backends."""
+    repeats = {name: max(1, int(SAMPLE_US / _sample(call, 5))) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            samples[name].append(_sample(call, repeats[name]))
+    return samples
+
+
+def _sample(call: Callable[[], Any], repeats: int) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    call()
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return max(begin.elapsed_time(end) * 1e3 / repeats, 1e-3)
+
+
+def progress(calls: list[ProductCall]) -> Iterable[ProductCall]:
+    """The calls, with a bar by tqdm, or a line for each without it."""
+    if importlib.util.find_spec("tqdm") is not None:
+        from tqdm import tqdm
+
+        return tqdm(calls, desc="products", dynamic_ncols=True)
+    return _lines(calls)
+
+
+def _lines(calls: list[ProductCall]) -> Iterable[ProductCall]:
+    for number, call in enumerate(calls, start=1):
+        print(f"{number} of {len(calls)}: {call}", flush=True)
+        yield call

@@ -1,0 +1,34 @@
+"""What a page says of the sources behind its figures."""
+
+import pytest
+
+from bench.harness import sources
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "tree"
+    for name in ("csrc/gemm/sm90/gemm.cu", "csrc/norm/forward.cu", "amp_kernels/_triton/gemm.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+def test_families_that_changed_are_named(tree, tmp_path):
+    sources.record(tmp_path / "results", tree)
+    assert sources.told(tmp_path / "results", tree) == "Kernels whose sources changed since: none."
+    (tree / "csrc/gemm/sm90/gemm.cu").write_text("another")
+    (tree / "amp_kernels/_triton/gemm.py").rename(tree / "amp_kernels/_triton/product.py")
+    (tree / "csrc/loss").mkdir()
+    assert sources.told(tmp_path / "results", tree) == "Kernels whose sources changed since: gemm, loss, Triton."
+
+
+def test_a_run_without_a_record_says_so(tmp_path, tree):
+    assert sources.changed(tmp_path, tree) is None
+    assert "not recorded" in sources.told(tmp_path, tree)
+
+
+def test_an_installed_package_has_no_sources(tmp_path):
+    sources.record(tmp_path / "results", tmp_path)
+    assert not (tmp_path / "results").exists()
+    assert {"gemm", "norm", "Triton"} <= {*sources.families()}

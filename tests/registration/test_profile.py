@@ -1,0 +1,335 @@
+"""Profiles of `tune`, against a fake timer: which products get a winner, what is read back, and what the policy does with it."""
+
+import itertools
+import json
+import logging
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._dispatch import nodes, policy, profile
+from amp_kernels._dispatch.policy import Built
+from amp_kernels._dispatch.product_call import ProductCall, described
+from amp_kernels._raw.gemm import gemm_op, set_gemm_rates
+from amp_kernels.cli import _rates, tune
+
+pytestmark = pytest.mark.own_backend
+
+MACHINE = {"gpu": "Some GPU 80GB", "driver": "13000", "torch": "2.11.0", "amp_kernels": "0.1.0"}
+CALL = ProductCall(64, 32, 16)
+BUILT = Built(cuda=True, cuda_archs=("9.0a",), triton=True, aten=True, tensor_cores=True)
+CALLS = [
+    *(
+        ProductCall(5, 6, 7, batch, layout, dtype=d, out=d)
+        for batch in (1, 3)
+        for layout in ("NN", "NT", "TN", "TT")
+        for d in ("fp16", "bf16")
+    ),
+    *(
+        ProductCall(8, 16, 24, activation="swiglu", bias=b, residual=r, preact=z)
+        for b, r, z in itertools.product((False, True), repeat=3)
+    ),
+    *(
+        ProductCall(8, 16, 24, 1, "NN", "gemm_dact", activation=x, bias=bias)
+        for x in ("gelu", "swiglu")
+        for bias in (False, True)
+    ),
+    ProductCall(8, 16, 24, 1, "TN", "gemm_accumulate_", out="fp32"),
+    ProductCall(8, 16, 24, 2, "TN", out="fp32"),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    """The backends of products on a CPU; the policy's choice is the first."""
+    monkeypatch.setattr(profile, "BACKENDS", ("cpu", "aten", "triton"))
+
+
+def tune_with(samples, calls=(CALL,)):
+    """A profile by a timer that runs what it is given and says `samples`."""
+
+    def timer(candidates):
+        assert candidates.keys() == samples.keys()
+        for candidate in candidates.values():
+            candidate()
+        return samples
+
+    return tune.tuned(list(calls), MACHINE, torch.device("cpu"), timer)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_arguments_make_the_call(call):
+    args, kwargs = call.arguments(torch.device("cpu"))
+    assert described(call.op, args, kwargs) == call
+
+
+def test_names_of_calls_differ():
+    assert len({str(call) for call in CALLS}) == len(CALLS)
+
+
+def test_calls_that_a_profile_does_not_know():
+    a = torch.zeros(17, 16, dtype=torch.bfloat16)
+    assert described("gemm", (a[:, ::2], a[:8]), {}) is None  # stride 2
+    assert described("gemm", (a.flatten()[1:257].view(16, 16), a[:16]), {}) is None  # not aligned
+    assert described("gemm", (a[:0], a[:16]), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "winner"),
+    [
+        ({"cpu": [102.5] * 9, "aten": [100.0] * 9}, "aten"),
+        ({"cpu": [101.5] * 9, "aten": [100.0] * 9}, None),  # within the margin
+        ({"cpu": [100.0] * 9, "aten": [200.0] * 9}, None),
+        # The clock falls between the second round's samples: the medians differ by 4 %, the ratios of two rounds not at all.
+        ({"cpu": [100, 104, 104], "aten": [100, 100, 104]}, None),
+        ({"cpu": [101, 101, 101, 900, 900], "aten": [100] * 5}, None),  # two slow samples are no reason
+    ],
+)
+def test_a_winner_is_ahead_by_more_than_the_margin(on_a_cpu, samples, winner):
+    assert tune_with(samples).winners == ({str(CALL): winner} if winner else {})
+
+
+def test_a_new_measurement_replaces_the_old_one_and_keeps_other_products(on_a_cpu):
+    other = replace(CALL, m=128)
+    tune_with({"cpu": [200.0], "aten": [100.0]}, (CALL, other)).save()
+    found = tune_with({"cpu": [100.0], "aten": [100.0]})
+    assert found.winners == {str(other): "aten"}
+    assert found.times[str(CALL)] == {"cpu": 100.0, "aten": 100.0}
+
+
+def test_a_backend_that_fails_is_left_out(on_a_cpu, monkeypatch, capsys):
+    monkeypatch.setattr(gemm_op, "aten", lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("no handle")))
+    found = tune_with({"cpu": [1.0]})
+    assert found.times == {str(CALL): {"cpu": 1.0}}
+    assert "aten is left out: no handle" in capsys.readouterr().err
+
+
+def test_a_profile_is_read_as_it_was_written(cache):
+    written = profile.Profile(MACHINE, rates={"clock": 1500.0, "power": 1e8, "dram": 3e6})
+    written.add(str(CALL), "cuda", {"cuda": [3.0, 3.0, 3.0], "aten": [1.0, 2.0, 1.0]})
+    assert written.save() == cache / "amp_kernels" / "some-gpu-80gb.json"
+    assert profile.read(MACHINE) == written
+    assert [path.name for path in (cache / "amp_kernels").iterdir()] == ["some-gpu-80gb.json"]
+
+
+@pytest.mark.parametrize("name", MACHINE, ids="another {}".format)
+def test_a_profile_of_another_machine_is_ignored_with_one_warning(name, caplog):
+    path = profile.Profile({**MACHINE, name: "another"}, {"x": {"aten": 1.0}}, {"x": "aten"}).save()
+    path.rename(profile.path_of(MACHINE["gpu"]))
+    with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
+        assert profile.read(MACHINE) == profile.Profile(MACHINE)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"measured with {name} another, this is {MACHINE[name]}" in record.message
+
+
+GOOD = {"machine": MACHINE, "times": {}, "winners": {}, "rates": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"machine": 3}',
+        json.dumps({**GOOD, "winners": 3}),
+        json.dumps({**GOOD, "winners": {"x": "tpu"}}),
+        json.dumps({**GOOD, "winners": {"x": ["aten"]}}),
+        json.dumps({"machine": MACHINE}),
+        json.dumps({**GOOD, "rates": {"clock": 1500.0}}),
+        json.dumps({**GOOD, "rates": {"clock": 1500.0, "power": 0.0, "dram": 3e6}}),
+        json.dumps({**GOOD, "rates": {"clock": 1500.0, "power": math.nan, "dram": 3e6}}),
+        json.dumps({**GOOD, "rates": {"clock": "fast", "power": 1e8, "dram": 3e6}}),
+    ],
+)
+def test_a_damaged_profile_is_ignored_with_one_warning(text, caplog):
+    path = profile.path_of(MACHINE["gpu"])
+    path.parent.mkdir()
+    path.write_text(text)
+    assert profile.read(MACHINE) == profile.Profile(MACHINE)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert profile.TUNE in caplog.text
+
+
+def test_no_profile_is_no_warning(caplog):
+    assert profile.read(MACHINE) == profile.Profile(MACHINE)
+    assert not caplog.records
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A tensor on a GPU, of a call that its profile gives to torch's product."""
+    monkeypatch.setattr(policy, "described", lambda *args: CALL)
+    monkeypatch.setattr(policy, "_select", lambda *args: "cuda")
+    monkeypatch.setattr(policy, "capability_of", lambda *args: (9, 0))
+    monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners={str(CALL): "aten"}))
+    policy._winner_runs.cache_clear()
+    yield SimpleNamespace(is_cuda=True, device=SimpleNamespace(type="cuda", index=0))
+    policy._winner_runs.cache_clear()
+
+
+def test_the_policy_takes_the_winner_and_says_so_once(gpu, caplog):
+    with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
+        assert [policy.select_product(gemm_op, gpu, (), {}) for _ in range(2)] == ["aten", "aten"]
+    (record,) = caplog.records
+    assert f"{CALL} on cuda: aten (faster than cuda" in record.message
+
+
+def test_the_winner_does_not_run_against_what_was_asked_for(gpu, monkeypatch):
+    assert policy.select_product(gemm_op, gpu, (), {"batch_invariant": True}) == "cuda"
+    with ak.backend("cuda"):
+        assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"
+
+
+def test_a_winner_that_is_not_here_does_not_run(gpu, monkeypatch):
+    monkeypatch.setattr(policy, "why_not", lambda *args: {"aten": "absent"})
+    assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"
+
+
+@pytest.mark.parametrize("winners", [{}, {str(CALL): "aten"}], ids=["none", "one"])
+def test_the_cpp_nodes_serve_a_gpu_without_winners(winners, monkeypatch):
+    """They call the CUDA kernels, whatever the sizes."""
+    served = []
+    monkeypatch.setattr(nodes, "serve_gpu", served.append)
+    monkeypatch.setattr(policy, "capability_of", lambda *args: (9, 0))
+    monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners=winners))
+    op = SimpleNamespace(name="gemm", built=BUILT)
+    assert policy._select.__wrapped__(op, "cuda", 5, None, False) == "cuda"
+    assert served == ([] if winners else [5])
+
+
+def test_products_of_a_model():
+    layer, x = ak.nn.Linear(16, 32).bfloat16(), torch.randn(64, 16, dtype=torch.bfloat16, requires_grad=True)
+    found = tune.products(None, lambda: layer(x).square().sum().backward())
+    forward, *backward = found
+    assert forward == replace(CALL, bias=True)
+    assert {(call.m, call.n, call.k) for call in backward} == {(64, 16, 32), (32, 16, 64)}
+    with pytest.raises(ValueError, match="no matrix product"):
+        tune.products(None, lambda: None)
+
+
+def test_products_of_a_file(tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps([{"m": 64, "n": 32, "k": 16}]))
+    assert tune.products(path, None) == [CALL]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"m": 1}, "a list of objects"),
+        ([{"m": 1, "n": 2, "k": 3, "sise": 4}], "'sise'"),
+        ([{"m": 0, "n": 2, "k": 3}], "m is 0; accepted: whole numbers from 1 on"),
+        ([{"m": 1, "n": 2, "k": 3, "layout": "TX"}], "layout is 'TX'; accepted: NN, NT, TN, TT"),
+        ([{"m": 1, "n": 2, "k": 3, "dtype": "fp8"}], "dtype is 'fp8'"),
+    ],
+)
+def test_a_wrong_file_says_what_is_accepted(tmp_path, rows, said):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=said):
+        tune.products(path, None)
+
+
+def test_progress_without_tqdm_is_lines(monkeypatch, capsys):
+    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
+    assert list(tune.progress([CALL])) == [CALL]
+    assert capsys.readouterr().out == f"1 of 1: {CALL}\n"
+
+
+def test_tune_wants_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tune.run(SimpleNamespace()) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+# ---- rates of the planner
+
+PRODUCTS = [call for call in tune.products(None, None) if not call.bias]
+SLOWER = {"clock": 1700.0, "power": 1.1e8, "dram": 2.9e6}
+
+
+def predicted(calls, rates):
+    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+    return {
+        call: host.plan_gemm(**_rates._request(call), sm_count=114, capability=90, **rates)["microseconds"]
+        for call in calls
+    }
+
+
+def test_rates_are_found_that_made_the_times():
+    found = _rates.fitted(predicted(PRODUCTS, SLOWER), 114, 90)
+    assert found.keys() == SLOWER.keys()
+    off = [us / other for us, other in zip(*(predicted(PRODUCTS, r).values() for r in (found, SLOWER)), strict=True)]
+    assert max(abs(ratio - 1) for ratio in off) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("call", "request_"),
+    [
+        (ProductCall(8, 16, 24, 2), {"m_major_a": False, "n_major_b": False, "out_bytes": 2}),
+        (ProductCall(8, 16, 24, 2, "TN", out="fp32"), {"m_major_a": True, "n_major_b": True, "out_bytes": 4}),
+        (ProductCall(8, 16, 24, 2, "NN", "gemm_accumulate_"), {"m_major_a": False, "n_major_b": True, "out_bytes": 8}),
+    ],
+    ids=str,
+)
+def test_the_planner_is_asked_for_the_product(call, request_):
+    assert _rates._request(call) == {"m": 8, "n": 16, "k": 24, "batch": 2, **request_}
+
+
+def test_rates_of_the_build_stay_without_a_reason():
+    assert _rates.fitted(predicted(PRODUCTS, {}), 114, 90) == {}
+    assert _rates.fitted(predicted(PRODUCTS[:5], SLOWER), 114, 90) == {}
+    assert _rates.fitted(dict.fromkeys(PRODUCTS, 10.0), 114, 90) == {}
+
+
+def test_the_planner_takes_rates():
+    """With memory that slow k is not split, so sums come out in another order; plans are kept by rates."""
+    a = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    b = torch.randn(4096, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+    usual = [host.gemm_rates()[name] for name in profile.RATES]
+    if "emulate" in policy.why_not("cpu", None, gemm_op.built):
+        pytest.skip("the emulator was not built")
+    with ak.backend("emulate"):
+        before = gemm_op(a, b, out_dtype=torch.float32)[0]
+        try:
+            set_gemm_rates(a, 100000.0, 1.0e12, 1.0)
+            changed = gemm_op(a, b, out_dtype=torch.float32)[0]
+        finally:
+            set_gemm_rates(a, *usual)
+        after = gemm_op(a, b, out_dtype=torch.float32)[0]
+    assert torch.equal(before, after)
+    assert not torch.equal(before, changed)
+
+
+def test_the_machine_of_a_profile_is_described_by_public_means(monkeypatch, tmp_path):
+    """The name of the GPU is all that is played: a machine without a driver has none, and the driver's library is asked otherwise."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
+    described = profile.machine(0)
+    assert described["gpu"] == "Some GPU"
+    assert described["driver"] == "none" or int(described["driver"]) >= 11000
+
+    class Driver:
+        def __init__(self, name):
+            assert name == "libcuda.so.1"
+
+        def cuDriverGetVersion(self, to):
+            to._obj.value = 13010
+
+    monkeypatch.setattr(profile.ctypes, "CDLL", Driver)
+    assert profile.driver_version() == "13010"
