@@ -6,6 +6,7 @@ package that it was measured with; any other is ignored, with a warning.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import logging
@@ -62,11 +63,21 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+def driver_version() -> str:
+    """The newest CUDA version that the driver runs, such as "13000"; "none" without a driver."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return "none"
+    return str(version.value)
+
+
 def machine(index: int | None) -> dict[str, str]:
     """What a profile depends on."""
     return {
         "gpu": torch.cuda.get_device_name(index),
-        "driver": str(torch._C._cuda_getDriverVersion()),
+        "driver": driver_version(),
         "torch": torch.__version__,
         "amp_kernels": __version__,
     }

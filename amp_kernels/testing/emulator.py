@@ -10,7 +10,7 @@ from .._dispatch import load
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes."""
+    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes. `overlaps`: it may start before the previous kernel ends."""
 
     name: str
     grid: int
@@ -18,6 +18,7 @@ class Launch:
     cluster: int
     shared: int
     arguments: int
+    overlaps: bool
 
 
 def launches() -> list[Launch]:
@@ -25,4 +26,5 @@ def launches() -> list[Launch]:
     library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
     library.ak_emulator_launches.restype = ctypes.c_char_p
     lines = library.ak_emulator_launches().decode().splitlines()
-    return [Launch(name, *map(int, sizes[1::2])) for name, *sizes in (line.rsplit(" ", 10) for line in lines)]
+    words = (line.rsplit(" ", 12) for line in lines)
+    return [Launch(name, *map(int, fields[1:-1:2]), fields[-1] == "1") for name, *fields in words]

@@ -49,12 +49,13 @@ AK_DEVICE void for_each_vector_of(int64_t count, F f) {
   if (rest < count) f.template operator()<1>(rest);
 }
 
-/// Launch of a kernel over `count` vectors.
+/// Launch of a kernel over `count` vectors, which begins with wait_for_previous_kernel().
 inline LaunchConfig elementwise_launch(const char* name, int64_t count, Stream stream) {
   const int64_t blocks = (std::max<int64_t>(1, count) + kElementThreads - 1) / kElementThreads;
   return {.name = name,
           .grid = static_cast<int>(std::min<int64_t>(blocks, device_sm_count() * kElementGridPerSm)),
           .block = kElementThreads,
+          .overlap_previous = true,
           .stream = stream};
 }
 

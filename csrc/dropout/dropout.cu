@@ -10,6 +10,7 @@
 
 #include "base/elementwise.cuh"
 #include "base/row.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/memory.cuh"
 
 namespace ak {
@@ -55,6 +56,8 @@ AK_DEVICE void store_vector(const float (&values)[kVec], void* data, DType dtype
 template <int kVec>
 AK_KERNEL(kElementThreads, kElementBlocksPerSm)
 dropout_kernel(AK_PARAM(Dropout) p, bool aligned) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const uint64_t seed = static_cast<uint64_t>(load(p.seed));
   for_each_in_grid((p.count + kVec - 1) / kVec, [&](int64_t i) {
     const int64_t at = i * kVec, left = p.count - at;

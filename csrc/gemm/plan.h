@@ -31,7 +31,7 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   if (swap && (swiglu || r.column_sums)) return false;
   if (sm90_finish(r, t, swap) >= Sm90Finish::kBoxes && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
-  if (n_major_b && t.n / t.cluster_m % 64 != 0) return false;
+  if (!gemm_sm90_takes_layout(t, swap ? r.n_major_b : r.m_major_a, n_major_b)) return false;
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 

@@ -135,6 +135,10 @@ void norms(Cases& cases) {
         NormBackward p = gradient(t, before, 0);
         p.out = t.write("grad_x", kBrain, before * columns, columns);
         p.branch = t.write("branch", kHalf, before * columns, columns);
+        if (columns > kRingColumns && columns % kWideRow == 0) {  // a cluster a row
+          emu::options().sm_count *= 8;
+          if (emu::options().last_ctas > 0) emu::options().last_ctas = columns <= 16384 ? 4 : 8;
+        }
         return norm_backward(p, nullptr);
       });
     });

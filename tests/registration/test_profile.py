@@ -315,3 +315,21 @@ def test_the_planner_takes_rates():
         after = gemm_op(a, b, out_dtype=torch.float32)[0]
     assert torch.equal(before, after)
     assert not torch.equal(before, changed)
+
+
+def test_the_machine_of_a_profile_is_described_by_public_means(monkeypatch, tmp_path):
+    """The name of the GPU is all that is played: a machine without a driver has none, and the driver's library is asked otherwise."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
+    described = profile.machine(0)
+    assert described["gpu"] == "Some GPU"
+    assert described["driver"] == "none" or int(described["driver"]) >= 11000
+
+    class Driver:
+        def __init__(self, name):
+            assert name == "libcuda.so.1"
+
+        def cuDriverGetVersion(self, to):
+            to._obj.value = 13010
+
+    monkeypatch.setattr(profile.ctypes, "CDLL", Driver)
+    assert profile.driver_version() == "13010"

@@ -18,4 +18,6 @@ MUTANTS = [
     Mutant(KERNEL, "vector_aligned(p.out) && rows_aligned", "vector_aligned(p.out)", "rows that are no whole vectors are read in vectors"),
     Mutant(KERNEL, "if (p.rows * p.columns == 0) return {};", "", "an empty tensor is launched",
            missed="the kernel has nothing to do then; only a launch is saved"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
 ]  # fmt: skip

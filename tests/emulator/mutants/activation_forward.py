@@ -19,4 +19,6 @@ MUTANTS = [
     Mutant(KERNEL, "return vector_aligned(p.z) &&", "return", "an unaligned z is read in vectors"),
     Mutant(KERNEL, "vector_aligned(p.out) && rows_aligned", "rows_aligned", "an unaligned result is written in vectors"),
     Mutant(KERNEL, "&& rows_aligned ?", "?", "rows that are no whole vectors are read in vectors"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
 ]  # fmt: skip

@@ -29,4 +29,5 @@ MUTANTS = [
     Mutant(FORMULA, "1.0 / (1.0 - p)", "1.0 / p", "the scale is that of what is dropped"),
     Mutant(FORMULA, "static_cast<uint32_t>(group >> 32), 0, 0", "0, 0, 0", "the high word of a place is forgotten"),
     Mutant(FORMULA, "0, 0}}, seed)", "0, 0}}, static_cast<uint32_t>(seed))", "half of the seed is forgotten"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
 ]  # fmt: skip

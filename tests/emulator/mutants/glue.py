@@ -243,4 +243,10 @@ MUTANTS = [
         "table_address(call.op(), name, row.param, row.numel, dtype)",
         "of a table, parameters are checked in place of gradients",
     ),
+    Mutant(
+        "base/elementwise.cuh",
+        ".overlap_previous = true,",
+        "",
+        "elementwise kernels wait for the end of the previous one",
+    ),
 ]
