@@ -10,7 +10,11 @@ from .._dispatch import load
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes. `overlaps`: it may start before the previous kernel ends."""
+    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes.
+
+    `overlaps`: it may start before the previous kernel ends. `half_sectors`: parts of 32-byte sectors that a warp stored
+    without the rest, in memory that the kernel did not read; 0 unless AMP_KERNELS_EMULATE_SECTORS is set.
+    """
 
     name: str
     grid: int
@@ -19,6 +23,7 @@ class Launch:
     shared: int
     arguments: int
     overlaps: bool
+    half_sectors: int
 
 
 def launches() -> list[Launch]:
@@ -26,5 +31,8 @@ def launches() -> list[Launch]:
     library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
     library.ak_emulator_launches.restype = ctypes.c_char_p
     lines = library.ak_emulator_launches().decode().splitlines()
-    words = (line.rsplit(" ", 12) for line in lines)
-    return [Launch(name, *map(int, fields[1:-1:2]), fields[-1] == "1") for name, *fields in words]
+    found = []
+    for name, *fields in (line.rsplit(" ", 14) for line in lines):
+        *sizes, overlaps, halves = map(int, fields[1::2])
+        found.append(Launch(name, *sizes, bool(overlaps), halves))
+    return found

@@ -82,7 +82,8 @@ def test_products_are_chosen_by_size(capsys, monkeypatch):
     monkeypatch.setattr(tiles, "sweep", lambda program, timed, seconds, sample_ms: list(map(tiles.line, timed)))
     assert tiles.main(["--only", "262144x64x64", "12544x256x2304", "--program", "tiles"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert rows[0] == "262144 64 64 NT 16 none 1" and rows[-1] == "12544 256 2304 NT 16 none 1"
+    assert rows[0] == "262144 64 64 NT 16 none 1"
+    assert rows[-1] == "12544 256 2304 NT 16 none 1"
     assert {row.split()[5] for row in rows[:-1]} == {"none", "relu", "gelu"}
     with pytest.raises(SystemExit):
         tiles.main(["--only", "1x2x3"])
