@@ -207,7 +207,7 @@ MUTANTS = [
     # ---- updates
     Mutant(
         UPDATE_CALL,
-        "p.moment_dtypes[k] = dtype_of(block.moments[k].dtype);",
+        "p.moment_dtypes[k] = block.moment_dtypes[k];",
         "p.moment_dtypes[k] = DType::kFloat32;",
         "moments are taken for fp32",
     ),
