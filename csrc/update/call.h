@@ -110,6 +110,7 @@ struct BlockBuffer {
 struct Block {
   BlockBuffer steps, master, shadow, ema;
   std::vector<BlockBuffer> moments;
+  DType shadow_dtype, moment_dtypes[kMaxMoments];
 };
 
 template <typename Rule>
@@ -121,9 +122,12 @@ std::vector<Block> blocks_of(const UpdateCall& call) {
                       {"masters", call.masters, b},
                       {"shadows", call.shadows, b},
                       {"emas", call.emas, b},
+                      {},
+                      dtype_of(call.shadows[b].scalar_type()),
                       {}});
     for (size_t k = 0; k < Rule::kMoments; ++k) {
-      blocks[b].moments.emplace_back("moments", call.moments, k * call.steps.size() + b);
+      const BlockBuffer& moment = blocks[b].moments.emplace_back("moments", call.moments, k * call.steps.size() + b);
+      blocks[b].moment_dtypes[k] = dtype_of(moment.dtype);
     }
   }
   return blocks;
@@ -155,12 +159,12 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   p.step = static_cast<float*>(block.steps.piece(op, name, row.slot, 1, false));
   for (size_t k = 0; k < Rule::kMoments; ++k) {
     p.moments[k] = piece(block.moments[k], k >= Rule::kRequiredMoments);
-    p.moment_dtypes[k] = dtype_of(block.moments[k].dtype);
+    p.moment_dtypes[k] = block.moment_dtypes[k];
   }
   p.master = piece(block.master);
   if (p.master) p.master_kind = block.master.dtype == ScalarType::Short ? Master::kSplit : Master::kFloat32;
   p.shadow = piece(block.shadow);
-  p.shadow_dtype = dtype_of(block.shadow.dtype);
+  p.shadow_dtype = block.shadow_dtype;
   p.ema = static_cast<float*>(piece(block.ema));
   p.group = static_cast<int>(row.group);
   p.stochastic = (call.flags[static_cast<size_t>(row.group)] & kStochastic) != 0;

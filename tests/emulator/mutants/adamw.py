@@ -261,7 +261,6 @@ MUTANTS = [
     Mutant(SHARES, "index - begin_of(low)", "index", "units are counted from the first tensor"),
     Mutant(SHARES, "left < wanted ? left : wanted", "wanted", "the last unit runs past the end"),
     Mutant(SHARES, "(run < longer ? run : longer)", "0", "runs overlap"),
-    Mutant(SHARES, "run_ += blocks_", "run_ += 1", "several blocks take one run"),
     Mutant(SHARES, "at_ = end < stop_ ? end : stop_;", "at_ = stop_;", "a run ends with its first tensor"),
     # ---- the kernel in front
     Mutant(STEP, "wait_for_previous_kernel();", "", "the decisions are read before they are made"),

@@ -6,6 +6,7 @@ TEST = "test_check_and_norm"
 KERNEL = "gradients/check_and_norm.cu"
 WALK = "base/vector_walk.cuh"
 PLAN = "base/tensor_list.h"
+SHARES = "device/tensor_list.cuh"
 NORM = "gradients/grad_norm.h"
 LIST = "gradients/list.h"
 
@@ -80,7 +81,8 @@ MUTANTS = [
         KERNEL,
         "!launch.last ||",
         "",
-        "every launch reduces: the slots of later ones are not there yet",
+        "every launch reduces the slots so far",
+        missed="the last launch overwrites what the others make of their slots; it costs time",
     ),
     Mutant(
         KERNEL,
@@ -162,6 +164,7 @@ MUTANTS = [
         "only as many tensors as the grid has warps get a result",
     ),
     Mutant(PLAN, "most = std::max(most, static_cast<size_t>(", "most = ((", "slots of the last launch"),
+    Mutant(SHARES, "run_ += blocks_", "run_ += 1", "the last block takes all runs"),
     # ---- the kernel in front
     Mutant(KERNEL, "wait_for_previous_kernel();", "", "gradients are read before they are written"),
     Mutant(KERNEL, "wait_for_previous_kernel();", "", "the same, each tensor", 2),

@@ -182,8 +182,8 @@ MUTANTS = [
     ),
     Mutant(
         PLAN,
-        "const Key key{request, chip.sm_count, chip.capability, chip.sm90};",
-        "const Key key{request, chip.sm_count, 0, chip.sm90};",
+        "const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};",
+        "const Key key{request, chip.sm_count, 0, chip.sm90, chip.rates};",
         "the plan that another GPU was given",
     ),
     Mutant(
