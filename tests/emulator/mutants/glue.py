@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         UPDATE_CALL,
-        "p.shadow_dtype = dtype_of(block.shadow.dtype);",
+        "p.shadow_dtype = block.shadow_dtype;",
         "p.shadow_dtype = DType::kFloat16;",
         "shadows are taken for fp16",
     ),
