@@ -45,7 +45,7 @@ def build(
 ) -> Step:
     """The step of this trainer, its forward pass compiled, all of it as one CUDA graph, or the model's additions in its norms."""
     device = data[0].device
-    shadows = {"shadow_dtype": dtype} if has_shadows(provider) else {}
+    shadows = {"shadow_dtype": dtype} if has_shadows(provider, compiled) else {}
     trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL, **shadows)
     trainer.model.fused_loss = provider == OURS  # the loss that never holds the logits
     trainer.model.fused_norms = fused_norms
@@ -63,9 +63,9 @@ def build(
     return lambda: run(*data)
 
 
-def has_shadows(provider: str) -> bool:
-    """The update writes 16-bit weights, so that no forward casts any."""
-    return provider == OURS
+def has_shadows(provider: str, compiled: bool = False, **_: bool) -> bool:
+    """The update writes 16-bit weights, so that no forward casts any. A compiled forward casts them all the same."""
+    return provider == OURS and not compiled
 
 
 PROVIDERS = {
@@ -131,7 +131,7 @@ def measure(options: argparse.Namespace, config: GPT2Config, dtype: str) -> list
         with device:
             steps[name] = build(model=GPT2(config, config.layers), data=data, dtype=DTYPES[dtype], **PROVIDERS[name])
         row = {"model": options.model, "layers": config.layers, "batch": config.batch, "dtype": dtype, "provider": name}
-        row["shadows"] = has_shadows(PROVIDERS[name]["provider"])
+        row["shadows"] = has_shadows(**PROVIDERS[name])
         row["losses"] = [steps[name]().item() for _ in range(4)]
         if device.type == "cuda":
             row["peak_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30

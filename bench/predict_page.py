@@ -46,8 +46,9 @@ The planner ranks tiles with this model (`csrc/gemm/cost.h`) at run time:
 
 - A k step costs a tile the larger of two times: its multiply-adds at 2,048 per cycle, and the bytes loaded into its SM at 64 per cycle,
   the width of the port. Each consumer group that releases a stage adds 27 cycles.
-- Each tile then costs 1,700 cycles to switch to the next tile, and the epilogue's instructions, counted in the machine code, at 0.325 per
-  cycle and warp. A pingpong tile hides both behind the main loop of its neighbour.
+- Each tile then costs 1,700 cycles to switch to the next tile, 400 until an epilogue's first operand arrives, and the epilogue's cycles:
+  those of a lone warp, counted in the machine code with the stalls between dependent instructions, or more if the warps of a scheduler
+  together issue above 0.9 instructions per cycle. A pingpong tile hides all this behind the main loop of its neighbour.
 - Tiles run in waves over the SMs, after 2,500 cycles of launch and first loads, at 1.98 GHz. Above 185 billion multiply-adds per
   millisecond the clock falls with the cube root of the excess.
 - Memory traffic overlaps with this at the rate of a copy. Operands read by both halves of the chip cost 36 % more; FP32 accumulation into
@@ -57,8 +58,8 @@ It is fitted to some 60 GEMMs, each timed with every tile that supports it on on
 `python -m bench.tiles` times them on another GPU). `tests/tuning/test_gemm_cost.py` compares those without an epilogue or with a bias: the
 model is off by 9 % (RMS) over all tiles within 1.5 times the fastest and by 4 % over the plans with a bias, and the tile that it chooses is
 1.1 % slower than the fastest on average. The kernel has changed since that run and has not been timed again: the other epilogues were
-rewritten, a separate warp computes the next tile and loads the epilogue's operands, and a step of the main loop takes 50 instructions
-instead of 84.
+rewritten, two tiles are new (192x128 that share A, 128x64 pingpong), a separate warp computes the next tile and loads the epilogue's
+operands, and a step of the main loop takes 50 instructions instead of 84.
 
 The floor is the larger of all bytes at 4.25 TB/s, the rate of a measured copy, and all flops at 815 TFLOP/s, the best rate of cuBLAS on a
 cold GPU. Measured times are for the plan in the same row: from the benchmark if it used that plan, otherwise from the tile timings.
@@ -71,8 +72,8 @@ The model does not cover:
   value per row (a single row is a bias), an FP32 residual with a 16-bit result (`ak.addmm`, `ak.baddbmm`), unaligned data; in the raw ops a
   16-bit residual or a derivative with an FP32 result, alpha with bias and pre-activation, and batched swiglu that stores it. No layer of a
   training step uses these.
-- **Waiting in epilogues** other than a bias: their instructions are counted, but not barriers and loads. This is little for a residual
-  or a pre-activation, and more for swiglu's backward, whose loads are not hidden and which was never timed.
+- **Waiting in epilogues** after the first operand: instructions and their stalls are counted, but not barriers and loads. This is little
+  for a residual or a pre-activation, and more for swiglu's backward, whose loads are not hidden and which was never timed.
 - **`gemm_repack` and `gemm_sm80`**, which are not in the fitted data. "repack" first copies operands that TMA cannot read, at the rate of
   a copy and with their size in memory; the GEMM then reads the copy from memory. "in phases" copies nothing: for a long k, the rows are
   read as two to eight interleaved sets that TMA can address, and the small results are added. It has not run on a GPU.
@@ -174,7 +175,8 @@ def missed() -> str:
         "gradients, otherwise casts of the stream's gradient to 16 bits. A conversion does not rewrite a model's forward. \"Fused norms\" "
         "is for a rewritten forward: `norm(branch, residual=stream)` fuses the preceding addition into the norm, whose backward writes "
         f"both gradients in their dtypes, and `split` instead of a view leaves one copy of attention's gradients. That takes "
-        f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. Bytes of casts fall by {less('cast_bytes', ours)}, "
+        f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. "
+        f"Bytes of casts fall by {less('cast_bytes', ours)}, "
         f"with fused norms by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
         f"{less('copied_bytes', fused)}."
     )

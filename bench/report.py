@@ -241,11 +241,13 @@ def machine(rows: list[dict]) -> str:
     installed = each(f"{name} {version}" for row in rows for name, version in row["versions"].items())
     peers = each(f"{name} {version}" for row in rows for name, version in row["peers"].items())
     copy = each(f"{row['copy_gb_per_s']:,.0f} GB/s" for row in rows)
+    two_reads = each(f"{row['two_reads_gb_per_s']:,.0f} GB/s" for row in rows if "two_reads_gb_per_s" in row)
+    addition = f", two reads to a write {two_reads}" if two_reads else ""
     peak = each(f"{row['tflops_bf16']:,.3g} TFLOP/s" for row in rows)
     cpu = each(f"; {row['threads']} threads, {row['isa']}" for row in rows if "isa" in row)
     return (
         f"{each(row['device'] for row in rows)}{cpu}; {installed}; commit {each(str(row['commit']) for row in rows)}, "
-        f"{each(row['date'][:10] for row in rows)}. Peers: {peers}. Measured in the same run: copy {copy}, 16-bit "
+        f"{each(row['date'][:10] for row in rows)}. Peers: {peers}. Measured in the same run: copy {copy}{addition}, 16-bit "
         f"arithmetic {peak}."
     )
 

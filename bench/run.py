@@ -164,7 +164,7 @@ def _least_time(cases: list[Case], chosen: list[str] | None, effort: Effort, roo
     """The time of warm-up and samples if every provider ran at the machine's ceilings; checks come on top."""
     seconds = 0.0
     for case in cases:
-        floor = roofline.floor_seconds(case.bytes, case.flops, case.dtype)
+        floor = roofline.floor_seconds(case.bytes, case.flops, case.dtype, case.written)
         providers = [name for name in case.providers if chosen is None or name.split(":")[0] in chosen]
         seconds += len(providers) * (effort.warmup + effort.rounds * max(effort.sample, floor))
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -177,7 +177,7 @@ def _complete(row: dict, roofline: Roofline) -> None:
     seconds = row["p50_us"] / 1e6
     row["gb_per_s"] = row["bytes"] / seconds / 1e9
     row["tflops"] = row["flops"] / seconds / 1e12
-    floor = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"])
+    floor = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"], row.get("written"))
     row["floor_us"], row["roofline_share"] = floor * 1e6, floor / seconds
     if "device_us" in row:
         row["device_share"] = row["floor_us"] / row["device_us"]

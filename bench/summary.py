@@ -10,13 +10,13 @@ from .harness.rows import OURS, cases
 
 FAMILIES = ("aligned", "skinny", "fp32 accumulated", "epilogue", "unaligned")
 LISTS = ("llama-1b", "resnet-50")
-PROVIDERS = ("torch", "torch.compile", OURS)
+PROVIDERS = ("torch", "torch.compile", OURS, f"{OURS} compile", f"{OURS} fused norms")
 WIDTH = 118
 
 
 def text(rows: list[dict], training: list[dict]) -> str:
     first = rows[0]
-    dates = ", ".join(dict.fromkeys(row["date"][:10] for row in rows))
+    dates = " and ".join(sorted({row["date"][:10] for row in rows}))
     head = f"{first['device']}, torch {first['versions']['torch']}, {dates}. "
     head += "Ratios are torch's time divided by ours: below 1, torch is faster."
     points = [*products(rows), *steps(rows), *trainings(training)]

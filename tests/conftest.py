@@ -4,6 +4,7 @@ for, but not every run, ``--no-skips`` turns every skip into a failure, and ``--
 of the same tests in other surroundings."""
 
 import os
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -81,6 +82,13 @@ def _backend(monkeypatch, request):
         monkeypatch.setenv("AMP_KERNELS_BACKEND", backend)
     elif "AMP_KERNELS_BACKEND" in os.environ:
         monkeypatch.delenv("AMP_KERNELS_BACKEND")
+
+
+@pytest.fixture(autouse=True)
+def _no_profile(monkeypatch):
+    """Nor must what `tune` measured on this GPU. A process that plays a GPU loads the package later itself."""
+    if profile := sys.modules.get("amp_kernels._dispatch.profile"):
+        monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile({}))
 
 
 class _OpCalls(TorchDispatchMode):

@@ -264,7 +264,12 @@ def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> s
     own = fixes_order(kwargs)
     if _recorded is not None and (call := described(op.name, args, kwargs)) is not None:
         _recorded.setdefault(call)
-    if tensor.is_cuda and not own and requested_backend() is None and (known := profile.winners(tensor.device.index)):
+    if (
+        tensor.is_cuda
+        and not own
+        and requested_backend() is None
+        and (known := profile.of_device(tensor.device.index).winners)
+    ):
         call = described(op.name, args, kwargs)
         winner = None if call is None else known.get(str(call))
         if winner and _winner_runs(op, tensor.device.index, call, winner):
@@ -307,8 +312,13 @@ def choice_on(op: Op, device: torch.device, requested: str | None = None) -> Cho
 def _select(op: Op, device_type: str, index: int | None, requested: str | None, own: bool) -> str:
     choice = choose(op.name, device_type, capability_of(device_type, index), op.built, requested, own)
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
-    if op.name == "gemm" and choice.backend == "cuda" and requested is None and not profile.winners(index):
-        nodes.serve_gpu(index)
+    if op.name == "gemm" and choice.backend == "cuda" and requested is None:
+        measured = profile.of_device(index)
+        if measured.rates:
+            on = torch.empty(0, device=torch.device("cuda", index))
+            torch.ops.amp_kernels._set_gemm_rates(on, *(measured.rates[name] for name in profile.RATES))
+        if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
+            nodes.serve_gpu(index)
     if choice.slow:
         logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)
     return choice.backend

@@ -6,11 +6,12 @@ package that it was measured with; any other is ignored, with a warning.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,17 +22,21 @@ logger = logging.getLogger("amp_kernels")
 
 MARGIN = 1.02  # by which a backend must be faster than the policy's choice
 BACKENDS = ("cuda", "triton", "aten")
+#: Rates of the planner's model that differ between chips of an architecture (csrc/gemm/cost.h): cycles, multiply-adds at the power
+#: limit and bytes, all per microsecond.
+RATES = ("clock", "power", "dram")
 TUNE = "python -m amp_kernels tune"
 
 
 @dataclass
 class Profile:
     """``times``: microseconds by product and backend. ``winners``: the backend of a product that does not go where the policy sends
-    others."""
+    others. ``rates``: all of :data:`RATES`, or none if they were not fitted."""
 
     machine: dict[str, str]
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     winners: dict[str, str] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
 
     def add(self, call: str, default: str, samples: dict[str, list[float]]) -> None:
         """Decide a product by paired samples: in round i, ``samples[backend][i]`` microseconds."""
@@ -49,9 +54,7 @@ class Profile:
         path = path_of(self.machine["gpu"])
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_name(f"{path.name}.{os.getpid()}")
-        written.write_text(
-            json.dumps({"machine": self.machine, "times": self.times, "winners": self.winners}, indent=1)
-        )
+        written.write_text(json.dumps(asdict(self), indent=1))
         written.replace(path)
         return path
 
@@ -60,11 +63,21 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+def driver_version() -> str:
+    """The newest CUDA version that the driver runs, such as "13000"; "none" without a driver."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return "none"
+    return str(version.value)
+
+
 def machine(index: int | None) -> dict[str, str]:
     """What a profile depends on."""
     return {
         "gpu": torch.cuda.get_device_name(index),
-        "driver": str(torch._C._cuda_getDriverVersion()),
+        "driver": driver_version(),
         "torch": torch.__version__,
         "amp_kernels": __version__,
     }
@@ -84,9 +97,13 @@ def read(here: dict[str, str]) -> Profile:
         for name, value in here.items():
             if found["machine"][name] != value:
                 raise ValueError(f"it was measured with {name} {found['machine'][name]}, this is {value}")
-        profile = Profile(here, dict(found["times"]), dict(found["winners"]))
+        profile = Profile(here, dict(found["times"]), dict(found["winners"]), dict(found["rates"]))
         if unknown := set(profile.winners.values()) - set(BACKENDS):
             raise ValueError(f"it names the backends {sorted(map(str, unknown))}")
+        if profile.rates and not (
+            profile.rates.keys() == set(RATES) and all(0 < r < 1e12 for r in profile.rates.values())
+        ):
+            raise ValueError(f"its rates are {profile.rates}")
         return profile
     except FileNotFoundError:
         return Profile(here)
@@ -96,6 +113,6 @@ def read(here: dict[str, str]) -> Profile:
 
 
 @functools.cache
-def winners(index: int | None) -> dict[str, str]:
-    """The winners of the CUDA device; read once."""
-    return read(machine(index)).winners
+def of_device(index: int | None) -> Profile:
+    """The profile of a CUDA device; read once."""
+    return read(machine(index))

@@ -33,7 +33,7 @@ import torch
 from .._checks.activations import ACTIVATIONS, GATED, check_activation
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
-from .._dispatch.library import Sample, define
+from .._dispatch.library import KernelOp, Sample, define
 from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32
 from .activation_backward import DERIVATIVES
 
@@ -193,6 +193,10 @@ gemm_accumulate_op = define(
     tensor_cores=True,
     flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: _product_flops(a_shape, b_shape),
 )
+
+
+#: Sets three rates of the planner's model (csrc/gemm/cost.h) for the GPU of ``on``.
+set_gemm_rates = KernelOp("_set_gemm_rates(Tensor on, float clock, float power, float dram) -> ()")
 
 
 # ---- raw functions

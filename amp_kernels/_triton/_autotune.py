@@ -97,7 +97,7 @@ def _rows(table: tuple[tuple[int, ...], ...], tma: bool = False) -> tuple[GemmCo
 _A100 = Chip(108, 166_912, 1024, _rows(_AMPERE), 32)
 _SMALL = Chip(84, 101_376, 512, _rows(_AMPERE), 32)  # GeForce and workstation chips: 99 KiB of shared memory
 _H100 = Chip(132, 232_448, 2048, _rows(_HOPPER, tma=True), 64)
-_B200 = Chip(148, 232_448, 4096, _rows(_BLACKWELL), 64)
+_B200 = Chip(148, 232_448, 4096, _rows(_BLACKWELL, tma=True), 64)
 
 
 def chip(capability: tuple[int, int]) -> Chip:
@@ -108,6 +108,11 @@ def chip(capability: tuple[int, int]) -> Chip:
     if major == 9:
         return _H100
     return _A100 if (major, minor) == (8, 0) else _SMALL
+
+
+def loads_by_tma(capability: tuple[int, int]) -> bool:
+    """Whether the GPU's configurations for aligned operands load through TMA descriptors."""
+    return chip(capability).candidates[0].tma
 
 
 _BY_ACCESS = {1: _rows(_UNALIGNED), 2: _rows(_NARROW), 4: _rows(_NARROW)}
@@ -163,7 +168,7 @@ def gemm_config(
         batch: number of such products.
         out_bytes: bytes that the epilogue reads and writes per result.
         capability: compute capability of the GPU.
-        vec: elements that one access to the operands may take: 1, 2, 4 or 8.
+        vec: elements that one access to the operands may take: 1, 2, 4 or 8. With TMA always 8: others are copied first.
         full_epilogue: the epilogue does more than add a bias: an activation other than relu, a pre-activation, or a residual.
         gated: the activation takes two values, each a column of a @ b (then n counts half of its columns) or, with ``backward``,
             of the pre-activation.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,13 +14,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .._checks.activations import GATED
 from .._raw._product import check_gemm, output_shape
 from .._raw.gemm import check_accumulate, check_dact
-from ._autotune import GemmConfig, gemm_config
+from ._autotune import GemmConfig, gemm_config, loads_by_tma
 from ._gemm_epilogue import column_sums_kernel, finish_kernel
 from ._gemm_kernel import gemm_kernel
 
 _INT32 = 2**31
 _FINISH_BLOCK = (16, 128)  # of finish_kernel, with 4 warps: 16 sums a thread, loaded 16 bytes at a time
 _SUMS_BLOCK = (32, 32)
+_kept = functools.lru_cache(maxsize=4096)  # by how tensors lie: a training step repeats its calls
 
 
 def gemm(
@@ -111,12 +115,20 @@ def run(
     if beta == 0:
         residual = None
     preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
+    # Of a row-major b, whose second half is a tile's up values, TMA reads halves of whole 16 bytes.
+    tma = not gated or n % 8 == 0 or _order(_lies(b))[0]
     if config is None:
-        config = _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant)
+        capability = torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0)
+        lie = (_lies(c), _lies(a), _lies(b), _lies(preact), _lies(residual))
+        config = _choose(capability, *lie, n, activation, backward, batch_invariant, tma)
+    if not tma:
+        config = replace(config, tma=False)
+    if config.tma:
+        a, b = _for_tma(a, k), _for_tma(b, n)
 
     k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
     splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
-    results = (_Matrix(c, n), _Matrix(preact, n), _Matrix(residual, n))
+    results = (_lies(c), _lies(preact), _lies(residual))
     finish_m, finish_n = _FINISH_BLOCK if splits > 1 else (config.block_m, config.block_n)
     row_sums = None
     if sums is not None:
@@ -135,11 +147,10 @@ def run(
     }
     with torch.cuda.device(c.device if c.is_cuda else -1):
         if splits == 1:
-            _launch(config, a, b, results, epilogue, m, n, k, k_split)
+            _launch(config, a, b, c, results, epilogue, n, k_split)
         else:
             partials = torch.empty(splits * batch, m, b.shape[2], dtype=torch.float32, device=c.device)
-            none = _Matrix(None, n)
-            _launch(config, a, b, (_Matrix(partials, b.shape[2]), none, none), _PLAIN, m, b.shape[2], k, k_split)
+            _launch(config, a, b, partials, (_lies(partials), None, None), _PLAIN, b.shape[2], k_split)
             grid = batch * triton.cdiv(m, finish_m) * triton.cdiv(n, finish_n)
             finish_kernel[(grid,)](
                 partials,
@@ -150,7 +161,7 @@ def run(
                 splits=splits,
                 VEC_P=math.gcd(4, n),
                 **epilogue,
-                **_described(results, _FINISH_BLOCK),
+                **_described(results, n, _FINISH_BLOCK),
                 BLOCK_M=finish_m,
                 BLOCK_N=finish_n,
                 num_warps=4,
@@ -176,17 +187,34 @@ def _batched(t: torch.Tensor) -> torch.Tensor:
     return t if t.ndim == 3 else t.unsqueeze(0)
 
 
-def _choose(c, a, b, n, preact, residual, activation, backward, batch_invariant) -> GemmConfig:
+class _Lies(NamedTuple):
+    """How ``t[batch, row, column]`` lies in memory: what launches depend on besides its address, and are kept by."""
+
+    shape: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    size: int  # bytes of an element
+    address: int  # modulo 16
+
+
+def _lies(t: torch.Tensor | None) -> _Lies | None:
+    return None if t is None else _Lies(t.shape, t.stride(), t.element_size(), t.data_ptr() % 16)
+
+
+@_kept
+def _choose(capability, c, a, b, preact, residual, n, activation, backward, batch_invariant, tma) -> GemmConfig:
+    """The configuration of a call; tensors as they lie."""
     batch, m, k = a.shape
+    vec = math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec)
+    if tma and loads_by_tma(capability):
+        vec = 8
     return gemm_config(
         m,
         n,
         k,
         batch=batch,
-        out_bytes=c.shape[2] // n * c.element_size()
-        + sum(t.shape[2] // n * t.element_size() for t in (preact, residual) if t is not None),
-        capability=torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0),
-        vec=math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec),
+        out_bytes=sum(t.shape[2] // n * t.size for t in (c, preact, residual) if t is not None),
+        capability=capability,
+        vec=vec,
         full_epilogue=preact is not None or residual is not None or activation not in ("none", "relu"),
         gated=activation in GATED,
         backward=backward,
@@ -200,89 +228,101 @@ class _Matrix:
     ``column_major``: rows are the contiguous dimension. ``vec``: how many elements an access may take (:func:`_order`).
     """
 
-    def __init__(self, t: torch.Tensor | None, n: int):
-        self.t, self.column_major, self.vec = t, False, 1
-        if t is None:
+    def __init__(self, lies: _Lies | None, n: int):
+        self.column_major, self.vec, self.stride = False, 1, (0, 0, 0)
+        if lies is None:
             return
-        self.column_major, self.vec = _order(t[..., :n])
-        if t.shape[2] > n:
-            self.vec = min(self.vec, _order(t[..., n:])[1])
-
-    def stride(self) -> tuple[int, ...]:
-        return (0, 0, 0) if self.t is None else self.t.stride()
+        batch, rows, columns = lies.shape
+        self.stride = lies.stride
+        self.column_major, self.vec = _order(lies._replace(shape=(batch, rows, n)))
+        if columns > n:
+            second = (lies.address + n * lies.stride[2] * lies.size) % 16
+            self.vec = min(self.vec, _order(lies._replace(shape=(batch, rows, columns - n), address=second))[1])
 
     def fits_int32(self, box: tuple[int, int]) -> bool:
         """Whether offsets within a tile fit 32 bits."""
-        return self.t is None or box[0] * self.t.stride(1) + box[1] * self.t.stride(2) < _INT32
+        return box[0] * self.stride[1] + box[1] * self.stride[2] < _INT32
 
 
-def _described(results: tuple[_Matrix, _Matrix, _Matrix], box: tuple[int, int]) -> dict[str, object]:
+@_kept
+def _described(
+    results: tuple[_Lies | None, _Lies | None, _Lies | None], n: int, box: tuple[int, int]
+) -> dict[str, object]:
     """The arguments of both kernels that describe result, pre-activation and residual."""
-    described: dict[str, object] = {"WIDE": not all(matrix.fits_int32(box) for matrix in results)}
-    for name, matrix in zip("czr", results, strict=True):
-        described |= {f"stride_{name}{dim}": stride for dim, stride in zip("bmn", matrix.stride(), strict=True)}
+    matrices = [_Matrix(lies, n) for lies in results]
+    described: dict[str, object] = {"WIDE": not all(matrix.fits_int32(box) for matrix in matrices)}
+    for name, matrix in zip("czr", matrices, strict=True):
+        described |= {f"stride_{name}{dim}": stride for dim, stride in zip("bmn", matrix.stride, strict=True)}
         described |= {f"{name.upper()}_COLUMN_MAJOR": matrix.column_major, f"VEC_{name.upper()}": matrix.vec}
     return described
+
+
+@_kept
+def _arguments(
+    config: GemmConfig,
+    a: _Lies,
+    b: _Lies,
+    results: tuple[_Lies | None, _Lies | None, _Lies | None],
+    n: int,
+    k_split: int,
+) -> tuple[tuple[int], dict[str, object]]:
+    """Grid and arguments of gemm_kernel that follow from how the tensors lie."""
+    batch, m, k = a.shape
+    first, second = _Matrix(a, k), _Matrix(b, n)
+    a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)
+    described = dict(_described(results, n, (config.block_m, config.block_n)))
+    described["WIDE"] |= not (first.fits_int32(a_box) and second.fits_int32(b_box))
+    grid = batch * max(1, triton.cdiv(k, k_split)) * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    return (grid,), {
+        "M": m,
+        "N": n,
+        "K": k,
+        "k_split": k_split,
+        "batches": batch,
+        **{f"stride_a{dim}": stride for dim, stride in zip("bmk", first.stride, strict=True)},
+        **{f"stride_b{dim}": stride for dim, stride in zip("bkn", second.stride, strict=True)},
+        **described,
+        "A_COLUMN_MAJOR": first.column_major,
+        "B_COLUMN_MAJOR": second.column_major,
+        "VEC_A": first.vec,
+        "VEC_B": second.vec,
+        "TMA": config.tma and _fits_tma(a, first.column_major) and _fits_tma(b, second.column_major),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "GROUP_M": config.group_m,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "enable_fp_fusion": False,
+    }
 
 
 def _launch(
     config: GemmConfig,
     a: torch.Tensor,
     b: torch.Tensor,
-    results: tuple[_Matrix, _Matrix, _Matrix],
+    c: torch.Tensor,
+    results: tuple[_Lies | None, _Lies | None, _Lies | None],
     epilogue: dict[str, object],
-    m: int,
     n: int,
-    k: int,
     k_split: int,
 ) -> None:
     """One program for each tile of n columns and each split of ``k_split`` terms."""
-    first, second = _Matrix(a, k), _Matrix(b, n)
-    a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)
-    c_box = (config.block_m, config.block_n)
-    tma = config.tma and _fits_tma(a, first.column_major) and _fits_tma(b, second.column_major)
-    described = _described(results, c_box)
-    described["WIDE"] |= not (first.fits_int32(a_box) and second.fits_int32(b_box))
-    c = results[0].t
-    grid = (
-        a.shape[0] * max(1, triton.cdiv(k, k_split)) * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    )
-    gemm_kernel[(grid,)](
-        _descriptor(a, first.column_major, a_box) if tma else a,
-        _descriptor(b, second.column_major, b_box) if tma else b,
-        c,
-        M=m,
-        N=n,
-        K=k,
-        k_split=k_split,
-        batches=a.shape[0],
-        **{f"stride_a{dim}": stride for dim, stride in zip("bmk", a.stride(), strict=True)},
-        **{f"stride_b{dim}": stride for dim, stride in zip("bkn", b.stride(), strict=True)},
-        **epilogue,
-        **described,
-        A_COLUMN_MAJOR=first.column_major,
-        B_COLUMN_MAJOR=second.column_major,
-        VEC_A=first.vec,
-        VEC_B=second.vec,
-        TMA=tma,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        enable_fp_fusion=False,
-    )
+    grid, arguments = _arguments(config, _lies(a), _lies(b), results, n, k_split)
+    if arguments["TMA"]:
+        a = _descriptor(a, arguments["A_COLUMN_MAJOR"], (config.block_m, config.block_k))
+        b = _descriptor(b, arguments["B_COLUMN_MAJOR"], (config.block_k, config.block_n))
+    gemm_kernel[grid](a, b, c, **epilogue, **arguments)
 
 
-def _order(t: torch.Tensor) -> tuple[bool, int]:
+def _order(t: _Lies) -> tuple[bool, int]:
     """Whether rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
 
     That number is a power of two of at most 16 bytes. It divides the extent of the contiguous dimension, the other strides and the
     address, so that no group of as many elements crosses an edge of the matrix or an alignment boundary.
     """
     batch, rows, columns = t.shape
-    batch_stride, row_stride, column_stride = t.stride()
+    batch_stride, row_stride, column_stride = t.stride
     column_major = row_stride == 1 and (column_stride != 1 or columns == 1)
     if column_major:
         contiguous, extent, outer, outer_stride = row_stride, rows, columns, column_stride
@@ -291,25 +331,44 @@ def _order(t: torch.Tensor) -> tuple[bool, int]:
     if contiguous != 1:
         return column_major, 1
     steps = [stride for size, stride in ((outer, outer_stride), (batch, batch_stride)) if size > 1]
-    return column_major, math.gcd(16 // t.element_size(), extent, t.data_ptr() // t.element_size(), *steps)
+    return column_major, math.gcd(16 // t.size, extent, t.address // t.size, *steps)
 
 
-def _fits_tma(t: torch.Tensor, column_major: bool) -> bool:
+def _fits_tma(t: _Lies, column_major: bool) -> bool:
     """Whether a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
-    batch, outer, inner = t.mT.shape if column_major else t.shape
-    batch_stride, outer_stride, inner_stride = t.mT.stride() if column_major else t.stride()
-    vec = 16 // t.element_size()
+    (batch, outer, inner), (batch_stride, outer_stride, inner_stride) = t.shape, t.stride
+    if column_major:
+        outer, inner, outer_stride, inner_stride = inner, outer, inner_stride, outer_stride
+    vec = 16 // t.size
     return (
         inner_stride == 1
-        and t.data_ptr() % 16 == 0
+        and t.address == 0
         and outer_stride % vec == 0
         and batch_stride % vec == 0
         and outer_stride >= inner > 0
         and outer > 0
         and (batch == 1 or batch_stride > 0)
         and max(batch, outer, inner) < _INT32 - 256
-        and max(batch_stride, outer_stride) * t.element_size() < 2**40
+        and max(batch_stride, outer_stride) * t.size < 2**40
     )
+
+
+@_kept
+def _tma_order(t: _Lies, n: int) -> tuple[bool, bool]:
+    column_major = _Matrix(t, n).column_major
+    return column_major, _fits_tma(t, column_major)
+
+
+def _for_tma(t: torch.Tensor, n: int) -> torch.Tensor:
+    """``t``, or a copy in the same order whose lines begin at multiples of 16 bytes: loads of 2 bytes cannot be asynchronous, and a tile
+    is read once for each tile of the other operand. Nothing reads the padding."""
+    column_major, fits = _tma_order(_lies(t), n)
+    if fits or t.numel() == 0:
+        return t
+    lines = t.mT if column_major else t
+    width = lines.shape[2]
+    copy = t.new_empty(*lines.shape[:2], width + -width % 8)[..., :width].copy_(lines)
+    return copy.mT if column_major else copy
 
 
 def _descriptor(t: torch.Tensor, column_major: bool, box: tuple[int, int]) -> TensorDescriptor:

@@ -33,7 +33,7 @@ def run() -> int:
         print(f"  products      {products.backend}: {products.reason}")
         if name != "cpu":
             print(
-                f"  profile       {len(profile.winners(torch.device(name).index))} products go to a faster backend (info)"
+                f"  profile       {len(profile.of_device(torch.device(name).index).winners)} products go to a faster backend (info)"
             )
         if name == "cpu":
             others = ", ".join(isa for isa in cpu_isa.available() if isa != cpu_isa.chosen())

@@ -16,7 +16,7 @@ import torch
 from .._dispatch import policy, profile
 from .._dispatch.library import REGISTRY
 from .._dispatch.product_call import FIELDS, ProductCall
-from . import _function
+from . import _function, _rates
 
 ROUNDS = 9
 SAMPLE_US = 4000  # of a backend in a round
@@ -49,10 +49,17 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    found = tuned(calls, profile.machine(None), torch.device("cuda", torch.cuda.current_device()), timed)
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = tuned(calls, profile.machine(None), device, timed)
+    gpu = torch.cuda.get_device_properties(device)
+    ours = {call: found.times[str(call)]["cuda"] for call in calls if "cuda" in found.times.get(str(call), {})}
+    found.rates = _rates.fitted(ours, gpu.multi_processor_count, 10 * gpu.major + gpu.minor) or found.rates
     for call in map(str, calls):
         times = ", ".join(f"{name} {us:.1f}" for name, us in found.times.get(call, {}).items())
         print(f"{call}: {times} us" + f"; {found.winners[call]} from now on" * (call in found.winners))
+    print(
+        "rates of the planner: " + (", ".join(f"{name} {rate:.4g}" for name, rate in found.rates.items()) or "as built")
+    )
     print(f"wrote {found.save()}; it holds for processes that start from now on")
     return 0
 

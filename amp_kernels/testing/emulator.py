@@ -10,7 +10,11 @@ from .._dispatch import load
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes."""
+    """One kernel launch; sizes in blocks, threads, blocks, bytes and bytes.
+
+    `overlaps`: it may start before the previous kernel ends. `half_sectors`: parts of 32-byte sectors that a warp stored
+    without the rest, in memory that the kernel did not read; 0 unless AMP_KERNELS_EMULATE_SECTORS is set.
+    """
 
     name: str
     grid: int
@@ -18,6 +22,8 @@ class Launch:
     cluster: int
     shared: int
     arguments: int
+    overlaps: bool
+    half_sectors: int
 
 
 def launches() -> list[Launch]:
@@ -25,4 +31,8 @@ def launches() -> list[Launch]:
     library = ctypes.CDLL(str(load.PACKAGE / "libamp_kernels_emulated.so"))
     library.ak_emulator_launches.restype = ctypes.c_char_p
     lines = library.ak_emulator_launches().decode().splitlines()
-    return [Launch(name, *map(int, sizes[1::2])) for name, *sizes in (line.rsplit(" ", 10) for line in lines)]
+    found = []
+    for name, *fields in (line.rsplit(" ", 14) for line in lines):
+        *sizes, overlaps, halves = map(int, fields[1::2])
+        found.append(Launch(name, *sizes, bool(overlaps), halves))
+    return found

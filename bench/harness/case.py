@@ -43,7 +43,8 @@ class Case:
     its results by name, each a tensor or a list (an in-place op returns what it changed); speed-ups refer to the
     first provider. `reference(inputs)`, computed before the call, gives for each name the values in float64 and the
     largest accepted relative error. A provider may leave out a result that it keeps in another form, but not the
-    first. `bytes` and `flops` count the least that must be moved and computed. `families` are the groups whose
+    first. `bytes` and `flops` count the least that must be moved and computed; `written` of the bytes are written (None:
+    half, as in a copy). `families` are the groups whose
     geometric means the tables show; `memory` is what the case needs on the device, where that is much.
     """
 
@@ -59,6 +60,7 @@ class Case:
     check_calls: int = 1  # the check runs the call so often; state that only a second step reads needs two
     backends: dict[str, str] = field(default_factory=dict)
     families: tuple[str, ...] = ()
+    written: int | None = None
     memory: int = 0
     sets: int | None = None  # input sets to rotate among; None: as many as defeat the L2 cache
     goal: float | None = None  # the speed-up that this package is to reach

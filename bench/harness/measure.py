@@ -62,6 +62,8 @@ def measure(
             row["speedup_p20"], row["speedup"], row["speedup_p80"] = quantiles(ratios)
     for row in rows:
         row.update(op=case.op, shape=case.shape, dtype=case.dtype, bytes=case.bytes, flops=case.flops)
+        if case.written is not None:
+            row["written"] = case.written
         if case.goal is not None:
             row["goal"] = case.goal
         if case.families:

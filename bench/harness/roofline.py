@@ -1,5 +1,6 @@
-"""The two ceilings of a machine, measured in the run whose figures they judge: memory copy, and arithmetic, which on a
-GPU is a large matrix product, on a CPU the multiply-adds of its instruction set with operands in registers."""
+"""The ceilings of a machine, measured in the run whose figures they judge: memory bandwidth, of a copy and of two reads to
+one write, which is higher on a GPU; and arithmetic, which on a GPU is a large matrix product, on a CPU the multiply-adds
+of its instruction set with operands in registers."""
 
 import time
 
@@ -15,7 +16,7 @@ RECORDED = ("fp16", "bf16", "fp32")
 
 
 class Roofline:
-    """`bandwidth` in bytes/s (read plus written) and `peak[dtype]` in flops/s.
+    """`bandwidth` and `two_reads` in bytes/s (read plus written) and `peak[dtype]` in flops/s.
 
     The peak of a 16-bit dtype on a GPU is that of the faster 16-bit product: a slow library routine is not the machine's
     limit. On a CPU fp16 is widened, so its peak is that of fp32.
@@ -23,6 +24,7 @@ class Roofline:
 
     def __init__(self, device: torch.device, seconds: float):
         self.bandwidth = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
+        self.two_reads = 3 * COPY_BYTES[device.type] / _addition_seconds(device, seconds)
         if device.type == "cpu" and cpu_isa.chosen() != "portable":
             self.peak = {name: cpu_isa.peak(DTYPES[name], seconds) for name in RECORDED[:2]}
             self.peak["fp32"] = self.peak["fp16"]
@@ -33,19 +35,32 @@ class Roofline:
                 self.peak[name] = 2 * MATMUL_SIZE[device.type] ** 3 / _matmul_seconds(device, DTYPES[name], seconds)
         self.peak["fp16"] = self.peak["bf16"] = max(self.peak.get("fp16", 0.0), self.peak["bf16"])
 
-    def floor_seconds(self, count_bytes: int, flops: int, dtype: str) -> float:
-        """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16)."""
-        return max(count_bytes / self.bandwidth, flops / self.peak.get(dtype.split()[0], self.peak["fp32"]))
+    def floor_seconds(self, count_bytes: int, flops: int, dtype: str, written: int | None = None) -> float:
+        """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16).
+
+        `written` of the bytes are written; None: half, as in a copy. What is read beyond as many bytes moves at the rate of
+        two reads to one write, together with its share of the writes.
+        """
+        read = count_bytes // 2 if written is None else count_bytes - written
+        copied = max(0, min(count_bytes, 2 * (2 * (count_bytes - read) - read)))
+        memory = copied / self.bandwidth + (count_bytes - copied) / self.two_reads
+        return max(memory, flops / self.peak.get(dtype.split()[0], self.peak["fp32"]))
 
     def record(self) -> dict[str, float]:
         peaks = {f"tflops_{name}": value / 1e12 for name, value in self.peak.items()}
-        return {"copy_gb_per_s": self.bandwidth / 1e9, **peaks}
+        return {"copy_gb_per_s": self.bandwidth / 1e9, "two_reads_gb_per_s": self.two_reads / 1e9, **peaks}
 
 
 def _copy_seconds(device: torch.device, seconds: float) -> float:
     source = torch.empty(COPY_BYTES[device.type] // 4, device=device).normal_()
     target = torch.empty_like(source)
     return _settled(lambda: target.copy_(source), device, seconds)
+
+
+def _addition_seconds(device: torch.device, seconds: float) -> float:
+    a = torch.empty(COPY_BYTES[device.type] // 4, device=device).normal_()
+    b, total = a.clone(), torch.empty_like(a)
+    return _settled(lambda: torch.add(a, b, out=total), device, seconds)
 
 
 def _matmul_seconds(device: torch.device, dtype: torch.dtype, seconds: float) -> float:

@@ -19,11 +19,11 @@ def torch_swiglu(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-#: Ours, torch's, and elements moved for one of the input in forward and backward.
+#: Ours, torch's, and elements moved for one of the input in forward and backward, and of them those written.
 FUNCTIONS = {
-    "gelu": (ak.gelu, F.gelu, 2 + 3),
-    "silu": (ak.silu, F.silu, 2 + 3),
-    "swiglu": (ak.swiglu, torch_swiglu, 1.5 + 2.5),
+    "gelu": (ak.gelu, F.gelu, 2 + 3, 1 + 1),
+    "silu": (ak.silu, F.silu, 2 + 3, 1 + 1),
+    "swiglu": (ak.swiglu, torch_swiglu, 1.5 + 2.5, 0.5 + 1),
 }
 ERROR = {"bf16": 2.0**-7, "fp32": 2.0**-18}
 
@@ -44,7 +44,7 @@ def activation(scope: Scope) -> Iterator[Case]:
 
 
 def _activation(name: str, rows: int, columns: int, dtype: str, device: torch.device) -> Case:
-    own, theirs, moved = FUNCTIONS[name]
+    own, theirs, moved, written = FUNCTIONS[name]
     functions = {"torch": theirs}
     if device.type == "cuda" and name == "swiglu":
         functions = compiled(functions | peers.functions("swiglu"), dtype == "bf16")
@@ -64,6 +64,7 @@ def _activation(name: str, rows: int, columns: int, dtype: str, device: torch.de
         shape=f"{rows}x{columns} {name} forward + backward",
         dtype=dtype,
         bytes=int(moved * rows * columns * DTYPES[dtype].itemsize),
+        written=int(written * rows * columns * DTYPES[dtype].itemsize),
         flops=50 * rows * columns,
         inputs=inputs,
     )
@@ -93,6 +94,7 @@ def _backward(name: str, rows: int, columns: int, dtype: str, device: torch.devi
         shape=f"{rows}x{columns} {name}",
         dtype=dtype,
         bytes=6 * rows * columns,
+        written=2 * rows * columns,
         flops=20 * rows * columns,
         inputs=inputs,
         reference=reference,

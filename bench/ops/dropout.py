@@ -48,6 +48,7 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
         shape=f"{rows}x{columns} forward + backward",
         dtype=dtype,
         bytes=5 * rows * columns * DTYPES[dtype].itemsize,
+        written=2 * rows * columns * DTYPES[dtype].itemsize,
         flops=60 * rows * columns,
         inputs=inputs,
         reference=lambda x: {"kept": (torch.tensor(2.0), 0.05), "same mask": (torch.tensor(0.0), 1e-6)},

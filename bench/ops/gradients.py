@@ -41,6 +41,7 @@ def norm_of_list(name: str, shapes: list[lists.Shape], dtype: str, options: dict
         shape=name + "".join({"norm_type": " inf", "per_tensor": " per tensor"}[key] for key in options),
         dtype=dtype,
         bytes=count * DTYPES[dtype].itemsize,
+        written=0,
         flops=2 * count,
         inputs=lambda generator: draw(shapes, DTYPES[dtype], generator),
         reference=lambda grads: _exact_norm(grads, **options),
@@ -130,6 +131,7 @@ def exponent_histogram(scope: Scope) -> Iterator[Case]:
                 shape=name,
                 dtype=dtype,
                 bytes=count * DTYPES[dtype].itemsize,
+                written=0,
                 flops=count,
                 inputs=lambda generator, shapes=shapes, dtype=dtype: draw(shapes, DTYPES[dtype], generator),
                 reference=lambda tensors: {

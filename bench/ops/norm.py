@@ -72,6 +72,7 @@ def _case(kind, rows, columns, dtype: str, backward: bool, device: torch.device,
         shape=f"{rows}x{columns} {'forward + backward' if backward else 'forward'}{' under autocast' * autocast}",
         dtype=dtype,
         bytes=rows * columns * (size + out + (2 * size + out if backward else 0)),
+        written=rows * columns * (out + size * backward),
         flops=rows * columns * (30 if backward else 8),
         inputs=inputs,
     )

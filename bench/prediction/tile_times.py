@@ -27,10 +27,12 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "swiglu": {"activation": "swiglu"},
     "dgelu": {"activation": "gelu", "backward": True, "side_bytes": 2},
     "dgelu_s": {"activation": "gelu", "backward": True, "side_bytes": 2, "column_sums": True},
+    "dsilu": {"activation": "silu", "backward": True, "side_bytes": 2},
 }
 
-# Epilogues whose code has not changed since they were timed (csrc/gemm/sm90/boxes.cuh).
+# Epilogues whose code has not changed since they were timed (csrc/gemm/sm90/boxes.cuh), and tiles that are newer.
 TIMED = ("none", "bias")
+NEWER = {"192x128 1x2", "128x64 1x1 pingpong"}
 
 
 class Product(NamedTuple):

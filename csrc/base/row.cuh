@@ -16,7 +16,8 @@ namespace ak {
 inline constexpr int kWord = 16;  ///< bytes of an access
 
 inline constexpr int kHeld = 16;    ///< columns that a thread of a block holds
-inline constexpr int kWideRow = 8;  ///< columns of a vector where all rows are aligned; else 1
+inline constexpr int kWideRow = 8;  ///< rows of a multiple of so many columns are aligned if the first one is
+inline constexpr int kRowVec = 4;   ///< columns of a vector where all rows are aligned, 16 bytes of fp32; else 1
 
 using RowValues = float[kHeld];
 
@@ -132,7 +133,7 @@ Status with_row_shape(int columns, bool aligned, const F& f) {
     if (columns <= 512 * kHeld) return f.template operator()<512, kVec, true>();
     return f.template operator()<512, kVec, false>();
   };
-  return aligned ? with_vector.template operator()<kWideRow>() : with_vector.template operator()<1>();
+  return aligned ? with_vector.template operator()<kRowVec>() : with_vector.template operator()<1>();
 }
 
 }  // namespace ak

@@ -402,7 +402,7 @@ PieceShape piece_shape(const int (&bytes)[kMatrices], int columns) {
   return shape;
 }
 
-/// Launches kernel_of(block size, as a constant), which takes (p, shape).
+/// Launches kernel_of(block size, as a constant), which takes (p, shape) and begins with wait_for_previous_kernel().
 template <int kMatrices, class KernelOf, class Problem>
 Status launch_pieces(const char* name, const int (&bytes)[kMatrices], int columns, const Problem& p, Stream stream,
                      KernelOf kernel_of) {
@@ -413,6 +413,7 @@ Status launch_pieces(const char* name, const int (&bytes)[kMatrices], int column
                               .grid = static_cast<int>(std::min<int64_t>(p.rows, resident)),
                               .block = kThreads,
                               .shared_bytes = static_cast<std::size_t>(shape.bytes),
+                              .overlap_previous = true,
                               .stream = stream};
     return launch(kernel_of(threads), config, p, shape);
   };

@@ -351,8 +351,9 @@ int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int column
   return teams;
 }
 
-/// Launches kernel(p, teams) with up to `most` teams per block. Sets *groups to the number of blocks or clusters, or to
-/// 0 if a team does not fit into shared memory or no cluster the chip; then nothing is launched.
+/// Launches kernel(p, teams), which begins with wait_for_previous_kernel(), with up to `most` teams per block. Sets
+/// *groups to the number of blocks or clusters, or to 0 if a team does not fit into shared memory or no cluster the
+/// chip; then nothing is launched.
 template <class Team, int kMatrices, class Kernel, class Problem>
 Status launch_ring(const char* name, Kernel kernel, const Problem& p, const RingMatrix (&matrices)[kMatrices],
                    int columns, int most, Stream stream, int64_t* groups) {
@@ -365,6 +366,7 @@ Status launch_ring(const char* name, Kernel kernel, const Problem& p, const Ring
       .block = teams * Team::kThreads,
       .shared_bytes = static_cast<std::size_t>(RowRing<Team, kMatrices>::shared_bytes(matrices, columns, teams)),
       .cluster = Team::kCluster,
+      .overlap_previous = true,
       .stream = stream};
   if constexpr (Team::kCluster > 1) {
     *groups = std::min<int64_t>(*groups, resident_clusters(kernel, config));

@@ -58,6 +58,7 @@ void read_global(void* to, const void* from, std::size_t bytes, std::size_t alig
   if (Access racing = shadow_of(region).read(offset, bytes, current->clock)) {
     race("read", in_region(region, offset), "written", racing);
   }
+  if (options().count_sectors) machine->sectors.note_read(from, bytes);
   std::memcpy(to, from, bytes);
 }
 
@@ -71,6 +72,10 @@ void write_global(void* to, const void* from, std::size_t bytes, std::size_t ali
   if (conflict.access)
     race("write", in_region(region, offset), conflict.was_write ? "written" : "read", conflict.access);
   mark_written(region, offset, bytes);
+  if (options().count_sectors) {  // a vector of more than 16 bytes takes several instructions
+    for (std::size_t i = 0; i < bytes; i += alignment)
+      machine->sectors.note_write(*current, region, static_cast<char*>(to) + i, alignment);
+  }
   std::memcpy(to, from, bytes);
 }
 

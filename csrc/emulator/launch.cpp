@@ -37,12 +37,13 @@ Status run_kernel(const LaunchConfig& config, size_t arguments, const std::funct
     message = format("launch of %s: ", config.name) + message;
     return {kInvalidValue, message.c_str()};
   }
-  launch_log() += format("%s grid %d block %d cluster %d shared %zu arguments %zu\n", config.name, config.grid,
-                         config.block, config.cluster, config.shared_bytes, arguments);
   global_memory().start_launch();
   forget_prefetched();
   Machine m({config.name, config.grid, config.block, config.cluster, config.shared_bytes, config.overlap_previous});
   message = m.run(body);
+  launch_log() += format("%s grid %d block %d cluster %d shared %zu arguments %zu overlaps %d half_sectors %d\n",
+                         config.name, config.grid, config.block, config.cluster, config.shared_bytes, arguments,
+                         config.overlap_previous, m.sectors.halves());
   return {message.empty() ? 0 : kLaunchFailure, message.c_str()};
 }
 

@@ -12,7 +12,8 @@ namespace emu {
 /// Makes the driver's checks, runs the kernel, and keeps an error message until the next launch. `arguments`: bytes.
 Status run_kernel(const LaunchConfig& config, size_t arguments, const std::function<void()>& body);
 
-/// One line per launch since the log was cleared: "name grid 4 block 256 cluster 1 shared 0 arguments 24".
+/// One line per launch since the log was cleared:
+/// "name grid 4 block 256 cluster 1 shared 0 arguments 24 overlaps 1 half_sectors 0".
 std::string& launch_log();
 
 }  // namespace emu

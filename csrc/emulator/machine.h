@@ -13,6 +13,7 @@
 #include "emulator/clock.h"
 #include "emulator/error.h"
 #include "emulator/fiber.h"
+#include "emulator/sectors.h"
 #include "emulator/shadow.h"
 
 namespace ak::emu {
@@ -27,6 +28,7 @@ struct Options {
   bool runs_sm90_code = true;   ///< result of device_runs_sm90_code()
   int resident_threads = 4096;  ///< limit of concurrent threads; other CTAs wait
   int last_ctas = 0;            ///< run only the last CTAs of a grid; 0: all. For the far end of large tensors
+  bool count_sectors = false;   ///< count stores of half sectors, for the launch log
   bool truncate_mma = false;    ///< tensor cores align and truncate sums (see mma.h) instead of rounding each step once
   uint64_t max_switches = 20'000'000;  ///< limit of thread switches, beyond which a livelock is reported
 };
@@ -119,6 +121,7 @@ class Machine {
 
   Random random;
   const Shape shape;
+  SectorCount sectors;
   uint32_t dynamic_offset = 0;  // of dynamic shared memory; a multiple of 16 that depends on the seed
 
   /// Blocks the running thread until `list` is woken. `describe` names the missing event, for the deadlock report.

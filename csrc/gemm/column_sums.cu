@@ -6,6 +6,7 @@
 #include "gemm/column_sums.h"
 
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
 
@@ -17,6 +18,8 @@ constexpr int kSumWarps = kSumThreads / kWarpThreads;
 constexpr int kSumInFlight = 4;
 
 AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int64_t columns, float* out) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   auto of_warp = shared<float, kSumThreads>();
   const int lane = lane_index(), warp = warp_index();
   const int64_t x = static_cast<int64_t>(block_index()) * kWarpThreads + lane;
@@ -45,6 +48,7 @@ Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out,
   const LaunchConfig config{.name = "gemm_column_sums",
                             .grid = static_cast<int>((columns + kWarpThreads - 1) / kWarpThreads),
                             .block = kSumThreads,
+                            .overlap_previous = true,
                             .stream = stream};
   return launch(gemm_column_sums_kernel, config, sums, rows, columns, out);
 }

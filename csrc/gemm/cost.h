@@ -30,7 +30,8 @@ struct GemmRates {
   double start = 2500;     ///< cycles outside the waves: launch, barriers, first loads and last store
   double turn = 1700;      ///< cycles from a tile's last wgmma to the next tile's first, beyond the epilogue's
   double hand_over = 27;   ///< cycles per k step for a consumer to wait for a stage and release it
-  double issue = 0.325;    ///< instructions per cycle and warp in the epilogue
+
+  bool operator==(const GemmRates&) const = default;
 };
 
 /// The GPU and the kernels compiled for it.
@@ -68,6 +69,8 @@ struct GemmRequest {
 namespace detail {
 
 constexpr double kNever = 1e300;
+constexpr double kIssue = 0.9;    // instructions per cycle of a warp scheduler, at most
+constexpr double kOperand = 400;  // cycles until an epilogue's first operand arrives from L2
 inline double whole(double x, double y) {
   return static_cast<double>((static_cast<int64_t>(x) + static_cast<int64_t>(y) - 1) / static_cast<int64_t>(y));
 }
@@ -124,10 +127,17 @@ inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
 
-/// Instructions of a consumer's thread between two tiles: per tile, and per accumulator. With swiglu two accumulators
-/// make an element of C.
+/// A consumer's warp between two tiles, per tile and per accumulator of a thread (with swiglu two make an element of
+/// C): the instructions it issues, and the cycles in which a lone warp issues nothing, since the next instruction needs
+/// the results of the ones before.
 struct Sm90Epilogue {
-  double tile, sum;
+  struct Part {
+    double tile, sum;
+    double of(double sums) const { return tile + sum * sums; }
+  };
+  Part instructions, idle;
+
+  double lone_cycles(double sums) const { return instructions.of(sums) + idle.of(sums); }
 };
 
 /// Instructions per accumulator of stores by the threads: a fixed part per row of a warp's 16, and a part per word of
@@ -139,26 +149,28 @@ inline double sm90_word_instructions(bool as_float, const GemmTile& t) {
 }
 
 /// Counted in the machine code (tests/build/test_epilogue_instructions.py).
-inline Sm90Epilogue sm90_epilogue_instructions(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
+inline Sm90Epilogue sm90_epilogue(const GemmRequest& q, Sm90Finish finish, const GemmTile& t) {
   const double rows = t.n % 64 == 0 ? 0 : 2.6;  // without full boxes the threads store the rows
   const double activation = activation_instructions(q), of_element = halves_columns(q) ? 2 : 1;
   const bool residual = !q.backward && q.side_bytes > (q.keeps_z ? q.out_bytes : 0);
   switch (finish) {
     case Sm90Finish::kPlain:
-      return {75, 0.9 + rows};
+      return {{75, 0.9 + rows}, {210, 1.1}};
     case Sm90Finish::kInRegisters:
-      return {85, 2.7 + rows};
+      return {{85, 2.7 + rows}, {290, 1.6}};
     case Sm90Finish::kWords:
-      return {80, 2 + sm90_word_instructions(q.out_bytes > 2, t)};
+      return {{80, 2 + sm90_word_instructions(q.out_bytes > 2, t)}, {200, 8}};
     case Sm90Finish::kBoxes: {
       const double chunks = 32 * whole(t.n, 32) / t.n;  // the last chunk of 32 columns may be partial
       const double element = 7 + activation + (residual ? 2 : 0);
-      return {q.keeps_z ? 145.0 : 120.0,
-              chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)};
+      return {{q.keeps_z ? 145.0 : 120.0,
+               chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)},
+              {q.keeps_z ? 600.0 : 400.0, chunks * (12 + (q.column_sums ? 5 : 0))}};
     }
     case Sm90Finish::kElements: {
       const int beside = q.keeps_z + (q.backward || residual);
-      return {80, (72 + 26 * beside + activation) / of_element + (q.column_sums ? 7.5 : 0)};
+      const double sum = (72 + 26 * beside + activation) / of_element + (q.column_sums ? 7.5 : 0);
+      return {{80, sum}, {300, 3.3 * sum}};
     }
   }
   return {};
@@ -205,15 +217,17 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one per warp scheduler
   const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
   const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
-  const double product = steps * (std::max(wgmma, loads) + groups * rate.hand_over);
+  const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
   const double sums = finish >= Sm90Finish::kBoxes  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
-  const Sm90Epilogue instructions = sm90_epilogue_instructions(r, finish, t);
-  const double slots = groups * instructions.tile + sums / 128 * instructions.sum;  // issue slots of a warp scheduler
-  const double epilogue = rate.turn + slots / std::min(0.9, groups * rate.issue);
+  const Sm90Epilogue warp = sm90_epilogue(r, finish, t);
+  const double of_warp = sums / 128 / groups;
+  // The warps of a scheduler, one per group, fill each other's idle cycles.
+  const double epilogue = rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) +
+                          std::max(warp.lone_cycles(of_warp), groups * warp.instructions.of(of_warp) / kIssue);
   const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
   double outside = rate.start;
   // Parts are written to memory, and the last to arrive reads them.

@@ -31,8 +31,14 @@ int as_int(const char* op, int64_t size) {
   return static_cast<int>(size);
 }
 
-GemmChip chip_of(const GpuProperties& gpu) {
-  GemmChip chip{gpu.sm_count, gpu.capability};
+// Rates of the planner's model by GPU: an H200's, until `_set_gemm_rates` says others.
+GemmRates& rates_of(const Tensor& on) {
+  static std::array<GemmRates, 64> rates;
+  return rates[static_cast<size_t>(on.get_device_index()) % rates.size()];
+}
+
+GemmChip chip_of(const GpuProperties& gpu, const GemmRates& rates) {
+  GemmChip chip{.sm_count = gpu.sm_count, .capability = gpu.capability, .rates = rates};
 #ifndef AK_HAS_SM90a
   chip.sm90 = false;
 #endif
@@ -157,7 +163,7 @@ struct Call {
     problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
     problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
     const GemmRequest request = request_of(problem, output, half, batch_invariant);
-    GemmChip chip = chip_of(gpu.target().properties());
+    GemmChip chip = chip_of(gpu.target().properties(), rates_of(a.tensor));
     const auto launched = [&] {
       const GemmPlan plan = plan_gemm_once(request, chip);
       return half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
@@ -313,10 +319,17 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   call.run(GemmOutput::kFloat32);
 }
 
+// What `tune` fits to a GPU; before its first product.
+void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
+  GemmRates& rates = rates_of(on);
+  rates.clock = clock, rates.power = power, rates.dram = dram;
+}
+
 }  // namespace
 }  // namespace ak
 
 AK_OPS(m) {
+  m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
   m.impl("gemm", TORCH_BOX(&ak::gemm));
   m.impl("gemm_dact", TORCH_BOX(&ak::gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));

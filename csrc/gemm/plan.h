@@ -31,7 +31,7 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   if (swap && (swiglu || r.column_sums)) return false;
   if (sm90_finish(r, t, swap) >= Sm90Finish::kBoxes && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
-  if (n_major_b && t.n / t.cluster_m % 64 != 0) return false;
+  if (!gemm_sm90_takes_layout(t, swap ? r.n_major_b : r.m_major_a, n_major_b)) return false;
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 
@@ -103,6 +103,7 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     GemmRequest r;
     int sm_count, capability;
     bool sm90;  // false for what gemm_sm90 could not do
+    GemmRates rates;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
       const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,           r.tma_output,
@@ -114,7 +115,7 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     }
   };
   thread_local Memo<Key, GemmPlan> made(1 << 12);
-  const Key key{request, chip.sm_count, chip.capability, chip.sm90};
+  const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};
   if (const GemmPlan* known = made.find(key)) return *known;
   const GemmPlan plan = plan_gemm(request, chip);
   made.keep(key, plan);

@@ -65,7 +65,6 @@ struct GemmQuestion {
     GemmRates& r = chip.rates;
     f("clock", r.clock), f("power", r.power), f("dram", r.dram), f("reduce", r.reduce), f("crossing", r.crossing);
     f("l2", r.l2), f("start", r.start), f("turn", r.turn), f("hand_over", r.hand_over);
-    f("issue", r.issue);
   }
 
  private:
@@ -135,15 +134,16 @@ inline void bind_gemm_plan(pybind11::module_& m) {
       "tile"_a, "splits"_a, "swapped"_a, "m"_a, "n"_a, "k"_a,
       "The predicted time with a tile of the Hopper kernel, one of gemm_candidates or another.");
   m.def(
-      "gemm_epilogue_instructions",
+      "gemm_epilogue",
       [](const pybind11::dict& tile, int m, int n, int k, const pybind11::kwargs& given) {
         const GemmQuestion question(m, n, k, given);
         const GemmTile t = tile_of(tile);
-        const auto [of_tile, of_sum] =
-            detail::sm90_epilogue_instructions(question.request, detail::sm90_finish(question.request, t, false), t);
-        return of_tile + of_sum * gemm_sm90_accumulators(t);
+        const auto warp = detail::sm90_epilogue(question.request, detail::sm90_finish(question.request, t, false), t);
+        const int sums = gemm_sm90_accumulators(t);
+        return pybind11::dict("instructions"_a = warp.instructions.of(sums), "cycles"_a = warp.lone_cycles(sums));
       },
-      "tile"_a, "m"_a, "n"_a, "k"_a, "Instructions that the model counts in a thread's epilogue of a whole tile.");
+      "tile"_a, "m"_a, "n"_a, "k"_a,
+      "The instructions that the model counts in a thread's epilogue of a whole tile, and a lone warp's cycles.");
 }
 
 }  // namespace ak

@@ -30,6 +30,7 @@
 #include "base/row_pieces.cuh"
 #include "base/row_ring.cuh"
 #include "device/block.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "softmax/exp_sum.cuh"
 
@@ -74,6 +75,8 @@ struct RunningMean {
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
 cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) shape) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const bool spread = p.soft || p.terms.shared != 0.0f;  // more than one class has a coefficient
   RowPieces<kThreads, 2, LogitPieces> pieces({bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.rows,
                                              p.classes, shape, {p}, p.grad != nullptr);
@@ -177,6 +180,8 @@ AK_HD RingMatrix probabilities_of(const CrossEntropyRows& p) {
 template <class Team>
 AK_KERNEL(kWarpThreads* three_row_warps(Team::kColumns), 1)
 cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   const bool spread = p.soft || p.terms.shared != 0.0f;  // more than one class has a coefficient
   RowRing<Team, 2> ring({logits_of(p), probabilities_of(p)}, p.rows, p.classes, teams);

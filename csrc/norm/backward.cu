@@ -34,6 +34,7 @@
 #include <algorithm>
 
 #include "base/row_ring.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "dropout/row.cuh"
 #include "gemm/column_sums.h"
@@ -147,6 +148,8 @@ AK_DEVICE void norm_backward_rows(const NormBackward& p, int teams) {
 template <class Team>
 AK_KERNEL(kWarpThreads* resident_warps<Team>(), 1)
 norm_backward_ring_kernel(AK_PARAM(NormBackward) p, int teams) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   if constexpr (Team::kCluster == 1 || kHasClusters) norm_backward_rows<Team>(p, teams);
 }
 
@@ -190,6 +193,8 @@ int64_t strip_shares(int64_t rows, int columns) {
 template <int kVec>
 AK_KERNEL(kStripThreads, kStripBlocks)
 norm_backward_sums_kernel(AK_PARAM(NormBackward) p) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const int count = strips<kVec>(p.columns), share = block_index() / count, shares = grid_blocks() / count;
   const int column = (block_index() % count * kStripThreads + thread_index()) * kVec;
   if (column >= p.columns) return;
@@ -230,6 +235,8 @@ norm_backward_sums_kernel(AK_PARAM(NormBackward) p) {
 template <int kThreads, int kVec, bool kWhole>
 AK_KERNEL(kThreads, 512 / kThreads)
 norm_backward_kernel(AK_PARAM(NormBackward) p) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kPiece = kThreads * kHeld;
   const float count = static_cast<float>(p.columns);
   RowValues of_weight = {}, of_bias = {};
@@ -302,6 +309,7 @@ Status strip_sums(const NormBackward& p, int64_t shares, Stream stream) {
   const LaunchConfig config{.name = "norm_backward_sums",
                             .grid = static_cast<int>(shares * strips<kVec>(p.columns)),
                             .block = kStripThreads,
+                            .overlap_previous = true,
                             .stream = stream};
   return launch(norm_backward_sums_kernel<kVec>, config, p);
 }
@@ -340,8 +348,11 @@ Status norm_backward(const NormBackward& p, Stream stream) {
   if (on_blocks) {
     blocks = norm_backward_blocks(p.rows, p.columns);
     status = with_row_shape(p.columns, aligned, [&]<int kThreads, int kVec, bool kWhole>() {
-      const LaunchConfig config{
-          .name = "norm_backward", .grid = static_cast<int>(blocks), .block = kThreads, .stream = stream};
+      const LaunchConfig config{.name = "norm_backward",
+                                .grid = static_cast<int>(blocks),
+                                .block = kThreads,
+                                .overlap_previous = true,
+                                .stream = stream};
       return launch(norm_backward_kernel<kThreads, kVec, kWhole>, config, p);
     });
   }

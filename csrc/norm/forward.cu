@@ -41,6 +41,7 @@
 #include <algorithm>
 
 #include "base/row_ring.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "dropout/row.cuh"
 #include "norm/formula.h"
@@ -96,6 +97,8 @@ constexpr int kResidentWarps = Team::kLong ? Team::kWarps : three_row_warps(Team
 template <class Team>
 AK_KERNEL(kWarpThreads* kResidentWarps<Team>, 1)
 norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   constexpr int kPart = kColumns > 32 ? kRingVec : 8;  // columns of weight and bias that long rows load at a time
   constexpr bool kAdds = kColumns <= 32;               // with more, no registers are left for the residual
@@ -221,6 +224,8 @@ AK_DEVICE void normalize_row(const NormForward& p, const Ring& ring, int matrix,
 template <bool kAdds>
 AK_KERNEL(kWarpThreads* kRowWarps, 1)
 norm_forward_resident_kernel(AK_PARAM(NormForward) p, int teams) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kSum = kAdds ? 1 : 0;  // the sum replaces the residual
   constexpr int kReads = 8;            // vectors in flight a thread, from shared memory
   RowRing<ResidentRowTeam, 2> ring({{p.x, p.x_type, p.columns}, {p.residual, p.residual_type, p.columns}}, p.rows,
@@ -263,6 +268,8 @@ norm_forward_resident_kernel(AK_PARAM(NormForward) p, int teams) {
 template <int kThreads, int kVec, bool kWhole>
 AK_KERNEL(kThreads, 512 / kThreads)
 norm_forward_kernel(AK_PARAM(NormForward) p) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kPiece = kThreads * kHeld;
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     const int64_t at = row * p.columns;
@@ -354,6 +361,7 @@ Status norm_forward(const NormForward& p, Stream stream) {
     const LaunchConfig config{.name = "norm_forward",
                               .grid = static_cast<int>(std::min<int64_t>(p.rows, 1 << 30)),
                               .block = kThreads,
+                              .overlap_previous = true,
                               .stream = stream};
     return launch(norm_forward_kernel<kThreads, kVec, kWhole>, config, p);
   });

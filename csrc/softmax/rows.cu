@@ -26,6 +26,7 @@
 
 #include "base/row_pieces.cuh"
 #include "base/row_ring.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
 #include "softmax/exp_sum.cuh"
 #include "softmax/formula.h"
@@ -45,6 +46,8 @@ struct SoftmaxPieces {
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
 softmax_rows_kernel(AK_PARAM(SoftmaxRows) p, AK_PARAM(PieceShape) shape) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   RowPieces<kThreads, 2, SoftmaxPieces> pieces({bytes_of(p.x_type), p.mask.data != nullptr}, p.rows, p.columns, shape,
                                                {p});
   AK_NO_UNROLL
@@ -100,6 +103,8 @@ struct SoftmaxGradientPieces {
 template <int kThreads>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
 softmax_rows_backward_kernel(AK_PARAM(SoftmaxRowsBackward) p, AK_PARAM(PieceShape) shape) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const bool log = p.statistics != nullptr;
   RowPieces<kThreads, 3, SoftmaxGradientPieces> pieces(
       {bytes_of(p.of_type), bytes_of(p.grad_type), p.mask.data != nullptr}, p.rows, p.columns, shape, {p});
@@ -179,6 +184,8 @@ class RowKept {
 template <class Team>
 AK_KERNEL(kWarpThreads* kRingWarps, 1)
 softmax_rows_ring_kernel(AK_PARAM(SoftmaxRows) p, int teams) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   const bool log = p.statistics != nullptr;
   RowRing<Team, 1> ring({{p.x, p.x_type, p.columns}}, p.rows, p.columns, teams);
@@ -228,6 +235,8 @@ softmax_rows_ring_kernel(AK_PARAM(SoftmaxRows) p, int teams) {
 template <class Team>
 AK_KERNEL(kWarpThreads* kRingWarps, 1)
 softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxRowsBackward) p, int teams) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   constexpr int kThreads = Team::kThreads, kColumns = Team::kColumns;
   const bool log = p.statistics != nullptr;
   RowRing<Team, 2> ring({{p.of, p.of_type, p.columns}, {p.grad, p.grad_type, p.columns}}, p.rows, p.columns, teams);

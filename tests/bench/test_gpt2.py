@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from amp_kernels.ops._shadows import fresh_shadow
 from bench import gpt2
 from bench.training import gpt
 
@@ -105,6 +106,8 @@ def test_a_compiled_step_is_one_graph_for_good(dtype, fused_norms, small, monkey
         model, data = gpt.GPT2(small, 2), tuple(torch.arange(16).expand(2, 16) * k % 64 for k in (3, 5))
         step = gpt2.build("amp_kernels", model, data, dtype, fused_norms=fused_norms, **options)
         losses.append([step().item() for _ in range(100 if options else 4)])
+        shadows = [fresh_shadow(p, dtype) for p in model.parameters()]
+        assert all(shadow is None for shadow in shadows) == bool(options)  # a compiled forward would not read them
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     assert losses[0][:4] == pytest.approx(losses[1], rel=5e-3)

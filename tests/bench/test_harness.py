@@ -8,6 +8,7 @@ from bench.harness.case import Scope, WithFacts
 from bench.harness.check import Mismatch, worst_error
 from bench.harness.measure import measure
 from bench.harness.memory import held_bytes
+from bench.harness.roofline import Roofline
 from bench.harness.timer import Effort, quantiles
 from bench.ops import layouts, lists
 
@@ -236,3 +237,15 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
     for change in ({"lr": 1.05 * layouts.LR}, {"betas": (0.91, 0.999)}, {"weight_decay": 1.0}):
         with pytest.raises(Mismatch):
             worst_error(two_steps(**change), want)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [(None, 60 / 3), (30, 60 / 3), (40, 60 / 3), (20, 60 / 4), (0, 60 / 4), (24, 24 / 3 + 36 / 4)],
+)
+def test_reads_beyond_as_many_writes_have_the_rate_of_two_reads_to_a_write(written, seconds):
+    """Of 36 bytes read and 24 written, 12 and 12 move as in a copy and 24 and 12 at the other rate."""
+    roofline = object.__new__(Roofline)
+    roofline.bandwidth, roofline.two_reads, roofline.peak = 3.0, 4.0, {"fp32": 2.0}
+    assert roofline.floor_seconds(60, 0, "fp32", written) == pytest.approx(seconds)
+    assert roofline.floor_seconds(60, 100, "fp32", written) == 50.0

@@ -12,7 +12,7 @@ from amp_kernels.testing.patience import PATIENCE
 from bench import tiles
 from bench.ops.gemm_shapes import Shape
 from bench.prediction import measured, tile_times
-from bench.prediction.tile_times import EPILOGUES, FILE, Choice, Product
+from bench.prediction.tile_times import EPILOGUES, FILE, NEWER, Choice, Product
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -43,7 +43,8 @@ def test_a_sweep_takes_every_choice_that_the_file_has(program, tmp_path):
     small = Product(Shape(512, 512, 512, "NT"))
     found = swept(program, tmp_path, small)
     assert found.keys() == {small}
-    assert found[small].keys() == {choice for choice in measured.tiles()[small] if choice.tile in NAMES}
+    taken = {choice for choice in found[small] if choice.tile not in NEWER}
+    assert taken == {choice for choice in measured.tiles()[small] if choice.tile in NAMES}
     assert found[small] == {choice: choice.splits for choice in found[small]}  # the stand-in's microseconds
     (few,) = swept(program, tmp_path, Product(Shape(64, 512, 512, "NT"))).values()  # rows and columns are exchanged
     assert (few[Choice("64x32 1x1", 2, True)], few[Choice("64x32 1x1", 2, False)]) == (52, 2)
@@ -65,7 +66,7 @@ def test_epilogues_are_what_the_planner_is_told(program, tmp_path):
         assert (preact, sums) == (asked.get("backward", False), asked.get("column_sums", False)), name
         assert 2 * (residual + z + preact) == asked.get("side_bytes", 0), name
         assert (parts == 0) == (asked == {} or name == "relu_nb"), name
-        assert bias == (name not in ("none", "res", "relu_nb", "dgelu", "dgelu_s")), name
+        assert bias == (name not in ("none", "res", "relu_nb", "dgelu", "dgelu_s", "dsilu")), name
 
 
 def test_the_list_has_what_was_timed(capsys):
@@ -75,6 +76,20 @@ def test_the_list_has_what_was_timed(capsys):
     assert "512 512 64 NT 16 none 256" in lines
     assert len(lines) == len(set(lines)) == len(tiles.products())
     assert set(measured.tiles()) <= set(tiles.products())
+
+
+def test_products_are_chosen_by_size(capsys, monkeypatch):
+    monkeypatch.setattr(tiles, "sweep", lambda program, timed, seconds, sample_ms: list(map(tiles.line, timed)))
+    assert tiles.main(["--only", "262144x64x64", "12544x256x2304", "--program", "tiles"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0] == "262144 64 64 NT 16 none 1"
+    assert rows[-1] == "12544 256 2304 NT 16 none 1"
+    assert {row.split()[5] for row in rows[:-1]} == {"none", "relu", "gelu"}
+    with pytest.raises(SystemExit):
+        tiles.main(["--only", "1x2x3"])
+    assert "1x2x3; accepted are the sizes" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        tiles.main(["--only", "262144x64x64", "--out", "nowhere"])
 
 
 def test_the_least_time_of_a_choice_is_kept(tmp_path):

@@ -39,17 +39,16 @@ BUDGETS = {
     "check_and_norm_kernel": Budget(
         registers=64,
         shared=128,
-        blocks=4,
+        blocks=2,
         wide_loads=4 * (8 + 4 + 1),
         in_flight=112,
         ways=4,
-        why="4 dtypes, each with rounds of 8 loads, of 4, and a loop for the rest; 64 registers let 4 blocks of 256 "
-        "share an SM",
+        why="4 dtypes, each with rounds of 8 loads, of 4, and a loop for the rest; two blocks of 256 threads share an SM",
     ),
     "per_tensor_norm_kernel": Budget(
         registers=64,
         shared=128,
-        blocks=4,
+        blocks=2,
         wide_loads=4 * (8 + 4 + 1),
         in_flight=112,
         ways=4,
@@ -143,14 +142,14 @@ BUDGETS = {
     ),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
     "update_kernel<AdamW, false>": Budget(
-        registers=80,
+        registers=128,
         shared=0,
-        blocks=3,
+        blocks=2,
         wide_loads=7 * 7,
         in_flight=112,
         ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
-        "weight; 80 registers let 3 blocks of 256 share an SM, of which 2 run where elements are wide",
+        "weight; 128 registers let 2 blocks of 256 share an SM",
     ),
     "update_kernel<AdamW, true>": Budget(
         registers=128,

@@ -55,8 +55,7 @@ LOSSES = [
 
 
 CLUSTER, TEAM = 8, 256  # blocks that share a row of COLUMNS in norm_backward, and threads of each
-# type of all tensors, instructions an element, the share of a copy's rate that they leave
-CLUSTERS = [(BF16, 30, 0.9), (FP16, 30, 0.9), (FP32, 30, 1)]
+CLUSTERS = [(BF16, 35), (FP16, 33), (FP32, 30)]  # type of all tensors, instructions an element
 
 
 class Ring(NamedTuple):
@@ -78,7 +77,7 @@ RINGS = {
     "norm_forward, added to a stream of fp32": Ring(
         "norm/forward", "norm_forward_ring", 16, 3, (BF16, BF16, True), 6, 12, 24, 0.9
     ),
-    "norm_backward, 16 bits": Ring("norm/backward", "norm_backward_ring", 8, 3, (BF16, BF16, False), 4, 6, 26.5, 0.8),
+    "norm_backward, 16 bits": Ring("norm/backward", "norm_backward_ring", 8, 3, (BF16, BF16, False), 4, 6, 27, 0.8),
     "norm_backward, of a stream of fp32": Ring(
         "norm/backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8
     ),
@@ -241,8 +240,8 @@ def test_norms_of_rows_in_all_registers(compiled):
     assert 16 * THREADS * threads[0].before_waiting == 4 * COLUMNS
 
 
-@pytest.mark.parametrize(("dtype", "most", "share"), CLUSTERS)
-def test_norms_of_rows_that_a_cluster_shares(dtype, most, share, compiled):
+@pytest.mark.parametrize(("dtype", "most"), CLUSTERS)
+def test_norms_of_rows_that_a_cluster_shares(dtype, most, compiled):
     """Of a block's slice of COLUMNS, which one of its two teams has: while rows of both are in work, the next ones are on their way."""
     (code,) = (
         c
@@ -259,7 +258,7 @@ def test_norms_of_rows_that_a_cluster_shares(dtype, most, share, compiled):
     (six, thread), (seven, last) = follow(6), follow(7)
     instructions = (seven - six) / (columns / TEAM)
     assert 0.9 * most < instructions <= most
-    assert min(1, ISSUED * 3 * size / instructions) >= share
+    assert instructions <= ISSUED * 3 * size
     copied = 16 * TEAM * (last.started - thread.started)
     assert copied == 2 * size * columns
     assert 16 * TEAM * thread.before_waiting == 3 * copied

@@ -88,6 +88,9 @@ void clusters(Cases& cases) {
   check<bf16, K, K, kSame, 128, 64, 3, 2, 2, false, true>(cases, "cluster 2 that shares A", {136, 200, 328, 0, 1, 4});
   check<fp16, MN, MN, kSame, 128, 64, 3, 2, 2, false, true>(cases, "cluster 2, m-major A", {136, 250, 264});
   check<bf16, K, MN, kFloat, 256, 64, 2, 2, 2, false, true>(cases, "cluster 2, 256 rows", {256, 136, 136});
+  // 96 rows of A from each block.
+  check<bf16, K, K, kSame, 192, 128, 2, 2, 3, false, true>(cases, "192x128 that shares A", {200, 264, 200, 0, 1, 2});
+  check<fp16, K, MN, kAdd, 192, 128, 2, 2, 3, false, true>(cases, "192x128 that shares A", {192, 256, 136});
   // The last tile of a cluster has no columns, or no rows, of C.
   check<bf16, K, K, kSame, 128, 64, 3, 2, 2, false, true>(cases, "a tile beside C", {72, 40, 136, 0, 1, 4, 2});
   check<fp16, MN, MN, kSame, 128, 64, 3, 2, 2, false, true>(cases, "a tile beside C, split", {72, 136, 264, 0, 2});
@@ -102,6 +105,9 @@ void pingpong(Cases& cases) {
   check<fp16, K, MN, kSame, 64, 128, 3, 2, 2, true>(cases, "pingpong, cluster 2", {520, 128, 200, 0, 1, 2});
   check<bf16, MN, K, kAdd, 64, 64, 5, 1, 2, true>(cases, "pingpong, one tile", {64, 64, 328, 0, 1, 4});
   check<bf16, K, K, kSame, 64, 64, 3, 1, 2, true>(cases, "pingpong, split", {136, 136, 584, 0, 3, 2});
+  check<bf16, K, K, kSame, 128, 64, 8, 1, 2, true>(cases, "pingpong, 128x64, one step", {520, 64, 64, 0, 1, 1});
+  check<fp16, K, MN, kSame, 128, 64, 8, 1, 2, true>(cases, "pingpong, 128x64", {300, 64, 72, 0, 1, 1});
+  check<bf16, MN, K, kAdd, 128, 64, 3, 1, 2, true>(cases, "pingpong, 128x64", {264, 72, 264, 0, 1, 2});
 }
 
 void batches(Cases& cases) {
@@ -179,9 +185,12 @@ void refusals(Cases& cases) {
     });
   };
   constexpr int kSquare = gemm_tile_index(64, 64), kNarrow = gemm_tile_index(64, 16), kWide = gemm_tile_index(128, 144);
+  constexpr int kSharesA = gemm_tile_index(192, 128) + 1;
+  static_assert(kGemmTiles[kSharesA].m == 192 && kGemmTiles[kSharesA].cluster_n == 2);
   static_assert(gemm_tile_index(64, 17) == -1);
   const auto swiglu = [](GemmProblem& q) { q.epilogue.activation = Activation::swiglu; };
   const auto n_major = [](GemmProblem& q) { q.n_major_b = true; };
+  const auto m_major = [](GemmProblem& q) { q.m_major_a = true; };
   refused("nothing", "", {kSquare}, [](GemmProblem&) {});
   refused("no such tile", "no such tile", {kGemmTileCount}, [](GemmProblem&) {});
   refused("no splits", "splits", {kSquare, 0}, [](GemmProblem&) {});
@@ -192,7 +201,10 @@ void refusals(Cases& cases) {
           [](GemmProblem& q) { q.batch_stride_a = 4100; });
   refused("n-major B", "n-major", {kWide}, n_major);
   refused("n-major B, swapped", "", {kNarrow, 1, true}, n_major);
-  refused("m-major A, swapped", "n-major", {kNarrow, 1, true}, [](GemmProblem& q) { q.m_major_a = true; });
+  refused("m-major A, swapped", "n-major", {kNarrow, 1, true}, m_major);
+  refused("m-major A, 96 rows a block", "m-major", {kSharesA}, m_major);
+  refused("n-major B, 96 rows of A a block", "", {kSharesA}, n_major);
+  refused("n-major B, swapped, 96 rows a block", "m-major", {kSharesA, 1, true}, n_major);
   refused("swiglu in 64 columns", "swiglu", {kSquare}, swiglu);
   refused("swiglu, swapped", "exchanged", {kSquare, 1, true}, swiglu);
   refused("column sums, swapped", "exchanged", {kSquare, 1, true},

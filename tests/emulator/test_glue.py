@@ -310,3 +310,30 @@ def test_an_empty_list_is_no_step(name):
         check_and_norm([torch.ones(3)])
     op.emulated(*empty, **kwargs)
     assert [launch.name for launch in launches()] == ["check_and_norm"]  # still the last one
+
+
+# ---- launches
+
+ROWS_AND_ELEMENTS = [
+    "norm_forward",
+    "norm_backward",
+    "softmax_rows",
+    "softmax_rows_backward",
+    "cross_entropy_rows_",
+    "activation_forward",
+    "activation_backward",
+    "dropout",
+    "cast_",
+]
+
+
+@pytest.mark.parametrize("name", ROWS_AND_ELEMENTS)
+def test_kernels_of_rows_and_elements_may_start_before_the_previous_one_ends(name):
+    """The emulator reports a kernel that does not wait before its first access."""
+    op, found = REGISTRY[name], []
+    for args, kwargs in op.samples("cpu"):
+        with ak.backend("emulate"), torch.no_grad():
+            op(*args, **kwargs)
+        found += launches()
+    assert found
+    assert all(launch.overlaps for launch in found), {launch.name for launch in found if not launch.overlaps}

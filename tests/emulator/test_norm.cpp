@@ -100,9 +100,10 @@ std::string forward(int rows, int columns, const Options& o = {}) {
                       columns,
                       0x1p-10f,
                       mask_of(seed, o)};
-  const std::string error = !o.forced                           ? message_of(norm_forward(p, nullptr))
-                            : columns % 8 == 0 && o.offset == 0 ? in_pieces(norm_forward_kernel<32, 8, false>, p, 2)
-                                                                : in_pieces(norm_forward_kernel<32, 1, false>, p, 2);
+  const std::string error = !o.forced ? message_of(norm_forward(p, nullptr))
+                            : columns % 8 == 0 && o.offset == 0
+                                ? in_pieces(norm_forward_kernel<32, kRowVec, false>, p, 2)
+                                : in_pieces(norm_forward_kernel<32, 1, false>, p, 2);
   if (!error.empty()) return error;
 
   std::vector<double> sums(n), ys(n), means(rows), rstds(rows);
@@ -193,7 +194,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
     error = message_of(norm_backward(p, nullptr));
   } else {
     const bool aligned = columns % 8 == 0 && o.offset == 0;
-    error = aligned ? in_pieces(norm_backward_kernel<32, 8, false>, p, grid)
+    error = aligned ? in_pieces(norm_backward_kernel<32, kRowVec, false>, p, grid)
                     : in_pieces(norm_backward_kernel<32, 1, false>, p, grid);
     if (error.empty() && o.parameters > 0)
       error = message_of(aligned ? strip_sums<kRingVec>(p, shares, nullptr) : strip_sums<1>(p, shares, nullptr));

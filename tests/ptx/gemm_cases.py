@@ -61,11 +61,12 @@ def cases() -> list[Case]:
 
 
 def in_turns() -> Case:
-    """The smallest problem of which a block has three tiles, and its two groups of consumers hand the tensor cores to each other."""
+    """The smallest problem of which a block has three tiles, where it shares A with the other block of its cluster, and its two consumers
+    hand the tensor cores to each other."""
     for m, n, k in sorted(itertools.product((128, 256, 384), (256, 512, 768, 1024), K), key=math.prod):
         plan = _host.plan_gemm(m, n, k, sm_count=2)
         tile = _host.gemm_candidates()["sm90"][plan["tile"]] if plan["kernel"] == "sm90" else {"pingpong": False}
-        if not tile["pingpong"] or plan["swapped"] or plan["splits"] > 1:
+        if not tile["pingpong"] or tile["cluster_n"] == 1 or plan["swapped"] or plan["splits"] > 1:
             continue
         rows, columns = tile["m"] * tile["cluster_m"], tile["n"] * tile["cluster_n"]
         if -(-m // rows) * -(-n // columns) >= 3:  # for one cluster

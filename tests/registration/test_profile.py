@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,8 +14,8 @@ import amp_kernels as ak
 from amp_kernels._dispatch import nodes, policy, profile
 from amp_kernels._dispatch.policy import Built
 from amp_kernels._dispatch.product_call import ProductCall, described
-from amp_kernels._raw.gemm import gemm_op
-from amp_kernels.cli import tune
+from amp_kernels._raw.gemm import gemm_op, set_gemm_rates
+from amp_kernels.cli import _rates, tune
 
 pytestmark = pytest.mark.own_backend
 
@@ -114,7 +115,7 @@ def test_a_backend_that_fails_is_left_out(on_a_cpu, monkeypatch, capsys):
 
 
 def test_a_profile_is_read_as_it_was_written(cache):
-    written = profile.Profile(MACHINE)
+    written = profile.Profile(MACHINE, rates={"clock": 1500.0, "power": 1e8, "dram": 3e6})
     written.add(str(CALL), "cuda", {"cuda": [3.0, 3.0, 3.0], "aten": [1.0, 2.0, 1.0]})
     assert written.save() == cache / "amp_kernels" / "some-gpu-80gb.json"
     assert profile.read(MACHINE) == written
@@ -132,7 +133,7 @@ def test_a_profile_of_another_machine_is_ignored_with_one_warning(name, caplog):
     assert f"measured with {name} another, this is {MACHINE[name]}" in record.message
 
 
-GOOD = {"machine": MACHINE, "times": {}, "winners": {}}
+GOOD = {"machine": MACHINE, "times": {}, "winners": {}, "rates": {}}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,10 @@ GOOD = {"machine": MACHINE, "times": {}, "winners": {}}
         json.dumps({**GOOD, "winners": {"x": "tpu"}}),
         json.dumps({**GOOD, "winners": {"x": ["aten"]}}),
         json.dumps({"machine": MACHINE}),
+        json.dumps({**GOOD, "rates": {"clock": 1500.0}}),
+        json.dumps({**GOOD, "rates": {"clock": 1500.0, "power": 0.0, "dram": 3e6}}),
+        json.dumps({**GOOD, "rates": {"clock": 1500.0, "power": math.nan, "dram": 3e6}}),
+        json.dumps({**GOOD, "rates": {"clock": "fast", "power": 1e8, "dram": 3e6}}),
     ],
 )
 def test_a_damaged_profile_is_ignored_with_one_warning(text, caplog):
@@ -169,7 +174,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(policy, "described", lambda *args: CALL)
     monkeypatch.setattr(policy, "_select", lambda *args: "cuda")
     monkeypatch.setattr(policy, "capability_of", lambda *args: (9, 0))
-    monkeypatch.setattr(profile, "winners", lambda index: {str(CALL): "aten"})
+    monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners={str(CALL): "aten"}))
     policy._winner_runs.cache_clear()
     yield SimpleNamespace(is_cuda=True, device=SimpleNamespace(type="cuda", index=0))
     policy._winner_runs.cache_clear()
@@ -201,7 +206,7 @@ def test_the_cpp_nodes_serve_a_gpu_without_winners(winners, monkeypatch):
     served = []
     monkeypatch.setattr(nodes, "serve_gpu", served.append)
     monkeypatch.setattr(policy, "capability_of", lambda *args: (9, 0))
-    monkeypatch.setattr(profile, "winners", lambda index: winners)
+    monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners=winners))
     op = SimpleNamespace(name="gemm", built=BUILT)
     assert policy._select.__wrapped__(op, "cuda", 5, None, False) == "cuda"
     assert served == ([] if winners else [5])
@@ -250,3 +255,81 @@ def test_tune_wants_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tune.run(SimpleNamespace()) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+# ---- rates of the planner
+
+PRODUCTS = [call for call in tune.products(None, None) if not call.bias]
+SLOWER = {"clock": 1700.0, "power": 1.1e8, "dram": 2.9e6}
+
+
+def predicted(calls, rates):
+    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+    return {
+        call: host.plan_gemm(**_rates._request(call), sm_count=114, capability=90, **rates)["microseconds"]
+        for call in calls
+    }
+
+
+def test_rates_are_found_that_made_the_times():
+    found = _rates.fitted(predicted(PRODUCTS, SLOWER), 114, 90)
+    assert found.keys() == SLOWER.keys()
+    off = [us / other for us, other in zip(*(predicted(PRODUCTS, r).values() for r in (found, SLOWER)), strict=True)]
+    assert max(abs(ratio - 1) for ratio in off) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("call", "request_"),
+    [
+        (ProductCall(8, 16, 24, 2), {"m_major_a": False, "n_major_b": False, "out_bytes": 2}),
+        (ProductCall(8, 16, 24, 2, "TN", out="fp32"), {"m_major_a": True, "n_major_b": True, "out_bytes": 4}),
+        (ProductCall(8, 16, 24, 2, "NN", "gemm_accumulate_"), {"m_major_a": False, "n_major_b": True, "out_bytes": 8}),
+    ],
+    ids=str,
+)
+def test_the_planner_is_asked_for_the_product(call, request_):
+    assert _rates._request(call) == {"m": 8, "n": 16, "k": 24, "batch": 2, **request_}
+
+
+def test_rates_of_the_build_stay_without_a_reason():
+    assert _rates.fitted(predicted(PRODUCTS, {}), 114, 90) == {}
+    assert _rates.fitted(predicted(PRODUCTS[:5], SLOWER), 114, 90) == {}
+    assert _rates.fitted(dict.fromkeys(PRODUCTS, 10.0), 114, 90) == {}
+
+
+def test_the_planner_takes_rates():
+    """With memory that slow k is not split, so sums come out in another order; plans are kept by rates."""
+    a = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    b = torch.randn(4096, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+    usual = [host.gemm_rates()[name] for name in profile.RATES]
+    if "emulate" in policy.why_not("cpu", None, gemm_op.built):
+        pytest.skip("the emulator was not built")
+    with ak.backend("emulate"):
+        before = gemm_op(a, b, out_dtype=torch.float32)[0]
+        try:
+            set_gemm_rates(a, 100000.0, 1.0e12, 1.0)
+            changed = gemm_op(a, b, out_dtype=torch.float32)[0]
+        finally:
+            set_gemm_rates(a, *usual)
+        after = gemm_op(a, b, out_dtype=torch.float32)[0]
+    assert torch.equal(before, after)
+    assert not torch.equal(before, changed)
+
+
+def test_the_machine_of_a_profile_is_described_by_public_means(monkeypatch, tmp_path):
+    """The name of the GPU is all that is played: a machine without a driver has none, and the driver's library is asked otherwise."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
+    described = profile.machine(0)
+    assert described["gpu"] == "Some GPU"
+    assert described["driver"] == "none" or int(described["driver"]) >= 11000
+
+    class Driver:
+        def __init__(self, name):
+            assert name == "libcuda.so.1"
+
+        def cuDriverGetVersion(self, to):
+            to._obj.value = 13010
+
+    monkeypatch.setattr(profile.ctypes, "CDLL", Driver)
+    assert profile.driver_version() == "13010"

@@ -5,6 +5,7 @@ Most tests use a tile of 16 x 32 x 16, so that a few dozen rows and columns alre
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,11 +92,45 @@ def test_tma_descriptors(a_layout, b_layout, shape, monkeypatch):
     assert len(described) == 2
 
 
+@pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, LAYOUTS)), ids="-".join)
+def test_unaligned_operands_are_copied_for_tma(layouts, monkeypatch):
+    """Sums of small integers, with NaN in the operands' padding and in that of the copies."""
+    described = []
+    descriptor = host._descriptor
+    monkeypatch.setattr(host, "_descriptor", lambda *args: described.append(descriptor(*args)) or described[-1])
+    shape = ((2,), ())[layouts[0] == layouts[1]]
+    a, b = exact_operands((*shape, 37, 41), (*shape, 41, 70), torch.float16, layouts)
+    c = torch.full((*shape, 37, 70), math.nan)
+    with poisoned_allocations():
+        host.run(c, a, b, config=TMA)
+    assert torch.equal(c.double(), a.double() @ b.double())
+    assert len(described) == 2
+    assert all(stride % 8 == 0 for box in described for stride in box.strides[:-1])
+
+
+@pytest.mark.parametrize("layout", ["row", "column"])
+@pytest.mark.parametrize("n", [24, 20])
+def test_gates_and_values_through_tma(layout, n, monkeypatch):
+    """Values of a row-major b that begin within 16 bytes are no TMA box."""
+    described = []
+    descriptor = host._descriptor
+    monkeypatch.setattr(host, "_descriptor", lambda *args: described.append(descriptor(*args)) or described[-1])
+    a, b = exact_operands((40, 48), (48, 2 * n), torch.bfloat16, ("row", layout))
+    c = torch.full((40, n), math.nan)
+    host.run(c, a, b, activation="swiglu", config=replace(TMA, b_tiles=2))
+    expected = gemm(a, b, activation="swiglu", out_dtype=torch.float32)
+    assert torch.equal(c, expected)
+    assert len(described) == (0 if (layout, n) == ("row", 20) else 2)
+
+
 def test_only_what_tma_can_address_goes_through_it():
+    def fits(t, column_major):
+        return host._fits_tma(host._lies(t), column_major)
+
     x = torch.zeros(3, 16, 24, dtype=torch.float16)
-    assert host._fits_tma(x, False)
-    assert host._fits_tma(x.mT, True)
-    assert host._fits_tma(x[:1, :, :21], False), "a tail of the contiguous dimension is clipped"
+    assert fits(x, False)
+    assert fits(x.mT, True)
+    assert fits(x[:1, :, :21], False), "a tail of the contiguous dimension is clipped"
     for no in (
         x[:, :, 1:],  # address
         x[:, :, ::2],  # no contiguous dimension
@@ -106,7 +141,7 @@ def test_only_what_tma_can_address_goes_through_it():
         torch.zeros(3, 16, 20, dtype=torch.float16),  # rows that do not begin at 16 bytes
         torch.zeros(3 * 388, dtype=torch.float16).as_strided((3, 16, 24), (388, 24, 1)),  # matrices that do not
     ):
-        assert not host._fits_tma(no, False)
+        assert not fits(no, False)
 
 
 def test_access_widths():
@@ -114,7 +149,7 @@ def test_access_widths():
     x = torch.zeros(4, 64, 64, dtype=torch.float16)
 
     def order(t):
-        return host._order(t)
+        return host._order(host._lies(t))
 
     assert order(x) == (False, 8)
     assert order(x.mT) == (True, 8)
@@ -199,7 +234,8 @@ def test_more_than_2_to_31_elements(operand_name, rows, stride, monkeypatch):
     c = torch.zeros(m, n, dtype=torch.float16)
     expected = (a.double() @ b.double()).to(c.dtype)
     a, b, c = (far_apart(t) if name == operand_name else t for name, t in zip("abc", (a, b, c), strict=True))
-    matrix = host._Matrix({"a": a, "b": b, "c": c}[operand_name].unsqueeze(0), k if operand_name == "a" else n)
+    lies = host._lies({"a": a, "b": b, "c": c}[operand_name].unsqueeze(0))
+    matrix = host._Matrix(lies, k if operand_name == "a" else n)
     assert matrix.fits_int32((16, 16)) == (stride == 2**26)
     host.run(c, a, b, config=GemmConfig(16, 16, 16, num_warps=4, num_stages=2))
     assert torch.equal(c, expected)

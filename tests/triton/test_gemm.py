@@ -141,7 +141,7 @@ def test_aligned_operands_are_copied_16_bytes_at_a_time(arch, layouts):
     assert aot.count(TENSOR_CORE[arch], kernel) > 0
     assert aot.count(r"ld\.global", kernel) == 0
     assert aot.count(r"st\.global\.v4\.b32", kernel) == aot.count(r"st\.global", kernel) > 0
-    if arch == 90:
+    if arch >= 90:
         assert config.tma
         assert aot.count(r"cp\.async\.bulk\.tensor\.3d", kernel) >= 2 * (config.num_stages - 1)
         assert aot.count(CP_ASYNC, kernel) == 0
@@ -280,7 +280,7 @@ def test_candidates_are_legal(capability, kind):
             assert config.accumulators <= (64 if kind else 128)
             if capability >= (9, 0) and max(config.block_m, config.block_n) >= 128:
                 assert config.num_warps >= 8, "Triton miscompiles 128-wide tiles of 4 warps on Hopper"
-            assert config.tma == (capability == (9, 0) and vec == 8)
+            assert config.tma == (capability in ((9, 0), (10, 0)) and vec == 8)
             assert config.splits == 1
             assert config.b_tiles == (2 if "gated" in kind and "backward" not in kind else 1)
             for size in (config.block_m, config.block_n, config.block_k):

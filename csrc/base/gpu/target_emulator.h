@@ -1,7 +1,8 @@
 // Emulator target of base/op_call.h: CPU tensors; kernels may access only memory that the glue has declared.
 //
 // AMP_KERNELS_EMULATE_SEED selects the schedule of threads and copies (default 0), AMP_KERNELS_EMULATE_CAPABILITY and
-// AMP_KERNELS_EMULATE_SMS the GPU to plan launches for (default 9.0, 132). They are read at each call.
+// AMP_KERNELS_EMULATE_SMS the GPU to plan launches for (default 9.0, 132). With AMP_KERNELS_EMULATE_SECTORS set, the
+// launch log counts stores of half sectors. They are read at each call.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,7 @@ class Target {
     emu::launch_log().clear();
     if (const char* seed = std::getenv("AMP_KERNELS_EMULATE_SEED"))
       emu::options().seed = std::strtoull(seed, nullptr, 10);
+    emu::options().count_sectors = std::getenv("AMP_KERNELS_EMULATE_SECTORS") != nullptr;
     emu::options().runs_sm90_code = properties().capability >= 90;
   }
 

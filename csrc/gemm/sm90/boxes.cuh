@@ -77,7 +77,7 @@ struct TileBoxes {
     for (int i = 0; i < boxes(step); i++) f(n + first_column(step) + i * kBoxColumns, i * kBoxBytes);
   }
 
-  /// Prefetches the whole auxiliary tile into L2.
+  /// Prefetches the whole auxiliary tile into L2. `end_m`: rows of the matrix.
   AK_DEVICE void prefetch(const TensorMap* map, int end_m) const {
     AK_UNROLL
     for (int slice = 0; slice < Tile::kSlicesM; slice++) {
@@ -319,8 +319,8 @@ AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, con
   if (column < columns) store(to + column, sum[0]);
 }
 
-/// Runs the epilogue of a consumer's accumulators, box by box. `phases`: phase bits of slot_ready(). kBackward, for an
-/// activation's gradient, is a template argument to save registers.
+/// Runs the epilogue of a consumer's accumulators, box by box. `phases`: phase bits of slot_ready(). kBackward: computes
+/// the gradient of the activation.
 template <class T, bool kFloat, bool kBackward, Activation kActivation, class Tile>
 AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
                                 const TileBoxes<kFloat, Tile>& boxes, uint32_t slots, Mailbox mailbox, uint32_t& phases,

@@ -408,7 +408,7 @@ Status with_tile(const GemmProblem& q, const GemmSm90Config& config, GemmOutput 
       return with_tile<T, kMajorA, kMajorB, kIndex + 1, kEnd>(q, config, output, scratch, stream);
     return {1, "gemm_sm90: there is no such tile"};
   }
-  if constexpr (kMajorB == Major::kK || kTile.n / kTile.cluster_m % 64 == 0) {
+  if constexpr (gemm_sm90_takes_layout(kTile, kMajorA == Major::kMN, kMajorB == Major::kMN)) {
     if constexpr (kTile.n % 64 == 0) {  // other widths store fp32 element by element
       if (output != GemmOutput::kInputType) {
         return launch_gemm<T, kMajorA, kMajorB, true, StagedTile<kIndex, stages<kIndex, true>()>>(
@@ -418,7 +418,7 @@ Status with_tile(const GemmProblem& q, const GemmSm90Config& config, GemmOutput 
     return launch_gemm<T, kMajorA, kMajorB, false, StagedTile<kIndex, stages<kIndex, false>()>>(
         q, output, config.splits, scratch, stream);
   }
-  return {1, "gemm_sm90: this tile takes only a k-major B"};
+  return {1, "gemm_sm90: this tile does not take operands of this layout"};
 }
 
 /// gemm_sm90 restricted to tiles kFirst to kEnd - 1.

@@ -19,11 +19,12 @@ inline constexpr GemmTile kGemmTiles[] = {
     {128, 256, 2, 1, 2, false},  // large products
     {192, 192, 1, 1, 3, false},  // large products with fewer waves; n = 768
     {192, 128, 2, 1, 3, false},  // 66 clusters of 2 are one wave on 132 SMs
+    {192, 128, 1, 2, 3, false},  // n = 256: each row of A is read once
     {128, 176, 2, 1, 2, false},  // n = 2112
     {128, 144, 2, 1, 2, false},  // n = 576
-    {128, 128, 2, 1, 2, false},
     {128, 128, 1, 2, 2, true},  // short k, long epilogues: they overlap the next tile's main loop
     {128, 64, 1, 1, 2, false},
+    {128, 64, 1, 1, 2, true},   // n = 64 with many rows
     {64, 128, 1, 1, 1, false},  // few rows, small products
     {64, 128, 2, 1, 1, false},
     {64, 64, 1, 1, 1, false},  // and splits: a small reduction for the last of many parts
@@ -32,7 +33,7 @@ inline constexpr GemmTile kGemmTiles[] = {
 };
 inline constexpr int kGemmTileCount = static_cast<int>(sizeof kGemmTiles / sizeof *kGemmTiles);
 
-/// Index in kGemmTiles, or -1.
+/// Index in kGemmTiles of the first of this size, or -1.
 constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
   for (int i = 0; i < kGemmTileCount; i++) {
     if (kGemmTiles[i].m == m && kGemmTiles[i].n == n && kGemmTiles[i].pingpong == pingpong) return i;
@@ -42,6 +43,12 @@ constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
 
 /// Accumulators per thread of a consumer.
 constexpr int gemm_sm90_accumulators(const GemmTile& t) { return t.m / (t.pingpong ? 1 : t.consumers) / 64 * t.n / 2; }
+
+/// True if a tile takes operands of this layout: one that is not k-major is loaded in boxes of 64, each by one block of
+/// the cluster.
+constexpr bool gemm_sm90_takes_layout(const GemmTile& t, bool m_major_a, bool n_major_b) {
+  return (!m_major_a || t.m / t.cluster_n % 64 == 0) && (!n_major_b || t.n / t.cluster_m % 64 == 0);
+}
 
 /// True if a tile takes any epilogue and any C: with more accumulators there are no registers for that.
 constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
@@ -165,8 +172,9 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
   if (q.m < 1 || q.n < 1 || q.k < 1 || q.batch < 1) return "gemm_sm90: m, n, k and batch are at least 1";
   if (!gemm_sm90_reads(q.a, q.ld_a, q.batch_stride_a) || !gemm_sm90_reads(q.b, q.ld_b, q.batch_stride_b))
     return "gemm_sm90: A, B, and the distances between their rows and matrices are multiples of 16 bytes";
-  if (q.n_major_b && t.n / t.cluster_m % 64 != 0)
-    return "gemm_sm90: a B that is n-major takes tiles whose n / cluster_m is a multiple of 64";
+  if (!gemm_sm90_takes_layout(t, q.m_major_a, q.n_major_b))
+    return "gemm_sm90: an m-major A takes tiles whose m / cluster_n, an n-major B those whose n / cluster_m is a "
+           "multiple of 64";
   if (is_halved(q) && (t.n % 128 != 0 || (q.n_major_b && q.n % 16 != 0)))
     return "gemm_sm90: swiglu takes tiles whose n is a multiple of 128, and halves of an n-major B of multiples of 8";
   if (gemm_sm90_clusters(q, t) * q.batch * config.splits * t.cluster_m * t.cluster_n > INT32_MAX)

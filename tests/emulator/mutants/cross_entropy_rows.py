@@ -130,4 +130,6 @@ MUTANTS = [
     Mutant(FORMULA, "div(slope, sums.sum_exp)", "slope", "exponentials are not probabilities"),
     Mutant(SOFTMAX, "static_cast<int32_t>(bits - 0x3f3504f3u) >> 23", "static_cast<int32_t>(bits - 0x3f800000u) >> 23", "the logarithm leaves the range of its polynomial"),
     Mutant(SOFTMAX, "fma(exponent, 0.693359375f, y + p)", "fma(exponent, 0.6931f, y + p)", "ln 2 is wrong in its fifth digit"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
 ]  # fmt: skip

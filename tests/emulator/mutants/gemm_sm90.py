@@ -186,7 +186,12 @@ MUTANTS = [
         "Tile::kConsumers * Tile::kCluster",
         "a stage waits for the consumer that does not read it",
     ),
-    Mutant(PRODUCER, "if (other_goes_first && scheduler.next(work)) p.skip(work.steps);", "if (other_goes_first) scheduler.next(work);", "the other's stages are not passed over"),
+    Mutant(
+        PRODUCER,
+        "if (other_goes_first && scheduler.next(work)) p.skip(work.steps);",
+        "if (other_goes_first) scheduler.next(work);",
+        "the other's stages are not passed over",
+    ),
     Mutant(
         PRODUCER,
         "phase ^= to / Tile::kStages & 1;",

@@ -182,8 +182,8 @@ MUTANTS = [
     ),
     Mutant(
         PLAN,
-        "const Key key{request, chip.sm_count, chip.capability, chip.sm90};",
-        "const Key key{request, chip.sm_count, 0, chip.sm90};",
+        "const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};",
+        "const Key key{request, chip.sm_count, 0, chip.sm90, chip.rates};",
         "the plan that another GPU was given",
     ),
     Mutant(
@@ -207,7 +207,7 @@ MUTANTS = [
     # ---- updates
     Mutant(
         UPDATE_CALL,
-        "p.moment_dtypes[k] = dtype_of(block.moments[k].dtype);",
+        "p.moment_dtypes[k] = block.moment_dtypes[k];",
         "p.moment_dtypes[k] = DType::kFloat32;",
         "moments are taken for fp32",
     ),
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         UPDATE_CALL,
-        "p.shadow_dtype = dtype_of(block.shadow.dtype);",
+        "p.shadow_dtype = block.shadow_dtype;",
         "p.shadow_dtype = DType::kFloat16;",
         "shadows are taken for fp16",
     ),
@@ -242,5 +242,11 @@ MUTANTS = [
         "table_address(call.op(), name, row.grad, row.numel, dtype)",
         "table_address(call.op(), name, row.param, row.numel, dtype)",
         "of a table, parameters are checked in place of gradients",
+    ),
+    Mutant(
+        "base/elementwise.cuh",
+        ".overlap_previous = true,",
+        "",
+        "elementwise kernels wait for the end of the previous one",
     ),
 ]

@@ -247,4 +247,11 @@ MUTANTS = [
     Mutant(BACKWARD, "if (columns <= 32768) return f", "if (columns <= 33000) return f", "a row does not fit the registers of 8 blocks"),
     Mutant(BACKWARD, "|| !device_runs_sm90_code()) return 0;", ") return 0;", "clusters on chips that have none"),
     Mutant(BACKWARD, "std::max(strip_shares(rows, columns), norm_backward_clusters(rows, columns))", "strip_shares(rows, columns)", "clusters have fewer slots than they need"),
+    Mutant(FORWARD, "wait_for_previous_kernel();", "", "operands are read before they are written"),
+    Mutant(FORWARD, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
+    Mutant(FORWARD, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=3),
+    Mutant(BACKWARD, "wait_for_previous_kernel();", "", "operands are read before they are written"),
+    Mutant(BACKWARD, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
+    Mutant(BACKWARD, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=3),
+    Mutant("gemm/column_sums.cu", "wait_for_previous_kernel();", "", "sums are added before they are written"),
 ]  # fmt: skip

@@ -215,4 +215,8 @@ MUTANTS = [
     Mutant(
         LIST, "index % inner[1], rest = index / inner[1]", "index % inner[0], rest = index / inner[0]", "sizes mixed up"
     ),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=3),
+    Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=4),
 ]
