@@ -22,13 +22,13 @@ inline constexpr GemmTile kGemmTiles[] = {
     {192, 128, 1, 2, 3, false},  // n = 256: each row of A is read once
     {128, 176, 2, 1, 2, false},  // n = 2112
     {128, 144, 2, 1, 2, false},  // n = 576
-    {128, 128, 1, 2, 2, true},  // short k, long epilogues: they overlap the next tile's main loop
-    {128, 64, 1, 1, 2, false},
-    {128, 64, 1, 1, 2, true},   // n = 64 with many rows
-    {64, 128, 1, 1, 1, false},  // few rows, small products
-    {64, 128, 2, 1, 1, false},
-    {64, 64, 1, 1, 1, false},  // and splits: a small reduction for the last of many parts
-    {64, 32, 1, 1, 1, false},  // few columns, or swapped few rows
+    {128, 128, 1, 2, 2, true},   // short k, long epilogues: they overlap the next tile's main loop
+    {128, 64, 1, 1, 2, false},   // n = 64
+    {128, 64, 1, 1, 2, true},    // n = 64 with many rows
+    {64, 128, 1, 1, 1, false},   // few rows, small products
+    {64, 128, 2, 1, 1, false},   // the same, more of them
+    {64, 64, 1, 1, 1, false},    // and splits: a small reduction for the last of many parts
+    {64, 32, 1, 1, 1, false},    // few columns, or swapped few rows
     {64, 16, 1, 1, 1, false},
 };
 inline constexpr int kGemmTileCount = static_cast<int>(sizeof kGemmTiles / sizeof *kGemmTiles);
