@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,24 @@ def kernel_times(call: Callable[[], Any], device: torch.device) -> list[tuple[st
         call()
         if cuda:
             torch.cuda.synchronize(device)
-    found = [
-        (event.key, event.count, event.self_device_time_total if cuda else event.self_cpu_time_total)
-        for event in profile.key_averages()
-    ]
+    if cuda:
+        events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        found = behind_each_other((event.name, event.time_range.start, event.time_range.end) for event in events)
+    else:
+        found = [(event.key, event.count, event.self_cpu_time_total) for event in profile.key_averages()]
     return sorted((entry for entry in found if entry[2]), key=lambda entry: entry[2], reverse=True)
+
+
+def behind_each_other(spans: Iterable[tuple[str, float, float]]) -> list[tuple[str, int, float]]:
+    """Name, number and time of kernels (name, start, end), each counted from the end of those before it: with programmatic dependent
+    launch a kernel starts early and waits."""
+    found: dict[str, tuple[int, float]] = {}
+    latest = float("-inf")
+    for name, start, end in sorted(spans, key=lambda span: span[1:]):
+        count, time = found.get(name, (0, 0.0))
+        found[name] = count + 1, time + max(0.0, end - max(start, latest))
+        latest = max(latest, end)
+    return [(name, count, time) for name, (count, time) in found.items()]
 
 
 def kernels_of(call: Callable[[], Any], device: torch.device) -> list[str]:

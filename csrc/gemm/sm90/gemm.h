@@ -22,7 +22,6 @@ inline constexpr GemmTile kGemmTiles[] = {
     {192, 128, 1, 2, 3, false},  // n = 256: each row of A is read once
     {128, 176, 2, 1, 2, false},  // n = 2112
     {128, 144, 2, 1, 2, false},  // n = 576
-    {128, 128, 2, 1, 2, false},
     {128, 128, 1, 2, 2, true},  // short k, long epilogues: they overlap the next tile's main loop
     {128, 64, 1, 1, 2, false},
     {128, 64, 1, 1, 2, true},   // n = 64 with many rows
