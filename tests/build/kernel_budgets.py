@@ -313,7 +313,10 @@ BUDGETS = {
         "loop, in the loop of both, and behind each of 27 last passes without",
     ),
     "norm_forward_kernel": Budget(
-        registers=128, shared=1024, why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"
+        registers=128,
+        shared=1024,
+        whole_sectors=True,
+        why="16 columns of the row, of the weight and of the bias; 512 threads share an SM",
     ),
     "norm_backward_ring_kernel": Budget(
         registers=255,
@@ -336,6 +339,7 @@ BUDGETS = {
     "norm_backward_kernel": Budget(
         registers=128,
         shared=1024,
+        whole_sectors=True,
         why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM",
     ),
 }

@@ -33,7 +33,7 @@ SPILLED_ON = {"sm_100": 16}
 RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report what the kernel asked for
 WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
 WIDE_LOAD = re.compile(r"LDG\.[\w.]*128")
-SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes]
+SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes or budget.whole_sectors]
 
 
 @dataclass(frozen=True)
