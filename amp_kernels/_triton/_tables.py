@@ -26,16 +26,14 @@ INTERPRETED_PROGRAMS = 3  # the interpreter runs them one by one; not a power of
 
 @triton.jit
 def unit_ends(table, tensors, COLUMNS: tl.constexpr, TENSORS: tl.constexpr):
-    """The running totals of units, one per tensor, and the last of them."""
+    """The running totals of units, one per tensor."""
     places = tl.arange(0, TENSORS)
-    ends = tl.load(table + places * COLUMNS, mask=places < tensors, other=0x7FFFFFFF).to(tl.int32)
-    return ends, tl.load(table + (tensors - 1) * COLUMNS).to(tl.int32)
+    return tl.load(table + places * COLUMNS, mask=places < tensors, other=0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
-def units_of_run(run, runs, units):
+def units_of_run(run, per_run, longer):
     """The first unit of a run, and the first of the next one."""
-    per_run, longer = units // runs, units % runs
     begin = run * per_run + tl.minimum(run, longer)
     return begin, begin + per_run + (run < longer).to(tl.int32)
 
@@ -52,9 +50,8 @@ def find_span(table, ends, index, stop, unit, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def run_of(index, runs, units):
+def run_of(index, per_run, longer):
     """The run of a unit."""
-    per_run, longer = units // runs, units % runs
     of_longer = longer * (per_run + 1)
     return tl.where(index < of_longer, index // (per_run + 1), longer + (index - of_longer) // per_run)
 
@@ -95,6 +92,11 @@ class TensorTable:
     units: int
     runs: int
     programs: int  # of a persistent grid, each with as many runs
+
+    @property
+    def shares(self) -> tuple[int, int, int]:
+        """Runs, units of each, and how many have one more."""
+        return self.runs, *divmod(self.units, self.runs)
 
     @property
     def capacity(self) -> int:

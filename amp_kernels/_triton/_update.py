@@ -122,7 +122,7 @@ def update(rule: Rule, classes: Classes, rows: torch.Tensor, a: UpdateArguments)
             update_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
-                table.runs,
+                *table.shares,
                 rows,
                 a.found_inf,
                 a.seed,

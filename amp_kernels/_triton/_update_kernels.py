@@ -191,11 +191,13 @@ def _update_elements(
         tl.store(pointers[MOMENTS_END] + offsets, average, mask=mask, cache_modifier=".cs")
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["runs", "per_run", "longer", "seed"])
 def update_kernel(
     table,
     tensors,
     runs,
+    per_run,
+    longer,
     rows,
     found_inf,
     seed: tl.int64,
@@ -217,13 +219,13 @@ def update_kernel(
     ``STOCHASTIC``: round the weight stochastically.
     """
     COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
-    ends, units = unit_ends(table, tensors, COLUMNS, TENSORS)
+    ends = unit_ends(table, tensors, COLUMNS, TENSORS)
     end = runs
     if found_inf is not None:
         end = tl.where(tl.load(found_inf) > 0.0, 0, runs)
     offsets = tl.arange(0, BLOCK)
     for run in range(tl.program_id(0), end, tl.num_programs(0)):
-        at, stop = units_of_run(run, runs, units)
+        at, stop = units_of_run(run, per_run, longer)
         while at < stop:
             row, begin, count, at = find_span(table, ends, at, stop, UNIT, COLUMNS)
             shared = rows + tl.load(row + 2) * ROW

@@ -34,11 +34,13 @@ def _cast(destination, source, offsets, mask, first, key, TO: tl.constexpr, FROM
         tl.store(destination + offsets, x.to(tl.float32).to(TO), mask=mask, cache_modifier=".cs")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs", "per_run", "longer"])
 def cast_kernel(
     table,
     tensors,
     runs,
+    per_run,
+    longer,
     seed,
     step,
     TO: tl.constexpr,
@@ -49,9 +51,9 @@ def cast_kernel(
 ):
     """``seed``: ``None`` to round to nearest even. ``step``: where its count stands, or ``None`` for 0."""
     count = tl.load(step).to(tl.uint32) if step is not None else tl.cast(0, tl.uint32)
-    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     for run in range(tl.program_id(0), runs, tl.num_programs(0)):
-        at, stop = units_of_run(run, runs, units)
+        at, stop = units_of_run(run, per_run, longer)
         while at < stop:
             row, begin, elements, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
             destination = pointer(tl.load(row + 2), begin, TO, ALIGNED)
@@ -87,7 +89,7 @@ def cast_(
                 cast_kernel[(table.programs,)](
                     table.rows,
                     table.tensors,
-                    table.runs,
+                    *table.shares,
                     seed if rounds else None,
                     step if rounds else None,
                     TO=ELEMENTS[to],

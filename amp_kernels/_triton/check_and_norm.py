@@ -111,11 +111,13 @@ def _store(slots, slot, sums, peaks, places):
     tl.store((slots + places).to(tl.pointer_type(tl.uint32)) + slot, tl.max(peaks, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs", "per_run", "longer"])
 def check_and_norm_kernel(
     table,
     tensors,
     runs,
+    per_run,
+    longer,
     grad_scale,
     slots,
     places,
@@ -127,11 +129,11 @@ def check_and_norm_kernel(
     """Writes a partial result for each program, or with ``PER_TENSOR`` for each span. ``slots`` has ``places`` of them."""
     scale = 1.0 if grad_scale is None else tl.load(grad_scale)
     inv_scale = (1.0 / tl.cast(scale, tl.float64)).to(tl.float32)
-    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     sums = tl.zeros((BLOCK,), tl.float64)
     peaks = tl.zeros((BLOCK,), tl.uint32)
     for run in range(tl.program_id(0), runs, tl.num_programs(0)):
-        at, stop = units_of_run(run, runs, units)
+        at, stop = units_of_run(run, per_run, longer)
         while at < stop:
             row, begin, count, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
             address, dtype = tl.load(row + 2), tl.load(row + 3)
@@ -153,11 +155,11 @@ def check_and_norm_kernel(
         _store(slots, first_slot + tl.program_id(0), sums, peaks, places)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per_run", "longer"])
 def finish_kernel(
     table,
-    tensors,
-    runs,
+    per_run,
+    longer,
     slots,
     places,
     first_slot,
@@ -174,10 +176,9 @@ def finish_kernel(
     if PER_TENSOR:
         tensor = tl.program_id(0)
         row = table + tensor * TABLE_COLUMNS
-        units = tl.load(table + (tensors - 1) * TABLE_COLUMNS).to(tl.int32)
         first = tl.load(row - TABLE_COLUMNS, mask=tensor > 0, other=0).to(tl.int32)
-        begin = first_slot + run_of(first, runs, units) + tensor
-        end = first_slot + run_of(tl.load(row).to(tl.int32) - 1, runs, units) + tensor + 1
+        begin = first_slot + run_of(first, per_run, longer) + tensor
+        end = first_slot + run_of(tl.load(row).to(tl.int32) - 1, per_run, longer) + tensor + 1
         position = tl.load(row + 4)
     offsets = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float64)
@@ -218,7 +219,7 @@ def check_and_norm(
             check_and_norm_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
-                table.runs,
+                *table.shares,
                 grad_scale,
                 slots,
                 places,
@@ -232,8 +233,7 @@ def check_and_norm(
         for i, table in enumerate(tables if per_tensor else tables[:1]):
             finish_kernel[(table.tensors if per_tensor else 1,)](
                 table.rows,
-                table.tensors,
-                table.runs,
+                *table.shares[1:],
                 slots,
                 places,
                 sum(sizes[:i]),

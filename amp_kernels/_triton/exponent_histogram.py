@@ -74,11 +74,13 @@ def _count_span(
     return counts, tl.max(largest, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs", "per_run", "longer"])
 def exponent_histogram_kernel(
     table,
     tensors,
     runs,
+    per_run,
+    longer,
     counts,
     largest,
     BINS: tl.constexpr,
@@ -87,10 +89,10 @@ def exponent_histogram_kernel(
     TENSORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     columns = tl.arange(0, COLUMNS)
     for run in range(tl.program_id(0), runs, tl.num_programs(0)):
-        at, stop = units_of_run(run, runs, units)
+        at, stop = units_of_run(run, per_run, longer)
         while at < stop:
             row, begin, count, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
             address, dtype, place = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
@@ -119,7 +121,7 @@ def exponent_histogram(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch
             exponent_histogram_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
-                table.runs,
+                *table.shares,
                 counts,
                 largest,
                 BINS=BINS,

@@ -93,7 +93,8 @@ def moments_kernel(
 ):
     """The first pass over the parameters of a class (see ``update_kernel``). ``slots``: two doubles per unit."""
     COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
-    ends, units = unit_ends(table, tensors, COLUMNS, TENSORS)
+    ends = unit_ends(table, tensors, COLUMNS, TENSORS)
+    units = tl.load(table + (tensors - 1) * COLUMNS).to(tl.int32)
     if found_inf is not None:
         units = tl.where(tl.load(found_inf) > 0.0, 0, units)
     offsets = tl.arange(0, BLOCK)

@@ -61,16 +61,18 @@ def _unscale_span(address, begin, count, inv_scale, ELEMENT: tl.constexpr, BLOCK
     return tl.max(bad.to(tl.int32), 0) | tl.max(bad_edge.to(tl.int32), 0)
 
 
-@triton.jit
-def unscale_kernel(table, tensors, runs, found_inf, inv_scale, TENSORS: tl.constexpr, BLOCK_BYTES: tl.constexpr):
+@triton.jit(do_not_specialize=["runs", "per_run", "longer"])
+def unscale_kernel(
+    table, tensors, runs, per_run, longer, found_inf, inv_scale, TENSORS: tl.constexpr, BLOCK_BYTES: tl.constexpr
+):
     inv = tl.load(inv_scale)
-    ends, units = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
+    ends = unit_ends(table, tensors, TABLE_COLUMNS, TENSORS)
     end = runs
     if found_inf is None:
         end = tl.where(inv == 1.0, 0, runs)  # nothing to do, and nobody asks what is there
     bad = 0
     for run in range(tl.program_id(0), end, tl.num_programs(0)):
-        at, stop = units_of_run(run, runs, units)
+        at, stop = units_of_run(run, per_run, longer)
         while at < stop:
             row, begin, count, at = find_span(table, ends, at, stop, UNIT, TABLE_COLUMNS)
             address, dtype = tl.load(row + 2), tl.load(row + 3)
@@ -96,7 +98,7 @@ def unscale_(grads: list[torch.Tensor], found_inf: torch.Tensor | None, inv_scal
             unscale_kernel[(table.programs,)](
                 table.rows,
                 table.tensors,
-                table.runs,
+                *table.shares,
                 found_inf,
                 inv_scale,
                 TENSORS=table.capacity,

@@ -161,7 +161,7 @@ def test_the_cases_of_an_h200_have_names_of_their_own_and_fit_into_it(monkeypatc
 def test_a_kernel_counts_from_the_end_of_those_before_it():
     """The second starts early and waits; the third runs beside it to the end, and the last one begins after a gap."""
     spans = [("b", 2.0, 15.0), ("a", 0.0, 10.0), ("c", 12.0, 14.0), ("a", 20.0, 21.0)]
-    assert dict((name, (count, time)) for name, count, time in timing.behind_each_other(spans)) == {
+    assert {name: (count, time) for name, count, time in timing.behind_each_other(spans)} == {
         "a": (2, 11.0),
         "b": (1, 5.0),
         "c": (1, 0.0),

@@ -151,6 +151,62 @@ void clusters(Cases& cases) {
   });
 }
 
+enum class SendBug { kNone, kNoFirstSync, kNoInitFence, kNoWait, kTooManyBytes, kNoReadSync, kOtherBarrier };
+
+/// Each block sends two floats to both blocks, twice over into the same place.
+template <SendBug kBug>
+AK_KERNEL(64, 1)
+send_kernel(float* out) {
+  const uint32_t sent = dynamic_shared(), barrier = sent + 16, rank = cluster_rank();
+  if (thread_index() == 0) {
+    mbarrier_init(barrier, 1);
+    if (kBug != SendBug::kNoInitFence) mbarrier_init_fence();
+  }
+  if (kBug == SendBug::kNoFirstSync) {
+    block_sync();
+  } else {
+    cluster_sync();
+  }
+  for (int round = 0; round < 2; round++) {
+    const float value = static_cast<float>(2 * round + static_cast<int>(rank));
+    if (thread_index() == 0) mbarrier_arrive_expect_tx(barrier, kBug == SendBug::kTooManyBytes ? 24 : 16);
+    if (thread_index() < 2) {
+      const uint32_t signalled = kBug == SendBug::kOtherBarrier ? barrier + 8 : barrier;
+      store_cluster_2(sent + 8 * rank, signalled, static_cast<uint32_t>(thread_index()), value, -value);
+    }
+    if (kBug != SendBug::kNoWait) mbarrier_wait(barrier, round);
+    if (warp_index() == 1 && lane_index() < 2)
+      store(out + (2 * block_index() + round) * 2 + lane_index(), load_shared_2(sent + 8 * lane_index())[1]);
+    if (kBug != SendBug::kNoReadSync) cluster_sync();
+  }
+}
+
+template <SendBug kBug>
+std::string send() {
+  emu::Buffer<float> out("out", 8);
+  const std::string error =
+      run(send_kernel<kBug>, {.name = "send", .grid = 2, .block = 64, .shared_bytes = 32, .cluster = 2}, out.data());
+  if (!error.empty()) return error;
+  for (size_t i = 0; i < 8; i++) {
+    if (out[i] != -static_cast<float>(i % 4)) return "wrong value";
+  }
+  return out.check_written();
+}
+
+void sends(Cases& cases) {
+  cases.check("stores to a peer", [] { return send<SendBug::kNone>(); });
+  cases.check_fails("the peer has no barrier yet", "send", [] { return send<SendBug::kNoFirstSync>(); });
+  cases.check_fails("no init fence", "without mbarrier_init_fence()", [] { return send<SendBug::kNoInitFence>(); });
+  cases.check_fails("no wait for what a peer stores", "race: read of shared memory",
+                    [] { return send<SendBug::kNoWait>(); });
+  cases.check_fails("more bytes expected than stored", "0 of 1 arrivals and 8 bytes are missing",
+                    [] { return send<SendBug::kTooManyBytes>(); });
+  cases.check_fails("stored again while others read", "race: write of shared memory",
+                    [] { return send<SendBug::kNoReadSync>(); });
+  cases.check_fails("bytes that complete on no barrier", "no mbarrier was initialised",
+                    [] { return send<SendBug::kOtherBarrier>(); });
+}
+
 // ---- registers: 384 threads are given 168 each, 504 in all
 
 template <int kProducer, int kConsumer>
@@ -248,6 +304,7 @@ int main(int argc, char** argv) {
   ak::test::barriers(cases);
   ak::test::turns(cases);
   ak::test::clusters(cases);
+  ak::test::sends(cases);
   ak::test::registers(cases);
   ak::test::launches(cases);
   ak::test::replay(cases);

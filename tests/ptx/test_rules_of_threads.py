@@ -45,6 +45,24 @@ mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p3, [full], 0;
 END:
 {MEET}
 """
+# Each block of a cluster stores two words in its peer.
+SENT = f"""
+mov.u32 %r5, %cluster_ctarank;
+xor.b32 %r5, %r5, 1;
+mbarrier.init.shared::cta.b64 [full], 1;
+fence.mbarrier_init.release.cluster;
+{MEET}
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [full], 8;
+@%p1 mapa.shared::cluster.u32 %r7, %r3, %r5;
+mov.u32 %r6, full;
+mapa.shared::cluster.u32 %r8, %r6, %r5;
+st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%r7], {{%r5, %r5}}, [%r8];
+WAIT:
+mbarrier.try_wait.parity.shared::cta.b64 %p3, [full], 0;
+@!%p3 bra WAIT;
+ld.shared.v2.u32 {{%r9, %r10}}, [%r3];
+{MEET}
+"""
 FIRST = CLUSTER.partition("setp")[0]
 WAITING = CLUSTER.partition("WAIT:\n")[2].partition("END:")[0]
 
@@ -123,6 +141,20 @@ CASES = {
         CLUSTER.replace("%p3, %r5, 0", "%p3, %r5, 1").replace("%r6, 0", "%r6, 1"), WAITING + "END:\n" + MEET, "END:\n",
         "block 1 has ended, and block 0 works in its shared memory", PAIR,
     ),
+    "cluster: a store that an mbarrier counts": Case(
+        SENT, "8;\n@%p1 mapa", "16;\n@%p1 mapa", r"deadlock.*8 bytes pending", PAIR
+    ),
+    "cluster: a store to a peer that cannot be waited for": Case(
+        SENT, "fence.mbarrier_init.release.cluster;", "", "no fence and barrier orders the initialisation", PAIR
+    ),
+    "cluster: a store that is not waited for": Case(
+        SENT, "WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [full], 0;\n@!%p3 bra WAIT;\n", "",
+        "bytes are read that nobody wrote|an asynchronous copy in flight|orders the write", PAIR,
+    ),
+    "cluster: an mbarrier of another block": Case(
+        SENT, "[%r8];\nWAIT", "[full];\nWAIT", "the mbarrier is of another block", PAIR
+    ),
+    "cluster: a store to no multiple of its size": Case(SENT, "[%r7], {", "[%r7+4], {", "misaligned for 8 bytes", PAIR),
     "cluster: a second arrival": Case(
         FIRST, "barrier.cluster.wait.acquire.aligned;", "barrier.cluster.arrive.release.aligned;", "a second arrival without a wait", PAIR
     ),

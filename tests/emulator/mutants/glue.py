@@ -207,7 +207,7 @@ MUTANTS = [
     # ---- updates
     Mutant(
         UPDATE_CALL,
-        "p.moment_dtypes[k] = dtype_of(block.moments[k].dtype);",
+        "p.moment_dtypes[k] = block.moment_dtypes[k];",
         "p.moment_dtypes[k] = DType::kFloat32;",
         "moments are taken for fp32",
     ),
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         UPDATE_CALL,
-        "p.shadow_dtype = dtype_of(block.shadow.dtype);",
+        "p.shadow_dtype = block.shadow_dtype;",
         "p.shadow_dtype = DType::kFloat16;",
         "shadows are taken for fp16",
     ),
