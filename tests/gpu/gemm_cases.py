@@ -232,4 +232,11 @@ CASES = [
     GemmCase("dact", 5128, 73, 4104),
     GemmCase("gelu", 136, 5129, 4104),
     GemmCase("dact", 136, 5129, 4104),
+    GemmCase("swiglu", 8, 136, 72, True),
+    GemmCase("fp32", 392, 2568, 72),
+    GemmCase("fp32", 392, 2569, 72),
+    GemmCase("accumulate", 392, 2569, 72),
+    GemmCase("gelu", 392, 2568, 1096, False, True),
+    GemmCase("swiglu", 5128, 136, 4104, True),
+    GemmCase("swiglu", 3080, 264, 4104),
 ]

@@ -319,8 +319,8 @@ AK_DEVICE void store_column_sums(float* to, int columns, int rows, int lane, con
   if (column < columns) store(to + column, sum[0]);
 }
 
-/// Runs the epilogue of a consumer's accumulators, box by box. `phases`: phase bits of slot_ready(). kBackward: computes
-/// the gradient of the activation.
+/// Runs the epilogue of a consumer's accumulators, box by box. `phases`: phase bits of slot_ready(). kBackward:
+/// computes the gradient of the activation.
 template <class T, bool kFloat, bool kBackward, Activation kActivation, class Tile>
 AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
                                 const TileBoxes<kFloat, Tile>& boxes, uint32_t slots, Mailbox mailbox, uint32_t& phases,
