@@ -27,11 +27,20 @@ TILES = [("128x256", False), ("128x128 pingpong", False), ("128x144", False)]
 EXHAUSTIVE = [
     *(
         (tile, False)
-        for tile in ("192x192", "192x128", "128x176", "128x128", "128x64", "64x128", "64x64", "64x32", "64x16")
+        for tile in ("192x192", "192x128", "128x176", "128x64", "128x64 pingpong", "64x128", "64x64", "64x32", "64x16")
     ),
     *(
         (tile, True)
-        for tile in ("128x256", "192x192", "192x128", "128x128", "128x128 pingpong", "128x64", "64x128", "64x64")
+        for tile in (
+            "128x256",
+            "192x192",
+            "192x128",
+            "128x128 pingpong",
+            "128x64",
+            "128x64 pingpong",
+            "64x128",
+            "64x64",
+        )
     ),
 ]
 
