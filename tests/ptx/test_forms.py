@@ -12,7 +12,7 @@ from .interpreter.text import Module
 from .sources import sources_in
 from .test_ptx import pytestmark  # noqa: F401
 
-ARCHS = ("75", "80", "90a", "120")
+ARCHS = ("75", "80", "90a", "100", "120")
 
 
 def kernels(binary) -> list[str]:
