@@ -189,9 +189,9 @@ BUDGETS = {
         "weight; 80 registers let 3 blocks of 256 share an SM",
     ),
     "update_kernel<Lion, true>": Budget(
-        registers=80,
+        registers=128,
         shared=0,
-        blocks=3,
+        blocks=2,
         wide_loads=9 * 7,
         in_flight=112,
         ways=9,
@@ -219,9 +219,9 @@ BUDGETS = {
         "let 3 blocks of 256 share an SM",
     ),
     "update_kernel<Lamb, true>": Budget(
-        registers=80,
+        registers=128,
         shared=0,
-        blocks=3,
+        blocks=2,
         wide_loads=9 * 7,
         in_flight=112,
         ways=9,

@@ -424,7 +424,8 @@ std::string wrong_launches(const std::vector<int>& grids, bool few) {
   std::string line;
   size_t seen = 0;
   for (; std::getline(log, line); seen++) {
-    const int bytes = std::stoi(line.substr(line.rfind(' ')));
+    const std::string before = "arguments ";
+    const int bytes = std::stoi(line.substr(line.find(before) + before.size()));
     const std::string grid = seen < grids.size() ? " grid " + std::to_string(grids[seen]) + " " : "none";
     if (line.find(grid) == std::string::npos || (bytes <= kFewArgumentBytes) != few) {
       return "not as planned: " + line;

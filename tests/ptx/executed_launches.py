@@ -90,8 +90,8 @@ WRONG = {
         r"shared memory: 8 bytes at offset .*: mbarrier\.init",
     ),
     "no leave for so much": (lambda launch: {"shared_limit": 48 * 1024}, "the kernel may have 49152"),
-    "arguments in other places": (
-        lambda launch: {"arguments": bytes(8) + launch.arguments[:-8]},
+    "zeros for a map": (
+        lambda launch: {"arguments": bytes(128) + launch.arguments[128:]},
         "there is no tensor map at byte 0",
     ),
     "arguments cut": (lambda launch: {"arguments": launch.arguments[:-8]}, "bytes of arguments for"),

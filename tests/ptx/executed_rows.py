@@ -29,10 +29,10 @@ def test_rows_that_a_cluster_shares(columns, cluster, seeds):
     for seed in seeds:
         it = set_chip(90, 8)
         it.seed = seed
+        it.prepared.clear()  # of other tests
         arguments, exact = shared_rows(columns, torch.bfloat16 if seed % 2 else torch.float32)
         rows, sums, _ = ak.backend("cuda")(ak._raw.norm_backward.norm_backward)(*arguments, parameters=1)
         first = next(launch for launch in it.prepared if "norm_backward_ring_kernel" in launch.kernel.name)
         assert first.cluster == (cluster, 1, 1)
         assert torch.equal(sums[0].double(), exact[1])
         torch.testing.assert_close(rows.double(), exact[0], rtol=2.0**-8 if seed % 2 else 1e-5, atol=1e-2)
-        it.prepared.clear()

@@ -30,7 +30,7 @@ namespace ak {
 template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
-  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
+  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2;
   static constexpr int kPrepareTensors = 400;
   static constexpr int kTensors = 528, kExtrasTensors = 464;
 

@@ -9,7 +9,7 @@
 
 template <>
 struct ak::Tuned<ak::Lion> : ak::Untuned<ak::Lion> {
-  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
+  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2;
   static constexpr int kPrepareTensors = 500;
   static constexpr int kTensors = 620, kExtrasTensors = 536;
 };
