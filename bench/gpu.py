@@ -63,7 +63,7 @@ Outcome = tuple[str, str, float]  # what, how it ended ("passed" or the reason),
 
 @dataclass(frozen=True)
 class Part:
-    """What runs in one process or beside each other, and its share of the time."""
+    """Work that runs in one process or in several side by side, and its share of the time."""
 
     name: str
     seconds: int
@@ -148,17 +148,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_parts(chosen: list[Part], results: Path, options: argparse.Namespace) -> list[Outcome]:
-    """The outcomes of the chosen parts, those of an earlier run included if it is resumed."""
+    """The outcomes of the chosen parts, those of an earlier run included if it is resumed.
+
+    A run of all parts starts a folder anew: its rows were measured side by side. Named parts and a resumed run keep the rest.
+    """
     begin = time.monotonic()
     record, commit = results / "parts.json", environment.commit()
-    done = json.loads(record.read_text()) if options.resume and record.exists() else {}
+    if not options.resume and options.part == [part.name for part in parts()]:
+        for path in (results / "rows.jsonl", record):
+            path.unlink(missing_ok=True)
+    done = json.loads(record.read_text()) if record.exists() else {}
     done = {name: told for name, told in done.items() if told["commit"] == commit}
-    if not options.resume:
-        (results / "rows.jsonl").unlink(missing_ok=True)  # a folder holds one run: its rows were measured side by side
     outcomes: list[Outcome] = []
     for part in chosen:
         earlier = [tuple(outcome) for outcome in done.get(part.name, {}).get("outcomes", [])]
-        if earlier and all(outcome.startswith("passed") for _, outcome, _ in earlier):
+        if options.resume and earlier and all(outcome.startswith("passed") for _, outcome, _ in earlier):
             outcomes += earlier
             continue
         if time.monotonic() - begin + part.seconds > options.seconds:

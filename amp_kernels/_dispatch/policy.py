@@ -252,7 +252,7 @@ def select(op: Op, tensor: torch.Tensor, own: bool = False) -> str:
 
 
 def fixes_order(kwargs: dict) -> bool:
-    """Whether a call of a GEMM op wants sums in an order that the package fixes."""
+    """True if a call of a GEMM op wants sums in an order that the package fixes."""
     return kwargs.get("batch_invariant", False) or torch.are_deterministic_algorithms_enabled()
 
 
@@ -279,7 +279,7 @@ def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> s
 
 @functools.cache
 def _winner_runs(op: Op, index: int | None, call: ProductCall, winner: str) -> bool:
-    """Whether this install has the backend; says so in the log."""
+    """True if this install has the backend; the log says so."""
     default = _select(op, "cuda", index, None, False)
     if winner in why_not("cuda", capability_of("cuda", index), op.built):
         logger.debug("%s on cuda: %s (%s, faster in the profile of this GPU, is not here)", call, default, winner)

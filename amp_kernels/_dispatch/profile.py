@@ -74,7 +74,7 @@ def driver_version() -> str:
 
 
 def machine(index: int | None) -> dict[str, str]:
-    """What a profile depends on."""
+    """The machine and versions that a profile is for."""
     return {
         "gpu": torch.cuda.get_device_name(index),
         "driver": driver_version(),

@@ -111,7 +111,7 @@ def chip(capability: tuple[int, int]) -> Chip:
 
 
 def loads_by_tma(capability: tuple[int, int]) -> bool:
-    """Whether the GPU's configurations for aligned operands load through TMA descriptors."""
+    """True if the GPU's configurations for aligned operands load through TMA descriptors."""
     return chip(capability).candidates[0].tma
 
 

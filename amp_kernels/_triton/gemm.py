@@ -188,7 +188,7 @@ def _batched(t: torch.Tensor) -> torch.Tensor:
 
 
 class _Lies(NamedTuple):
-    """How ``t[batch, row, column]`` lies in memory: what launches depend on besides its address, and are kept by."""
+    """Layout of ``t[batch, row, column]`` in memory; launches depend on it and on the address, and are cached by it."""
 
     shape: tuple[int, int, int]
     stride: tuple[int, int, int]

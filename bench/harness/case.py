@@ -44,8 +44,8 @@ class Case:
     first provider. `reference(inputs)`, computed before the call, gives for each name the values in float64 and the
     largest accepted relative error. A provider may leave out a result that it keeps in another form, but not the
     first. `bytes` and `flops` count the least that must be moved and computed; `written` of the bytes are written (None:
-    half, as in a copy). `families` are the groups whose
-    geometric means the tables show; `memory` is what the case needs on the device, where that is much.
+    half, as in a copy). `families` are the groups whose geometric means the tables show; `memory` is what the case needs on the
+    device, where that is much.
     """
 
     op: str

@@ -4,7 +4,7 @@
 
 namespace ak {
 
-/// Whether the code that is being compiled may use clusters.
+/// True if the code that is being compiled may use clusters.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr bool kHasClusters = true;
 #else

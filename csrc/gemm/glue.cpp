@@ -319,7 +319,7 @@ void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double 
   call.run(GemmOutput::kFloat32);
 }
 
-// What `tune` fits to a GPU; before its first product.
+// Rates that `tune` fits to a GPU; set before its first product.
 void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
   GemmRates& rates = rates_of(on);
   rates.clock = clock, rates.power = power, rates.dram = dram;

@@ -144,6 +144,15 @@ def test_of_another_commit_nothing_is_resumed(tmp_path, monkeypatch):
     assert played(tmp_path, monkeypatch, {"tests": "passed"}, ["--resume"])[1] == [("tests", True)]
 
 
+def test_named_parts_keep_the_rest_of_the_folder(tmp_path, monkeypatch):
+    played(tmp_path, monkeypatch, {"tests": "passed", "step": "passed"})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("of the step")
+    assert played(tmp_path, monkeypatch, {"tests": "passed"}, ["--part", "tests"])[1] == [("tests", False)]
+    assert rows.exists()
+    assert played(tmp_path, monkeypatch, {"step": "passed"}, ["--part", "step", "--resume"])[1] == []
+
+
 def test_parts_are_named():
     assert gpu.parse(["--part", "step,tests"]).part == ["step", "tests"]
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""What a page says of the sources behind its figures."""
+"""A page names the kernels whose sources changed since its figures were measured."""
 
 import pytest
 

@@ -195,7 +195,7 @@ def after_the_products(path: list[Instruction]) -> list[Instruction]:
 
 
 def faults(tile: int, as_float: bool, cubin: Path, folder: Path) -> tuple[dict, dict]:
-    """What is over its budget, and what is unlike the model, by epilogue: found and allowed, or modelled."""
+    """Numbers over their budget or unlike the model, by epilogue: found and allowed, or modelled."""
     shape = _host.gemm_candidates()["sm90"][tile]
     sums = sums_of_a_thread(shape)
     ((kernel, code),) = parse(cuobjdump("-sass", cubin)).items()

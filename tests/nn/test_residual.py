@@ -110,7 +110,7 @@ def results(block, xs, amp=True, **kwargs):
 
 @pytest.fixture
 def fused(op_calls):
-    """How many norms made an addition since it was asked last."""
+    """Number of norms that made an addition since the last call."""
 
     def count():
         found = sum(len(args) > 3 and args[3] is not None for args, _ in op_calls.pop("norm_forward", []))
