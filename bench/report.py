@@ -271,7 +271,8 @@ def markdown(folder: Path, page: Path) -> str:
     """The tables of a results folder for a page that lies at `page`, with links that hold there."""
     rows, training = published(folder)
     where = Path(os.path.relpath(folder, page.parent)).as_posix()
-    parts = [f"{machine(rows)} {sources.told(folder)} Rows, table and plots: `{where}`."]
+    commits = dict.fromkeys(str(row["commit"]) for row in rows)
+    parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and plots: `{where}`."]
     gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
     on_cpu = any("isa" in row for row in rows)
     tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])

@@ -124,7 +124,7 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
         told = {"quick": options.quick, "peers": {name: found or "absent" for name, found in versions.items()}}
         told |= {key: machine[key] for key in said if key in machine} | ceilings
         found, merged, late = [], [], []
-        sources.record(out)
+        sources.record(out, machine["commit"])
         cases = list(select(options))
         if options.resume:
             done = rows.cases(row for row in rows.load(out) if row["commit"] == machine["commit"])

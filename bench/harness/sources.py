@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,25 +24,28 @@ def _hash(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def record(folder: Path, root: Path = ROOT) -> None:
-    """Writes the hashes beside the rows of a run."""
+def record(folder: Path, commit: str | None, root: Path = ROOT) -> None:
+    """Writes the hashes of a commit beside the rows that name it."""
     if found := families(root):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(json.dumps(found, indent=1) + "\n")
+        (folder / FILE).write_text(json.dumps({**read(folder), str(commit): found}, indent=1) + "\n")
 
 
-def changed(folder: Path, root: Path = ROOT) -> list[str] | None:
-    """The families whose sources differ from those of a folder's run; None if these were not recorded."""
+def read(folder: Path) -> dict[str, dict[str, str]]:
+    """By commit: the hashes of its families."""
     path = folder / FILE
-    if not path.exists():
-        return None
-    then, now = json.loads(path.read_text()), families(root)
-    return [name for name in sorted({*then, *now}, key=str.lower) if then.get(name) != now.get(name)]
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
-def told(folder: Path, root: Path = ROOT) -> str:
-    """A sentence for the page of a folder."""
-    names = changed(folder, root)
-    if names is None:
-        return "The sources of this run were not recorded; the kernels have changed since."
-    return f"Kernels whose sources changed since: {', '.join(names) or 'none'}."
+def told(folder: Path, commits: Iterable[str], root: Path = ROOT) -> str:
+    """Sentences for the page of a folder whose rows were measured at these commits."""
+    recorded, now = read(folder), families(root)
+    then = [recorded[commit] for commit in commits if commit in recorded]
+    unknown = [commit for commit in commits if commit not in recorded]
+    names = {name for hashes in then for name in {*hashes, *now} if hashes.get(name) != now.get(name)}
+    said = (
+        [f"Kernels whose sources changed since: {', '.join(sorted(names, key=str.lower)) or 'none'}."] if then else []
+    )
+    if unknown:
+        said.append(f"The sources of {', '.join(unknown)} were not recorded; the kernels have changed since.")
+    return " ".join(said)

@@ -15,20 +15,32 @@ def tree(tmp_path):
 
 
 def test_families_that_changed_are_named(tree, tmp_path):
-    sources.record(tmp_path / "results", tree)
-    assert sources.told(tmp_path / "results", tree) == "Kernels whose sources changed since: none."
+    results = tmp_path / "results"
+    sources.record(results, "c1", tree)
+    assert sources.told(results, ["c1"], tree) == "Kernels whose sources changed since: none."
     (tree / "csrc/gemm/sm90/gemm.cu").write_text("another")
     (tree / "amp_kernels/_triton/gemm.py").rename(tree / "amp_kernels/_triton/product.py")
     (tree / "csrc/loss").mkdir()
-    assert sources.told(tmp_path / "results", tree) == "Kernels whose sources changed since: gemm, loss, Triton."
+    assert sources.told(results, ["c1"], tree) == "Kernels whose sources changed since: gemm, loss, Triton."
+
+
+def test_rows_of_several_commits_are_as_old_as_the_oldest(tree, tmp_path):
+    sources.record(tmp_path, "c1", tree)
+    (tree / "csrc/norm/forward.cu").write_text("another")
+    sources.record(tmp_path, "c2", tree)
+    assert sources.told(tmp_path, ["c2"], tree) == "Kernels whose sources changed since: none."
+    assert sources.told(tmp_path, ["c2", "c1"], tree) == "Kernels whose sources changed since: norm."
+    assert sources.told(tmp_path, ["c0", "c2"], tree).endswith(
+        "none. The sources of c0 were not recorded; the kernels have changed since."
+    )
 
 
 def test_a_run_without_a_record_says_so(tmp_path, tree):
-    assert sources.changed(tmp_path, tree) is None
-    assert "not recorded" in sources.told(tmp_path, tree)
+    assert "c1 were not recorded" in sources.told(tmp_path, ["c1"], tree)
+    assert "changed since:" not in sources.told(tmp_path, ["c1"], tree)
 
 
 def test_an_installed_package_has_no_sources(tmp_path):
-    sources.record(tmp_path / "results", tmp_path)
+    sources.record(tmp_path / "results", None, tmp_path)
     assert not (tmp_path / "results").exists()
     assert {"gemm", "norm", "Triton"} <= {*sources.families()}
