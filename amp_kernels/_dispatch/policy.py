@@ -117,9 +117,11 @@ def choose(
             raise ValueError(f"backend {requested!r} is unknown; accepted: {', '.join(BACKENDS)}")
         if requested in excluded:
             able = [name for name in BACKENDS if name not in excluded]
+            home = _HOMES.get(requested, device)
+            fix = _FIX.get(requested, "") if home == device else f"It takes tensors on {home}."
             raise BackendUnavailable(
                 f"amp_kernels: backend {requested!r} was asked for, but {op} on {_describe(device, capability)} cannot use it: "
-                f"{excluded[requested]}. Available here: {', '.join(able)}. {_FIX.get(requested, '')}".rstrip()
+                f"{excluded[requested]}. Available here: {', '.join(able)}. {fix}".rstrip()
             )
         return Choice(requested, "asked for")
     if device == "cpu":
@@ -151,6 +153,7 @@ def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:
     return f"the wgmma kernels need 9.0a, and the build is for {', '.join(built.cuda_archs)}"
 
 
+_HOMES = {"cpu": "cpu", "emulate": "cpu", "cuda": "cuda"}  # the device of a backend that serves one alone
 _FIX = {
     "cpu": "To build it: pip install --no-build-isolation -v . (needs a C++20 compiler).",
     "cuda": "To build it: TORCH_CUDA_ARCH_LIST=<your GPU, such as 9.0a> pip install --no-build-isolation -v . "

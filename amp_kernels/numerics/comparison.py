@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .._checks import lists
+from .._checks.types import type_name
 from ..amp import GradScaler
 
 PRECISIONS = {
@@ -247,7 +248,7 @@ def _train(train: Callable[[Run], float], precision: str, seed: int, device: tor
     if isinstance(metric, torch.Tensor) and metric.numel() == 1:
         metric = metric.item()
     if not isinstance(metric, (int, float)):
-        raise TypeError(f"parity: train returned a {type(metric).__name__}; accepted: a number")
+        raise TypeError(f"parity: train returned a value of type {type_name(metric)}; accepted: a number")
     if on_gpu:
         torch.cuda.synchronize(device)
     return Outcome(

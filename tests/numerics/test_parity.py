@@ -102,7 +102,7 @@ def test_skips_are_counted():
     [
         (lambda: parity(lambda run: 1.0, precisions=["fp8"]), ValueError, "precisions has 'fp8'; accepted: fp32, bf16"),
         (lambda: parity(lambda run: 1.0, seeds=1), ValueError, "seeds is 1"),
-        (lambda: parity(lambda run: None), TypeError, "train returned a NoneType; accepted: a number"),
+        (lambda: parity(lambda run: None), TypeError, "train returned a value of type NoneType; accepted: a number"),
         (lambda: Run("fp8", 0, torch.device("cpu")), ValueError, "precision is 'fp8'"),
     ],
 )
