@@ -3,6 +3,7 @@
 Importing works without compiled libraries and touches no device; ``python -m amp_kernels info`` shows what was built.
 """
 
+from . import _requirements  # noqa: I001, F401 (first: it refuses a torch that is too old)
 from . import _raw, _updates, amp, checkpoint, distributed, nn, numerics, ops, optim  # noqa: F401 (they define ops)
 from ._dispatch import load as _load
 from ._dispatch import nodes as _nodes

@@ -2,7 +2,7 @@
 
 ``AMP_KERNELS_BACKEND=<name>`` or ``with ak.backend("<name>"):`` is an explicit choice: it works or raises
 :class:`BackendUnavailable`. The automatic choice may fall back; each one is a DEBUG line of the logger ``amp_kernels``, and a fall
-to the slow reference on a GPU is a WARNING, once per op.
+to the slow reference is a WARNING: once per op on a GPU, once for each reason on a CPU.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def choose(
     if device == "cpu":
         if "cpu" not in excluded:
             return Choice("cpu", "compiled CPU kernel")
-        return Choice("reference", f"no CPU kernel: {excluded['cpu']}")
+        return Choice("reference", f"no CPU kernel: {excluded['cpu']}", slow=True)
     if device == "cuda":
         foreign = excluded.get("cuda") or _not_native(capability, built)
         if foreign and "aten" not in excluded and not own:
@@ -323,8 +323,13 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
         if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
             nodes.serve_gpu(index)
     if choice.slow:
-        logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)
+        _warn_of_reference(op.name if device_type == "cuda" else "every such op", choice.reason)
     return choice.backend
+
+
+@functools.cache
+def _warn_of_reference(ops: str, reason: str) -> None:
+    logger.warning("%s runs on the slow torch reference: %s", ops, reason)
 
 
 def capability_of(device_type: str, index: int | None = None) -> tuple[int, int] | None:

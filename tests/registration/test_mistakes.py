@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._requirements import check_torch
 from amp_kernels.nn import functional as F
 
 X, W, B = torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4)
@@ -157,6 +158,13 @@ def _enabled(value: str) -> subprocess.CompletedProcess:
     program = "import amp_kernels; print(amp_kernels.is_enabled())"
     environment = {**os.environ, "AMP_KERNELS_DISABLE": value}
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+
+def test_an_old_torch_is_refused() -> None:
+    for version in ("2.10.0", "2.14.1+cu130", "3.0.0a0"):
+        check_torch(version)
+    with pytest.raises(ImportError, match=r"amp_kernels: torch is 2\.9\.1\+cpu; accepted: 2\.10 or newer"):
+        check_torch("2.9.1+cpu")
 
 
 def test_the_namespace_holds_what_is_documented_and_nothing_else() -> None:
