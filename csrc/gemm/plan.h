@@ -122,15 +122,15 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
   return plan;
 }
 
-/// plan_gemm's request for a problem. `half`: the type of A and B.
-inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType half, bool batch_invariant) {
+/// plan_gemm's request for a problem.
+inline GemmRequest request_of(const GemmProblem& q) {
   const GemmEpilogue& e = q.epilogue;
   const auto bits = [&](const void* p, int64_t ld, int64_t batch_stride) {
     return reinterpret_cast<uintptr_t>(p) | static_cast<uint64_t>(ld * 2) |
            static_cast<uint64_t>(q.batch > 1 ? batch_stride * 2 : 0);
   };
   // A single row has a meaningless row stride; batch_invariant assumes that of several contiguous rows.
-  const uint64_t a = batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
+  const uint64_t a = q.batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
   const uint64_t b = bits(q.b, q.ld_b, q.batch_stride_b);
   GemmRequest r;
   r.m = q.m, r.n = q.n, r.k = q.k, r.batch = q.batch;
@@ -138,22 +138,21 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   r.tma_a = a % 16 == 0, r.tma_b = b % 16 == 0;
   r.odd_operands = (a | b) % 4 != 0;
   if (!r.tma_operands()) r.phases = gemm_phases(q);
-  const DType type = output == GemmOutput::kInputType ? half : DType::kFloat32;
-  r.tma_output = gemm_sm90_tma_writes(q, type);
-  r.row_output = gemm_sm90_has_rows(q, type);
-  r.out_bytes = output == GemmOutput::kAccumulate ? 8 : bytes_of(q.c.type);
+  r.tma_output = gemm_sm90_tma_writes(q);
+  r.row_output = gemm_sm90_has_rows(q);
+  r.out_bytes = q.accumulate ? 8 : bytes_of(q.c.type);
   for (const GemmValues* v : {&e.residual, &e.z, &e.preact}) {
     if (v->data) r.side_bytes += bytes_of(v->type);
   }
   r.activation = e.activation;
   r.plain = is_plain(e);
-  r.in_registers = gemm_sm90_in_registers(q, half);
+  r.in_registers = gemm_sm90_in_registers(q);
   // Strides of single rows or matrices are meaningless, so batch_invariant looks at the columns alone.
-  r.in_boxes = batch_invariant ? columns_of_sums(q) * bytes_of(type) % 16 == 0 : gemm_sm90_in_boxes(q, half, type);
+  r.in_boxes = q.batch_invariant ? columns_of_sums(q) * bytes_of(q.c.type) % 16 == 0 : gemm_sm90_in_boxes(q);
   r.keeps_z = e.z.data != nullptr;
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;
-  r.batch_invariant = batch_invariant;
+  r.batch_invariant = q.batch_invariant;
   return r;
 }
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "activation/name.h"
 #include "gemm/plan.h"
 
 namespace ak {
