@@ -165,7 +165,7 @@ std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::
   q.epilogue.activation = activation;
   q.epilogue.z = rows_of(preact, b.columns);
   if (bias) q.epilogue.bias = {const_cast<void*>(bias->const_data_ptr()), type_of(*bias), 0, bias->stride(0)};
-  return gemm(q, nullptr).ok() ? std::pair{out, preact} : std::pair<Tensor, Tensor>{};
+  return gemm_cpu(q, nullptr).ok() ? std::pair{out, preact} : std::pair<Tensor, Tensor>{};
 }
 
 Tensor multiply(const Matrix& a, const Matrix& b, ScalarType out_type, at::IntArrayRef like) {

@@ -70,7 +70,7 @@ struct GemmScratchSize {
 
 /// The product on the CPU. There C and z are contiguous, unless C is its own residual or added to; preact and any other
 /// residual are contiguous.
-Status gemm(const GemmProblem& problem, Stream stream);
+Status gemm_cpu(const GemmProblem& problem, Stream stream);
 
 /// True if there is no epilogue: C = A B.
 inline bool is_plain(const GemmEpilogue& e) {

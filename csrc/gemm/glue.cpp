@@ -143,7 +143,7 @@ struct Call {
     problem.m_major_a = !a.lies.k_contiguous, problem.n_major_b = !b.lies.k_contiguous;
     problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);
 #ifdef AK_ON_CPU
-    target.launch(gemm, problem);
+    target.launch(gemm_cpu, problem);
 #else
     GemmLaunch(target).run(problem, gemm_rates(a.tensor));
 #endif

@@ -109,7 +109,7 @@ struct Options {
   int batch = 1;                    // matrices, whose rows follow each other
   bool one_beside = false;          // residual or preact, which all matrices share
   bool swapped = false;
-  bool in_boxes = false;  // must be what TMA moves
+  bool tma_epilogue = false;  // must be what TMA moves
 };
 
 /// T: A and B; Out: C and z; Side: bias, residual.
@@ -195,10 +195,10 @@ std::string run(const Options& o) {
   };
   std::string wrong = c.compare("c", [&](int i, int j) { return o.backward ? backward(i, j) : forward(i, j); });
   if (wrong.empty() && o.z) wrong = z.compare("z", preactivation);
-  const bool in_boxes = gemm::arguments<kFloat, Tile>(worked_on, 1).path.fused == gemm::FusedEpilogue::kTma;
-  if (wrong.empty() && o.in_boxes && !in_boxes) wrong = "the epilogue is not the one of boxes";
-  if (wrong.empty() && o.residual) wrong = residual.check_prefetched(in_boxes);
-  if (wrong.empty() && o.backward) wrong = preact.check_prefetched(in_boxes);
+  const bool tma_epilogue = gemm::arguments<kFloat, Tile>(worked_on, 1).path.fused == gemm::FusedEpilogue::kTma;
+  if (wrong.empty() && o.tma_epilogue && !tma_epilogue) wrong = "the epilogue is not by TMA";
+  if (wrong.empty() && o.residual) wrong = residual.check_prefetched(tma_epilogue);
+  if (wrong.empty() && o.backward) wrong = preact.check_prefetched(tma_epilogue);
   if (!wrong.empty() || !o.sums) return wrong;
 
   emu::Buffer<float> column_sums("column sums", static_cast<size_t>(columns));

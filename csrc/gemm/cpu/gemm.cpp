@@ -269,7 +269,7 @@ bool has_contiguous_c(const GemmProblem& q) {
 
 }  // namespace
 
-AK_EXPORT Status gemm(const GemmProblem& q, Stream) {
+AK_EXPORT Status gemm_cpu(const GemmProblem& q, Stream) {
   if (q.batch == 0 || q.m == 0 || q.n == 0) return {};
   if (q.epilogue.preact.data) {
     run_backward(q);

@@ -91,7 +91,7 @@ inline bool gemm_sm90_in_registers(const GemmProblem& q) {
 /// True if TMA can move every operand of the epilogue, C and z in the type of C; otherwise the epilogue is elementwise.
 /// The layers of a training step qualify. addmm and baddbmm with a broadcast input, or an fp32 input and a 16-bit C, do
 /// not.
-inline bool gemm_sm90_in_boxes(const GemmProblem& q) {
+inline bool gemm_sm90_tma_epilogue(const GemmProblem& q) {
   if (!gemm_sm90_has_rows(q)) return false;
   const DType type = q.c.type;
   const GemmEpilogue& e = q.epilogue;

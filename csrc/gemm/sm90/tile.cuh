@@ -194,7 +194,7 @@ inline EpiloguePath epilogue_path(const GemmProblem& q, bool as_float) {
   const bool rows = gemm_sm90_has_rows(q) && as_float == (q.c.type == DType::kFloat32);
   if (rows && gemm_sm90_in_registers(q))
     return {gemm_sm90_tma_writes(q) ? direct_store(q) : DirectStore::kUnaligned, FusedEpilogue::kNone};
-  if (!rows || !gemm_sm90_in_boxes(q)) return {DirectStore::kNone, FusedEpilogue::kElementwise};
+  if (!rows || !gemm_sm90_tma_epilogue(q)) return {DirectStore::kNone, FusedEpilogue::kElementwise};
   return {q.epilogue.z.data ? direct_store(q) : DirectStore::kNone, FusedEpilogue::kTma};
 }
 
