@@ -65,6 +65,8 @@ std::string product(const Setup& s) {
   q.a = stored_a.buffer->data();
   q.b = stored_b.buffer->data();
   q.c = c.values;
+  q.type = kInput;
+  q.accumulate = s.accumulate;
   q.m = s.m, q.n = s.n, q.k = s.k;
   q.ld_a = stored_a.ld, q.ld_b = stored_b.ld;
   q.m_major_a = s.major_a == MN, q.n_major_b = s.major_b == MN;
@@ -78,7 +80,7 @@ std::string product(const Setup& s) {
   if (s.dact) q.epilogue.preact = stored_preact.as_values(kInput);
   if (s.sums) q.epilogue.column_sums = sums.data();
 
-  const GemmSm80Config config{s.tile, s.splits, s.accumulate};
+  const GemmSm80Config config{s.tile, s.splits};
   Scratch scratch(gemm_sm80_scratch(q, config));
   std::string error = message_of(gemm_sm80<T>(q, config, scratch.get(), nullptr));
   if (error.empty()) error = scratch.check();
@@ -259,10 +261,10 @@ void same_bits(Cases& cases) {
     for (size_t i = 0; i < b.size(); i++)
       b.set(i, round_to<fp16>(static_cast<float>(random.below(1 << 20)) * 1e-4f - 50));
     GemmProblem q{};
-    q.a = a.data(), q.b = b.data();
+    q.a = a.data(), q.b = b.data(), q.type = DType::kFloat16;
     q.c = {c.data(), DType::kFloat32, kN, 1, 0};
     q.m = kM, q.n = kN, q.k = kK, q.ld_a = kK, q.ld_b = kK;
-    const GemmSm80Config config{kSmall, 5, false};
+    const GemmSm80Config config{kSmall, 5};
     Scratch scratch(gemm_sm80_scratch(q, config));
     const std::string error = message_of(gemm_sm80<fp16>(q, config, scratch.get(), nullptr));
     if (!error.empty()) return error;

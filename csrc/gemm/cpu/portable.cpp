@@ -1,56 +1,62 @@
-// The fp32 product of 16-bit matrices on the CPU: ATen's fp32 matmul, or a loop of our own where a row must not depend
-// on its neighbours.
+// The fp32 product of 16-bit matrices on the CPU: ATen's fp32 matmul, or for batch invariance a loop.
 //
-// The operands are widened to fp32 first (exactly), so the sums are fp32 whatever the machine. Why not ATen's own
-// 16-bit matmul, where no epilogue asks for the fp32 sums? For fp16 it is slower (3 to 5 times on an AVX-512 machine).
-// For bf16 it is 4 times faster where the CPU has bf16 instructions, but these flush subnormal inputs and results to
-// zero (2^-130 * 2^16 summed over 64 gives 0), and on other machines it takes other paths: the result would depend on
-// the CPU.
+// The operands are first widened to fp32, exactly, so the sums are fp32 on every machine. ATen's 16-bit matmul is
+// slower for fp16 (3 to 5 times on an AVX-512 machine). For bf16 it is 4 times faster on a CPU with bf16 instructions,
+// but these flush subnormal inputs and results to zero (2^-130 * 2^16 summed over 64 gives 0), so the result would
+// depend on the CPU.
 //
 // The batch-invariant product: a BLAS chooses its order of summation by shape, alignment and number of threads. Here
-// each element is one chain of fused multiply-adds along K, whichever tile it falls into, so its bits depend on its row
-// and column alone (and are the same on every machine). A tile of 4 x 32 accumulators stays in registers.
+// each element is one chain of fused multiply-adds along K in any tile, so its bits depend on its row and column alone
+// and are the same on every machine. A tile of 4 x 32 accumulators stays in registers.
 //
-// Traps: the product goes through the `out` overloads of ATen, which autocast leaves alone; the functional ones would
-// be cast back to 16 bits when the caller is inside torch.autocast. torch.set_float32_matmul_precision("medium") also
-// holds for this product: on CPUs with AMX it then rounds fp16 operands to bf16, as the user asked of every fp32
-// matmul.
-#include "gemm/cpu/portable.h"
+// Traps: the product uses ATen's `out` overloads, which autocast leaves alone; inside torch.autocast the functional
+// ones would be cast back to 16 bits. torch.set_float32_matmul_precision("medium") applies here, too: on CPUs with AMX
+// fp16 operands are then rounded to bf16.
+#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
+#include "base/check.h"
 #include "base/config.h"
 #include "base/cpu/simd.h"
+#include "gemm/cpu/product.h"
 
 namespace ak {
 namespace {
 
-Tensor call_out(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
-  std::array<StableIValue, 3> stack{torch::stable::detail::from(a), torch::stable::detail::from(b),
-                                    torch::stable::detail::from(out)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "out", stack.data(), TORCH_ABI_VERSION));
+using Extents = std::array<int64_t, 3>;  // batch, rows, columns; a batch of one has no dimension
+
+Tensor call(const char* op, const char* overload, std::array<StableIValue, 3> stack) {
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// A batch that repeats one matrix (stride 0) is widened once and expanded again.
-Tensor widen(const Tensor& t) {
-  if (t.dim() == 3 && t.size(0) > 1 && t.stride(0) == 0) {
-    Tensor matrix = torch::stable::to(torch::stable::select(t, 0, 0), ScalarType::Float);
-    const std::vector<int64_t> sizes{t.size(0), t.size(1), t.size(2)};
-    std::array<StableIValue, 3> stack{torch::stable::detail::from(matrix), torch::stable::detail::from(sizes),
-                                      torch::stable::detail::from(false)};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack.data(), TORCH_ABI_VERSION));
-    return torch::stable::detail::to<Tensor>(stack[0]);
-  }
-  return torch::stable::to(t, ScalarType::Float);
+// A tensor over memory that outlives it.
+Tensor view(const void* data, ScalarType dtype, const Extents& sizes, const Extents& strides) {
+  const size_t first = sizes[0] == 1;
+  return torch::stable::from_blob(const_cast<void*>(data), {sizes.data() + first, 3 - first},
+                                  {strides.data() + first, 3 - first},
+                                  torch::stable::Device{torch::headeronly::DeviceType::CPU}, dtype);
+}
+
+// An operand in fp32. A matrix that a batch shares is widened once.
+Tensor widen(const void* data, DType type, const Extents& sizes, const Extents& strides) {
+  const ScalarType dtype = type == DType::kFloat16 ? ScalarType::Half : ScalarType::BFloat16;
+  const bool shared = sizes[0] > 1 && strides[0] == 0;
+  const Extents distinct{shared ? 1 : sizes[0], sizes[1], sizes[2]};
+  const Tensor wide = torch::stable::to(view(data, dtype, distinct, strides), ScalarType::Float);
+  if (!shared) return wide;
+  using torch::stable::detail::from;
+  return call("aten::expand", "", {from(wide), from(std::vector<int64_t>(sizes.begin(), sizes.end())), from(false)});
 }
 
 constexpr int64_t kRows = 4, kColumns = 32;
 
-// out[i, j] = sum over p of a[i, p] * b[p, j] for a full tile. `b` is packed, kColumns floats a row; the rows of a are
-// given by pointers, of which some may be the same.
+// out[i, j] = sum over p of a[i, p] * b[p, j] for a full tile. `b` is packed, kColumns floats a row; pointers to the
+// rows of a may repeat.
 AK_SIMD_CLONES void chain_tile(const float* const* a, int64_t a_step, const float* b, int64_t k, float* out) {
   float acc[kRows][kColumns] = {};
   for (int64_t p = 0; p < k; ++p) {
@@ -98,15 +104,20 @@ Matrix matrix_of(const Tensor& t, int64_t batch) {
 
 }  // namespace
 
-Tensor portable_product(const Tensor& a, const Tensor& b, bool batch_invariant, const Tensor* room) {
-  const Tensor out = room ? *room : empty_tensor(product_sizes(a, b), ScalarType::Float);
-  const Tensor a32 = widen(a), b32 = widen(b);
-  if (!batch_invariant) return call_out(a.dim() == 2 ? "aten::mm" : "aten::bmm", a32, b32, out);
-  if (out.numel() == 0) return out;
-  const int64_t batches = a.dim() == 3 ? a.size(0) : 1, elements = out.numel() / batches;
-  float* to = static_cast<float*>(out.mutable_data_ptr());
-  for (int64_t i = 0; i < batches; ++i) chain_product(matrix_of(a32, i), matrix_of(b32, i), to + i * elements);
-  return out;
+void portable_product(const GemmProblem& q, float* sums) {
+  const int64_t elements = int64_t{q.m} * q.n;
+  const auto strides = [](int64_t batch_stride, int64_t ld, bool by_columns) {
+    return by_columns ? Extents{batch_stride, 1, ld} : Extents{batch_stride, ld, 1};
+  };
+  const Tensor a = widen(q.a, q.type, {q.batch, q.m, q.k}, strides(q.batch_stride_a, q.ld_a, q.m_major_a));
+  const Tensor b = widen(q.b, q.type, {q.batch, q.k, q.n}, strides(q.batch_stride_b, q.ld_b, !q.n_major_b));
+  if (!q.batch_invariant) {
+    using torch::stable::detail::from;
+    const Tensor out = view(sums, ScalarType::Float, {q.batch, q.m, q.n}, {elements, q.n, 1});
+    call(q.batch == 1 ? "aten::mm" : "aten::bmm", "out", {from(a), from(b), from(out)});
+    return;
+  }
+  for (int64_t i = 0; i < q.batch; ++i) chain_product(matrix_of(a, i), matrix_of(b, i), sums + i * elements);
 }
 
 }  // namespace ak

@@ -1,7 +1,7 @@
 // 16-bit GEMM with mma.sync and fp32 accumulation: C = A B in all four layouts, for any leading dimension and any
 // 2-byte aligned pointer, on sm_80 and newer. On Hopper it serves operands that TMA cannot address.
 #pragma once
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 namespace ak {
 
@@ -23,8 +23,7 @@ enum class CopyPath {
 
 struct GemmSm80Config {
   GemmSm80Tile tile = GemmSm80Tile::k128x128;
-  int splits = 1;           ///< parts of k that run in parallel, for few tiles and long k; at least 1
-  bool accumulate = false;  ///< add to an fp32 C; not with a residual
+  int splits = 1;  ///< parts of k that run in parallel, for few tiles and long k; at least 1
 };
 
 /// Fastest path that the alignment of pointer, leading dimension and batch stride allows.

@@ -4,8 +4,8 @@ from . import Mutant
 
 TEST = "test_gemm_epilogue"
 KERNEL = "gemm/sm90/gemm.cuh"
-ELEMENTS = "gemm/sm90/elements.cuh"
-STORE = "gemm/sm90/store.cuh"
+ELEMENTS = "gemm/sm90/epilogue_elementwise.cuh"
+STORE = "gemm/sm90/direct_store.cuh"
 ELEMENT = "base/element.cuh"
 ARGS = "gemm/sm90/tile.cuh"
 HOST = "gemm/sm90/gemm.h"
@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(STORE, "if (thread == 0) bulk_wait_read<0>();", "", "the staging buffer is reused under a store"),
     Mutant(STORE, "if (add) {", "if (false) {", "C is overwritten"),
     # ---- rows of C that begin anywhere
-    Mutant(ARGS, "gemm_sm90_tma_writes(q, type) ? direct_store(e, half) : DirectStore::kUnaligned", "direct_store(e, half)", "TMA writes rows that it cannot"),
+    Mutant(ARGS, "gemm_sm90_tma_writes(q) ? direct_store(q) : DirectStore::kUnaligned", "direct_store(q)", "TMA writes rows that it cannot"),
     Mutant(STORE, "return x < end ? load_element", "return true ? load_element", "words: the bias is read beyond the last column"),
     Mutant(STORE, "value(x + offset + 1)", "value(x + offset)", "words: two columns share a bias"),
     Mutant(STORE, "load_element(type, element(bias, type, x))", "load_element(DType::kFloat16, element(bias, DType::kFloat16, x))", "words: any bias is read as fp16"),
@@ -54,13 +54,13 @@ MUTANTS = [
     Mutant(STORE, "if (skipped) store_one(0);", "", "words: the first value of a row that begins within a word is left out"),
     Mutant(STORE, "if ((end - skipped) % 2 != 0) store_one(end - 1);", "", "words: a lone last value is left out"),
     Mutant(STORE, "if (kFloat || lane >= to.rows) return;", "if (kFloat) return;", "words: the ends of rows beyond the last are stored"),
-    Mutant(HOST, "return q.c.type == type && q.c.column_stride == 1;", "return q.c.type == type;", "words: columns that lie apart are stored as neighbours"),
-    Mutant(HOST, "(e.alpha == 1.0f && gemm_sm90_bias_in_pairs(e, half))", "gemm_sm90_bias_in_pairs(e, half)", "alpha is forgotten beside a bias"),
-    Mutant(HOST, "reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0 &&", "", "a bias moves in pairs wherever it lies"),
-    Mutant(HOST, "e.bias.row_stride == 0 && e.bias.column_stride == 1 &&", "e.bias.column_stride == 1 &&", "a bias per row is taken for one per column",
+    Mutant(HOST, "return (q.c.type == q.type || q.c.type == DType::kFloat32) && q.c.column_stride == 1;", "return q.c.type == q.type || q.c.type == DType::kFloat32;", "words: columns that lie apart are stored as neighbours"),
+    Mutant(HOST, "(e.alpha == 1.0f && gemm_sm90_bias_in_pairs(q))", "gemm_sm90_bias_in_pairs(q)", "alpha is forgotten beside a bias"),
+    Mutant(HOST, "reinterpret_cast<uintptr_t>(bias.data) % (2 * bytes_of(bias.type)) == 0 &&", "", "a bias moves in pairs wherever it lies"),
+    Mutant(HOST, "bias.row_stride == 0 && bias.column_stride == 1 &&", "bias.column_stride == 1 &&", "a bias per row is taken for one per column",
            missed="a bias per row has no distance between columns, so the other condition holds it off"),
     Mutant(HOST, "aligned(q.n) && q.c.row_stride >= 1", "q.c.row_stride >= 1", "TMA clips a store within 16 bytes"),
-    Mutant(ARGS, "return e.bias.type == half ? DirectStore::kBias : DirectStore::kFloatBias;", "return DirectStore::kBias;", "a bias in fp32 is read as one of 16 bits"),
+    Mutant(ARGS, "return e.bias.type == q.type ? DirectStore::kBias : DirectStore::kFloatBias;", "return DirectStore::kBias;", "a bias in fp32 is read as one of 16 bits"),
     Mutant(KERNEL, "row >= args.m || work.n >= args.columns", "row >= args.m", "a tile that lies beside C is finished"),
     # ---- operands
     Mutant(ARGS, "p.epilogue.residual = q.c;", "", "what is in C is forgotten where TMA cannot add to it"),
@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(HOST, "!aligned(columns) ||", "", "TMA clips a store within 16 bytes"),
     Mutant(HOST, "!aligned(columns) || !aligned(t->row_stride)", "!aligned(columns)", "rows may begin anywhere"),
     Mutant(HOST, "if (gated && (backward || e.z.data) && q.batch > 1) return false;", "", "the second matrix of a batch is taken for the values"),
-    Mutant(HOST, "if (backward && (e.bias.data || e.residual.data || e.z.data || type != half)) return false;", "", "backward, a bias is forgotten"),
+    Mutant(HOST, "if (backward && (e.bias.data || e.residual.data || e.z.data || type != q.type)) return false;", "", "backward, a bias is forgotten"),
     Mutant(HOST, "return !e.z.data || e.alpha == 1.0f || !e.bias.data;", "return true;", "z forgets alpha beside a bias"),
     # ---- staged rows
     Mutant(ELEMENTS, "return moved ^ ((moved >> 3) & 16);", "return plain;", "the staged rows are not turned",

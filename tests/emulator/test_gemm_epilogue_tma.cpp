@@ -7,7 +7,7 @@ namespace {
 /// `o`, which must go through boxes.
 template <class T, class Out, class Side, Major kMajorB, class Tile>
 void check(Cases& cases, const char* name, Options o) {
-  o.in_boxes = true;
+  o.tma_epilogue = true;
   cases.check(name, [&] { return run<T, Out, Side, K, kMajorB, Tile>(o); });
 }
 
@@ -174,7 +174,7 @@ void narrow(Cases& cases) {
 }  // namespace ak::test::epilogue
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_boxes", ak::test::Seeds(argc, argv, 2));
+  ak::test::Cases cases("gemm_epilogue_tma", ak::test::Seeds(argc, argv, 2));
   ak::test::epilogue::forward(cases);
   ak::test::epilogue::in_turns(cases);
   ak::test::epilogue::with_z(cases);
