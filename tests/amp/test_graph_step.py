@@ -10,11 +10,12 @@ import amp_kernels as ak
 from amp_kernels.amp.graph_step import _beside
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim._state import Place
+from amp_kernels.testing.generators import normal
 
 from ..gpu.test_optimizers import OPTIMIZERS
 from ..reliability.loop import assert_same, flat
 
-BATCHES = [torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+BATCHES = [normal(6, 4, seed=i) for i in range(6)]
 BATCHES[2][1, 1] = torch.inf
 
 

@@ -9,6 +9,7 @@ from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels.amp import GradScaler
 from amp_kernels.amp._records import combined
 from amp_kernels.optim import SGD, AdamW
+from amp_kernels.testing.generators import normal
 
 
 def param(n=4, dtype=torch.float32):
@@ -119,7 +120,7 @@ def test_reciprocal_of_the_scale_is_taken_in_double():
     """Not all scales are powers of two once a user sets them; the bits must be torch's."""
     for scale in (3.0, 1000.0, 65537.0, 1.1):
         p, q = param(64), param(64)
-        grad = torch.randn(64, generator=torch.Generator().manual_seed(1))
+        grad = normal(64, seed=1)
         for scaler, parameter in (
             (GradScaler("cpu", init_scale=scale), p),
             (torch.amp.GradScaler("cpu", init_scale=scale), q),

@@ -54,21 +54,6 @@ def test_rates_are_of_medians_and_ratios_of_turns(small, tmp_path, monkeypatch):
     assert (torchs["ktok_per_s"], ours["ktok_per_s"]) == (5 * 16 / 2000, 5 * 16 / 500)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--provider", "torch,apex"], "--provider: apex is unknown; accepted: torch, torch.compile, amp_kernels, amp"),
-        (["--dtype", "fp32"], "--dtype: fp32 is unknown; accepted: bf16, fp16"),
-        (["--steps", "0"], "--steps: '0' is not a positive number"),
-        (["--device", "tpu"], "--device tpu: not a device"),
-    ],
-)
-def test_bad_options_are_refused(options, said, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        gpt2.parse(["--device", "cpu", *options])
-    assert said in capsys.readouterr().err
-
-
 def is_within_an_op(event):
     """Products of the portable set widen the 16-bit weights that they are given."""
     return event is not None and (event.name.startswith("amp_kernels::") or is_within_an_op(event.cpu_parent))

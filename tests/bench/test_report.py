@@ -192,16 +192,6 @@ def test_the_projects_pages_show_its_rows(machine, page, shown):
     assert ("Goals of the kernels on a GPU" in text) == (page == "docs/gpu.md")
 
 
-def test_without_marks_the_page_stays_as_it_is(results, tmp_path, capsys):
-    folder = results(list(products()))
-    begin, end = report.BEGIN, report.END
-    for content in ("# Title\n", f"{end}\n{begin}\n", f"{begin}\n{begin}\n{end}\n", f"{begin}\n{end}\n{end}\n"):
-        (tmp_path / "README.md").write_text(content)
-        assert report.main([str(folder), "--readme", str(tmp_path / "README.md")]) == 2
-        assert "needs one line <!-- benchmarks: begin -->" in capsys.readouterr().err
-        assert (tmp_path / "README.md").read_text() == content
-
-
 def test_a_quick_look_is_not_published(results, tmp_path, capsys):
     for rows, said in (([], "has no rows"), ([{**r, "quick": True} for r in products()], "but those of --quick")):
         assert report.main([str(results(rows))]) == 2

@@ -89,28 +89,6 @@ def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_pat
     assert not (tmp_path / train.CHECKPOINTS).exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_does_what_it_did_before(number):
-    reached = []
-    outer = signal.signal(number, lambda *args: reached.append(1))
-    try:
-        interrupts = Interrupts()
-        assert not interrupts()
-        signal.raise_signal(number)
-        assert (interrupts(), interrupts.signal, reached) == (True, number, [])
-        signal.raise_signal(number)
-        assert reached
-    finally:
-        signal.signal(number, outer)
-
-
-def test_it_runs_as_a_file_from_anywhere(tmp_path):
-    options = ["--dtype", "fp32", "--provider", "torch", "--steps", 2, "--out", "here"]
-    process = start(*options, script=(ROOT / "bench" / "train.py",), cwd=tmp_path)
-    assert process.wait(timeout=PATIENCE) == 0, process.stdout.read()
-    assert (tmp_path / "here" / "train.json").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from bench.harness.rows import OURS
-from bench.prediction import loss, measured
+from bench.prediction import loss
 from bench.prediction.chips import CHIPS
-from bench.prediction.measured import COPY_BYTES_PER_S, norm_shares
 from bench.prediction.price import COPIES, copied_bytes, facts, seconds, traces, whole
-from bench.prediction.trace import Op, trace
+from bench.prediction.trace import trace
 from bench.training.gpt import CONTEXT, GPT2, WORDS, GPT2Config
 from bench.training.gpt import GPT2_MODELS as MODELS
 
@@ -91,28 +89,3 @@ def test_the_loss_is_priced_as_it_runs():
     ours = sum(sum(loss.products_us(layer.products(rows, True), CHIPS["H200"])) for rows in layer.chunks)
     assert len(products) == 3 * len(layer.chunks)
     assert sum(seconds(op, CHIPS["H200"]) for op in products) * 1e6 == pytest.approx(ours)
-
-
-def test_a_loss_is_never_cheaper_than_its_products_and_a_copy():
-    for row in loss.table(CHIPS["H200"])[1:]:
-        together, least = (float(cell.split()[0]) for cell in row[-2:])
-        assert 1 < least < together
-
-
-def test_norms_have_the_rate_that_was_measured(monkeypatch):
-    rows = {"forward": (100, 50.0), "forward + backward": (300, 150.0)}  # MB, microseconds: 2 TB/s each
-    timed = {
-        ("layer_norm", f"32768x768 {way} under autocast", "fp32", OURS): {"bytes": moved * 1e6, "p50_us": us}
-        for way, (moved, us) in rows.items()
-    }
-    for row in timed.values():
-        row["copy_gb_per_s"] = COPY_BYTES_PER_S / 1e9
-    monkeypatch.setattr(measured, "run", lambda: timed)
-    assert norm_shares() == pytest.approx(
-        dict.fromkeys(["ak::norm_forward", "ak::norm_backward"], 2e12 / COPY_BYTES_PER_S)
-    )
-    op = Op("ak::norm_forward", [], [], [(0, 10**9)], [(1, 10**9)], [], [], {})
-    assert seconds(op, CHIPS["H200"]) == pytest.approx(1e-3)
-    timed.popitem()
-    assert norm_shares() == {}
-    assert seconds(op, CHIPS["H200"]) == pytest.approx(2e9 / (0.8 * COPY_BYTES_PER_S))

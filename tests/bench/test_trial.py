@@ -77,16 +77,6 @@ def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     assert result["final_scale"] == scales[-1]
 
 
-@EVERY_PROVIDER
-def test_without_a_scaler_nothing_is_scaled(text, provider):
-    trial = Trial(settings(steps=4, scaler=False), text, provider, "fp16")
-    assert trial.train()
-    result = trial.result()
-    assert result["scales"] is result["final_scale"] is None
-    assert (result["scaled"], result["skipped_steps"]) == (False, 0)
-    assert "unscaled" in result["name"]
-
-
 def test_a_run_learns(text):
     trial = Trial(settings(steps=60), text, "torch", "bf16")
     trial.train()
@@ -115,12 +105,3 @@ def test_memory_is_the_weights_two_moments_and_the_most_on_top(text, provider):
         third = torch.empty(3 << 20, dtype=torch.uint8)
     assert trial.peak_bytes == pytest.approx(held + (15 << 20), abs=1000)
     del second, third
-
-
-def test_the_learning_rate_warms_up_and_decays():
-    config = MODELS["micro"]
-    rates = [config.lr_at(step, 200) / config.lr for step in range(200)]
-    assert rates[0] == pytest.approx(1 / 40, rel=0.01)
-    assert rates.index(max(rates)) == 39
-    assert rates[100] == pytest.approx(0.51, rel=0.01)
-    assert rates[-1] == pytest.approx(0.02, rel=0.05)

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
+from amp_kernels.testing.generators import normal
 
 from .worlds import everyone, whole
 
@@ -62,7 +63,7 @@ def step(model, calls):
         last.register_forward_hook(lambda *_: calls.append("forward")),
         last.register_full_backward_hook(lambda *_: calls.append("backward")),
     ]
-    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(torch.distributed.get_rank()))
+    x = normal(5, 8, seed=torch.distributed.get_rank())
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         y = model(x)

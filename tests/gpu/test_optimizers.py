@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing.generators import normal
 
 from . import launches
 
@@ -169,7 +170,7 @@ def test_a_graphed_step_is_that_of_the_plain_loop(name):
         step = ak.graph_step(train, model=model, optimizer=optimizer, scaler=scaler) if graphed else train
         losses = []
         for number in range(5):
-            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(number)).to(DEVICE, dtype)
+            x = normal(32, 64, seed=number).to(DEVICE, dtype)
             losses.append(step(x * (torch.inf if number == 2 else 1.0)).clone())
             optimizer.param_groups[0]["lr"].mul_(0.5)
         found.append([*losses, *model.state_dict().values(), *results(list(model.parameters()), optimizer).values()])

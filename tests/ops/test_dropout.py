@@ -13,16 +13,13 @@ from amp_kernels._dispatch import policy
 from amp_kernels._raw import dropout
 from amp_kernels._raw._norm import statistics
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within, norm_backward_bound, norm_forward_bound
-from amp_kernels.testing.poison import embed, poisoned_allocations
+from amp_kernels.testing.generators import normal
+from amp_kernels.testing.poison import poisoned_allocations
 
 from .targets import backends_on_cpu, device_for
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 device = device_for(dropout.op)
-
-
-def normal(*shape, dtype=torch.float32, device="cpu", seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def mask_of(x, p, seed):
@@ -154,17 +151,6 @@ def test_a_checkpoint_recomputes_with_the_same_mask(device, use_reentrant):
             results[-1] = y.detach(), x.grad
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
-
-
-def test_strides_and_expanded_gradients(device):
-    x = normal(6, 40, dtype=torch.bfloat16, device=device)
-    strided = embed(x, transposed=True, offset=1)[0]
-    seed = torch.tensor([77], device=device)
-    options = {"p": 0.5, "out_dtype": torch.float32}
-    assert torch.equal(dropout.op(strided, seed, x, **options), dropout.op(x, seed, strided, **options))
-    leaf = x.clone().requires_grad_()
-    ak.dropout_add(leaf, x.float()).sum().backward()
-    assert set(leaf.grad.unique().tolist()) == {0.0, 2.0}
 
 
 def test_derivatives_of_every_kind_and_vmap():

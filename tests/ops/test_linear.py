@@ -8,9 +8,9 @@ from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import linear, op
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES
+from amp_kernels.testing.generators import HALF_DTYPES, normal
 
-from .tensors import leaves, normal, relative
+from .tensors import leaves, relative
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -308,24 +308,6 @@ def test_gradcheck_in_float64():
         torch.autograd.grad(linear_cross_entropy(x, weight, target), x, create_graph=True)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compile_fullgraph(reduction):
-    """Nothing is asked of the device on the way, where others call .item() twice (Liger-Kernel)."""
-    x, weight, target, bias = problem()
-
-    def call(x, weight, bias):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return linear_cross_entropy(
-                2 * x, weight, target, linear_bias=bias, reduction=reduction, chunk_size=8
-            ).sum()
-
-    outcomes = []
-    for f in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
-        loss = f(x, weight, bias)
-        outcomes.append([loss, *torch.autograd.grad(loss, (x, weight, bias))])
-    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
-
-
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_run_follows_torchs(dtype):
     """From the loss of a model that knows nothing, 8, down: there a run with another package's stood still (Liger-Kernel#512)."""

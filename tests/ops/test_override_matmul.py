@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
+from amp_kernels.testing import generators
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 
-from . import tensors
-
-normal = functools.partial(tensors.normal, dtype=torch.bfloat16)
+normal = functools.partial(generators.normal, dtype=torch.bfloat16)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-
-from .tensors import normal
+from amp_kernels.testing.generators import normal
 
 
 def assert_close(ours, stock):

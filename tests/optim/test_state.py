@@ -12,12 +12,13 @@ import amp_kernels.optim as akopt
 from amp_kernels._updates.state import ALIGN, state_layout
 from amp_kernels.ops import _shadows
 from amp_kernels.ops._shadows import fresh_shadow
+from amp_kernels.testing.generators import normal
 
 from .optimizers import EACH, STATEFUL, bf16, copies, f16, f32, fill, make, reference
 
 
 def param(*shape, dtype=f32, seed=0):
-    return torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
+    return torch.nn.Parameter(normal(*shape, dtype=dtype, seed=seed))
 
 
 def step(optimizer, params, value=1.0):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing.generators import normal
 from amp_kernels.testing.patience import PATIENCE
 
 from .loop import assert_same, flat
@@ -32,7 +33,7 @@ class Wide:
     def step(self, batch):
         self.place = "forward"
         self.optimizer.zero_grad()
-        x = torch.randn(256, 256, generator=torch.Generator().manual_seed(batch)).bfloat16()
+        x = normal(256, 256, seed=batch).bfloat16()
         result = self.model(x)
         self.place = "backward"
         result.backward(self.slope)
