@@ -72,22 +72,6 @@ def test_scaler_and_flags_of_tensors_are_the_same():
     assert any("2 of 16 gradients were infinite or NaN: e; l" in str(entry) for entry in results[0][0])
 
 
-def test_groups_do_not_share_their_numbers():
-    """Scalars are derived once for all parameters of one group and step count."""
-
-    def run(*which):
-        params = [torch.nn.Parameter(torch.ones(5)) for _ in which]
-        optimizer = akopt.AdamW([{"params": [p], "lr": 0.1 * (i + 1)} for p, i in zip(params, which, strict=True)])
-        for _ in range(4):
-            for p in params:
-                p.grad = torch.linspace(-1, 1, 5)
-            optimizer.step()
-        return params
-
-    for p, i in zip(run(0, 1, 2), range(3), strict=True):
-        assert torch.equal(p, *run(i))
-
-
 # ---- gradients that change ----
 
 

@@ -93,17 +93,6 @@ def test_versions_are_bumped():
         loss.backward()
 
 
-def test_sparse_gradients_still_raise():
-    embedding = torch.nn.Embedding(5, 4)
-    optimizer = warmed(list(embedding.parameters()))
-    embedding.sparse, embedding.weight.grad = True, None
-    embedding(torch.tensor([1])).sum().backward()
-    before = embedding.weight.clone()
-    with pytest.raises(RuntimeError, match="sparse gradients"):
-        optimizer.step()
-    assert torch.equal(embedding.weight, before)
-
-
 @pytest.mark.parametrize("how", ["backend", "mode"])
 def test_other_backends_and_dispatch_modes_get_lists(how, monkeypatch):
     """They cannot follow addresses."""
