@@ -141,19 +141,13 @@ SHARED = torch.ones(8)
         ([HALF], [torch.ones(5)], {}, ValueError, r"destinations\[0\] is float16\[4\].*sources\[0\] float32\[5\]"),
         ([torch.ones(2, 3)], [torch.ones(3, 2).t()], {}, ValueError, ".*accepted: one shape and the same strides"),
         ([HALF], [torch.ones(4, device="meta")], {}, ValueError, "sources are on meta and destinations on cpu"),
-        (
-            [SHARED[:4], SHARED[3:7]],
-            [ONE, ONE],
-            {},
-            ValueError,
-            r"destinations\[0\] and destinations\[1\] share memory",
-        ),
+        ([SHARED[:4], SHARED[3:7]], [ONE, ONE], {}, ValueError, r"destinations\[0\] and destinations\[1\] share memory"),
         ([HALF, SHARED[:4]], [ONE, SHARED[2:6]], {}, ValueError, r"destinations\[1\] and sources\[1\] share memory"),
         ([HALF], [ONE], {"seed": -1}, ValueError, "seed is -1"),
         ([HALF], [ONE], {"step": torch.ones(())}, ValueError, "step was given without seed"),
         ([HALF], [ONE], {"seed": 1, "step": torch.ones(2)}, TypeError, "step is float32"),
     ],
-)
+)  # fmt: skip
 def test_bad_calls_change_nothing(destinations, sources, options, error, text):
     with pytest.raises(error, match=f"cast_: {text}"):
         ak.cast_(destinations, sources, **options)

@@ -168,22 +168,11 @@ def test_module_is_torchs():
         (torch.ones(3), torch.ones(4, 2), {}, TypeError, "input has dtype float32"),
         (torch.ones(3).long(), torch.ones(4, 2, 2), {}, ValueError, r"weight has shape \[4, 2, 2\]"),
         (torch.ones(3).long(), torch.ones(4, 2).int(), {}, TypeError, "weight has dtype int32"),
-        (
-            torch.ones(3).long(),
-            torch.ones(4, 2),
-            {"padding_idx": 4},
-            ValueError,
-            "padding_idx is 4; accepted: None, -4",
-        ),
-        (
-            torch.ones(3, device="meta").long(),
-            torch.ones(4, 2),
-            {},
-            ValueError,
-            "weight is on cpu, but input is on meta",
-        ),
+        (torch.ones(3).long(), torch.ones(4, 2), {"padding_idx": 4}, ValueError, "padding_idx is 4; accepted: None, -4"),
+        (torch.ones(3, device="meta").long(), torch.ones(4, 2), {}, ValueError,
+            "weight is on cpu, but input is on meta"),
     ],
-)
+)  # fmt: skip
 def test_bad_calls(indices, weight, options, error, text):
     with pytest.raises(error, match=f"embedding: {text}"):
         ak.embedding(indices, weight, **options)
