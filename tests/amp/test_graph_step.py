@@ -145,7 +145,7 @@ def steps_a_part(run, source):
 @pytest.mark.parametrize(
     ("change", "anew"), [(loads_the_optimizer, 3), (loads_the_model, 0), (replaces_a_state, 3), (steps_a_part, 3)]
 )
-def test_what_happens_between_steps_counts(change, anew):
+def test_changes_between_steps_count(change, anew):
     """``anew``: the steps of another warm-up, where there must be another graph."""
     options = OPTIMIZERS["adamw master"]
     source, plain, run = (tensor_rates(Run(*options)) for _ in range(3))
@@ -261,7 +261,7 @@ def changes_a_number(run, x):
         (changes_a_number, r"writes numbers of the optimizer's groups"),
     ],
 )
-def test_what_is_refused_changes_nothing(function, words):
+def test_a_refused_step_changes_nothing(function, words):
     run = tensor_rates(Run())
     run.train(BATCHES[0])
     before = run.state()
@@ -286,7 +286,7 @@ def test_a_refused_first_call_leaves_numbers_in_the_groups():
         assert random.getstate() == drawn
 
 
-def test_what_undoes_a_failed_step_waits_for_it(monkeypatch):
+def test_undoing_a_failed_step_waits_for_it(monkeypatch):
     """On a GPU steps before the failure may still run on their stream."""
     waits = []
 

@@ -120,7 +120,7 @@ def test_a_run_that_was_cut_is_resumed_behind_what_passed(tmp_path, monkeypatch)
     assert [name for name, _ in ran] == list(ends)
 
 
-def test_of_another_commit_nothing_is_resumed(tmp_path, monkeypatch):
+def test_another_commit_resumes_nothing(tmp_path, monkeypatch):
     played(tmp_path, monkeypatch, {"tests": "passed"})
     record = tmp_path / "parts.json"
     record.write_text(record.read_text().replace("c0ffee", "0ther"))

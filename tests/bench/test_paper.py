@@ -78,14 +78,6 @@ def test_updates_of_a_quarter_of_a_unit_are_lost_without_masters(slope, dtype, q
     assert set(found.values()) == {1 - 64 * quarter_unit}
 
 
-def test_a_row_tells_what_a_run_cost(slope):
-    found = slope("fp16", slope=2.0**-20)
-    assert found["state_bytes"] >= slope("fp16 no master")["state_bytes"] + 4  # the master
-    assert found["skipped"] == 0
-    assert found["seconds"] > 0
-    assert slope("fp16", slope=2.0)["skipped"] == 2  # 2^17 and 2^16 are above FP16's largest number
-
-
 # ---- the real tasks
 
 
@@ -129,14 +121,6 @@ def test_a_killed_run_goes_on_and_nothing_is_trained_twice(slope, monkeypatch, t
     assert len(paper.read(results)) == 21
     assert results.read_text().startswith(first)
     assert "21 runs" in capsys.readouterr().out
-
-
-def test_a_run_of_other_steps_or_another_size_is_another_cell(slope, tmp_path, capsys):
-    for more in (["--steps", "2"], [], ["--size", "large"]):
-        paper.main(arguments(tmp_path, "--column", "fp32", "--seed", "0", *more))
-    assert [row["steps"] for row in paper.read(tmp_path / "paper.jsonl")] == [2, STEPS]
-    assert [row["steps"] for row in paper.read(tmp_path / "paper-large.jsonl")] == [4 * STEPS]
-    assert "1 runs" in capsys.readouterr().out.split("paper.jsonl")[1]  # the table is of the cells that were asked for
 
 
 # ---- the verdict

@@ -86,7 +86,7 @@ def measured_run(tmp_path):
     measured.use(measured.H200)
 
 
-def test_what_this_package_took_stands_beside_the_prediction(measured_run, monkeypatch):
+def test_measured_times_of_this_package_stand_beside_the_prediction(measured_run, monkeypatch):
     shapes = [Shape(4096, 4096, 4096, "NT"), Shape(4096, 4096, 4096, "NN"), Shape(2048, 2048, 2048, "NT")]
     hit, other_layout, wrong = tables.products(shapes, H200)[1:]
     assert hit[3] == "340.0"
@@ -128,7 +128,7 @@ def test_families_of_the_measured_step():
     assert {k: 100 * seconds[k] / total for k in shares} == pytest.approx(shares, abs=4)
 
 
-def test_what_is_priced_as_ours_is_ours_on_a_gpu():
+def test_ops_priced_as_ours_have_cuda_kernels():
     glue = "".join(path.read_text() for path in (ROOT / "csrc").rglob("glue*.cpp"))
     names = {op.name for each in traces(MODELS["gpt2-124m"], True) for op in each.ops if op.name.startswith("ak::")}
     assert "ak::gemm" in names

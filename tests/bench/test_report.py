@@ -50,7 +50,7 @@ def lines(table):
     return [dict(zip(head, line, strict=True)) for line in body]
 
 
-def test_what_failed_does_not_vanish_from_a_mean_unseen():
+def test_a_failed_case_is_counted_beside_the_mean():
     rows = list(products())
     failed = {key: rows[4][key] for key in ("op", "shape", "dtype", "provider", "families")}
     rows[4] = {**failed, **MACHINE, "status": "wrong", "reason": "out[0]: relative error 1"}

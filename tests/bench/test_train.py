@@ -12,7 +12,6 @@ import amp_kernels as ak
 from amp_kernels.testing.patience import PATIENCE
 from bench import train
 from bench.training import report
-from bench.training.runner import Interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ["--model", "nano", "--device", "cpu"]
@@ -106,34 +105,6 @@ def test_a_bad_option_gets_one_line(tmp_path, capsys, options, message):
     assert printed.err.count("\n") == 1
     assert message in printed.err
     assert not (tmp_path / "out").exists()
-
-
-class InterruptedAtOnce(Interrupts):
-    def __call__(self):
-        self.signal = signal.SIGINT
-        return True
-
-
-def test_resume_refuses_what_disagrees_and_gives_each_later_run_a_fresh_start(tmp_path, monkeypatch, capsys):
-    """Interrupted in the first of two runs: the second must not start from the first one's state."""
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
-    arguments = ["--dtype", "fp32", "--steps", "9"]
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "Interrupts", InterruptedAtOnce)
-        assert train.main([*NANO, *arguments, "--out", str(cut)]) == 130
-    resume = ["--device", "cpu", "--resume", "--out", str(cut)]
-    (tmp_path / "other.txt").write_bytes(bytes(range(256)) * 100)
-    for options, message in (
-        (["--steps", "10"], "the checkpoint has steps = 9, the command line 10"),
-        (["--dtype", "fp16"], "the checkpoint has dtypes = ('fp32',)"),
-        (["--no-scaler"], "the checkpoint has scaler = True"),
-        (["--text", str(tmp_path / "other.txt")], "another text"),
-    ):
-        assert train.main([*resume, *options]) == 2
-        assert message in capsys.readouterr().err
-    assert train.main(resume) == 0
-    assert train.main([*NANO, *arguments, "--out", str(whole)]) == 0
-    assert outcome(cut) == outcome(whole)
 
 
 # ---- table, record and plot

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bench.training.data import load_text
-from bench.training.gpt import MODELS
 from bench.training.trainers import TRAINERS
 from bench.training.trial import Settings, Trial
 
@@ -53,17 +52,6 @@ def test_an_interrupted_run_continues_bit_for_bit(text, tmp_path, dtype, provide
     assert {key: trial.result()[key] for key in kept} == {key: whole.result()[key] for key in kept}
 
 
-def test_providers_start_from_the_same_weights_and_batches(text):
-    weights, losses = [], []
-    for provider in TRAINERS:
-        trial = Trial(settings(steps=1), text, provider, "fp32")
-        weights.append(parameters(trial))
-        trial.train()
-        losses.append(trial.losses[0].item())
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
 @EVERY_PROVIDER
 def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     """The counter comes from the optimizer, the scale from the scaler: they must tell the same story."""
@@ -75,19 +63,6 @@ def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     falls = sum(after < before for before, after in itertools.pairwise(scales))
     assert result["skipped_steps"] == falls > 0
     assert result["final_scale"] == scales[-1]
-
-
-def test_a_run_learns(text):
-    trial = Trial(settings(steps=60), text, "torch", "bf16")
-    trial.train()
-    result = trial.result()
-    assert result["losses"][0] == pytest.approx(5.55, abs=0.1)  # ln 256: it knows nothing yet
-    assert result["validation_loss"] < 3.6
-    assert result["tokens_per_second"] > 0
-    assert [step for step, _ in result["validation"]] == [15, 30, 45, 60]
-    assert MODELS["nano"].dropout > 0
-    assert trial._validate() == trial._validate()  # without dropout
-    assert trial.trainer.model.training
 
 
 @EVERY_PROVIDER

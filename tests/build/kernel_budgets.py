@@ -1,4 +1,4 @@
-"""What each CUDA kernel may take of a multiprocessor, and what its machine code must contain.
+"""Limits of each CUDA kernel on a multiprocessor, and required machine code.
 
 A row holds for every instance of the kernel on every architecture; ``kernel<Class>`` for the instances with that class,
 ``kernel<Class, true>`` for those that besides have this value of their one bool. A kernel without a row fails the test.
@@ -29,7 +29,7 @@ class Budget:
     why: str = ""
 
 
-# Of the teams of row_ring.cuh: the columns of a thread, and the cp.async of 16 bytes that bring them in fp32.
+# Teams of row_ring.cuh: the columns of a thread, and the cp.async of 16 bytes that bring them in fp32.
 TEAM_COLUMNS = 8 + 16 + 24 + 32 + 16 + 24 + 32 + 16  # the last has 32 in some kernels
 RING_COPIES = TEAM_COLUMNS // 4
 
@@ -153,7 +153,7 @@ BUDGETS = {
 
 
 def table() -> str:
-    """Of the kernels whose speed is memory's, as it stands in docs/ptx.md."""
+    """The table of docs/ptx.md: kernels whose speed is memory's."""
     head = "| kernel | registers per thread | threads per SM | bytes in flight per thread | KB in flight per SM |\n|---|---|---|---|---|\n"
     rows = (
         f"| `{kernel}` | {min(b.registers, 65_536 // threads)} | {b.blocks} x {b.threads} | {b.in_flight} "

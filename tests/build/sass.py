@@ -42,7 +42,7 @@ class Thread:
         self.path: list[Instruction] = []
 
     def run(self, limit: int = 200_000) -> list[Instruction]:
-        """What is executed until the thread exits, those that its predicate turns off included: they take their turn."""
+        """The instructions executed until the thread exits, those that its predicate turns off included: they take their turn."""
         at = 0
         while len(self.path) < limit:
             x = self.code[at]
@@ -374,7 +374,7 @@ class Thread:
         self.set(x.operands[0], True)
 
     def do_vote(self, x):
-        """Of one thread: what it says itself."""
+        """A vote of one thread is its own predicate."""
         flags = [text for text in x.operands if re.fullmatch(r"!?U?P\w*", text)]
         if re.fullmatch(r"U?P\d", x.operands[0]):
             self.set(x.operands[0], self.predicate(flags[-1]))

@@ -54,7 +54,7 @@ def by_sharded_scaler(name, explicit):
 
 
 def by_found_inf(name, reduction):
-    """What a caller of step() does who reduces the flag: the optimizer gets the scale and the flag as attributes."""
+    """A caller of step() that reduces the flag: the optimizer gets the scale and the flag as attributes."""
 
     def step(optimizer):
         scale = torch.tensor(8.0)

@@ -1,4 +1,4 @@
-// What the tests on the emulator share: which seeds to run, and how failures are counted and told.
+// Shared by the tests on the emulator: seeds to run, and the counting and printing of failures.
 //   test_X            the seeds that `make test` runs
 //   test_X 24         that many seeds per case
 //   test_X --seed 17  replays one schedule

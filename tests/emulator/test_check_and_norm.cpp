@@ -8,7 +8,7 @@
 namespace ak::test {
 namespace {
 
-/// What the kernel should leave in one slot or return, formed without it: the order of additions written down once
+/// The expected contents of a slot or result, formed without the kernel: the order of additions written down once
 /// more, thread after thread. The peak is kept as what it means.
 struct Expected {
   double sum = 0;
@@ -33,7 +33,7 @@ class Serial {
   Serial(const std::vector<GradRef>& grads, float inv_scale, int threads, int blocks, int places)
       : grads_(grads), inv_scale_(inv_scale), threads_(threads), blocks_(blocks), places_(places) {}
 
-  /// Of all blocks of all launches.
+  /// The slots of all blocks of all launches.
   std::vector<Expected> slots() {
     std::vector<Expected> slots;
     for (const auto& list : launches()) {
@@ -53,7 +53,7 @@ class Serial {
     for (size_t i = 0; i < all.size(); i++) per_thread[i % per_thread.size()].join(all[i]);
     return tree(per_thread);
   }
-  /// Of each tensor, empty ones included: a warp adds up the blocks that met it.
+  /// The result of each tensor, empty ones included: a warp adds up the blocks that met it.
   std::vector<Expected> per_tensor() {
     std::vector<Expected> results(grads_.size());
     size_t next = 0;
@@ -126,7 +126,7 @@ class Serial {
     return result;
   }
 
-  /// Of a block that reads these pieces.
+  /// The slot of a block that reads these pieces.
   Expected block(const std::vector<GradRef>& list, const std::vector<Piece>& pieces) {
     std::vector<Expected> per_thread(static_cast<size_t>(threads_));
     for (const auto& [tensor, begin, count] : pieces) {

@@ -4,7 +4,7 @@
 namespace ak::test::epilogue {
 namespace {
 
-/// What is done to a sum in its register.
+/// The epilogue of a sum in its register.
 void in_registers(Cases& cases) {
   cases.check("bias",
               [] { return run<bf16, bf16, bf16, K, K, Two>({.m = 136, .n = 200, .k = 72, .bias = Bias::kColumn}); });

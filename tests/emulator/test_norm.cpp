@@ -45,7 +45,7 @@ struct Options {
 
 constexpr int64_t kSeed = 0x7edcba9876543210;
 
-/// What dropout leaves of element i.
+/// Element i after dropout.
 float dropped(float x, size_t i, double p) {
   const uint32_t word = philox4x32_10({{static_cast<uint32_t>(i / 4), 0, 0, 0}}, kSeed).word[i % 4];
   const float scale = p < 1 ? static_cast<float>(1 / (1 - p)) : 0.0f;

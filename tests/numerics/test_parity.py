@@ -34,7 +34,7 @@ def test_the_verdict_weighs_the_difference_against_the_spread():
     assert not outcomes(fp32=[1.0, 1.0], bf16=[1.0 + 1e-4] * 2)
 
 
-def test_what_a_run_is_given():
+def test_arguments_of_a_run():
     seen = []
 
     def train(run):

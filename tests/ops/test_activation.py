@@ -63,7 +63,7 @@ def test_every_number(device, dtype, name):
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
-def test_what_is_no_number_and_the_limits(device, name):
+def test_nan_and_the_limits(device, name):
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0], device=device).requires_grad_()
     y = FUNCTIONS[name](x)
     assert y[:2].tolist() == [math.inf, 0.0]

@@ -68,7 +68,7 @@ def test_random_bits_depend_on_seed_step_position_and_element_alone(backend):
 
 
 def test_the_sum_of_many_casts_is_the_sum():
-    """What rounding to nearest loses for ever: 0.1 of a last place, added 1,000 times."""
+    """Rounding to nearest loses this for ever: 0.1 of a last place, added 1,000 times."""
     source, total = torch.full((100,), 1 + 0.1 * 2.0**-7), torch.zeros(100)
     out = torch.empty(100, dtype=torch.bfloat16)
     for step in range(1000):

@@ -47,7 +47,7 @@ def reference(logits, target, weight=None, *, z_loss=0.0, reduction="mean", upst
 
 
 def loss_error(logits, classes, weight=1.5):
-    """What fp32 may lose of a row's loss: the roundings of logits relative to the largest, of the exponential's argument,
+    """Bound on the error of a row's loss in fp32: the roundings of logits relative to the largest, of the exponential's argument,
     of some ``classes / 64 + 40`` additions, and of the z-loss."""
     size = logits.detach().double().abs().amax().item() * 2 + math.log(classes) + 2
     return weight * size * (size + classes / 64 + 40) * 2.0**-23
@@ -182,7 +182,7 @@ def test_any_ignore_index(device):
 
 
 def test_a_number_added_to_all_logits_changes_nothing(device):
-    """Where lse - x_t is formed of large numbers, 0.04859 becomes 0.0625."""
+    """If lse - x_t is formed of large numbers, 0.04859 becomes 0.0625."""
     logits = torch.tensor([[3.0, 0.0, -4.0]], device=device)
     target = torch.tensor([0], device=device)
     assert torch.equal(cross_entropy(logits, target), cross_entropy(logits + 2.0**20, target))

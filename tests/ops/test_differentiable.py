@@ -1,4 +1,4 @@
-"""What linear, mlp, matmul, baddbmm and addmm have in common: derivatives of any order, torch's own arithmetic in fp32 and fp64,
+"""Properties that linear, mlp, matmul, baddbmm and addmm share: derivatives of any order, torch's own arithmetic in fp32 and fp64,
 torch.compile, and eager calls that skip the dispatcher."""
 
 from collections.abc import Callable

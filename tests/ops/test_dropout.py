@@ -254,7 +254,7 @@ def test_a_norm_of_a_sum_is_one_kernel_each_way(p):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_norm_with_dropout_within_bounds_of_float64(device, centred, p):
-    """Of 16 bits added to fp32, under autocast; with gradients of the branch in 16 bits."""
+    """16 bits are added to fp32, under autocast; gradients of the branch have 16 bits."""
     norm, columns = ak.layer_norm if centred else ak.rms_norm, 72
     x, residual = normal(5, columns, dtype=torch.bfloat16, device=device), normal(5, columns, device=device, seed=1)
     weight, grad = (

@@ -108,7 +108,7 @@ WALKS = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("matrices", "call"), WALKS.values(), ids=WALKS)
 def test_the_last_row_is_that_row(matrices, call):
-    """Of 4 GiB each, and as much for the result."""
+    """The matrices take 4 GiB each, and as much for the result."""
     far = [last_row() for _ in range(matrices)]
     got = call(*far)[-1:].clone()
     assert torch.equal(got, call(*(t[-1:].clone() for t in far)))

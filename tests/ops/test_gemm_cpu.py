@@ -227,7 +227,7 @@ def flushed(x, least=2.0**-126):
 
 
 def product_by_the_manual(a, b):
-    """What Intel's manual says of tdpbf16ps. Even and odd elements of 32 along K are summed apart, by fused multiply-adds, and
+    """tdpbf16ps by Intel's manual. Even and odd elements of 32 along K are summed apart, by fused multiply-adds, and
     both are added to the tile; subnormal numbers are flushed. float64 holds a product exactly, and has enough bits that
     its sum, rounded again, is the fused one. A sum that rounds up to 2^-126 is tiny."""
     a, b = (flushed(torch.nn.functional.pad(t.float(), (0, -t.shape[1] % 32))).double() for t in (a, b.t()))

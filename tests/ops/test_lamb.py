@@ -71,7 +71,7 @@ def test_decay_alone_is_a_direction(op):
 
 @BACKENDS
 @pytest.mark.parametrize(("flags", "wd"), [(0, 0.0), (ADAPT_ALL, 0.0), (0, 1e-30), (ADAPT_ALL, 1e-30)])
-def test_who_adapts(op, flags, wd):
+def test_the_ratio_applies_with_decay_or_the_flag(op, flags, wd):
     before, after = one([30.0, 40.0], [1.0, 1.0], op=op, flags=flags, weight_decay=wd)
     length = LR * 50 if flags or wd else LR * math.sqrt(2)
     assert norm(after - before) == pytest.approx(length, rel=1e-4)

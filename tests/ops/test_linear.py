@@ -169,7 +169,7 @@ def test_a_shadow_is_read_in_place_of_the_weight():
 
 
 def keep_shadow(weight, dtype, seed=9):
-    """What an optimizer would keep, with values that tell it from a copy of the weight."""
+    """A shadow as an optimizer keeps it, with values that tell it from a copy of the weight."""
     shadow = torch.empty_like(weight, dtype=dtype, requires_grad=False)
     refresh_shadow(weight, shadow)
     return shadow.copy_(normal(*weight.shape, seed=seed))

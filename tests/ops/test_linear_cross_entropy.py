@@ -135,7 +135,7 @@ def test_small_gradients_in_fp16_need_no_loss_scale():
 
 
 def test_the_largest_gradients_in_fp16_are_in_range():
-    """Of a z-loss that is as large as the forward takes it, of logits as large as fp16 has them: 33 times those of the loss."""
+    """A z-loss as large as the forward takes it, of logits as large as fp16 has them: 33 times the gradients of the loss."""
     x, weight = torch.full((1, 1), 255.0), torch.tensor([[256.0], [-255.0], [-255.0]])
     args, z_loss = (x.half().requires_grad_(), weight.half().requires_grad_(), torch.tensor([1])), module.MOST_Z_LOSS
     loss = linear_cross_entropy(*args, z_loss=z_loss, reduction="sum")
@@ -164,7 +164,7 @@ def test_no_row_counts_in_fp16():
     ],
 )
 def test_products(dtype, options, products, monkeypatch):
-    """Of two chunks, in forward and in backward: three each, and a fourth where the forward cannot make gradients."""
+    """Two chunks have three products each, and a fourth if the forward cannot make gradients."""
     x, weight, target, _ = problem(dtype=dtype, bias=False)
     counted = []
     for name in ("gemm_op", "gemm_accumulate_op"):

@@ -1,4 +1,4 @@
-"""What stands between the products, over any combination of backend, shape, dtypes, place in memory and options, within the bounds of the
+"""The ops between the products, over any combination of backend, shape, dtypes, place in memory and options, within the bounds of the
 arithmetic. Whatever lies beside an operand is NaN."""
 
 import torch

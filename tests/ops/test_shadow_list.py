@@ -21,7 +21,7 @@ def make(count):
 
 
 def step(shadows, params, views):
-    """What a step does: weights and shadows change, and autograd hears of the weights alone."""
+    """As a step: weights and shadows change, and autograd hears of the weights alone."""
     shadows.renew()
     with torch.no_grad():
         for param, view in zip(params, views, strict=True):

@@ -115,7 +115,7 @@ def test_rows_that_are_no_numbers(device, log, safe):
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [8, 264, 1041, 8200])
-def test_what_is_masked_has_no_gradient(device, columns, dtype, log):
+def test_masked_elements_have_no_gradient(device, columns, dtype, log):
     """Not even NaN, of rows of which nothing is kept: they are padding, as a rule, of which nobody reads the result."""
     generator = torch.Generator().manual_seed(2)
     mask = torch.rand(4, columns, generator=generator) < 0.5

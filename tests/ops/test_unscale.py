@@ -46,7 +46,7 @@ def test_found_inf_is_never_cleared():
 
 
 def test_results_that_are_not_finite():
-    """What torch does not see: it tests the value before the multiplication."""
+    """torch does not see these: it tests the value before the multiplication."""
     assert run([torch.full((3,), 1e30)], 2.0**30) == 1.0
     assert run([torch.full((3,), 300.0, dtype=torch.float16)], 300.0) == 1.0  # 90000 is finite in fp32, inf when stored
     assert run([torch.full((3,), 3e38, dtype=torch.bfloat16)], 2.0) == 1.0

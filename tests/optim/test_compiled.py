@@ -210,7 +210,7 @@ def test_a_parameter_that_is_added_and_one_without_a_gradient():
     assert (idle == 1).all()
 
 
-def test_what_ends_a_program():
+def test_calls_that_cause_a_graph_break():
     """A closure, an optimizer of torch, and what the host wants to know of a step: the program goes on after the call."""
     training = Training(*FP32)
     other = torch.optim.SGD(training.model.parameters(), lr=0.1)

@@ -28,7 +28,7 @@ def detached(values):
 
 
 def tolerance(name, args, kwargs):
-    """Of a compiled result beside the eager one. Each rounds once; a gradient that meets another in a 16-bit residual stream
+    """Tolerance of a compiled result against the eager one. Each rounds once; a gradient that meets another in a 16-bit residual stream
     is rounded three times by torch's operations."""
     floats = [t for t in args if isinstance(t, torch.Tensor) and t.is_floating_point()]
     if name not in DECOMPOSED or floats[0].dtype == torch.float64:

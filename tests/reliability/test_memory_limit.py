@@ -46,7 +46,7 @@ class Wide:
 
 
 def limited(headroom, function):
-    """What the function raises while the process may have so many bytes more than now."""
+    """The error of the function while the process may have so many bytes more than now."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -61,7 +61,7 @@ def limited(headroom, function):
 
 
 def failures(taken):
-    """Where steps fail, from no memory to enough of it: place, and whether in an op of this package. ``taken``: steps before."""
+    """Failures of steps, from no memory to enough of it: (place, True if in an op of this package). ``taken``: steps before."""
     expected = Wide()
     for batch in [*range(taken), 8, 9]:
         expected.step(batch)

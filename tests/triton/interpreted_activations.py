@@ -47,8 +47,8 @@ def test_bits_of_the_host(name):
     grad = np.random.default_rng(1).standard_normal(X.size).astype(np.float32)
     y, dx = torch.empty(X.size), torch.empty(X.size)
     both_kernel[(1,)](torch.from_numpy(X), torch.from_numpy(grad), y, dx, ACTIVATION=name, BLOCK=X.size)
-    compare(y.numpy(), _host.activate(name, X))
-    compare(dx.numpy(), _host.activate_backward(name, grad, X))
+    check_bits(y.numpy(), _host.activate(name, X))
+    check_bits(dx.numpy(), _host.activate_backward(name, grad, X))
 
 
 @triton.jit
@@ -65,10 +65,10 @@ def test_bits_of_the_host_for_two_values():
     results = [torch.empty(X.size) for _ in range(3)]
     gated_kernel[(1,)](*(torch.from_numpy(x) for x in (X, up, grad)), *results, BLOCK=X.size)
     for got, expected in zip(results, (_host.swiglu(X, up), *_host.swiglu_backward(grad, X, up)), strict=True):
-        compare(got.numpy(), expected)
+        check_bits(got.numpy(), expected)
 
 
-def compare(got, expected):
+def check_bits(got, expected):
     apart = distance(got, expected)
     # The Newton steps of the division round correctly as long as their remainder is a normal number.
     small = np.abs(expected) < 2.0**-100

@@ -36,7 +36,7 @@ def last_of_a_grid(*bounds):
 @pytest.fixture(autouse=True)
 def last_programs(monkeypatch):
     monkeypatch.setattr(interpreter, "range", last_of_a_grid, raising=False)
-    # What a kernel has written is where it belongs: these are no copies of a GPU's tensors.
+    # A kernel's results are where they belong: these are no copies of a GPU's tensors.
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *args: None)
     monkeypatch.setattr(norm_backward, "programs", lambda device, per_sm: ROWS)
     monkeypatch.setattr(cast._tables, "programs", lambda device, per_sm: ROWS)

@@ -247,7 +247,7 @@ def test_sizes(n, kind):
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**63 - 1])
 @pytest.mark.parametrize(("index", "step"), [(0, 0), (2**31, 1), (2**32 - 1, 2**24 - 2)])
-def test_what_random_bits_depend_on(seed, index, step):
+def test_random_bits_depend_on_seed_index_and_step(seed, index, step):
     def place(update):
         update.layout[:, 4] = index
         update.steps[0].fill_(step)
