@@ -110,6 +110,3 @@ def test_a_wrapper_that_does_not_step_gets_an_empty_answer():
     optimizer = akopt.AdamW([param()])
     result, answer = optimizer.step_on_request(StepRequest(check=True), lambda: None)
     assert (result, answer.sum_sq, answer.found_infs, answer.nonfinite) == (None, None, {}, [])
-
-
-# ---- groups ----
