@@ -1,4 +1,7 @@
-"""Runs each interpreted_*.py in a process of its own: Triton chooses between compiler and interpreter at import."""
+"""Runs the interpreted_*.py in processes of their own: Triton chooses between compiler and interpreter at import.
+
+A process takes several seconds before its first test, so each runs a quarter of the files.
+"""
 
 import os
 import subprocess
@@ -10,17 +13,16 @@ import pytest
 from amp_kernels.testing.patience import PATIENCE
 
 FOLDER = Path(__file__).parent
-FILES = sorted(path.name for path in FOLDER.glob("interpreted_*.py"))
-
-
-def test_there_are_files():
-    assert FILES
+FILES = sorted(map(str, FOLDER.glob("interpreted_*.py")))
+PROCESSES = 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_interpreted(name):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FOLDER / name)]
+@pytest.mark.parametrize("part", range(PROCESSES))
+def test_interpreted(part):
+    files = FILES[part::PROCESSES]
+    assert files
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=PATIENCE
     )
