@@ -193,18 +193,29 @@ UPDATES = [
     ({"moments": lambda m: [m[0][:16], *m[1:]]}, ValueError, r"\[0\] has 16 elements"),
 ]
 OWN = {
-    "adamw_": [({"beta1": 1.0}, ValueError, "beta1.0. is 1.0; accepted: a number from 0 to below 1"),
-        ({"beta2": NAN}, ValueError, "beta2.0. is nan"), ({"eps": -1.0}, ValueError, "eps.0. is -1.0"),
+    "adamw_": [
+        ({"beta1": 1.0}, ValueError, "beta1.0. is 1.0; accepted: a number from 0 to below 1"),
+        ({"beta2": NAN}, ValueError, "beta2.0. is nan"),
+        ({"eps": -1.0}, ValueError, "eps.0. is -1.0"),
         ({"flags": [2]}, ValueError, "flags.0. is 2; accepted: a sum of bits out of 1, 4, 8"),
-        ({"moments": lambda m: [m[0], m[1].view(16, 32), m[2]]}, ValueError, "exp_avg_sq.0. .*accepted: a flat, contig"),
+        (
+            {"moments": lambda m: [m[0], m[1].view(16, 32), m[2]]},
+            ValueError,
+            "exp_avg_sq.0. .*accepted: a flat, contig",
+        ),
         ({"moments": lambda m: [m[0][:0], *m[1:]]}, ValueError, "exp_avg.0. has 0 elements"),
-        ({"moments": lambda m: [*m[:2], torch.zeros(16)]}, ValueError, "max_exp_avg_sq.0. has 16 elements")],
-    "sgd_": [({"momentum": NAN}, ValueError, "momentum.0. is nan"),
-        ({"dampening": NAN}, ValueError, "dampening.0. is nan")],
-    "lion_": [({"beta2": 1.0}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
-        ({"moments": lambda m: [t[:0] for t in m]}, ValueError, "exp_avg.0. has 0 elements")],
+        ({"moments": lambda m: [*m[:2], torch.zeros(16)]}, ValueError, "max_exp_avg_sq.0. has 16 elements"),
+    ],
+    "sgd_": [
+        ({"momentum": NAN}, ValueError, "momentum.0. is nan"),
+        ({"dampening": NAN}, ValueError, "dampening.0. is nan"),
+    ],
+    "lion_": [
+        ({"beta2": 1.0}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
+        ({"moments": lambda m: [t[:0] for t in m]}, ValueError, "exp_avg.0. has 0 elements"),
+    ],
     "lamb_": [({"beta1": NAN}, ValueError, "beta1.0. is nan"), ({"eps": -1e-8}, ValueError, "eps.0. is -1e-08")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

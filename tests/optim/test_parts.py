@@ -1,4 +1,4 @@
-"""The parts of an optimizer alone: group checks, packed numbers, state store, step plan, and the protocol of a scaler's step."""
+"""The parts of an optimizer alone: the state store and the protocol of a scaler's step."""
 
 import pytest
 import torch
@@ -79,12 +79,6 @@ def test_a_snapshot_restores_every_buffer():
     restore()
     assert before.keys() == {"momentum_buffer", "master", "ema"}
     assert all(torch.equal(shown[p][name], value) for name, value in before.items())
-
-
-# ---- the numbers of the groups ----
-
-
-# ---- the plan ----
 
 
 # ---- a scaler's step ----
