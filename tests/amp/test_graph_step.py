@@ -230,16 +230,6 @@ def branches(run, x):
         raise AssertionError
 
 
-def selects(run, x):
-    run.train(x)
-    return x[x > 0]
-
-
-def looks_for_nonzero(run, x):
-    run.train(x)
-    return x.nonzero()
-
-
 def steps_the_schedule(run, x):
     run.train(x)
     run.scheduler.scheduler.step()
@@ -255,8 +245,8 @@ def changes_a_number(run, x):
     [
         (reads_the_loss, r"waits for a value on the host \(aten._local_scalar_dense.default"),
         (branches, r"waits for a value on the host"),
-        (selects, r"waits for a value on the host \(aten.index.Tensor"),
-        (looks_for_nonzero, r"waits for a value on the host \(aten.nonzero.default"),
+        (lambda run, x: (run.train(x), x[x > 0]), r"waits for a value on the host \(aten.index.Tensor"),
+        (lambda run, x: (run.train(x), x.nonzero()), r"waits for a value on the host \(aten.nonzero.default"),
         (steps_the_schedule, r"writes numbers of the optimizer's groups.*scheduler.step\(\) after the step"),
         (changes_a_number, r"writes numbers of the optimizer's groups"),
     ],
@@ -341,15 +331,11 @@ def test_parameters_without_a_gradient_are_named():
     ("options", "error", "words"),
     [
         ({"warmup": 1}, ValueError, "graph_step: warmup is 1"),
-        (
-            {"scaler": torch.amp.GradScaler("cpu")},
-            TypeError,
-            "scaler has type torch.amp.grad_scaler.GradScaler; accepted: None",
-        ),
+        ({"scaler": torch.amp.GradScaler("cpu")}, TypeError, "scaler has type torch.amp.* accepted: None"),
         (
             {"optimizer": torch.optim.SGD([torch.ones(1)])},
             TypeError,
-            "optimizer has type torch.optim.sgd.SGD; accepted: an optimizer of",
+            "optimizer has type torch.optim.* accepted: an opt",
         ),
     ],
 )

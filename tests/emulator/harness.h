@@ -8,8 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/half.h"
 #include "device/launch.cuh"
 #include "emulator/memory.h"
 
@@ -76,6 +79,12 @@ class Cases {
   Seeds seeds_;
   int cases_ = 0, failures_ = 0;
 };
+
+/// The DType of fp16, bf16 or float.
+template <class T>
+constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
+                        : std::is_same_v<T, bf16> ? DType::kBFloat16
+                                                  : DType::kFloat16;
 
 inline std::string message_of(const Status& status) { return status.ok() ? "" : status.message; }
 
