@@ -7,7 +7,7 @@ import pytest
 from bench import gpt2
 from bench.training import gpt
 
-PROVIDERS = ["torch", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
+PROVIDERS = ["torch", "amp_kernels three lines", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
 
 
 @pytest.fixture
