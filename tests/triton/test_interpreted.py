@@ -1,7 +1,5 @@
-"""Runs the interpreted_*.py in processes of their own: Triton chooses between compiler and interpreter at import.
-
-A process takes several seconds before its first test, so each runs a quarter of the files.
-"""
+"""Runs the interpreted_*.py in one process of their own: Triton chooses between compiler and interpreter at import, and a process
+takes several seconds before its first test. One file alone: ``TRITON_INTERPRET=1 python -m pytest tests/triton/interpreted_X.py``."""
 
 import os
 import subprocess
@@ -12,17 +10,13 @@ import pytest
 
 from amp_kernels.testing.patience import PATIENCE
 
-FOLDER = Path(__file__).parent
-FILES = sorted(map(str, FOLDER.glob("interpreted_*.py")))
-PROCESSES = 4
+FILES = sorted(map(str, Path(__file__).parent.glob("interpreted_*.py")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PROCESSES))
-def test_interpreted(part):
-    files = FILES[part::PROCESSES]
-    assert files
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
+def test_interpreted():
+    assert FILES
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FILES]
     run = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=PATIENCE
     )
