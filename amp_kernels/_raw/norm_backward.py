@@ -18,6 +18,7 @@ import torch
 
 from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from . import dropout
 from ._norm import check_backward, statistics
 
@@ -44,11 +45,7 @@ def _reference(call):
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
+    normal = Normal(device)
     for i, dtype in enumerate(KERNEL_DTYPES):
         other, third = KERNEL_DTYPES[i - 1], KERNEL_DTYPES[i - 2]
         for rows, columns in ((5, 40), (3, 1100), (9, 7), (0, 4)):

@@ -26,6 +26,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES, is_dense, names
 from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows, unscale
 from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
@@ -271,13 +272,10 @@ def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_l
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+    normal = Normal(device, grad=True)
 
     def classes(*shape: int) -> Tensor:
-        target = torch.randint(5, shape, generator=generator).to(device)
+        target = torch.randint(5, shape, generator=normal.generator).to(device)
         target.view(-1)[1:2] = -100
         return target
 

@@ -25,6 +25,7 @@ from .._checks.operands import check_bias, check_same_device, check_tensor, chec
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._raw import activation_backward
 from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_op
@@ -33,7 +34,7 @@ from . import _main_grad
 from ._autograd import add_gradient, under_transform
 from ._products import differentiable_product, gemm_options, working_dtype
 from ._shadows import fresh_shadow, shadows_exist
-from ._tensors import cast, flat, is_strided, like, sampler
+from ._tensors import cast, flat, is_strided, like
 
 
 class _Linear(torch.autograd.Function):
@@ -199,7 +200,7 @@ def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.
 
 
 def samples(device: str) -> Iterator[Sample]:
-    normal = sampler(device)
+    normal = Normal(device, grad=True)
 
     for i, dtype in enumerate(FLOATS):
         yield (normal(4, 5, dtype=dtype), normal(3, 5, dtype=dtype)), {}

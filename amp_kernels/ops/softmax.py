@@ -16,6 +16,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define, is_traced
+from .._dispatch.samples import Normal
 from .._raw import softmax_rows
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
@@ -135,16 +136,12 @@ def _check_mask(name: str, mask: Tensor, x: Tensor) -> None:
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
-
+    normal = Normal(device, grad=True)
     for i, dtype in enumerate(FLOATS):
         yield (normal(3, 6, dtype=dtype), -1), {"log": i % 2 == 0}
         if i % 2:
             yield (normal(2, 3, 4, dtype=dtype), 1), {"log": i == 1}
-            mask = torch.rand(2, 1, 1, 5, generator=generator).to(device) < 0.6
+            mask = torch.rand(2, 1, 1, 5, generator=normal.generator).to(device) < 0.6
             mask[..., 0] = True
             yield (normal(2, 2, 3, 5, dtype=dtype), 3, mask), {"log": i == 3}
     for dtype in (torch.float16, torch.bfloat16):
