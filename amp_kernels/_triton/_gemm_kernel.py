@@ -105,14 +105,11 @@ def gemm_kernel(
     k_first = matrix // batches * k_split // BLOCK_K * BLOCK_K
     k_last = tl.minimum(tl.maximum(K, 1), k_first + k_split)
     tl.assume(k_first < k_last)
-    first_row = tile_m * BLOCK_M
-    first_column = tile_n * BLOCK_N
+    first_row, first_column = tile_m * BLOCK_M, tile_n * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = acc if GATED else None
-
     if TMA:
-        row = first_row.to(tl.int32)
-        column = first_column.to(tl.int32)
+        row, column = first_row.to(tl.int32), first_column.to(tl.int32)
         for k in range(k_first, k_last, BLOCK_K):
             a_tile = _load_box(a, batch, row, k, A_COLUMN_MAJOR, BLOCK_M, BLOCK_K)
             b_tile = _load_box(b, batch, k, column, B_COLUMN_MAJOR, BLOCK_K, BLOCK_N)
@@ -149,7 +146,6 @@ def gemm_kernel(
                 up_base += BLOCK_K * b_step
             a_base += BLOCK_K * a_step
             b_base += BLOCK_K * b_step
-
     finish(
         acc,
         up,

@@ -107,7 +107,7 @@ def run(
     k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
     splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
     results = (_lies(c), _lies(preact), _lies(residual))
-    finish_m, finish_n = _FINISH_BLOCK if splits > 1 else (config.block_m, config.block_n)
+    finish_m = _FINISH_BLOCK[0] if splits > 1 else config.block_m
     row_sums = None
     if sums is not None:
         row_sums = torch.empty(batch * triton.cdiv(m, finish_m), sums.shape[0], dtype=torch.float32, device=c.device)
@@ -127,24 +127,7 @@ def run(
         if splits == 1:
             _launch(config, a, b, c, results, epilogue, n, k_split)
         else:
-            partials = torch.empty(splits * batch, m, b.shape[2], dtype=torch.float32, device=c.device)
-            _launch(config, a, b, partials, (_lies(partials), None, None), _PLAIN, b.shape[2], k_split)
-            grid = batch * triton.cdiv(m, finish_m) * triton.cdiv(n, finish_n)
-            finish_kernel[(grid,)](
-                partials,
-                c,
-                M=m,
-                N=n,
-                batches=batch,
-                splits=splits,
-                VEC_P=math.gcd(4, n),
-                **epilogue,
-                **_described(results, n, _FINISH_BLOCK),
-                BLOCK_M=finish_m,
-                BLOCK_N=finish_n,
-                num_warps=4,
-                enable_fp_fusion=False,
-            )
+            _launch_split(config, a, b, c, results, epilogue, n, k_split, splits)
         if sums is not None:
             rows, columns = row_sums.shape
             column_sums_kernel[(triton.cdiv(columns, _SUMS_BLOCK[1]),)](row_sums, sums, rows, columns, *_SUMS_BLOCK)
@@ -291,6 +274,29 @@ def _launch(
         a = _descriptor(a, arguments["A_COLUMN_MAJOR"], (config.block_m, config.block_k))
         b = _descriptor(b, arguments["B_COLUMN_MAJOR"], (config.block_k, config.block_n))
     gemm_kernel[grid](a, b, c, **epilogue, **arguments)
+
+
+def _launch_split(config, a, b, c, results, epilogue, n: int, k_split: int, splits: int) -> None:
+    """The product in ``splits`` parts of K, whose sums a second kernel adds in order before its epilogue."""
+    batch, m, columns = c.shape[0], a.shape[1], b.shape[2]
+    partials = torch.empty(splits * batch, m, columns, dtype=torch.float32, device=c.device)
+    _launch(config, a, b, partials, (_lies(partials), None, None), _PLAIN, columns, k_split)
+    block_m, block_n = _FINISH_BLOCK
+    finish_kernel[(batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
+        partials,
+        c,
+        M=m,
+        N=n,
+        batches=batch,
+        splits=splits,
+        VEC_P=math.gcd(4, n),
+        **epilogue,
+        **_described(results, n, _FINISH_BLOCK),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
 
 
 def _order(t: _Lies) -> tuple[bool, int]:
