@@ -214,6 +214,17 @@ def test_products_of_the_portable_set_have_the_bits_of_python(activation):
     assert all(map(torch.equal, ours, expected))
 
 
+@pytest.mark.parametrize(("rows", "features"), [(0, 8), (3, 0)])
+def test_products_without_elements(every_cpu_isa, rows, features):
+    x, weight = normal(rows, 70, dtype=BF16, grad=True), normal(features, 70, dtype=BF16, grad=True)
+    out = ak.linear(x, weight)
+    out.sum().backward()
+    assert in_cpp(out)
+    assert out.shape == (rows, features)
+    assert not x.grad.any()
+    assert not weight.grad.any()
+
+
 def test_a_gradient_dtype_of_its_own_is_left_to_python():
     x, weight = normal(4, 70, dtype=BF16), normal(50, 70, dtype=BF16, grad=True)
     weight.grad_dtype = FP32
