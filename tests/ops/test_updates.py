@@ -1,5 +1,5 @@
 """The update ops on the CPU, each rule by its row of the table: against float64, the reference and the formula (bit for bit),
-and what a step must leave alone. What only one of them has is tested in test_<name>.py."""
+and what a step must leave alone. Properties of one of them alone are tested in test_<name>.py."""
 
 import math
 

@@ -123,7 +123,7 @@ def test_one_wait_a_step(number):
 
 @pytest.mark.parametrize("epilogue", ["plain", "accumulate", "silu_preact_residual", "swiglu_dact"])
 def test_consumer_blackwell(epilogue):
-    """Which has the tensor cores of sm_80, and less shared memory."""
+    """It has the Tensor Cores of sm_80, and less shared memory."""
     config = _autotune.candidates((12, 0), 8, **EPILOGUES[epilogue][2])[0]
     kernel = compile_gemm(120, config, dtype=torch.bfloat16, epilogue=epilogue)
     check_fits(kernel, 120)
