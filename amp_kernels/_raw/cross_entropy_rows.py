@@ -19,7 +19,7 @@ from .._dispatch.samples import Normal
 
 
 def check(logits, target, weight, factor, loss, grad) -> None:
-    """What the C++ kernels check too: what would read or write beyond a tensor."""
+    """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
     name, soft = "cross_entropy_rows_", target.is_floating_point()
     rows, classes = logits.shape
     floats = {"logits": logits, "grad": grad} | ({"target": target} if soft else {})

@@ -8,7 +8,7 @@ import torch
 
 
 def is_strided(x: torch.Tensor) -> bool:
-    """Whether ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
+    """True if ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
     return x.layout is torch.strided and not x.is_nested
 
 

@@ -24,7 +24,7 @@ from ._tensors import cast
 
 
 class _Baddbmm(torch.autograd.Function):
-    """What autograd follows. The 16-bit copies of a and b are returned beside the result, as in ``matmul``."""
+    """The autograd node. The 16-bit copies of a and b are returned beside the result, as in ``matmul``."""
 
     @staticmethod
     def forward(ctx, input, a, b, alpha, beta, dtype, batch_invariant):

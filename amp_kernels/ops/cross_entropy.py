@@ -36,7 +36,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class Options(NamedTuple):
-    """What a loss is, its reduction apart; by the names of the raw op."""
+    """The options of a loss but its reduction, by the names of the raw op."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
 
 def denominator(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
-    """What a mean divides by, in fp32 or the dtype of ``weight``: the weights of the rows that count; of probabilities, their number."""
+    """The divisor of a mean, in fp32 or the dtype of ``weight``: the sum of the counted rows' weights; for probabilities, their number."""
     if target.dtype != torch.int64:
         return torch.full((), float(target.shape[0]), dtype=torch.float32, device=target.device)
     counted = target != options.ignore_index
@@ -61,7 +61,7 @@ def reduced(loss: Tensor, reduction: str, divisor: Tensor | None) -> Tensor:
 
 
 def row_factors(rows: int, reduction: str, divisor: Tensor | None, grad: Tensor | None, device) -> Tensor:
-    """What the gradient of each row is multiplied by; ``grad`` is the gradient of the reduced loss, 1 if ``None``."""
+    """The factor of each row's gradient; ``grad`` is the gradient of the reduced loss, 1 if ``None``."""
     factor = torch.ones((), dtype=torch.float32, device=device) if grad is None else grad.float()
     return (factor if divisor is None else factor / divisor).expand(rows)
 

@@ -38,11 +38,10 @@ from ._tensors import cast, flat, is_strided, like
 
 
 class _Linear(torch.autograd.Function):
-    """What autograd follows of ``linear``.
+    """The autograd node of ``linear``.
 
-    The 16-bit copies of x and weight and the pre-activation are returned beside the result: as outputs of this node
-    they carry their dependence on the inputs into a backward that is itself recorded, and no fp32 copy need be kept for
-    it.
+    The 16-bit copies of x and weight and the pre-activation are outputs too. So a recorded backward sees their dependence
+    on the inputs, and no fp32 copy is kept for it.
     """
 
     @staticmethod
@@ -318,5 +317,5 @@ def _of_dtensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _needs_others(weight: torch.Tensor, activation: str) -> bool:
-    """Whether a rank with a piece of a DTensor has not all that the activation of one of its elements is made of."""
+    """True if the activation of an element needs pre-activations that lie on other ranks."""
     return any(placed.is_shard(1) or (placed.is_shard(0) and activation in GATED) for placed in weight.placements)

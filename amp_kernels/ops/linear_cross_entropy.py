@@ -96,7 +96,7 @@ MOST_Z_LOSS = 2.0**-12
 def forward_scale(
     dtype: torch.dtype, reduction: str, target: Tensor, class_weight: Tensor | None, options: Options
 ) -> float | None:
-    """What the gradients that the forward makes are multiplied by; ``None``: backward has to make them."""
+    """The factor of gradients that the forward makes; ``None`` if the backward has to make them."""
     if made_in_forward(reduction, dtype):
         return 1.0
     # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p, where |lse| < 65,536: at most 32.

@@ -37,8 +37,8 @@ from .linear import check_shadow, gradient_dtype, linear, weight_gradient
 
 
 class _Mlp(torch.autograd.Function):
-    """What autograd follows of ``mlp``. As in ``linear``, everything saved that was made here is returned beside the
-    result, so that a backward which is itself recorded sees what it depends on."""
+    """The autograd node of ``mlp``. As in ``linear``, saved tensors that are made here are also outputs, so that a recorded
+    backward sees their dependence on the inputs."""
 
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant):

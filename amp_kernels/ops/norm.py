@@ -35,7 +35,7 @@ from .linear import gradient_dtype
 
 
 class _Norm(torch.autograd.Function):
-    """What autograd follows of a norm: ``(y, sum)``, the sum ``None`` without a residual."""
+    """The autograd node of a norm. Returns ``(y, sum)``; the sum is ``None`` without a residual."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p):
