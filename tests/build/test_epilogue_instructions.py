@@ -44,7 +44,7 @@ EXHAUSTIVE = [
     ),
 ]
 
-# A sum that leaves as it is takes 0.63: a rounding for two, an stmatrix for eight. What a tile takes besides keeps a thread with 128 sums
+# A sum that leaves as it is takes 0.63: a rounding for two, an stmatrix for eight. The rest of a tile keeps a thread with 128 sums
 # at 1.5: to free the last stage and hand the tensor cores over (13), to learn what the tile's epilogue and the next tile are (19 and 26),
 # addresses (15), for each 64 rows of 128 columns a fence and two barriers (14), and the block's end, once (17).
 
@@ -109,7 +109,7 @@ def in_elements(epilogue: str, as_float: bool) -> bool:
 
 def of_elements(epilogue: str, as_float: bool) -> float:
     """Into every other place: in fp32 they lie so far apart that a lane takes its elements along a row, each with addresses of its own.
-    Of a derivative with what it is taken of; of swiglu's there are two, and two results."""
+    A derivative also reads its pre-activation; swiglu's reads two, and has two results."""
     if epilogue in ("elements", "dswiglu"):
         return {"elements": 112 if as_float else 75, "dswiglu": 168}[epilogue]
     return 107 + ARITHMETIC[epilogue.removeprefix("d").removesuffix("_sums")] + 8 * epilogue.endswith("_sums")

@@ -46,12 +46,7 @@ NORMS = [
 WIDE = 24.5  # instructions an element of such a row in the registers of 16 warps
 
 # type of the logits, whether there is a gradient, the label smoothing, instructions an element
-LOSSES = [
-    (FP16, True, 0.0, 23.5),
-    (BF16, True, 0.0, 24),
-    (BF16, False, 0.0, 15.5),
-    (BF16, True, 0.1, 31),
-]
+LOSSES = [(FP16, True, 0.0, 23.5), (BF16, True, 0.0, 24), (BF16, False, 0.0, 15.5), (BF16, True, 0.1, 31)]
 
 
 CLUSTER, TEAM = 8, 256  # blocks that share a row of COLUMNS in norm_backward, and threads of each

@@ -150,10 +150,7 @@ def in_memory(layout, options, kinds):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True},
-        FLAT,
-    ],
+    [{"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True}, FLAT],
     ids=lambda it: "-".join(it),
 )
 @pytest.mark.parametrize("layout", ["fsdp", "fsdp x tp"])

@@ -94,7 +94,7 @@ def test_sums_are_averaged_in_fp32(ranks, world, bucket_mb, set_to_none, buckets
 
 
 def order():
-    """Which gradients are there when a bucket is sent: what is sent early is sent while the backward still runs."""
+    """Gradients present when a bucket is sent: an early bucket leaves while the backward still runs."""
     model = make_model()
     ak.nn.accumulate_fp32(model)
     reducer = GradReducer(model, bucket_mb=1e-4)

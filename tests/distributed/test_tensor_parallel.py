@@ -143,7 +143,7 @@ def activations():
 
 def test_activations(ranks):
     """A rank's columns are those of the whole layer. Summands, of which each is rounded: the result of an mlp, the gradient of
-    x. What each half of a gate waits for is rounded before the activation."""
+    x. Each half of a gate is rounded before the activation."""
     for found in ranks.run(activations, world=2):
         for (what, name), errors in found.items():
             assert max(errors) <= 4 * 2.0**-8, (what, name)

@@ -227,10 +227,7 @@ NO_ROWS = {  # calls without a row, which so need no memory, and what they say o
         lambda op, x: op(x, x, torch.empty(0), parameters=0),
         f"norm_backward: x must have at most {LONGEST} columns; got {LONGEST + 1}",
     ),
-    "softmax_rows": (
-        lambda op, x: op(x, out_dtype=f32),
-        f"softmax_rows: at most {LONGEST} columns; got {LONGEST + 1}",
-    ),
+    "softmax_rows": (lambda op, x: op(x, out_dtype=f32), f"softmax_rows: at most {LONGEST} columns; got {LONGEST + 1}"),
     "softmax_rows_backward": (
         lambda op, x: op(x, x, out_dtype=f32),
         f"softmax_rows_backward: at most {LONGEST} columns; got {LONGEST + 1}",

@@ -13,7 +13,7 @@ from torch import nn
 import amp_kernels as ak
 
 PAGES = Path(__file__).parents[2] / "docs" / "migration"
-#: What is said of a GPU there, said of a CPU.
+#: Text about a GPU there, and its form for a CPU.
 HERE = {'"16-mixed", "cuda", scaler=ak.GradScaler()': '"16-mixed", "cpu", scaler=ak.GradScaler("cpu")'}
 
 

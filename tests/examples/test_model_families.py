@@ -66,7 +66,7 @@ def swin():
     return vision.SwinTransformer([4, 4], 16, [1, 1], [2, 4], [2, 2], num_classes=5, stochastic_depth_prob=0.0)
 
 
-#: What each holds after conversion, by class: the parts of it that this test is there for.
+#: Modules that each holds after conversion, by class: the parts of it that this test is there for.
 FAMILIES = {
     gpt2: {"Conv1D", "LayerNorm", "GPT2MLP", "NewGELUActivation", "Linear"},
     llama: {"Linear", "LlamaRMSNorm", "LlamaMLP", "SiLUActivation"},

@@ -45,7 +45,7 @@ class GemmCase:
         return sizes | tma | KINDS[self.kind]
 
 
-#: What the planner is told of the epilogues, other than by default.
+#: Arguments of the planner for the epilogues, other than its defaults.
 KINDS: dict[str, dict] = {
     "plain": {},
     "fp32": {"out_bytes": 4},

@@ -179,9 +179,7 @@ def test_eager_calls_do_what_the_dispatcher_does(case, autocast, with_shadows, m
     eager = call(case.ours, kept, *leaves(tensors, tensors[0].dtype))
     assert not through
     same_results(
-        tensors,
-        lambda *t: call(case.ours, kept, *t),
-        lambda *t: call(lambda *t: case.op(*t, **case.options), kept, *t),
+        tensors, lambda *t: call(case.ours, kept, *t), lambda *t: call(lambda *t: case.op(*t, **case.options), kept, *t)
     )
     assert through
     assert not kept or not torch.equal(eager, case.run(tensors, autocast))

@@ -23,7 +23,7 @@ device = device_for(dropout.op)
 
 
 def mask_of(x, p, seed):
-    """Which elements are kept, from ones."""
+    """The elements that are kept, from ones."""
     return dropout.op(torch.ones(x.shape, device=x.device), seed, p=p, out_dtype=torch.float32) != 0
 
 

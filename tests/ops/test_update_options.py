@@ -39,7 +39,7 @@ def stepped(op: str, backend: str = "cpu", *, kinds, change=None, seed=SEED, lr=
 @BACKENDS
 @pytest.mark.parametrize("kind", [Kind(F32, ema=True), Kind(BF16, master=F32, ema=True)], ids=str)
 def test_average_of_a_kept_weight_bit_for_bit(op, backend, kind):
-    """Where the float32 weight can be read back, the average is the formula over it."""
+    """The average is the formula over the float32 weight, for kinds from which it can be read back."""
     before, after = Update(op, [kind]), stepped(op, backend, kinds=[kind])
     for i in range(len(after.params)):
         wanted = before.ema(i).numpy()

@@ -1,5 +1,5 @@
 """The update ops on the CPU, each rule by its row of the table: against float64, the reference and the formula (bit for bit),
-and what a step must leave alone. What only one of them has is tested in test_<name>.py."""
+and what a step must leave alone. Properties of one of them alone are tested in test_<name>.py."""
 
 import math
 
@@ -201,10 +201,7 @@ def with_gaps(update):
 
 LAST = r"moments\[\d\]"
 BAD_LISTS = {
-    "strides": (
-        changed("grads", 0, torch.Tensor.contiguous),
-        r"grads\[0\] .* \(5, 1\), params\[0\] .* \(1, 7\)",
-    ),
+    "strides": (changed("grads", 0, torch.Tensor.contiguous), r"grads\[0\] .* \(5, 1\), params\[0\] .* \(1, 7\)"),
     "shape": (changed("grads", 3, lambda t: t[:-1]), r"grads\[3\] has shape \(1030\)"),
     "gaps": (with_gaps, r"params\[3\] must cover"),
     "grad dtype": (changed("grads", 3, torch.Tensor.double), r"grads\[3\] must have dtype .*; got float64"),

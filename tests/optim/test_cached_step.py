@@ -19,7 +19,7 @@ from .pairs import Pair, cached, make_params, set_grads, warmed
 
 @pytest.fixture(autouse=True, params=["Python", *(["C++"] if nodes.step_walk() else [])])
 def walk(request, monkeypatch):
-    """Who looks at the tensors."""
+    """Observers of the tensors."""
     if request.param == "Python":
         monkeypatch.setattr(nodes, "step_walk", lambda: None)
     return request.param

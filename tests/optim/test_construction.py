@@ -297,11 +297,7 @@ LEAF = torch.ones(3, requires_grad=True)
         ([LEAF * 2], ValueError, "can't optimize a non-leaf Tensor"),
         ([], ValueError, "optimizer got an empty parameter list"),
         (LEAF, TypeError, "params argument given to the optimizer should be"),
-        (
-            [{"params": [LEAF]}, {"params": [LEAF]}],
-            ValueError,
-            "is the same parameter as",
-        ),
+        ([{"params": [LEAF]}, {"params": [LEAF]}], ValueError, "is the same parameter as"),
         (["x"], TypeError, "optimizer can only optimize Tensors"),
         ([LEAF, LEAF], ValueError, "is the same parameter as"),
     ],
@@ -350,7 +346,6 @@ def test_tensor_subclasses_are_refused(name):
     from torch.testing._internal.two_tensor import TwoTensor
 
     with pytest.raises(
-        TypeError,
-        match=re.escape("params[0] has type torch.testing._internal.two_tensor.TwoTensor; accepted"),
+        TypeError, match=re.escape("params[0] has type torch.testing._internal.two_tensor.TwoTensor; accepted")
     ):
         make(name, [TwoTensor(torch.ones(3), torch.ones(3))])

@@ -1,7 +1,7 @@
 """Builds what the tests run: the fake CUDA runtime, and libamp_kernels_cuda on it, whose PTX the interpreter executes.
 
 The library is linked from the objects of the package's own build, as far as they are up to date. Sources that have changed since, or
-whose includes have, are compiled to PTX alone, a few times faster. What is made lies in build/ptx under a name that says what it was made
+whose includes have, are compiled to PTX alone, a few times faster. Results lie in build/ptx under a name that says what it was made
 of, so that only what changed is made again. By hand:
     python -m tests.ptx.build
 """

@@ -1,4 +1,4 @@
-"""Which instructions a text holds, and which of them come from csrc/device: for tests that count."""
+"""Instructions of a text, and those of them that come from csrc/device: for tests that count."""
 
 import re
 from collections.abc import Iterable

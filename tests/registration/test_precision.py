@@ -39,7 +39,7 @@ def _ctc(x):
     return F.ctc_loss(x, torch.ones(x.shape[1], 1, dtype=torch.int64, device=x.device), *lengths)
 
 
-#: How each op is called: a function of fresh random tensors in the dtype under test.
+#: A call of each op: a function of fresh random tensors in the dtype under test.
 OURS = {
     "linear": lambda new: ak.linear(new(4, 8), new(8, 8)),
     "matmul": lambda new: ak.matmul(new(4, 8), new(8, 8)),

@@ -25,7 +25,7 @@ SPLIT = replace(WHOLE, splits=3)
 CONFIGS = (WHOLE, SPLIT)
 M, N, K = 21, 84, 72
 
-#: How a residual or a pre-activation lies in memory, among NaN.
+#: Layouts of a residual or a pre-activation, among NaN.
 SIDES = {
     **{name: LAYOUTS[name] for name in ("padded", "padded_column", "offset", "strided")},
     "one row for all": lambda t: t[..., :1, :].expand_as(t),

@@ -63,7 +63,7 @@ def test_backward(pieces, columns, centred, monkeypatch):
 
 
 def test_rows_of_fp32_of_more_than_128k():
-    """Which QuACK's backward refuses."""
+    """QuACK's backward refuses it."""
     columns = 2**17 + 3
     x, grad = normal(2, 2, columns)
     options = {"eps": 1e-5, "centred": True, "out_dtype": torch.float32}

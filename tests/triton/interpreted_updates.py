@@ -309,7 +309,7 @@ def test_special_values(op, weight_decay):
 @pytest.mark.parametrize("special", [SPECIAL[:4], SPECIAL[:6], SPECIAL[:8], SPECIAL[:9], SPECIAL], ids=len)
 @pytest.mark.parametrize("flags", [0, ADAPT_ALL])
 def test_lamb_special_values(special, flags):
-    """One of them in the norm reaches every element, so the harmless ones come first. What is left of a NaN in a split
+    """One of them in the norm reaches every element, so the harmless ones come first. The rest of a NaN in a split
     master is nobody's promise."""
     kinds = [Kind(F32), Kind(F16), Kind(BF16), Kind(F32, shadow=F16, ema=True), Kind(F16, stochastic=True), STOCHASTIC]
     kinds += [SPLIT, Kind(F16, master=torch.int16)] if len(special) <= 4 else []

@@ -255,7 +255,7 @@ class Block:
             raise PtxError(f"block {self.index} ends with a bulk copy that was never committed")
 
     def stuck(self) -> list[str]:
-        """Who waits where."""
+        """The waiting warps and their places."""
         lines = [f"block {self.index}: {threads(w.mask)} at: {w.text}: {w.what()}" for w in self.waits]
         for pc, mask in self.gathering.items():
             missing = "lanes of their warps are missing at an instruction for whole warps"

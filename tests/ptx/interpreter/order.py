@@ -1,4 +1,4 @@
-"""Who knows of which access: vector clocks over warps (PTX ISA 9.0, §8: causality order, proxies) and the shadow of a memory.
+"""Knowledge of accesses: vector clocks over warps (PTX ISA 9.0, §8: causality order, proxies) and the shadow of a memory.
 
 A participant is a warp of the launch, an mbarrier (for the bytes that asynchronous copies bring through it), or "earlier": all kernels
 in front of this one. A warp's epoch grows with every release; an access is tagged with its warp and epoch, and a later conflicting

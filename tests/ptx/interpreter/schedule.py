@@ -61,7 +61,7 @@ class Schedule:
         return not self.plain and (self.habit == "early" or self.random.random() < 0.2)
 
     def now(self, pending: list) -> list:
-        """Which of the operations in flight complete between two turns."""
+        """Operations in flight that complete between two turns."""
         if self.plain or self.habit == "ranked":
             return []
         return [p for p in pending if self.random.random() < 0.2]
