@@ -131,6 +131,12 @@ enum class FusedEpilogue {
   kTma,          ///< TMA moves C and the auxiliary input
   kElementwise,  ///< any alignment, strides and types
 };
+/// Effect on C.
+enum class Output {
+  kRounded,
+  kFloat,
+  kAccumulate,  ///< adds to an fp32 C
+};
 struct EpiloguePath {
   DirectStore direct;
   FusedEpilogue fused;
@@ -164,7 +170,7 @@ struct Args {
   bool stores_z_first;
   bool has_slow_exit;  // between main loop and store: a split-k reduction or a slot request
   int aux_batched;     // 0 if the batch shares the auxiliary input, else 1
-  bool accumulate;
+  Output output;
   int m, n, k;       // of the product of A and B
   int columns;       // of C per matrix: n, or n / 2 with swiglu
   int tile_columns;  // as in the schedule
@@ -218,7 +224,7 @@ Args arguments(const GemmProblem& q, int splits) {
   args.needs_slot_request = args.stores_z_first || (args.path.fused == FusedEpilogue::kTma && splits > 1);
   args.has_slow_exit = splits > 1 || args.needs_slot_request;
   args.aux_batched = (e.preact.data ? e.preact : e.residual).batch_stride != 0;
-  args.accumulate = q.accumulate;
+  args.output = q.accumulate ? Output::kAccumulate : kFloat ? Output::kFloat : Output::kRounded;
   args.m = q.m, args.n = q.n, args.k = q.k;
   args.columns = columns_of_sums(q);
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
