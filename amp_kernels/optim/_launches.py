@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +30,16 @@ from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ..ops._shadows import ShadowList
 from ._state import Block, Place, WrittenParams
 
+if TYPE_CHECKING:
+    from ._algorithm import Algorithm
+
 
 @dataclass
 class DeviceBatch:
-    """The parameters of one device that take part in a step."""
+    """The parameters of one device and algorithm that take part in a step."""
 
     device: torch.device
+    algorithm: Algorithm
     params: list[Tensor]
     pieces: list[Tensor]  # what the kernels see: the params, or this rank's pieces of them
     counted: int  # the first so many params count here in norms, the others on other ranks
@@ -47,6 +51,7 @@ class DeviceBatch:
     shadows: ShadowList
     written: WrittenParams
     sharded: list[Tensor]  # the params that are DTensors
+    prepared: Any = None  # by the algorithm, for its launches
     _used: list[tuple[str, ...]] | None = None
     _state: tuple[list[Tensor], ...] = ()  # for `_used`
 
@@ -56,7 +61,7 @@ class DeviceBatch:
         return torch.tensor(self.numbers, device=self.device)
 
     def state(
-        self, moments: tuple[str, ...], used: list[tuple[str, ...]], averaged: list[bool]
+        self, used: list[tuple[str, ...]], averaged: list[bool]
     ) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the block's group does not use it.
         They are cached as long as ``used``, the moments of each group, is the same list."""
@@ -65,7 +70,7 @@ class DeviceBatch:
             self._state = (
                 [
                     block.moments[name] if name in used[group] else self.nothing
-                    for name in moments
+                    for name in self.algorithm.declared.moments
                     for block, group in pairs
                 ],
                 [block.steps for block in self.blocks],
@@ -78,16 +83,20 @@ class DeviceBatch:
 
 
 def make_batches(
-    params: list[Tensor], active: list[tuple[int, Place]], counts: list[bool], shard_group: ProcessGroup | None
+    params: list[Tensor],
+    active: list[tuple[int, Place]],
+    counts: list[bool],
+    shard_group: ProcessGroup | None,
+    algorithm: Algorithm,
 ) -> list[DeviceBatch]:
     """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
     optimizer's, count on this rank in norms."""
     number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
-    by_device: dict[torch.device, list[tuple[int, Place]]] = defaultdict(list)
+    by_device: dict[tuple[torch.device, Algorithm], list[tuple[int, Place]]] = defaultdict(list)
     for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
-        by_device[place.piece.device].append((group, place))
+        by_device[place.piece.device, algorithm.of(place.block.group)].append((group, place))
     batches = []
-    for device, members in by_device.items():
+    for (device, member), members in by_device.items():
         places = [place for _, place in members]
         numbers = [number[id(place.param)] for place in places]
         group_of = {place.block: group for group, place in members}
@@ -100,6 +109,7 @@ def make_batches(
         batches.append(
             DeviceBatch(
                 device,
+                member,
                 params=[place.param for place in places],
                 pieces=[place.piece for place in places],
                 counted=sum(counts[index] for index in numbers),
