@@ -45,10 +45,10 @@ def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tu
 def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
     after = {"optional": False}
-    yield call(40, [bf16, f16, f32])
-    yield call(41, [bf16], grad_dtype=f32, flags=NESTEROV | MAXIMIZE, scale=256.0, found=0.0, max_norm=1.0)
+    yield call(40, [f32])
+    yield call(41, [bf16, f16, f32], grad_dtype=f32, flags=NESTEROV | MAXIMIZE, scale=256.0, found=0.0, max_norm=1.0)
     yield call(42, [bf16], moment_dtype=bf16, momentum=0.25, lrs=True, decays=True)
-    yield call(43, [bf16], found=1.0, grad_dtype=f16)  # skipped
+    yield call(43, [bf16, f16], found=1.0, grad_dtype=f16)  # skipped
     yield call(44, [f32, bf16, f16], **after, lrs=True, decays=True)
     yield call(45, [f32], **after, shadow=bf16, grad_dtype=bf16, flags=CAUTIOUS)
     yield call(46, [bf16, f16], **after, master=torch.int16, ema=True)

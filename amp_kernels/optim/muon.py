@@ -164,7 +164,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         params: as in :class:`AdamW`; matrices ``[rows, columns]`` or stacks of them, ``[n, rows, columns]``. Embeddings,
             the last layer, biases and norms belong in a group with ``algorithm="adamw"``, which takes AdamW's ``betas``,
             ``eps`` and ``amsgrad`` beside ``lr`` and ``weight_decay``.
-        lr: learning rate, as in :class:`AdamW`.
+        lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         weight_decay: decoupled decay, multiplied by ``lr``.
         momentum: decay rate of the momentum.
         nesterov: orthogonalize the momentum as it will be if the gradient stays.
@@ -174,7 +174,6 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         adjust_lr_fn: the ratio: ``"original"`` or ``None`` for ``sqrt(max(1, rows / columns))``, ``"match_rms_adamw"`` for
             ``0.2 * sqrt(max(rows, columns))``, with which AdamW's learning rates fit, ``"spectral_unclamped"`` for
             ``sqrt(rows / columns)``.
-        maximize: ascend instead of descend.
         cautious: do not decay weights that the step moves away from 0 (Chen et al., "Cautious weight decay", 2025).
         heads: cut each matrix by rows into so many, as a fused projection of queries, keys and values, which are
             orthogonalized one by one.
@@ -218,14 +217,19 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         cautious: bool = False,
         heads: int | None = None,
         flatten: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, None, None, False)
+        self._set_options(options, foreach, fused, differentiable)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": bool(nesterov)}
         products = {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
         own = {"algorithm": "muon", "cautious": bool(cautious), "heads": heads, "flatten": bool(flatten)}
         # Not torch.optim.Muon's constructor, which refuses all but matrices.
-        Optimizer.__init__(self, params, {**numbers, **products, **own, "maximize": maximize})
+        hints = {"maximize": maximize, "capturable": capturable, "foreach": None, "fused": True}
+        Optimizer.__init__(self, params, {**numbers, **products, **own, **hints})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As :meth:`FusedOptimizer.add_param_group`, with AdamW's defaults for a group with ``algorithm="adamw"``."""
