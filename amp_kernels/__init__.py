@@ -21,8 +21,10 @@ from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.matmul import matmul
 from .ops.mlp import mlp
+from .ops.newton_schulz import newton_schulz
 from .ops.norm import layer_norm, rms_norm
 from .ops.softmax import log_softmax, softmax
+from .ops.syrk import syrk
 from .optim import fp32_state_dict, refresh_shadows
 
 load.load()  # after the schemas: C++ only adds implementations
@@ -57,6 +59,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "mlp",
+    "newton_schulz",
     "nn",
     "numerics",
     "ops",
@@ -70,4 +73,5 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "syrk",
 ]

@@ -1,5 +1,5 @@
 """Which instructions the CPU kernels of 16-bit products use, and how wide the vectors of those of rows are at most
-(csrc/gemm/cpu/isa.h)."""
+(csrc/base/cpu/isa.h)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""csrc/update/split_master.h for Triton: an fp32 weight as a 16-bit weight and a 16-bit remainder, bit for bit the same.
+"""csrc/base/split_master.h for Triton: an fp32 weight as a 16-bit weight and a 16-bit remainder, bit for bit the same.
 
 All of it is arithmetic on the bits, in unsigned 32-bit integers that wrap around.
 """

@@ -30,7 +30,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "dsilu": {"activation": "silu", "backward": True, "side_bytes": 2},
 }
 
-# Epilogues whose code has not changed since they were timed (csrc/gemm/sm90/boxes.cuh), and tiles that are newer.
+# Epilogues whose code has not changed since they were timed (csrc/gemm/sm90/epilogue_tma.cuh), and tiles that are newer.
 TIMED = ("none", "bias")
 NEWER = {"192x128 1x2", "128x64 1x1 pingpong"}
 

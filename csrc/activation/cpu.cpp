@@ -7,8 +7,8 @@
 #include "activation/call.h"
 #include "activation/cpu_gradient.h"
 #include "base/cpu/tile.h"
-#include "gemm/cpu/column_sums.h"
-#include "gemm/cpu/isa.h"
+#include "base/cpu/column_sums.h"
+#include "base/cpu/isa.h"
 
 namespace ak {
 namespace {

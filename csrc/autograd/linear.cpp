@@ -1,5 +1,5 @@
 // linear and matmul, on a CPU and on GPUs that the CUDA kernels serve. Specification: amp_kernels/ops/linear.py and
-// _products.py. On a CPU a call is plain only if its instructions serve products (gemm/cpu/isa.h).
+// _products.py. On a CPU a call is plain only if its instructions serve products (base/cpu/isa.h).
 //
 // On a CPU the 16-bit copy of a leaf that requires grad comes from autocast's own cache, so that a weight that is used
 // several times within a region is cast once, and torch's ops share the copy. Unlike torch's, a copy of a weight that

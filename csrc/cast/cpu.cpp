@@ -5,7 +5,7 @@
 #include "base/cpu/chunks.h"
 #include "base/cpu/tile.h"
 #include "cast/call.h"
-#include "update/cpu_stochastic.h"
+#include "base/cpu/stochastic.h"
 
 namespace ak {
 namespace {

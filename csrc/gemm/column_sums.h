@@ -1,6 +1,6 @@
 // Final reduction of a GEMM that also sums the columns of its result.
 #pragma once
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 namespace ak {
 

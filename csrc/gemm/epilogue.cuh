@@ -12,7 +12,7 @@
 #include "device/memory.cuh"
 #include "device/mma.cuh"
 #include "device/warp.cuh"
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 namespace ak {
 

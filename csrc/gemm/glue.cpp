@@ -4,7 +4,7 @@
 // An operand whose rows or columns are contiguous is taken as it lies; any other is copied once. What does not begin at
 // multiples of 16 bytes is multiplied in phases that do, or on Hopper copied for TMA, where the planner finds that
 // faster than the kernel that reads anything.
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 #include <array>
 #include <optional>

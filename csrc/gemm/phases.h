@@ -10,7 +10,7 @@
 #pragma once
 #include <numeric>
 
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 namespace ak {
 

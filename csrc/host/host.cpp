@@ -28,7 +28,7 @@
 #include "host/gemm_plan.h"
 #include "update/ema.h"
 #include "update/rules.h"
-#include "update/split_master.h"
+#include "base/split_master.h"
 
 #ifndef AK_BUILD_FLAGS
 #define AK_BUILD_FLAGS "unknown"
@@ -119,7 +119,7 @@ py::array_t<float> join(const Codes& weight, const Remainders& remainder, const 
   });
 }
 
-// Whether csrc/update/split_master.h keeps its promises for one fp32 code, 1 or 0. Every case is computed and one
+// Whether csrc/base/split_master.h keeps its promises for one fp32 code, 1 or 0. Every case is computed and one
 // chosen, so that the loop over all codes is vectorised.
 template <typename T>
 AK_HD uint32_t split_is_right(uint32_t code);
@@ -337,7 +337,7 @@ PYBIND11_MODULE(_host, m) {
   m.def("split_master", &ak::split, "x"_a, "dtype"_a);
   m.def("join_master", &ak::join, "weight"_a.noconvert(), "remainder"_a.noconvert(), "dtype"_a);
   m.def("check_split_master", &ak::check_split_master, "dtype"_a,
-        "Splits and joins all 2^32 fp32 codes; how many break the promises of csrc/update/split_master.h.");
+        "Splits and joins all 2^32 fp32 codes; how many break the promises of csrc/base/split_master.h.");
   m.def("philox4x32_10", &ak::philox, "counter"_a, "key"_a);
   m.def("activate", &ak::activation, "activation"_a, "x"_a);
   m.def("activate_backward", &ak::activation_gradient, "activation"_a, "grad"_a, "x"_a);

@@ -1,7 +1,7 @@
 // The update ops on the CPU: storage of weights, and the registration of the rules without a stage.
 #include "update/cpu.h"
 
-#include "update/cpu_stochastic.h"
+#include "base/cpu/stochastic.h"
 #include "update/rules.h"
 
 namespace ak {

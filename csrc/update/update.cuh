@@ -12,7 +12,7 @@
 #include "device/memory.cuh"
 #include "device/tensor_list.cuh"
 #include "update/ema.h"
-#include "update/split_master.h"
+#include "base/split_master.h"
 #include "update/update.h"
 
 namespace ak {
@@ -211,7 +211,7 @@ struct CopiedWeight : PlainWeight<float> {
   }
 };
 
-/// An fp32 weight split into a T and a 16-bit remainder (update/split_master.h).
+/// An fp32 weight split into a T and a 16-bit remainder (base/split_master.h).
 template <class T>
 struct SplitWeight {
   template <int V>

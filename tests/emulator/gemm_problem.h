@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "device/wgmma.cuh"
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 #include "harness.h"
 
 namespace ak::test {

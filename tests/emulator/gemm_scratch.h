@@ -1,6 +1,6 @@
 // What a split product needs besides its operands, for the tests of the GEMM kernels.
 #pragma once
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 #include "harness.h"
 
 namespace ak::test {

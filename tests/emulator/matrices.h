@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 #include "harness.h"
 
 namespace ak::test {

@@ -1,4 +1,4 @@
-"""csrc/update/split_master.h: what the 16-bit weight and the 16-bit remainder keep of an fp32 master."""
+"""csrc/base/split_master.h: what the 16-bit weight and the 16-bit remainder keep of an fp32 master."""
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@
 
 #include "base/cpu/simd.h"
 #include "base/half.h"
-#include "gemm/cpu/isa.h"
+#include "base/cpu/isa.h"
 
 // The ABI warning does not apply: functions that return vectors are always inlined.
 #if defined(__GNUC__) && !defined(__clang__)

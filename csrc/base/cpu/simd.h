@@ -28,7 +28,7 @@
 // Before a function that the module _nodes (csrc/autograd) calls, too.
 #define AK_EXPORT __attribute__((visibility("default")))
 
-// Intrinsics for one instruction set: always compiled, called if the CPU has it (gemm/cpu/isa.h).
+// Intrinsics for one instruction set: always compiled, called if the CPU has it (base/cpu/isa.h).
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
 #define AK_X86 1
 #else

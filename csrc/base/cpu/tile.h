@@ -12,7 +12,7 @@
 #include "base/cpu/simd.h"
 #include "base/dtype.h"
 #include "base/half.h"
-#include "update/split_master.h"
+#include "base/split_master.h"
 
 namespace ak {
 

@@ -20,7 +20,7 @@
 
 #define AK_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #include "gemm/cpu/tile.h"
-#include "gemm/cpu/vectors_avx512.h"
+#include "gemm/cpu/avx512.h"
 
 namespace ak {
 namespace {

@@ -6,7 +6,7 @@
 #if AK_X86
 #define AK_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")))
 #include "gemm/cpu/tile.h"
-#include "gemm/cpu/vectors_avx512.h"
+#include "gemm/cpu/avx512.h"
 
 namespace ak {
 namespace {

@@ -12,7 +12,7 @@
 #include "activation/cpu_gradient.h"
 #include "activation/name.h"
 #include "base/check.h"
-#include "gemm/cpu/column_sums.h"
+#include "base/cpu/column_sums.h"
 #include "gemm/cpu/product.h"
 
 namespace ak {

@@ -8,7 +8,7 @@
 #include "base/cpu/simd.h"
 #include "base/cpu/tile.h"
 #include "gemm/cpu/blocked.h"
-#include "gemm/cpu/isa.h"
+#include "base/cpu/isa.h"
 #include "gemm/cpu/portable.h"
 
 namespace ak {

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/cpu/empty.h"
-#include "gemm/cpu/isa.h"
+#include "base/cpu/isa.h"
 #include "gemm/cpu/kernel.h"
 
 namespace ak {

@@ -1,7 +1,7 @@
 // 16-bit GEMM with mma.sync and fp32 accumulation: C = A B in all four layouts, for any leading dimension and any
 // 2-byte aligned pointer, on sm_80 and newer. On Hopper it serves operands that TMA cannot address.
 #pragma once
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 namespace ak {
 

@@ -6,8 +6,8 @@
 // into a ring of stages in shared memory. One to three consumer warpgroups run wgmma on these stages; each has a
 // scheduler warp that tells it which tile comes next (producer.cuh). The epilogue takes one of three routes. Identity,
 // scale and bias are applied in registers and stored through shared memory, by TMA or, for widths that are no multiple
-// of 64 or unaligned rows of C, by the warps (store.cuh). Other epilogues run on TMA boxes in shared memory (boxes.cuh)
-// or, if TMA cannot move C or an operand, element by element (elements.cuh). The same code serves all four layouts: an
+// of 64 or unaligned rows of C, by the warps (direct_store.cuh). Other epilogues run on TMA boxes in shared memory (epilogue_tma.cuh)
+// or, if TMA cannot move C or an operand, element by element (epilogue_elementwise.cuh). The same code serves all four layouts: an
 // operand that is contiguous along m or n is loaded in boxes of 64 x 64, and its descriptors say so. The batch is the
 // third dimension of every tensor map, so a tile never extends into the next matrix. Traps: a stage may be released
 // only when the wgmma that read it is known to be complete, one k step after it was issued. In a cluster a stage is
@@ -29,11 +29,11 @@
 #include "device/registers.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/sm90/boxes.cuh"
-#include "gemm/sm90/elements.cuh"
+#include "gemm/sm90/epilogue_tma.cuh"
+#include "gemm/sm90/epilogue_elementwise.cuh"
 #include "gemm/sm90/gemm.h"
 #include "gemm/sm90/producer.cuh"
-#include "gemm/sm90/store.cuh"
+#include "gemm/sm90/direct_store.cuh"
 #include "gemm/sm90/tile.cuh"
 
 namespace ak {

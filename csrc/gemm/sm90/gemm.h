@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gemm/gemm.h"
+#include "gemm/call.h"
 
 namespace ak {
 

@@ -2,7 +2,7 @@
 // per consumer.
 //
 // Work: the producer issues one to eight TMA loads per k step. A scheduler warp does a few divisions per tile and, in
-// the TMA epilogue (boxes.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile scheduler,
+// the TMA epilogue (epilogue_tma.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile scheduler,
 // with the same results, in a single thread. A scheduler warp posts the next tile to its consumer during the main loop
 // of the current one (with split k, after it), so between two tiles a consumer only reads eight words. It also moves
 // the boxes, since only the thread that issued a bulk store can wait until the store has read its source. Traps: these
@@ -14,7 +14,7 @@
 #include "device/memory.cuh"
 #include "device/shared.cuh"
 #include "device/tma.cuh"
-#include "gemm/sm90/boxes.cuh"
+#include "gemm/sm90/epilogue_tma.cuh"
 #include "gemm/sm90/tile.cuh"
 
 namespace ak {

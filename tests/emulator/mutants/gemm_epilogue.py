@@ -4,8 +4,8 @@ from . import Mutant
 
 TEST = "test_gemm_epilogue"
 KERNEL = "gemm/sm90/gemm.cuh"
-ELEMENTS = "gemm/sm90/elements.cuh"
-STORE = "gemm/sm90/store.cuh"
+ELEMENTS = "gemm/sm90/epilogue_elementwise.cuh"
+STORE = "gemm/sm90/direct_store.cuh"
 ELEMENT = "base/element.cuh"
 ARGS = "gemm/sm90/tile.cuh"
 HOST = "gemm/sm90/gemm.h"

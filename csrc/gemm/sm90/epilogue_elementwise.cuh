@@ -11,7 +11,7 @@
 #include "device/mma.cuh"
 #include "device/shared.cuh"
 #include "device/warp.cuh"
-#include "gemm/sm90/store.cuh"
+#include "gemm/sm90/direct_store.cuh"
 #include "gemm/sm90/tile.cuh"
 
 namespace ak {

@@ -1,5 +1,5 @@
 // Reads the CPU's features once, asks the kernel for AMX once, and keeps the choice of gemm_isa.h.
-#include "gemm/cpu/isa.h"
+#include "base/cpu/isa.h"
 
 #include <algorithm>
 #include <array>

@@ -1,11 +1,11 @@
 // _column_sums on the CPU: the fp32 sums of the columns of a matrix. Work: reads it once. ATen would widen a 16-bit one
 // to a copy of twice its size first; on the portable path (gemm_isa.h) it still does, for the bits that it has there.
-#include "gemm/cpu/column_sums.h"
+#include "base/cpu/column_sums.h"
 
 #include "base/check.h"
 #include "base/cpu/empty.h"
 #include "gemm/cpu/call.h"
-#include "gemm/cpu/isa.h"
+#include "base/cpu/isa.h"
 
 namespace ak {
 namespace {

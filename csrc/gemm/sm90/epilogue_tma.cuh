@@ -20,7 +20,7 @@
 #include "device/shared.cuh"
 #include "device/tma.cuh"
 #include "device/warp.cuh"
-#include "gemm/sm90/store.cuh"
+#include "gemm/sm90/direct_store.cuh"
 #include "gemm/sm90/tile.cuh"
 
 namespace ak {

@@ -2,10 +2,10 @@
 
 from . import Mutant
 
-TEST = "test_gemm_boxes"
+TEST = "test_gemm_epilogue_tma"
 KERNEL = "gemm/sm90/gemm.cuh"
-BOXES = "gemm/sm90/boxes.cuh"
-STORE = "gemm/sm90/store.cuh"
+BOXES = "gemm/sm90/epilogue_tma.cuh"
+STORE = "gemm/sm90/direct_store.cuh"
 PRODUCER = "gemm/sm90/producer.cuh"
 ARGS = "gemm/sm90/tile.cuh"
 HOST = "gemm/sm90/gemm.h"

@@ -1,4 +1,4 @@
-#include "update/cpu_stochastic.h"
+#include "base/cpu/stochastic.h"
 
 #include "base/philox.h"
 #include "base/rounding.h"

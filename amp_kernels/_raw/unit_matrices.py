@@ -1,0 +1,50 @@
+"""The first pass of a Newton-Schulz iteration: matrices divided by their Frobenius norms, as fp16 iterates.
+
+Sums of squares are float64, in which no square of a narrower number overflows or vanishes, and each matrix is summed by
+itself: its result does not depend on the others of the stack. A factor of 2^k on a matrix leaves its result as it is, to the
+bit, above ``eps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .._checks.lists import KERNEL_DTYPES
+from .._checks.operands import check_tensor
+from .._dispatch.library import Sample, define
+
+
+def padded(size: int) -> int:
+    """Rows of fp16 of this many elements begin at multiples of 16 bytes."""
+    return (size + 7) // 8 * 8
+
+
+def _reference(x, *, eps):
+    check_tensor("unit_matrices", "x", x, KERNEL_DTYPES)
+    if x.ndim != 3:
+        raise ValueError(f"unit_matrices: x has shape {list(x.shape)}; accepted: [B, M, N]")
+    batch, rows, columns = x.shape
+    out = x.new_zeros(batch, padded(rows), padded(columns), dtype=torch.float16)
+    for matrix, to in zip(x.unbind(), out.unbind(), strict=True):
+        wide = matrix.double().contiguous()
+        norm = wide.square().sum(1).sum().sqrt()
+        to[:rows, :columns] = wide / norm.clamp(min=eps)
+    return out
+
+
+def samples(device: str) -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+    for dtype in KERNEL_DTYPES:
+        x = torch.randn(3, 9, 20, generator=generator).to(device, dtype)
+        x[1] = 0
+        yield (x,), {"eps": 1e-7}
+        yield (x.mT,), {"eps": 1e-7}
+        yield (x[:, ::2, 1:8],), {"eps": 30.0}
+        yield (x[:0],), {"eps": 0.0}
+    x = torch.tensor([[[1e30, -1e30]], [[1e-30, 2e-30]], [[torch.inf, 1.0]], [[torch.nan, 1.0]]], device=device)
+    yield (x,), {"eps": 1e-38}
+
+
+op = define("unit_matrices(Tensor x, *, float eps) -> Tensor", _reference, samples=samples)
