@@ -60,9 +60,7 @@ class DeviceBatch:
         """``numbers`` on the device."""
         return torch.tensor(self.numbers, device=self.device)
 
-    def state(
-        self, used: list[tuple[str, ...]], averaged: list[bool]
-    ) -> tuple[list[Tensor], ...]:
+    def state(self, used: list[tuple[str, ...]], averaged: list[bool]) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the block's group does not use it.
         They are cached as long as ``used``, the moments of each group, is the same list."""
         if self._used is not used:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
 from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD
+from ..ops.newton_schulz import newton_schulz
 from ._launches import DeviceBatch, Launch
 
 ITERATE = torch.bfloat16  # has the range of float32: an iterate is a sum of gradients of any size
@@ -83,7 +84,7 @@ class Stack:
         self.offsets = [sum(counts[:i]) * size for i in range(len(counts))]
         self.numel = self.shape[0] * size
 
-    def orthogonalize(self, iterates: Tensor, pieces: Sequence[Tensor], newton_schulz: Any) -> Tensor:
+    def orthogonalize(self, iterates: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         """The orthogonalized matrices, flat and in the order of ``iterates``."""
         member = self.members[0]
         coefficients, steps, eps = member.settings
@@ -116,15 +117,14 @@ class Chunk:
         self.layouts = batch.layout[self.index], batch.layout[self.index]
         self.layouts[1][:, 3] = torch.tensor([self.groups.index(member.group) for member in members])
 
-    def step(self, op: UpdateOp, launch: Launch, arguments: UpdateArguments, newton_schulz: Any) -> None:
+    def step(self, op: UpdateOp, launch: Launch, arguments: UpdateArguments) -> None:
         """Update the parameters. A skipped step orthogonalizes whatever the iterates' memory holds, for nothing."""
         batch = launch.batch
         flat = torch.empty(self.elements, dtype=ITERATE, device=batch.device)
         iterates = [flat[b : b + s.numel] for b, s in zip(self.begins, self.stacks, strict=True)]
         self._pass(op, launch, self._before(batch, arguments), iterates, second=False)
         results = [
-            stack.orthogonalize(iterate, batch.pieces, newton_schulz)
-            for stack, iterate in zip(self.stacks, iterates, strict=True)
+            stack.orthogonalize(iterate, batch.pieces) for stack, iterate in zip(self.stacks, iterates, strict=True)
         ]
         self._pass(op, launch, self._after(batch, arguments), results, second=True)
 
@@ -183,7 +183,7 @@ def chunks_of(batch: DeviceBatch, members: Sequence[Member]) -> list[Chunk]:
     """The chunks of a batch, with stacks of all members of one shape, as far as a chunk has room."""
     by_shape: dict[tuple, list[list[Member]]] = {}
     for member in members:
-        (count, *shape), size = member.matrices.stack, math.prod(member.matrices.stack)
+        (_, *shape), size = member.matrices.stack, math.prod(member.matrices.stack)
         key = (*shape, member.settings, None if member.matrices.packed else member.position)
         runs = by_shape.setdefault(key, [[]])
         room = CHUNK_ELEMENTS - sum(math.prod(other.matrices.stack) for other in runs[-1])

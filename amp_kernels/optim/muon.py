@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from .._checks import lists
 from .._sharding.agreement import Agreement
 from .._sharding.local import is_dtensor
 from .._updates.adamw import adamw_
 from .._updates.muon import muon_
 from .._updates.state import CAUTIOUS, NESTEROV
+from ..ops.newton_schulz import KELLER_JORDAN, Coefficients, triples_of
 from ._algorithm import Algorithm, Update
 from ._base import FusedOptimizer
 from ._launches import DeviceBatch
@@ -71,9 +70,8 @@ class MuonAlgorithm(Algorithm):
         for key, values in accepted.items():
             if group[key] not in values:
                 raise ValueError(f"{name}: {key} is {group[key]!r}; accepted: {', '.join(map(repr, values))}")
-        steps, heads = group["ns_steps"], group["heads"]
-        if not isinstance(steps, int) or not 0 <= steps < 100:
-            raise ValueError(f"{name}: ns_steps is {steps!r}; accepted: an integer from 0 to 99")
+        triples_of(group["ns_coefficients"], group["ns_steps"])
+        heads = group["heads"]
         if heads is not None and (not isinstance(heads, int) or heads < 1):
             raise ValueError(f"{name}: heads is {heads!r}; accepted: None, a positive integer")
 
@@ -103,16 +101,14 @@ class MuonAlgorithm(Algorithm):
         return (NESTEROV if group["nesterov"] else 0) | (CAUTIOUS if group["cautious"] else 0)
 
     def constants(self, group: dict[str, Any]) -> tuple:
-        coefficients = group["ns_coefficients"]
-        if not isinstance(coefficients, str):
-            coefficients = tuple(tuple(c) if isinstance(c, Sequence) else c for c in coefficients)
+        coefficients = tuple(triples_of(group["ns_coefficients"], group["ns_steps"]))
         return coefficients, *(group[key] for key in ("ns_steps", "eps", "adjust_lr_fn", "heads", "flatten"))
 
     def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
         for launch, arguments in updates:
             batch, _, table = launch
             for chunk in self._chunks(batch):
-                chunk.step(self.op, launch, arguments, newton_schulz)
+                chunk.step(self.op, launch, arguments)
             if table is not None:
                 table.bump_versions()
             else:
@@ -131,18 +127,6 @@ class MuonAlgorithm(Algorithm):
                     members.append(Member(position, matrices, tuple(settings), (row[3], ratio)))
             batch.prepared = constants, chunks_of(batch, members)
         return batch.prepared[1]
-
-
-def newton_schulz(x: Tensor, *, steps: int, coefficients: Any, eps: float) -> Tensor:
-    a, b, c = coefficients
-    norm = x.float().square().sum((1, 2), dtype=torch.float64, keepdim=True).sqrt().clamp(min=eps)
-    y = (x / norm).to(x.dtype)
-    if x.shape[1] > x.shape[2]:
-        y = y.mT
-    for _ in range(steps):
-        gram = y @ y.mT
-        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
-    return (y.mT if x.shape[1] > x.shape[2] else y).contiguous()
 
 
 class Muon(FusedOptimizer, torch.optim.Muon):
@@ -208,7 +192,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        ns_coefficients: Coefficients = KELLER_JORDAN,
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: AdjustLR | None = None,

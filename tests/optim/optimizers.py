@@ -7,8 +7,8 @@ from itertools import groupby
 import pytest
 import torch
 
+import amp_kernels as ak
 import amp_kernels.optim as akopt
-from amp_kernels.optim.muon import newton_schulz
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 U = 2.0**-24  # half a unit in the last place of 1.0, float32
@@ -110,7 +110,9 @@ class PublishedMuon(torch.optim.Optimizer):
         defaults |= {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
         super().__init__(params, {**defaults, "algorithm": "muon"})
         adamw = [
-            {**group, "betas": (0.9, 0.999), "eps": 1e-8} for group in self.param_groups if group["algorithm"] == "adamw"
+            {**group, "betas": (0.9, 0.999), "eps": 1e-8}
+            for group in self.param_groups
+            if group["algorithm"] == "adamw"
         ]
         self.adamw = torch.optim.AdamW(adamw, maximize=maximize) if adamw else None
         self.sign = -1.0 if maximize else 1.0
@@ -128,8 +130,8 @@ class PublishedMuon(torch.optim.Optimizer):
                 buffer.lerp_(grad, 1 - group["momentum"])
                 u = grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
                 stack = u.float().bfloat16().reshape(-1, *p.shape[-2:])
-                coefficients, steps, eps = (group[key] for key in ("ns_coefficients", "ns_steps", "eps"))
-                o = newton_schulz(stack, steps=steps, coefficients=coefficients, eps=eps).view(p.shape)
+                steps, coefficients, eps = (group[key] for key in ("ns_steps", "ns_coefficients", "eps"))
+                o = ak.newton_schulz(stack, steps, coefficients, eps).view(p.shape)
                 rows, columns = p.shape[-2:]
                 of_shape = max(1, rows / columns) ** 0.5
                 ratio = 0.2 * max(rows, columns) ** 0.5 if group["adjust_lr_fn"] == "match_rms_adamw" else of_shape

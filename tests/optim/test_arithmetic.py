@@ -7,9 +7,9 @@ import amp_kernels as ak
 import amp_kernels.optim as akopt
 
 from .optimizers import (
-    ELEMENTWISE,
     CASES,
     EACH,
+    ELEMENTWISE,
     U,
     bf16,
     copies,
@@ -55,7 +55,10 @@ def test_thousand_steps_stay_within_the_rounding_bound_of_the_reference(name, op
     assert distance(ours, theirs) <= bound
     # Sharper: no further from the float64 result than the float32 reference is.
     assert distance(ours, exact) <= 3 * distance(theirs, exact) + 4 * U * largest or name == "Muon"
-    assert distance(exact, weights()) > 100 * bound or name in ("SGD", "Muon")  # the bound means something: the weights moved
+    assert distance(exact, weights()) > 100 * bound or name in (
+        "SGD",
+        "Muon",
+    )  # the bound means something: the weights moved
 
 
 @CASES
@@ -213,7 +216,7 @@ def test_channels_last_and_transposed_parameters(name):
     kw = {"momentum": 0.9} if name == "SGD" else {}
     run(make(name, ours, **kw), 3)
     run(make(name, theirs, **kw), 3)
-    assert distance(ours, theirs) == 0
+    assert distance(ours, theirs) <= (3e-2 * 2.0**-7 if name == "Muon" else 0)  # whose sums are in another order
 
 
 def test_gradient_with_other_strides_is_copied(caplog):

@@ -11,7 +11,7 @@ import torch
 
 import amp_kernels.optim as akopt
 
-from .optimizers import ELEMENTWISE, EACH, NAMES, REFERENCES, TORCHS, bf16, copies, f16, f32, fill, make, same, snapshot
+from .optimizers import EACH, ELEMENTWISE, NAMES, REFERENCES, TORCHS, bf16, copies, f16, f32, fill, make, same, snapshot
 
 HINTS = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
 NAN = float("nan")
@@ -72,7 +72,7 @@ def test_group_keys_where_torch_has_no_such_optimizer(name, own):
     assert make(name, params()).param_groups[0].keys() == keys | own
 
 
-@EACH
+@ELEMENTWISE
 def test_named_parameters_repr_and_zero_grad(name):
     model = torch.nn.Linear(2, 2)
     optimizer = make(name, model.named_parameters(), master_weights="split", max_grad_norm=0.5)

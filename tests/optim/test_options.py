@@ -9,8 +9,8 @@ import amp_kernels.optim as akopt
 from amp_kernels.amp import GradScaler
 
 from .optimizers import (
-    ELEMENTWISE,
     EACH,
+    ELEMENTWISE,
     U,
     bf16,
     checkpoint,

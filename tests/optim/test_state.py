@@ -13,7 +13,7 @@ from amp_kernels._updates.state import ALIGN, state_layout
 from amp_kernels.ops import _shadows
 from amp_kernels.ops._shadows import fresh_shadow
 
-from .optimizers import ELEMENTWISE_STATEFUL, EACH, STATEFUL, bf16, copies, f16, f32, fill, make, reference
+from .optimizers import EACH, ELEMENTWISE_STATEFUL, STATEFUL, bf16, copies, f16, f32, fill, make, reference
 
 
 def param(*shape, dtype=f32, seed=0):
