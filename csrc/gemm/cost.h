@@ -58,7 +58,7 @@ struct GemmRequest {
   bool backward = false, keeps_z = false, column_sums = false;
   bool plain = true;             ///< no epilogue: is_plain()
   bool in_registers = true;      ///< alpha or a bias at most: gemm_sm90_in_registers()
-  bool in_boxes = true;          ///< TMA can move every operand: gemm_sm90_in_boxes()
+  bool tma_epilogue = true;      ///< TMA can move every operand: gemm_sm90_tma_epilogue()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
 
   bool tma_operands() const { return tma_a && tma_b; }
@@ -121,12 +121,12 @@ inline double activation_instructions(const GemmRequest& q) {
 
 /// Epilogue routes of gemm_sm90 (DirectStore and FusedEpilogue in gemm/sm90/tile.cuh): sums, sums with alpha or bias,
 /// the same stored by the threads, TMA epilogue, elementwise epilogue.
-enum class Sm90Finish { kPlain, kInRegisters, kWords, kBoxes, kElements };
+enum class Sm90Finish { kPlain, kInRegisters, kUnaligned, kTma, kElementwise };
 
 inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
-  if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElements;
-  if (!r.in_registers) return r.in_boxes ? Sm90Finish::kBoxes : Sm90Finish::kElements;
-  if (!r.tma_output) return Sm90Finish::kWords;
+  if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElementwise;
+  if (!r.in_registers) return r.tma_epilogue ? Sm90Finish::kTma : Sm90Finish::kElementwise;
+  if (!r.tma_output) return Sm90Finish::kUnaligned;
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
 
@@ -161,18 +161,18 @@ inline Sm90Epilogue sm90_epilogue(const GemmRequest& q, Sm90Finish finish, const
       return {{75, 0.9 + rows}, {210, 1.1}};
     case Sm90Finish::kInRegisters:
       return {{85, 2.7 + rows}, {290, 1.6}};
-    case Sm90Finish::kWords:
+    case Sm90Finish::kUnaligned:
       return {{80, 2 + sm90_word_instructions(q.out_bytes > 2, t)}, {200, 8}};
-    case Sm90Finish::kBoxes: {
+    case Sm90Finish::kTma: {
       const double chunks = 32 * whole(t.n, 32) / t.n;  // the last chunk of 32 columns may be partial
       const double element = 7 + activation + (residual ? 2 : 0);
       return {{q.keeps_z ? 145.0 : 120.0,
                chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)},
               {q.keeps_z ? 600.0 : 400.0, chunks * (12 + (q.column_sums ? 5 : 0))}};
     }
-    case Sm90Finish::kElements: {
-      const int beside = q.keeps_z + (q.backward || residual);
-      const double sum = (72 + 26 * beside + activation) / of_element + (q.column_sums ? 7.5 : 0);
+    case Sm90Finish::kElementwise: {
+      const int others = q.keeps_z + (q.backward || residual);
+      const double sum = (72 + 26 * others + activation) / of_element + (q.column_sums ? 7.5 : 0);
       return {{80, sum}, {300, 3.3 * sum}};
     }
   }
@@ -223,7 +223,7 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
-  const double sums = finish >= Sm90Finish::kBoxes  // only these skip columns out of bounds
+  const double sums = finish >= Sm90Finish::kTma  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
   const Sm90Epilogue warp = sm90_epilogue(r, finish, t);

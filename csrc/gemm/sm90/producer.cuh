@@ -2,12 +2,12 @@
 // per consumer.
 //
 // Work: the producer issues one to eight TMA loads per k step. A scheduler warp does a few divisions per tile and, in
-// the TMA epilogue (epilogue_tma.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile scheduler,
-// with the same results, in a single thread. A scheduler warp posts the next tile to its consumer during the main loop
-// of the current one (with split k, after it), so between two tiles a consumer only reads eight words. It also moves
-// the boxes, since only the thread that issued a bulk store can wait until the store has read its source. Traps: these
-// warps have only the registers that the consumers leave. A posted tile may be overwritten only when all warps of the
-// consumer have read it.
+// the TMA epilogue (epilogue_tma.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile
+// scheduler, with the same results, in a single thread. A scheduler warp posts the next tile to its consumer during the
+// main loop of the current one (with split k, after it), so between two tiles a consumer only reads eight words. It
+// also moves the boxes, since only the thread that issued a bulk store can wait until the store has read its source.
+// Traps: these warps have only the registers that the consumers leave. A posted tile may be overwritten only when all
+// warps of the consumer have read it.
 #pragma once
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"

@@ -164,7 +164,7 @@ struct Args {
   bool stores_z_first;
   bool has_slow_exit;  // between main loop and store: a split-k reduction or a slot request
   int aux_batched;     // 0 if the batch shares the auxiliary input, else 1
-  GemmOutput output;
+  bool accumulate;
   int m, n, k;       // of the product of A and B
   int columns;       // of C per matrix: n, or n / 2 with swiglu
   int tile_columns;  // as in the schedule
@@ -183,27 +183,26 @@ struct Work {
 };
 
 /// Selects the direct store by TMA.
-inline DirectStore direct_store(const GemmEpilogue& e, DType half) {
-  if (e.bias.data) return e.bias.type == half ? DirectStore::kBias : DirectStore::kFloatBias;
+inline DirectStore direct_store(const GemmProblem& q) {
+  const GemmEpilogue& e = q.epilogue;
+  if (e.bias.data) return e.bias.type == q.type ? DirectStore::kBias : DirectStore::kFloatBias;
   return e.alpha == 1.0f ? DirectStore::kIdentity : DirectStore::kScaled;
 }
 
-/// `half`: the type of A and B; `as_float`: C is fp32.
-inline EpiloguePath epilogue_path(const GemmProblem& q, DType half, bool as_float) {
-  const GemmEpilogue& e = q.epilogue;
-  const DType type = as_float ? DType::kFloat32 : half;
-  if (gemm_sm90_in_registers(q, half) && gemm_sm90_has_rows(q, type))
-    return {gemm_sm90_tma_writes(q, type) ? direct_store(e, half) : DirectStore::kUnaligned, FusedEpilogue::kNone};
-  if (!gemm_sm90_in_boxes(q, half, type)) return {DirectStore::kNone, FusedEpilogue::kElementwise};
-  return {e.z.data ? direct_store(e, half) : DirectStore::kNone, FusedEpilogue::kTma};
+/// `as_float`: the instance of the kernel for an fp32 C.
+inline EpiloguePath epilogue_path(const GemmProblem& q, bool as_float) {
+  const bool rows = gemm_sm90_has_rows(q) && as_float == (q.c.type == DType::kFloat32);
+  if (rows && gemm_sm90_in_registers(q))
+    return {gemm_sm90_tma_writes(q) ? direct_store(q) : DirectStore::kUnaligned, FusedEpilogue::kNone};
+  if (!rows || !gemm_sm90_tma_epilogue(q)) return {DirectStore::kNone, FusedEpilogue::kElementwise};
+  return {q.epilogue.z.data ? direct_store(q) : DirectStore::kNone, FusedEpilogue::kTma};
 }
 
-template <class T, bool kFloat, class Tile>
-Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
-  constexpr DType kHalf = std::is_same_v<T, bf16> ? DType::kBFloat16 : DType::kFloat16;
+template <bool kFloat, class Tile>
+Args arguments(const GemmProblem& q, int splits) {
   const bool halved = is_halved(q);
   GemmProblem p = q;
-  if (output == GemmOutput::kAccumulate && epilogue_path(q, kHalf, kFloat).fused != FusedEpilogue::kNone) {
+  if (q.accumulate && epilogue_path(q, kFloat).fused != FusedEpilogue::kNone) {
     p.epilogue.residual = q.c;  // only direct stores can accumulate by TMA
     p.epilogue.beta = 1.0f;
   }
@@ -212,14 +211,14 @@ Args arguments(const GemmProblem& q, GemmOutput output, int splits) {
   args.epilogue = {
       e.alpha,           e.beta,       e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
       operand(e.preact), e.column_sums};
-  args.path = epilogue_path(p, kHalf, kFloat);
+  args.path = epilogue_path(p, kFloat);
   args.float_bias = !e.bias.data || e.bias.type == DType::kFloat32;
   args.reads_aux = args.path.fused == FusedEpilogue::kTma && (e.preact.data || e.residual.data);
   args.stores_z_first = args.path.fused == FusedEpilogue::kTma && e.z.data;
   args.needs_slot_request = args.stores_z_first || (args.path.fused == FusedEpilogue::kTma && splits > 1);
   args.has_slow_exit = splits > 1 || args.needs_slot_request;
   args.aux_batched = (e.preact.data ? e.preact : e.residual).batch_stride != 0;
-  args.output = output;
+  args.accumulate = q.accumulate;
   args.m = q.m, args.n = q.n, args.k = q.k;
   args.columns = columns_of_sums(q);
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
