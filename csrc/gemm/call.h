@@ -3,6 +3,7 @@
 //
 //   z = alpha (A B) + bias,   C = activation(z) + beta residual         all in fp32, rounded once
 //   dz = activation'(preact) applied to A B                             if `preact` is given
+//   C = alpha (A B) + beta residual + diagonal I                        if `symmetric`: its lower triangle, mirrored
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,8 @@ struct GemmValues {
 
 struct GemmEpilogue {
   float alpha = 1.0f;
-  float beta = 1.0f;  ///< only used with a residual
+  float beta = 1.0f;      ///< only used with a residual
+  float diagonal = 0.0f;  ///< added to the diagonal of a symmetric C
   Activation activation = Activation::none;
   GemmValues bias;      ///< per column: row_stride 0; per row: column_stride 0; batch_stride 0
   GemmValues residual;  ///< added to the result
@@ -46,6 +48,9 @@ struct GemmProblem {
   DType type = DType::kBFloat16;  ///< of A and B: fp16 or bf16
   GemmValues c;
   bool accumulate = false;       ///< adds to an fp32 C, without a residual
+  /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta, a
+  /// residual of C's type and `diagonal`; m = n.
+  bool symmetric = false;
   bool batch_invariant = false;  ///< the bits of a row of C depend on that row of A and on B alone
   int m, n, k;                   ///< at least 1; on the CPU also 0
   int64_t ld_a;                  ///< between rows of A, or columns if m_major_a
@@ -91,5 +96,8 @@ inline int columns_of_c(const GemmProblem& q) {
   if (q.epilogue.activation != Activation::swiglu) return q.n;
   return q.epilogue.preact.data ? 2 * q.n : q.n / 2;
 }
+
+/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`.
+constexpr int64_t triangle_of(int64_t tiles) { return tiles * (tiles + 1) / 2; }
 
 }  // namespace ak

@@ -1,13 +1,12 @@
-// syrk on the CPU: the lower triangle of alpha a b^T + beta c + diagonal I, and its mirror image.
+// A symmetric C on the CPU: the lower triangle of alpha (A B) + beta residual + diagonal I, and its mirror image.
 //
 // Work: n (n + w) k flops, w the width of a panel. A panel of columns is one product (product.h) with the rows from its
 // first column down, whose sums are finished in the cache up to the diagonal. The upper triangle is copied last, from
 // results that lie in the L2 or L3 cache, 2 n^2 bytes.
-#include <algorithm>
-#include <optional>
+#include <torch/csrc/stable/ops.h>
 
-#include "base/check.h"
-#include "base/cpu/empty.h"
+#include <algorithm>
+
 #include "base/cpu/simd.h"
 #include "base/cpu/tile.h"
 #include "base/half.h"
@@ -25,8 +24,8 @@ constexpr int64_t kElementsPerThread = 65536;
 
 struct Result {
   float alpha, beta, diagonal;
-  const void* c;  // contiguous, or null
-  void* out;      // contiguous
+  const void* residual;  // contiguous, or null
+  void* out;             // contiguous
   DType type;
   int64_t n;
 
@@ -35,8 +34,8 @@ struct Result {
     const int64_t at = matrix + row * n + column;
     float buffer[kTile];
     for (int64_t i = 0; i < width; ++i) sums[i] = alpha * sums[i];
-    if (c) {
-      const float* addend = load_span(c, type, at, width, buffer);
+    if (residual) {
+      const float* addend = load_span(residual, type, at, width, buffer);
 #pragma GCC ivdep
       for (int64_t i = 0; i < width; ++i) sums[i] = fma(beta, addend[i], sums[i]);
     }
@@ -75,49 +74,27 @@ void mirror(uint16_t* matrices, int64_t count, int64_t n) {
   });
 }
 
-Tensor syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, double alpha, double beta, double diagonal) {
-  constexpr const char* op = "syrk";
-  const int64_t d = a.dim();
-  AK_CHECK(d == 2 || d == 3, op, ": a must have shape (N, K) or (B, N, K); got ", Ints{a.sizes()});
-  AK_CHECK(same_sizes(a, b), op, ": b must have the shape of a, ", Ints{a.sizes()}, "; got ", Ints{b.sizes()});
-  check_operands(op, a, torch::stable::transpose(b, -2, -1));
-  const int64_t n = a.size(d - 2), count = d == 3 ? a.size(0) : 1;
-  std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
-  sizes.back() = n;
-  std::optional<Tensor> dense_c;
-  if (c) {
-    check_dtype(op, {"c"}, *c, {a.scalar_type()});
-    AK_CHECK(c->is_cpu() && static_cast<size_t>(c->dim()) == sizes.size() &&
-                 std::equal(sizes.begin(), sizes.end(), c->sizes().begin()),
-             op, ": c must be a CPU tensor of shape ", Ints{sizes}, "; got ", Ints{c->sizes()});
-    if (beta != 0) dense_c = torch::stable::contiguous(*c);
-  }
-  const Tensor out = empty_tensor(sizes, a.scalar_type());
-  if (out.numel() == 0) return out;
-  const Result result{static_cast<float>(alpha),
-                      static_cast<float>(beta),
-                      static_cast<float>(diagonal),
-                      dense_c ? dense_c->const_data_ptr() : nullptr,
-                      out.mutable_data_ptr(),
-                      dtype_of(a.scalar_type()),
-                      n};
-  const auto readable = [&](const Tensor& t) {  // once, not for each panel
-    return t.stride(d - 1) == 1 || t.stride(d - 2) == 1 ? t : torch::stable::contiguous(t);
-  };
-  const Tensor rows = readable(a), columns = readable(b);
-  const int64_t units = (n + kPanels * kLeastColumns - 1) / (kPanels * kLeastColumns), width = units * kLeastColumns;
-  for (int64_t first = 0; first < n; first += width) {
-    Tensor below = rows, panel = columns;
-    below = torch::stable::narrow(below, d - 2, first, n - first);
-    panel = torch::stable::narrow(panel, d - 2, first, std::min(width, n - first));
-    product(below, torch::stable::transpose(panel, -2, -1), {},
-            [&](const SumsBlock& block) { finish(result, block, first, n - first); });
-  }
-  mirror(static_cast<uint16_t*>(out.mutable_data_ptr()), count, n);
-  return out;
+// The operand from line `first` of the dimension on that is not summed over.
+const void* from_line(const void* data, int64_t ld, bool k_contiguous, int64_t first) {
+  return static_cast<const uint16_t*>(data) + first * (k_contiguous ? ld : 1);
 }
 
 }  // namespace
-}  // namespace ak
 
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) { m.impl("syrk", TORCH_BOX(&ak::syrk)); }
+void run_symmetric(const GemmProblem& q) {
+  const GemmEpilogue& e = q.epilogue;
+  const int64_t n = q.n;
+  const Result result{e.alpha, e.beta, e.diagonal, e.residual.data, q.c.data, q.type, n};
+  const int64_t width = (n + kPanels * kLeastColumns - 1) / (kPanels * kLeastColumns) * kLeastColumns;
+  for (int64_t first = 0; first < n; first += width) {
+    GemmProblem panel = q;
+    panel.a = from_line(q.a, q.ld_a, !q.m_major_a, first);
+    panel.b = from_line(q.b, q.ld_b, !q.n_major_b, first);
+    panel.m = static_cast<int>(n - first);
+    panel.n = static_cast<int>(std::min(width, n - first));
+    product(panel, nullptr, [&](const SumsBlock& block) { finish(result, block, first, n - first); });
+  }
+  mirror(static_cast<uint16_t*>(q.c.data), q.batch, n);
+}
+
+}  // namespace ak
