@@ -35,7 +35,7 @@ def plan_gemm(
     column_sums: bool = False,
     plain: bool = True,
     in_registers: bool = True,
-    in_boxes: bool = True,
+    tma_epilogue: bool = True,
     batch_invariant: bool = False,
     sm_count: int = 132,
     capability: int = 90,

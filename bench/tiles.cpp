@@ -119,6 +119,7 @@ GemmProblem problem_of(const Product& p, Memory& memory, float* sums) {
   if (asked.bias) e.bias = {memory.take(size_t{2} * p.n), DType::kBFloat16, 0, 1, 0};
   if (asked.sums) e.column_sums = sums;
   q.c = beside(columns_of_c(q), p.result == "16" ? DType::kBFloat16 : DType::kFloat32);
+  q.accumulate = p.result != "16" && p.result != "fp32";
   q.a = memory.take(size_t{2} * p.m * p.k * p.batch);
   q.b = memory.take(size_t{2} * p.n * p.k * p.batch);
   return q;
@@ -148,9 +149,6 @@ class Sweep {
     const size_t bytes = size_t{2} * p.k * (p.m + p.n) * p.batch + size_t{4} * p.m * p.n * p.batch;
     for (size_t i = 0; i < std::clamp<size_t>(kL2 / bytes + 1, 1, 16); i++)
       problems_.push_back(problem_of(p, *operands_, sums));
-    output_ = p.result == "16"     ? GemmOutput::kInputType
-              : p.result == "fp32" ? GemmOutput::kFloat32
-                                   : GemmOutput::kAccumulate;
     for (int pass = 0; pass < 2; pass++) {
       for (int i = 0; i < kGemmTileCount; i++) tile(p, pass == 0 ? i : kGemmTileCount - 1 - i);
     }
@@ -182,7 +180,7 @@ class Sweep {
       return false;
     if (gemm_sm90_refuses(q, config)) return false;
     const GemmTile& t = kGemmTiles[config.tile];
-    if (!gemm_sm90_takes_epilogue(t) && !gemm_sm90_in_registers(q, DType::kBFloat16)) return false;
+    if (!gemm_sm90_takes_epilogue(t) && !gemm_sm90_in_registers(q)) return false;
     const int64_t blocks = gemm_sm90_clusters(config.swapped ? ak::swapped(q) : q, t) * t.cluster_m * t.cluster_n;
     if (config.splits > 1 && blocks * q.batch * config.splits > 2 * sm_count_) return false;
     if (t.m * t.n <= 64 * 64 && blocks * q.batch > 24 * sm_count_) return false;  // hopeless
@@ -194,7 +192,7 @@ class Sweep {
     partials_->restart();
     const GemmScratch scratch{reinterpret_cast<float*>(partials_->take(0)), counters_};
     const GemmProblem& q = problems_[static_cast<size_t>(number) % problems_.size()];
-    const Status status = gemm_sm90<bf16>(q, config, output_, scratch, stream_);
+    const Status status = gemm_sm90<bf16>(q, config, scratch, stream_);
     if (status.ok()) return;
     std::fprintf(stderr, "gemm_sm90: %s\n", status.message);
     std::exit(1);
@@ -245,7 +243,6 @@ class Sweep {
   uint32_t* counters_ = nullptr;
   int sm_count_ = 0;
   std::vector<GemmProblem> problems_;
-  GemmOutput output_ = GemmOutput::kInputType;
 };
 
 }  // namespace

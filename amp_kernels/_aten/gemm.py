@@ -8,10 +8,10 @@ must not depend on the number of rows, are the reference's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from .._checks.activations import check_activation
 from .._dispatch.library import Op, is_traced
 from .._raw import activation_backward, activation_forward
 from .._raw._column_sums import column_sums
@@ -19,74 +19,45 @@ from .._raw._product import check_gemm, product32
 from .._raw.gemm import check_accumulate, check_dact, gemm_accumulate_op, gemm_dact_op, gemm_op
 
 
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-    batch_invariant: bool = False,
-    preact: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if batch_invariant or out_dtype not in (None, a.dtype):
-        options = {"alpha": alpha, "beta": beta, "activation": activation, "out_dtype": out_dtype}
-        return gemm_op.reference(a, b, bias, residual, **options, batch_invariant=batch_invariant, preact=preact)
-    check_gemm(a, b, bias, residual, activation, out_dtype)
-    if beta == 0:
-        residual = None
-    if bias is None and activation == "none" and not preact:
-        return _product(a, b, residual, alpha, beta), None
-    z = _product(a, b, bias, alpha)
-    out = z if activation == "none" else _fusible(activation_forward.op, z)(z, activation=activation)
-    if preact and out is z:
+@gemm_op.bound
+def gemm(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if call.batch_invariant or call.out_dtype not in (None, call.a.dtype):
+        return gemm_op.reference(*call)
+    check_gemm(call.a, call.b, call.bias, call.residual, call.activation, call.out_dtype)
+    residual = None if call.beta == 0 else call.residual
+    if call.bias is None and call.activation == "none" and not call.preact:
+        return _product(call.a, call.b, residual, call.alpha, call.beta), None
+    z = _product(call.a, call.b, call.bias, call.alpha)
+    out = z if call.activation == "none" else _fusible(activation_forward.op, z)(z, activation=call.activation)
+    if call.preact and out is z:
         out = z.clone()  # an op's results may not share memory
     if residual is not None:
-        out.add_(residual, alpha=beta)
-    return out, z if preact else None
+        out.add_(residual, alpha=call.beta)
+    return out, z if call.preact else None
 
 
-def gemm_dact(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    preact: torch.Tensor,
-    *,
-    activation: str,
-    bias_grad: bool = False,
-    out_dtype: torch.dtype | None = None,
-    batch_invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if batch_invariant or preact.dtype != a.dtype or out_dtype not in (None, a.dtype):
-        options = {"activation": activation, "bias_grad": bias_grad, "out_dtype": out_dtype}
-        return gemm_dact_op.reference(a, b, preact, **options, batch_invariant=batch_invariant)
-    check_dact(a, b, preact, activation, out_dtype)
-    dz = _product(a, b)
-    if check_activation("gemm_dact", activation) != "none":
-        dz = _fusible(activation_backward.op, dz)(dz, preact, activation=activation)
-    return dz, column_sums(dz.flatten(0, -2)) if bias_grad else None
+@gemm_dact_op.bound
+def gemm_dact(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    dtype = call.a.dtype
+    if call.batch_invariant or call.preact.dtype != dtype or call.out_dtype not in (None, dtype):
+        return gemm_dact_op.reference(*call)
+    check_dact(call.a, call.b, call.preact, call.activation, call.out_dtype)
+    dz = _product(call.a, call.b)
+    if call.activation != "none":
+        dz = _fusible(activation_backward.op, dz)(dz, call.preact, activation=call.activation)
+    return dz, column_sums(dz.flatten(0, -2)) if call.bias_grad else None
 
 
-def gemm_accumulate_(
-    c: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    batch_invariant: bool = False,
-) -> None:
-    if batch_invariant:
-        gemm_accumulate_op.reference(c, a, b, alpha=alpha, beta=beta, batch_invariant=True)
-        return
-    check_accumulate(c, a, b)
-    product = product32(a, b, False)
-    if beta == 0:
-        torch.mul(product, alpha, out=c)
+@gemm_accumulate_op.bound
+def gemm_accumulate_(call: Any) -> None:
+    if call.batch_invariant:
+        return gemm_accumulate_op.reference(*call)
+    check_accumulate(call.c, call.a, call.b)
+    product = product32(call.a, call.b, False)
+    if call.beta == 0:
+        torch.mul(product, call.alpha, out=call.c)
     else:
-        (c if beta == 1 else c.mul_(beta)).add_(product, alpha=alpha)
+        (call.c if call.beta == 1 else call.c.mul_(call.beta)).add_(product, alpha=call.alpha)
 
 
 def _product(

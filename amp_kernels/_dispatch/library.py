@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections import namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,12 +49,15 @@ class Op:
         composite: bool = False,
         tensor_cores: bool = False,
         family: str | None = None,
+        bound: bool = False,
     ):
         self.schema = torch._C.parse_schema(f"{NAMESPACE}::{schema}")
         self.name = self.schema.name.removeprefix(f"{NAMESPACE}::")
         #: The module that defines it, and the module of each backend that has it: ``gemm`` of ops/gemm.py and _triton/gemm.py.
         self.family = family or reference.__module__.rpartition(".")[2]
-        self.reference = reference
+        self._arguments = namedtuple("Arguments", [argument.name for argument in self.schema.arguments])
+        self._defaults = {a.name: a.default_value for a in self.schema.arguments if a.has_default_value()}
+        self.reference = self.bound(reference) if bound else reference
         self.samples = samples
         self.composite = composite
         self.tensor_cores = tensor_cores
@@ -102,6 +106,16 @@ class Op:
         if self.mutated:
             self._bump_versions(args, kwargs)
         return result
+
+    def bound(self, function: Callable[[Any], Any]) -> Callable:
+        """A function with the op's signature from one of a tuple that names all arguments, defaults included."""
+
+        @functools.wraps(function)
+        def with_signature(*args, **kwargs):
+            given = dict(zip(self._arguments._fields, args, strict=False))
+            return function(self._arguments(**(self._defaults | given | kwargs)))
+
+        return with_signature
 
     def _selected(self, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
         if self.tensor_cores:
@@ -247,6 +261,7 @@ def define(
     tensor_cores: bool = False,
     flop_count: Callable[..., int] | None = None,
     family: str | None = None,
+    bound: bool = False,
 ) -> Op:
     """Define an op of the package and return it.
 
@@ -263,19 +278,19 @@ def define(
             any strides, and its results are contiguous. Inductor is told so: otherwise it makes one copy of an operand for each
             product that reads it.
         flop_count: ``(*args, out_shape, **kwargs) -> int`` with shapes in place of tensors, for ``torch.utils.flop_counter``.
-
         family: the name of the module where each backend keeps the op; ``None`` for that of the module that its reference is
             written in.
+        bound: the reference takes one tuple that names all arguments (:meth:`Op.bound`), so that the schema alone lists them.
     """
     LIBRARY.define(schema, tags=(torch.Tag.flexible_layout,) if tensor_cores else ())
     if not composite:
         EMULATED_LIBRARY.define(schema)
-    op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores, family=family)
+    op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores, family=family, bound=bound)
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
-        LIBRARY.impl(op.name, reference, "CompositeImplicitAutograd")
+        LIBRARY.impl(op.name, op.reference, "CompositeImplicitAutograd")
     else:
         LIBRARY.impl(op.name, _below_autograd(op._without_cpp_kernel), "CompositeExplicitAutograd")
-        EMULATED_LIBRARY.impl(op.name, _below_autograd(reference), "CompositeExplicitAutograd")
+        EMULATED_LIBRARY.impl(op.name, _below_autograd(op.reference), "CompositeExplicitAutograd")
         for library, overload in ((LIBRARY, op.overload), (EMULATED_LIBRARY, op.emulated)):
             if op.mutated:
                 library.impl(op.name, op._adinplaceorview(overload), "ADInplaceOrView")

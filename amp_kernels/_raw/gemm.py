@@ -40,24 +40,12 @@ from .activation_backward import DERIVATIVES
 # ---- checks and references
 
 
-def _gemm_reference(
-    a,
-    b,
-    bias=None,
-    residual=None,
-    *,
-    alpha=1.0,
-    beta=1.0,
-    activation="none",
-    out_dtype=None,
-    batch_invariant=False,
-    preact=False,
-):
-    check_gemm(a, b, bias, residual, activation, out_dtype)
-    z = preactivation(product32(a, b, batch_invariant), bias, alpha)
-    out = finished(z, residual, activation, beta, out_dtype or a.dtype)
+def _gemm_reference(call):
+    check_gemm(call.a, call.b, call.bias, call.residual, call.activation, call.out_dtype)
+    z = preactivation(product32(call.a, call.b, call.batch_invariant), call.bias, call.alpha)
+    out = finished(z, call.residual, call.activation, call.beta, call.out_dtype or call.a.dtype)
     # "none" gives back z itself, and an op's results may not share memory.
-    return out, z.to(out.dtype, copy=True) if preact else None
+    return out, z.to(out.dtype, copy=True) if call.preact else None
 
 
 def check_dact(a, b, preact, activation: str, out_dtype: torch.dtype | None) -> str:
@@ -76,10 +64,11 @@ def check_dact(a, b, preact, activation: str, out_dtype: torch.dtype | None) -> 
     return name
 
 
-def _gemm_dact_reference(a, b, preact, *, activation, bias_grad=False, out_dtype=None, batch_invariant=False):
-    check_dact(a, b, preact, activation, out_dtype)
-    dz = DERIVATIVES[activation](product32(a, b, batch_invariant), preact.float().contiguous())
-    return dz.to(out_dtype or a.dtype), dz.flatten(0, -2).sum(0) if bias_grad else None
+def _gemm_dact_reference(call):
+    check_dact(call.a, call.b, call.preact, call.activation, call.out_dtype)
+    product = product32(call.a, call.b, call.batch_invariant)
+    dz = DERIVATIVES[call.activation](product, call.preact.float().contiguous())
+    return dz.to(call.out_dtype or call.a.dtype), dz.flatten(0, -2).sum(0) if call.bias_grad else None
 
 
 def check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -93,11 +82,11 @@ def check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     check_same_device(op, c=c, a=a, b=b)
 
 
-def _gemm_accumulate_reference(c, a, b, *, alpha=1.0, beta=1.0, batch_invariant=False):
-    check_accumulate(c, a, b)
-    product = alpha * product32(a, b, batch_invariant)
-    # beta = 0: what stands in c, be it NaN, is not read.
-    c.copy_(product if beta == 0 else torch.add(product, c, alpha=beta))
+def _gemm_accumulate_reference(call):
+    check_accumulate(call.c, call.a, call.b)
+    product = call.alpha * product32(call.a, call.b, call.batch_invariant)
+    # With beta = 0, c is not read, since it may hold NaN.
+    call.c.copy_(product if call.beta == 0 else torch.add(product, call.c, alpha=call.beta))
 
 
 # ---- samples for opcheck and `info --check`
@@ -173,6 +162,7 @@ gemm_op = define(
     'str activation="none", ScalarType? out_dtype=None, bool batch_invariant=False, bool preact=False) '
     "-> (Tensor, Tensor)",
     _gemm_reference,
+    bound=True,
     samples=gemm_samples,
     tensor_cores=True,
     flop_count=_product_flops,
@@ -181,6 +171,7 @@ gemm_dact_op = define(
     "gemm_dact(Tensor a, Tensor b, Tensor preact, *, str activation, bool bias_grad=False, ScalarType? out_dtype=None, "
     "bool batch_invariant=False) -> (Tensor, Tensor)",
     _gemm_dact_reference,
+    bound=True,
     samples=gemm_dact_samples,
     tensor_cores=True,
     flop_count=_product_flops,
@@ -189,6 +180,7 @@ gemm_accumulate_op = define(
     "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0, "
     "bool batch_invariant=False) -> ()",
     _gemm_accumulate_reference,
+    bound=True,
     samples=gemm_accumulate_samples,
     tensor_cores=True,
     flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: _product_flops(a_shape, b_shape),

@@ -22,26 +22,25 @@ from . import dropout
 from ._norm import check_backward, statistics
 
 
-def _reference(
-    grad, x, rstd, mean=None, weight=None, grad_sum=None, seed=None, *, parameters=0, dropout_p=0.0, branch_dtype=None
-):
-    check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
-    dy, n = grad.float(), x.float()
-    n = (n if mean is None else n - mean[:, None]) * rstd[:, None]
-    g = dy if weight is None else dy * weight.float()
+def _reference(call):
+    check_backward(*call)
+    x, mean = call.x, call.mean
+    dy, n = call.grad.float(), x.float()
+    n = (n if mean is None else n - mean[:, None]) * call.rstd[:, None]
+    g = dy if call.weight is None else dy * call.weight.float()
     dx = g - n * (g * n).mean(1, keepdim=True)
-    dx = (dx if mean is None else dx - g.mean(1, keepdim=True)) * rstd[:, None]
-    if grad_sum is not None:
-        dx = dx + grad_sum.float()
-    sums = [(dy * n).sum(0), dy.sum(0)][:parameters]
+    dx = (dx if mean is None else dx - g.mean(1, keepdim=True)) * call.rstd[:, None]
+    if call.grad_sum is not None:
+        dx = dx + call.grad_sum.float()
+    sums = [(dy * n).sum(0), dy.sum(0)][: call.parameters]
     dx = dx.to(x.dtype).contiguous()
-    if branch_dtype is None:
+    if call.branch_dtype is None:
         branch = dx.new_empty(0)
-    elif seed is None:
-        branch = dx.to(branch_dtype, copy=True)
+    elif call.seed is None:
+        branch = dx.to(call.branch_dtype, copy=True)
     else:
-        branch = dropout.composed(dx, seed, None, dropout_p, branch_dtype)
-    return dx, torch.stack(sums) if sums else rstd.new_empty(0, x.shape[1]), branch
+        branch = dropout.composed(dx, call.seed, None, call.dropout_p, call.branch_dtype)
+    return dx, torch.stack(sums) if sums else call.rstd.new_empty(0, x.shape[1]), branch
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -69,6 +68,7 @@ op = define(
     "Tensor? seed=None, *, int parameters=0, float dropout_p=0.0, ScalarType? branch_dtype=None) -> (Tensor, Tensor, Tensor)",
     _reference,
     samples=samples,
+    bound=True,
 )
 
 

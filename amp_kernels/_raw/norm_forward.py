@@ -17,23 +17,24 @@ from . import dropout
 from ._norm import check_forward, statistics
 
 
-def _reference(x, weight=None, bias=None, residual=None, seed=None, *, eps, centred, out_dtype, dropout_p=0.0):
-    check_forward(x, weight, bias, residual, seed, dropout_p, out_dtype)
-    if seed is not None:
-        total = dropout.composed(x, seed, residual, dropout_p, residual.dtype)
+def _reference(call):
+    check_forward(call.x, call.weight, call.bias, call.residual, call.seed, call.dropout_p, call.out_dtype)
+    x, residual = call.x, call.residual
+    if call.seed is not None:
+        total = dropout.composed(x, call.seed, residual, call.dropout_p, residual.dtype)
     else:
         total = x if residual is None else (x.float() + residual.float()).to(residual.dtype)
     wide = total.float()
-    mean, rstd = statistics(wide, eps, centred)
+    mean, rstd = statistics(wide, call.eps, call.centred)
     y = (wide - mean[:, None]) * rstd[:, None]
-    if weight is not None:
-        y = y * weight.float()
-    if bias is not None:
-        y = y + bias.float()
+    if call.weight is not None:
+        y = y * call.weight.float()
+    if call.bias is not None:
+        y = y + call.bias.float()
     return (
-        y.to(out_dtype).contiguous(),
+        y.to(call.out_dtype).contiguous(),
         x.new_empty(0) if residual is None else total.contiguous(),
-        mean if centred else mean[:0].clone(),
+        mean if call.centred else mean[:0].clone(),
         rstd,
     )
 
@@ -64,6 +65,7 @@ op = define(
     "float eps, bool centred, ScalarType out_dtype, float dropout_p=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
     _reference,
     samples=samples,
+    bound=True,
 )
 
 

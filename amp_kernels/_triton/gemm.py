@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._checks.activations import GATED
 from .._raw._product import check_gemm, output_shape
-from .._raw.gemm import check_accumulate, check_dact
+from .._raw.gemm import check_accumulate, check_dact, gemm_accumulate_op, gemm_dact_op, gemm_op
 from ._autotune import GemmConfig, gemm_config, loads_by_tma
 from ._gemm_epilogue import column_sums_kernel, finish_kernel
 from ._gemm_kernel import gemm_kernel
@@ -24,54 +24,32 @@ _SUMS_BLOCK = (32, 32)
 _kept = functools.lru_cache(maxsize=4096)  # by how tensors lie: a training step repeats its calls
 
 
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-    batch_invariant: bool = False,
-    preact: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    check_gemm(a, b, bias, residual, activation, out_dtype)
-    c = torch.empty(output_shape(a, b, activation), dtype=out_dtype or a.dtype, device=a.device)
-    z = c.new_empty(output_shape(a, b, "none")) if preact else None
-    run(c, a, b, bias, z, residual, activation=activation, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+@gemm_op.bound
+def gemm(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    check_gemm(call.a, call.b, call.bias, call.residual, call.activation, call.out_dtype)
+    shape, dtype = output_shape(call.a, call.b, call.activation), call.out_dtype or call.a.dtype
+    c = torch.empty(shape, dtype=dtype, device=call.a.device)
+    z = c.new_empty(output_shape(call.a, call.b, "none")) if call.preact else None
+    options = {name: getattr(call, name) for name in ("activation", "alpha", "beta", "batch_invariant")}
+    run(c, call.a, call.b, call.bias, z, call.residual, **options)
     return c, z
 
 
-def gemm_dact(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    preact: torch.Tensor,
-    *,
-    activation: str,
-    bias_grad: bool = False,
-    out_dtype: torch.dtype | None = None,
-    batch_invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    check_dact(a, b, preact, activation, out_dtype)
-    dz = torch.empty(preact.shape, dtype=out_dtype or a.dtype, device=a.device)
-    sums = torch.empty(preact.shape[-1], dtype=torch.float32, device=a.device) if bias_grad else None
-    run(dz, a, b, preact=preact, activation=activation, backward=True, sums=sums, batch_invariant=batch_invariant)
+@gemm_dact_op.bound
+def gemm_dact(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    check_dact(call.a, call.b, call.preact, call.activation, call.out_dtype)
+    dz = torch.empty_like(call.preact, dtype=call.out_dtype or call.a.dtype, memory_format=torch.contiguous_format)
+    sums = dz.new_empty(dz.shape[-1], dtype=torch.float32) if call.bias_grad else None
+    options = {"activation": call.activation, "backward": True, "sums": sums, "batch_invariant": call.batch_invariant}
+    run(dz, call.a, call.b, preact=call.preact, **options)
     return dz, sums
 
 
-def gemm_accumulate_(
-    c: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    batch_invariant: bool = False,
-) -> None:
-    check_accumulate(c, a, b)
-    run(c, a, b, residual=c, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
+@gemm_accumulate_op.bound
+def gemm_accumulate_(call: Any) -> None:
+    check_accumulate(call.c, call.a, call.b)
+    options = {name: getattr(call, name) for name in ("alpha", "beta", "batch_invariant")}
+    run(call.c, call.a, call.b, residual=call.c, **options)
 
 
 def run(

@@ -7,12 +7,15 @@ order: deterministic, without atomics.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from .._raw._norm import check_backward
 from .._raw.dropout import GROUP, rate
+from .._raw.norm_backward import op
 from ._norm import block_of, drop_columns, load_row, warps_of
 from ._tables import on, programs
 
@@ -152,25 +155,13 @@ def norm_backward_kernel(
             tl.store(slot + columns + column, of_bias, mask=column < columns)
 
 
-def norm_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    rstd: torch.Tensor,
-    mean: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    grad_sum: torch.Tensor | None = None,
-    seed: torch.Tensor | None = None,
-    *,
-    parameters: int = 0,
-    dropout_p: float = 0.0,
-    branch_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/norm_backward.py``."""
-    check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
-    tensors = (grad, x, rstd, mean, weight, grad_sum)
-    grad, x, rstd, mean, weight, grad_sum = (t if t is None else t.contiguous() for t in tensors)
-    strips = programs(x.device, PROGRAMS_PER_SM)
-    return _run(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype, strips)
+@op.bound
+def norm_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    options = (call.seed, call.parameters, call.dropout_p, call.branch_dtype)
+    tensors = (call.grad, call.x, call.rstd, call.mean, call.weight, call.grad_sum)
+    check_backward(*tensors, *options)
+    strips = programs(call.x.device, PROGRAMS_PER_SM)
+    return _run(*(t if t is None else t.contiguous() for t in tensors), *options, strips)
 
 
 def _run(

@@ -6,12 +6,15 @@ one is walked in pieces, its second and third read served by the L2 cache.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from .._raw._norm import check_forward
 from .._raw.dropout import GROUP, rate
+from .._raw.norm_forward import op
 from ._norm import INFINITY, SMALLER, block_of, deviation, drop_columns, load_row, warps_of
 from ._tables import on
 
@@ -126,25 +129,15 @@ def norm_forward_kernel(
     tl.store(rstds + index, rstd)
 
 
-def norm_forward(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    seed: torch.Tensor | None = None,
-    *,
-    eps: float,
-    centred: bool,
-    out_dtype: torch.dtype,
-    dropout_p: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The op for tensors that Triton can reach; see ``amp_kernels/_raw/norm_forward.py``."""
-    check_forward(x, weight, bias, residual, seed, dropout_p, out_dtype)
-    x, weight, bias, residual = (t if t is None else t.contiguous() for t in (x, weight, bias, residual))
+@op.bound
+def norm_forward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    check_forward(call.x, call.weight, call.bias, call.residual, call.seed, call.dropout_p, call.out_dtype)
+    inputs = (call.x, call.weight, call.bias, call.residual)
+    x, weight, bias, residual = (t if t is None else t.contiguous() for t in inputs)
     rows, columns = x.shape
-    y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
+    y = torch.empty((rows, columns), dtype=call.out_dtype, device=x.device)
     total = x.new_empty(0) if residual is None else torch.empty_like(residual)
-    mean = torch.empty(rows if centred else 0, dtype=torch.float32, device=x.device)
+    mean = torch.empty(rows if call.centred else 0, dtype=torch.float32, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows > 0:
         block = block_of(columns, LIMIT)
@@ -154,15 +147,15 @@ def norm_forward(
                 weight,
                 bias,
                 residual,
-                seed,
+                call.seed,
                 y,
                 total,
                 mean,
                 rstd,
                 columns,
-                eps,
-                *rate(dropout_p),
-                CENTRED=centred,
+                call.eps,
+                *rate(call.dropout_p),
+                CENTRED=call.centred,
                 WHOLE=columns <= block,
                 BLOCK=block,
                 GROUPS=columns % GROUP == 0,

@@ -1,11 +1,14 @@
 """``newton_schulz``: the orthogonal factor of matrices by a polynomial iteration, in batches of one shape.
 
-With ``A = X X^T`` a step is ``X = (a I + b A + c A^2) X``, of which the sums over the short side are symmetric products
-(``syrk``). The Gram form iterates on the square of the short side alone and multiplies ``X`` twice in five steps; it has
-fewer flops for every matrix that is not square, and is taken from an aspect ratio of 1.5 (Dao-AILab, gram-newton-schulz).
-Rounding makes small eigenvalues of ``R = Q X X^T Q`` negative, which the polynomial then magnifies: the form is stable in
-fp16 if ``R`` is computed anew after two steps, and after every third from there on. In bf16 it is not. So iterates are fp16,
-whatever the dtype of the input: normalized, they have no use for bf16's exponents.
+With ``A = X X^T`` a step is ``X = (a I + b A + c A^2) X``, of which the products of the short side are symmetric
+(``syrk``). The Gram form iterates on the square of the short side alone and multiplies ``X`` by the product of several
+steps; it has fewer flops for every matrix that is not square, and is taken from an aspect ratio of 1.5 (Dao-AILab,
+gram-newton-schulz). Rounding makes small eigenvalues of ``R = Q X X^T Q`` negative, which the polynomial then magnifies. In
+fp16 the form is as precise as the other one if ``R`` is computed anew after two steps, and after every third from there
+on; in bf16, after every second.
+
+Iterates are fp16, whatever the dtype of the input: normalized, they have no use for bf16's exponents. The exception is a
+CPU that multiplies pairs of bf16 in one instruction, where an input that is not fp16 takes bf16.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import Union
 
 import torch
 
-from .._checks.lists import KERNEL_DTYPES, names
+from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
+from .._dispatch import cpu_isa
 from .._raw.gemm import gemm_op
 from .._raw.syrk import op as syrk_op
 from .._raw.unit_matrices import op as unit_matrices_op
@@ -46,6 +50,7 @@ POLAR_EXPRESS: tuple[Triple, ...] = tuple(
     )
 )
 GRAM_ASPECT = 1.5
+_BF16_INSTRUCTIONS = ("avx512_bf16", "amx", "amx_emulated")
 #: Elements of the iterates that are in work at once: three stacks of 128 MB, and what their products need.
 _ELEMENTS_TOGETHER = 1 << 26
 
@@ -78,7 +83,7 @@ def newton_schulz(
 ) -> torch.Tensor | list[torch.Tensor]:
     """The matrices of ``x`` with their singular values driven to 1 by ``steps`` Newton-Schulz steps, as Muon takes them.
 
-    A step of ``X``, first divided by its Frobenius norm, is ``a X + (b A + c A^2) X`` with ``A = X X^T``. Iterates are fp16
+    A step of ``X``, first divided by its Frobenius norm, is ``a X + (b A + c A^2) X`` with ``A = X X^T``. Iterates are 16-bit
     with fp32 sums, symmetric products compute one triangle, and wide or tall matrices iterate on the Gram matrix of their
     short side. A matrix gives the same bits alone, in a stack and in a list, and above ``eps`` also times any power of two.
 
@@ -138,17 +143,24 @@ def _orthogonalized(x: torch.Tensor, triples: list[Triple], eps: float) -> torch
     out = x.new_empty(x.shape)
     if out.numel() == 0:
         return out
+    dtype = iterate_dtype(x)
     together = max(1, _ELEMENTS_TOGETHER // (padded(rows) * padded(columns)))
     for first in range(0, batch, together):
         some = slice(first, first + together)
-        iterate = unit_matrices_op(x[some], eps=eps)
+        iterate = unit_matrices_op(x[some], eps=eps, dtype=dtype)
         iterate = (gram_steps if is_gram(rows, columns) else symmetric_steps)(iterate, triples)
         out[some] = iterate[:, :rows, :columns]
     return out
 
 
+def iterate_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype of the iterates."""
+    quick_bf16 = x.is_cpu and x.dtype != torch.float16 and cpu_isa.chosen() in _BF16_INSTRUCTIONS
+    return torch.bfloat16 if quick_bf16 else torch.float16
+
+
 def is_gram(rows: int, columns: int) -> bool:
-    """True if the iteration on the Gram matrix has the fewer flops by enough to pay for its launches."""
+    """True if the Gram form has the fewer flops by enough to pay for its launches."""
     return max(rows, columns) >= GRAM_ASPECT * min(rows, columns)
 
 
@@ -174,7 +186,7 @@ def symmetric_steps(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
 
 def gram_steps(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
     """``X = Q X`` with ``Q``, the product of all steps since the last restart, from ``R = Q X X^T Q`` alone."""
-    for first, end in _segments(len(triples)):
+    for first, end in _segments(len(triples), x.dtype):
         short = _short_side(x)
         r = syrk_op(short, short)
         q = None
@@ -194,7 +206,7 @@ def gram_steps(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
     return x
 
 
-def _segments(steps: int) -> list[tuple[int, int]]:
-    """Ranges of steps between two restarts: two steps, then three each."""
-    starts = [0, *range(2, steps, 3), steps]
+def _segments(steps: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+    """Ranges of steps between two restarts."""
+    starts = [0, *range(2, steps, 3 if dtype == torch.float16 else 2), steps]
     return [(first, end) for first, end in zip(starts, starts[1:], strict=False) if first < end]

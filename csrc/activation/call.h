@@ -32,8 +32,7 @@ struct ActivationBackward {
 
 Status activation_backward(const ActivationBackward& call, Stream stream);
 
-/// On the CPU only: also writes the sums of the columns of out, as rounded. False, and nothing is done, on the portable
-/// path (base/cpu/isa.h), which leaves the sums to ATen.
-bool activation_backward_with_sums(const ActivationBackward& call, float* sums);
+/// On the CPU only: also writes the sums of the columns of out, as rounded.
+void activation_backward_with_sums(const ActivationBackward& call, float* sums);
 
 }  // namespace ak

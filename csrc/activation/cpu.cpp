@@ -6,9 +6,8 @@
 
 #include "activation/call.h"
 #include "activation/cpu_gradient.h"
-#include "base/cpu/tile.h"
 #include "base/cpu/column_sums.h"
-#include "base/cpu/isa.h"
+#include "base/cpu/tile.h"
 
 namespace ak {
 namespace {
@@ -112,8 +111,7 @@ Status activation_backward(const ActivationBackward& call, Stream) {
   return {};
 }
 
-AK_EXPORT bool activation_backward_with_sums(const ActivationBackward& call, float* sums) {
-  if (current_isa() == Isa::portable) return false;
+AK_EXPORT void activation_backward_with_sums(const ActivationBackward& call, float* sums) {
   const int64_t width = call.columns;
   const Backward b = backward_of(call, width);
   const int64_t together = std::max<int64_t>(4, 4 * kTile / std::max<int64_t>(1, width));  // rows that fit the L1 cache
@@ -125,7 +123,6 @@ AK_EXPORT bool activation_backward_with_sums(const ActivationBackward& call, flo
       add_rows(made, call.type, last - row, width, strip);
     }
   });
-  return true;
 }
 
 }  // namespace ak

@@ -15,28 +15,16 @@
 //   f'  4 u
 #pragma once
 
-#include <optional>
-#include <string_view>
-
 #include "base/config.h"
 
 namespace ak {
 
 enum class Activation : int { none, relu, gelu, gelu_tanh, silu, swiglu };
 
-inline constexpr const char* kActivationNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"};
 inline constexpr int kActivations = 6;
 
 // A gated activation maps 2 F columns to F: the first half are the gates, the second half the values.
 AK_HD bool is_gated(Activation activation) { return activation == Activation::swiglu; }
-
-// Host only.
-inline std::optional<Activation> find_activation(std::string_view name) {
-  for (int i = 0; i < kActivations; ++i) {
-    if (name == kActivationNames[i]) return static_cast<Activation>(i);
-  }
-  return std::nullopt;
-}
 
 namespace detail {
 

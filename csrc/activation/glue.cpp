@@ -17,7 +17,7 @@ std::vector<int64_t> activated_sizes(const char* op, Activation activation, cons
   std::vector<int64_t> sizes(preact.sizes().begin(), preact.sizes().end());
   if (is_gated(activation)) {
     AK_CHECK(!sizes.empty() && sizes.back() % 2 == 0, op, ": preact must have an even number of columns with '",
-             kActivationNames[static_cast<int>(activation)], "'; got ", Ints{preact.sizes()});
+             name_of(activation), "'; got ", Ints{preact.sizes()});
     sizes.back() /= 2;
   }
   return sizes;
@@ -50,8 +50,8 @@ Tensor run_activation_backward(const Tensor& grad, const Tensor& preact, std::st
   const std::vector<int64_t> sizes = activated_sizes(op, activation, preact);
   check_dtype(op, {"grad"}, grad, {preact.scalar_type(), ScalarType::Float});
   AK_CHECK(grad.sizes().size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), grad.sizes().begin()), op,
-           ": grad must have the shape of ", kActivationNames[static_cast<int>(activation)], "(preact), ", Ints{sizes},
-           "; got ", Ints{grad.sizes()});
+           ": grad must have the shape of ", name_of(activation), "(preact), ", Ints{sizes}, "; got ",
+           Ints{grad.sizes()});
   const Tensor g = torch::stable::contiguous(grad), z = torch::stable::contiguous(preact);
   const Tensor out = call.empty({"out"}, z.sizes(), z.scalar_type());
   const int64_t columns = columns_of(z);

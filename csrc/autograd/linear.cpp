@@ -1,5 +1,5 @@
 // linear and matmul, on a CPU and on GPUs that the CUDA kernels serve. Specification: amp_kernels/ops/linear.py and
-// _products.py. On a CPU a call is plain only if its instructions serve products (base/cpu/isa.h).
+// _products.py.
 //
 // On a CPU the 16-bit copy of a leaf that requires grad comes from autocast's own cache, so that a weight that is used
 // several times within a region is cast once, and torch's ops share the copy. Unlike torch's, a copy of a weight that
@@ -45,19 +45,17 @@ struct ProductNode : FormulaNode {
   std::vector<c10::IValue> options() const override {
     c10::List<std::string> types;
     for (ScalarType type : input_types) types.push_back(dtype_name(type));
-    return {types, at::IntArrayRef(a_shape), dtype_name(compute_type), activation_name(activation)};
+    return {types, at::IntArrayRef(a_shape), dtype_name(compute_type), name_of(activation)};
   }
 
   bool takes(const Tensor& grad) const override { return is_plain(grad) && grad.scalar_type() == compute_type; }
 
-  // Nothing on the portable path.
+  // Nothing if a size is too large for the kernels.
   variable_list plainly(const Tensor& grad, const variable_list& saved) override {
     const Tensor &a16 = saved[0], &b16 = saved[1], &preact = saved[2];
     variable_list result(input_types.size());
     const bool needs_bias = result.size() > 2 && task_should_compute_output(2);
-    const auto gradient = preactivation_gradient(grad, preact, activation, needs_bias);
-    if (!gradient) return {};
-    const auto& [dz, sums] = *gradient;
+    const auto [dz, sums] = preactivation_gradient(grad, preact, activation, needs_bias);
     if (task_should_compute_output(0)) {
       const Matrix b(b16);
       result[0] = multiply(dz, transposed ? b : b.t(), input_types[0], a_shape);

@@ -1,5 +1,5 @@
-// The computations of linear and matmul: 16-bit copies of operands and their product, on a CPU by pointers, on a GPU by
-// the op.
+// The computations of linear and matmul: 16-bit copies of operands and their product, on a CPU by gemm/call.h, on a GPU
+// by the op.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -14,8 +14,12 @@
 #include <utility>
 
 #include "activation/call.h"
+#include "activation/name.h"
 #include "autograd/plain.h"
-#include "gemm/cpu/call.h"
+#include "base/cpu/column_sums.h"
+#include "base/cpu/isa.h"
+#include "gemm/call.h"
+#include "gemm/operand.h"
 
 namespace ak {
 namespace {
@@ -74,16 +78,15 @@ Copy cast(const Tensor& t, ScalarType dtype, bool autocast) {
 
 // ---- products
 
-// A tensor [..., columns] as a matrix with one unit stride.
+// A tensor [..., columns] as a matrix that is contiguous along one dimension.
 struct Matrix {
   Tensor tensor;
   int64_t rows, columns, row_stride, column_stride;
   bool transposed = false;  // it is the transpose of `tensor`
 
   explicit Matrix(const Tensor& t) : tensor(t.dim() == 2 ? t : flat(t)) {
-    if (!has_unit_stride()) tensor = tensor.contiguous();
-    rows = tensor.size(0), columns = tensor.size(1);
-    row_stride = tensor.stride(0), column_stride = tensor.stride(1);
+    describe();
+    if (!layout(true)) tensor = tensor.contiguous(), describe();
   }
 
   Matrix t() const {
@@ -95,16 +98,21 @@ struct Matrix {
   }
 
   Tensor view() const { return transposed ? tensor.t() : tensor; }
-  StridedMatrix strided() const { return {tensor.const_data_ptr(), row_stride, column_stride}; }
+  const void* data() const { return tensor.const_data_ptr(); }
+
+  // As an operand of a product over its columns or rows.
+  std::optional<GemmOperand> layout(bool over_columns) const {
+    return over_columns ? gemm_operand(columns, column_stride, rows, row_stride)
+                        : gemm_operand(rows, row_stride, columns, column_stride);
+  }
 
  private:
-  static Tensor flat(const Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
-  bool has_unit_stride() const {
-    return tensor.stride(0) == 1 || tensor.size(0) == 1 || tensor.stride(1) == 1 || tensor.size(1) == 1;
+  void describe() {
+    rows = tensor.size(0), columns = tensor.size(1);
+    row_stride = tensor.stride(0), column_stride = tensor.stride(1);
   }
+  static Tensor flat(const Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
 };
-
-const char* activation_name(Activation activation) { return kActivationNames[static_cast<int>(activation)]; }
 
 std::pair<Tensor, Tensor> multiply_on_gpu(const Matrix& a, const Matrix& b, const std::optional<Tensor>& bias,
                                           Activation activation, bool with_preact, ScalarType out_type,
@@ -115,8 +123,8 @@ std::pair<Tensor, Tensor> multiply_on_gpu(const Matrix& a, const Matrix& b, cons
                                         bool batch_invariant, bool preact);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("amp_kernels::gemm", "").typed<Op>();
   const auto out_dtype = out_type == a.tensor.scalar_type() ? std::nullopt : std::optional(out_type);
-  const auto [out, preact] = op.call(a.view(), b.view(), bias, std::nullopt, 1.0, 1.0, activation_name(activation),
-                                     out_dtype, /*batch_invariant=*/false, with_preact);
+  const auto [out, preact] = op.call(a.view(), b.view(), bias, std::nullopt, 1.0, 1.0, name_of(activation), out_dtype,
+                                     /*batch_invariant=*/false, with_preact);
   const auto shaped = [&](const Tensor& rows) {
     at::DimVector sizes(like.begin(), like.end());
     sizes.back() = rows.size(1);
@@ -125,8 +133,8 @@ std::pair<Tensor, Tensor> multiply_on_gpu(const Matrix& a, const Matrix& b, cons
   return {shaped(out), with_preact ? shaped(preact) : Tensor()};
 }
 
-// activation(a @ b + bias), shaped as `like` with its last dimension replaced, and where it is asked for a @ b + bias.
-// Undefined on a CPU's portable path.
+// activation(a @ b + bias), shaped as `like` with its last dimension replaced, and if asked for a @ b + bias. Undefined
+// if a size is too large.
 std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::optional<Tensor>& bias,
                                    Activation activation, bool with_preact, ScalarType out_type, at::IntArrayRef like) {
   if (a.tensor.is_cuda()) return multiply_on_gpu(a, b, bias, activation, with_preact, out_type, like);
@@ -136,22 +144,28 @@ std::pair<Tensor, Tensor> multiply(const Matrix& a, const Matrix& b, const std::
     sizes.back() = columns;
     return empty_cpu(sizes, out_type);
   };
-  const Tensor bias_row = bias ? bias->contiguous() : Tensor();
+  if (std::max({a.rows, a.columns, b.columns}) > kMostGemmSize) return {};
   Tensor out = empty(is_gated(activation) ? b.columns / 2 : b.columns);
   Tensor preact = with_preact ? empty(b.columns) : Tensor();
-  const bool done = gemm_call({.a = a.strided(),
-                               .b = b.strided(),
-                               .m = a.rows,
-                               .n = b.columns,
-                               .k = a.columns,
-                               .operands = dtype_of(a.tensor.scalar_type()),
-                               .bias = bias ? bias_row.const_data_ptr() : nullptr,
-                               .bias_type = bias ? dtype_of(bias->scalar_type()) : DType::kFloat32,
-                               .activation = activation,
-                               .out = out.mutable_data_ptr(),
-                               .preact = with_preact ? preact.mutable_data_ptr() : nullptr,
-                               .out_type = dtype_of(out_type)});
-  return done ? std::pair{out, preact} : std::pair<Tensor, Tensor>{};
+  const auto rows_of = [](const Tensor& t, int64_t columns) {
+    return GemmValues{const_cast<void*>(address_of(t)), type_of(t), columns, 1, 0};
+  };
+  const GemmOperand a_lies = *a.layout(true), b_lies = *b.layout(false);
+  GemmProblem q{.a = a.data(),
+                .b = b.data(),
+                .type = type_of(a.tensor),
+                .c = rows_of(out, out.size(-1)),
+                .m = static_cast<int>(a.rows),
+                .n = static_cast<int>(b.columns),
+                .k = static_cast<int>(a.columns),
+                .ld_a = a_lies.ld,
+                .ld_b = b_lies.ld,
+                .m_major_a = !a_lies.k_contiguous,
+                .n_major_b = !b_lies.k_contiguous};
+  q.epilogue.activation = activation;
+  q.epilogue.z = rows_of(preact, b.columns);
+  if (bias) q.epilogue.bias = {const_cast<void*>(bias->const_data_ptr()), type_of(*bias), 0, bias->stride(0)};
+  return gemm_cpu(q, nullptr).ok() ? std::pair{out, preact} : std::pair<Tensor, Tensor>{};
 }
 
 Tensor multiply(const Matrix& a, const Matrix& b, ScalarType out_type, at::IntArrayRef like) {
@@ -169,16 +183,16 @@ Tensor activation_backward(const Tensor& grad, const Tensor& preact, Activation 
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("amp_kernels::activation_backward", "")
                              .typed<Tensor(const Tensor&, const Tensor&, c10::string_view)>();
-  return op.call(grad, preact, activation_name(activation));
+  return op.call(grad, preact, name_of(activation));
 }
 
-// Where sums are wanted on a CPU, both in one pass; none on its portable path.
-std::optional<PreactivationGradient> preactivation_gradient(const Tensor& grad, const Tensor& preact,
-                                                            Activation activation, bool with_sums) {
+// On a CPU the sums, if wanted, are made in the same pass.
+PreactivationGradient preactivation_gradient(const Tensor& grad, const Tensor& preact, Activation activation,
+                                             bool with_sums) {
   const bool is_own = activation == Activation::none;
-  if (!with_sums || grad.is_cuda()) {
+  if (!with_sums || grad.is_cuda() || current_isa() == Isa::portable) {
     const Matrix dz(is_own ? grad : activation_backward(grad, preact, activation));
-    return {{dz, with_sums ? at::sum(dz.tensor, {0}, /*keepdim=*/false, at::kFloat) : Tensor()}};
+    return {dz, with_sums ? at::sum(dz.tensor, {0}, /*keepdim=*/false, at::kFloat) : Tensor()};
   }
   RECORD_FUNCTION(is_own ? "amp_kernels::_column_sums" : "amp_kernels::activation_backward",
                   c10::ArrayRef<const c10::IValue>{});
@@ -187,17 +201,20 @@ std::optional<PreactivationGradient> preactivation_gradient(const Tensor& grad, 
   const int64_t width = z.size(-1), rows = z.numel() / std::max<int64_t>(1, width);
   const Tensor dz = is_own ? Tensor() : empty_cpu(z.sizes(), z.scalar_type()), sums = empty_cpu({width}, at::kFloat);
   float* const to = static_cast<float*>(sums.mutable_data_ptr());
-  const bool done = is_own ? column_sums_call(dense.const_data_ptr(), type_of(dense), rows, width, to)
-                           : activation_backward_with_sums({.grad = dense.const_data_ptr(),
-                                                            .z = z.const_data_ptr(),
-                                                            .out = dz.mutable_data_ptr(),
-                                                            .grad_type = type_of(dense),
-                                                            .type = type_of(z),
-                                                            .rows = rows,
-                                                            .columns = width,
-                                                            .activation = activation},
-                                                           to);
-  return done ? std::optional(PreactivationGradient{own ? *own : Matrix(dz), sums}) : std::nullopt;
+  if (is_own) {
+    column_sums(dense.const_data_ptr(), type_of(dense), rows, width, to);
+    return {*own, sums};
+  }
+  activation_backward_with_sums({.grad = dense.const_data_ptr(),
+                                 .z = z.const_data_ptr(),
+                                 .out = dz.mutable_data_ptr(),
+                                 .grad_type = type_of(dense),
+                                 .type = type_of(z),
+                                 .rows = rows,
+                                 .columns = width,
+                                 .activation = activation},
+                                to);
+  return {Matrix(dz), sums};
 }
 
 }  // namespace

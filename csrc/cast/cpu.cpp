@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "base/cpu/chunks.h"
+#include "base/cpu/stochastic.h"
 #include "base/cpu/tile.h"
 #include "cast/call.h"
-#include "base/cpu/stochastic.h"
 
 namespace ak {
 namespace {

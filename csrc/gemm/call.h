@@ -1,8 +1,9 @@
-// A GEMM problem: operands, batch, epilogue and output, as shared by the kernels (gemm_sm90, gemm_sm80), the planner
-// and the ops.
+// The call of a GEMM: operands, batch, epilogue and result, as the CPU kernel, gemm_sm90, gemm_sm80, the planner, the
+// glue and autograd's nodes share it.
 //
 //   z = alpha (A B) + bias,   C = activation(z) + beta residual         all in fp32, rounded once
 //   dz = activation'(preact) applied to A B                             if `preact` is given
+//   C = alpha (A B) + beta residual + diagonal I                        if `symmetric`: its lower triangle, mirrored
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,13 +15,6 @@
 
 namespace ak {
 
-enum class GemmOutput {
-  kInputType,   ///< rounded once to the inputs' 16-bit type
-  kFloat32,     ///< the fp32 sums
-  kAccumulate,  ///< added to the fp32 values in C
-  kPartials,    ///< split product: one fp32 sum per split, [splits][m][n]
-};
-
 /// Tensor that an epilogue reads or writes: element (batch, row, column) is at offset `batch * batch_stride + row *
 /// row_stride + column * column_stride` from `data`, in elements. Any strides, including 0. Absent if `data` is null.
 struct GemmValues {
@@ -31,28 +25,38 @@ struct GemmValues {
 
 struct GemmEpilogue {
   float alpha = 1.0f;
-  float beta = 1.0f;  ///< only used with a residual
+  float beta = 1.0f;      ///< only used with a residual
+  float diagonal = 0.0f;  ///< added to the diagonal of a symmetric C
   Activation activation = Activation::none;
   GemmValues bias;      ///< per column: row_stride 0; per row: column_stride 0; batch_stride 0
   GemmValues residual;  ///< added to the result
   GemmValues z;         ///< output: the pre-activation, as wide as B
   GemmValues preact;    ///< input; if present, the epilogue is the backward of `activation`
-  /// Output: column sums of the unrounded results over groups of 16 rows, [batch][ceil(m / 16)][columns of C], for
-  /// gemm_column_sums. Absent if null.
+  /// Output: column sums of the unrounded results over groups of rows, column_sums_size() floats for gemm_column_sums.
+  /// Absent if null.
   float* column_sums = nullptr;
 };
+
+/// Upper bound of m, n, k and batch: kernels round up to whole tiles.
+inline constexpr int64_t kMostGemmSize = INT32_MAX - 1023;
 
 /// A is m x k and B is k x n, `batch` of each. C is m x n. Swiglu: B's columns are gate, then up, and C has n / 2
 /// columns. Backward of swiglu: C has 2 n columns, the gradients of gate, then of up. Strides are in elements.
 struct GemmProblem {
   const void* a;
   const void* b;
-  GemmValues c;    ///< output; also read if the output is kAccumulate
-  int m, n, k;     ///< all at least 1
-  int64_t ld_a;    ///< between rows of A, or columns if m_major_a
-  int64_t ld_b;    ///< between columns of B, or rows if n_major_b
-  bool m_major_a;  ///< A is contiguous in m: the transpose of a row-major matrix
-  bool n_major_b;  ///< B is contiguous in n: row-major. Otherwise in k, as in x W^T
+  DType type = DType::kBFloat16;  ///< of A and B: fp16 or bf16
+  GemmValues c;
+  bool accumulate = false;       ///< adds to an fp32 C, without a residual
+  /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta, a
+  /// residual of C's type and `diagonal`; m = n.
+  bool symmetric = false;
+  bool batch_invariant = false;  ///< the bits of a row of C depend on that row of A and on B alone
+  int m, n, k;                   ///< at least 1; on the CPU also 0
+  int64_t ld_a;                  ///< between rows of A, or columns if m_major_a
+  int64_t ld_b;                  ///< between columns of B, or rows if n_major_b
+  bool m_major_a;                ///< A is contiguous in m: the transpose of a row-major matrix
+  bool n_major_b;                ///< B is contiguous in n: row-major. Otherwise in k, as in x W^T
   int batch = 1;
   int64_t batch_stride_a = 0, batch_stride_b = 0;
   GemmEpilogue epilogue;
@@ -68,6 +72,10 @@ struct GemmScratch {
 struct GemmScratchSize {
   size_t partials = 0, counters = 0;  ///< elements
 };
+
+/// The product on the CPU. There C and z are contiguous, unless C is its own residual or added to; preact and any other
+/// residual are contiguous.
+Status gemm_cpu(const GemmProblem& problem, Stream stream);
 
 /// True if there is no epilogue: C = A B.
 inline bool is_plain(const GemmEpilogue& e) {
@@ -88,5 +96,8 @@ inline int columns_of_c(const GemmProblem& q) {
   if (q.epilogue.activation != Activation::swiglu) return q.n;
   return q.epilogue.preact.data ? 2 * q.n : q.n / 2;
 }
+
+/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`.
+constexpr int64_t triangle_of(int64_t tiles) { return tiles * (tiles + 1) / 2; }
 
 }  // namespace ak

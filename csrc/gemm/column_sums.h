@@ -4,12 +4,12 @@
 
 namespace ak {
 
-/// Floats of GemmEpilogue::column_sums.
+/// Floats of GemmEpilogue::column_sums: a row of C's width per group of 16 rows on a GPU; fewer on the CPU.
 inline int64_t column_sums_size(const GemmProblem& q) {
   return static_cast<int64_t>(q.batch) * ((q.m + 15) / 16) * columns_of_c(q);
 }
-/// out[columns_of_c(problem)] = column sums of C over rows and batch, from the sums of 16 rows each in
-/// problem.epilogue.column_sums. The order of additions depends on the shape alone.
+/// out[columns_of_c(problem)] = column sums of C over rows and batch, from the sums of groups of
+/// rows in problem.epilogue.column_sums. The order of additions depends on the shape alone.
 Status gemm_column_sums(const GemmProblem& problem, float* out, Stream stream);
 
 /// Column sums of a contiguous row-major matrix.

@@ -58,8 +58,9 @@ struct GemmRequest {
   bool backward = false, keeps_z = false, column_sums = false;
   bool plain = true;             ///< no epilogue: is_plain()
   bool in_registers = true;      ///< alpha or a bias at most: gemm_sm90_in_registers()
-  bool in_boxes = true;          ///< TMA can move every operand: gemm_sm90_in_boxes()
+  bool tma_epilogue = true;      ///< TMA can move every operand: gemm_sm90_tma_epilogue()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
+  bool symmetric = false;        ///< the lower triangle, mirrored
 
   bool tma_operands() const { return tma_a && tma_b; }
 
@@ -121,12 +122,12 @@ inline double activation_instructions(const GemmRequest& q) {
 
 /// Epilogue routes of gemm_sm90 (DirectStore and FusedEpilogue in gemm/sm90/tile.cuh): sums, sums with alpha or bias,
 /// the same stored by the threads, TMA epilogue, elementwise epilogue.
-enum class Sm90Finish { kPlain, kInRegisters, kWords, kBoxes, kElements };
+enum class Sm90Finish { kPlain, kInRegisters, kUnaligned, kTma, kElementwise };
 
 inline Sm90Finish sm90_finish(const GemmRequest& r, const GemmTile& t, bool swap) {
-  if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElements;
-  if (!r.in_registers) return r.in_boxes ? Sm90Finish::kBoxes : Sm90Finish::kElements;
-  if (!r.tma_output) return Sm90Finish::kWords;
+  if (swap || !r.row_output || (r.out_bytes > 2 && t.n % 64 != 0)) return Sm90Finish::kElementwise;
+  if (!r.in_registers) return r.tma_epilogue ? Sm90Finish::kTma : Sm90Finish::kElementwise;
+  if (!r.tma_output) return Sm90Finish::kUnaligned;
   return r.plain ? Sm90Finish::kPlain : Sm90Finish::kInRegisters;
 }
 
@@ -161,18 +162,18 @@ inline Sm90Epilogue sm90_epilogue(const GemmRequest& q, Sm90Finish finish, const
       return {{75, 0.9 + rows}, {210, 1.1}};
     case Sm90Finish::kInRegisters:
       return {{85, 2.7 + rows}, {290, 1.6}};
-    case Sm90Finish::kWords:
+    case Sm90Finish::kUnaligned:
       return {{80, 2 + sm90_word_instructions(q.out_bytes > 2, t)}, {200, 8}};
-    case Sm90Finish::kBoxes: {
+    case Sm90Finish::kTma: {
       const double chunks = 32 * whole(t.n, 32) / t.n;  // the last chunk of 32 columns may be partial
       const double element = 7 + activation + (residual ? 2 : 0);
       return {{q.keeps_z ? 145.0 : 120.0,
                chunks * (element / of_element + (q.column_sums ? 3.9 : 0)) + (q.keeps_z ? 3.1 + rows : 0)},
               {q.keeps_z ? 600.0 : 400.0, chunks * (12 + (q.column_sums ? 5 : 0))}};
     }
-    case Sm90Finish::kElements: {
-      const int beside = q.keeps_z + (q.backward || residual);
-      const double sum = (72 + 26 * beside + activation) / of_element + (q.column_sums ? 7.5 : 0);
+    case Sm90Finish::kElementwise: {
+      const int others = q.keeps_z + (q.backward || residual);
+      const double sum = (72 + 26 * others + activation) / of_element + (q.column_sums ? 7.5 : 0);
       return {{80, sum}, {300, 3.3 * sum}};
     }
   }
@@ -223,7 +224,7 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
-  const double sums = finish >= Sm90Finish::kBoxes  // only these skip columns out of bounds
+  const double sums = finish >= Sm90Finish::kTma  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
   const Sm90Epilogue warp = sm90_epilogue(r, finish, t);
@@ -242,6 +243,23 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
                       memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
 }
 
+/// Microseconds of a symmetric product with gemm_sm90: a consumer's warp stores its tile of sums twice.
+inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip) {
+  constexpr double kTile = kGemmSm90Triangle, kSums = kTile * kTile / 128 / 4;  // per thread of a warp
+  constexpr Sm90Epilogue kStore{{100, 3.0}, {500, 4.0}};
+  const GemmRates& rate = chip.rates;
+  const double tiles = whole(r.n, kTile), works = r.batch * tiles * (tiles + 1) / 2;
+  const double rounds = whole(works, chip.sm_count);
+  const double product = whole(r.k, 64) * (std::max(4 * kTile, 2 * kTile * 128 / rate.l2) + 2 * rate.hand_over);
+  const double epilogue = rate.turn + (r.side_bytes ? 4 * kOperand : 0) + kBesideProducts * kStore.lone_cycles(4 * kSums);
+  const double cycles = rounds * std::max(product, (product + epilogue) / 2) + epilogue;
+  GemmRequest half = r;  // of the multiply-adds
+  half.m = static_cast<int>(r.m * (tiles + 1) / (2 * tiles));
+  const double bytes = 2.0 * r.n * r.k * (1 + rate.crossing) + static_cast<double>(r.n) * r.n * (2 + r.side_bytes / 2.0);
+  return rate.start / rate.clock +
+         side_by_side(under_power(cycles / rate.clock, half, rate), r.batch * bytes / rate.dram);
+}
+
 struct Sm80TileCost {
   int m, n, resident;  // resident: blocks per SM
 };
@@ -255,7 +273,7 @@ inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80Ti
   const bool halved = halves_columns(r);
   const double columns = halved ? r.n / 2 : r.n, tile_columns = halved ? t.n / 2 : t.n;
   const double tiles_m = whole(r.m, t.m), tiles_n = whole(columns, tile_columns);
-  const double works = r.batch * tiles_m * tiles_n * splits;
+  const double works = r.batch * (r.symmetric ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n) * splits;
   const double rounds = whole(works, static_cast<double>(chip.sm_count) * t.resident);
   const double together = std::min<double>(t.resident, whole(works, chip.sm_count));
   const double depth = whole(whole(r.k, 64), splits) * 64;

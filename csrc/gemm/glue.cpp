@@ -1,116 +1,89 @@
-// gemm, gemm_dact and gemm_accumulate_ on a GPU: checks, how the operands lie, outputs and scratch from
-// torch's allocator, and the launch that csrc/gemm/plan.h chooses.
+// gemm, gemm_dact, gemm_accumulate_, syrk and, on the CPU, _column_sums: from the schema to gemm/call.h.
 //
-// An operand whose rows or columns are contiguous is taken as it lies; any other is copied once. What does not begin at
-// multiples of 16 bytes is multiplied in phases that do, or on Hopper copied for TMA, where the planner finds that
-// faster than the kernel that reads anything.
-#include "gemm/call.h"
-
-#include <array>
+// An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
+#include <algorithm>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <vector>
 
-#include "activation/formula.h"
 #include "activation/name.h"
 #include "base/op_call.h"
+#include "gemm/call.h"
 #include "gemm/column_sums.h"
 #include "gemm/operand.h"
-#include "gemm/phases.h"
-#include "gemm/plan.h"
-#include "gemm/sm90/repack.h"
+#ifdef AK_ON_CPU
+#include "base/cpu/column_sums.h"
+#include "base/cpu/isa.h"
+#else
+#include "gemm/launch.h"
+#endif
 
 namespace ak {
 namespace {
 
 int as_int(const char* op, int64_t size) {
-  constexpr int64_t kMost = INT32_MAX - 1023;  // kernels round up to whole tiles
-  AK_CHECK(size <= kMost, op, ": a size is ", size, "; accepted: at most ", kMost);
+  AK_CHECK(size <= kMostGemmSize, op, ": a size is ", size, "; accepted: at most ", kMostGemmSize);
   return static_cast<int>(size);
 }
 
-// Rates of the planner's model by GPU: an H200's, until `_set_gemm_rates` says others.
-GemmRates& rates_of(const Tensor& on) {
-  static std::array<GemmRates, 64> rates;
-  return rates[static_cast<size_t>(on.get_device_index()) % rates.size()];
-}
+// 0 if a batch has one matrix.
+int64_t batch_stride_of(const Tensor& t) { return t.dim() == 3 && t.size(0) > 1 ? t.stride(0) : 0; }
 
-GemmChip chip_of(const GpuProperties& gpu, const GemmRates& rates) {
-  GemmChip chip{.sm_count = gpu.sm_count, .capability = gpu.capability, .rates = rates};
-#ifndef AK_HAS_SM90a
-  chip.sm90 = false;
-#endif
-#ifndef AK_HAS_GEMM_SM80
-  chip.sm80 = false;
-#endif
-  return chip;
-}
-
-// Strides of the last two dimensions and of the batch, which has none in two dimensions.
 GemmValues values_of(const Tensor& t, void* data) {
   const int64_t d = t.dim();
-  return {data, dtype_of(t.scalar_type()), t.stride(d - 2), t.stride(d - 1), d == 3 && t.size(0) > 1 ? t.stride(0) : 0};
+  return {data, dtype_of(t.scalar_type()), t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)};
 }
 
-// How an operand lies: contiguous along k, or along its other dimension.
+// An operand that is contiguous along one of its dimensions.
 struct Operand {
   Tensor tensor;  // keeps a copy alive
-  const void* data;
-  int64_t ld = 0, batch_stride = 0;
-  bool k_contiguous = false;
+  GemmOperand lies;
 
   // `k_dim` is the dimension, of the last two, that is summed over.
   Operand(const Tensor& t, int64_t k_dim) : tensor(t) {
-    if (!describe(k_dim)) {
+    auto as_given = layout(k_dim);
+    if (!as_given) {
       tensor = torch::stable::contiguous(t);
-      describe(k_dim);
+      as_given = layout(k_dim);
     }
+    lies = *as_given;
   }
 
-  // Whether its lines and matrices begin at multiples of 16 bytes.
-  bool aligned() const { return gemm_sm90_reads(data, ld, batch_stride); }
-
  private:
-  bool describe(int64_t k_dim) {
+  std::optional<GemmOperand> layout(int64_t k_dim) const {
     const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
-    const auto lies = gemm_operand(tensor.size(k_dim), tensor.stride(k_dim), tensor.size(other), tensor.stride(other));
-    data = tensor.const_data_ptr();
-    batch_stride = d == 3 && tensor.size(0) > 1 ? tensor.stride(0) : 0;
-    if (lies) ld = lies->ld, k_contiguous = lies->k_contiguous;
-    return lies.has_value();
+    return gemm_operand(tensor.size(k_dim), tensor.stride(k_dim), tensor.size(other), tensor.stride(other));
   }
 };
 
 // One call: its operands, and the problem that they make.
 struct Call {
   const char* op;
-  OpCall gpu;
+  OpCall target;
   Operand a, b;
-  DType half;
   GemmProblem problem{};
-  bool batch_invariant;
+  std::vector<Tensor> copies;  // alive until the kernel of the CPU has run
 
-  Call(const char* name, const Tensor& a_in, const Tensor& b_in, bool invariant)
-      : op(name),
-        gpu(name, {"a"}, a_in),
-        a(checked(name, a_in, b_in), a_in.dim() - 1),
-        b(b_in, b_in.dim() - 2),
-        half(dtype_of(a_in.scalar_type())),
-        batch_invariant(invariant) {
-    gpu.check_place({"b"}, b_in);
+  Call(const char* name, const Tensor& a_in, const Tensor& b_in, bool batch_invariant)
+      : op(name), target(name, {"a"}, a_in), a(checked(name, a_in, b_in), a_in.dim() - 1), b(b_in, b_in.dim() - 2) {
+    target.check_place({"b"}, b_in);
     const int64_t d = a_in.dim();
+    problem.type = dtype_of(a_in.scalar_type());
     problem.m = as_int(op, a_in.size(d - 2));
     problem.n = as_int(op, b_in.size(d - 1));
     problem.k = as_int(op, a_in.size(d - 1));
     problem.batch = d == 3 ? as_int(op, a_in.size(0)) : 1;
-    // Then K alone says which kernel may run (request_of), wherever the rows of A came from.
-    if (batch_invariant && problem.k % 8 == 0 && !a.aligned()) {
+    problem.batch_invariant = batch_invariant;
+#ifndef AK_ON_CPU
+    // Then K alone says which kernel may run (request_of), whatever rows of a larger tensor A is.
+    if (batch_invariant && problem.k % 8 == 0 &&
+        !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {
       const Tensor rows = torch::stable::contiguous(a_in);
       a = Operand(reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : torch::stable::clone(rows),
                   d - 1);
     }
+#endif
   }
 
   static const Tensor& checked(const char* op, const Tensor& a, const Tensor& b) {
@@ -123,11 +96,15 @@ struct Call {
     return a;
   }
 
-  // [.., M, columns], contiguous.
-  Tensor output(const char* name, int64_t columns, ScalarType dtype) {
+  // [.., M, columns]
+  std::vector<int64_t> sizes(int64_t columns) const {
     std::vector<int64_t> sizes(a.tensor.sizes().begin(), a.tensor.sizes().end());
     sizes.back() = columns;
-    return gpu.empty({name}, sizes, dtype);
+    return sizes;
+  }
+  void check_sizes(const char* name, const Tensor& t, const std::vector<int64_t>& sizes) const {
+    AK_CHECK(static_cast<size_t>(t.dim()) == sizes.size() && std::equal(sizes.begin(), sizes.end(), t.sizes().begin()),
+             op, ": ", name, " must have shape ", Ints{sizes}, "; got ", Ints{t.sizes()});
   }
   ScalarType output_dtype(std::optional<ScalarType> out_dtype) const {
     const ScalarType type = out_dtype.value_or(a.tensor.scalar_type());
@@ -135,19 +112,23 @@ struct Call {
              dtype_name(type));
     return type;
   }
-  GemmValues read(const char* name, const Tensor& t) { return values_of(t, const_cast<void*>(gpu.read({name}, t))); }
-  // A tensor that the epilogue reads: the sizes of `like`, the dtype of a or fp32.
-  GemmValues beside(const char* name, const Tensor& t, const Tensor& like) {
+  // A tensor that the epilogue reads, in the dtype of a or fp32.
+  void check_input(const char* name, const Tensor& t, const std::vector<int64_t>& sizes) const {
     check_dtype(op, {name}, t, {a.tensor.scalar_type(), ScalarType::Float});
-    AK_CHECK(same_sizes(t, like), op, ": ", name, " must have shape ", Ints{like.sizes()}, "; got ", Ints{t.sizes()});
-    return read(name, t);
+    target.check_place({name}, t);
+    check_sizes(name, t, sizes);
+  }
+  GemmValues read(const char* name, const Tensor& t) {
+    const bool copied = OpCall::kOnCpu && !t.is_contiguous();
+    const Tensor& read = copied ? copies.emplace_back(torch::stable::contiguous(t)) : t;
+    return values_of(read, const_cast<void*>(target.read({name}, read)));
   }
   GemmValues bias(const Tensor& t) {
     check_dtype(op, {"bias"}, t, {a.tensor.scalar_type(), ScalarType::Float});
     const bool per_column = t.dim() == 1 && t.size(0) == problem.n;
     AK_CHECK(per_column || (t.dim() == 2 && t.size(0) == problem.m && t.size(1) == 1), op, ": bias must have shape (",
              problem.n, ",) or (", problem.m, ", 1); got ", Ints{t.sizes()});
-    GemmValues values{const_cast<void*>(gpu.read({"bias"}, t)), dtype_of(t.scalar_type())};
+    GemmValues values{const_cast<void*>(target.read({"bias"}, t)), dtype_of(t.scalar_type())};
     values.row_stride = per_column ? 0 : t.stride(0);
     values.column_stride = per_column ? t.stride(0) : 0;
     return values;
@@ -156,96 +137,23 @@ struct Call {
   bool empty() const { return problem.m == 0 || problem.n == 0 || problem.batch == 0; }
 
   // Runs the problem into problem.c. Not for empty results.
-  void run(GemmOutput output) {
-    if (problem.k == 0) sum_over_nothing();
-    problem.a = gpu.read({"a"}, a.tensor), problem.b = gpu.read({"b"}, b.tensor);
-    problem.ld_a = a.ld, problem.ld_b = b.ld;
-    problem.m_major_a = !a.k_contiguous, problem.n_major_b = !b.k_contiguous;
-    problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;
-    const GemmRequest request = request_of(problem, output, half, batch_invariant);
-    GemmChip chip = chip_of(gpu.target().properties(), rates_of(a.tensor));
-    const auto launched = [&] {
-      const GemmPlan plan = plan_gemm_once(request, chip);
-      return half == DType::kFloat16 ? launch<fp16>(plan, output) : launch<bf16>(plan, output);
-    };
-    if (launched()) return;
-    chip.sm90 = false;  // the other kernel needs no tensor maps
-    launched();
-  }
-
- private:
-  // The kernels want a k: 8 zeros give the same sums as none.
-  void sum_over_nothing() {
-    const int64_t d = a.tensor.dim();
-    const auto zeros = [&](const Tensor& t, int64_t k_dim) {
-      std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
-      sizes[static_cast<size_t>(k_dim)] = 8;
-      const Tensor filled = gpu.empty({"zeros"}, sizes, t.scalar_type());
-      gpu.zero(filled, static_cast<size_t>(filled.numel()) * 2);
-      return Operand(filled, k_dim);
-    };
-    a = zeros(a.tensor, d - 1);
-    b = zeros(b.tensor, d - 2);
-    problem.k = 8;
-  }
-
-  // For the parts of a split product; lives as long as the call.
-  GemmScratch scratch(const GemmScratchSize& size) {
-    if (size.partials == 0) return {};
-    GemmScratch parts{static_cast<float*>(gpu.scratch(size.partials * 4)), gpu.counters(size.counters)};
-    parts.memset = gpu.counters_took_memset();
-    return parts;
-  }
-
-  // False if gemm_sm90 has no tensor map of an operand; nothing was computed then.
-  template <class T>
-  bool launch(const GemmPlan& plan, GemmOutput output) {
-    const GemmPhases& phases = plan.phases;
-    if (phases.count == 0) return product<T>(problem, plan, output);
-    auto* const parts = static_cast<float*>(gpu.scratch(static_cast<size_t>(phases.size(problem.m, problem.n)) * 4));
-    if (!product<T>(gemm_in_phases(problem, phases, parts), plan, GemmOutput::kFloat32)) return false;
-    gpu.launch(gemm_add_phases<T>, problem, phases, parts, output == GemmOutput::kAccumulate);
-    return true;
-  }
-
-  template <class T>
-  bool product([[maybe_unused]] GemmProblem q, [[maybe_unused]] const GemmPlan& plan,
-               [[maybe_unused]] GemmOutput output) {
-#ifdef AK_HAS_SM90a
-    if (plan.kernel == GemmKernel::kSm90) {
-      const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
-      if (const size_t bytes = gemm_repack_bytes(q)) {
-        const GemmProblem lies = q;
-        q = gemm_repacked(lies, gpu.scratch(bytes));
-        gpu.launch(gemm_repack, lies, q);
-      }
-      const Status status = gpu.try_launch(gemm_sm90<T>, q, config, output, scratch(gemm_sm90_scratch(q, config)));
-      if (std::string_view(status.message) == kGemmSm90HasNoMap) return false;
-      gpu.check(status);
-      return true;
-    }
+  void run() {
+    problem.a = target.read({"a"}, a.tensor), problem.b = target.read({"b"}, b.tensor);
+    problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;
+    problem.m_major_a = !a.lies.k_contiguous, problem.n_major_b = !b.lies.k_contiguous;
+    problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);
+#ifdef AK_ON_CPU
+    target.launch(gemm_cpu, problem);
+#else
+    GemmLaunch(target).run(problem, gemm_rates(a.tensor));
 #endif
-#ifdef AK_HAS_GEMM_SM80
-    if (plan.kernel == GemmKernel::kSm80) {
-      const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};
-      gpu.launch(gemm_sm80<T>, q, config, scratch(gemm_sm80_scratch(q, config)));
-      return true;
-    }
-#endif
-    fail(op,
-         ": this build has no GEMM kernel for this GPU and these operands; with AMP_KERNELS_BACKEND=triton another "
-         "one serves");
   }
 };
 
-GemmOutput output_of(ScalarType type) {
-  return type == ScalarType::Float ? GemmOutput::kFloat32 : GemmOutput::kInputType;
-}
-
 // `z` is undefined unless it is asked for.
-std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
-                                std::optional<Tensor> residual, double alpha, double beta, std::string activation,
-                                std::optional<ScalarType> out_dtype, bool batch_invariant, bool preact) {
+std::tuple<Tensor, Tensor> run_gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
+                                    std::optional<Tensor> residual, double alpha, double beta, std::string activation,
+                                    std::optional<ScalarType> out_dtype, bool batch_invariant, bool preact) {
   constexpr const char* op = "gemm";
   Call call(op, a, b, batch_invariant);
   const ScalarType type = call.output_dtype(out_dtype);
@@ -256,81 +164,147 @@ std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<
   const int64_t n = call.problem.n;
   AK_CHECK(!is_gated(e.activation) || n % 2 == 0, op, ": b must have an even number of columns with '", activation,
            "'; got ", n);
-  const Tensor out = call.output("out", is_gated(e.activation) ? n / 2 : n, type);
+  const std::vector<int64_t> sizes = call.sizes(is_gated(e.activation) ? n / 2 : n);
   if (bias) e.bias = call.bias(*bias);
   if (residual) {
-    const GemmValues values = call.beside("residual", *residual, out);
-    if (beta != 0) e.residual = values;
+    call.check_input("residual", *residual, sizes);
+    if (beta != 0) e.residual = call.read("residual", *residual);
   }
+  const Tensor out = call.target.empty({"out"}, sizes, type);
   Tensor z;
   if (preact) {
-    z = call.output("preact", n, type);
+    z = call.target.empty({"preact"}, call.sizes(n), type);
     if (z.numel() > 0) e.z = values_of(z, z.mutable_data_ptr());
   }
   call.problem.c = values_of(out, out.mutable_data_ptr());
-  if (!call.empty()) call.run(output_of(type));
+  if (!call.empty()) call.run();
   return {out, z};
 }
 
-std::tuple<Tensor, Tensor> gemm_dact(const Tensor& a, const Tensor& b, const Tensor& preact, std::string activation,
-                                     bool bias_grad, std::optional<ScalarType> out_dtype, bool batch_invariant) {
+std::tuple<Tensor, Tensor> run_gemm_dact(const Tensor& a, const Tensor& b, const Tensor& preact, std::string activation,
+                                         bool bias_grad, std::optional<ScalarType> out_dtype, bool batch_invariant) {
   constexpr const char* op = "gemm_dact";
   Call call(op, a, b, batch_invariant);
   const ScalarType type = call.output_dtype(out_dtype);
   GemmEpilogue& e = call.problem.epilogue;
   e.activation = activation_named(op, activation);
   const int64_t columns = static_cast<int64_t>(call.problem.n) * (is_gated(e.activation) ? 2 : 1);
-  const Tensor dz = call.output("dz", columns, type);
+  const std::vector<int64_t> sizes = call.sizes(columns);
+  call.check_input("preact", preact, sizes);
+  const Tensor dz = call.target.empty({"dz"}, sizes, type);
   Tensor sums;
-  if (bias_grad) sums = call.gpu.empty({"sums"}, {columns}, ScalarType::Float);
-  const GemmValues values = call.beside("preact", preact, dz);
+  if (bias_grad) sums = call.target.empty({"sums"}, {columns}, ScalarType::Float);
   if (call.empty()) {  // sums over no rows
-    if (bias_grad) call.gpu.zero(sums, static_cast<size_t>(columns) * 4);
+    if (bias_grad) call.target.zero(sums, static_cast<size_t>(columns) * 4);
     return {dz, sums};
   }
-  e.preact = values;
-  if (bias_grad)
-    e.column_sums = static_cast<float*>(call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4));
+  e.preact = call.read("preact", preact);
   call.problem.c = values_of(dz, dz.mutable_data_ptr());
-  call.run(output_of(type));
-  if (bias_grad) call.gpu.launch(gemm_column_sums, call.problem, static_cast<float*>(sums.mutable_data_ptr()));
+  if (bias_grad)
+    e.column_sums = static_cast<float*>(call.target.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4));
+  call.run();
+  if (bias_grad) call.target.launch(gemm_column_sums, call.problem, static_cast<float*>(sums.mutable_data_ptr()));
   return {dz, sums};
 }
 
-void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
-                      bool batch_invariant) {
+void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
+                         bool batch_invariant) {
   constexpr const char* op = "gemm_accumulate_";
   Call call(op, a, b, batch_invariant);
   check_dtype(op, {"c"}, c, {ScalarType::Float});
-  call.gpu.check_place({"c"}, c);
-  std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
-  sizes.back() = call.problem.n;
-  AK_CHECK(c.dim() == a.dim() && std::equal(sizes.begin(), sizes.end(), c.sizes().begin()), op,
-           ": c must have the shape of a @ b, ", Ints{sizes}, "; got ", Ints{c.sizes()});
+  call.target.check_place({"c"}, c);
+  call.check_sizes("c", c, call.sizes(call.problem.n));
   if (call.empty()) return;
   GemmEpilogue& e = call.problem.epilogue;
   e.alpha = static_cast<float>(alpha);
-  call.problem.c = values_of(c, call.gpu.write({"c"}, c, beta != 0.0));
-  if (beta == 1.0) return call.run(GemmOutput::kAccumulate);
-  if (beta != 0.0) {
+  call.problem.c = values_of(c, call.target.write({"c"}, c, beta != 0.0));
+  call.problem.accumulate = beta == 1.0;
+  if (beta != 0.0 && beta != 1.0) {
     e.beta = static_cast<float>(beta);
     e.residual = call.problem.c;
   }
-  call.run(GemmOutput::kFloat32);
+  call.run();
 }
 
+// Whether kernels may read pairs of elements of a row, from every even column on.
+bool has_pairs(const Tensor& t) {
+  const int64_t d = t.dim(), distances = t.stride(d - 2) | batch_stride_of(t);
+  return t.size(d - 1) % 2 == 0 && t.stride(d - 1) == 1 && distances % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 4 == 0;
+}
+
+// The lower triangle of alpha a b' + beta c + diagonal I, and its mirror image. On a GPU rows of C begin at multiples of
+// 16 bytes, and C is copied if that leaves gaps.
+Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, double alpha, double beta, double diagonal) {
+  constexpr const char* op = "syrk";
+  AK_CHECK(a.dim() == 2 || a.dim() == 3, op, ": a must have shape (N, K) or (B, N, K); got ", Ints{a.sizes()});
+  AK_CHECK(same_sizes(a, b), op, ": b must have the shape of a, ", Ints{a.sizes()}, "; got ", Ints{b.sizes()});
+  Call call(op, a, torch::stable::transpose(b, -2, -1), false);
+  if (call.a.lies.k_contiguous != call.b.lies.k_contiguous) {
+    const int64_t d = a.dim();
+    call.a = Operand(torch::stable::contiguous(a), d - 1);
+    call.b = Operand(torch::stable::transpose(torch::stable::contiguous(b), -2, -1), d - 2);
+  }
+  call.problem.symmetric = true;
+  GemmEpilogue& e = call.problem.epilogue;
+  e.alpha = static_cast<float>(alpha), e.beta = static_cast<float>(beta), e.diagonal = static_cast<float>(diagonal);
+  const int64_t n = call.problem.n, pitch = OpCall::kOnCpu ? n : (n + 7) / 8 * 8;
+  const std::vector<int64_t> sizes = call.sizes(n), padded = call.sizes(pitch);
+  Tensor pairs;
+  if (c) {
+    check_dtype(op, {"c"}, *c, {a.scalar_type()});
+    call.target.check_place({"c"}, *c);
+    call.check_sizes("c", *c, sizes);
+    if (beta != 0 && !call.empty()) {
+      pairs = *c;
+      if (!OpCall::kOnCpu && !has_pairs(*c)) {
+        Tensor room = torch::stable::new_zeros(*c, padded);
+        pairs = torch::stable::narrow(room, -1, 0, n);
+        torch::stable::copy_(pairs, *c);
+      }
+      e.residual = call.read("c", pairs);
+    }
+  }
+  Tensor room = call.target.empty({"out"}, padded, a.scalar_type());
+  if (call.empty()) return pitch == n ? room : call.target.empty({"out"}, sizes, a.scalar_type());
+  call.problem.c = values_of(room, room.mutable_data_ptr());
+  call.run();
+  return pitch == n ? room : torch::stable::contiguous(torch::stable::narrow(room, -1, 0, n));
+}
+
+#ifdef AK_ON_CPU
+Tensor run_column_sums(const Tensor& x) {
+  OpCall call("_column_sums", {"x"}, x);
+  check_dtype(call.op(), {"x"}, x, kNarrowDtypes);
+  AK_CHECK(x.dim() == 2, call.op(), ": x must be a matrix; got shape ", Ints{x.sizes()});
+  if (current_isa() == Isa::portable) {  // ATen's bits
+    const int64_t dim = 0;
+    return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, ScalarType::Float);
+  }
+  const Tensor dense = torch::stable::contiguous(x), sums = call.empty({"sums"}, {x.size(1)}, ScalarType::Float);
+  column_sums(dense.const_data_ptr(), dtype_of(dense.scalar_type()), x.size(0), x.size(1),
+              static_cast<float*>(sums.mutable_data_ptr()));
+  return sums;
+}
+#else
 // Rates that `tune` fits to a GPU; set before its first product.
 void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
-  GemmRates& rates = rates_of(on);
+  GemmRates& rates = gemm_rates(on);
   rates.clock = clock, rates.power = power, rates.dram = dram;
 }
+#endif
 
 }  // namespace
 }  // namespace ak
 
 AK_OPS(m) {
+  m.impl("gemm", TORCH_BOX(&ak::run_gemm));
+  m.impl("gemm_dact", TORCH_BOX(&ak::run_gemm_dact));
+  m.impl("gemm_accumulate_", TORCH_BOX(&ak::run_gemm_accumulate));
+  m.impl("syrk", TORCH_BOX(&ak::run_syrk));
+#ifdef AK_ON_CPU
+  m.impl("_column_sums", TORCH_BOX(&ak::run_column_sums));
+#else
   m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
-  m.impl("gemm", TORCH_BOX(&ak::gemm));
-  m.impl("gemm_dact", TORCH_BOX(&ak::gemm_dact));
-  m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));
+#endif
 }

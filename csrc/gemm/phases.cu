@@ -77,8 +77,7 @@ gemm_add_phases_kernel(AK_PARAM(AddPhasesArgs<T>) args) {
 }  // namespace
 
 template <class T>
-Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const float* parts, bool accumulate,
-                       Stream stream) {
+Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const float* parts, Stream stream) {
   const int64_t pitch = phases.columns(q.n), multiplied = int64_t{phases.lines(q.k)} * phases.count;
   const auto left = [&](const void* lines, int64_t ld) { return static_cast<const T*>(lines) + multiplied * ld; };
   const int across = (q.n + kWarpThreads - 1) / kWarpThreads;
@@ -96,7 +95,7 @@ Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const flo
                               q.n,
                               across,
                               q.epilogue.alpha,
-                              accumulate,
+                              q.accumulate,
                               q.c};
   const LaunchConfig config{
       .name = "gemm_add_phases", .grid = static_cast<int>(blocks), .block = kAddThreads, .stream = stream};
@@ -110,7 +109,7 @@ Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const flo
   }
 }
 
-template Status gemm_add_phases<fp16>(const GemmProblem&, const GemmPhases&, const float*, bool, Stream);
-template Status gemm_add_phases<bf16>(const GemmProblem&, const GemmPhases&, const float*, bool, Stream);
+template Status gemm_add_phases<fp16>(const GemmProblem&, const GemmPhases&, const float*, Stream);
+template Status gemm_add_phases<bf16>(const GemmProblem&, const GemmPhases&, const float*, Stream);
 
 }  // namespace ak

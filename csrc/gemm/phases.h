@@ -44,7 +44,7 @@ inline GemmPhases gemm_phases(const GemmProblem& q) {
 inline GemmProblem gemm_in_phases(const GemmProblem& q, const GemmPhases& phases, float* parts) {
   const int rows = phases.rows(q.m), columns = phases.columns(q.n);
   GemmProblem r{};
-  r.a = q.a, r.b = q.b;
+  r.a = q.a, r.b = q.b, r.type = q.type;
   r.c = {parts, DType::kFloat32, columns, 1, int64_t{rows} * columns};
   r.m = rows, r.n = columns, r.k = phases.lines(q.k);
   r.ld_a = q.ld_a * phases.count, r.ld_b = q.ld_b * phases.count;
@@ -54,10 +54,8 @@ inline GemmProblem gemm_in_phases(const GemmProblem& q, const GemmPhases& phases
   return r;
 }
 
-/// C = alpha * (sum of the phases + product of the remaining lines), added to an fp32 C if `accumulate`. The order of
-/// the sum is fixed.
+/// C (+)= alpha * (sum of the phases + product of the remaining lines). The order of the sum is fixed.
 template <class T>
-Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const float* parts, bool accumulate,
-                       Stream stream);
+Status gemm_add_phases(const GemmProblem& q, const GemmPhases& phases, const float* parts, Stream stream);
 
 }  // namespace ak

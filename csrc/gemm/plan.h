@@ -29,10 +29,27 @@ constexpr double kSplitDoubt = 1.06;
 inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   const bool swiglu = r.activation == Activation::swiglu;
   if (swap && (swiglu || r.column_sums)) return false;
-  if (sm90_finish(r, t, swap) >= Sm90Finish::kBoxes && !gemm_sm90_takes_epilogue(t)) return false;
+  if (sm90_finish(r, t, swap) >= Sm90Finish::kTma && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
   if (!gemm_sm90_takes_layout(t, swap ? r.n_major_b : r.m_major_a, n_major_b)) return false;
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
+}
+
+/// Of a symmetric product: it has one tile on sm_90, and two on sm_80. K is not split.
+inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
+  if (chip.sm90 && chip.capability == 90) {
+    const double time = repack_time(r, chip.rates) + symmetric_sm90_time(r, chip);
+    return {.kernel = GemmKernel::kSm90, .repacked = !r.tma_operands(), .microseconds = time};
+  }
+  GemmPlan best;
+  if (!chip.sm80 || chip.capability < 80) return best;
+  best = {.kernel = GemmKernel::kSm80, .microseconds = kNever};
+  for (GemmSm80Tile tile : {GemmSm80Tile::k128x128, GemmSm80Tile::k64x64}) {
+    const int i = static_cast<int>(tile);
+    const double time = sm80_time(r, chip, kSm80Tiles[i], 1);
+    if (time < best.microseconds) best.tile = i, best.microseconds = time;
+  }
+  return best;
 }
 
 }  // namespace detail
@@ -44,6 +61,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     r.m = 4096;
     r.batch = 1;
   }
+  if (r.symmetric) return detail::plan_symmetric(r, chip);
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   constexpr int kLeastSteps = 4;  // k steps per split: fewer would only fill the pipeline
   GemmPlan best;
@@ -60,26 +78,26 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
       f(splits);
     }
   };
-  // `beside`: microseconds of the kernels before or after it.
-  const auto consider_sm90 = [&](const GemmRequest& q, double beside, GemmPhases phases = {}) {
+  // `extra`: microseconds of the kernels before or after it.
+  const auto consider_sm90 = [&](const GemmRequest& q, double extra, GemmPhases phases = {}) {
     if (!chip.sm90 || chip.capability != 90) return;
     for (int i = 0; i < kGemmTileCount; i++) {
       for (bool swap : {false, true}) {
         if (swap && (q.batch_invariant || q.m > 64)) continue;  // for few rows: its epilogue is elementwise
         if (!detail::sm90_takes(q, kGemmTiles[i], swap)) continue;
         each_split(q.k, [&](int splits) {
-          const double time = beside + detail::sm90_time(q, chip, kGemmTiles[i], splits, swap);
+          const double time = extra + detail::sm90_time(q, chip, kGemmTiles[i], splits, swap);
           consider({GemmKernel::kSm90, i, splits, swap, !q.tma_operands(), phases, time});
         });
       }
     }
   };
-  const auto consider_sm80 = [&](const GemmRequest& q, double beside, GemmPhases phases = {}) {
+  const auto consider_sm80 = [&](const GemmRequest& q, double extra, GemmPhases phases = {}) {
     if (!chip.sm80 || chip.capability < 80) return;
     for (GemmSm80Tile tile : kGemmSm80Tiles) {
       const int i = static_cast<int>(tile);
       each_split(q.k, [&](int splits) {
-        const double time = beside + detail::sm80_time(q, chip, detail::kSm80Tiles[i], splits);
+        const double time = extra + detail::sm80_time(q, chip, detail::kSm80Tiles[i], splits);
         consider({GemmKernel::kSm80, i, splits, false, false, phases, time});
       });
     }
@@ -106,9 +124,9 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     GemmRates rates;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,    r.tma_b,           r.tma_output,
-                            r.row_output, r.odd_operands, r.backward, r.keeps_z,         r.column_sums,
-                            r.plain,      r.in_registers, r.in_boxes, r.batch_invariant, sm90};
+      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,        r.tma_b,           r.tma_output,
+                            r.row_output, r.odd_operands, r.backward,     r.keeps_z,         r.column_sums,
+                            r.plain,      r.in_registers, r.tma_epilogue, r.batch_invariant, r.symmetric, sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
@@ -122,15 +140,15 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
   return plan;
 }
 
-/// plan_gemm's request for a problem. `half`: the type of A and B.
-inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType half, bool batch_invariant) {
+/// plan_gemm's request for a problem.
+inline GemmRequest request_of(const GemmProblem& q) {
   const GemmEpilogue& e = q.epilogue;
   const auto bits = [&](const void* p, int64_t ld, int64_t batch_stride) {
     return reinterpret_cast<uintptr_t>(p) | static_cast<uint64_t>(ld * 2) |
            static_cast<uint64_t>(q.batch > 1 ? batch_stride * 2 : 0);
   };
   // A single row has a meaningless row stride; batch_invariant assumes that of several contiguous rows.
-  const uint64_t a = batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
+  const uint64_t a = q.batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
   const uint64_t b = bits(q.b, q.ld_b, q.batch_stride_b);
   GemmRequest r;
   r.m = q.m, r.n = q.n, r.k = q.k, r.batch = q.batch;
@@ -138,22 +156,22 @@ inline GemmRequest request_of(const GemmProblem& q, GemmOutput output, DType hal
   r.tma_a = a % 16 == 0, r.tma_b = b % 16 == 0;
   r.odd_operands = (a | b) % 4 != 0;
   if (!r.tma_operands()) r.phases = gemm_phases(q);
-  const DType type = output == GemmOutput::kInputType ? half : DType::kFloat32;
-  r.tma_output = gemm_sm90_tma_writes(q, type);
-  r.row_output = gemm_sm90_has_rows(q, type);
-  r.out_bytes = output == GemmOutput::kAccumulate ? 8 : bytes_of(q.c.type);
+  r.tma_output = gemm_sm90_tma_writes(q);
+  r.row_output = gemm_sm90_has_rows(q);
+  r.out_bytes = q.accumulate ? 8 : bytes_of(q.c.type);
   for (const GemmValues* v : {&e.residual, &e.z, &e.preact}) {
     if (v->data) r.side_bytes += bytes_of(v->type);
   }
   r.activation = e.activation;
   r.plain = is_plain(e);
-  r.in_registers = gemm_sm90_in_registers(q, half);
+  r.in_registers = gemm_sm90_in_registers(q);
   // Strides of single rows or matrices are meaningless, so batch_invariant looks at the columns alone.
-  r.in_boxes = batch_invariant ? columns_of_sums(q) * bytes_of(type) % 16 == 0 : gemm_sm90_in_boxes(q, half, type);
+  r.tma_epilogue = q.batch_invariant ? columns_of_sums(q) * bytes_of(q.c.type) % 16 == 0 : gemm_sm90_tma_epilogue(q);
   r.keeps_z = e.z.data != nullptr;
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;
-  r.batch_invariant = batch_invariant;
+  r.batch_invariant = q.batch_invariant;
+  r.symmetric = q.symmetric;
   return r;
 }
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "activation/name.h"
 #include "gemm/plan.h"
 
 namespace ak {
@@ -33,7 +34,7 @@ struct GemmQuestion {
     take("column_sums", request.column_sums);
     take("plain", request.plain);
     take("in_registers", request.in_registers);
-    take("in_boxes", request.in_boxes);
+    take("tma_epilogue", request.tma_epilogue);
     take("batch_invariant", request.batch_invariant);
     take("sm_count", chip.sm_count);
     take("capability", chip.capability);
@@ -47,7 +48,7 @@ struct GemmQuestion {
     const bool sums = *named == Activation::none && request.side_bytes == 0;
     request.plain = request.plain && sums;
     request.in_registers = request.in_registers && sums;
-    request.in_boxes = request.in_boxes && request.tma_output;
+    request.tma_epilogue = request.tma_epilogue && request.tma_output;
     GemmProblem lies{};  // at an address that is aligned
     lies.m = m, lies.n = n, lies.k = k, lies.batch = request.batch;
     lies.m_major_a = request.m_major_a, lies.n_major_b = request.n_major_b;

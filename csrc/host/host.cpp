@@ -18,17 +18,18 @@
 #include <vector>
 
 #include "activation/formula.h"
+#include "activation/name.h"
 #include "base/cpu/simd.h"
 #include "base/half.h"
 #include "base/philox.h"
 #include "base/rounding.h"
+#include "base/split_master.h"
 #include "base/tensor_list.h"
 #include "gradients/clip.h"
 #include "gradients/loss_scale.h"
 #include "host/gemm_plan.h"
 #include "update/ema.h"
 #include "update/rules.h"
-#include "base/split_master.h"
 
 #ifndef AK_BUILD_FLAGS
 #define AK_BUILD_FLAGS "unknown"

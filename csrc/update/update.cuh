@@ -9,10 +9,10 @@
 #include "base/half.h"
 #include "base/philox.h"
 #include "base/rounding.h"
+#include "base/split_master.h"
 #include "device/memory.cuh"
 #include "device/tensor_list.cuh"
 #include "update/ema.h"
-#include "base/split_master.h"
 #include "update/update.h"
 
 namespace ak {

@@ -3,6 +3,7 @@
 // and FLOAT choose the instance.
 #include <cstdio>
 
+#include "activation/name.h"
 #include "gemm/sm90/gemm.cuh"
 
 namespace ak::gemm {
@@ -16,7 +17,7 @@ GemmValues at(int64_t place, DType type, int64_t row_stride) {
 }
 
 void print(const char* name, const GemmProblem& q) {
-  Args args = arguments<bf16, FLOAT, Tile>(q, FLOAT ? GemmOutput::kFloat32 : GemmOutput::kInputType, 1);
+  Args args = arguments<FLOAT, Tile>(q, 1);
   args.schedule = make_schedule<Tile>(q, args, 1, {}, 1);
   args.schedule.work_count = 1;
   std::printf("%s ", name);
@@ -51,7 +52,7 @@ void print_all() {
   residual.epilogue.residual = at(4, kOut, kN);
   print("bias_residual", residual);
   for (const auto activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh, Activation::silu}) {
-    const std::string name = kActivationNames[static_cast<int>(activation)];
+    const std::string name = name_of(activation);
     GemmProblem forward = bias;
     forward.epilogue.activation = activation;
     print(("bias_" + name).c_str(), forward);

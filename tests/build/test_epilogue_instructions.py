@@ -78,7 +78,7 @@ def instructions(epilogue: str, shape: dict, as_float: bool) -> tuple[float, flo
     if in_elements(epilogue, as_float):  # 64 columns at a time, the last of which may lie beside the tile
         staged = min(n, 64)
         return 200, of_elements(epilogue, as_float) * -(-n // staged) * staged / n
-    tile, element = in_boxes(epilogue)
+    tile, element = tma_epilogue(epilogue)
     chunks = -(-n // 32) * 32 / n  # 32 at a time, likewise
     element += NARROW * (n % 64 > 0) + SLICES * (rows_of_a_consumer(shape) == 128)
     return tile, element * chunks + rows * epilogue.endswith("_z")
@@ -115,7 +115,7 @@ def of_elements(epilogue: str, as_float: bool) -> float:
     return 107 + ARITHMETIC[epilogue.removeprefix("d").removesuffix("_sums")] + 8 * epilogue.endswith("_sums")
 
 
-def in_boxes(epilogue: str) -> tuple[float, float]:
+def tma_epilogue(epilogue: str) -> tuple[float, float]:
     tile, element = 160, 6.7 + DERIVATIVE * epilogue.startswith("d")
     if epilogue == "swiglu":  # two sums make an element
         return tile, (element + 24) / 2
@@ -154,7 +154,7 @@ def request(epilogue: str, as_float: bool) -> dict:
         return asked
     side = 2 if backward else asked["out_bytes"] * name.endswith("_z")
     return asked | {
-        "in_boxes": not in_elements(epilogue, as_float),
+        "tma_epilogue": not in_elements(epilogue, as_float),
         "activation": activation,
         "backward": backward,
         "side_bytes": side,

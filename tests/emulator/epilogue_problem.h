@@ -109,7 +109,7 @@ struct Options {
   int batch = 1;                    // matrices, whose rows follow each other
   bool one_beside = false;          // residual or preact, which all matrices share
   bool swapped = false;
-  bool in_boxes = false;  // must be what TMA moves
+  bool tma_epilogue = false;  // must be what TMA moves
 };
 
 /// T: A and B; Out: C and z; Side: bias, residual.
@@ -136,7 +136,8 @@ std::string run(const Options& o) {
   }
 
   GemmProblem q{};
-  q.a = a.values().data, q.b = b.values().data;
+  q.a = a.values().data, q.b = b.values().data, q.type = kType<T>;
+  q.accumulate = o.accumulate;
   q.m = o.m, q.n = o.n, q.k = o.k;
   q.ld_a = a.values().row_stride, q.ld_b = b.values().row_stride;
   q.m_major_a = kMajorA == MN, q.n_major_b = kMajorB == MN;
@@ -155,9 +156,6 @@ std::string run(const Options& o) {
   if (o.backward) q.epilogue.preact = o.one_beside ? preact.values() : values(preact);
   emu::Buffer<float> partial_sums("partial sums", static_cast<size_t>(column_sums_size(q)));
   if (o.sums) q.epilogue.column_sums = partial_sums.data();
-  const GemmOutput output = o.accumulate                 ? GemmOutput::kAccumulate
-                            : std::is_same_v<Out, float> ? GemmOutput::kFloat32
-                                                         : GemmOutput::kInputType;
   constexpr bool kFloat = std::is_same_v<Out, float>;
   const GemmProblem worked_on = o.swapped ? swapped(q) : q;
   const size_t parts =
@@ -166,7 +164,7 @@ std::string run(const Options& o) {
   emu::Buffer<uint32_t> counters("counters", parts * Tile::kGroups);
   counters.fill(0);
   std::string error = message_of(gemm::launch_gemm<T, kMajorA, kMajorB, kFloat, Tile>(
-      worked_on, output, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()}, nullptr));
+      worked_on, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()}, nullptr));
   if (!error.empty()) return error;
 
   const auto sum = [&](int i, int j) {
@@ -197,10 +195,10 @@ std::string run(const Options& o) {
   };
   std::string wrong = c.compare("c", [&](int i, int j) { return o.backward ? backward(i, j) : forward(i, j); });
   if (wrong.empty() && o.z) wrong = z.compare("z", preactivation);
-  const bool in_boxes = gemm::arguments<T, kFloat, Tile>(worked_on, output, 1).path.fused == gemm::FusedEpilogue::kTma;
-  if (wrong.empty() && o.in_boxes && !in_boxes) wrong = "the epilogue is not the one of boxes";
-  if (wrong.empty() && o.residual) wrong = residual.check_prefetched(in_boxes);
-  if (wrong.empty() && o.backward) wrong = preact.check_prefetched(in_boxes);
+  const bool tma_epilogue = gemm::arguments<kFloat, Tile>(worked_on, 1).path.fused == gemm::FusedEpilogue::kTma;
+  if (wrong.empty() && o.tma_epilogue && !tma_epilogue) wrong = "the epilogue is not by TMA";
+  if (wrong.empty() && o.residual) wrong = residual.check_prefetched(tma_epilogue);
+  if (wrong.empty() && o.backward) wrong = preact.check_prefetched(tma_epilogue);
   if (!wrong.empty() || !o.sums) return wrong;
 
   emu::Buffer<float> column_sums("column sums", static_cast<size_t>(columns));

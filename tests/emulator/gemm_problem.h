@@ -84,7 +84,8 @@ class Problem {
     emu::Buffer<Out> c("c", size(shape_.batch * ld * lines));
     if (!fresh) c.fill(round_to<Out>(initial));
     GemmProblem q{};
-    q.a = a_.data(), q.b = b_.data();
+    q.a = a_.data(), q.b = b_.data(), q.type = kType<T>;
+    q.accumulate = !fresh;
     q.c = {c.data(), kType<Out>, ld, 1, ld * lines};
     if (lies == Lies::kByColumns) std::swap(q.c.row_stride, q.c.column_stride);
     q.m = shape_.m, q.n = shape_.n, q.k = shape_.k;

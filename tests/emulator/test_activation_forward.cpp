@@ -1,5 +1,6 @@
 // activation_forward on the emulator: activations, types, alignments and tails, bit for bit against the formula.
 #include "activation/forward.cu"
+#include "activation/name.h"
 #include "harness.h"
 
 namespace ak::test {

@@ -7,7 +7,7 @@ namespace {
 /// `o`, which must go through boxes.
 template <class T, class Out, class Side, Major kMajorB, class Tile>
 void check(Cases& cases, const char* name, Options o) {
-  o.in_boxes = true;
+  o.tma_epilogue = true;
   cases.check(name, [&] { return run<T, Out, Side, K, kMajorB, Tile>(o); });
 }
 

@@ -59,7 +59,7 @@ class PhasedProblem {
   GemmProblem problem(Out* c) {
     const bool rows = case_.lies == Lies::kByRows;
     GemmProblem q{};
-    q.a = a_.data(), q.b = b_.data();
+    q.a = a_.data(), q.b = b_.data(), q.type = kType<T>;
     q.m = case_.a.length, q.n = case_.b.length, q.k = case_.k;
     q.ld_a = case_.a.ld, q.ld_b = case_.b.ld;
     q.m_major_a = q.n_major_b = true;
@@ -72,12 +72,13 @@ class PhasedProblem {
     emu::options().sm_count = 2;
     emu::Buffer<Out> c("c", size(lines() * pitch()));
     if (accumulate) c.fill(round_to<Out>(3.0f));
-    const GemmProblem q = problem(c.data());
+    GemmProblem q = problem(c.data());
+    q.accumulate = accumulate;
     const GemmPhases phases = gemm_phases(q);
     if (phases.count == 0) return "there are no phases";
     emu::Buffer<float> parts("parts", size(phases.size(q.m, q.n)));
     Status status = multiply(kernel, gemm_in_phases(q, phases, parts.data()));
-    if (status.ok()) status = gemm_add_phases<T>(q, phases, parts.data(), accumulate, nullptr);
+    if (status.ok()) status = gemm_add_phases<T>(q, phases, parts.data(), nullptr);
     if (!status.ok()) return message_of(status);
     for (int m = 0; m < q.m; m++) {
       for (int n = 0; n < q.n; n++) {
@@ -105,7 +106,7 @@ class PhasedProblem {
     const GemmScratch scratch{partials.data(), counters.data()};
     if (kernel == Kernel::kSm80) return gemm_sm80<T>(q, {GemmSm80Tile::k64x64, case_.splits}, scratch, nullptr);
     constexpr int kTile = gemm_tile_index(64, 64);
-    return gemm::run<T, kTile, kTile + 1>(q, {kTile, case_.splits, false}, GemmOutput::kFloat32, scratch, nullptr);
+    return gemm::run<T, kTile, kTile + 1>(q, {kTile, case_.splits, false}, scratch, nullptr);
   }
   int64_t lines() const { return case_.lies == Lies::kByRows ? case_.a.length : case_.b.length; }
   int64_t pitch() const { return (case_.lies == Lies::kByRows ? case_.b.length : case_.a.length) + case_.gap; }

@@ -132,7 +132,7 @@ void product(Cases& cases, const char* what, const Shape& s) {
       const Status copied = gemm_repack(q, r, nullptr);
       if (!copied.ok()) return copied;
       constexpr int kTile = gemm_tile_index(64, 64);
-      return gemm::run<T, kTile, kTile + 1>(r, {kTile, 1, false}, GemmOutput::kInputType, {}, nullptr);
+      return gemm::run<T, kTile, kTile + 1>(r, {kTile, 1, false}, {}, nullptr);
     });
   });
 }

@@ -65,6 +65,8 @@ std::string product(const Setup& s) {
   q.a = stored_a.buffer->data();
   q.b = stored_b.buffer->data();
   q.c = c.values;
+  q.type = kInput;
+  q.accumulate = s.accumulate;
   q.m = s.m, q.n = s.n, q.k = s.k;
   q.ld_a = stored_a.ld, q.ld_b = stored_b.ld;
   q.m_major_a = s.major_a == MN, q.n_major_b = s.major_b == MN;
@@ -78,7 +80,7 @@ std::string product(const Setup& s) {
   if (s.dact) q.epilogue.preact = stored_preact.as_values(kInput);
   if (s.sums) q.epilogue.column_sums = sums.data();
 
-  const GemmSm80Config config{s.tile, s.splits, s.accumulate};
+  const GemmSm80Config config{s.tile, s.splits};
   Scratch scratch(gemm_sm80_scratch(q, config));
   std::string error = message_of(gemm_sm80<T>(q, config, scratch.get(), nullptr));
   if (error.empty()) error = scratch.check();

@@ -8,10 +8,12 @@ namespace ak::test {
 namespace {
 
 constexpr Major K = Major::kK, MN = Major::kMN;
-constexpr GemmOutput kSame = GemmOutput::kInputType, kFloat = GemmOutput::kFloat32, kAdd = GemmOutput::kAccumulate;
+/// C in the type of A and B, in fp32, or fp32 and added to.
+enum class Output { kSame, kFloat, kAdd };
+using enum Output;
 
 template <class T, class Problem, class Run>
-std::string compare(Problem& problem, GemmOutput output, Run run, Lies lies = Lies::kByRows) {
+std::string compare(Problem& problem, Output output, Run run, Lies lies = Lies::kByRows) {
   if (output == kSame) return problem.template compare<T>(NAN, run, lies);
   return problem.template compare<float>(output == kAdd ? 3.0f : NAN, run, lies);
 }
@@ -24,7 +26,7 @@ Status check_scratch(const Status& status, const Scratch& scratch) {
 }
 
 /// Any tile with any number of stages: the arguments of gemm::Tile.
-template <class T, Major kMajorA, Major kMajorB, GemmOutput kOutput, auto... kTile>
+template <class T, Major kMajorA, Major kMajorB, Output kOutput, auto... kTile>
 void check(Cases& cases, const char* what, const Shape& s) {
   using Tile = gemm::Tile<kTile...>;
   Problem<T, kMajorA, kMajorB> problem(s);
@@ -36,18 +38,18 @@ void check(Cases& cases, const char* what, const Shape& s) {
       const size_t tiles = splits == 1 ? 0 : static_cast<size_t>(gemm_sm90_clusters(q, t) * Tile::kCluster * q.batch);
       Scratch scratch({tiles * static_cast<size_t>(splits * t.m * t.n), tiles * Tile::kGroups});
       return check_scratch(gemm::launch_gemm < T, kMajorA, kMajorB, kOutput != kSame && Tile::kFullBoxes,
-                           Tile > (q, kOutput, splits, scratch.get(), nullptr), scratch);
+                           Tile > (q, splits, scratch.get(), nullptr), scratch);
     });
   });
 }
 
 /// One of the tiles that are compiled, through the front door.
 template <class T, int kM, int kN, bool kPingpong = false>
-Status run(const GemmProblem& q, GemmOutput output, int splits, bool swap) {
+Status run(const GemmProblem& q, int splits, bool swap) {
   constexpr int kIndex = gemm_tile_index(kM, kN, kPingpong);
   const GemmSm90Config config{kIndex, splits, swap};
   Scratch scratch(gemm_sm90_scratch(q, config));
-  return check_scratch(gemm::run<T, kIndex, kIndex + 1>(q, config, output, scratch.get(), nullptr), scratch);
+  return check_scratch(gemm::run<T, kIndex, kIndex + 1>(q, config, scratch.get(), nullptr), scratch);
 }
 
 void layouts(Cases& cases) {
@@ -140,7 +142,7 @@ void splits(Cases& cases) {
     GemmProblem q{};
     q.a = a.data(), q.b = b.data(), q.c = {c.data(), DType::kFloat32, 8};
     q.m = kM, q.n = 8, q.k = kK, q.ld_a = kK, q.ld_b = kK;
-    const std::string error = message_of(run<bf16, 64, 64>(q, kFloat, kParts, false));
+    const std::string error = message_of(run<bf16, 64, 64>(q, kParts, false));
     if (!error.empty()) return error;
     for (size_t i = 0; i < c.size(); i++) {
       if (c[i] != 0.0f) return emu::format("c[%zu] is %g, expected 0", i, c[i]);
@@ -151,11 +153,10 @@ void splits(Cases& cases) {
 
 /// C^T = B^T A^T, into a C of either kind.
 void exchanged(Cases& cases) {
-  const auto check = [&](auto tile, const char* what, auto problem_of, GemmOutput output, const Shape& s, Lies lies) {
+  const auto check = [&](auto tile, const char* what, auto problem_of, Output output, const Shape& s, Lies lies) {
     auto problem = problem_of(s);
     cases.check(title(what, s), [&] {
-      return compare<bf16>(
-          problem, output, [&](const GemmProblem& q) { return tile(q, output, s.splits, true); }, lies);
+      return compare<bf16>(problem, output, [&](const GemmProblem& q) { return tile(q, s.splits, true); }, lies);
     });
   };
   const auto nt = [](const Shape& s) { return Problem<bf16, K, K>(s); };

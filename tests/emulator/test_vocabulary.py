@@ -71,7 +71,7 @@ def test_gemm_main_loop(major_a, major_b, as_float, tile, tmp_path):
     source.write_text(
         '#include "gemm/sm90/gemm.cuh"\n'
         f"template ak::Status ak::gemm::launch_gemm<ak::bf16, ak::Major::{major_a}, ak::Major::{major_b}, {as_float}, "
-        f"ak::gemm::Tile<{tile}>>(const ak::GemmProblem&, ak::GemmOutput, int, const ak::GemmScratch&, ak::Stream);\n"
+        f"ak::gemm::Tile<{tile}>>(const ak::GemmProblem&, int, const ak::GemmScratch&, ak::Stream);\n"
     )
     remarks = nvcc(source, "90a", tmp_path / "gemm.cubin")
     assert "Potential Performance Loss" not in remarks

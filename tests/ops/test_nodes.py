@@ -22,19 +22,6 @@ pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {l
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
-@pytest.fixture(autouse=True)
-def _products_in_cpp(request):
-    """Another instruction set than ``portable``, whose products are left to Python."""
-    if "gpu" in request.keywords or cpu_isa.chosen() != "portable":
-        yield
-        return
-    others = [isa for isa in cpu_isa.available() if isa != "portable"]
-    if not others:
-        pytest.skip("all products of this machine are left to Python: it has no instruction set but portable")
-    with cpu_isa.cpu_isa(others[0]):
-        yield
-
-
 def autocast(device="cpu"):
     return torch.autocast(device, dtype=BF16)
 
@@ -210,14 +197,22 @@ def test_a_backward_under_another_backend_or_a_counter_is_the_formula(monkeypatc
         nodes._module.bind("linear", formula)
 
 
-def test_products_of_the_portable_set_are_left_to_python():
-    x, weight = normal(4, 70, dtype=BF16), normal(50, 70, dtype=BF16, grad=True)
+@pytest.mark.parametrize("activation", ["none", "gelu", "swiglu"])
+def test_products_of_the_portable_set_have_the_bits_of_python(activation):
+    x, weight = normal(9, 70, dtype=BF16, grad=True), normal(50, 70, dtype=BF16, grad=True)
+    bias = normal(50, dtype=FP32, grad=True)
+
+    def results():
+        out = ak.linear(x, weight, bias, activation=activation)
+        return out, *torch.autograd.grad(out, [x, weight, bias], torch.ones_like(out))
+
     with cpu_isa.cpu_isa("portable"):
-        out = ak.linear(x, weight)
+        ours = results()
         with nodes.refused():
-            expected = ak.linear(x, weight)
-    assert not in_cpp(out)
-    assert torch.equal(out, expected)
+            expected = results()
+    assert in_cpp(ours[0])
+    assert not in_cpp(expected[0])
+    assert all(map(torch.equal, ours, expected))
 
 
 def test_a_gradient_dtype_of_its_own_is_left_to_python():

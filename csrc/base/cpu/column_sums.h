@@ -1,7 +1,7 @@
 // Sums of the columns of a matrix in fp32: the gradient of a bias.
 //
-// The rows are cut into strips that depend on their number alone; a strip is summed row by row, then the strips in
-// order: the same bits for any number of threads, and for every instruction set.
+// The cut of the rows into strips depends on their number alone; a strip is summed row by row, then the strips in
+// order: the same bits for any number of threads and every instruction set.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -14,11 +14,14 @@
 
 namespace ak {
 
-// sums[c] += column c of a matrix of fp16, bf16 or fp32, [rows, width], row by row.
+// sums[c] += column c of a dense matrix of fp16, bf16 or fp32, [rows, width], row by row.
 void add_rows(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums);
 
-// The sums of a matrix of which rows(begin, end, sums) adds some to the sums of their strip, on several threads; it
-// must not throw.
+// sums[c] = column c of such a matrix.
+void column_sums(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums);
+
+// The sums of a matrix whose rows begin to end are added to the sums of their strip by add(begin, end, sums), which
+// several threads call and which must not throw.
 template <typename Rows>
 void sum_columns(int64_t rows, int64_t width, float* sums, const Rows& add) {
   constexpr int64_t kStrips = 64, kLeastRows = 4, kGrain = 32768;  // elements that are worth a thread

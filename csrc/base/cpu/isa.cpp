@@ -1,4 +1,4 @@
-// Reads the CPU's features once, asks the kernel for AMX once, and keeps the choice of gemm_isa.h.
+// Reads the CPU's features once, asks the operating system for AMX once, and keeps the choice.
 #include "base/cpu/isa.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 #endif
 
 #if AK_X86
-// Whether torch.use_deterministic_algorithms(True) holds, a question that the stable ABI does not know. Both symbols
-// have been exported since torch 1.7; weak, so that the library still loads where they are gone.
+// torch.use_deterministic_algorithms, which the stable ABI does not expose. Both symbols have been exported since torch
+// 1.7; weak, so that the library loads without them.
 namespace at {
 class Context {
  public:
@@ -102,7 +102,7 @@ std::optional<Isa> by_environment() {
   return name && *name ? std::optional(named("AMP_KERNELS_CPU_ISA", name)) : std::nullopt;
 }
 
-// Of the vectors of a set; of what is none, the widest.
+// Vector width in bits.
 [[maybe_unused]] int bits_of_set(Isa isa) { return isa == Isa::portable ? 128 : isa == Isa::avx2 ? 256 : 512; }
 
 std::atomic<int> forced{-1};
@@ -115,8 +115,8 @@ bool deterministic() {
 #endif
 }
 
-// The choice, then everything that could be chosen. `request`: a name to be the choice from now on, or "" to go back to
-// the environment's.
+// The choice, then all sets of this machine. `request`: the name of a set to use from now on, or "" for the
+// environment's.
 std::vector<std::string> cpu_isa(std::optional<std::string> request) {
   if (request) forced = request->empty() ? -1 : static_cast<int>(named("cpu_isa: request", *request));
   std::vector<std::string> names{std::string(kNames[static_cast<size_t>(current_isa())])};
@@ -126,7 +126,7 @@ std::vector<std::string> cpu_isa(std::optional<std::string> request) {
 
 }  // namespace
 
-Isa current_isa() {
+AK_EXPORT Isa current_isa() {
   if (const int isa = forced; isa >= 0) return static_cast<Isa>(isa);
   static const std::optional<Isa> wanted = by_environment();  // where that throws, the next call asks again
   static const Isa automatic = best();
@@ -136,8 +136,8 @@ Isa current_isa() {
 int vector_bits() {
 #if AK_X86 && AK_HAS_SIMD_CLONES
   static const int widest = __builtin_cpu_supports("x86-64-v4") ? 512 : __builtin_cpu_supports("x86-64-v3") ? 256 : 128;
-  // By `portable` somebody asks for other bits of products; rows have the same ones at any width, and 128 bits without
-  // fused multiply-adds are slow.
+  // `portable` asks for other bits of products. Rows have the same bits at any width, and 128 bits without fused
+  // multiply-adds are slow.
   static const int wanted = [] {
     const std::optional<Isa> isa = by_environment();
     return isa ? std::max(256, bits_of_set(*isa)) : 512;

@@ -1,5 +1,5 @@
-// Which instructions the CPU's kernels use. A set is one of products of 16 bits, and bounds the vectors of functions of
-// rows (vector_bits):
+// The instruction set of the CPU's kernels. It selects the kernel of 16-bit products and bounds the vectors of
+// functions of rows (vector_bits):
 //
 // - portable: ATen's fp32 matmul of widened operands, or plain C++ where a row must not depend on its neighbours;
 // - avx2: fp32 multiply-adds of widened operands (AVX2, FMA, F16C);
@@ -8,8 +8,8 @@
 // - amx: tdpbf16ps for bf16, fp16 as with avx512;
 // - amx_emulated: the path of amx with its tile instructions in plain C++, slow and only on request.
 //
-// AMP_KERNELS_CPU_ISA names the one to use. Otherwise it is `portable` while torch.use_deterministic_algorithms(True)
-// holds, whose bits the instructions of the machine do not change, else the best one that the CPU and the operating
+// AMP_KERNELS_CPU_ISA names the set to use. Otherwise it is `portable`, whose bits do not depend on the machine's
+// instructions, while torch.use_deterministic_algorithms(True) holds, else the best one that the CPU and the operating
 // system offer.
 #pragma once
 
@@ -17,11 +17,11 @@ namespace ak {
 
 enum class Isa { portable, avx2, avx512, avx512_bf16, amx, amx_emulated };
 
-// The choice for the next product. An error if AMP_KERNELS_CPU_ISA names what this machine does not have.
+// The set of the next product. Throws if AMP_KERNELS_CPU_ISA names one that this machine does not have.
 Isa current_isa();
 
-// 512, 256 or 128: the vectors in which functions of rows compute, whose bits do not depend on them. The widest that
-// the machine has, unless AMP_KERNELS_CPU_ISA names a set with narrower ones.
+// Vector width of functions of rows: 512, 256 or 128. Their bits do not depend on it. The widest of the machine, unless
+// AMP_KERNELS_CPU_ISA names a set with narrower vectors.
 int vector_bits();
 
 }  // namespace ak

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/cpu/isa.h"
 #include "base/cpu/simd.h"
 #include "base/half.h"
-#include "base/cpu/isa.h"
 
 // The ABI warning does not apply: functions that return vectors are always inlined.
 #if defined(__GNUC__) && !defined(__clang__)

@@ -19,8 +19,8 @@
 #include "base/half.h"
 
 #define AK_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#include "gemm/cpu/tile.h"
 #include "gemm/cpu/avx512.h"
+#include "gemm/cpu/tile.h"
 
 namespace ak {
 namespace {

@@ -9,8 +9,8 @@
 
 #if AK_X86
 #define AK_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
-#include "gemm/cpu/tile.h"
 #include "gemm/cpu/avx512.h"
+#include "gemm/cpu/tile.h"
 
 namespace ak {
 namespace {

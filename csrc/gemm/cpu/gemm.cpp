@@ -1,26 +1,27 @@
-// gemm and gemm_accumulate_ on the CPU.
+// The GEMM of gemm/call.h on the CPU.
 //
-// Work: 2 M N K flops in the fp32 product (gemm_product.cpp), whose blocks of sums are finished in the cache and
-// rounded once: z = alpha * sum + bias, activation(z) + beta * residual. One loop over floats serves every combination
-// of dtypes, a piece of a row at a time.
+// Work: 2 M N K flops in the fp32 product (product.cpp), whose blocks of sums are finished in the cache and rounded
+// once. The forward writes C, and z if it is asked for; the backward reads the pre-activation and writes dz. One loop
+// over floats serves every combination of dtypes, a piece of a row at a time.
+//
+// Column sums are taken within units of 64 rows, then over the units in order. The units do not depend on the number of
+// threads, so neither do the bits.
 #include <algorithm>
 #include <cstring>
-#include <optional>
-#include <string>
-#include <tuple>
+#include <vector>
 
-#include "activation/formula.h"
-#include "activation/name.h"
-#include "base/check.h"
+#include "activation/cpu_gradient.h"
+#include "base/cpu/column_sums.h"
 #include "base/cpu/simd.h"
 #include "base/cpu/tile.h"
-#include "base/half.h"
-#include "gemm/cpu/blocked.h"
-#include "gemm/cpu/call.h"
+#include "gemm/call.h"
+#include "gemm/column_sums.h"
 #include "gemm/cpu/product.h"
 
 namespace ak {
 namespace {
+
+// ---- forward
 
 // z = alpha * z + bias, where `bias` may be null.
 AK_SIMD_INLINE void finish_sums(float* z, float alpha, const float* bias, int64_t n) {
@@ -69,63 +70,54 @@ AK_SIMD_INLINE void add_residual(float* out, const float* residual, float beta, 
   for (int64_t i = 0; i < n; ++i) out[i] = fma(beta, residual[i], out[i]);
 }
 
-// A tensor as the tiles see it; `data` is null where there is none.
-struct Span {
-  void* data = nullptr;
-  DType dtype = DType::kFloat32;
-
-  Span() = default;
-  explicit Span(const Tensor& t) : data(t.mutable_data_ptr()), dtype(dtype_of(t.scalar_type())) {}
-  Span(void* d, DType type) : data(d), dtype(type) {}
-};
-
-struct Epilogue {
+// GemmEpilogue with the bias in fp32. Residual, z and C are contiguous.
+struct Forward {
   Activation activation;
   float alpha, beta;
   const float* bias;  // null, or one value per column or per row
   bool row_bias;
-  int64_t m, n;                // of a matrix of sums
-  Span residual, preact, out;  // contiguous
+  int64_t m, n;  // of a matrix of sums
+  GemmValues residual, z, out;
 
   bool in_steps() const {
     return activation == Activation::none || is_gated(activation) || row_bias || residual.data ||
-           out.dtype == DType::kFloat32;
+           out.type == DType::kFloat32;
   }
 
-  // Columns [c, c + width) of row r, all of whose sums it overwrites: z, and for gated activations the values `up`.
-  AK_SIMD_INLINE void row(float* z, float* up, int64_t r, int64_t c, int64_t width) const {
+  // Finishes columns [c, c + width) of row r in place of their sums: `gate`, and for gated activations also `up`.
+  AK_SIMD_INLINE void row(float* gate, float* up, int64_t r, int64_t c, int64_t width) const {
     const int64_t columns = up ? n / 2 : n;
-    finish_z(z, r, c, width);
+    finish_z(gate, r, c, width);
     if (up) finish_z(up, r, columns + c, width);
-    activate_span(activation, z, up, width);
+    activate_span(activation, gate, up, width);
     const int64_t at = r * columns + c;
     float buffer[kTile];
-    if (residual.data) add_residual(z, load_span(residual.data, residual.dtype, at, width, buffer), beta, width);
-    store(z, out, at, width);
+    if (residual.data) add_residual(gate, load_span(residual.data, residual.type, at, width, buffer), beta, width);
+    store(gate, out, at, width);
   }
 
-  AK_SIMD_INLINE void finish_z(float* z, int64_t r, int64_t c, int64_t width) const {
+  AK_SIMD_INLINE void finish_z(float* sums, int64_t r, int64_t c, int64_t width) const {
     if (row_bias) {
-      finish_sums_of_row(z, alpha, bias[r % m], width);
+      finish_sums_of_row(sums, alpha, bias[r % m], width);
     } else if (bias || alpha != 1.0f) {
-      finish_sums(z, alpha, bias ? bias + c : nullptr, width);
+      finish_sums(sums, alpha, bias ? bias + c : nullptr, width);
     }
-    if (preact.data) store(z, preact, r * n + c, width);
+    if (z.data) store(sums, z, r * n + c, width);
   }
 
-  // Rows of fp32 results may be the sums themselves.
-  static AK_SIMD_INLINE void store(const float* from, const Span& to, int64_t at, int64_t width) {
+  // Rows of an fp32 result may be the sums themselves.
+  static AK_SIMD_INLINE void store(const float* from, const GemmValues& to, int64_t at, int64_t width) {
     float* const target = static_cast<float*>(to.data) + at;
-    if (to.dtype == DType::kFloat32 && target != from) std::memcpy(target, from, static_cast<size_t>(4 * width));
-    store_span(from, to.data, to.dtype, at, width);
+    if (to.type == DType::kFloat32 && target != from) std::memcpy(target, from, static_cast<size_t>(4 * width));
+    store_span(from, to.data, to.type, at, width);
   }
 };
 
-// Bias, activation and rounding of a block in one pass over its rows, where an activation is all that is asked for.
+// Bias, activation and rounding of a block in one pass over its rows.
 template <Activation kActivation, typename T>
-AK_SIMD_INLINE void finish_at_once(const Epilogue& e, const SumsBlock& block) {
+AK_SIMD_INLINE void finish_at_once(const Forward& e, const SumsBlock& block) {
   float none[kTile];
-  std::fill_n(none, std::min(kTile, block.columns), -0.0f);  // which changes no number that it is added to
+  std::fill_n(none, std::min(kTile, block.columns), -0.0f);  // identity of the addition
   for (int64_t c = 0; c < block.columns; c += kTile) {
     const int64_t width = std::min(kTile, block.columns - c);
     const float* __restrict bias = e.bias ? e.bias + block.column + c : none;
@@ -133,8 +125,8 @@ AK_SIMD_INLINE void finish_at_once(const Epilogue& e, const SumsBlock& block) {
       const float* __restrict sums = block.sums + i * block.stride + c;
       const int64_t at = (block.row + i) * e.n + block.column + c;
       T* __restrict out = static_cast<T*>(e.out.data) + at;
-      if (e.preact.data) {
-        T* __restrict preact = static_cast<T*>(e.preact.data) + at;
+      if (e.z.data) {
+        T* __restrict preact = static_cast<T*>(e.z.data) + at;
         for (int64_t j = 0; j < width; ++j) {
           const float z = e.alpha * sums[j] + bias[j];
           preact[j] = round_to<T>(z);
@@ -148,7 +140,7 @@ AK_SIMD_INLINE void finish_at_once(const Epilogue& e, const SumsBlock& block) {
 }
 
 template <typename T>
-AK_SIMD_CLONES void finish_at_once(const Epilogue& e, const SumsBlock& block) {
+AK_SIMD_CLONES void finish_at_once(const Forward& e, const SumsBlock& block) {
   switch (e.activation) {
     case Activation::none:
       return finish_at_once<Activation::none, T>(e, block);
@@ -165,70 +157,80 @@ AK_SIMD_CLONES void finish_at_once(const Epilogue& e, const SumsBlock& block) {
   }
 }
 
-AK_SIMD_CLONES void finish_in_steps(const Epilogue& epilogue, const SumsBlock& block) {
+AK_SIMD_CLONES void finish_in_steps(const Forward& forward, const SumsBlock& block) {
   for (int64_t i = 0; i < block.rows; ++i) {
     for (int64_t c = 0; c < block.columns; c += kTile) {
       float* z = block.sums + i * block.stride + c;
-      epilogue.row(z, block.half ? z + block.half : nullptr, block.row + i, block.column + c,
-                   std::min(kTile, block.columns - c));
+      forward.row(z, block.half ? z + block.half : nullptr, block.row + i, block.column + c,
+                  std::min(kTile, block.columns - c));
     }
   }
 }
 
-void finish(const Epilogue& e, const SumsBlock& block) {
+void finish_forward(const Forward& e, const SumsBlock& block) {
   if (e.in_steps()) return finish_in_steps(e, block);
-  if (e.out.dtype == DType::kFloat16) return finish_at_once<fp16>(e, block);
+  if (e.out.type == DType::kFloat16) return finish_at_once<fp16>(e, block);
   finish_at_once<bf16>(e, block);
 }
 
-// `z` is undefined unless it is asked for: even an empty tensor takes a microsecond to make.
-std::tuple<Tensor, Tensor> gemm(const Tensor& a, const Tensor& b, std::optional<Tensor> bias,
-                                std::optional<Tensor> residual, double alpha, double beta, std::string activation_name,
-                                std::optional<ScalarType> out_dtype, bool batch_invariant, bool preact) {
-  constexpr const char* op = "gemm";
-  check_operands(op, a, b);
-  const Activation activation = activation_named(op, activation_name);
-  const ScalarType type = output_dtype(op, a, out_dtype);
-  const int64_t m = a.size(a.dim() - 2), n = b.size(b.dim() - 1);
-  AK_CHECK(!is_gated(activation) || n % 2 == 0, op, ": b must have an even number of columns with activation='",
-           activation_name, "'; got ", n);
-  std::vector<int64_t> sizes = product_sizes(a, b);
-  if (is_gated(activation)) sizes.back() = n / 2;
-
-  Epilogue e{activation, static_cast<float>(alpha), static_cast<float>(beta), nullptr, false, m, n, {}, {}, {}};
-  std::optional<Floats> bias32;
-  std::optional<Tensor> residual_dense;
-  if (bias) {
-    check_dtype(op, {"bias"}, *bias, {a.scalar_type(), ScalarType::Float});
-    e.row_bias = bias->dim() == 2;
-    const bool fits = e.row_bias ? bias->size(0) == m && bias->size(1) == 1 : bias->dim() == 1 && bias->size(0) == n;
-    AK_CHECK(bias->is_cpu() && fits, op, ": bias must be a CPU tensor of shape (", n, ") or (", m, ", 1); got ",
-             Ints{bias->sizes()});
-    e.bias = bias32.emplace(*bias).data();
-  }
-  if (residual) {
-    check_dtype(op, {"residual"}, *residual, {a.scalar_type(), ScalarType::Float});
-    AK_CHECK(residual->is_cpu() && static_cast<size_t>(residual->dim()) == sizes.size() &&
-                 std::equal(sizes.begin(), sizes.end(), residual->sizes().begin()),
-             op, ": residual must be a CPU tensor of shape ", Ints{sizes}, "; got ", Ints{residual->sizes()});
-    if (beta != 0) {
-      residual_dense = torch::stable::contiguous(*residual);
-      e.residual = Span(*residual_dense);
-    }
-  }
-
-  const Tensor out = empty_tensor(sizes, type);
-  e.out = Span(out);
-  Tensor z;
-  if (preact) {
-    z = empty_tensor(product_sizes(a, b), type);
-    e.preact = Span(z);
-  }
-  const bool gated = is_gated(activation);
-  product(a, b, {batch_invariant, gated, type == ScalarType::Float && !gated ? &out : nullptr},
-          [&e](const SumsBlock& block) { finish(e, block); });
-  return {out, z};
+// The bias, one value per column or per row, as contiguous floats: in place if it is that, else in `buffer`.
+const float* bias_of(const GemmProblem& q, bool per_row, std::vector<float>& buffer) {
+  const GemmValues& bias = q.epilogue.bias;
+  const int64_t n = per_row ? q.m : q.n, stride = per_row ? bias.row_stride : bias.column_stride;
+  if (stride == 1 && bias.type == DType::kFloat32) return static_cast<const float*>(bias.data);
+  buffer.resize(static_cast<size_t>(n));
+  if (stride == 1) return load_tile(static_cast<const void*>(bias.data), bias.type, 0, n, buffer.data());
+  with_narrow_dtype(bias.type, [&]<typename T>(T) {
+    for (int64_t i = 0; i < n; ++i)
+      buffer[static_cast<size_t>(i)] = to_float(static_cast<const T*>(bias.data)[i * stride]);
+  });
+  return buffer.data();
 }
+
+void run_forward(const GemmProblem& q) {
+  const GemmEpilogue& e = q.epilogue;
+  const bool per_row = e.bias.row_stride != 0;
+  std::vector<float> buffer;
+  const Forward forward{e.activation, e.alpha, e.beta, e.bias.data ? bias_of(q, per_row, buffer) : nullptr,
+                        per_row,      q.m,     q.n,    e.residual,
+                        e.z,          q.c};
+  const bool sums_fit = q.c.type == DType::kFloat32 && !is_gated(e.activation);
+  product(q, sums_fit ? static_cast<float*>(q.c.data) : nullptr,
+          [&forward](const SumsBlock& block) { finish_forward(forward, block); });
+}
+
+// ---- backward
+
+struct Backward {
+  ActivationGradient gradient;
+  float* sums;  // of the columns of each unit of rows, `width` each, or null
+
+  AK_SIMD_INLINE void row(const float* grad, int64_t r, int64_t unit, int64_t c, int64_t n) const {
+    gradient.span(grad, r, c, n, [&](const float* dz, int64_t column, int64_t some) __attribute__((always_inline)) {
+      if (!sums) return;
+      float* __restrict to = sums + unit * gradient.width + column;
+      for (int64_t i = 0; i < some; ++i) to[i] += dz[i];
+    });
+  }
+};
+
+AK_SIMD_CLONES void finish_backward(const Backward& backward, const SumsBlock& block) {
+  for (int64_t i = 0; i < block.rows; ++i) {
+    for (int64_t c = 0; c < block.columns; c += kTile)
+      backward.row(block.sums + i * block.stride + c, block.row + i, block.unit + i / kRowUnit, block.column + c,
+                   std::min(kTile, block.columns - c));
+  }
+}
+
+void run_backward(const GemmProblem& q) {
+  const GemmEpilogue& e = q.epilogue;
+  const int64_t width = columns_of_c(q);
+  if (e.column_sums) std::fill_n(e.column_sums, row_units(q.batch, q.m) * width, 0.0f);
+  const Backward backward{{e.activation, q.n, width, e.preact.data, e.preact.type, q.c.data, q.c.type}, e.column_sums};
+  product(q, nullptr, [&backward](const SumsBlock& block) { finish_backward(backward, block); });
+}
+
+// ---- accumulation
 
 // c[i] = alpha * acc[i] + beta * c[i] with one stride for c; beta = 0 does not read c.
 AK_SIMD_INLINE void accumulate_row(float* c, const float* acc, int64_t n, int64_t stride, float alpha, float beta) {
@@ -240,63 +242,52 @@ AK_SIMD_INLINE void accumulate_row(float* c, const float* acc, int64_t n, int64_
   }
 }
 
-AK_SIMD_CLONES void accumulate_block(float* c, const SumsBlock& block, int64_t m, int64_t batch_stride,
-                                     int64_t row_stride, int64_t column_stride, float alpha, float beta) {
+AK_SIMD_CLONES void accumulate_block(const GemmProblem& q, float beta, const SumsBlock& block) {
+  const int64_t stride = q.c.column_stride;
   for (int64_t i = 0; i < block.rows; ++i) {
     const int64_t r = block.row + i;
-    float* row = c + r / m * batch_stride + r % m * row_stride + block.column * column_stride;
+    float* row =
+        static_cast<float*>(q.c.data) + r / q.m * q.c.batch_stride + r % q.m * q.c.row_stride + block.column * stride;
     const float* sums = block.sums + i * block.stride;
-    if (column_stride == 1) {
-      accumulate_row(row, sums, block.columns, 1, alpha, beta);
+    if (stride == 1) {
+      accumulate_row(row, sums, block.columns, 1, q.epilogue.alpha, beta);
     } else {
-      accumulate_row(row, sums, block.columns, column_stride, alpha, beta);
+      accumulate_row(row, sums, block.columns, stride, q.epilogue.alpha, beta);
     }
   }
 }
 
-void gemm_accumulate_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
-                      bool batch_invariant) {
-  check_operands("gemm_accumulate_", a, b);
-  check_dtype("gemm_accumulate_", {"c"}, c, {ScalarType::Float});
-  const std::vector<int64_t> sizes = product_sizes(a, b);
-  AK_CHECK(c.is_cpu() && static_cast<size_t>(c.dim()) == sizes.size() &&
-               std::equal(sizes.begin(), sizes.end(), c.sizes().begin()),
-           "gemm_accumulate_: c must be a CPU tensor of shape ", Ints{sizes}, ", the shape of a @ b; got ",
-           Ints{c.sizes()});
-  const int64_t d = c.dim(), m = c.size(d - 2);
-  const int64_t batch_stride = d == 3 ? c.stride(0) : 0, row_stride = c.stride(d - 2), column_stride = c.stride(d - 1);
-  float* to = static_cast<float*>(c.mutable_data_ptr());
-  product(a, b, {.batch_invariant = batch_invariant}, [=](const SumsBlock& block) {
-    accumulate_block(to, block, m, batch_stride, row_stride, column_stride, static_cast<float>(alpha),
-                     static_cast<float>(beta));
-  });
+void run_accumulation(const GemmProblem& q) {
+  const float beta = q.accumulate ? 1.0f : q.epilogue.residual.data ? q.epilogue.beta : 0.0f;
+  product(q, nullptr, [&q, beta](const SumsBlock& block) { accumulate_block(q, beta, block); });
+}
+
+bool has_contiguous_c(const GemmProblem& q) {
+  const int64_t columns = columns_of_c(q);
+  return q.c.column_stride == 1 && q.c.row_stride == columns && (q.batch == 1 || q.c.batch_stride == q.m * columns);
 }
 
 }  // namespace
 
-AK_EXPORT bool gemm_call(const GemmCall& call) {
-  const Isa isa = current_isa();
-  if (isa == Isa::portable) return false;
-  const DType type = call.out_type;
-  Epilogue e{call.activation, 1.0f, 1.0f, nullptr, false, call.m, call.n, {}, {call.preact, type}, {call.out, type}};
-  std::optional<Floats> bias;
-  if (call.bias) e.bias = bias.emplace(call.bias, call.bias_type, call.n).data();
-  const StridedMatrix &a = call.a, &b = call.b;
-  product(isa, call.operands == DType::kBFloat16,
-          {.a = {operand_of(a.data, call.m, a.row_stride, call.k, a.column_stride), 0},
-           .b = {operand_of(b.data, call.n, b.column_stride, call.k, b.row_stride), 0},
-           .batches = 1,
-           .m = call.m,
-           .n = call.n,
-           .k = call.k,
-           .halves = is_gated(call.activation) ? 2 : 1},
-          [&e](const SumsBlock& block) { finish(e, block); });
-  return true;
+AK_EXPORT Status gemm_cpu(const GemmProblem& q, Stream) {
+  if (q.batch == 0 || q.m == 0 || q.n == 0) return {};
+  if (q.symmetric) {
+    run_symmetric(q);
+  } else if (q.epilogue.preact.data) {
+    run_backward(q);
+  } else if (q.accumulate || q.epilogue.residual.data == q.c.data || !has_contiguous_c(q)) {
+    run_accumulation(q);
+  } else {
+    run_forward(q);
+  }
+  return {};
+}
+
+Status gemm_column_sums(const GemmProblem& q, float* out, Stream) {
+  const int64_t width = columns_of_c(q);
+  std::fill_n(out, width, 0.0f);
+  add_rows(q.epilogue.column_sums, DType::kFloat32, row_units(q.batch, q.m), width, out);
+  return {};
 }
 
 }  // namespace ak
-
-STABLE_TORCH_LIBRARY_IMPL(amp_kernels, CPU, m) {
-  m.impl("gemm", TORCH_BOX(&ak::gemm));
-  m.impl("gemm_accumulate_", TORCH_BOX(&ak::gemm_accumulate_));
-}

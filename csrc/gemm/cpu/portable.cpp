@@ -15,36 +15,73 @@
 // be cast back to 16 bits when the caller is inside torch.autocast. torch.set_float32_matmul_precision("medium") also
 // holds for this product: on CPUs with AMX it then rounds fp16 operands to bf16, as the user asked of every fp32
 // matmul.
-#include "gemm/cpu/portable.h"
+#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
+#include "base/check.h"
 #include "base/config.h"
 #include "base/cpu/simd.h"
+#include "gemm/cpu/product.h"
 
 namespace ak {
 namespace {
 
-Tensor call_out(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
+// A tensor over memory that outlives it.
+Tensor view(const void* data, DType type, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  const ScalarType dtype = type == DType::kFloat16    ? ScalarType::Half
+                           : type == DType::kBFloat16 ? ScalarType::BFloat16
+                                                      : ScalarType::Float;
+  return torch::stable::from_blob(const_cast<void*>(data), sizes, strides,
+                                  torch::stable::Device{torch::headeronly::DeviceType::CPU}, dtype);
+}
+
+// `batch` matrices, or one without a dimension for the batch.
+struct Shape {
+  int64_t batch, rows, columns;
+
+  std::vector<int64_t> sizes() const {
+    return batch > 1 ? std::vector{batch, rows, columns} : std::vector{rows, columns};
+  }
+  std::vector<int64_t> strides(int64_t batch_stride, int64_t row_stride, int64_t column_stride) const {
+    return batch > 1 ? std::vector{batch_stride, row_stride, column_stride} : std::vector{row_stride, column_stride};
+  }
+};
+
+// An operand in fp32. A batch that shares one matrix is widened once.
+class Widened {
+ public:
+  Widened(const void* data, DType type, Shape shape, int64_t batch_stride, int64_t row_stride, int64_t column_stride)
+      : shape_(shape) {
+    if (batch_stride == 0) shape.batch = 1;
+    matrices_ = torch::stable::to(
+        view(data, type, shape.sizes(), shape.strides(batch_stride, row_stride, column_stride)), ScalarType::Float);
+  }
+  int64_t batch_stride() const { return matrices_.dim() == 3 ? matrices_.stride(0) : 0; }
+  int64_t row_stride() const { return matrices_.stride(matrices_.dim() - 2); }
+  int64_t column_stride() const { return matrices_.stride(matrices_.dim() - 1); }
+  const float* matrix(int64_t batch) const {
+    return static_cast<const float*>(matrices_.const_data_ptr()) + batch * batch_stride();
+  }
+  Tensor tensor() const {
+    if (matrices_.dim() == 3 || shape_.batch == 1) return matrices_;
+    return view(matrices_.const_data_ptr(), DType::kFloat32, shape_.sizes(),
+                shape_.strides(0, row_stride(), column_stride()));
+  }
+
+ private:
+  Shape shape_;
+  Tensor matrices_;
+};
+
+void call_out(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
   std::array<StableIValue, 3> stack{torch::stable::detail::from(a), torch::stable::detail::from(b),
                                     torch::stable::detail::from(out)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "out", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-// A batch that repeats one matrix (stride 0) is widened once and expanded again.
-Tensor widen(const Tensor& t) {
-  if (t.dim() == 3 && t.size(0) > 1 && t.stride(0) == 0) {
-    Tensor matrix = torch::stable::to(torch::stable::select(t, 0, 0), ScalarType::Float);
-    const std::vector<int64_t> sizes{t.size(0), t.size(1), t.size(2)};
-    std::array<StableIValue, 3> stack{torch::stable::detail::from(matrix), torch::stable::detail::from(sizes),
-                                      torch::stable::detail::from(false)};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack.data(), TORCH_ABI_VERSION));
-    return torch::stable::detail::to<Tensor>(stack[0]);
-  }
-  return torch::stable::to(t, ScalarType::Float);
+  torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 constexpr int64_t kRows = 4, kColumns = 32;
@@ -90,23 +127,23 @@ void chain_product(const Matrix& a, const Matrix& b, float* out) {
   });
 }
 
-Matrix matrix_of(const Tensor& t, int64_t batch) {
-  const int64_t d = t.dim();
-  const float* data = static_cast<const float*>(t.const_data_ptr()) + (d == 3 ? batch * t.stride(0) : 0);
-  return {data, t.size(d - 2), t.size(d - 1), t.stride(d - 2), t.stride(d - 1)};
-}
-
 }  // namespace
 
-Tensor portable_product(const Tensor& a, const Tensor& b, bool batch_invariant, const Tensor* room) {
-  const Tensor out = room ? *room : empty_tensor(product_sizes(a, b), ScalarType::Float);
-  const Tensor a32 = widen(a), b32 = widen(b);
-  if (!batch_invariant) return call_out(a.dim() == 2 ? "aten::mm" : "aten::bmm", a32, b32, out);
-  if (out.numel() == 0) return out;
-  const int64_t batches = a.dim() == 3 ? a.size(0) : 1, elements = out.numel() / batches;
-  float* to = static_cast<float*>(out.mutable_data_ptr());
-  for (int64_t i = 0; i < batches; ++i) chain_product(matrix_of(a32, i), matrix_of(b32, i), to + i * elements);
-  return out;
+void portable_product(const GemmProblem& q, float* sums) {
+  const Widened a(q.a, q.type, {q.batch, q.m, q.k}, q.batch_stride_a, q.m_major_a ? 1 : q.ld_a,
+                  q.m_major_a ? q.ld_a : 1);
+  const Widened b(q.b, q.type, {q.batch, q.k, q.n}, q.batch_stride_b, q.n_major_b ? q.ld_b : 1,
+                  q.n_major_b ? 1 : q.ld_b);
+  const int64_t elements = int64_t{q.m} * q.n;
+  if (!q.batch_invariant) {
+    const Shape shape{q.batch, q.m, q.n};
+    return call_out(q.batch == 1 ? "aten::mm" : "aten::bmm", a.tensor(), b.tensor(),
+                    view(sums, DType::kFloat32, shape.sizes(), shape.strides(elements, q.n, 1)));
+  }
+  for (int64_t i = 0; i < q.batch; ++i) {
+    chain_product({a.matrix(i), q.m, q.k, a.row_stride(), a.column_stride()},
+                  {b.matrix(i), q.k, q.n, b.row_stride(), b.column_stride()}, sums + i * elements);
+  }
 }
 
 }  // namespace ak

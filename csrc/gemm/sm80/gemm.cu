@@ -61,11 +61,11 @@ int stages_for(int stage_bytes) {
 }
 
 template <class T, class Tile>
-Status launch_gemm(const GemmProblem& q, bool accumulate, int splits, const GemmScratch& scratch, Stream stream) {
+Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch, Stream stream) {
   const bool halved = is_halved(q);
   Args args{};
   args.finish = {q.epilogue, q.c, q.m, q.n, is_plain(q.epilogue)};
-  if (accumulate) {
+  if (q.accumulate) {
     args.finish.epilogue.residual = q.c;
     args.finish.epilogue.beta = 1.0f;
     args.finish.plain = false;
@@ -125,17 +125,17 @@ GemmScratchSize gemm_sm80_scratch(const GemmProblem& q, const GemmSm80Config& co
 template <class T>
 Status gemm_sm80(const GemmProblem& q, const GemmSm80Config& config, const GemmScratch& scratch, Stream stream) {
   using namespace mma_gemm;
-  if (config.accumulate && (q.epilogue.residual.data || q.c.type != DType::kFloat32)) {
+  if (q.accumulate && (q.epilogue.residual.data || q.c.type != DType::kFloat32)) {
     return refuse("gemm_sm80: accumulate takes an fp32 C and no residual");
   }
   const int splits = useful_splits(q.k, config.splits);
   switch (config.tile) {
     case GemmSm80Tile::k128x256:
-      return launch_gemm<T, Tile<128, 256, 64, 64, 1>>(q, config.accumulate, splits, scratch, stream);
+      return launch_gemm<T, Tile<128, 256, 64, 64, 1>>(q, splits, scratch, stream);
     case GemmSm80Tile::k128x128:
-      return launch_gemm<T, Tile<128, 128, 64, 64, 2>>(q, config.accumulate, splits, scratch, stream);
+      return launch_gemm<T, Tile<128, 128, 64, 64, 2>>(q, splits, scratch, stream);
     case GemmSm80Tile::k64x64:
-      return launch_gemm<T, Tile<64, 64, 32, 32, 4>>(q, config.accumulate, splits, scratch, stream);
+      return launch_gemm<T, Tile<64, 64, 32, 32, 4>>(q, splits, scratch, stream);
   }
   return refuse("gemm_sm80: unknown tile");
 }

@@ -23,8 +23,7 @@ enum class CopyPath {
 
 struct GemmSm80Config {
   GemmSm80Tile tile = GemmSm80Tile::k128x128;
-  int splits = 1;           ///< parts of k that run in parallel, for few tiles and long k; at least 1
-  bool accumulate = false;  ///< add to an fp32 C; not with a residual
+  int splits = 1;  ///< parts of k that run in parallel, for few tiles and long k; at least 1
 };
 
 /// Fastest path that the alignment of pointer, leading dimension and batch stride allows.

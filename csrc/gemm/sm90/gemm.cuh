@@ -6,14 +6,14 @@
 // into a ring of stages in shared memory. One to three consumer warpgroups run wgmma on these stages; each has a
 // scheduler warp that tells it which tile comes next (producer.cuh). The epilogue takes one of three routes. Identity,
 // scale and bias are applied in registers and stored through shared memory, by TMA or, for widths that are no multiple
-// of 64 or unaligned rows of C, by the warps (direct_store.cuh). Other epilogues run on TMA boxes in shared memory (epilogue_tma.cuh)
-// or, if TMA cannot move C or an operand, element by element (epilogue_elementwise.cuh). The same code serves all four layouts: an
-// operand that is contiguous along m or n is loaded in boxes of 64 x 64, and its descriptors say so. The batch is the
-// third dimension of every tensor map, so a tile never extends into the next matrix. Traps: a stage may be released
-// only when the wgmma that read it is known to be complete, one k step after it was issued. In a cluster a stage is
-// released to both blocks, since both write into it, and no block may exit before its peer's last arrival. Threads
-// write the staging buffer through the generic proxy and TMA reads it through the async proxy: each writer fences, then
-// all synchronize, then one stores.
+// of 64 or unaligned rows of C, by the warps (direct_store.cuh). Other epilogues run on TMA boxes in shared memory
+// (epilogue_tma.cuh) or, if TMA cannot move C or an operand, element by element (epilogue_elementwise.cuh). The same
+// code serves all four layouts: an operand that is contiguous along m or n is loaded in boxes of 64 x 64, and its
+// descriptors say so. The batch is the third dimension of every tensor map, so a tile never extends into the next
+// matrix. Traps: a stage may be released only when the wgmma that read it is known to be complete, one k step after it
+// was issued. In a cluster a stage is released to both blocks, since both write into it, and no block may exit before
+// its peer's last arrival. Threads write the staging buffer through the generic proxy and TMA reads it through the
+// async proxy: each writer fences, then all synchronize, then one stores.
 //
 // From top to bottom: main loop, split-k reduction, kernel, launch.
 #pragma once
@@ -29,11 +29,12 @@
 #include "device/registers.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/sm90/epilogue_tma.cuh"
-#include "gemm/sm90/epilogue_elementwise.cuh"
-#include "gemm/sm90/gemm.h"
-#include "gemm/sm90/producer.cuh"
 #include "gemm/sm90/direct_store.cuh"
+#include "gemm/sm90/epilogue_elementwise.cuh"
+#include "gemm/sm90/epilogue_tma.cuh"
+#include "gemm/sm90/gemm.h"
+#include "gemm/sm90/mirrored_store.cuh"
+#include "gemm/sm90/producer.cuh"
 #include "gemm/sm90/tile.cuh"
 
 namespace ak {
@@ -223,6 +224,10 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       const int row = work.m + group * Tile::kConsumerRows;
       // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
       if (row >= args.m || work.n >= args.columns) continue;
+      if constexpr (Tile::kTriangular) {
+        store_mirrored<T, Tile>(acc, &map_c, p.staging_of(consumer), consumer, row, work, args);
+        continue;
+      }
       const auto request_slots = [&] {
         if (thread_in_warpgroup() == 0) mbarrier_arrive(p.mailbox(consumer).slot_requested());
       };
@@ -314,38 +319,43 @@ Schedule make_schedule(const GemmProblem& q, const Args& args, int splits, const
   return s;
 }
 
-/// Makes the tensor maps and launches. kFloat: `output` is fp32.
-template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
-Status launch_gemm(const GemmProblem& q, GemmOutput output, int splits, const GemmScratch& scratch, Stream stream) {
+/// Map of all matrices of an operand's batch, or of the one they share: `rows` rows of A or columns of B, in boxes of
+/// `box_rows`.
+template <class T>
+Status operand_map(TensorMap* to, const GemmProblem& q, Major major, const void* p, int rows, int64_t ld,
+                   int64_t batch_stride, int box_rows) {
   constexpr ElementType kType = std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16;
   const auto size = [](int64_t x) { return static_cast<uint64_t>(x); };
-  // Map of all matrices of a batch, or of the one they share.
-  const auto map = [&](TensorMap* to, Major major, const void* p, int rows, int64_t ld, int64_t batch_stride,
-                       int box_rows) {
-    const bool one = batch_stride == 0;
-    TensorMapSpec spec{p,
-                       kType,
-                       3,
-                       {size(q.k), size(rows), one ? 1 : size(q.batch)},
-                       {size(ld), size(batch_stride)},
-                       {kBlockK, static_cast<uint32_t>(box_rows), 1}};
-    if (major == Major::kMN) {
-      std::swap(spec.size[0], spec.size[1]);
-      spec.box[0] = 64;
-      spec.box[1] = kBlockK;
-    }
-    if (one) spec.stride[1] = spec.stride[0] * spec.size[1];
-    return make_tensor_map(to, spec);
-  };
-  Args args = arguments<T, kFloat, Tile>(q, output, splits);
+  const bool one = batch_stride == 0;
+  TensorMapSpec spec{p,
+                     kType,
+                     3,
+                     {size(q.k), size(rows), one ? 1 : size(q.batch)},
+                     {size(ld), size(batch_stride)},
+                     {kBlockK, static_cast<uint32_t>(box_rows), 1}};
+  if (major == Major::kMN) {
+    std::swap(spec.size[0], spec.size[1]);
+    spec.box[0] = 64;
+    spec.box[1] = kBlockK;
+  }
+  if (one) spec.stride[1] = spec.stride[0] * spec.size[1];
+  return make_tensor_map(to, spec);
+}
+
+/// Makes the tensor maps and launches. kFloat: C is fp32.
+template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
+Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch, Stream stream) {
+  constexpr ElementType kType = std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16;
+  const auto size = [](int64_t x) { return static_cast<uint64_t>(x); };
+  Args args = arguments<kFloat, Tile>(q, splits);
   const bool halved = args.tile_columns < Tile::kBlockN;  // swiglu
   if (halved && Tile::kBlockN % 128 != 0) return {1, "gemm_sm90: swiglu takes tiles of 128 or 256 columns"};
   if (!Tile::kTakesEpilogue && args.path.fused != FusedEpilogue::kNone)
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{}, map_z{}, map_aux{};
-  Status status = map(&map_a, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
+  Status status = operand_map<T>(&map_a, q, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
-  status = map(&map_b, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
+  status = operand_map<T>(&map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   // Map of C or of a tensor of its shape. With swiglu its two halves may be two matrices of the map.
   const auto map_boxes = [&](TensorMap* to, const GemmValues& t, bool in_halves) {
@@ -400,33 +410,30 @@ constexpr int stages() {
 
 /// launch_gemm with tile config.tile, searched from kIndex to kEnd - 1.
 template <class T, Major kMajorA, Major kMajorB, int kIndex, int kEnd>
-Status with_tile(const GemmProblem& q, const GemmSm90Config& config, GemmOutput output, const GemmScratch& scratch,
-                 Stream stream) {
+Status with_tile(const GemmProblem& q, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream) {
   constexpr GemmTile kTile = kGemmTiles[kIndex];
   if (config.tile != kIndex) {
     if constexpr (kIndex + 1 < kEnd)
-      return with_tile<T, kMajorA, kMajorB, kIndex + 1, kEnd>(q, config, output, scratch, stream);
+      return with_tile<T, kMajorA, kMajorB, kIndex + 1, kEnd>(q, config, scratch, stream);
     return {1, "gemm_sm90: there is no such tile"};
   }
   if constexpr (gemm_sm90_takes_layout(kTile, kMajorA == Major::kMN, kMajorB == Major::kMN)) {
     if constexpr (kTile.n % 64 == 0) {  // other widths store fp32 element by element
-      if (output != GemmOutput::kInputType) {
-        return launch_gemm<T, kMajorA, kMajorB, true, StagedTile<kIndex, stages<kIndex, true>()>>(
-            q, output, config.splits, scratch, stream);
+      if (q.c.type == DType::kFloat32) {
+        return launch_gemm<T, kMajorA, kMajorB, true, StagedTile<kIndex, stages<kIndex, true>()>>(q, config.splits,
+                                                                                                  scratch, stream);
       }
     }
-    return launch_gemm<T, kMajorA, kMajorB, false, StagedTile<kIndex, stages<kIndex, false>()>>(
-        q, output, config.splits, scratch, stream);
+    return launch_gemm<T, kMajorA, kMajorB, false, StagedTile<kIndex, stages<kIndex, false>()>>(q, config.splits,
+                                                                                                scratch, stream);
   }
   return {1, "gemm_sm90: this tile does not take operands of this layout"};
 }
 
 /// gemm_sm90 restricted to tiles kFirst to kEnd - 1.
 template <class T, int kFirst, int kEnd>
-Status run(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output, const GemmScratch& scratch,
-           Stream stream) {
-  if (output == GemmOutput::kPartials) return {1, "gemm_sm90: parts are added in the launch"};
-  if (output == GemmOutput::kAccumulate && (problem.epilogue.residual.data || problem.epilogue.z.data))
+Status run(const GemmProblem& problem, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream) {
+  if (problem.accumulate && (problem.epilogue.residual.data || problem.epilogue.z.data))
     return {1, "gemm_sm90: accumulation into C takes neither a residual nor z"};
   if (const char* why = gemm_sm90_refuses(problem, config)) return {1, why};
   GemmSm90Config c = config;
@@ -436,19 +443,19 @@ Status run(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput 
   const GemmProblem q = c.swapped ? swapped(problem) : problem;
   constexpr Major kK = Major::kK, kMN = Major::kMN;
   if (q.m_major_a) {
-    return q.n_major_b ? with_tile<T, kMN, kMN, kFirst, kEnd>(q, c, output, scratch, stream)
-                       : with_tile<T, kMN, kK, kFirst, kEnd>(q, c, output, scratch, stream);
+    return q.n_major_b ? with_tile<T, kMN, kMN, kFirst, kEnd>(q, c, scratch, stream)
+                       : with_tile<T, kMN, kK, kFirst, kEnd>(q, c, scratch, stream);
   }
-  return q.n_major_b ? with_tile<T, kK, kMN, kFirst, kEnd>(q, c, output, scratch, stream)
-                     : with_tile<T, kK, kK, kFirst, kEnd>(q, c, output, scratch, stream);
+  return q.n_major_b ? with_tile<T, kK, kMN, kFirst, kEnd>(q, c, scratch, stream)
+                     : with_tile<T, kK, kK, kFirst, kEnd>(q, c, scratch, stream);
 }
 
 }  // namespace gemm
 
 template <class T>
-Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output,
-                 const GemmScratch& scratch, Stream stream) {
-  return gemm::run<T, 0, kGemmTileCount>(problem, config, output, scratch, stream);
+Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream) {
+  if (problem.symmetric) return gemm_sm90_symmetric<T>(problem, stream);
+  return gemm::run<T, 0, kGemmTileCount>(problem, config, scratch, stream);
 }
 
 }  // namespace ak

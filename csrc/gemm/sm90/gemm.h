@@ -58,37 +58,42 @@ constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
 /// Columns of 16-bit results staged at a time: one or two boxes of 64, or all if n is no multiple of 64.
 constexpr int gemm_sm90_stage_columns(int n) { return n % 128 == 0 ? 128 : n % 64 == 0 ? 64 : n; }
 
-/// True if C is row-major with elements of `type`.
-inline bool gemm_sm90_has_rows(const GemmProblem& q, DType type) { return q.c.type == type && q.c.column_stride == 1; }
+/// True if C is row-major, in fp32 or the type of A and B.
+inline bool gemm_sm90_has_rows(const GemmProblem& q) {
+  return (q.c.type == q.type || q.c.type == DType::kFloat32) && q.c.column_stride == 1;
+}
 
-/// True if TMA can write the n columns of this product as `type`: C is row-major with aligned rows, and n fills whole
-/// chunks of 16 bytes, since TMA clips a store within such a chunk.
-inline bool gemm_sm90_tma_writes(const GemmProblem& q, DType type) {
-  const auto aligned = [&](int64_t elements) { return elements * bytes_of(type) % 16 == 0; };
-  return gemm_sm90_has_rows(q, type) && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && aligned(q.n) &&
+/// True if TMA can write the n columns of this product: C is row-major with aligned rows, and n fills whole chunks of
+/// 16 bytes, since TMA clips a store within such a chunk.
+inline bool gemm_sm90_tma_writes(const GemmProblem& q) {
+  const auto aligned = [&](int64_t elements) { return elements * bytes_of(q.c.type) % 16 == 0; };
+  return gemm_sm90_has_rows(q) && reinterpret_cast<uintptr_t>(q.c.data) % 16 == 0 && aligned(q.n) &&
          q.c.row_stride >= 1 && aligned(q.c.row_stride) &&
          (q.batch == 1 || (q.c.batch_stride >= 1 && aligned(q.c.batch_stride)));
 }
 
-/// True if threads can load the bias, if any, in pairs: one per column, in fp32 or `half`, the type of A and B.
-inline bool gemm_sm90_bias_in_pairs(const GemmEpilogue& e, DType half) {
-  return !e.bias.data || (e.bias.row_stride == 0 && e.bias.column_stride == 1 &&
-                          reinterpret_cast<uintptr_t>(e.bias.data) % (2 * bytes_of(e.bias.type)) == 0 &&
-                          (e.bias.type == half || e.bias.type == DType::kFloat32));
+/// True if threads can load the bias, if any, in pairs: one per column, in fp32 or the type of A and B.
+inline bool gemm_sm90_bias_in_pairs(const GemmProblem& q) {
+  const GemmValues& bias = q.epilogue.bias;
+  return !bias.data || (bias.row_stride == 0 && bias.column_stride == 1 &&
+                        reinterpret_cast<uintptr_t>(bias.data) % (2 * bytes_of(bias.type)) == 0 &&
+                        (bias.type == q.type || bias.type == DType::kFloat32));
 }
 
-/// True if C can be stored directly from the accumulators: identity, alpha or a bias per column; `half` is the type of
-/// A and B. All tiles do this into a row-major C.
-inline bool gemm_sm90_in_registers(const GemmProblem& q, DType half) {
+/// True if C can be stored directly from the accumulators: identity, alpha or a bias per column. All tiles do this into
+/// a row-major C.
+inline bool gemm_sm90_in_registers(const GemmProblem& q) {
   const GemmEpilogue& e = q.epilogue;
   if (e.activation != Activation::none || e.residual.data || e.z.data || e.preact.data || e.column_sums) return false;
-  return !e.bias.data || (e.alpha == 1.0f && gemm_sm90_bias_in_pairs(e, half));
+  return !e.bias.data || (e.alpha == 1.0f && gemm_sm90_bias_in_pairs(q));
 }
 
-/// True if TMA can move every operand of the epilogue, C and z as `type`; otherwise the epilogue is elementwise. The
-/// layers of a training step qualify. addmm and baddbmm with a broadcast input, or an fp32 input and a 16-bit C, do
+/// True if TMA can move every operand of the epilogue, C and z in the type of C; otherwise the epilogue is elementwise.
+/// The layers of a training step qualify. addmm and baddbmm with a broadcast input, or an fp32 input and a 16-bit C, do
 /// not.
-inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
+inline bool gemm_sm90_tma_epilogue(const GemmProblem& q) {
+  if (!gemm_sm90_has_rows(q)) return false;
+  const DType type = q.c.type;
   const GemmEpilogue& e = q.epilogue;
   const bool gated = e.activation == Activation::swiglu, backward = e.preact.data != nullptr;
   const int columns = columns_of_sums(q);
@@ -100,11 +105,11 @@ inline bool gemm_sm90_in_boxes(const GemmProblem& q, DType half, DType type) {
     const bool one_for_all = t->batch_stride == 0 && (t == &e.residual || t == &e.preact);
     if (q.batch > 1 && !one_for_all && !aligned(t->batch_stride)) return false;
   }
-  if (!gemm_sm90_bias_in_pairs(e, half)) return false;
+  if (!gemm_sm90_bias_in_pairs(q)) return false;
   // The matrices of a map are the halves of z or of the gradients, so there is no dimension left for a batch.
   if (gated && (backward || e.z.data) && q.batch > 1) return false;
   // Backward has registers for `preact` in 16 bits and nothing else.
-  if (backward && (e.bias.data || e.residual.data || e.z.data || type != half)) return false;
+  if (backward && (e.bias.data || e.residual.data || e.z.data || type != q.type)) return false;
   return !e.z.data || e.alpha == 1.0f || !e.bias.data;  // z is a direct store
 }
 
@@ -186,10 +191,18 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
 /// gemm_sm80, which needs none, can do the same product.
 inline constexpr const char* kGemmSm90HasNoMap = "gemm_sm90: the CUDA driver made no tensor map of an operand";
 
-/// One product in one launch. `T` is fp16 or bf16, `output` any but kPartials. Bitwise reproducible: the parts of a
+/// Rows and columns of a tile of a symmetric product.
+inline constexpr int kGemmSm90Triangle = 128;
+
+/// A symmetric product whose C begins at a multiple of 16 bytes, as its rows and matrices do; there may be garbage in C
+/// up to the next multiple of 16 bytes of a row. A residual is read in pairs: it is aligned to 4 bytes, and so are its
+/// rows and matrices, and a last single column is followed by another element.
+template <class T>
+Status gemm_sm90_symmetric(const GemmProblem& problem, Stream stream);
+
+/// One product in one launch. `T` is the type of A and B. Bitwise reproducible: the parts of a
 /// split product are added in the order of k.
 template <class T>
-Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, GemmOutput output,
-                 const GemmScratch& scratch, Stream stream);
+Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream);
 
 }  // namespace ak

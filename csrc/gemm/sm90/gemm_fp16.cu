@@ -3,6 +3,6 @@
 
 namespace ak {
 
-template Status gemm_sm90<fp16>(const GemmProblem&, const GemmSm90Config&, GemmOutput, const GemmScratch&, Stream);
+template Status gemm_sm90<fp16>(const GemmProblem&, const GemmSm90Config&, const GemmScratch&, Stream);
 
 }  // namespace ak

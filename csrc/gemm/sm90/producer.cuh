@@ -2,12 +2,12 @@
 // per consumer.
 //
 // Work: the producer issues one to eight TMA loads per k step. A scheduler warp does a few divisions per tile and, in
-// the TMA epilogue (epilogue_tma.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile scheduler,
-// with the same results, in a single thread. A scheduler warp posts the next tile to its consumer during the main loop
-// of the current one (with split k, after it), so between two tiles a consumer only reads eight words. It also moves
-// the boxes, since only the thread that issued a bulk store can wait until the store has read its source. Traps: these
-// warps have only the registers that the consumers leave. A posted tile may be overwritten only when all warps of the
-// consumer have read it.
+// the TMA epilogue (epilogue_tma.cuh), a load and a store per box. Plan: every warp runs its own copy of the tile
+// scheduler, with the same results, in a single thread. A scheduler warp posts the next tile to its consumer during the
+// main loop of the current one (with split k, after it), so between two tiles a consumer only reads eight words. It
+// also moves the boxes, since only the thread that issued a bulk store can wait until the store has read its source.
+// Traps: these warps have only the registers that the consumers leave. A posted tile may be overwritten only when all
+// warps of the consumer have read it.
 #pragma once
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"
@@ -45,6 +45,20 @@ class TileScheduler {
     work.tile = cluster * Tile::kCluster + rank;
     work.batch = cluster / tiles;
     const int in_matrix = cluster - work.batch * tiles;
+    work.first_step = work.split * s_.k_steps_per_split;
+    const int left = s_.k_steps - work.first_step;
+    work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
+    next_ += s_.clusters;
+    if constexpr (Tile::kTriangular) {
+      place_in_triangle(in_matrix, work);
+    } else {
+      place_in_rectangle(in_matrix, rank, work);
+    }
+    return true;
+  }
+
+ private:
+  AK_DEVICE void place_in_rectangle(int in_matrix, int rank, Work& work) const {
     const int group = in_matrix / (s_.raster_lines * s_.line_length),
               in_group = in_matrix - group * (s_.raster_lines * s_.line_length);
     const int first_line = group * s_.raster_lines;
@@ -52,14 +66,18 @@ class TileScheduler {
     const int across = in_group / lines, line = first_line + in_group - across * lines;
     work.m = ((s_.by_columns ? across : line) * Tile::kClusterM + (Tile::kClusterM > 1 ? rank : 0)) * Tile::kBlockM;
     work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)) * s_.tile_columns;
-    work.first_step = work.split * s_.k_steps_per_split;
-    const int left = s_.k_steps - work.first_step;
-    work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
-    next_ += s_.clusters;
-    return true;
   }
 
- private:
+  /// Of an even number of rows of tiles, the last and the first make a line, the last but one and the second, and so on;
+  /// of an odd number, the last is a line of its own, and so every line is as long.
+  AK_DEVICE void place_in_triangle(int in_matrix, Work& work) const {
+    const int line = in_matrix / s_.line_length, across = in_matrix - line * s_.line_length;
+    const int lower = s_.tiles - line;  // tiles of the line's lower row
+    const bool in_lower = across < lower;
+    work.m = (in_lower ? lower - 1 : line - s_.tiles % 2) * Tile::kBlockM;
+    work.n = (in_lower ? across : across - lower) * Tile::kBlockN;
+  }
+
   const Schedule& s_;
   int next_;
 };

@@ -6,13 +6,11 @@
 namespace ak {
 
 template <class T>
-Status gemm_sm90(const GemmProblem& q, const GemmSm90Config& config, GemmOutput output, const GemmScratch& scratch,
-                 Stream) {
+Status gemm_sm90(const GemmProblem& q, const GemmSm90Config& config, const GemmScratch& scratch, Stream) {
   if (const char* why = gemm_sm90_refuses(q, config)) return {1, why};
   const GemmScratchSize need = gemm_sm90_scratch(q, config);
   if (need.counters > 0 && (!scratch.partials || !scratch.counters)) return {1, "no scratch"};
-  if (!gemm_sm90_tma_writes(q, output == GemmOutput::kInputType ? DType::kBFloat16 : DType::kFloat32))
-    return {1, "C cannot be written"};
+  if (!gemm_sm90_tma_writes(q)) return {1, "C cannot be written"};
   const GemmEpilogue& e = q.epilogue;
   int parts = 0;  // a bit for each
   for (const void* data : {e.bias.data, e.residual.data, e.z.data, e.preact.data, static_cast<void*>(e.column_sums)})
@@ -21,6 +19,6 @@ Status gemm_sm90(const GemmProblem& q, const GemmSm90Config& config, GemmOutput 
   return {};
 }
 
-template Status gemm_sm90<bf16>(const GemmProblem&, const GemmSm90Config&, GemmOutput, const GemmScratch&, Stream);
+template Status gemm_sm90<bf16>(const GemmProblem&, const GemmSm90Config&, const GemmScratch&, Stream);
 
 }  // namespace ak

@@ -6,6 +6,7 @@ TEST = "test_glue.py"
 GRADIENTS = "gradients/glue.cpp"
 ACTIVATION = "activation/glue.cpp"
 GEMM = "gemm/glue.cpp"
+LAUNCH = "gemm/launch.h"
 UPDATE = "update/glue.cpp"
 UPDATE_CALL = "update/call.h"
 CALL = "base/op_call.h"
@@ -84,40 +85,45 @@ MUTANTS = [
     # ---- GEMM: operands
     Mutant(
         GEMM,
-        "problem.batch_stride_a = a.batch_stride, problem.batch_stride_b = b.batch_stride;",
-        "problem.batch_stride_a = b.batch_stride, problem.batch_stride_b = a.batch_stride;",
+        "problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);",
+        "problem.batch_stride_a = batch_stride_of(b.tensor), problem.batch_stride_b = batch_stride_of(a.tensor);",
         "the batch strides of the operands exchanged",
     ),
     Mutant(
         GEMM,
-        "problem.ld_a = a.ld, problem.ld_b = b.ld;",
-        "problem.ld_a = b.ld, problem.ld_b = a.ld;",
+        "problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;",
+        "problem.ld_a = b.lies.ld, problem.ld_b = a.lies.ld;",
         "the row strides of the operands exchanged",
     ),
-    Mutant(GEMM, "problem.m_major_a = !a.k_contiguous", "problem.m_major_a = !b.k_contiguous", "the layout of b for a"),
     Mutant(
         GEMM,
-        "t.stride(d - 2), t.stride(d - 1), d == 3",
-        "t.stride(d - 1), t.stride(d - 2), d == 3",
+        "problem.m_major_a = !a.lies.k_contiguous",
+        "problem.m_major_a = !b.lies.k_contiguous",
+        "the layout of b for a",
+    ),
+    Mutant(
+        GEMM,
+        "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)",
+        "t.stride(d - 1), t.stride(d - 2), batch_stride_of(t)",
         "row and column stride exchanged",
     ),
     Mutant(
         GEMM,
-        "d == 3 && t.size(0) > 1 ? t.stride(0) : 0};",
-        "d == 3 && t.size(0) > 1 ? t.stride(d - 2) : 0};",
+        "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)};",
+        "t.stride(d - 2), t.stride(d - 1), d == 3 ? t.stride(1) : 0};",
         "the row stride for the batch stride of results",
     ),
     Mutant(
         GEMM,
-        "batch_stride = d == 3 && tensor.size(0) > 1 ? tensor.stride(0) : 0;",
-        "batch_stride = 0;",
+        "problem.batch_stride_a = batch_stride_of(a.tensor)",
+        "problem.batch_stride_a = 0",
         "every matrix of a batch is the first",
     ),
     Mutant(GEMM, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
-    Mutant(GEMM, "if (problem.k == 0) sum_over_nothing();", "", "a sum over nothing is left to the kernels"),
+    Mutant(LAUNCH, "if (q.k == 0) sum_over_zeros(q);", "", "a sum over nothing is left to the kernels"),
     Mutant(
         GEMM,
-        "if (batch_invariant && problem.k % 8 == 0 && !a.aligned()) {",
+        "if (batch_invariant && problem.k % 8 == 0 && !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {",
         "if (false) {",
         "unaligned rows take another kernel than aligned ones",
     ),
@@ -141,41 +147,44 @@ MUTANTS = [
         "alpha and beta exchanged",
     ),
     Mutant(
-        GEMM, "if (beta != 0) e.residual = values;", "e.residual = values;", "a residual is read although beta is 0"
+        GEMM,
+        "if (beta != 0) e.residual = call.read(",
+        "e.residual = call.read(",
+        "a residual is read although beta is 0",
     ),
     Mutant(
         GEMM,
-        "if (beta == 1.0) return call.run(GemmOutput::kAccumulate);",
-        "if (beta != 0.0) return call.run(GemmOutput::kAccumulate);",
+        "call.problem.accumulate = beta == 1.0;",
+        "call.problem.accumulate = beta != 0.0;",
         "beta is taken for 1",
     ),
     Mutant(
         GEMM,
-        'call.gpu.write({"c"}, c, beta != 0.0)',
-        'call.gpu.write({"c"}, c, false)',
+        'call.target.write({"c"}, c, beta != 0.0)',
+        'call.target.write({"c"}, c, false)',
         "what stands in c counts as unwritten",
     ),
     Mutant(
         GEMM,
-        "if (bias_grad) call.gpu.zero(sums, static_cast<size_t>(columns) * 4);",
+        "if (bias_grad) call.target.zero(sums, static_cast<size_t>(columns) * 4);",
         "",
         "sums over no rows stay unwritten",
     ),
     Mutant(
         GEMM,
-        "call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4)",
-        "call.gpu.scratch(static_cast<size_t>(column_sums_size(call.problem)))",
+        "call.target.scratch(static_cast<size_t>(column_sums_size(call.problem)) * 4)",
+        "call.target.scratch(static_cast<size_t>(column_sums_size(call.problem)))",
         "a quarter of the bytes for the column sums",
     ),
     # ---- GEMM: plan, scratch
     Mutant(
-        GEMM,
+        LAUNCH,
         "const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};",
         "const GemmSm90Config config{plan.tile, plan.splits, false};",
         "operands are never exchanged",
     ),
     Mutant(
-        GEMM,
+        LAUNCH,
         "const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};",
         "const GemmSm90Config config{0, plan.splits, plan.swapped};",
         "always the first tile",
@@ -187,23 +196,19 @@ MUTANTS = [
         "the plan that another GPU was given",
     ),
     Mutant(
-        GEMM,
-        "gpu.scratch(size.partials * 4)",
-        "gpu.scratch(size.partials * 2)",
+        LAUNCH,
+        "call_.scratch(size.partials * 4)",
+        "call_.scratch(size.partials * 2)",
         "room for half of the partial sums",
     ),
     Mutant(
-        GEMM,
-        "gpu.counters(size.counters)",
-        "gpu.counters(size.counters / 2)",
+        LAUNCH,
+        "call_.counters(size.counters)",
+        "call_.counters(size.counters / 2)",
         "half of the counters",
     ),
-    Mutant(
-        GEMM,
-        "const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, output == GemmOutput::kAccumulate};",
-        "const GemmSm80Config config{kGemmSm80Tiles[plan.tile], plan.splits, false};",
-        "c is overwritten, not added to",
-    ),
+    Mutant("gemm/sm80/gemm.cu", "  if (q.accumulate) {", "  if (false) {", "c is overwritten, not added to"),
+    Mutant(LAUNCH, "q.batch_stride_a = q.batch_stride_b = 0;", "", "zeros are read beyond their end"),
     # ---- updates
     Mutant(
         UPDATE_CALL,
