@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -98,10 +98,20 @@ class Stack:
         return result
 
 
+class Orthogonalized(Protocol):
+    """Iterates in one flat buffer, with the offset of each member's, and what orthogonalizes them."""
+
+    members: Sequence[Member]
+    offsets: Sequence[int]
+    numel: int
+
+    def orthogonalize(self, iterates: Tensor, pieces: Sequence[Tensor]) -> Tensor: ...
+
+
 class Chunk:
     """Parameters whose iterates exist at the same time."""
 
-    def __init__(self, batch: DeviceBatch, stacks: Sequence[Stack]):
+    def __init__(self, batch: DeviceBatch, stacks: Sequence[Orthogonalized]):
         self.stacks, self.begins, total = stacks, [], 0
         for stack in stacks:
             self.begins.append(total)
@@ -109,13 +119,13 @@ class Chunk:
         self.elements = total
         members = [member for stack in stacks for member in stack.members]
         self.positions = [member.position for member in members]
-        self.index = torch.tensor(self.positions, dtype=torch.int64, device="cpu")
-        self.stack_of = torch.tensor([i for i, s in enumerate(stacks) for _ in s.members], device="cpu")
-        self.offsets = torch.tensor([offset for stack in stacks for offset in stack.offsets], device="cpu")
+        self.index = _integers(self.positions)
+        self.stack_of = _integers([i for i, stack in enumerate(stacks) for _ in stack.members])
+        self.offsets = _integers([offset for stack in stacks for offset in stack.offsets])
         #: The second pass has a group for each group and ratio.
         self.groups = list(dict.fromkeys(member.group for member in members))
         self.layouts = batch.layout[self.index], batch.layout[self.index]
-        self.layouts[1][:, 3] = torch.tensor([self.groups.index(member.group) for member in members])
+        self.layouts[1][:, 3] = _integers([self.groups.index(member.group) for member in members])
 
     def step(self, op: UpdateOp, launch: Launch, arguments: UpdateArguments) -> None:
         """Update the parameters. A skipped step orthogonalizes whatever the iterates' memory holds, for nothing."""
@@ -160,10 +170,12 @@ class Chunk:
         """One of the passes, with the flat ``buffers`` of the stacks for the weights, in the ``second`` for the gradients."""
         batch, grads, table = launch
         layout = self.layouts[second]
+        if not self.positions:
+            return
         if table is not None:
             rows = table.tensor[self.index]
             column = TABLE_GRAD if second else 0
-            addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], device="cpu")
+            addresses = _integers([buffer.data_ptr() for buffer in buffers])
             rows[:, column] = addresses[self.stack_of] + ITERATE.itemsize * self.offsets
             rows[:, column + 3] = TABLE_DTYPES[ITERATE]
             rows[:, 5:10] = layout
@@ -179,20 +191,28 @@ class Chunk:
         op.step(a._replace(params=pieces if second else views, grads=grads, layout=layout))
 
 
-def chunks_of(batch: DeviceBatch, members: Sequence[Member]) -> list[Chunk]:
-    """The chunks of a batch, with stacks of all members of one shape, as far as a chunk has room."""
+def _integers(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def stacks_of(members: Sequence[Member], largest: float) -> list[Stack]:
+    """Stacks of all members of one shape, of ``largest`` elements at most unless one member has more."""
     by_shape: dict[tuple, list[list[Member]]] = {}
     for member in members:
         (_, *shape), size = member.matrices.stack, math.prod(member.matrices.stack)
         key = (*shape, member.settings, None if member.matrices.packed else member.position)
         runs = by_shape.setdefault(key, [[]])
-        room = CHUNK_ELEMENTS - sum(math.prod(other.matrices.stack) for other in runs[-1])
+        room = largest - sum(math.prod(other.matrices.stack) for other in runs[-1])
         if runs[-1] and size > room:
             runs.append([])
         runs[-1].append(member)
-    stacks = [Stack(run) for runs in by_shape.values() for run in runs]
+    return [Stack(run) for runs in by_shape.values() for run in runs]
+
+
+def chunks_of(batch: DeviceBatch, members: Sequence[Member]) -> list[Chunk]:
+    """The chunks of a batch whose matrices lie on this rank."""
     chunks: list[list[Stack]] = []
-    for stack in stacks:
+    for stack in stacks_of(members, CHUNK_ELEMENTS):
         if not chunks or sum(other.numel for other in chunks[-1]) + stack.numel > CHUNK_ELEMENTS:
             chunks.append([])
         chunks[-1].append(stack)

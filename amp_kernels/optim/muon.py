@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from .._checks import lists
 from .._sharding.agreement import Agreement
-from .._sharding.local import is_dtensor
+from .._sharding.local import is_dtensor, local
+from .._sharding.pieces import holders_of, sharded_dims
 from .._updates.adamw import adamw_
 from .._updates.muon import muon_
 from .._updates.state import CAUTIOUS, NESTEROV
 from ..ops.newton_schulz import KELLER_JORDAN, Coefficients, triples_of
 from ._algorithm import Algorithm, Update
 from ._base import FusedOptimizer
+from ._exchange import Exchange, Sharded
 from ._launches import DeviceBatch
 from ._matrices import Chunk, Matrices, Member, chunks_of
 from ._options import MixedPrecision, takes_options
@@ -88,8 +93,12 @@ class MuonAlgorithm(Algorithm):
         rows = param.shape[0 if group["flatten"] else -2]
         if heads is not None and rows % heads:
             raise ValueError(f"{label} has shape {shape}, and heads is {heads}; accepted: a divisor of its {rows} rows")
-        if is_dtensor(param) and any(placement.is_shard() for placement in param.placements):
-            raise ValueError(f"{label} has the placements {param.placements}; accepted: Replicate")
+        if _is_cut(param, group["flatten"]):
+            holders_of(param)
+            if not local(param).is_contiguous():
+                raise ValueError(
+                    f"{label} is a DTensor with pieces {lists.describe(local(param))}; accepted: contiguous"
+                )
 
     def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         return self.declared.moments
@@ -118,15 +127,38 @@ class MuonAlgorithm(Algorithm):
         """Those of a batch, made anew if its groups ask for others."""
         constants = [self.constants(block.group) for block in batch.blocks]
         if batch.prepared is None or batch.prepared[0] != constants:
-            members = []
-            for position, (piece, row) in enumerate(zip(batch.pieces, batch.layout.tolist(), strict=True)):
-                *settings, adjust_lr_fn, heads, flatten = constants[row[0]]
-                if piece.numel():
-                    matrices = Matrices.of(piece, heads, flatten)
-                    ratio = RATIOS[adjust_lr_fn](matrices.rows, matrices.columns)
-                    members.append(Member(position, matrices, tuple(settings), (row[3], ratio)))
-            batch.prepared = constants, chunks_of(batch, members)
+            batch.prepared = constants, list(_made_chunks(batch, constants))
         return batch.prepared[1]
+
+
+def _made_chunks(batch: DeviceBatch, constants: list[tuple]) -> Iterator[Chunk]:
+    """Of matrices that lie on this rank, and one for each group of ranks of those that do not, in the same order on all ranks."""
+    own: list[Member] = []
+    exchanged: dict[dist.ProcessGroup, list[Sharded]] = {}
+    for position, (param, row) in enumerate(zip(batch.params, batch.layout.tolist(), strict=True)):
+        *settings, adjust_lr_fn, heads, flatten = constants[row[0]]
+        cut = _is_cut(param, flatten)
+        described = torch.empty(param.shape, device="meta") if cut else batch.pieces[position]
+        if not described.numel():
+            continue
+        matrices = Matrices.of(described, heads, flatten)
+        ratio = RATIOS[adjust_lr_fn](matrices.rows, matrices.columns)
+        member = Member(position, matrices, tuple(settings), (row[3], ratio))
+        if cut:
+            holders = holders_of(param)
+            sharded = Sharded(member, batch.numbers[position], tuple(param.shape), holders)
+            exchanged.setdefault(holders.group, []).append(sharded)
+        else:
+            own.append(member)
+    yield from chunks_of(batch, own)
+    for parameters in sorted(exchanged.values(), key=lambda parameters: min(p.number for p in parameters)):
+        yield Chunk(batch, [Exchange(parameters)])
+
+
+def _is_cut(param: Tensor, flatten: bool) -> bool:
+    """True if the matrices of a parameter lie on several ranks."""
+    whole = set(range(param.dim() - 2)) if not flatten else set()
+    return is_dtensor(param) and bool(sharded_dims(param) - whole)
 
 
 class Muon(FusedOptimizer, torch.optim.Muon):

@@ -282,6 +282,7 @@ RULES = {
     "AdamW": [{"amsgrad": True, "shadow_dtype": bf16}, {"master_weights": "split", "ema_decay": 0.5}],
     "SGD": [{"momentum": 0.9, "nesterov": True}, {"master_weights": "none", "seed": 3 << 33}],
     "Lion": [{"state_dtype": bf16, "ema_decay": 0.9}, {"betas": (0.7, 0.95), "maximize": True}],
+    "Muon": [{"nesterov": False, "ema_decay": 0.5}, {"master_weights": "none", "cautious": True}],
     "LAMB": [{"betas": (0.8, 0.9)}, {"use_nvlamb": True, "bias_correction": False}],
 }
 
@@ -299,7 +300,7 @@ def test_a_step_of_more_parameters_than_one_launch_takes(name, options, count):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "lamb_"])
+@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "muon_", "lamb_"])
 def test_an_empty_list_is_no_step(name):
     op = REGISTRY[name]
     args, kwargs = next(iter(op.samples("cpu")))

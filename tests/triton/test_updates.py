@@ -89,6 +89,8 @@ CASES = [
     (80, "lion_", "split_bf16", BF16, F32),
     (90, "lion_", "split_fp16", F16, BF16),
     (100, "lion_", "shadow", BF16, F32),
+    (80, "muon_", "plain_bf16", BF16, F32),  # the pass before the products
+    (90, "muon_", "plain_bf16", F32, F32),
 ]
 
 
