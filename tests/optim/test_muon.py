@@ -8,6 +8,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._updates.muon import muon_
 from amp_kernels._updates.state import MAXIMIZE, STOCHASTIC
+from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import AdamW, Muon, _matrices
 
 from .optimizers import bf16, checkpoint, f16, f32, fill, same, snapshot
@@ -379,7 +380,7 @@ def test_clipping_scales_gradients_before_the_momentum():
     """The first step is as long as without, and its momentum smaller."""
     (p,), clipped = trained([(24, 24)], 1, max_grad_norm=0.25)
     (q,), plain = trained([(24, 24)], 1)
-    assert (p - q).norm() <= 1e-2 * (q - parameter(24, 24)).norm()
+    assert (p - q).norm() <= 4e-2 * (q - parameter(24, 24)).norm()
     ratio = clipped.state[p]["momentum_buffer"].norm() / plain.state[q]["momentum_buffer"].norm()
     torch.testing.assert_close(ratio, 0.25 / q.grad.norm(), rtol=1e-5, atol=0)
 
@@ -396,13 +397,14 @@ def test_cautious_decay_spares_weights_that_move_away_from_zero():
 
 @pytest.mark.parametrize("options", [{"zero_grads": True}, {"state_dtype": bf16}, {"shadow_dtype": bf16}])
 def test_options_of_all_optimizers(options):
-    params, _ = trained(**options)
+    params, optimizer = trained(**options)
     plain, _ = trained()
     gap = max((p - q).abs().max() for p, q in zip(params, plain, strict=True))
     assert 0 < gap < 0.01 if "state_dtype" in options else gap == 0
     assert all(p.grad.any() != ("zero_grads" in options) for p in params)
     if "shadow_dtype" in options:
-        assert torch.equal(ak.ops._shadows.fresh_shadow(params[0], bf16), params[0].to(bf16))
+        assert torch.equal(fresh_shadow(params[0], bf16), params[0].to(bf16))
+        assert fresh_shadow(params[0], bf16).data_ptr() == optimizer.store.places[id(params[0])].block.shadow.data_ptr()
 
 
 def test_the_state_is_the_momentum_alone():
