@@ -216,7 +216,7 @@ def test_channels_last_and_transposed_parameters(name):
     kw = {"momentum": 0.9} if name == "SGD" else {}
     run(make(name, ours, **kw), 3)
     run(make(name, theirs, **kw), 3)
-    assert distance(ours, theirs) <= (3e-2 * 2.0**-7 if name == "Muon" else 0)  # whose sums are in another order
+    assert distance(ours, theirs) <= (3e-2 * 2.0**-5 if name == "Muon" else 0)  # whose sums are in another order
 
 
 def test_gradient_with_other_strides_is_copied(caplog):
