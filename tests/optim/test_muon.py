@@ -415,6 +415,16 @@ def test_the_state_is_the_momentum_alone():
     assert total <= 2 * sum(-(-p.numel() // 16) * 16 for p in params) + 4 * len(params)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_step_of_two_passes_counts_once(compiled):
+    """The count is part of the key of random bits."""
+    params, optimizer = trained(dtype=bf16, master_weights="none", count=3)
+    if not compiled:
+        with ak.backend("reference"):
+            steps(optimizer, params, 1)
+    assert {values["step"].item() for values in optimizer.state.values()} == {3 + (not compiled)}
+
+
 def test_hyper_parameters_count_from_the_next_step_on():
     """lr as a number and as a tensor, and what decides the matrices and their products."""
     for change in (
