@@ -194,9 +194,9 @@ class PackedGroups:
         stochastic = STOCHASTIC if master_weights == "none" else 0
         members = [algorithm.of(group) for group in groups]
         own = list(zip(members, groups, strict=True))
-        #: Of each member the options of all groups: 0 in those of other members, and for a learning rate until it is set.
+        #: By op the options of all groups: 0 in those of another op, and for a learning rate until it is set.
         self.options = {
-            member: [
+            member.declared.name: [
                 0.0 if name == "lr" or member is not other else member.option(group, name)
                 for other, group in own
                 for name in member.declared.options
@@ -220,14 +220,14 @@ class PackedGroups:
         return all(map(operator.is_, values, self._values)) and list(chain.from_iterable(groups)) == self._keys
 
     def set_rates(self, rates: list[float]) -> None:
-        for member, options in self.options.items():
-            options[:: len(member.declared.options)] = rates
+        for options in self.options.values():
+            options[:: len(options) // len(rates)] = rates
 
     def fixed_numbers(self) -> list[Any]:
         """All numbers but learning rates and weight decays."""
         options = []
-        for member, values in self.options.items():
-            count = len(member.declared.options)
+        for values in self.options.values():
+            count = len(values) // len(self.flags)
             options += [value for i, value in enumerate(values) if i % count not in (0, count - 1)]
         return [options, *map(list, (self.ema_decays, self.flags, self.used, self.averaged, self.constants))]
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,20 +26,18 @@ from .._dispatch import nodes
 from .._dispatch.walks import bump_versions, identical
 from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local_tensor, spec
+from .._updates.op import UpdateOp
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ..ops._shadows import ShadowList
 from ._state import Block, Place, WrittenParams
 
-if TYPE_CHECKING:
-    from ._algorithm import Algorithm
-
 
 @dataclass
 class DeviceBatch:
-    """The parameters of one device and algorithm that take part in a step."""
+    """The parameters of one device and update op that take part in a step."""
 
     device: torch.device
-    algorithm: Algorithm
+    op: UpdateOp
     params: list[Tensor]
     pieces: list[Tensor]  # what the kernels see: the params, or this rank's pieces of them
     counted: int  # the first so many params count here in norms, the others on other ranks
@@ -68,7 +66,7 @@ class DeviceBatch:
             self._state = (
                 [
                     block.moments[name] if name in used[group] else self.nothing
-                    for name in self.algorithm.declared.moments
+                    for name in self.op.declared.moments
                     for block, group in pairs
                 ],
                 [block.steps for block in self.blocks],
@@ -85,16 +83,16 @@ def make_batches(
     active: list[tuple[int, Place]],
     counts: list[bool],
     shard_group: ProcessGroup | None,
-    algorithm: Algorithm,
+    op_of: Callable[[dict[str, Any]], UpdateOp],
 ) -> list[DeviceBatch]:
     """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
-    optimizer's, count on this rank in norms."""
+    optimizer's, count on this rank in norms. ``op_of(group)``: the op that updates a group."""
     number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
-    by_device: dict[tuple[torch.device, Algorithm], list[tuple[int, Place]]] = defaultdict(list)
+    by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place]]] = defaultdict(list)
     for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
-        by_device[place.piece.device, algorithm.of(place.block.group)].append((group, place))
+        by_device[place.piece.device, op_of(place.block.group)].append((group, place))
     batches = []
-    for (device, member), members in by_device.items():
+    for (device, op), members in by_device.items():
         places = [place for _, place in members]
         numbers = [number[id(place.param)] for place in places]
         group_of = {place.block: group for group, place in members}
@@ -107,7 +105,7 @@ def make_batches(
         batches.append(
             DeviceBatch(
                 device,
-                member,
+                op,
                 params=[place.param for place in places],
                 pieces=[place.piece for place in places],
                 counted=sum(counts[index] for index in numbers),

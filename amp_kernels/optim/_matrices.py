@@ -147,8 +147,8 @@ class Chunk:
 
     def _after(self, batch: DeviceBatch, a: UpdateArguments) -> UpdateArguments:
         """Of the second pass. Its gradients are neither scaled nor clipped, and have the sign of the first pass."""
-        ratio = list(batch.algorithm.declared.options).index("ratio")
-        count, options = len(batch.algorithm.declared.options), []
+        ratio = list(batch.op.declared.options).index("ratio")
+        count, options = len(batch.op.declared.options), []
         for group, value in self.groups:
             options += a.options[group * count : (group + 1) * count]
             options[ratio - count] = value

@@ -94,7 +94,7 @@ class StepPlan:
         answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
         for member in self._algorithm.members:
-            own = [update for update in updates if update.launch.batch.algorithm is member]
+            own = [update for update in updates if update.launch.batch.op is member.op]
             member.launch(own, self._agreement, self._params)
         for batch, _, table in launches:
             batch.shadows.stamp()
@@ -126,7 +126,7 @@ class StepPlan:
             grad_scale=at(request.grad_scale, batch.device),
             found_inf=largest_flag([request.found_inf, *answer.found_infs.values()], batch.device),
             sum_sq=None if max_norm is None else at(answer.sum_sq, batch.device),
-            options=packed.options[batch.algorithm],
+            options=packed.options[batch.op.declared.name],
             ema_decay=packed.ema_decays,
             flags=packed.flags,
             max_norm=0.0 if max_norm is None else float(max_norm),
@@ -204,13 +204,13 @@ class StepPlan:
             return self._batches[1], False
         members = list(zip(active.groups, active.places, strict=True))
         counts, shard_group = self._agreement.counts, self._options.shard_group
-        batches = make_batches(self._params, members, counts, shard_group, self._algorithm)
+        batches = make_batches(self._params, members, counts, shard_group, lambda group: self._algorithm.of(group).op)
         self._batches = (key, batches)
         return batches, True
 
     def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
         """True if the ops run in C++, which takes addresses instead of tensors."""
-        chosen = {policy.select(op, b.nothing) for b in batches for op in (b.algorithm.op.op, check_and_norm)}
+        chosen = {policy.select(op, b.nothing) for b in batches for op in (b.op.op, check_and_norm)}
         return chosen <= {"cpu", "cuda", "emulate"}
 
     # ---- captured steps ----

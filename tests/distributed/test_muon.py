@@ -42,7 +42,9 @@ def largest_difference(shapes, put, steps=3, **options):
             theirs.step()
     finally:
         dist.all_to_all_single = moved
-    return max((whole(p.detach()) - q.detach()).abs().max().item() for p, q in zip(mine, alone, strict=True)), len(calls)
+    return max((whole(p.detach()) - q.detach()).abs().max().item() for p, q in zip(mine, alone, strict=True)), len(
+        calls
+    )
 
 
 def cases():

@@ -10,6 +10,7 @@ from amp_kernels._updates.muon import muon_
 from amp_kernels._updates.state import MAXIMIZE, STOCHASTIC
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import AdamW, Muon, _matrices
+from amp_kernels.optim._matrices import Matrices
 
 from .optimizers import bf16, checkpoint, f16, f32, fill, same, snapshot
 
@@ -189,6 +190,7 @@ def test_the_matrices_of_a_parameter_move_as_matrices_of_their_own(shape, option
         (lambda x: x.flatten(1).t().contiguous().t(), {"heads": 4}),
         (lambda x: x.contiguous(memory_format=torch.channels_last), {"flatten": True}),
         (lambda x: x.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3), {"flatten": True}),
+        (lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), {"flatten": True}),
         (lambda x: x.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0), {}),
     ],
 )
@@ -211,6 +213,20 @@ def test_any_order_in_memory(layout, options, compiled):
                 with ak.backend("reference"):
                     optimizer.step()
     assert (ordered - plain).norm() <= 1.5e-2 * (plain - start).norm()
+
+
+def test_most_orders_in_memory_are_not_copied():
+    base = torch.empty(24, 5, 4, 2)
+    for tensor, options, packed in (
+        (base[0, 0], (None, False), True),
+        (base[0, 0].t(), (None, False), True),
+        (base.flatten(1), (4, False), True),
+        (base.flatten(1).t(), (5, False), False),
+        (base, (None, True), True),
+        (base.contiguous(memory_format=torch.channels_last), (None, True), True),
+        (base.transpose(0, 1), (None, True), False),
+    ):
+        assert Matrices.of(tensor, *options).packed is packed
 
 
 @pytest.mark.parametrize(

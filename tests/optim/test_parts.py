@@ -102,10 +102,10 @@ def test_numbers_are_packed_anew_only_when_one_was_replaced():
     hyper, groups = HyperParameters(SGD, options, checks), [group(param()), group(param(), lr=0.25, nesterov=True)]
     packed = hyper.packed(groups)
     count = len(SGD.declared.options)
-    assert packed.options[SGD][::count] == [0.5, 0.25]
+    assert packed.options["sgd_"][::count] == [0.5, 0.25]
     groups[0]["lr"] = torch.tensor(1.0)
     assert hyper.packed(groups) is packed
-    assert packed.options[SGD][::count] == [0.0, 0.25]
+    assert packed.options["sgd_"][::count] == [0.0, 0.25]
     rates, decays = hyper.on_device(groups, torch.device("cpu"))
     assert ([rate.item() for rate in rates], decays) == ([1.0, 0.25], [])
     groups[1]["weight_decay"] = 0.125
