@@ -4,7 +4,8 @@ The op libraries use the LibTorch stable ABI and need only torch's headers and l
 torch where they are, in a subprocess: an isolated build has no torch of its own and needs none.
 
 Environment variables, meaning what they mean elsewhere: ``TORCH_CUDA_ARCH_LIST``, ``MAX_JOBS``, ``NVCC_THREADS``, ``CUDA_HOME``,
-``DEBUG``. ``AMP_KERNELS_FORCE_CUDA=1`` turns an absent CUDA library into a build failure. ``AMP_KERNELS_PARTS`` names the parts
+``DEBUG``. ``AMP_KERNELS_FORCE_CUDA=1`` turns an absent CUDA library into a build failure, as an absent CPU library is
+unless ``AMP_KERNELS_SKIP_KERNELS=1``. ``AMP_KERNELS_PARTS`` names the parts
 to build, such as ``cpu,host,nodes``; by default every part but the emulator, which working copies build too.
 """
 
@@ -106,11 +107,13 @@ class CMakeBuild(build_ext):
                 self.note(library, str(error))
         else:
             self.leave_out()
-            self.require_cuda()  # before minutes are spent on the rest
+            self.require_kernels()  # before minutes are spent on the rest
+            self.require_cuda()
             wanted = [library for library in TARGETS if library not in self.info["libraries"]]
             self.build_together(wanted)
             for library in wanted:
                 self.build_target(library)
+        self.require_kernels()
         self.require_cuda()
         self.package_dir().mkdir(parents=True, exist_ok=True)
         (self.package_dir() / "_build_info.json").write_text(json.dumps(self.info, indent=2) + "\n")
@@ -245,6 +248,16 @@ class CMakeBuild(build_ext):
             shutil.copy2(file, temporary)
             temporary.replace(self.package_dir() / file.name)
         self.note(library, None)
+
+    def require_kernels(self) -> None:
+        """Raise if the CPU library is known to be missing, although nobody left it out."""
+        entry = self.info["libraries"].get("cpu", {"built": True})
+        accepted = os.environ.get("AMP_KERNELS_SKIP_KERNELS") == "1" or "AMP_KERNELS_PARTS" in str(entry.get("reason"))
+        if not (entry["built"] or accepted):
+            sys.exit(
+                f"amp_kernels: no kernels can be built: {entry['reason']}\n"
+                "AMP_KERNELS_SKIP_KERNELS=1 installs the package without them: every op then runs as plain torch operations"
+            )
 
     def require_cuda(self) -> None:
         """Raise if the CUDA library was demanded and is known to be missing."""

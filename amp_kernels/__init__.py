@@ -3,11 +3,14 @@
 Importing works without compiled libraries and touches no device; ``python -m amp_kernels info`` shows what was built.
 """
 
+from . import _requirements  # noqa: I001, F401 (first: it refuses a torch that is too old)
 from . import _raw, _updates, amp, checkpoint, distributed, nn, numerics, ops, optim  # noqa: F401 (they define ops)
-from ._dispatch import load, nodes
+from ._dispatch import load as _load
+from ._dispatch import nodes as _nodes
 from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
-from ._dispatch.switch import is_enabled, read_environment, set_enabled
+from ._dispatch.switch import is_enabled, set_enabled
+from ._dispatch.switch import read_environment as _read_environment
 from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, graph_step, recommended_dtype
 from .nn import convert, override_matmul, revert
@@ -27,9 +30,9 @@ from .ops.softmax import log_softmax, softmax
 from .ops.syrk import syrk
 from .optim import fp32_state_dict, refresh_shadows
 
-load.load()  # after the schemas: C++ only adds implementations
-nodes.load_module()
-read_environment()
+_load.load()  # after the schemas: C++ only adds implementations
+_nodes.load_module()
+_read_environment()
 
 __all__ = [
     "BackendUnavailable",

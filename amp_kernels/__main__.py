@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     from .cli import doctor, info, numerics, parity, precision, tune
 
     parser = argparse.ArgumentParser(prog="python -m amp_kernels", description="Tools of amp_kernels.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     about = commands.add_parser("info", help="show versions, the GPU, the built libraries, and the backend of each op")
     about.add_argument("--check", action="store_true", help="also compare every available backend with the reference")
     about.add_argument("--brief", action="store_true", help="show the built libraries only")
@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     numerics.add_arguments(spread)
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
     if arguments.command == "bench":
         return _bench()(rest)
     if rest:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import logging
 import re
 from pathlib import Path
 
@@ -22,6 +25,33 @@ def on_files(files, config):
     return files
 
 
+def on_page_content(html, page, **_):
+    """mkdocs: what a page documents is public. ``mkdocs --strict`` makes a warning an error."""
+    for name in re.findall(r'id="(amp_kernels\.[\w.]+)"', html):
+        if not is_public(name):
+            logging.getLogger("mkdocs").warning("%s documents %s, which is not public", page.file.src_path, name)
+
+
+def is_public(name: str) -> bool:
+    """True of ``room.name`` and of ``room.name.member``: the room exports the name, and the member is no private or special method
+    but ``__call__``."""
+    room = "amp_kernels"
+    rest = name.removeprefix(f"{room}.").split(".")
+    while len(rest) > 1 and (_ROOT / room.replace(".", "/") / rest[0] / "__init__.py").exists():
+        room = f"{room}.{rest.pop(0)}"
+    return rest[0] in _exports(room) and all(not part.startswith("_") or part == "__call__" for part in rest[1:])
+
+
+@functools.cache
+def _exports(room: str) -> list[str]:
+    """The ``__all__`` of a package, read and not imported."""
+    tree = ast.parse((_ROOT / room.replace(".", "/") / "__init__.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
 class Roles(griffe.Extension):
     """Griffe: ``:func:`name``` in a docstring becomes a link if the name is this package's, and code if it is another's.
 
@@ -32,11 +62,12 @@ class Roles(griffe.Extension):
         self._package = pkg
         self._visit(pkg)
         # amp_kernels.nn.convert is the function to Python; Griffe finds the module that it is written in, nn/convert.py.
-        for name, module in list(pkg["nn"].members.items()):
-            if module.is_module and name in module.members and not module.members[name].is_alias:
-                for owner in (pkg["nn"], pkg):
-                    if name in owner.members:
-                        owner.members[name] = griffe.Alias(name, module.members[name], parent=owner)
+        for room in (pkg["nn"], pkg["amp"]):
+            for name, module in list(room.members.items()):
+                if module.is_module and name in module.members and not module.members[name].is_alias:
+                    for owner in (room, pkg):
+                        if name in owner.members:
+                            owner.members[name] = griffe.Alias(name, module.members[name], parent=owner)
 
     def _visit(self, obj: griffe.Object) -> None:
         if obj.docstring:

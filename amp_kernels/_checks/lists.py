@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .types import type_name
+
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # read and written by the kernels
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -93,12 +95,12 @@ def check_list(op: str, argument: str, tensors: Sequence[Tensor], dtypes: Sequen
         ValueError: the list is empty, or an entry is sparse, not dense, or on another device than the first.
     """
     if not isinstance(tensors, (list, tuple)):
-        raise TypeError(f"{op}: {argument} is a {type(tensors).__name__}; accepted: a list of tensors")
+        raise TypeError(f"{op}: {argument} has type {type_name(tensors)}; accepted: a list of tensors")
     if not tensors:
         raise ValueError(f"{op}: {argument} is an empty list; at least one tensor is needed")
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{op}: {argument}[{i}] is a {type(tensor).__name__}; accepted: a tensor")
+            raise TypeError(f"{op}: {argument}[{i}] has type {type_name(tensor)}; accepted: a tensor")
         if tensor.dtype not in dtypes:
             raise TypeError(f"{op}: {argument}[{i}] is {tensor.dtype}; accepted: {names(dtypes)}")
         if tensor.layout is not torch.strided:
@@ -120,7 +122,7 @@ def check_scalar(
 ) -> None:
     """Raise unless ``tensor`` holds one element of ``dtype`` on ``device``."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{op}: {argument} is a {type(tensor).__name__}; accepted: a tensor of one element")
+        raise TypeError(f"{op}: {argument} has type {type_name(tensor)}; accepted: a tensor of one element")
     if tensor.dtype != dtype or tensor.numel() != 1:
         raise TypeError(f"{op}: {argument} is {describe(tensor)}; accepted: one element of {names([dtype])}")
     if tensor.device != device:
@@ -139,7 +141,7 @@ def check_number(op: str, argument: str, value: float, low: float = -math.inf, h
             return
         error, shown = ValueError, value
     except TypeError:
-        error, shown = TypeError, f"{value!r}, a {type(value).__name__}"
+        error, shown = TypeError, f"{value!r}, of type {type_name(value)}"
     start = "above 0" if low == math.ulp(0.0) else f"from {low}"
     raise error(f"{op}: {argument} is {shown}; accepted: a number {start} to {high}")
 

@@ -2,8 +2,10 @@
 
 import torch
 
+from .types import type_name
+
 
 def check_module(function: str, model: object) -> None:
     """Raise a TypeError unless ``model`` is a module."""
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{function}: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+        raise TypeError(f"{function}: model has type {type_name(model)}; accepted: a torch.nn.Module")

@@ -5,11 +5,20 @@ from __future__ import annotations
 import torch
 
 from .lists import HALF_DTYPES, KERNEL_DTYPES, names
+from .types import type_name
+
+
+def check_tensors(op: str, optional: bool = False, **values: object) -> None:
+    """Raise unless every argument is a tensor, or ``None`` where that is ``optional``."""
+    for name, value in values.items():
+        if not (isinstance(value, torch.Tensor) or (optional and value is None)):
+            accepted = "a tensor or None" if optional else "a tensor"
+            raise TypeError(f"{op}: {name} has type {type_name(value)}; accepted: {accepted}")
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{op}: {name} is a {type(tensor).__name__}; accepted: a tensor")
+        check_tensors(op, **{name: tensor})
     if tensor.layout != torch.strided:
         raise TypeError(f"{op}: {name} has layout {tensor.layout}; accepted: torch.strided")
     if tensor.dtype not in dtypes:

@@ -2,7 +2,7 @@
 
 ``AMP_KERNELS_BACKEND=<name>`` or ``with ak.backend("<name>"):`` is an explicit choice: it works or raises
 :class:`BackendUnavailable`. The automatic choice may fall back; each one is a DEBUG line of the logger ``amp_kernels``, and a fall
-to the slow reference on a GPU is a WARNING, once per op.
+to the slow reference is a WARNING: once per op on a GPU, once for each reason on a CPU.
 """
 
 from __future__ import annotations
@@ -117,15 +117,17 @@ def choose(
             raise ValueError(f"backend {requested!r} is unknown; accepted: {', '.join(BACKENDS)}")
         if requested in excluded:
             able = [name for name in BACKENDS if name not in excluded]
+            home = _HOMES.get(requested, device)
+            fix = _FIX.get(requested, "") if home == device else f"It takes tensors on {home}."
             raise BackendUnavailable(
                 f"amp_kernels: backend {requested!r} was asked for, but {op} on {_describe(device, capability)} cannot use it: "
-                f"{excluded[requested]}. Available here: {', '.join(able)}. {_FIX.get(requested, '')}".rstrip()
+                f"{excluded[requested]}. Available here: {', '.join(able)}. {fix}".rstrip()
             )
         return Choice(requested, "asked for")
     if device == "cpu":
         if "cpu" not in excluded:
             return Choice("cpu", "compiled CPU kernel")
-        return Choice("reference", f"no CPU kernel: {excluded['cpu']}")
+        return Choice("reference", f"no CPU kernel: {excluded['cpu']}", slow=True)
     if device == "cuda":
         foreign = excluded.get("cuda") or _not_native(capability, built)
         if foreign and "aten" not in excluded and not own:
@@ -151,6 +153,7 @@ def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:
     return f"the wgmma kernels need 9.0a, and the build is for {', '.join(built.cuda_archs)}"
 
 
+_HOMES = {"cpu": "cpu", "emulate": "cpu", "cuda": "cuda"}  # the device of a backend that serves one alone
 _FIX = {
     "cpu": "To build it: pip install --no-build-isolation -v . (needs a C++20 compiler).",
     "cuda": "To build it: TORCH_CUDA_ARCH_LIST=<your GPU, such as 9.0a> pip install --no-build-isolation -v . "
@@ -320,8 +323,13 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
         if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
             nodes.serve_gpu(index)
     if choice.slow:
-        logger.warning("%s runs on the slow torch reference: %s", op.name, choice.reason)
+        _warn_of_reference(op.name if device_type == "cuda" else "every such op", choice.reason)
     return choice.backend
+
+
+@functools.cache
+def _warn_of_reference(ops: str, reason: str) -> None:
+    logger.warning("%s runs on the slow torch reference: %s", ops, reason)
 
 
 def capability_of(device_type: str, index: int | None = None) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import threading
 
 from . import nodes, policy
 
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _nodes_refused = contextlib.ExitStack()
 _switching = threading.Lock()
 
@@ -57,6 +58,13 @@ def is_enabled() -> bool:
 
 
 def read_environment() -> None:
-    """Switch off if ``AMP_KERNELS_DISABLE`` says so."""
-    if os.environ.get("AMP_KERNELS_DISABLE") == "1":
+    """Switch off if ``AMP_KERNELS_DISABLE`` says so.
+
+    Raises:
+        ValueError: its value is neither yes nor no.
+    """
+    value = os.environ.get("AMP_KERNELS_DISABLE", "")
+    if value.lower() in _YES:
         set_enabled(False)
+    elif value.lower() not in _NO:
+        raise ValueError(f"AMP_KERNELS_DISABLE is {value!r}; accepted: {', '.join([*_YES, *_NO[1:]])}")

@@ -104,8 +104,9 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; gradients are unchanged.
-        ValueError: parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors are on several meshes and none
-            contains the others.
+        ValueError: ``max_norm`` is negative or NaN, parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors
+            are on several meshes and none contains the others.
+        TypeError: ``max_norm`` is not a number.
 
     Examples:
         >>> weight = torch.zeros(1, requires_grad=True)
@@ -125,6 +126,8 @@ def clip_grad_norm_(
             warnings.warn(
                 "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
             )  # the caller's line: no_grad adds a frame
+    if not isinstance(max_norm, Tensor):  # torch takes one, whose value only the device knows
+        lists.check_number("clip_grad_norm_", "max_norm", max_norm, 0.0)
     agreement = Agreement(parameters, shard_group)
     agreement.check("clip_grad_norm_")
     return clip(parameters, agreement, max_norm, norm_type, error_if_nonfinite, foreach)

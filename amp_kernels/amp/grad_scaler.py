@@ -73,6 +73,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     Raises:
         AssertionError: a factor is out of range, as in torch.
         ValueError: another number is out of range or NaN.
+        TypeError: ``device`` is not a string.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -106,6 +107,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         max_consecutive_skips: int | None = None,
         shard_group: ProcessGroup | None = None,
     ) -> None:
+        if not isinstance(device, str):
+            raise TypeError(
+                f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu' (torch.cuda.amp.GradScaler has "
+                "no such argument: name the others, as in init_scale=1024.0)"
+            )
         enabled = enabled and is_enabled()
         # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._dispatch.capture import capture, rehearsal
 from .._dispatch.walks import identical
 from ..optim._base import FusedOptimizer
@@ -96,10 +97,10 @@ class GraphedStep:
     ):
         if not isinstance(optimizer, FusedOptimizer):
             raise TypeError(
-                f"graph_step: optimizer is a {type(optimizer).__name__}; accepted: an optimizer of amp_kernels"
+                f"graph_step: optimizer has type {type_name(optimizer)}; accepted: an optimizer of amp_kernels"
             )
         if scaler is not None and not isinstance(scaler, GradScaler):
-            raise TypeError(f"graph_step: scaler is a {type(scaler).__name__}; accepted: None, amp_kernels.GradScaler")
+            raise TypeError(f"graph_step: scaler has type {type_name(scaler)}; accepted: None, amp_kernels.GradScaler")
         lists.check_number("graph_step", "warmup", warmup, 2)
         self._step_fn, self._warmup = step_fn, warmup
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
@@ -171,7 +172,7 @@ class GraphedStep:
         values, spec = pytree.tree_flatten(inputs)
         for i, value in enumerate(values):
             if not isinstance(value, Tensor):
-                raise TypeError(f"graph_step: inputs[{i}] is a {type(value).__name__}; accepted: tensors")
+                raise TypeError(f"graph_step: inputs[{i}] has type {type_name(value)}; accepted: tensors")
         if self._inputs is None:
             self._inputs = [torch.empty_like(value).copy_(value) for value in values], spec
             return

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .._checks.types import type_name
 from ._readback import AsyncReader
 from .grad_scaler import GradScaler
 
@@ -54,13 +55,13 @@ class SkipAwareScheduler:
     def __init__(self, scheduler: Any, scaler: GradScaler, optimizer: Optimizer | None = None) -> None:
         if not isinstance(scaler, GradScaler):
             raise TypeError(
-                f"SkipAwareScheduler: scaler is a {type(scaler).__name__}; accepted: amp_kernels.GradScaler, which counts "
+                f"SkipAwareScheduler: scaler has type {type_name(scaler)}; accepted: amp_kernels.GradScaler, which counts "
                 "the steps taken"
             )
         optimizer = getattr(scheduler, "optimizer", None) if optimizer is None else optimizer
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
-                f"SkipAwareScheduler: the scheduler's optimizer is a {type(optimizer).__name__}; pass optimizer=, the "
+                f"SkipAwareScheduler: the scheduler's optimizer has type {type_name(optimizer)}; pass optimizer=, the "
                 "one that scaler.step gets"
             )
         self.scheduler, self._scaler, self._optimizer = scheduler, scaler, optimizer

@@ -23,6 +23,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from .._checks.types import type_name
+
 FORMAT = 1
 _ROOT = "amp_kernels-checkpoint"  # the folder of all records, which identifies our files by their first bytes
 _MANIFEST = "manifest.json"
@@ -62,7 +64,7 @@ def plain(value: Any, name: str) -> Any:
     if isinstance(value, Tensor):
         if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise TypeError(
-                f"checkpoint.save: {name} is a {type(value).__name__}; accepted: plain tensors "
+                f"checkpoint.save: {name} has type {type_name(value)}; accepted: plain tensors "
                 "(torch.distributed.checkpoint saves tensors that are distributed over processes)"
             )
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
@@ -88,7 +90,7 @@ def plain(value: Any, name: str) -> Any:
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(
-        f"checkpoint.save: {name} is a {type(value).__name__}; accepted: tensors, numbers, strings, bytes, None, dtypes, "
+        f"checkpoint.save: {name} has type {type_name(value)}; accepted: tensors, numbers, strings, bytes, None, dtypes, "
         "devices, and lists, tuples and dicts of these (what torch.load reads with weights_only=True)"
     )
 

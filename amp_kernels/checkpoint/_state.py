@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks.types import type_name
 from .._raw._split_master import join_master
 from ..optim._base import FusedOptimizer
 from ._file import Lazy, map_tensors, plain
@@ -35,7 +36,7 @@ def collect(parts: dict[str, Any], extra: Any) -> dict[str, Any]:
 def _check_stateful(name: str, part: Any) -> None:
     if not all(callable(getattr(part, method, None)) for method in ("state_dict", "load_state_dict")):
         raise TypeError(
-            f"checkpoint: {name} is a {type(part).__name__}; accepted: an object with state_dict and load_state_dict"
+            f"checkpoint: {name} has type {type_name(part)}; accepted: an object with state_dict and load_state_dict"
         )
 
 

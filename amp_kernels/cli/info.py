@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+import textwrap
 
 import torch
 
@@ -31,22 +32,23 @@ def run(brief: bool = False, check: bool = False) -> int:
 def _versions() -> str:
     triton = importlib.metadata.version("triton") if load.has_triton() else "not installed"
     lines = [
-        f"amp_kernels {__version__}",
-        f"python      {platform.python_version()} ({sys.platform} {platform.machine()})",
-        f"torch       {torch.__version__} (CUDA {torch.version.cuda or 'none'})",
-        f"triton      {triton}",
+        ("amp_kernels", __version__),
+        ("python", f"{platform.python_version()} ({sys.platform} {platform.machine()})"),
+        ("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"),
+        ("triton", triton),
     ]
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            memory = properties.total_memory / 2**30
-            lines.append(
-                f"gpu {index}       {properties.name}, capability {properties.major}.{properties.minor}, {memory:.0f} GiB"
-            )
-            lines.append(f"profile {index}   {_profile(index)}")
-    else:
-        lines.append("gpu         none visible")
-    return "\n".join(lines)
+    for index in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
+        gpu = torch.cuda.get_device_properties(index)
+        size = f"{gpu.total_memory / 2**30:.0f} GiB"
+        lines.append((f"gpu {index}", f"{gpu.name}, capability {gpu.major}.{gpu.minor}, {size}"))
+        lines.append((f"profile {index}", _profile(index)))
+    if not torch.cuda.is_available():
+        lines.append(("gpu", "none visible"))
+    return _aligned(lines)
+
+
+def _aligned(lines: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<18}{value}" for name, value in lines)
 
 
 def _profile(index: int) -> str:
@@ -66,15 +68,15 @@ def _libraries() -> str:
             state = f"built, not loaded: {load.absent()[name]}"
         if entry["built"] and name == "cuda":
             state += f" with nvcc {info.get('nvcc')} for {', '.join(load.cuda_archs())}"
-        lines.append(f"library {name:9} {state}")
-    return "\n".join(lines) or f"library           none: {load.build_reason('cpu')}"
+        lines.append((f"library {name}", state))
+    return _aligned(lines or [("library", f"none: {load.build_reason('cpu')}")])
 
 
 def _ops() -> str:
-    rows = [("op", "backends", "chosen", "why")]
+    composite = sorted(name for name, op in REGISTRY.items() if op.composite)
+    rows = [("kernel", "backends", "chosen", "why")]
     for name, op in sorted(REGISTRY.items()):
         if op.composite:
-            rows.append((name, "composite", "", "written over the other ops"))
             continue
         built = op.built
         exists = [b for b in ("cpu", "cuda", "triton", "aten", "emulate") if getattr(built, b)] + ["reference"]
@@ -89,9 +91,11 @@ def _ops() -> str:
                 reason = f"{requested} was asked for: {excluded[requested]}"
             rows.append((name if i == 0 else "", " ".join(exists) if i == 0 else "", f"{device}: {chosen}", reason))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(
+    table = [
         "  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip() for row in rows
-    )
+    ]
+    public = textwrap.wrap(", ".join(composite), 100, initial_indent=" " * 18, subsequent_indent=" " * 18)
+    return "\n".join([f"{'differentiable':<18}" + public[0].lstrip(), *public[1:], "", *table])
 
 
 def _check() -> int:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from .._checks.types import type_name
 from .._sharding.local import is_dtensor
 from .._updates.state import state_layout, view_like
 
@@ -143,7 +144,7 @@ class GradReducer:
         """
         if not callable(hook):
             raise TypeError(
-                f"register_comm_hook: hook is a {type(hook).__name__}; accepted: a function (state, bucket)"
+                f"register_comm_hook: hook has type {type_name(hook)}; accepted: a function (state, bucket)"
             )
         self._state, self._hook = state, hook
 

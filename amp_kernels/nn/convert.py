@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from .._checks.modules import check_module
+from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
 from . import activation, conv1d, copied_norm, fused, residual
 from ._derived import base_of, derived
@@ -66,6 +67,7 @@ def convert(
     - other subclasses, which may override forward; modules whose forward was replaced on the instance;
     - norms with another formula (Gemma's adds one to its weight);
     - modules whose weight is not a plain parameter or a DTensor (parametrised, pruned, quantised);
+    - modules that torch.jit has compiled;
     - standalone activations, for which torch's kernels are already as good.
 
     The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines. A second
@@ -82,7 +84,7 @@ def convert(
         ``model``.
 
     Raises:
-        TypeError: ``model`` is not a torch.nn.Module, or an entry of ``skip`` is neither a name nor a class.
+        TypeError: ``model`` is not a torch.nn.Module or is a scripted one, or an entry of ``skip`` is neither a name nor a class.
         ValueError: ``model`` has no module of a name in ``skip``. The model is unchanged in both cases.
 
     Examples:
@@ -92,10 +94,14 @@ def convert(
         [<class 'amp_kernels.nn.linear.Linear'>, <class 'amp_kernels.nn.norm.LayerNorm'>, <class 'torch.nn.modules.linear.Linear'>]
     """
     check_module("convert", model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "convert: model is a torch.jit.ScriptModule, whose code is fixed; accepted: the model before scripting"
+        )
     modules = list(model.named_modules())
     named, classes = _skipped(model, skip)
     skipped = {inside for module in named for inside in module.modules()}
-    skipped |= {module for _, module in modules if isinstance(module, classes)}
+    skipped |= {module for _, module in modules if isinstance(module, classes) or _scripted(module)}
     changes = _Changes(report)
     with changes.all_or_none():
         _convert(modules, skipped, changes)
@@ -108,7 +114,7 @@ def convert(
 def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
     for name, module in modules:
         if module in skipped:
-            changes.leave(name, module, "skip names it")
+            changes.leave(name, module, "torch.jit has compiled it" if _scripted(module) else "skip names it")
             continue
         replacement = _replacement(module)
         reason = _why_not(module) if replacement else _unknown(module)
@@ -178,7 +184,7 @@ def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[t
     for entry in skip:
         if not isinstance(entry, (str, type)):
             raise TypeError(
-                f"convert: skip holds {entry!r}, a {type(entry).__name__}; accepted: names of modules, classes"
+                f"convert: skip holds {entry!r}, of type {type_name(entry)}; accepted: names of modules, classes"
             )
         if isinstance(entry, str):
             try:
@@ -262,6 +268,10 @@ def _unknown(module: torch.nn.Module) -> str | None:
     return "there is no replacement for it" if module._parameters else None
 
 
+def _scripted(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
 def _why_not(module: torch.nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
@@ -274,7 +284,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
         if parameter is module:
             return f"its {name} is not a parameter of its own (parametrised or pruned)"
         if parameter is not None and type(parameter) is not torch.nn.Parameter and not is_dtensor(parameter):
-            return f"its {name} is a {type(parameter).__name__}"
+            return f"its {name} has type {type_name(parameter)}"
         if parameter is not None and not parameter.is_floating_point():
             return f"its {name} has dtype {parameter.dtype}"
     return None

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.modules import check_module
+from .._checks.types import type_name
 from ..ops import _main_grad
 from .embedding import Embedding
 from .linear import Linear
@@ -119,7 +120,7 @@ def _is_fused(module: torch.nn.Module) -> bool:
 def _check(name: str, weight: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(weight):
         raise TypeError(
-            f"accumulate_fp32: {name} is a {type(weight).__name__}; accepted: plain parameters (fully_shard accumulates "
+            f"accumulate_fp32: {name} has type {type_name(weight)}; accepted: plain parameters (fully_shard accumulates "
             "and reduces in fp32 with MixedPrecisionPolicy(reduce_dtype=torch.float32))"
         )
     if getattr(weight, "main_grad", None) is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._raw.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 from . import _svg
 from ._hooks import TensorHooks
@@ -48,7 +49,7 @@ class GradientHistogram:
 
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"GradientHistogram: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+            raise TypeError(f"GradientHistogram: model has type {type_name(model)}; accepted: a torch.nn.Module")
         self._model, self._scaler = model, scaler
         self._handles: list[Any] = []
         self._hooks = TensorHooks()
@@ -148,10 +149,9 @@ class GradientHistogram:
             lines.append(f"gradients of {title}: {total} values, {counts[0] / total:.1%} zero")
             numbers = {LEAST_EXPONENT + i: n for i, n in enumerate(counts[1:INFINITY_BIN]) if n}
             most = max(numbers.values(), default=1)
-            for exponent in range(min(numbers, default=0), max(numbers, default=-1) + 1):
-                share = numbers.get(exponent, 0) / total
-                bar = "#" * math.ceil(_BAR * numbers.get(exponent, 0) / most)
-                lines.append(f"  2^{exponent:<5}{share:7.2%}  {_fate(exponent):<9} {bar}".rstrip())
+            for exponent, n in numbers.items():
+                bar = "#" * math.ceil(_BAR * n / most)
+                lines.append(f"  2^{exponent:<5}{n / total:7.2%}  {_fate(exponent):<9} {bar}".rstrip())
             lines += [
                 f"  {name}: {counts[column]}"
                 for name, column in (("inf", INFINITY_BIN), ("NaN", NAN_BIN))
@@ -159,7 +159,7 @@ class GradientHistogram:
             ]
         low, high = self.advise()
         advice = (
-            f"FP16 can represent them at loss scales from {low:g} to {high:g}"
+            f"FP16 can represent them at loss scales from {_power(low)} to {_power(high)}"
             if low <= high
             else "FP16 cannot represent them at any loss scale"
         )
@@ -176,6 +176,10 @@ class GradientHistogram:
                 marks = {FLUSHED_BELOW: "rounds to 0", SUBNORMAL_BELOW: "subnormal", 16: "overflows"}
                 charts.append(_svg.bars(f"gradients of {title} by power of two", numbers, marks))
         Path(path).write_text(_svg.page("Gradients by power of two", [*charts, f"<pre>{html.escape(str(self))}</pre>"]))
+
+
+def _power(scale: float) -> str:
+    return "inf" if scale == math.inf else f"2^{math.log2(scale):.0f}"
 
 
 def _fate(exponent: int) -> str:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._raw.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ..amp import GradScaler
 from ._every_op import EveryOp
@@ -114,7 +115,7 @@ class find_nonfinite:
         ops: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"find_nonfinite: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+            raise TypeError(f"find_nonfinite: model has type {type_name(model)}; accepted: a torch.nn.Module")
         if on_detect not in ("raise", "warn"):
             raise ValueError(f"find_nonfinite: on_detect is {on_detect!r}; accepted: 'raise' and 'warn'")
         lists.check_number("find_nonfinite", "patience", patience, 1)

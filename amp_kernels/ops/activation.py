@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._checks.activations import ACTIVATIONS
 from .._checks.lists import FLOATS
+from .._checks.operands import check_tensors
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define, is_traced
 from .._raw import activation_backward, activation_forward
@@ -87,6 +88,7 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate is {approximate!r}; accepted: 'none', 'tanh'")
+    check_tensors("gelu", input=input)
     if not is_strided(input):
         return F.gelu(input, approximate=approximate)
     return _call(input, "gelu_tanh" if approximate == "tanh" else "gelu")
@@ -101,6 +103,7 @@ def silu(input: Tensor) -> Tensor:
         >>> ak.silu(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float16))
         tensor([-0.2690,  0.0000,  0.7310], dtype=torch.float16)
     """
+    check_tensors("silu", input=input)
     return _call(input, "silu") if is_strided(input) else F.silu(input)
 
 
@@ -125,4 +128,5 @@ def swiglu(input: Tensor) -> Tensor:
         >>> ak.swiglu(torch.tensor([[0.0, 1.0, 5.0, 2.0]]))
         tensor([[0.0000, 1.4621]])
     """
+    check_tensors("swiglu", input=input)
     return _call(input, "swiglu")

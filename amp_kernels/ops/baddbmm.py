@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
@@ -112,11 +112,10 @@ autocast.lower_precision(op)
 
 
 def _call(name: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | None) -> torch.Tensor:
-    if isinstance(a, torch.Tensor) and a.ndim != (3 if name == "baddbmm" else 2):
-        accepted = "[B, M, K]" if name == "baddbmm" else "[M, K]"
-        raise ValueError(
-            f"{name}: {'batch1' if name == 'baddbmm' else 'mat1'} has shape {list(a.shape)}; accepted: {accepted}"
-        )
+    kind, ndim, accepted = ("batch", 3, "[B, M, K]") if name == "baddbmm" else ("mat", 2, "[M, K]")
+    check_tensors(name, input=input, **{f"{kind}1": a, f"{kind}2": b})
+    if a.ndim != ndim:
+        raise ValueError(f"{name}: {kind}1 has shape {list(a.shape)}; accepted: {accepted}")
     options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": is_batch_invariant()}
     if out is not None:
         accepted = (working_dtype(name, None, a=a, b=b),)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks.lists import FLOATS, KERNEL_DTYPES, is_dense, names
-from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor
+from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define
 from .._raw import cross_entropy_rows, unscale
@@ -201,7 +201,8 @@ def check_target(
     if target.is_floating_point():
         if target.shape != shape:
             raise ValueError(
-                f"{op}: target, of probabilities, has shape {list(target.shape)}; accepted: that of the logits, {list(shape)}"
+                f"{op}: target has dtype {names([target.dtype])}, that of probabilities, and shape {list(target.shape)}; "
+                f"accepted: {list(shape)}, the shape of the logits, or class ids as int64 (target.long())"
             )
         if ignore_index >= 0:
             raise ValueError(
@@ -363,6 +364,8 @@ def cross_entropy(
         loss = nodes.cross_entropy(logits, target, ignore_index, reduction, label_smoothing, z_loss)
         if loss is not None:
             return loss
+    check_tensors("cross_entropy", logits=logits, target=target)
+    check_tensors("cross_entropy", optional=True, weight=weight)
     options = {
         "ignore_index": ignore_index,
         "reduction": reduction,

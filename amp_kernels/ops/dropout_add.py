@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._checks.lists import FLOATS, KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import dropout
@@ -90,6 +90,7 @@ def dropout_add(x: Tensor, residual: Tensor, p: float = 0.5, training: bool = Tr
         tensor([0., 2.])
     """
     name = "dropout_add"
+    check_tensors(name, residual=residual)
     check_tensor(name, "x", x, FLOATS)
     dtypes = (torch.float64,) if x.dtype == torch.float64 else KERNEL_DTYPES
     check_like(name, "residual", residual, x.shape, dtypes)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks.lists import FLOATS, KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import embedding_accumulate
@@ -129,6 +129,7 @@ def embedding(
         >>> weight.grad.T  # 4096 * 0.01; sums of bf16 numbers stop at 4
         tensor([[41.,  0.]], dtype=torch.bfloat16)
     """
+    check_tensors("embedding", input=input, weight=weight)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx is {padding_idx}; accepted: None, {-rows} to {rows - 1}")

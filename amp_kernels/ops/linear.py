@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
 from .._checks.lists import FLOATS, HALF_DTYPES
-from .._checks.operands import check_bias, check_same_device, check_tensor, readable_bias
+from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors, readable_bias
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
@@ -293,6 +293,8 @@ def linear(
         if out is not None:
             return out
     activation = check_activation("linear", activation)
+    check_tensors("linear", x=x, weight=weight)
+    check_tensors("linear", optional=True, bias=bias)
     if is_dtensor(x) or is_dtensor(weight):
         return _of_dtensors(x, weight, bias, activation)
     if not is_strided(x):

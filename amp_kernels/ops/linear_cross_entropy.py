@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks.lists import FLOATS, HALF_DTYPES
-from .._checks.operands import check_bias, check_same_device, readable_bias
+from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
 from .._dispatch.library import Sample, define
 from .._raw import cross_entropy_rows
@@ -344,6 +344,8 @@ def linear_cross_entropy(
         "z_loss": z_loss,
         "chunk_size": chunk_size,
     }
+    check_tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target)
+    check_tensors("linear_cross_entropy", optional=True, linear_bias=linear_bias, weight=weight)
     args = input, linear_weight, target, linear_bias, weight
     if autocast.eager(input, linear_weight, target):
         dtype = autocast.dtype_on(input.device.type)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
-from .._checks.operands import check_out_dtype, check_same_device
+from .._checks.operands import check_out_dtype, check_same_device, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
@@ -121,6 +121,7 @@ def matmul(
         result = nodes.matmul(a, b)
         if result is not None:
             return result
+    check_tensors("matmul", a=a, b=b)
     invariant = is_batch_invariant()
     if out is None:
         if out_dtype is None and (is_dtensor(a) or is_dtensor(b)):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width
 from .._checks.lists import FLOATS, HALF_DTYPES
-from .._checks.operands import check_bias, check_same_device, readable_bias
+from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
@@ -248,6 +248,8 @@ def mlp(
         (torch.Size([8, 16]), torch.bfloat16)
     """
     activation = check_activation("mlp", activation)
+    check_tensors("mlp", x=x, weight1=weight1, weight2=weight2)
+    check_tensors("mlp", optional=True, bias1=bias1, bias2=bias2)
     if is_dtensor(x) or is_dtensor(weight1):
         return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
     invariant = is_batch_invariant()

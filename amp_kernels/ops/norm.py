@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks.lists import FLOATS, KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define, is_traced
 from .._raw import dropout, norm_backward, norm_forward
@@ -232,6 +232,8 @@ autocast.lower_precision(op)
 
 def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool, dropout_p: float):
     name = "layer_norm" if centred else "rms_norm"
+    check_tensors(name, x=x)
+    check_tensors(name, optional=True, weight=weight, bias=bias, residual=residual)
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if residual is None and not is_strided(x):
         return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
@@ -373,7 +375,7 @@ def rms_norm(
         tensor([[ 1., -1.,  1., 10.]], dtype=torch.float16)
     """
     if eps is None:
-        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+        eps = torch.finfo(torch.float64 if getattr(x, "dtype", None) == torch.float64 else torch.float32).eps
     if residual is None and dropout_p == 0.0 and nodes.may_serve():
         y = nodes.norm(x, normalized_shape, weight, None, eps, False)
         if y is not None:

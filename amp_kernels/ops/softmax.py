@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._checks.lists import FLOATS, KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define, is_traced
 from .._raw import softmax_rows
@@ -165,6 +165,8 @@ autocast.lower_precision(op)
 
 def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch.dtype | None, log: bool) -> Tensor:
     name = "log_softmax" if log else "softmax"
+    check_tensors(name, input=input)
+    check_tensors(name, optional=True, mask=mask)
     if not is_strided(input) or not input.is_floating_point():
         if mask is not None or safe:
             raise TypeError(f"{name}: input is {input.layout} {input.dtype}; accepted with mask or safe: dense floats")

@@ -113,6 +113,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         """
         if isinstance(param_group, dict):
             self._checks.refuse_misspelt(param_group, len(self.param_groups), self.defaults)
+            self._checks.refuse_repeated(param_group, self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._updates.op import RULES
 from ._algorithm import Algorithm
 from ._groups import GroupChecks
@@ -102,7 +103,7 @@ class CheckpointCodec:
         flattened form has nothing."""
         if not isinstance(values, dict):
             raise TypeError(
-                f"{self._name}: the loaded state of a parameter is a {type(values).__name__}; accepted: a dict"
+                f"{self._name}: the loaded state of a parameter has type {type_name(values)}; accepted: a dict"
             )
         if "remainder" in values:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks.types import type_name
 from ._base import FusedOptimizer
 
 
@@ -43,7 +44,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
     """
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(
-            f"fp32_state_dict: optimizer is a {type(optimizer).__name__}; accepted: one of amp_kernels.optim (with any other "
+            f"fp32_state_dict: optimizer has type {type_name(optimizer)}; accepted: one of amp_kernels.optim (with any other "
             "the float32 weights are the model's own state_dict, or wherever that optimizer keeps them)"
         )
     owned = {id(param) for group in optimizer.param_groups for param in group["params"]}

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import of_table as check_and_norm_of_table
 from .._raw.check_and_norm import op as check_and_norm
@@ -41,7 +42,7 @@ class GradientReader:
     def _local(self, param: Tensor, grad: Tensor) -> Tensor:
         """This rank's piece of the gradient of a DTensor, summed over ranks if that was left to do."""
         if not is_dtensor(grad):
-            raise TypeError(f"{self._name}: the gradient of a DTensor is a {type(grad).__name__}; accepted: a DTensor")
+            raise TypeError(f"{self._name}: the gradient of a DTensor has type {type_name(grad)}; accepted: a DTensor")
         return local(placed_as(grad, param))
 
     def _checked(self, param: Tensor, grad: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ class GradientReader:
                 f"accepted: {lists.names(lists.KERNEL_DTYPES)}"
             )
         if is_traceable_wrapper_subclass(grad):
-            raise TypeError(f"{self._name}: a gradient is a {type(grad).__name__}; accepted: plain tensors")
+            raise TypeError(f"{self._name}: a gradient has type {type_name(grad)}; accepted: plain tensors")
         if self._options.zero_grads and torch._debug_has_internal_overlap(grad) == 1:
             raise ValueError(
                 f"{self._name}: a gradient is {lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "

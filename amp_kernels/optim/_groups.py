@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._dispatch.devices import at
 from .._sharding.local import is_dtensor, local
 from .._updates.state import MAXIMIZE, STOCHASTIC
@@ -75,12 +76,24 @@ class GroupChecks:
 
     def check_params(self, group: dict[str, Any]) -> None:
         """Raise unless the kernels can update every parameter of the group."""
-        params = group["params"]
-        if len(set(map(id, params))) != len(params):
-            raise ValueError(f"{self._name}: a parameter appears twice in a group; one pass cannot update it twice")
-        names = group.get("param_names")  # where it was built from named_parameters()
-        for i, param in enumerate(params):
-            self._check_param(f"{self._name}: {names[i] if names else f'params[{i}]'}", param)
+        for label, param in _labels(group):
+            self._check_param(f"{self._name}: {label}", param)
+
+    def refuse_repeated(self, group: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+        """Raise if a parameter of the new ``group`` is in it twice or in one of ``groups``. Its ``params`` become a list."""
+        params = group.get("params", ())
+        if isinstance(params, set):
+            return  # torch refuses it
+        group["params"] = [params] if isinstance(params, Tensor) else list(params)
+        known = {id(param): f"{label} of group {i}" for i, old in enumerate(groups) for label, param in _labels(old)}
+        for label, param in _labels(group):
+            label = f"{label} of group {len(groups)}"
+            first = known.setdefault(id(param), label)
+            if first is not label:
+                shape = list(param.shape) if isinstance(param, Tensor) else type_name(param)
+                raise ValueError(
+                    f"{self._name}: {label}, of shape {shape}, is the same parameter as {first}; accepted: each parameter once"
+                )
 
     def check_numbers(self, groups: list[dict[str, Any]]) -> None:
         """Raise for a NaN or a text that a scheduler wrote into a group: it must not reach the weights."""
@@ -89,7 +102,7 @@ class GroupChecks:
                 value = group.get(key)
                 for number in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(number, str):
-                        raise TypeError(f"{self._name}: {key} is {value!r}, a str; accepted: a number")
+                        raise TypeError(f"{self._name}: {key} is {value!r}, of type str; accepted: a number")
                     if isinstance(number, numbers.Real) and number != number:  # NumPy's floats are Real too
                         raise ValueError(f"{self._name}: {key} is {value}")
 
@@ -121,8 +134,8 @@ class GroupChecks:
         try:
             inside = 0.0 <= value <= high
         except TypeError:
-            kind = type(value).__name__
-            raise TypeError(f"{self._name}: {label} is {value!r}, a {kind}; accepted: a number") from None
+            shown = f"{value!r}, of type {type_name(value)}"
+            raise TypeError(f"{self._name}: {label} is {shown}; accepted: a number") from None
         if not inside:
             raise ValueError(f"{message}: {value}")
 
@@ -141,7 +154,7 @@ class GroupChecks:
                 )
         elif is_traceable_wrapper_subclass(param):
             raise TypeError(
-                f"{label} is a {type(param).__name__}; accepted: plain tensors and DTensors "
+                f"{label} has type {type_name(param)}; accepted: plain tensors and DTensors "
                 f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
             )
         if param.requires_grad and not is_lazy(param) and not lists.is_dense(local(param)):
@@ -150,6 +163,13 @@ class GroupChecks:
                 "accepted: any order of dimensions that covers its memory once"
             )
         self._algorithm.check_param(label, param)
+
+
+def _labels(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The group's parameters, each with its name, if it was built from ``named_parameters()``, or its position."""
+    names = group.get("param_names")
+    for i, entry in enumerate(group["params"]):
+        yield entry if isinstance(entry, tuple) else (names[i] if names else f"params[{i}]", entry)
 
 
 _NOT_NUMBERS = ("params", "param_names")  # the only values that may be lists: no op reads them

@@ -1,7 +1,9 @@
 """The options that every optimizer of this package takes besides its own."""
 
 import difflib
+import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
@@ -118,16 +120,44 @@ class OptionAttribute(Generic[Value]):
 
 
 def takes_options(init: Constructor) -> Constructor:
-    """Makes ``inspect.signature`` and ``help`` show the options one by one instead of the constructor's ``**options``."""
+    """The constructor of an optimizer, which checks its own arguments before torch's constructors do. ``inspect.signature`` and
+    ``help`` show the options one by one instead of ``**options``."""
     *own, _ = inspect.signature(init).parameters.values()
+    names = [parameter.name for parameter in own]
+
+    @functools.wraps(init)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        _check_arguments(type(args[0]).__name__, {**dict(zip(names, args, strict=False)), **kwargs})
+        init(*args, **kwargs)
+
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_TYPES[name])
         for name, default in DEFAULTS.items()
     ]
-    init.__signature__ = inspect.Signature([*own, *shared], return_annotation=None)
-    del init.__annotations__["options"]
-    init.__annotations__ |= _TYPES
-    return init
+    checked.__signature__ = inspect.Signature([*own, *shared], return_annotation=None)
+    del checked.__annotations__["options"]
+    checked.__annotations__ |= _TYPES
+    return checked
+
+
+def _check_arguments(optimizer: str, arguments: Mapping[str, Any]) -> None:
+    """Raise for arguments that torch's constructors would fail on without naming them."""
+    params = arguments.get("params")
+    kind = (
+        "a module" if isinstance(params, torch.nn.Module) else "a state_dict" if isinstance(params, Mapping) else None
+    )
+    if kind is not None:
+        raise TypeError(
+            f"{optimizer}: params is {kind}; accepted: model.parameters(), model.named_parameters(), or a list of groups"
+        )
+    for name, value in arguments.items():
+        if isinstance(value, str) and name not in DEFAULTS and name != "params":
+            raise TypeError(f"{optimizer}: {name} is {value!r}, of type str; accepted: a number")
+    if arguments.get("fused") is False:
+        warnings.warn(
+            f"{optimizer}: fused=False has no effect, because the step is always fused; torch.optim has unfused ones",
+            stacklevel=3,
+        )
 
 
 def checked_options(optimizer: str, options: MixedPrecision) -> Options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class StepPlan:
         self._name, self._algorithm, self._options, self._store = name, algorithm, options, store
         self._gradients = GradientReader(name, options)
         self._latest = LatestAgreement()
+        self._warned = False
         self.hyper = HyperParameters(algorithm, options, checks)
         self.forget()
 
@@ -78,6 +80,13 @@ class StepPlan:
         options = self._options
         packed = self.hyper.packed(groups)
         launches = self.launches(groups, state)
+        if not (launches or self._agreement or self._warned):
+            self._warned = True
+            warnings.warn(
+                f"{self._name}: no parameter has a gradient, so the step changes nothing; accepted: a step after backward(), and "
+                "the parameters of the model that was trained",
+                stacklevel=3,
+            )
         max_norm = options.max_grad_norm if request.max_norm is None else request.max_norm
         if request.check or max_norm is not None or self._algorithm.op.stage is not None:
             self._agreement.check(self._name)

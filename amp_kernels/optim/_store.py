@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
+from .._checks.types import type_name
 from .._raw._split_master import join_master, split_master
 from .._sharding.local import like, local, local_value
 from .._updates.state import state_layout, view_like
@@ -158,7 +159,7 @@ class StateStore:
         for name in {**dict.fromkeys(shown), "master": None}:
             value = values.get(name)
             if value is not None and name != "step" and not isinstance(value, Tensor):
-                raise TypeError(f"{self._name}: the loaded {name} is a {type(value).__name__}; accepted: a tensor")
+                raise TypeError(f"{self._name}: the loaded {name} has type {type_name(value)}; accepted: a tensor")
             if value is not None and name != "step" and value.shape != param.shape:
                 raise ValueError(
                     f"{self._name}: the loaded {name} has shape {list(value.shape)}, its parameter {list(param.shape)}"

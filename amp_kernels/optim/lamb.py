@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from .._checks.types import type_name
 from .._sharding.agreement import Agreement
 from .._updates.lamb import lamb_
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
@@ -30,7 +31,7 @@ class LAMBAlgorithm(Algorithm):
     def check_param(self, label: str, param: Tensor) -> None:
         if hasattr(param, "_param_infos"):
             raise TypeError(
-                f"{label} is a {type(param).__name__}, which holds several tensors; accepted: "
+                f"{label} has type {type_name(param)}, which holds several tensors; accepted: "
                 "FullyShardedDataParallel(use_orig_params=True), or fully_shard (the ratio is one of norms of a tensor)"
             )
 

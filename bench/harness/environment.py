@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -44,6 +45,17 @@ def device_name(device: torch.device) -> str:
     except OSError:
         match = None
     return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def load_warning(device: torch.device) -> str | None:
+    """Why times on the CPU of a busy machine say little, if it is busy."""
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    if device.type != "cpu" or load < cores / 4:
+        return None
+    return (
+        f"WARNING: the load average is {load:.1f} on {cores} cores: others run here, and ratios with several threads may be wrong "
+        "many times over. Wait until the machine is idle, or set OMP_NUM_THREADS=1"
+    )
 
 
 def describe(device: torch.device) -> dict[str, object]:

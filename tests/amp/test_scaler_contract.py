@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._checks.types import type_name
 from amp_kernels.amp import GradScaler
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import SGD, AdamW
@@ -64,7 +65,7 @@ def test_the_first_scale_is_within_the_lower_bound():
 @pytest.mark.parametrize("option", ["hysteresis", "growth_interval", "growth_factor", "max_scale"])
 @pytest.mark.parametrize("value", ["a", None, [1]])
 def test_options_that_are_no_numbers(option, value):
-    message = re.escape(f"GradScaler: {option} is {value!r}, a {type(value).__name__}; accepted: a number from ")
+    message = re.escape(f"GradScaler: {option} is {value!r}, of type {type_name(value)}; accepted: a number from ")
     with pytest.raises(TypeError, match=message):
         GradScaler("cpu", **{option: value})
 

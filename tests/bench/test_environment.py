@@ -48,3 +48,13 @@ def test_devices_by_name_and_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match=r"--device cuda:3: this machine has 1 CUDA"):
         environment.pick_device("cuda:3")
+
+
+def test_a_busy_machine_is_named(monkeypatch):
+    for load, busy in ((0.1, False), (3.0, True)):
+        monkeypatch.setattr(environment.os, "getloadavg", lambda load=load: (load, load, load))
+        monkeypatch.setattr(environment.os, "cpu_count", lambda: 4)
+        warning = environment.load_warning(CPU)
+        assert (warning is not None) == busy
+        assert warning is None or ("3.0 on 4 cores" in warning and "OMP_NUM_THREADS=1" in warning)
+        assert environment.load_warning(torch.device("cuda")) is None

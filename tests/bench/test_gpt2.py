@@ -11,7 +11,7 @@ from amp_kernels.ops._shadows import fresh_shadow
 from bench import gpt2
 from bench.training import gpt
 
-PROVIDERS = ["torch", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
+PROVIDERS = ["torch", "amp_kernels three lines", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
 
 
 @pytest.fixture

@@ -108,6 +108,29 @@ def test_a_row_measured_again_replaces_the_old_one(tmp_path, capsys):
     assert [(row["shape"], row["provider"]) for row in changed] == [("tiny inf", "amp_kernels")]
 
 
+def test_a_case_whose_times_vary_is_measured_again_and_named(tmp_path, monkeypatch, capsys):
+    spreads = iter([4.0, 2.0, 3.0, 1.2])
+
+    def measure(*arguments):
+        row = {
+            "op": "double",
+            "shape": "64",
+            "dtype": "fp32",
+            "provider": "torch",
+            "status": "ok",
+            "bytes": 1,
+            "flops": 1,
+        }
+        return [row | {"p20_us": 1.0, "p50_us": 1.0, "p80_us": next(spreads), "error": 0.0}]
+
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run, "select", lambda options: [case(torch=lambda x: 2 * x)])
+    for vary in ("UNSTEADY, times vary by 2.0: double 64 fp32 torch", None):
+        assert run.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert vary in said if vary else "UNSTEADY" not in said
+
+
 def test_a_wrong_result_fails_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "select", lambda options: [case(torch=lambda x: 2 * x, amp_kernels=lambda x: 3 * x)])
     assert run.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1

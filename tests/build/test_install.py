@@ -139,12 +139,17 @@ def test_isolated_build_uses_the_torch_of_the_environment(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_torch_the_reason_is_recorded(tmp_path):
+def test_without_torch_the_install_fails_unless_it_may_go_without_kernels(tmp_path):
     """Also the editable install: the source folder is a copy, so that this environment's build stays as it is."""
     bare = Environment(tmp_path / "environment", torch=False)
     copy = tmp_path / "source"
     run("git", "clone", "--quiet", ROOT, copy)
-    run(bare.python, "-m", "pip", "install", "--no-deps", "-e", copy)
+    install = (bare.python, "-m", "pip", "install", "--no-deps", "-e", copy)
+    refused = run(*install, check=False)
+    assert refused.returncode != 0
+    assert "no kernels can be built: torch cannot be imported" in refused.stdout + refused.stderr
+    assert "AMP_KERNELS_SKIP_KERNELS=1 installs the package without them" in refused.stdout + refused.stderr
+    run(*install, AMP_KERNELS_SKIP_KERNELS="1")
     libraries = json.loads((copy / "amp_kernels" / "_build_info.json").read_text())["libraries"]
     assert "torch cannot be imported" in libraries["cpu"]["reason"]
     assert "torch cannot be imported" in libraries["cuda"]["reason"]
@@ -157,14 +162,18 @@ def test_failing_compiler_leaves_python_and_the_reference(tmp_path, environment)
     broken.chmod(0o755)
     copy = tmp_path / "source"  # its own build folder: a compiler is cached by CMake
     run("git", "clone", "--quiet", ROOT, copy)
-    run(
-        sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "-w", tmp_path, CXX=str(broken)
-    )
+    build = (sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "-w", tmp_path)
+    assert run(*build, check=False, CXX=str(broken)).returncode != 0
+    run(*build, CXX=str(broken), AMP_KERNELS_SKIP_KERNELS="1")
     wheel = next(tmp_path.glob("*.whl"))
     assert not any(library["built"] for library in info_of(wheel)["libraries"].values())
     environment.install(wheel)
     report = environment("-m", "amp_kernels", "info", "--check").stdout
     assert "cpu: reference" in report
+    warned = environment(
+        "-c", "import amp_kernels as ak, torch; x = torch.ones(2, 2).half(); ak.matmul(x, x); ak.gelu(x)"
+    ).stderr
+    assert warned.count("every such op runs on the slow torch reference: no CPU kernel:") == 1
     assert "CMake Error" in report
     asked = environment(
         "-c", "import amp_kernels as ak, torch; ak.matmul(torch.ones(2, 2).half(), torch.ones(2, 2).half())",

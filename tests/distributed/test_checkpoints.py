@@ -250,7 +250,8 @@ def one_file(path):
     model, optimizer = build("fsdp", "fp32 ema amsgrad")
     train(model, optimizer, 0, 1)
     with pytest.raises(
-        TypeError, match=r"model.0.weight is a DTensor; accepted: plain tensors \(torch.distributed.checkpoint"
+        TypeError,
+        match=r"model.0.weight has type torch.distributed.tensor.DTensor; accepted: plain tensors \(torch.distributed.checkpoint",
     ):
         ak.checkpoint.save(path, model=model, optimizer=optimizer)
     return True

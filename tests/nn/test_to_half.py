@@ -88,7 +88,7 @@ def test_tied_weights_stay_tied_and_such_a_model_trains():
 @pytest.mark.parametrize(
     ("model", "dtype", "text"),
     [
-        (3, f16, "model is a int; accepted: a torch.nn.Module"),
+        (3, f16, "model has type int; accepted: a torch.nn.Module"),
         (network(), f32, "dtype is torch.float32; accepted: float16, bf"),
     ],
 )

@@ -134,7 +134,7 @@ def test_text_and_figure(tmp_path):
 
 
 def test_bad_arguments():
-    with pytest.raises(TypeError, match="model is a int"):
+    with pytest.raises(TypeError, match="model has type int"):
         GradientHistogram(3)
     with pytest.raises(ValueError, match="scale is 0"):
         GradientHistogram(nn.Linear(2, 2)).flushed_share(scale=0.0)

@@ -375,7 +375,7 @@ def test_a_healthy_run_says_nothing_and_changes_nothing():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": 3}, TypeError, "model is a int"),
+        ({"model": 3}, TypeError, "model has type int"),
         ({"on_detect": "stop"}, ValueError, "on_detect is 'stop'; accepted: 'raise' and 'warn'"),
         ({"patience": 0}, ValueError, "patience is 0"),
     ],

@@ -19,19 +19,28 @@ def outcomes(**metrics):
 
 
 def test_the_verdict_weighs_the_difference_against_the_spread():
-    """Means 1 and 1.3, both with variance 0.01 over 4 seeds: allowed is 3 * sqrt(2 * 0.01 / 4) = 0.2121."""
-    base = [0.9, 0.9, 1.1, 1.1]  # variance 0.04/3
+    """Means 10 and 10.3, both with variance 0.04 / 3 over 4 seeds: allowed is 3 * sqrt(2 * 0.04 / 3 / 4) = 0.245."""
+    base = [9.9, 9.9, 10.1, 10.1]
     result = outcomes(fp32=base, bf16=[x + 0.2 for x in base], fp16=[x + 0.3 for x in base])
     allowed = 3 * math.sqrt(2 * 0.04 / 3 / 4)
     assert result.difference("bf16") == (pytest.approx(0.2), pytest.approx(allowed))
-    assert result.holds("bf16")
-    assert not result.holds("fp16")
+    assert (result.verdict("bf16"), result.verdict("fp16")) == ("parity", "DIFFERS")
     assert not result
     assert bool(outcomes(fp32=base, bf16=[x - 0.2 for x in base]))
     assert not outcomes(fp32=base, bf16=[*base[:3], math.nan])
     assert not outcomes(fp32=[math.inf, 1.0], bf16=[1.0, 1.0])
     assert bool(outcomes(fp32=[1.0, 1.0], bf16=[1.0 + 1e-7] * 2))  # a metric that no seed moves
     assert not outcomes(fp32=[1.0, 1.0], bf16=[1.0 + 1e-4] * 2)
+
+
+def test_seeds_that_differ_by_a_tenth_of_the_metric_prove_nothing():
+    """Means 2.5 and 2.4: allowed is 0.245, a little below and a little above a tenth of them."""
+    for mean, verdict in ((2.5, "parity"), (2.4, "inconclusive")):
+        base = [mean - 0.1, mean - 0.1, mean + 0.1, mean + 0.1]
+        result = outcomes(fp32=base, bf16=[x + 0.01 for x in base])
+        assert result.verdict("bf16") == verdict
+        assert bool(result) == (verdict == "parity")
+        assert str(result).endswith(verdict)
 
 
 def test_what_a_run_is_given():
@@ -74,7 +83,7 @@ def small(loss_weight, overflow=False):
             run.scaler.step(optimizer)
             run.scaler.update()
             optimizer.zero_grad()
-        return (model.weight - 1).abs().mean().item()
+        return model.weight.mean().item()  # of weights that should become 1
 
     return train
 
@@ -102,7 +111,7 @@ def test_skips_are_counted():
     [
         (lambda: parity(lambda run: 1.0, precisions=["fp8"]), ValueError, "precisions has 'fp8'; accepted: fp32, bf16"),
         (lambda: parity(lambda run: 1.0, seeds=1), ValueError, "seeds is 1"),
-        (lambda: parity(lambda run: None), TypeError, "train returned a NoneType; accepted: a number"),
+        (lambda: parity(lambda run: None), TypeError, "train returned a value of type NoneType; accepted: a number"),
         (lambda: Run("fp8", 0, torch.device("cpu")), ValueError, "precision is 'fp8'"),
     ],
 )

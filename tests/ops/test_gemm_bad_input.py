@@ -16,7 +16,7 @@ GEMM = [
     ((A, B.cfloat()), {}, TypeError, "b has dtype complex64", True),
     ((A, B.bfloat16()), {}, TypeError, "a is float16 and b is bfloat16", True),
     ((A.to_sparse(), B), {}, TypeError, "a has layout torch.sparse_coo", False),
-    (([1.0], B), {}, TypeError, "a is a list; accepted: a tensor", False),
+    (([1.0], B), {}, TypeError, "a has type list; accepted: a tensor", False),
     ((half(3), B), {}, ValueError, r"a has shape \[3\]", True),
     ((A, half(1, 3, 2)), {}, ValueError, r"accepted: \[M, K\] and \[K, N\]", True),
     ((A, half(4, 2)), {}, ValueError, "must be as many", True),
@@ -35,7 +35,7 @@ GEMM = [
     ((A, B, None, half(2, 4).bfloat16()), {}, TypeError, "residual has dtype bfloat16", True),
     ((A, B, None, half(2, 4).double()), {}, TypeError, "residual has dtype float64", True),
     ((A, B, None, half(2, 4).to("meta")), {}, ValueError, "residual is on meta, but a is on cpu", False),
-    ((A, B, None, 1.0), {}, TypeError, "residual is a float; accepted: a tensor", False),
+    ((A, B, None, 1.0), {}, TypeError, "residual has type float; accepted: a tensor", False),
     ((A, half(3, 3)), {"activation": "swiglu"}, ValueError, r"b has shape \[3, 3\]; .* an even size 4 or 2", True),
 ]
 Z, RELU = half(2, 4), {"activation": "relu"}

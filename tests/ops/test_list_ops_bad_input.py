@@ -17,7 +17,7 @@ META = torch.ones(2, device="meta")
 
 LISTS = [
     ([], ValueError, "grads is an empty list"),
-    ([torch.ones(2), 3.0], TypeError, r"grads\[1\] is a float"),
+    ([torch.ones(2), 3.0], TypeError, r"grads\[1\] has type float"),
     ([torch.ones(2), torch.ones(2, dtype=torch.int32)], TypeError, r"grads\[1\] is torch.int32; accepted: float16"),
     ([torch.ones(2, dtype=torch.complex64)], TypeError, r"grads\[0\] is torch.complex64"),
     ([torch.ones(2).to_sparse()], ValueError, r"grads\[0\] has layout torch.sparse_coo"),
@@ -63,9 +63,9 @@ def test_other_norms_are_refused(norm_type):
 
 
 def test_a_tensor_is_no_list_and_a_generator_is():
-    with pytest.raises(TypeError, match="check_and_norm: grads is a Tensor; accepted: a list of tensors"):
+    with pytest.raises(TypeError, match=r"check_and_norm: grads has type torch.Tensor; accepted: a list of tensors"):
         check_and_norm(torch.ones(3))
-    with pytest.raises(TypeError, match="unscale_: grads is a Tensor; accepted: a list of tensors"):
+    with pytest.raises(TypeError, match=r"unscale_: grads has type torch.Tensor; accepted: a list of tensors"):
         unscale_(torch.ones(3), torch.zeros(()), ONE)
     assert check_and_norm(torch.full((2,), 2.0) for _ in range(2))[0].item() == 16.0
 
@@ -73,7 +73,7 @@ def test_a_tensor_is_no_list_and_a_generator_is():
 @pytest.mark.parametrize(
     ("scalar", "error", "text"),
     [
-        (2.0, TypeError, "is a float; accepted: a tensor of one element"),
+        (2.0, TypeError, "has type float; accepted: a tensor of one element"),
         (torch.ones(2), TypeError, r"is float32\[2\].*accepted: one element of float32"),
         (torch.ones((), dtype=torch.float64), TypeError, "accepted: one element of float32"),
         (torch.ones((), device="meta"), ValueError, "is on meta and the tensors on cpu"),

@@ -121,5 +121,7 @@ def test_what_cannot_be_done():
         ak.fp32_state_dict(model, optimizer, ema=True)
     with pytest.raises(ValueError, match="none of the 7 parameters of the model is in the optimizer"):
         ak.fp32_state_dict(Model(), optimizer)
-    with pytest.raises(TypeError, match=r"optimizer is a SGD; accepted: one of amp_kernels\.optim"):
+    with pytest.raises(
+        TypeError, match=r"optimizer has type torch\.optim\.sgd\.SGD; accepted: one of amp_kernels\.optim"
+    ):
         ak.fp32_state_dict(model, torch.optim.SGD(model.parameters()))

@@ -176,5 +176,5 @@ def test_checks_complete_a_group_and_compare_options_of_all():
         checks.common("seed", [first, second])
     with pytest.raises(ValueError, match="SGD: a group lacks eps; accepted: groups of the same kind"):
         checks.complete(group(param()), {"eps": 1e-8})
-    with pytest.raises(TypeError, match="SGD: lr is '1', a str"):
+    with pytest.raises(TypeError, match="SGD: lr is '1', of type str"):
         checks.check_numbers([group(param(), lr="1")])

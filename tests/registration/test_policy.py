@@ -117,10 +117,11 @@ def test_rows_go_to_cuda_before_ampere(op):
         choose(op, "cuda", (7, 5), FULL, "triton")
 
 
-def test_only_a_fall_to_the_reference_on_a_gpu_is_slow():
+def test_a_fall_to_the_reference_is_slow():
     assert choose("gemm", "cuda", (7, 0), FULL).slow
+    assert choose("gemm", "cpu", None, PYTHON_ONLY).slow
     assert not choose("gemm", "cuda", (9, 0), PYTHON_ONLY).slow
-    assert not choose("gemm", "cpu", None, PYTHON_ONLY).slow
+    assert not choose("gemm", "cpu", None, FULL, "reference").slow
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference", "emulate"])

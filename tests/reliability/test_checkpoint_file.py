@@ -120,10 +120,10 @@ class Custom:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"a": [0, Custom()]}, r"extra\.a\[1\] is a Custom; accepted: tensors, numbers"),
+        ({"a": [0, Custom()]}, r"extra\.a\[1\] has type .*Custom; accepted: tensors, numbers"),
         ({"a": torch.ones(3).to_sparse()}, r"extra\.a is a tensor of layout torch.sparse_coo .*; accepted: dense"),
         ({"a": torch.ones(3, device="meta")}, "on meta; accepted: dense tensors with data"),
-        ({Custom(): 1}, "a key of extra is a Custom"),
+        ({Custom(): 1}, "a key of extra has type .*Custom"),
     ],
 )
 def test_what_cannot_be_loaded_is_not_saved(tmp_path, extra, message):
@@ -133,7 +133,7 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path, extra, message):
 
 
 def test_what_has_no_state_is_not_saved(tmp_path):
-    with pytest.raises(TypeError, match="data is a list; accepted: an object with state_dict and load_state_dict"):
+    with pytest.raises(TypeError, match="data has type list; accepted: an object with state_dict and load_state_dict"):
         ak.checkpoint.save(tmp_path / "c.pt", data=[1])
     assert not list(tmp_path.iterdir())
 

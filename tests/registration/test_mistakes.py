@@ -1,0 +1,172 @@
+"""Common mistakes of users: the error names the argument, its value and what is accepted."""
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._requirements import check_torch
+from amp_kernels.nn import functional as F
+
+X, W, B = torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4)
+IDS = torch.zeros(4, dtype=torch.int64)
+
+#: Of each public function: a right call, by keyword; the tensors that it may lack.
+CALLS = {
+    ak.matmul: ({"a": X, "b": W.t()}, ()),
+    ak.linear: ({"x": X, "weight": W, "bias": B}, ("bias",)),
+    ak.addmm: ({"input": B, "mat1": X, "mat2": W.t()}, ()),
+    ak.baddbmm: ({"input": B, "batch1": X[None], "batch2": W.t()[None]}, ()),
+    ak.mlp: ({"x": X, "weight1": W, "bias1": B, "weight2": W[:, :4], "bias2": B}, ("bias1", "bias2")),
+    ak.layer_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "bias": X[0]}, ("weight", "bias")),
+    ak.rms_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "residual": X}, ("weight", "residual")),
+    ak.softmax: ({"input": X, "dim": 1, "mask": X > 0}, ("mask",)),
+    ak.log_softmax: ({"input": X, "dim": 1}, ()),
+    ak.cross_entropy: ({"logits": X, "target": IDS, "weight": torch.ones(8)}, ("weight",)),
+    ak.linear_cross_entropy: (
+        {"input": X, "linear_weight": W, "target": IDS, "linear_bias": B, "weight": B},
+        ("linear_bias", "weight"),
+    ),
+    ak.gelu: ({"input": X}, ()),
+    ak.silu: ({"input": X}, ()),
+    ak.swiglu: ({"input": X}, ()),
+    ak.dropout_add: ({"x": X, "residual": X}, ()),
+    ak.embedding: ({"input": IDS, "weight": W}, ()),
+}
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_an_operand_that_is_no_tensor_is_named(function: Callable) -> None:
+    arguments, optional = CALLS[function]
+    function(**arguments)
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            for wrong in (np.ones((4, 8)), None):
+                if wrong is None and name in optional:
+                    continue
+                text = f"{function.__name__}: {name} has type {'NoneType' if wrong is None else 'numpy.ndarray'}; accepted: a tensor"
+                with pytest.raises(TypeError, match=re.escape(text)):
+                    function(**{**arguments, name: wrong})
+
+
+def _model() -> torch.nn.Module:
+    model = torch.nn.Linear(8, 4)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    return model
+
+
+def _on_cuda() -> None:
+    with ak.backend("cuda"):
+        ak.matmul(X, W.t())
+
+
+MODEL = _model()
+MISTAKES = [
+    (lambda: ak.optim.AdamW(MODEL, lr=1e-3), TypeError, "AdamW: params is a module; accepted: model.parameters()"),
+    (
+        lambda: ak.optim.Lion(MODEL.state_dict()),
+        TypeError,
+        "Lion: params is a state_dict; accepted: model.parameters()",
+    ),
+    (lambda: ak.optim.SGD(MODEL.parameters(), "1e-3"), TypeError, "SGD: lr is '1e-3', of type str; accepted: a number"),
+    (lambda: ak.optim.Adam(MODEL.parameters(), eps="1e-8"), TypeError, "Adam: eps is '1e-8', of type str"),
+    (
+        lambda: ak.optim.LAMB([MODEL.weight, MODEL.bias, MODEL.weight]),
+        ValueError,
+        "LAMB: params[2] of group 0, of shape [4, 8], is the same parameter as params[0] of group 0; accepted: each",
+    ),
+    (
+        lambda: ak.optim.AdamW([{"params": MODEL.named_parameters()}, {"params": [("tied", MODEL.weight)]}]),
+        ValueError,
+        "AdamW: tied of group 1, of shape [4, 8], is the same parameter as weight of group 0",
+    ),
+    (
+        lambda: ak.convert(torch.jit.script(torch.nn.Linear(8, 4))),
+        TypeError,
+        "convert: model is a torch.jit.ScriptModule",
+    ),
+    (
+        lambda: ak.cross_entropy(X, torch.zeros(4)),
+        ValueError,
+        "target has dtype float32, that of probabilities, and shape [4]; accepted: [4, 8], the shape of the logits, or class ids",
+    ),
+    (lambda: F.cross_entropy(X, IDS[:3]), ValueError, "target has shape [3]; accepted: [4]"),
+    (lambda: ak.clip_grad_norm_(MODEL.parameters(), float("nan")), ValueError, "clip_grad_norm_: max_norm is nan"),
+    (lambda: ak.clip_grad_norm_(MODEL.parameters(), -1.0), ValueError, "clip_grad_norm_: max_norm is -1.0; accepted"),
+    (lambda: ak.clip_grad_norm_(MODEL.parameters(), "1"), TypeError, "clip_grad_norm_: max_norm is '1', of type str"),
+    (lambda: ak.GradScaler(True), TypeError, "GradScaler: device is True; accepted: a device type"),
+    (lambda: ak.GradScaler(65536.0), TypeError, "GradScaler: device is 65536.0; accepted: a device type"),
+    (lambda: ak.recommended_dtype("gpu"), ValueError, "device is 'gpu'; accepted: None, 'cpu', 'cuda'"),
+    (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), MISTAKES, ids=[text.partition(";")[0] for _, _, text in MISTAKES])
+def test_a_mistake_is_named(call: Callable, error: type[Exception], text: str) -> None:
+    gradients = [param.grad.clone() for param in MODEL.parameters()]
+    with pytest.raises(error, match=re.escape(text)):
+        call()
+    assert all(map(torch.equal, gradients, [param.grad for param in MODEL.parameters()]))
+
+
+def test_a_backend_for_another_device_is_not_to_be_built() -> None:
+    with pytest.raises(ak.BackendUnavailable) as caught:
+        _on_cuda()
+    assert "It takes tensors on cuda." in str(caught.value)
+    assert "To build it" not in str(caught.value)
+
+
+def test_scripted_modules_inside_a_model_stay() -> None:
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(8, 8)), torch.nn.Linear(8, 4))
+    ak.convert(model)
+    assert isinstance(model[0], torch.jit.ScriptModule)
+    assert type(model[1]) is ak.nn.Linear
+
+
+def test_a_step_without_gradients_warns_once() -> None:
+    optimizer = ak.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+    with pytest.warns(UserWarning, match="AdamW: no parameter has a gradient, so the step changes nothing"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+def test_an_unfused_step_is_not_promised() -> None:
+    with pytest.warns(UserWarning, match="Lion: fused=False has no effect"):
+        ak.optim.Lion(_model().parameters(), fused=False)
+
+
+@pytest.mark.parametrize(("value", "printed"), [("Yes", "False"), ("on", "False"), ("0", "True"), ("off", "True")])
+def test_the_environment_switches_the_package_off(value: str, printed: str) -> None:
+    assert _enabled(value).stdout.strip() == printed
+
+
+def test_an_unknown_value_of_the_switch_is_refused() -> None:
+    assert "AMP_KERNELS_DISABLE is 'maybe'; accepted: 1, true, yes, on, 0" in _enabled("maybe").stderr
+
+
+def _enabled(value: str) -> subprocess.CompletedProcess:
+    program = "import amp_kernels; print(amp_kernels.is_enabled())"
+    environment = {**os.environ, "AMP_KERNELS_DISABLE": value}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+
+def test_an_old_torch_is_refused() -> None:
+    for version in ("2.10.0", "2.14.1+cu130", "3.0.0a0"):
+        check_torch(version)
+    with pytest.raises(ImportError, match=r"amp_kernels: torch is 2\.9\.1\+cpu; accepted: 2\.10 or newer"):
+        check_torch("2.9.1+cpu")
+
+
+def test_the_namespace_holds_what_is_documented_and_nothing_else() -> None:
+    loaded_by_tests = {"cli", "testing"}
+    assert {name for name in dir(ak) if not name.startswith("_")} - loaded_by_tests == {*ak.__all__} - {"__version__"}
