@@ -14,9 +14,9 @@ bf16: smaller matrices gain little time, and average less of its rounding.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Union
 
 import torch
 
@@ -30,7 +30,7 @@ from .._raw.unit_matrices import padded
 from ._autograd import check_not_recorded
 
 Triple = tuple[float, float, float]
-Coefficients = Union[str, Sequence[float], Sequence[Sequence[float]]]
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 KELLER_JORDAN: Triple = (3.4445, -4.7750, 2.0315)
 _SAFETY = 1.05
@@ -219,4 +219,4 @@ def gram_steps(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
 def _segments(steps: int, dtype: torch.dtype) -> list[tuple[int, int]]:
     """Ranges of steps between two restarts."""
     starts = [0, *range(2, steps, 3 if dtype == torch.float16 else 2), steps]
-    return [(first, end) for first, end in zip(starts, starts[1:], strict=False) if first < end]
+    return [(first, end) for first, end in itertools.pairwise(starts) if first < end]

@@ -16,7 +16,6 @@ from .tensors import normal
 SIZES = [(1, 1), (1, 40), (5, 7), (16, 17), (65, 33), (130, 70), (200, 8)]
 
 
-
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_within_the_bound_of_one_rounding(device, dtype, size):
