@@ -21,11 +21,15 @@ def padded(size: int) -> int:
     return (size + 7) // 8 * 8
 
 
-def _reference(x, *, eps, dtype):
+def check(x: torch.Tensor, dtype: torch.dtype) -> None:
     check_tensor("unit_matrices", "x", x, KERNEL_DTYPES)
+    check_out_dtype("unit_matrices", dtype, HALF_DTYPES)
     if x.ndim != 3:
         raise ValueError(f"unit_matrices: x has shape {list(x.shape)}; accepted: [B, M, N]")
-    check_out_dtype("unit_matrices", dtype, HALF_DTYPES)
+
+
+def _reference(x, *, eps, dtype):
+    check(x, dtype)
     batch, rows, columns = x.shape
     out = x.new_zeros(batch, padded(rows), padded(columns), dtype=dtype)
     for i in range(batch):

@@ -8,14 +8,15 @@ fp16 the form is as precise as the other one if ``R`` is computed anew after two
 on; in bf16, after every second.
 
 Iterates are fp16, whatever the dtype of the input: normalized, they have no use for bf16's exponents. The exception is a
-CPU that multiplies pairs of bf16 in one instruction, where an input that is not fp16 takes bf16.
+CPU that multiplies pairs of bf16 in one instruction, where an input that is not fp16 and has sides of 256 or more takes
+bf16: smaller matrices gain little time, and average less of its rounding.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Union
 
 import torch
 
@@ -29,7 +30,7 @@ from .._raw.unit_matrices import padded
 from ._autograd import check_not_recorded
 
 Triple = tuple[float, float, float]
-Coefficients = Union[str, Sequence[float], Sequence[Sequence[float]]]
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 KELLER_JORDAN: Triple = (3.4445, -4.7750, 2.0315)
 _SAFETY = 1.05
@@ -50,7 +51,7 @@ POLAR_EXPRESS: tuple[Triple, ...] = tuple(
     )
 )
 GRAM_ASPECT = 1.5
-_BF16_INSTRUCTIONS = ("avx512_bf16", "amx", "amx_emulated")
+_LEAST_BF16 = 256
 #: Elements of the iterates that are in work at once: three stacks of 128 MB, and what their products need.
 _ELEMENTS_TOGETHER = 1 << 26
 
@@ -116,14 +117,14 @@ def newton_schulz(
         raise ValueError(f"newton_schulz: eps is {eps!r}; accepted: a finite number from 0 on")
     if isinstance(x, torch.Tensor):
         _check("x", x)
-        return _orthogonalized(x.reshape(-1, *x.shape[-2:]), triples, eps).view(x.shape)
+        return _orthogonalized(_stack(x), triples, eps).view(x.shape)
     results: list[torch.Tensor] = list(x)
     groups: dict[tuple, list[int]] = {}
     for i, matrix in enumerate(results):
         _check(f"x[{i}]", matrix)
         groups.setdefault((matrix.shape[-2:], matrix.dtype, matrix.device), []).append(i)
-    for (sides, _, _), members in groups.items():
-        stacks = [results[i].reshape(-1, *sides) for i in members]
+    for members in groups.values():
+        stacks = [_stack(results[i]) for i in members]
         made = _orthogonalized(torch.cat(stacks) if len(stacks) > 1 else stacks[0], triples, eps)
         for i, part in zip(members, made.split([len(stack) for stack in stacks]), strict=True):
             results[i] = part.reshape(results[i].shape)
@@ -135,6 +136,10 @@ def _check(name: str, x: torch.Tensor) -> None:
     if x.ndim < 2:
         raise ValueError(f"newton_schulz: {name} has shape {list(x.shape)}; accepted: [..., M, N]")
     check_not_recorded("newton_schulz", **{name: x})
+
+
+def _stack(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def _orthogonalized(x: torch.Tensor, triples: list[Triple], eps: float) -> torch.Tensor:
@@ -155,8 +160,13 @@ def _orthogonalized(x: torch.Tensor, triples: list[Triple], eps: float) -> torch
 
 def iterate_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype of the iterates."""
-    quick_bf16 = x.is_cpu and x.dtype != torch.float16 and cpu_isa.chosen() in _BF16_INSTRUCTIONS
-    return torch.bfloat16 if quick_bf16 else torch.float16
+    large = x.is_cpu and x.dtype != torch.float16 and min(x.shape[-2:]) >= _LEAST_BF16
+    return torch.bfloat16 if large and _multiplies_bf16() else torch.float16
+
+
+@torch.compiler.assume_constant_result
+def _multiplies_bf16() -> bool:
+    return cpu_isa.chosen() in ("avx512_bf16", "amx", "amx_emulated")
 
 
 def is_gram(rows: int, columns: int) -> bool:
@@ -209,4 +219,4 @@ def gram_steps(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
 def _segments(steps: int, dtype: torch.dtype) -> list[tuple[int, int]]:
     """Ranges of steps between two restarts."""
     starts = [0, *range(2, steps, 3 if dtype == torch.float16 else 2), steps]
-    return [(first, end) for first, end in zip(starts, starts[1:], strict=False) if first < end]
+    return [(first, end) for first, end in itertools.pairwise(starts) if first < end]

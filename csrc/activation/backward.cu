@@ -59,21 +59,21 @@ swiglu_backward_kernel(const G* grad, const Z* z, Z* out, int64_t rows, int64_t 
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t per_row = columns / kVec;
-  for_each_in_grid(rows * per_row, [&](int64_t i) {
-    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad is at i
-    const auto g = load_vec<kVec, Cache::kStreaming>(grad + i * kVec);
-    const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
-    const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);
-    Vec<Z, kVec> gate_out, up_out;
-    AK_UNROLL
-    for (int j = 0; j < kVec; j++) {
-      const GatedGradient d = swiglu_backward(to_float(g[j]), to_float(gate[j]), to_float(up[j]));
-      gate_out[j] = round_to<Z>(d.gate);
-      up_out[j] = round_to<Z>(d.up);
-    }
-    store_vec<Cache::kStreaming>(out + at, gate_out);
-    store_vec<Cache::kStreaming>(out + at + columns, up_out);
-  });
+  const int64_t i = grid_thread();
+  if (i >= rows * per_row) return;
+  const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; grad is at i
+  const auto g = load_vec<kVec, Cache::kStreaming>(grad + i * kVec);
+  const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
+  const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);
+  Vec<Z, kVec> gate_out, up_out;
+  AK_UNROLL
+  for (int j = 0; j < kVec; j++) {
+    const GatedGradient d = swiglu_backward(to_float(g[j]), to_float(gate[j]), to_float(up[j]));
+    gate_out[j] = round_to<Z>(d.gate);
+    up_out[j] = round_to<Z>(d.up);
+  }
+  store_vec<Cache::kStreaming>(out + at, gate_out);
+  store_vec<Cache::kStreaming>(out + at + columns, up_out);
 }
 
 template <class Z, class G, int kVec>

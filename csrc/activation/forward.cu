@@ -58,15 +58,15 @@ swiglu_forward_kernel(const Z* z, Z* out, int64_t rows, int64_t columns) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t per_row = columns / kVec;
-  for_each_in_grid(rows * per_row, [&](int64_t i) {
-    const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; out is at i
-    const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
-    const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);
-    Vec<Z, kVec> result;
-    AK_UNROLL
-    for (int j = 0; j < kVec; j++) result[j] = round_to<Z>(swiglu(to_float(gate[j]), to_float(up[j])));
-    store_vec<Cache::kStreaming>(out + i * kVec, result);
-  });
+  const int64_t i = grid_thread();
+  if (i >= rows * per_row) return;
+  const int64_t row = i / per_row, at = row * columns + i * kVec;  // of the gate; out is at i
+  const auto gate = load_vec<kVec, Cache::kStreaming>(z + at);
+  const auto up = load_vec<kVec, Cache::kStreaming>(z + at + columns);
+  Vec<Z, kVec> result;
+  AK_UNROLL
+  for (int j = 0; j < kVec; j++) result[j] = round_to<Z>(swiglu(to_float(gate[j]), to_float(up[j])));
+  store_vec<Cache::kStreaming>(out + i * kVec, result);
 }
 
 template <class Z, int kVec>

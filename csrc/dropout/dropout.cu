@@ -59,20 +59,19 @@ dropout_kernel(AK_PARAM(Dropout) p, bool aligned) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const uint64_t seed = static_cast<uint64_t>(load(p.seed));
-  for_each_in_grid((p.count + kVec - 1) / kVec, [&](int64_t i) {
-    const int64_t at = i * kVec, left = p.count - at;
-    const bool whole = aligned && left >= kVec;
-    float v[kVec], added[kVec] = {};
-    load_vector(v, p.x, p.x_type, at, left, whole);
-    if (p.residual != nullptr) load_vector(added, p.residual, p.residual_type, at, left, whole);
+  const int64_t at = grid_thread() * kVec, left = p.count - at;
+  if (left <= 0) return;
+  const bool whole = aligned && left >= kVec;
+  float v[kVec], added[kVec] = {};
+  load_vector(v, p.x, p.x_type, at, left, whole);
+  if (p.residual != nullptr) load_vector(added, p.residual, p.residual_type, at, left, whole);
+  AK_UNROLL
+  for (int j = 0; j < kVec; j += kDropoutGroup) {
+    const Philox4 bits = dropout_bits(seed, static_cast<uint64_t>(at + j) / kDropoutGroup);
     AK_UNROLL
-    for (int j = 0; j < kVec; j += kDropoutGroup) {
-      const Philox4 bits = dropout_bits(seed, static_cast<uint64_t>(at + j) / kDropoutGroup);
-      AK_UNROLL
-      for (int k = 0; k < kDropoutGroup; k++) v[j + k] = dropped_out(v[j + k], bits.word[k], p.rate) + added[j + k];
-    }
-    store_vector(v, p.out, p.out_type, at, left, whole);
-  });
+    for (int k = 0; k < kDropoutGroup; k++) v[j + k] = dropped_out(v[j + k], bits.word[k], p.rate) + added[j + k];
+  }
+  store_vector(v, p.out, p.out_type, at, left, whole);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kGuardBytes = 4096;
 
-// Stacks are reused by later launches: mapping one costs more than running a small kernel.
+// Stacks are reused by later blocks and launches: mapping one costs more than running a small kernel.
 std::vector<char*>& free_stacks() {
   static std::vector<char*> stacks;
   return stacks;
@@ -61,9 +61,10 @@ void Fiber::start(void (*entry)(void*), void* argument) {
 }
 void Fiber::enter() { swapcontext(static_cast<ucontext_t*>(caller_), static_cast<ucontext_t*>(context_)); }
 void Fiber::leave() { swapcontext(static_cast<ucontext_t*>(context_), static_cast<ucontext_t*>(caller_)); }
-Fiber::~Fiber() {
+void Fiber::release() {
   if (stack_ == nullptr) return;
   free_stacks().push_back(stack_);
+  stack_ = nullptr;
   delete static_cast<ucontext_t*>(context_);
   delete static_cast<ucontext_t*>(caller_);
 }
@@ -114,8 +115,9 @@ void Fiber::start(void (*entry)(void*), void* argument) {
 }
 void Fiber::enter() { ak_emu_switch(&caller_, context_); }
 void Fiber::leave() { ak_emu_switch(&context_, caller_); }
-Fiber::~Fiber() {
+void Fiber::release() {
   if (stack_ != nullptr) free_stacks().push_back(stack_);
+  stack_ = nullptr;
 }
 
 #endif

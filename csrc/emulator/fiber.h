@@ -9,7 +9,7 @@ class Fiber {
   Fiber() = default;
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
-  ~Fiber();
+  ~Fiber() { release(); }
 
   /// Prepares `entry(argument)` on its own stack. `entry` must end with leave() and never return.
   void start(void (*entry)(void*), void* argument);
@@ -17,6 +17,8 @@ class Fiber {
   void enter();
   /// Returns to the loop. Called on the fiber.
   void leave();
+  /// Frees the stack of a fiber that will not be entered again.
+  void release();
 
  private:
   void* context_ = nullptr;  // saved stack pointer, or ucontext_t

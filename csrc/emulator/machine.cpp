@@ -1,7 +1,6 @@
 #include "emulator/machine.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "emulator/memory.h"
 
@@ -209,7 +208,22 @@ void Machine::finish(Thread& thread) {
                     cta.index, barrier.arrived, barrier.expected);
   }
   resident_ -= shape.block;
+  for (auto& each : cta.threads) each->fiber.release();
+  free_memory(*cta.cluster);
   start_waiting_ctas();
+}
+
+// A grid may have thousands of CTAs, so those of an exited cluster give back their shared memory. Pending asynchronous
+// operations may still touch it; then it stays.
+void Machine::free_memory(Cluster& cluster) {
+  const bool exited = std::all_of(cluster.ctas.begin(), cluster.ctas.end(), [](Cta* cta) { return cta->exited; });
+  const bool pending =
+      !async_.empty() || std::any_of(queues_.begin(), queues_.end(), [](auto* q) { return !q->empty(); });
+  if (!exited || pending || cluster.ctas.size() < static_cast<std::size_t>(shape.cluster)) return;
+  for (Cta* cta : cluster.ctas) {
+    std::vector<uint8_t>().swap(cta->shared);
+    cta->shadow.reset();
+  }
 }
 
 void Machine::check_end() {
@@ -345,60 +359,6 @@ uint32_t Machine::static_shared(const void* key, std::size_t bytes) {
   }
   static_offsets_.emplace(key, offset);
   return offset;
-}
-
-namespace {
-
-/// Counts the running thread; if it is the last, releases all waiting threads and returns true.
-bool arrive(Rendezvous& meeting, int expected, bool waits, bool ordered, const std::function<void()>& last) {
-  Thread& thread = *current;
-  if (meeting.arrived == 0) {
-    meeting.operation = thread.operation;
-    meeting.expected = expected;
-  } else if (std::strcmp(meeting.operation, thread.operation) != 0) {
-    fail(format("others that must do the same are in %s", meeting.operation));
-  } else if (meeting.expected != expected) {
-    fail(format("called for %d threads, others called it for %d", expected, meeting.expected));
-  }
-  if (std::find(meeting.passed.begin(), meeting.passed.end(), &thread) != meeting.passed.end()) {
-    fail("the thread comes a second time before the others have come once");
-  }
-  if (ordered) meeting.release.add(thread.clock);
-  if (++meeting.arrived < expected) return false;
-  if (last) last();
-  if (ordered) {
-    const Knowledge all = meeting.release.take();
-    for (Thread* other : meeting.waiting.threads) other->clock.acquire(all);
-    if (waits) thread.clock.acquire(all);
-  }
-  meeting.arrived = 0;
-  meeting.generation++;
-  meeting.passed.clear();
-  meeting.waiting.wake_all();
-  return true;
-}
-
-}  // namespace
-
-void meet(Rendezvous& meeting, int expected, bool ordered, const std::function<void()>& last) {
-  const uint64_t generation = meeting.generation;
-  if (arrive(meeting, expected, true, ordered, last)) {
-    machine->yield();
-    return;
-  }
-  machine->block(meeting.waiting, [&meeting, expected, generation] {
-    return format("%d of %d threads have come", meeting.generation == generation ? meeting.arrived : expected,
-                  expected);
-  });
-}
-
-void come(Rendezvous& meeting, int expected) {
-  if (!arrive(meeting, expected, false, true, {})) meeting.passed.push_back(current);
-  if (machine->random.one_in(4)) machine->yield();
-}
-
-void meet_warp(bool ordered, const std::function<void()>& last) {
-  meet(current->warp->meeting, kWarpSize, ordered, last);
 }
 
 }  // namespace ak::emu

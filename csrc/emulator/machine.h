@@ -156,6 +156,7 @@ class Machine {
   bool run_some_async();
   void switch_to(Thread& thread);
   void finish(Thread& thread);
+  void free_memory(Cluster& cluster);
   void check_end();
   std::string deadlock() const;
   static void thread_entry(void* thread);

@@ -69,7 +69,8 @@ void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4], bool transpose) {
       continue;
     }
     const uint16_t pair[2] = {static_cast<uint16_t>(r[matrix]), static_cast<uint16_t>(r[matrix] >> 16)};
-    for (int i = 0; i < 2; i++) write_shared(row(2 * (lane % 4) + i) + 2 * static_cast<uint32_t>(lane / 4), &pair[i], 2);
+    for (int i = 0; i < 2; i++)
+      write_shared(row(2 * (lane % 4) + i) + 2 * static_cast<uint32_t>(lane / 4), &pair[i], 2);
   }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "activation/formula.h"
 #include "base/half.h"
@@ -47,9 +48,9 @@ struct GemmProblem {
   const void* b;
   DType type = DType::kBFloat16;  ///< of A and B: fp16 or bf16
   GemmValues c;
-  bool accumulate = false;       ///< adds to an fp32 C, without a residual
-  /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta, a
-  /// residual of C's type and `diagonal`; m = n.
+  bool accumulate = false;  ///< adds to an fp32 C, without a residual
+  /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta,
+  /// a residual of C's type and `diagonal`; m = n.
   bool symmetric = false;
   bool batch_invariant = false;  ///< the bits of a row of C depend on that row of A and on B alone
   int m, n, k;                   ///< at least 1; on the CPU also 0
@@ -79,8 +80,8 @@ Status gemm_cpu(const GemmProblem& problem, Stream stream);
 
 /// True if there is no epilogue: C = A B.
 inline bool is_plain(const GemmEpilogue& e) {
-  return e.alpha == 1.0f && e.activation == Activation::none && !e.bias.data && !e.residual.data && !e.z.data &&
-         !e.preact.data && !e.column_sums;
+  return e.alpha == 1.0f && e.diagonal == 0.0f && e.activation == Activation::none && !e.bias.data &&
+         !e.residual.data && !e.z.data && !e.preact.data && !e.column_sums;
 }
 
 /// True if two columns of B make one of C: forward of swiglu.
@@ -97,7 +98,18 @@ inline int columns_of_c(const GemmProblem& q) {
   return q.epilogue.preact.data ? 2 * q.n : q.n / 2;
 }
 
-/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`.
+/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`, and row and column of each. The triangle is folded
+/// into lines of equal length: of an even number of rows, the last and the first make a line, the last but one and the
+/// second, and so on; of an odd number, the last makes a line by itself.
 constexpr int64_t triangle_of(int64_t tiles) { return tiles * (tiles + 1) / 2; }
+struct TilePlace {
+  int row, column;
+};
+AK_HD TilePlace place_in_triangle(int index, int tiles) {
+  const int length = tiles + 1 - tiles % 2, line = index / length, across = index - line * length;
+  const int lower = tiles - line;  // tiles of the line's lower row
+  if (across < lower) return {lower - 1, across};
+  return {line - tiles % 2, across - lower};
+}
 
 }  // namespace ak

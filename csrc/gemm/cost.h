@@ -251,11 +251,13 @@ inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip) {
   const double tiles = whole(r.n, kTile), works = r.batch * tiles * (tiles + 1) / 2;
   const double rounds = whole(works, chip.sm_count);
   const double product = whole(r.k, 64) * (std::max(4 * kTile, 2 * kTile * 128 / rate.l2) + 2 * rate.hand_over);
-  const double epilogue = rate.turn + (r.side_bytes ? 4 * kOperand : 0) + kBesideProducts * kStore.lone_cycles(4 * kSums);
+  const double epilogue =
+      rate.turn + (r.side_bytes ? 4 * kOperand : 0) + kBesideProducts * kStore.lone_cycles(4 * kSums);
   const double cycles = rounds * std::max(product, (product + epilogue) / 2) + epilogue;
   GemmRequest half = r;  // of the multiply-adds
   half.m = static_cast<int>(r.m * (tiles + 1) / (2 * tiles));
-  const double bytes = 2.0 * r.n * r.k * (1 + rate.crossing) + static_cast<double>(r.n) * r.n * (2 + r.side_bytes / 2.0);
+  const double bytes =
+      2.0 * r.n * r.k * (1 + rate.crossing) + static_cast<double>(r.n) * r.n * (2 + r.side_bytes / 2.0);
   return rate.start / rate.clock +
          side_by_side(under_power(cycles / rate.clock, half, rate), r.batch * bytes / rate.dram);
 }

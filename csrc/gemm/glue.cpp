@@ -233,8 +233,8 @@ bool has_pairs(const Tensor& t) {
          reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 4 == 0;
 }
 
-// The lower triangle of alpha a b' + beta c + diagonal I, and its mirror image. On a GPU rows of C begin at multiples of
-// 16 bytes, and C is copied if that leaves gaps.
+// The lower triangle of alpha a b' + beta c + diagonal I, and its mirror image. On a GPU rows of C begin at multiples
+// of 16 bytes, and C is copied if that leaves gaps.
 Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, double alpha, double beta, double diagonal) {
   constexpr const char* op = "syrk";
   AK_CHECK(a.dim() == 2 || a.dim() == 3, op, ": a must have shape (N, K) or (B, N, K); got ", Ints{a.sizes()});

@@ -124,9 +124,9 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     GemmRates rates;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,        r.tma_b,           r.tma_output,
-                            r.row_output, r.odd_operands, r.backward,     r.keeps_z,         r.column_sums,
-                            r.plain,      r.in_registers, r.tma_epilogue, r.batch_invariant, r.symmetric, sm90};
+      const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,     r.tma_b,       r.tma_output, r.row_output,
+                            r.odd_operands, r.backward,        r.keeps_z,   r.column_sums, r.plain,      r.in_registers,
+                            r.tma_epilogue, r.batch_invariant, r.symmetric, sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));

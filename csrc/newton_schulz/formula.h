@@ -1,8 +1,8 @@
-// The order of the sums of squares, and the factor that they make, as CPU and GPU have it. The sums are float64: the square
-// of no narrower number overflows or vanishes in it.
+// The order of the sums of squares, and the factor that they make, as CPU and GPU have it. The sums are float64: the
+// square of no narrower number overflows or vanishes in it.
 //
-// Lane l of 32 adds the squares of columns l, l + 32, ... of a row, and the lanes add up as a tree. Likewise 256 threads add
-// rows. So a matrix's sum depends on nothing but the matrix.
+// Lane l of 32 adds the squares of columns l, l + 32, ... of a row, and the lanes add up as a tree. Likewise 256
+// threads add rows. So a matrix's sum depends on nothing but the matrix.
 #pragma once
 #include <cmath>
 

@@ -40,7 +40,7 @@ void check_all(Cases& cases) {
     cases.check(name + ", whole vectors", [&] { return run<bf16>(activation, 3, 400); });
     cases.check(name + ", tail", [&] { return run<fp16>(activation, 1, 2062); });
     cases.check(name + ", several blocks", [&] { return run<bf16>(activation, 9, 1200); });
-    cases.check(name + ", several rounds", [&] { return run<bf16>(activation, 7, 1800, {1, 0}); });
+    cases.check(name + ", a tail of one", [&] { return run<bf16>(activation, 7, 1800, {1, 0}); });
     cases.check(name + ", fp32", [&] { return run<float>(activation, 7, 26); });
     for (int which = 0; which < 2; which++) {
       int offset[2] = {0, 0};
@@ -48,6 +48,7 @@ void check_all(Cases& cases) {
       cases.check(name + ", unaligned", [&] { return run<bf16>(activation, 5, 64, offset); });
     }
   }
+  cases.check("a thousand blocks", [] { return run<bf16>(Activation::relu, 1024, 2048); });
   cases.check("nothing", [] {
     return message_of(activation_forward({nullptr, nullptr, DType::kFloat16, 0, 8, Activation::gelu}, nullptr));
   });

@@ -211,7 +211,7 @@ void losses(Cases& cases) {
 template <class Run>
 std::string same_elements(int vector, Run run) {
   const int64_t of_block = int64_t{kElementThreads} * vector;
-  return same_far_away(kFar / of_block + 1, kElementGridPerSm,
+  return same_far_away(kFar / of_block + 1, 1,
                        [=](Tensors& t, int64_t before) { return run(t, before * of_block, of_block / 2); });
 }
 
@@ -287,7 +287,6 @@ std::string mask_far_away(int64_t first, int64_t n, Run run) {
 void masks(Cases& cases) {
   cases.check("dropout", [] {
     constexpr int64_t kOfBlock = int64_t{kElementThreads} * kVectorOf<float>, kBefore = kFar / kOfBlock + 1;
-    emu::options().sm_count = kBefore / kElementGridPerSm + 1;
     constexpr int64_t kFirst = kBefore * kOfBlock, kCount = kOfBlock / 2;
     return mask_far_away(kFirst, kCount, [](Tensors&, const void* x, const void* added, auto mask, void* out) {
       const Dropout p{x, added, mask.seed, out, kBrain, kFloat, kFloat, kFirst + kCount, mask.rate};

@@ -261,10 +261,10 @@ void same_bits(Cases& cases) {
     for (size_t i = 0; i < b.size(); i++)
       b.set(i, round_to<fp16>(static_cast<float>(random.below(1 << 20)) * 1e-4f - 50));
     GemmProblem q{};
-    q.a = a.data(), q.b = b.data();
+    q.a = a.data(), q.b = b.data(), q.type = DType::kFloat16;
     q.c = {c.data(), DType::kFloat32, kN, 1, 0};
     q.m = kM, q.n = kN, q.k = kK, q.ld_a = kK, q.ld_b = kK;
-    const GemmSm80Config config{kSmall, 5, false};
+    const GemmSm80Config config{kSmall, 5};
     Scratch scratch(gemm_sm80_scratch(q, config));
     const std::string error = message_of(gemm_sm80<fp16>(q, config, scratch.get(), nullptr));
     if (!error.empty()) return error;

@@ -1,15 +1,15 @@
 // bf16 by tdpbf16ps, which multiplies a 16 x 32 tile of a by a 32 x 16 tile of b into 16 x 16 fp32 sums.
 //
 // Work: 16384 flops an instruction, one in 16 cycles; 2 x 2 tiles of sums need four loads of 1 KB for four
-// instructions. Rows of `a` are read where they lie, 64 bytes each; b is packed in pairs along K, as vdpbf16ps wants
+// instructions. Rows of `a` are read in place, 64 bytes each; b is packed in pairs along K, as vdpbf16ps wants
 // it.
 //
-// Traps: the tiles are state of the thread. Every other user of AMX configures them for itself, so the first product of
-// a task must, too, and the last one releases them. A tile of fewer rows than 16 is a configuration of its own: memory
+// Traps: the tiles are thread state, which other users of AMX reconfigure, so the first product of a task configures
+// them and the last one releases them. A tile of fewer rows than 16 is a configuration of its own: memory
 // beyond the last row is not read. Like vdpbf16ps, the instruction flushes subnormal numbers; it sums even and odd
 // elements of K apart, each by fused multiply-adds, before it adds both to the tile (docs/cpu.md).
 //
-// The tiles have a second meaning in plain C++, on which the tests run this kernel where there is no AMX.
+// EmulatedTiles implements the instructions in C++, so that the kernel is tested on machines without AMX.
 #include "base/cpu/simd.h"
 
 #if AK_X86
@@ -55,7 +55,7 @@ struct AmxTiles {
   }
 };
 
-// The same words as the manual defines them: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+// The tiles as the manual defines them: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 struct EmulatedTiles {
   struct State {
     TileConfig config;

@@ -74,7 +74,7 @@ struct PairWords : Lanes512 {
   static AK_VECTOR Words load_steps(const uint16_t* from, int64_t elements) {
     return _mm512_maskz_loadu_epi16(first32(elements), from);
   }
-  // A transposed square: loads put the quarters of four rows side by side, which leaves half of the shuffles.
+  // Loads put the quarters of four rows side by side, which halves the shuffles of a transposition.
   static AK_VECTOR void load_transposed(const uint16_t* from, int64_t lane_stride, Words (&square)[16]) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {

@@ -2,11 +2,11 @@
 // 2008), over the micro-kernels of one instruction set.
 //
 // Work: 2 M N K flops at the rate of the multiply-adds. A thread takes a block of columns of b, packs it once into
-// panels, and goes down the rows, kRowUnit at a time, read where they lie if the kernel can.
-// These rows by one panel are summed depth after depth of K, so that a depth of the panel stays in the L1 cache. A few
-// panels on, `finish` gets their sums, which are still there, too.
+// panels, and goes down the rows, kRowUnit at a time, which it reads in place if the kernel can. These rows by one
+// panel are summed depth after depth of K, so that a depth of the panel stays in the L1 cache. After a few panels
+// `finish` gets their sums from the cache.
 //
-// An element is summed over K in one fixed order, which neither the other sizes nor the number of threads change.
+// The order of an element's sum over K is fixed for all other sizes and numbers of threads.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -45,23 +45,23 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// How many columns, and steps of K, of b are packed at a time: up to 1.5 MB, which streams from the L2 or L3 cache.
+// Columns, and steps of K, of b that are packed at a time: up to 1.5 MB, streamed from the L2 or L3 cache.
 struct Blocking {
   int64_t columns, steps;
 };
 constexpr Blocking kRowsInPlace{192, 2048};
-// Rows that must be packed are packed for each block of columns, so these are wide.
+// Packed rows are packed again for each block of columns, so blocks are wide.
 constexpr Blocking kRowsPacked{768, 512};
-// More columns than kRowsInPlace has, where the kernel asks for them, are as many as the L2 cache holds: 1 MB.
+// A kernel that asks for more columns than kRowsInPlace gets as many as the L2 cache holds: 1 MB.
 constexpr int64_t kWordsInPlace = 256 << 10;
-// Columns of a unit of rows that are finished together: 48 KB of sums, from the L1 or L2 cache.
+// Columns of a unit of rows that are finished together: 48 KB of sums in the L1 or L2 cache.
 constexpr int64_t kPieceColumns = 192;
-// Where K is longer, this many units of rows are summed side by side, and b is packed again for the next ones.
+// For a longer K, units of rows that are summed together before b is packed again for the next ones.
 constexpr int64_t kUnitsTogether = 16;
-// What a thread should have to do before a second one is woken: some 10 us.
+// Least work of a thread, some 10 us: below it, waking another costs more.
 constexpr int64_t kFlopsPerThread = 4 << 20;
 
-// The words of a block of rows of `a`, as panels of some lanes each, a power of two.
+// The words of a block of rows of `a`, in panels of a power of two of lanes.
 struct Rows {
   Words first;
   int64_t lanes_log2, panel_bytes;
@@ -84,8 +84,8 @@ class Product {
         row_blocks_(divide_up(problem.m, kRowUnit)),
         in_place_(kernel.in_place && problem.a.matrix.k_stride == 1 && problem.k % kernel.group == 0),
         blocking_(in_place_ ? in_place_blocking() : kRowsPacked) {
-    // As many columns as the caches like, but a few tasks for each thread that is worth waking; and where it can be as
-    // many blocks for each, so that none is packed twice.
+    // As many columns as fit the caches, but a few tasks per thread; the same number of blocks for each thread, if
+    // possible, so that no block is packed twice.
     const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), flops() / kFlopsPerThread + 1);
     const int64_t least = divide_up(2 * threads, p_.batches * row_blocks_);
     const int64_t blocks = std::max({least, divide_up(columns_, blocking_.columns / p_.halves),
@@ -95,14 +95,14 @@ class Product {
     block_columns_ = round_up(divide_up(columns_, even), lanes);
     column_blocks_ = divide_up(columns_, block_columns_);
     block_room_ = round_up(block_columns_, kernel.columns);
-    // Sums of several chunks of K wait for the last one, all of them.
+    // The sums of all columns wait for the last chunk of K.
     piece_columns_ = steps_ > blocking_.steps
                          ? block_room_
                          : kernel.columns * std::max<int64_t>(1, kPieceColumns / p_.halves / kernel.columns);
   }
 
   void run() const {
-    // Cut by columns of units, not by tasks, of which those of the last block are smaller.
+    // Cut by columns, not by tasks: those of the last block are smaller.
     const int64_t columns = p_.batches * row_blocks_ * columns_;
     const int64_t grain = std::max<int64_t>(1, columns * kFlopsPerThread / flops());
     torch::stable::parallel_for(0, columns, grain,
@@ -246,9 +246,9 @@ class Product {
 // lanes of the large one at a time go through the L1 cache and meet all vectors of the small one. An element is summed
 // in the lanes of one register, then over these, for any number of threads.
 
-// Lanes of the large operand that are finished together: a unit of rows where these are its rows.
+// Lanes of the large operand that are finished together: a unit of rows, if they are rows.
 constexpr int64_t kLanesTogether = kRowUnit;
-// What a thread should have to read before a second one is woken: some 10 us.
+// Least elements that a thread reads, some 10 us.
 constexpr int64_t kElementsPerThread = 128 << 10;
 
 bool few_rows(const BlockedProblem& p) { return p.m <= kThin && p.b.matrix.k_stride == 1; }

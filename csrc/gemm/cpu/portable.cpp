@@ -1,20 +1,17 @@
-// The fp32 product of 16-bit matrices on the CPU: ATen's fp32 matmul, or a loop of our own where a row must not depend
-// on its neighbours.
+// The fp32 product of 16-bit matrices on the CPU: ATen's fp32 matmul, or for batch invariance a loop.
 //
-// The operands are widened to fp32 first (exactly), so the sums are fp32 whatever the machine. Why not ATen's own
-// 16-bit matmul, where no epilogue asks for the fp32 sums? For fp16 it is slower (3 to 5 times on an AVX-512 machine).
-// For bf16 it is 4 times faster where the CPU has bf16 instructions, but these flush subnormal inputs and results to
-// zero (2^-130 * 2^16 summed over 64 gives 0), and on other machines it takes other paths: the result would depend on
-// the CPU.
+// The operands are first widened to fp32, exactly, so the sums are fp32 on every machine. ATen's 16-bit matmul is
+// slower for fp16 (3 to 5 times on an AVX-512 machine). For bf16 it is 4 times faster on a CPU with bf16 instructions,
+// but these flush subnormal inputs and results to zero (2^-130 * 2^16 summed over 64 gives 0), so the result would
+// depend on the CPU.
 //
 // The batch-invariant product: a BLAS chooses its order of summation by shape, alignment and number of threads. Here
-// each element is one chain of fused multiply-adds along K, whichever tile it falls into, so its bits depend on its row
-// and column alone (and are the same on every machine). A tile of 4 x 32 accumulators stays in registers.
+// each element is one chain of fused multiply-adds along K in any tile, so its bits depend on its row and column alone
+// and are the same on every machine. A tile of 4 x 32 accumulators stays in registers.
 //
-// Traps: the product goes through the `out` overloads of ATen, which autocast leaves alone; the functional ones would
-// be cast back to 16 bits when the caller is inside torch.autocast. torch.set_float32_matmul_precision("medium") also
-// holds for this product: on CPUs with AMX it then rounds fp16 operands to bf16, as the user asked of every fp32
-// matmul.
+// Traps: the product uses ATen's `out` overloads, which autocast leaves alone; inside torch.autocast the functional
+// ones would be cast back to 16 bits. torch.set_float32_matmul_precision("medium") applies here, too: on CPUs with AMX
+// fp16 operands are then rounded to bf16.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -30,64 +27,36 @@
 namespace ak {
 namespace {
 
+using Extents = std::array<int64_t, 3>;  // batch, rows, columns; a batch of one has no dimension
+
+Tensor call(const char* op, const char* overload, std::array<StableIValue, 3> stack) {
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 // A tensor over memory that outlives it.
-Tensor view(const void* data, DType type, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
-  const ScalarType dtype = type == DType::kFloat16    ? ScalarType::Half
-                           : type == DType::kBFloat16 ? ScalarType::BFloat16
-                                                      : ScalarType::Float;
-  return torch::stable::from_blob(const_cast<void*>(data), sizes, strides,
+Tensor view(const void* data, ScalarType dtype, const Extents& sizes, const Extents& strides) {
+  const size_t first = sizes[0] == 1;
+  return torch::stable::from_blob(const_cast<void*>(data), {sizes.data() + first, 3 - first},
+                                  {strides.data() + first, 3 - first},
                                   torch::stable::Device{torch::headeronly::DeviceType::CPU}, dtype);
 }
 
-// `batch` matrices, or one without a dimension for the batch.
-struct Shape {
-  int64_t batch, rows, columns;
-
-  std::vector<int64_t> sizes() const {
-    return batch > 1 ? std::vector{batch, rows, columns} : std::vector{rows, columns};
-  }
-  std::vector<int64_t> strides(int64_t batch_stride, int64_t row_stride, int64_t column_stride) const {
-    return batch > 1 ? std::vector{batch_stride, row_stride, column_stride} : std::vector{row_stride, column_stride};
-  }
-};
-
-// An operand in fp32. A batch that shares one matrix is widened once.
-class Widened {
- public:
-  Widened(const void* data, DType type, Shape shape, int64_t batch_stride, int64_t row_stride, int64_t column_stride)
-      : shape_(shape) {
-    if (batch_stride == 0) shape.batch = 1;
-    matrices_ = torch::stable::to(
-        view(data, type, shape.sizes(), shape.strides(batch_stride, row_stride, column_stride)), ScalarType::Float);
-  }
-  int64_t batch_stride() const { return matrices_.dim() == 3 ? matrices_.stride(0) : 0; }
-  int64_t row_stride() const { return matrices_.stride(matrices_.dim() - 2); }
-  int64_t column_stride() const { return matrices_.stride(matrices_.dim() - 1); }
-  const float* matrix(int64_t batch) const {
-    return static_cast<const float*>(matrices_.const_data_ptr()) + batch * batch_stride();
-  }
-  Tensor tensor() const {
-    if (matrices_.dim() == 3 || shape_.batch == 1) return matrices_;
-    return view(matrices_.const_data_ptr(), DType::kFloat32, shape_.sizes(),
-                shape_.strides(0, row_stride(), column_stride()));
-  }
-
- private:
-  Shape shape_;
-  Tensor matrices_;
-};
-
-void call_out(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
-  std::array<StableIValue, 3> stack{torch::stable::detail::from(a), torch::stable::detail::from(b),
-                                    torch::stable::detail::from(out)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "out", stack.data(), TORCH_ABI_VERSION));
-  torch::stable::detail::to<Tensor>(stack[0]);
+// An operand in fp32. A matrix that a batch shares is widened once.
+Tensor widen(const void* data, DType type, const Extents& sizes, const Extents& strides) {
+  const ScalarType dtype = type == DType::kFloat16 ? ScalarType::Half : ScalarType::BFloat16;
+  const bool shared = sizes[0] > 1 && strides[0] == 0;
+  const Extents distinct{shared ? 1 : sizes[0], sizes[1], sizes[2]};
+  const Tensor wide = torch::stable::to(view(data, dtype, distinct, strides), ScalarType::Float);
+  if (!shared) return wide;
+  using torch::stable::detail::from;
+  return call("aten::expand", "", {from(wide), from(std::vector<int64_t>(sizes.begin(), sizes.end())), from(false)});
 }
 
 constexpr int64_t kRows = 4, kColumns = 32;
 
-// out[i, j] = sum over p of a[i, p] * b[p, j] for a full tile. `b` is packed, kColumns floats a row; the rows of a are
-// given by pointers, of which some may be the same.
+// out[i, j] = sum over p of a[i, p] * b[p, j] for a full tile. `b` is packed, kColumns floats a row; pointers to the
+// rows of a may repeat.
 AK_SIMD_CLONES void chain_tile(const float* const* a, int64_t a_step, const float* b, int64_t k, float* out) {
   float acc[kRows][kColumns] = {};
   for (int64_t p = 0; p < k; ++p) {
@@ -127,23 +96,28 @@ void chain_product(const Matrix& a, const Matrix& b, float* out) {
   });
 }
 
+Matrix matrix_of(const Tensor& t, int64_t batch) {
+  const int64_t d = t.dim();
+  const float* data = static_cast<const float*>(t.const_data_ptr()) + (d == 3 ? batch * t.stride(0) : 0);
+  return {data, t.size(d - 2), t.size(d - 1), t.stride(d - 2), t.stride(d - 1)};
+}
+
 }  // namespace
 
 void portable_product(const GemmProblem& q, float* sums) {
-  const Widened a(q.a, q.type, {q.batch, q.m, q.k}, q.batch_stride_a, q.m_major_a ? 1 : q.ld_a,
-                  q.m_major_a ? q.ld_a : 1);
-  const Widened b(q.b, q.type, {q.batch, q.k, q.n}, q.batch_stride_b, q.n_major_b ? q.ld_b : 1,
-                  q.n_major_b ? 1 : q.ld_b);
   const int64_t elements = int64_t{q.m} * q.n;
+  const auto strides = [](int64_t batch_stride, int64_t ld, bool by_columns) {
+    return by_columns ? Extents{batch_stride, 1, ld} : Extents{batch_stride, ld, 1};
+  };
+  const Tensor a = widen(q.a, q.type, {q.batch, q.m, q.k}, strides(q.batch_stride_a, q.ld_a, q.m_major_a));
+  const Tensor b = widen(q.b, q.type, {q.batch, q.k, q.n}, strides(q.batch_stride_b, q.ld_b, !q.n_major_b));
   if (!q.batch_invariant) {
-    const Shape shape{q.batch, q.m, q.n};
-    return call_out(q.batch == 1 ? "aten::mm" : "aten::bmm", a.tensor(), b.tensor(),
-                    view(sums, DType::kFloat32, shape.sizes(), shape.strides(elements, q.n, 1)));
+    using torch::stable::detail::from;
+    const Tensor out = view(sums, ScalarType::Float, {q.batch, q.m, q.n}, {elements, q.n, 1});
+    call(q.batch == 1 ? "aten::mm" : "aten::bmm", "out", {from(a), from(b), from(out)});
+    return;
   }
-  for (int64_t i = 0; i < q.batch; ++i) {
-    chain_product({a.matrix(i), q.m, q.k, a.row_stride(), a.column_stride()},
-                  {b.matrix(i), q.k, q.n, b.row_stride(), b.column_stride()}, sums + i * elements);
-  }
+  for (int64_t i = 0; i < q.batch; ++i) chain_product(matrix_of(a, i), matrix_of(b, i), sums + i * elements);
 }
 
 }  // namespace ak

@@ -67,7 +67,8 @@ void mirror(uint16_t* matrices, int64_t count, int64_t n) {
       for (int64_t column0 = 0; column0 <= row0; column0 += kMirrored) {
         const int64_t columns_end = std::min(n, column0 + kMirrored);
         for (int64_t column = column0; column < columns_end; ++column) {
-          for (int64_t row = std::max(row0, column + 1); row < rows_end; ++row) s[column * n + row] = s[row * n + column];
+          for (int64_t row = std::max(row0, column + 1); row < rows_end; ++row)
+            s[column * n + row] = s[row * n + column];
         }
       }
     }

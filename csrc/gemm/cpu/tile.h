@@ -1,25 +1,21 @@
-// Packing and the micro-kernel of gemm_kernel.h over the vectors of one instruction set. A file of an instruction set
-// defines AK_TARGET, the attribute that makes the compiler use it, then includes this, and gives `V`:
+// Packing and the micro-kernel of kernel.h over the vectors of one instruction set. The file of an instruction set
+// defines AK_TARGET, the attribute that makes the compiler use it, includes this, and passes `V`:
 //
-//   kLanes         words in a vector
-//   kPair          16-bit elements in a word
-//   Words, Sums    a vector of words, a vector of fp32 sums
-//   load_steps     kLanes words of one lane, from the steps that follow each other in memory; where a number of
-//   elements
-//                  is given, nothing is read beyond them, and zeros come instead
-//   load_lanes     the word of one step of kLanes lanes that follow each other in memory; the same beyond the elements
-//                  of K and beyond the lanes
-//   transpose      kLanes vectors as a square
-//   load_transposed  a transposed square of steps, where V has a better way than load_steps and transpose
-//   store_words    a vector, or its first lanes
+//   kLanes           words in a vector
+//   kPair            16-bit elements in a word
+//   Words, Sums      a vector of words, a vector of fp32 sums
+//   load_steps       kLanes consecutive words of one lane; given a number of elements, zeros beyond them
+//   load_lanes       the word of one step of kLanes consecutive lanes; zeros beyond K and beyond the lanes
+//   transpose        a square of kLanes vectors
+//   load_transposed  optional: a transposed square of steps, faster than load_steps and transpose
+//   store_words      a vector, or its first lanes
 //   load_words, broadcast, load_sums, store_sums, zero, multiply_add
-//   total          of a vector of sums
+//   total            sum over a vector of sums
 //
-// Everything is in an anonymous namespace: code of one instruction set must not be merged by the linker with that of
-// another.
+// Everything is in an anonymous namespace, so that the linker does not merge code of different instruction sets.
 #pragma once
 
-// GCC 12 takes the undefined vectors of its own intrinsics for mistakes (bug 105593).
+// GCC 12 warns of undefined vectors in its own intrinsics (bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -34,14 +30,14 @@
 
 #include "gemm/cpu/kernel.h"
 
-// Of the small functions of V, and of lambdas that call them.
+// For the small functions of V and for lambdas that call them.
 #define AK_VECTOR inline __attribute__((always_inline)) AK_TARGET
 #define AK_VECTOR_LAMBDA __attribute__((always_inline)) AK_TARGET
 
 namespace ak {
 namespace {
 
-// The steps of kLanes lanes from memory in which K is contiguous: vector i is step i of all of them.
+// The steps of kLanes lanes of K-contiguous memory: vector i is step i of all lanes.
 template <typename V>
 AK_VECTOR void load_square(const uint16_t* from, int64_t lane_stride, int64_t lanes, int64_t elements,
                            typename V::Words (&square)[V::kLanes]) {
@@ -77,8 +73,8 @@ AK_TARGET void pack_panels(Operand from, int64_t lanes, int64_t k, int64_t steps
     }
     return;
   }
-  // Rows of memory in their order, so that each cache line is read once. They lie in pages of their own, where the
-  // hardware does not prefetch.
+  // Reads rows of memory in order, so that each cache line is read once. Each row is in another page, and the hardware
+  // does not prefetch across pages.
   constexpr int64_t kAhead = 16, kLineElements = 32;
   for (int64_t p = 0; p < steps; ++p) {
     const int64_t at = p * V::kPair;
@@ -120,7 +116,7 @@ AK_TARGET void pack_rows(Operand from, int64_t lanes, int64_t k, int64_t steps, 
   }
 }
 
-// A tile of kRows x kVectors accumulators that stays in registers over all steps.
+// A tile of kRows x kVectors accumulators in registers over all steps.
 template <typename V, int kRows, int kVectors, int kWidth>
 AK_TARGET void multiply_tile(int64_t steps, const Words& a, const uint32_t* b, float* sums, int64_t stride,
                              bool accumulate) {
@@ -169,7 +165,7 @@ struct Tiles {
   }
 };
 
-// kRows x kColumns dot products, each in the lanes of one register, until these are added up.
+// kRows x kColumns dot products, each summed in the lanes of one register, then over the lanes.
 template <typename V, int kRows, int kColumns>
 AK_TARGET void dot_tile(int64_t k, const uint32_t* a, int64_t steps, Operand b, float* sums, int64_t row_stride,
                         int64_t column_stride) {
@@ -204,7 +200,7 @@ AK_TARGET void dot_tile(int64_t k, const uint32_t* a, int64_t steps, Operand b, 
   }
 }
 
-// A few columns of b, which then stay in the L1 cache, by all rows.
+// A few columns of b, kept in the L1 cache, by all rows.
 template <typename V, int kColumns>
 AK_TARGET void dot_rows(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Operand b, float* sums,
                         int64_t row_stride, int64_t column_stride) {
@@ -227,7 +223,7 @@ AK_TARGET void dot(int64_t k, const uint32_t* a, int64_t steps, int64_t rows, Op
     dot_rows<V, 1>(k, a, steps, rows, b.at(j, 0), sums + j * column_stride, row_stride, column_stride);
 }
 
-// 12 sums, so that the latency of an instruction is hidden from two ports that start one in each cycle.
+// 12 independent sums hide the latency of an instruction on two ports that each start one per cycle.
 template <typename V>
 AK_TARGET int64_t burn(int64_t rounds) {
   constexpr int kSums = 12;
@@ -237,7 +233,7 @@ AK_TARGET int64_t burn(int64_t rounds) {
   const uint32_t one = V::kPair == 2 ? 0x3f803f80u : 0x3f800000u;
   auto a = V::broadcast(reinterpret_cast<const char*>(&one)), b = a;
   for (int64_t i = 0; i < rounds; ++i) {
-    asm volatile("" : "+v"(a), "+v"(b));  // so that no two products are the same to the compiler
+    asm volatile("" : "+v"(a), "+v"(b));  // the compiler must not merge equal products
 #pragma GCC unroll 12
     for (auto& sum : sums) {
       sum = V::multiply_add(a, b, sum);

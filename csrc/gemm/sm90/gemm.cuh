@@ -301,6 +301,7 @@ Schedule make_schedule(const GemmProblem& q, const Args& args, int splits, const
   s.by_columns = q.n > q.m;
   s.lines = s.by_columns ? columns : rows;
   s.line_length = s.by_columns ? rows : columns;
+  s.tiles = rows * columns;
   // Concurrent blocks cover about a square of C, which minimizes the slices of A and B they read. Groups are equal.
   const int tall = Tile::kBlockM * Tile::kClusterM, wide = Tile::kBlockN * Tile::kClusterN;
   const double shape = s.by_columns ? static_cast<double>(tall) / wide : static_cast<double>(wide) / tall;
@@ -353,9 +354,11 @@ Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch,
   if (!Tile::kTakesEpilogue && args.path.fused != FusedEpilogue::kNone)
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{}, map_z{}, map_aux{};
-  Status status = operand_map<T>(&map_a, q, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
+  Status status =
+      operand_map<T>(&map_a, q, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
-  status = operand_map<T>(&map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
+  status = operand_map<T>(&map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b,
+                          Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   // Map of C or of a tensor of its shape. With swiglu its two halves may be two matrices of the map.
   const auto map_boxes = [&](TensorMap* to, const GemmValues& t, bool in_halves) {

@@ -1,11 +1,11 @@
 // Store of a tile of a symmetric C, and of its mirror image.
 //
-// Work: per box of 64 x 64, one pass over 32 sums a thread, each rounded once; 2 x 8 KB through shared memory. Plan: the
-// pairs of a box are staged twice, as they lie by stmatrix and transposed by stmatrix.trans, and TMA stores both boxes.
-// A box on the diagonal takes its upper half from the transposed one, and is stored alone: so C is symmetric to the bit
-// whichever way the tensor cores add up two mirrored elements. Boxes above the diagonal belong to their mirror images.
-// Traps: both boxes take both slots of the staging buffer, so the next box waits until TMA has read them. Rows out of
-// bounds are sums over zeros, which TMA clips in either box.
+// Work: per box of 64 x 64, one pass over 32 sums a thread, each rounded once; 2 x 8 KB through shared memory. Plan:
+// the pairs of a box are staged twice, as they lie by stmatrix and transposed by stmatrix.trans, and TMA stores both
+// boxes. A box on the diagonal takes its upper half from the transposed one, and is stored alone: so C is symmetric to
+// the bit whichever way the tensor cores add up two mirrored elements. Boxes above the diagonal belong to their mirror
+// images. Traps: both boxes take both slots of the staging buffer, so the next box waits until TMA has read them. Rows
+// out of bounds are sums over zeros, which TMA clips in either box.
 #pragma once
 #include "device/block.cuh"
 #include "device/mma.cuh"

@@ -40,7 +40,7 @@ class TileScheduler {
 
   AK_DEVICE bool next(Work& work) {
     if (!more()) return false;
-    const int rank = rank_in_cluster<Tile>(), cluster = next_ / s_.splits, tiles = s_.lines * s_.line_length;
+    const int rank = rank_in_cluster<Tile>(), cluster = next_ / s_.splits, tiles = s_.tiles;
     work.split = next_ - cluster * s_.splits;
     work.tile = cluster * Tile::kCluster + rank;
     work.batch = cluster / tiles;
@@ -50,7 +50,9 @@ class TileScheduler {
     work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
     next_ += s_.clusters;
     if constexpr (Tile::kTriangular) {
-      place_in_triangle(in_matrix, work);
+      const TilePlace place = place_in_triangle(in_matrix, s_.lines);
+      work.m = place.row * Tile::kBlockM;
+      work.n = place.column * Tile::kBlockN;
     } else {
       place_in_rectangle(in_matrix, rank, work);
     }
@@ -66,16 +68,6 @@ class TileScheduler {
     const int across = in_group / lines, line = first_line + in_group - across * lines;
     work.m = ((s_.by_columns ? across : line) * Tile::kClusterM + (Tile::kClusterM > 1 ? rank : 0)) * Tile::kBlockM;
     work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)) * s_.tile_columns;
-  }
-
-  /// Of an even number of rows of tiles, the last and the first make a line, the last but one and the second, and so on;
-  /// of an odd number, the last is a line of its own, and so every line is as long.
-  AK_DEVICE void place_in_triangle(int in_matrix, Work& work) const {
-    const int line = in_matrix / s_.line_length, across = in_matrix - line * s_.line_length;
-    const int lower = s_.tiles - line;  // tiles of the line's lower row
-    const bool in_lower = across < lower;
-    work.m = (in_lower ? lower - 1 : line - s_.tiles % 2) * Tile::kBlockM;
-    work.n = (in_lower ? across : across - lower) * Tile::kBlockN;
   }
 
   const Schedule& s_;

@@ -1,9 +1,10 @@
 // Instances of gemm_sm90_kernel for symmetric products, and their launch.
 //
-// Work: n (n + 128) k flops, of which those above the diagonal of a diagonal tile are not used, against 2 or 4 n k bytes
-// of operands and 2 n^2 of C, which a residual makes 3 n^2. Plan: square tiles in turns, so that the mirrored store of
-// one overlaps the main loop of the next; every k step needs its 32 KB from L2 in the 512 cycles of its wgmma. K is never
-// split, so the bits of a matrix do not depend on the batch. Both operands lie alike, which halves the instances.
+// Work: n (n + 128) k flops, of which those above the diagonal of a diagonal tile are not used, against 2 or 4 n k
+// bytes of operands and 2 n^2 of C, which a residual makes 3 n^2. Plan: square tiles in turns, so that the mirrored
+// store of one overlaps the main loop of the next; every k step needs its 32 KB from L2 in the 512 cycles of its wgmma.
+// K is never split, so the bits of a matrix do not depend on the batch. Both operands lie alike, which halves the
+// instances.
 #include "gemm/sm90/gemm.cuh"
 
 namespace ak {
@@ -39,12 +40,11 @@ const char* refuses(const GemmProblem& q) {
 Schedule triangular_schedule(const GemmProblem& q) {
   Schedule s{};
   s.tile_columns = kGemmSm90Triangle;
-  s.tiles = divide_up(q.m, kGemmSm90Triangle);
-  s.lines = divide_up(s.tiles, 2);
-  s.line_length = s.tiles + 1 - s.tiles % 2;
+  s.lines = divide_up(q.m, kGemmSm90Triangle);
+  s.tiles = static_cast<int>(triangle_of(s.lines));
   s.splits = 1;
   s.k_steps = s.k_steps_per_split = divide_up(q.k, kBlockK);
-  s.work_count = s.lines * s.line_length * q.batch;
+  s.work_count = s.tiles * q.batch;
   s.clusters = divide_up(s.work_count, divide_up(s.work_count, std::max(device_sm_count(), 1)));
   s.batch_a = q.batch_stride_a != 0;
   s.batch_b = q.batch_stride_b != 0;
@@ -60,13 +60,12 @@ Status launch_symmetric(const GemmProblem& q, Stream stream) {
   const int64_t plane = q.batch == 1 ? q.c.row_stride * q.m : q.c.batch_stride;
   // TMA clips within 16 bytes of a row, so the rows of the map end at a multiple of that.
   if (status.ok())
-    status = make_tensor_map(
-        &map_c, {q.c.data,
-                 std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16,
-                 3,
-                 {size(divide_up(q.n, 8)) * 8, size(q.m), size(q.batch)},
-                 {size(q.c.row_stride), size(plane)},
-                 {64, 64, 1}});
+    status = make_tensor_map(&map_c, {q.c.data,
+                                      std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16,
+                                      3,
+                                      {size(divide_up(q.n, 8)) * 8, size(q.m), size(q.batch)},
+                                      {size(q.c.row_stride), size(plane)},
+                                      {64, 64, 1}});
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   Args args = arguments<false, SymmetricTile>(q, 1);
   args.path = {DirectStore::kNone, FusedEpilogue::kNone};

@@ -108,7 +108,7 @@ struct Schedule {
   int tile_columns;        // columns of C per tile: kBlockN, or half of that with swiglu
   int lines, line_length;  // in clusters: a line is a row of clusters' tiles, or a column if by_columns
   bool by_columns;
-  int tiles;         // of a triangular tile: rows of tiles of a matrix
+  int tiles;         // of a matrix
   int raster_lines;  // lines rasterized together, so that their slices of A and B stay in L2
   int work_count;    // work items of all clusters: tiles x batch x splits
   int clusters;      // of the grid
@@ -211,9 +211,9 @@ Args arguments(const GemmProblem& q, int splits) {
   }
   const GemmEpilogue& e = p.epilogue;
   Args args{};
-  args.epilogue = {
-      e.alpha,           e.beta,       e.diagonal, e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
-      operand(e.preact), e.column_sums};
+  args.epilogue = {e.alpha,           e.beta,          e.diagonal,          e.activation,
+                   operand(q.c),      operand(e.bias), operand(e.residual), operand(e.z),
+                   operand(e.preact), e.column_sums};
   args.path = epilogue_path(p, kFloat);
   args.float_bias = !e.bias.data || e.bias.type == DType::kFloat32;
   args.reads_aux = args.path.fused == FusedEpilogue::kTma && (e.preact.data || e.residual.data);

@@ -9,7 +9,7 @@ WALK = "base/elementwise.cuh"
 MUTANTS = [
     Mutant(WALK, "rest = vectors * kVec +", "rest = vectors * kVec + 1 +", "an element of the tail is left out"),
     Mutant(WALK, "if (rest < count)", "if (rest <= count)", "an element beyond the last is touched"),
-    Mutant(WALK, "i < count; i += stride", "i < count; i += 2 * stride", "every second round is left out"),
+    Mutant(WALK, "if (i < vectors)", "if (i + 1 < vectors)", "the last vector is left out"),
     Mutant(KERNEL, "at = row * columns + i * kVec", "at = i * kVec", "rows of z are taken to be as long as those of grad"),
     Mutant(KERNEL, "load_vec<kVec, Cache::kStreaming>(z + at + columns)", "load_vec<kVec, Cache::kStreaming>(z + at)", "the gate is read as the value"),
     Mutant(KERNEL, "gate_out[j] = round_to<Z>(d.gate);", "gate_out[j] = round_to<Z>(d.up);", "the gate gets the value's gradient"),

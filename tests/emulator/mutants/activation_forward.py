@@ -9,7 +9,7 @@ WALK = "base/elementwise.cuh"
 MUTANTS = [
     Mutant(WALK, "f.template operator()<1>(rest);", ";", "the tail is left out"),
     Mutant(WALK, "operator()<kVec>(i * kVec)", "operator()<kVec>(i)", "vectors overlap"),
-    Mutant(WALK, "block_index()) * kElementThreads + thread_index(); i", "block_index()) + thread_index(); i", "blocks overlap"),
+    Mutant(WALK, "block_index()) * kElementThreads + thread_index(); }", "block_index()) + thread_index(); }", "blocks overlap"),
     Mutant(KERNEL, "at = row * columns + i * kVec", "at = i * kVec", "rows of z are taken to be as long as those of out"),
     Mutant(KERNEL, "i / per_row, at", "i / columns, at", "a row has as many vectors as columns"),
     Mutant(KERNEL, "(z + at + columns)", "(z + at)", "the gate is read as the value"),

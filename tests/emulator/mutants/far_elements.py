@@ -79,14 +79,14 @@ MUTANTS = [
     ),
     Mutant(
         ELEMENTS,
-        "int64_t i = static_cast<int64_t>(block_index()) * kElementThreads",
-        "int64_t i = block_index() * kElementThreads",
+        "return static_cast<int64_t>(block_index()) * kElementThreads",
+        "return block_index() * kElementThreads",
         "elements are counted in ints",
     ),
     Mutant(
         "dropout/dropout.cu",
-        "const int64_t at = i * kVec,",
-        "const int64_t at = static_cast<int>(i * kVec),",
+        "const int64_t at = grid_thread() * kVec,",
+        "const int64_t at = static_cast<int>(grid_thread() * kVec),",
         "elements are counted in ints",
     ),
     Mutant(

@@ -332,8 +332,8 @@ MUTANTS = [
     ),
     Mutant(
         KERNEL,
-        "finish_chunk(args.finish, output.chunk(c), acc[0]); output.put(c, acc[0]);",
-        "output.put(c, acc[0]); finish_chunk(args.finish, output.chunk(c), acc[0]);",
+        "finish_chunk(args.finish, output.chunk(c), acc[0]); if constexpr",
+        "output.put(c, acc[0]); finish_chunk(args.finish, output.chunk(c), acc[0]); if constexpr",
         "stored before it is finished",
     ),
     Mutant(HOST, "(q.m == 1 || wide(q.c.row_stride))", "true", "16-byte stores to rows that are not aligned"),
