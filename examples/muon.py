@@ -7,7 +7,9 @@ import amp_kernels as ak
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
-model = nn.Sequential(nn.Embedding(64, 32), nn.Flatten(1), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU())
+model = nn.Sequential(
+    nn.Embedding(64, 32), nn.Flatten(1), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU()
+)
 model = ak.convert(nn.Sequential(model, nn.Linear(128, 64))).to(device)
 
 hidden = [m.weight for m in model[0].modules() if isinstance(m, nn.Linear)]
