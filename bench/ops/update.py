@@ -35,8 +35,8 @@ def _cases(
     bound: float = 1e-6,
     takes: Callable[[lists.Shape], bool] = lambda shape: True,
 ) -> Iterator[Case]:
-    """One case a list, of the shapes that the optimizer takes. The steps are made from parameters that carry gradients; `reference(param, grads)` takes a step
-    of one parameter in float64 with each of the gradients."""
+    """One case a list, of the shapes that the optimizer takes. The steps are made from parameters that carry gradients;
+    `reference(param, grads)` takes a step of one parameter in float64 with each of the gradients."""
     for name, shapes in lists.chosen(scope).items():
         shapes = list(filter(takes, shapes))
         count = lists.numel(shapes)
