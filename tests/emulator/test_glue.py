@@ -290,14 +290,15 @@ RULES = {
 @pytest.mark.parametrize(("name", "options"), [(name, options) for name, row in RULES.items() for options in row])
 @pytest.mark.parametrize("count", [7, 700])
 def test_a_step_of_more_parameters_than_one_launch_takes(name, options, count):
-    """Of 700, the last are not in the first launch; of 7, the second step comes from a table of addresses."""
+    """Of 700, the last are not in the first launch; of 7, the second step comes from a table of addresses. Muon's products may
+    be of another precision; its weights move by some 1e-2."""
     with torch.random.fork_rng():
         emulated = trained(name, "emulate", options, count, steps=3 if count == 7 else 1)
         expected = trained(name, "cpu", options, count, steps=3 if count == 7 else 1)
     if count > 600:
         assert len([launch for launch in launches() if launch.name == "update_scale"]) == 1
     for got, want in zip(tensors(emulated), tensors(expected), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(got, want, rtol=0, atol=4e-3 if name == "Muon" else 0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "muon_", "lamb_"])
