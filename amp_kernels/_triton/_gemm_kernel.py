@@ -1,4 +1,4 @@
-"""The Triton GEMM for fp16 or bf16 operands: one kernel for all GEMM ops. What it does with the sums is ``_gemm_epilogue.finish``.
+"""The Triton GEMM for fp16 or bf16 operands: one kernel for all GEMM ops. ``_gemm_epilogue.finish`` is its epilogue.
 
 The work is 2 M N K flops on Tensor Cores against (M K + K N) * 2 bytes read and M N written: with tiles of 128 x 256 an operand byte
 that reaches shared memory is used 85 to 256 times, enough for the Tensor Cores to be the limit. One program computes one tile of c.
@@ -105,14 +105,11 @@ def gemm_kernel(
     k_first = matrix // batches * k_split // BLOCK_K * BLOCK_K
     k_last = tl.minimum(tl.maximum(K, 1), k_first + k_split)
     tl.assume(k_first < k_last)
-    first_row = tile_m * BLOCK_M
-    first_column = tile_n * BLOCK_N
+    first_row, first_column = tile_m * BLOCK_M, tile_n * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = acc if GATED else None
-
     if TMA:
-        row = first_row.to(tl.int32)
-        column = first_column.to(tl.int32)
+        row, column = first_row.to(tl.int32), first_column.to(tl.int32)
         for k in range(k_first, k_last, BLOCK_K):
             a_tile = _load_box(a, batch, row, k, A_COLUMN_MAJOR, BLOCK_M, BLOCK_K)
             b_tile = _load_box(b, batch, k, column, B_COLUMN_MAJOR, BLOCK_K, BLOCK_N)
@@ -121,7 +118,7 @@ def gemm_kernel(
                 b_tile = _load_box(b, batch, k, column + N, B_COLUMN_MAJOR, BLOCK_K, BLOCK_N)
                 up = tl.dot(a_tile, b_tile, up)
     else:
-        # Of each operand one stride is that of the outer dimension, and one extent ends its contiguous dimension.
+        # Each operand has one stride, of the outer dimension, and one bound, of its contiguous dimension.
         a_row = multiple(stride_am, 1 if A_COLUMN_MAJOR else VEC_A)
         a_step = multiple(stride_ak, VEC_A if A_COLUMN_MAJOR else 1)
         b_step = multiple(stride_bk, 1 if B_COLUMN_MAJOR else VEC_B)
@@ -149,7 +146,6 @@ def gemm_kernel(
                 up_base += BLOCK_K * b_step
             a_base += BLOCK_K * a_step
             b_base += BLOCK_K * b_step
-
     finish(
         acc,
         up,

@@ -93,7 +93,7 @@ def run(
     if beta == 0:
         residual = None
     preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
-    # Of a row-major b, whose second half is a tile's up values, TMA reads halves of whole 16 bytes.
+    # A row-major b of swiglu has its up values in its second half, which TMA can read if it begins at 16 bytes.
     tma = not gated or n % 8 == 0 or _order(_lies(b))[0]
     if config is None:
         capability = torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0)
@@ -107,7 +107,7 @@ def run(
     k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
     splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
     results = (_lies(c), _lies(preact), _lies(residual))
-    finish_m, finish_n = _FINISH_BLOCK if splits > 1 else (config.block_m, config.block_n)
+    finish_m = _FINISH_BLOCK[0] if splits > 1 else config.block_m
     row_sums = None
     if sums is not None:
         row_sums = torch.empty(batch * triton.cdiv(m, finish_m), sums.shape[0], dtype=torch.float32, device=c.device)
@@ -127,24 +127,7 @@ def run(
         if splits == 1:
             _launch(config, a, b, c, results, epilogue, n, k_split)
         else:
-            partials = torch.empty(splits * batch, m, b.shape[2], dtype=torch.float32, device=c.device)
-            _launch(config, a, b, partials, (_lies(partials), None, None), _PLAIN, b.shape[2], k_split)
-            grid = batch * triton.cdiv(m, finish_m) * triton.cdiv(n, finish_n)
-            finish_kernel[(grid,)](
-                partials,
-                c,
-                M=m,
-                N=n,
-                batches=batch,
-                splits=splits,
-                VEC_P=math.gcd(4, n),
-                **epilogue,
-                **_described(results, n, _FINISH_BLOCK),
-                BLOCK_M=finish_m,
-                BLOCK_N=finish_n,
-                num_warps=4,
-                enable_fp_fusion=False,
-            )
+            _launch_split(config, a, b, c, results, epilogue, n, k_split, splits)
         if sums is not None:
             rows, columns = row_sums.shape
             column_sums_kernel[(triton.cdiv(columns, _SUMS_BLOCK[1]),)](row_sums, sums, rows, columns, *_SUMS_BLOCK)
@@ -201,7 +184,7 @@ def _choose(capability, c, a, b, preact, residual, n, activation, backward, batc
 
 
 class _Matrix:
-    """What the kernels ask of a ``t[batch, row, column]`` of ``n`` or 2 n columns, of which they take n at a time.
+    """The properties of ``t[batch, row, column]`` that the kernels depend on. It has ``n`` or 2 n columns, read n at a time.
 
     ``column_major``: rows are the contiguous dimension. ``vec``: how many elements an access may take (:func:`_order`).
     """
@@ -218,7 +201,7 @@ class _Matrix:
             self.vec = min(self.vec, _order(lies._replace(shape=(batch, rows, columns - n), address=second))[1])
 
     def fits_int32(self, box: tuple[int, int]) -> bool:
-        """Whether offsets within a tile fit 32 bits."""
+        """True if offsets within a tile fit 32 bits."""
         return box[0] * self.stride[1] + box[1] * self.stride[2] < _INT32
 
 
@@ -293,8 +276,31 @@ def _launch(
     gemm_kernel[grid](a, b, c, **epilogue, **arguments)
 
 
+def _launch_split(config, a, b, c, results, epilogue, n: int, k_split: int, splits: int) -> None:
+    """The product in ``splits`` parts of K, whose sums a second kernel adds in order before its epilogue."""
+    batch, m, columns = c.shape[0], a.shape[1], b.shape[2]
+    partials = torch.empty(splits * batch, m, columns, dtype=torch.float32, device=c.device)
+    _launch(config, a, b, partials, (_lies(partials), None, None), _PLAIN, columns, k_split)
+    block_m, block_n = _FINISH_BLOCK
+    finish_kernel[(batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
+        partials,
+        c,
+        M=m,
+        N=n,
+        batches=batch,
+        splits=splits,
+        VEC_P=math.gcd(4, n),
+        **epilogue,
+        **_described(results, n, _FINISH_BLOCK),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
 def _order(t: _Lies) -> tuple[bool, int]:
-    """Whether rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
+    """True if rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
 
     That number is a power of two of at most 16 bytes. It divides the extent of the contiguous dimension, the other strides and the
     address, so that no group of as many elements crosses an edge of the matrix or an alignment boundary.
@@ -313,7 +319,7 @@ def _order(t: _Lies) -> tuple[bool, int]:
 
 
 def _fits_tma(t: _Lies, column_major: bool) -> bool:
-    """Whether a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
+    """True if a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
     (batch, outer, inner), (batch_stride, outer_stride, inner_stride) = t.shape, t.stride
     if column_major:
         outer, inner, outer_stride, inner_stride = inner, outer, inner_stride, outer_stride

@@ -107,11 +107,8 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         max_consecutive_skips: int | None = None,
         shard_group: ProcessGroup | None = None,
     ) -> None:
-        if not isinstance(device, str):
-            raise TypeError(
-                f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu' (torch.cuda.amp.GradScaler has "
-                "no such argument: name the others, as in init_scale=1024.0)"
-            )
+        if not isinstance(device, str):  # torch.cuda.amp.GradScaler begins with init_scale
+            raise TypeError(f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'")
         enabled = enabled and is_enabled()
         # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor

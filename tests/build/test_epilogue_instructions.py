@@ -1,4 +1,4 @@
-"""What the epilogue of the Hopper GEMM executes for an element of C: a thread of a consumer is followed through the machine code of a few
+"""Instructions of the Hopper GEMM's epilogue for an element of C: a thread of a consumer is followed through the machine code of a few
 instances, from the last product of its tile to the end, and the budgets of instructions and of cycles hold for all that it does there.
 Needs nvcc, no GPU."""
 
@@ -44,7 +44,7 @@ EXHAUSTIVE = [
     ),
 ]
 
-# A sum that leaves as it is takes 0.63: a rounding for two, an stmatrix for eight. What a tile takes besides keeps a thread with 128 sums
+# A sum that leaves as it is takes 0.63: a rounding for two, an stmatrix for eight. The rest of a tile keeps a thread with 128 sums
 # at 1.5: to free the last stage and hand the tensor cores over (13), to learn what the tile's epilogue and the next tile are (19 and 26),
 # addresses (15), for each 64 rows of 128 columns a fence and two barriers (14), and the block's end, once (17).
 
@@ -103,13 +103,13 @@ def idle_cycles(epilogue: str, shape: dict, as_float: bool) -> tuple[float, floa
 
 
 def in_elements(epilogue: str, as_float: bool) -> bool:
-    """Whether what is read or written cannot be moved by TMA: a derivative beside a C in fp32."""
+    """True if what is read or written cannot be moved by TMA: a derivative beside a C in fp32."""
     return epilogue == "elements" or (as_float and epilogue.startswith("d"))
 
 
 def of_elements(epilogue: str, as_float: bool) -> float:
     """Into every other place: in fp32 they lie so far apart that a lane takes its elements along a row, each with addresses of its own.
-    Of a derivative with what it is taken of; of swiglu's there are two, and two results."""
+    A derivative also reads its pre-activation; swiglu's reads two, and has two results."""
     if epilogue in ("elements", "dswiglu"):
         return {"elements": 112 if as_float else 75, "dswiglu": 168}[epilogue]
     return 107 + ARITHMETIC[epilogue.removeprefix("d").removesuffix("_sums")] + 8 * epilogue.endswith("_sums")
@@ -127,7 +127,7 @@ def tma_epilogue(epilogue: str) -> tuple[float, float]:
 
 
 def number(tile: str) -> int:
-    """Of the first with this name, which does without a cluster what the others do in one."""
+    """The first tile with this name, which does without a cluster what the others do in one."""
     candidates = enumerate(_host.gemm_candidates()["sm90"])
     return next(i for i, t in candidates if f"{t['m']}x{t['n']}" + " pingpong" * t["pingpong"] == tile)
 
@@ -141,7 +141,7 @@ def sums_of_a_thread(tile: dict) -> int:
 
 
 def request(epilogue: str, as_float: bool) -> dict:
-    """What plan_gemm is told of an epilogue. Alpha alone is to it a bias, which costs more."""
+    """Arguments of plan_gemm for an epilogue. Alpha alone is to it a bias, which costs more."""
     asked = {"out_bytes": 4 if as_float else 2, "plain": epilogue == "plain", "tma_output": epilogue != "odd_rows"}
     if epilogue == "elements":
         return asked | {"row_output": False}  # which leads the model there, too

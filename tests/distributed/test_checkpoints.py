@@ -56,7 +56,7 @@ def train(model, optimizer, first, last):
 
 
 def is_uninterrupted(model, optimizer, kind, upto):
-    """Whether weights and states are those of one process after so many steps."""
+    """True if weights and states are those of one process after so many steps."""
     reference, alone = build("plain", kind)
     train(reference, alone, 0, upto)
     equal = []
@@ -150,10 +150,7 @@ def in_memory(layout, options, kinds):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True},
-        FLAT,
-    ],
+    [{"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True}, FLAT],
     ids=lambda it: "-".join(it),
 )
 @pytest.mark.parametrize("layout", ["fsdp", "fsdp x tp"])
@@ -168,7 +165,7 @@ def test_other_forms(ranks, layout, options):
 
 
 def fake_step(kind):
-    """What torch does to a fresh optimizer to learn what its state looks like: a step with zero gradients and no rate."""
+    """torch's way to learn the state of a fresh optimizer: a step with zero gradients and no rate."""
     model, optimizer = build("fsdp", kind)
     before = [local(p.detach()).clone() for p in model.parameters()]
     get_optimizer_state_dict(model, optimizer)

@@ -1,6 +1,6 @@
 #pragma once
 // A product with an epilogue on the emulator, bit for bit: the sums of A B are small integers, so the expected values
-// come from the formulas alone. What lies beyond an edge is uninitialised, and reading it is an error.
+// come from the formulas alone. Memory beyond an edge is uninitialised, and reading it is an error.
 #include <cmath>
 
 #include "gemm/column_sums.cu"
@@ -11,12 +11,7 @@ namespace ak::test::epilogue {
 
 constexpr Major K = Major::kK, MN = Major::kMN;
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-
-/// Where the elements of a matrix lie.
+/// Layout of a matrix.
 enum class Lies { kRows, kPadded, kOdd, kSpread, kTransposed, kOneRow, kOneColumn };
 
 struct Matrix {

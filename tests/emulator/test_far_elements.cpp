@@ -1,6 +1,7 @@
-// Elements beyond 2^32: a place that was counted in 32 bits, signed or not, is one before it. Of each large tensor only
-// the end exists, at the address that the kernel works out from that of an element which is nowhere; of each grid only
-// the last block runs, which finds its work there. It must give what the same rows give alone, to the bit.
+// Elements beyond 2^32: a place that was counted in 32 bits, signed or not, is one before it. A
+// large tensor has only its end, at the address that the kernel works out from that of an element which is nowhere; of
+// each grid only the last block runs, which finds its work there. It must give what the same rows give alone, to the
+// bit.
 #include "activation/backward.cu"
 #include "activation/forward.cu"
 #include "cast/cast.cu"
@@ -46,7 +47,7 @@ class Tensors {
   float* write(const char* name, int64_t before, int64_t n) {
     return static_cast<float*>(write(name, kFloat, before, n));
   }
-  /// What the kernels have written, one tensor behind the other.
+  /// The kernels' results, one tensor behind the other.
   std::vector<float> written() const {
     std::vector<float> all;
     for (const AnyBuffer* b : written_) {

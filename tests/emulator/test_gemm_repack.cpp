@@ -1,5 +1,5 @@
 // gemm_repack on the emulator: lines of every alignment, length and distance, matrices that share an operand or lie
-// apart, one operand or both, and products of the copies, bit for bit. What lies between the lines is uninitialised,
+// apart, one operand or both, and products of the copies, bit for bit. Memory between the lines is uninitialised,
 // and reading it is an error.
 #include "gemm/sm90/repack.cu"
 

@@ -13,7 +13,7 @@ from torch import nn
 import amp_kernels as ak
 
 PAGES = Path(__file__).parents[2] / "docs" / "migration"
-#: What is said of a GPU there, said of a CPU.
+#: Text about a GPU there, and its form for a CPU.
 HERE = {'"16-mixed", "cuda", scaler=ak.GradScaler()': '"16-mixed", "cpu", scaler=ak.GradScaler("cpu")'}
 
 
@@ -131,7 +131,7 @@ def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
 )
 @pytest.mark.needs("accelerate")
 def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
-    """What it says of the second step, which overflows, and what a scheduler does; our scaler answers in each case."""
+    """Its report of the second step, which overflows, and the scheduler's reaction; our scaler answers in each case."""
     import accelerate
 
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")  # it has FP16 on a GPU alone

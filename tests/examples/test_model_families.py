@@ -66,7 +66,7 @@ def swin():
     return vision.SwinTransformer([4, 4], 16, [1, 1], [2, 4], [2, 2], num_classes=5, stochastic_depth_prob=0.0)
 
 
-#: What each holds after conversion, by class: the parts of it that this test is there for.
+#: Modules that each holds after conversion, by class: the parts of it that this test is there for.
 FAMILIES = {
     gpt2: {"Conv1D", "LayerNorm", "GPT2MLP", "NewGELUActivation", "Linear"},
     llama: {"Linear", "LlamaRMSNorm", "LlamaMLP", "SiLUActivation"},
@@ -134,7 +134,7 @@ def trained(model, family, dtype, amp, optimizer):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Of models as small as these a second thread makes a slower one."""
+    """A second thread makes models as small as these slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

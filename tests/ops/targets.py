@@ -1,4 +1,4 @@
-"""Where the tests of one op run: every device that is there, with every backend of the op on it."""
+"""Targets of the tests of one op: every device that is there, with every backend of the op on it."""
 
 import pytest
 import torch

@@ -82,7 +82,7 @@ def test_a_fixed_order_of_sums_keeps_the_packages_kernels(monkeypatch):
 
 @pytest.mark.parametrize("backend", ["aten", "cpu"])
 def test_a_compiled_program_holds_torchs_product(backend):
-    """Where the policy says so: else it would run the one kernel that the dispatcher holds for the device."""
+    """Chosen by the policy: else the op would run the one kernel that the dispatcher holds for the device."""
     called = set()
 
     def compiler(graph, _):

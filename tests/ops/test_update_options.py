@@ -1,4 +1,4 @@
-"""What all update ops do besides their formula: averages of the weights and stochastic rounding."""
+"""All update ops besides their formula: averages of the weights and stochastic rounding."""
 
 import math
 
@@ -39,7 +39,7 @@ def stepped(op: str, backend: str = "cpu", *, kinds, change=None, seed=SEED, lr=
 @BACKENDS
 @pytest.mark.parametrize("kind", [Kind(F32, ema=True), Kind(BF16, master=F32, ema=True)], ids=str)
 def test_average_of_a_kept_weight_bit_for_bit(op, backend, kind):
-    """Where the float32 weight can be read back, the average is the formula over it."""
+    """The average is the formula over the float32 weight, for kinds from which it can be read back."""
     before, after = Update(op, [kind]), stepped(op, backend, kinds=[kind])
     for i in range(len(after.params)):
         wanted = before.ema(i).numpy()
@@ -204,7 +204,7 @@ def test_no_effect_on_weights_with_a_float32_form(op, backend, kind):
 
 @OPS
 def test_the_flag_is_that_of_the_group(op):
-    """Of two groups one rounds to nearest."""
+    """One of two groups rounds to nearest."""
     kinds = [Kind(BF16), Kind(BF16, stochastic=True)]
     nearest, mixed = stepped(op, kinds=[kinds[0]] * 2), stepped(op, kinds=kinds)
     for i in range(len(mixed.params)):

@@ -263,7 +263,7 @@ def test_a_loaded_group_keeps_every_key():
     ],
 )
 @pytest.mark.parametrize("steps", [0, 3])
-def test_what_a_scheduler_wrote_changes_nothing_if_it_is_no_number(name, key, value, text, steps):
+def test_a_scheduler_that_writes_no_number_changes_nothing(name, key, value, text, steps):
     """Before the first step, and where only addresses are read anew."""
     p = params(1)[0]
     optimizer = make(name, [p])
@@ -304,11 +304,7 @@ LEAF = torch.ones(3, requires_grad=True)
         ([LEAF * 2], ValueError, "can't optimize a non-leaf Tensor"),
         ([], ValueError, "optimizer got an empty parameter list"),
         (LEAF, TypeError, "params argument given to the optimizer should be"),
-        (
-            [{"params": [LEAF]}, {"params": [LEAF]}],
-            ValueError,
-            "is the same parameter as",
-        ),
+        ([{"params": [LEAF]}, {"params": [LEAF]}], ValueError, "is the same parameter as"),
         (["x"], TypeError, "optimizer can only optimize Tensors"),
         ([LEAF, LEAF], ValueError, "is the same parameter as"),
     ],
@@ -357,7 +353,6 @@ def test_tensor_subclasses_are_refused(name):
     from torch.testing._internal.two_tensor import TwoTensor
 
     with pytest.raises(
-        TypeError,
-        match=re.escape("params[0] has type torch.testing._internal.two_tensor.TwoTensor; accepted"),
+        TypeError, match=re.escape("params[0] has type torch.testing._internal.two_tensor.TwoTensor; accepted")
     ):
         make(name, [TwoTensor(torch.ones(3), torch.ones(3))])

@@ -6,11 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import amp_kernels.optim as akopt
 
@@ -151,12 +147,6 @@ def test_the_shown_state_of_a_split_master_is_in_no_cycle():
     assert alive() is None
     assert "master" not in shown
     assert list(shown) == list(shown.keys())
-
-
-def test_the_master_of_a_converted_parameter_is_the_parameter():
-    net, optimizer = trained("AdamW", bf16, master_weights="split")
-    net.float()
-    assert torch.equal(optimizer.state[net[0].weight]["master"], net[0].weight)
 
 
 def test_a_remainder_alone_is_refused():

@@ -1,7 +1,7 @@
 """Builds what the tests run: the fake CUDA runtime, and libamp_kernels_cuda on it, whose PTX the interpreter executes.
 
 The library is linked from the objects of the package's own build, as far as they are up to date. Sources that have changed since, or
-whose includes have, are compiled to PTX alone, a few times faster. What is made lies in build/ptx under a name that says what it was made
+whose includes have, are compiled to PTX alone, a few times faster. Results lie in build/ptx under a name that says what it was made
 of, so that only what changed is made again. By hand:
     python -m tests.ptx.build
 """
@@ -103,7 +103,7 @@ def glue_flags(cuda: str) -> list[str]:
 
 
 def package_objects() -> dict[Path, Path]:
-    """What the package's build linked its CUDA library from, by source, if it has the default architectures: the objects that are newer
+    """The objects of the package's CUDA library, by source, if it has the default architectures: the objects that are newer
     than their source and all that it includes."""
     libraries = ROOT.glob("build/cmake-*/libamp_kernels_cuda.so")
     library = max(libraries, key=lambda path: path.stat().st_mtime, default=None)

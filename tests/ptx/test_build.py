@@ -1,4 +1,4 @@
-"""Which objects build.py takes from the package's own build."""
+"""The objects that build.py takes from the package's own build."""
 
 import os
 import subprocess

@@ -25,10 +25,7 @@ pytestmark = [
 ]
 
 
-HINTS = {
-    "prefetch.tensormap",
-    "griddepcontrol.launch_dependents",
-}  # which nothing but time depends on
+HINTS = {"prefetch.tensormap", "griddepcontrol.launch_dependents"}  # which nothing but time depends on
 
 
 def template(kernel: str) -> str:

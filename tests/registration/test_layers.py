@@ -30,7 +30,7 @@ ROOMS = {
     "_checks": set(),
     "_dispatch": set(),
 }
-ROOT = {"__init__.py", "__main__.py", "_version.py", "py.typed", "_build_info.json"}
+ROOT = {"__init__.py", "__main__.py", "_requirements.py", "_version.py", "py.typed", "_build_info.json"}
 COMPILED = {".so", ".pyi"}
 
 
@@ -76,7 +76,7 @@ def room(module):
 
 
 def upward(edges):
-    """Imports of what is above. What imports nothing itself, such as the version, may stand in the root for all."""
+    """Imports of modules above. A module without imports, such as the version, may stand in the root for all."""
     return {
         f"{name or 'amp_kernels'} imports {other or 'amp_kernels'}"
         for name, others in edges.items()

@@ -18,7 +18,7 @@ from amp_kernels.nn import functional as F
 X, W, B = torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4)
 IDS = torch.zeros(4, dtype=torch.int64)
 
-#: Of each public function: a right call, by keyword; the tensors that it may lack.
+#: A right call of each public function, by keyword; the tensors that it may lack.
 CALLS = {
     ak.matmul: ({"a": X, "b": W.t()}, ()),
     ak.linear: ({"x": X, "weight": W, "bias": B}, ("bias",)),

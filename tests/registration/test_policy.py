@@ -109,7 +109,7 @@ def test_a_gemm_that_cannot_run_says_why():
 
 @pytest.mark.parametrize("op", ["cross_entropy_rows_", "norm_forward", "norm_backward", "softmax_rows", "unscale_"])
 def test_rows_go_to_cuda_before_ampere(op):
-    """Which has no bf16: the kernels' conversions are arithmetic there (tests/ptx/test_forms.py). Triton's, which need its
+    """It has no bf16: the kernels' conversions are arithmetic there (tests/ptx/test_forms.py). Triton's, which need its
     instructions, are not taken (Liger-Kernel#1316)."""
     assert choose(op, "cuda", (7, 5), FULL).backend == "cuda"
     assert choose(op, "cuda", (7, 5), PYTHON_ONLY).backend == "reference"

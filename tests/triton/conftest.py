@@ -1,4 +1,4 @@
-"""Where the package triton is not installed there is nothing to test here; the header of the run says so."""
+"""Without the package triton there is nothing to test here; the header of the run says so."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What the Triton GEMM does with its sums, in the interpreter; run by test_interpreted.py with TRITON_INTERPRET=1.
+"""The Triton GEMM's epilogue, in the interpreter; run by test_interpreted.py with TRITON_INTERPRET=1.
 
 A tile of 16 x 32 x 32 makes several tiles and steps of a few dozen rows, columns and terms. Where cases are numbered, some have K split.
 """
@@ -25,7 +25,7 @@ SPLIT = replace(WHOLE, splits=3)
 CONFIGS = (WHOLE, SPLIT)
 M, N, K = 21, 84, 72
 
-#: How a residual or a pre-activation lies in memory, among NaN.
+#: Layouts of a residual or a pre-activation, among NaN.
 SIDES = {
     **{name: LAYOUTS[name] for name in ("padded", "padded_column", "offset", "strided")},
     "one row for all": lambda t: t[..., :1, :].expand_as(t),

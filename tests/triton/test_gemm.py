@@ -94,8 +94,7 @@ CLASSES = list(classes())
 
 
 @pytest.mark.parametrize(
-    "number",
-    [i if i % 9 == 0 else pytest.param(i, marks=pytest.mark.exhaustive) for i in range(len(CLASSES))],
+    "number", [i if i % 9 == 0 else pytest.param(i, marks=pytest.mark.exhaustive) for i in range(len(CLASSES))]
 )
 def test_every_configuration_fits(number):
     arch, sizes, config, epilogue = CLASSES[number]
@@ -109,8 +108,7 @@ ON_HOPPER = [(layouts, *rest) for arch, *rest in CLASSES if arch == 90 for layou
 
 
 @pytest.mark.parametrize(
-    "number",
-    [i if i % 17 == 1 else pytest.param(i, marks=pytest.mark.exhaustive) for i in range(len(ON_HOPPER))],
+    "number", [i if i % 17 == 1 else pytest.param(i, marks=pytest.mark.exhaustive) for i in range(len(ON_HOPPER))]
 )
 def test_one_wait_a_step(number):
     """ptxas serialises wgmma, a wait after each, where anything but a product defines the accumulators."""
@@ -123,7 +121,7 @@ def test_one_wait_a_step(number):
 
 @pytest.mark.parametrize("epilogue", ["plain", "accumulate", "silu_preact_residual", "swiglu_dact"])
 def test_consumer_blackwell(epilogue):
-    """Which has the tensor cores of sm_80, and less shared memory."""
+    """It has the Tensor Cores of sm_80, and less shared memory."""
     config = _autotune.candidates((12, 0), 8, **EPILOGUES[epilogue][2])[0]
     kernel = compile_gemm(120, config, dtype=torch.bfloat16, epilogue=epilogue)
     check_fits(kernel, 120)

@@ -40,12 +40,7 @@ MUTANTS = [
     Mutant(KERNEL, "shift(ring); block_sync();", "shift(ring);", "no barrier after the first shift"),
     Mutant(KERNEL, "if (shifted && !last) shift(next);", "", "only the first step is shifted"),
     Mutant(KERNEL, "if (shifted && !last) shift(next);", "if (shifted) shift(next);", "shifts a step that never comes"),
-    Mutant(
-        KERNEL,
-        "shift(next);",
-        "shift(stage);",
-        "shifts the step in use",
-    ),
+    Mutant(KERNEL, "shift(next);", "shift(stage);", "shifts the step in use"),
     Mutant(KERNEL, "fill = ring_end - stage_bytes;", "fill = ring;", "a copy fills the stage in use"),
     Mutant(KERNEL, "fill = stage;", "fill = next;", "a copy fills the stage that is read next"),
     Mutant(

@@ -166,7 +166,7 @@ class Block:
         return GONE
 
     def gather(self, instruction: Instruction, pc: int, width: int = WARP) -> bool:
-        """Whether the group consists of whole warps (or warpgroups). If not, what is incomplete waits at `pc` for the lanes that are
+        """True if the group consists of whole warps (or warpgroups). If not, what is incomplete waits at `pc` for the lanes that are
         missing, and the instruction must end with GONE."""
         rows, live = self.mask.reshape(-1, width), self.live.reshape(-1, width)
         present = rows.any(1)
@@ -255,7 +255,7 @@ class Block:
             raise PtxError(f"block {self.index} ends with a bulk copy that was never committed")
 
     def stuck(self) -> list[str]:
-        """Who waits where."""
+        """The waiting warps and their places."""
         lines = [f"block {self.index}: {threads(w.mask)} at: {w.text}: {w.what()}" for w in self.waits]
         for pc, mask in self.gathering.items():
             missing = "lanes of their warps are missing at an instruction for whole warps"

@@ -1,4 +1,4 @@
-"""Who knows of which access: vector clocks over warps (PTX ISA 9.0, §8: causality order, proxies) and the shadow of a memory.
+"""Knowledge of accesses: vector clocks over warps (PTX ISA 9.0, §8: causality order, proxies) and the shadow of a memory.
 
 A participant is a warp of the launch, an mbarrier (for the bytes that asynchronous copies bring through it), or "earlier": all kernels
 in front of this one. A warp's epoch grows with every release; an access is tagged with its warp and epoch, and a later conflicting
@@ -22,7 +22,7 @@ GRANULE = 2  # bytes that one entry of a shadow stands for
 
 
 class Knowledge:
-    """What the warps of a block know: [view, warp, participant] -> epoch."""
+    """The knowledge of a block's warps: [view, warp, participant] -> epoch."""
 
     def __init__(self, warps: int, participants: int, first: int):
         self.known = np.zeros((VIEWS, warps, participants), np.int32)
@@ -42,7 +42,7 @@ class Knowledge:
         self.known[SEEN, warps, self.first + warps] = self.epoch[warps]
 
     def release(self, warps) -> np.ndarray:
-        """What these warps know, for others to acquire."""
+        """The knowledge of these warps, for others to acquire."""
         snapshot = self.known[:, warps].max(axis=1)
         self.tick(warps)
         return snapshot

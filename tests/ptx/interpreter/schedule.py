@@ -57,15 +57,15 @@ class Schedule:
         return self.random.sample(blocks, len(blocks))
 
     def at_once(self) -> bool:
-        """Whether an asynchronous operation completes when it is issued."""
+        """True if an asynchronous operation completes when it is issued."""
         return not self.plain and (self.habit == "early" or self.random.random() < 0.2)
 
     def now(self, pending: list) -> list:
-        """Which of the operations in flight complete between two turns."""
+        """Operations in flight that complete between two turns."""
         if self.plain or self.habit == "ranked":
             return []
         return [p for p in pending if self.random.random() < 0.2]
 
     def gives_up(self) -> bool:
-        """Whether a wait that may return false before its time does so."""
+        """True if a wait that may return false before its time does so."""
         return not self.plain and self.random.random() < 0.2

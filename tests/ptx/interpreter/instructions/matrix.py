@@ -70,7 +70,7 @@ def mma(block, instruction, pc, k, kind, kind_b):
 
 
 def matrix_rows(block, address, count: int, text: str, write: bool):
-    """Which warps, and [warp, matrix, row, element] places of 8x8 matrices: lane 8 i + r has the address of row r of matrix i, 16 bytes
+    """The warps, and [warp, matrix, row, element] places of 8x8 matrices: lane 8 i + r has the address of row r of matrix i, 16 bytes
     each, aligned to 16."""
     active = block.mask.reshape(-1, WARP).all(1)
     lanes = np.arange(8 * count)
