@@ -248,13 +248,15 @@ BUDGETS = {
         shared=0,
         spilled=("sm_120", "TileILi64ELi64E", 16),
         opcodes={
-            "HMMA.16816.F32": 2 * (64 + 64 + 16),
-            "LDSM.16": 2 * 2 * (21 + 21 + 11),
-            "LDGSTS.E.BYPASS.128": 6 * 12,
+            "HMMA.16816.F32": 2 * (64 + 64 + 16 + 64 + 16),
+            "LDSM.16": 2 * 2 * (21 + 21 + 11 + 21 + 11),
+            "LDGSTS.E.BYPASS.128": 10 * 12,
         },
-        why="6 instances: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the "
+        why="10 instances, of which 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the "
         "small tile, which on sm_120 keeps four words in memory",
     ),
+    "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
+    "scale_rows_kernel": Budget(registers=64, shared=64, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),
     "activation_forward_kernel": Budget(
         registers=64, shared=0, blocks=8, wide_loads=3, in_flight=16, whole_sectors=True, why="3 types" + ELEMENTWISE
