@@ -252,7 +252,7 @@ BUDGETS = {
             "LDSM.16": 2 * 2 * (21 + 21 + 11 + 21 + 11),
             "LDGSTS.E.BYPASS.128": 10 * 12,
         },
-        why="10 instances, of which 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the "
+        why="10 instances, 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the "
         "small tile, which on sm_120 keeps four words in memory",
     ),
     "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
