@@ -1,4 +1,4 @@
-"""What the rows of the harness say: tables for the terminal, for files and for the README.
+"""Reports of the harness's rows: tables for the terminal, for files and for the README.
 
 python -m bench.report bench/results/<gpu>                                            # all tables, as Markdown
 python -m bench.report bench/results/<gpu> --page docs/gpu.md --readme README.md      # puts them, and a short form, between

@@ -42,7 +42,7 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-/// What an epilogue's name in gemm_tiles.csv stands for.
+/// The epilogue of a name in gemm_tiles.csv.
 struct Epilogue {
   bool bias = true, residual = false, z = false, backward = false, sums = false;
   Activation activation = Activation::none;
@@ -172,7 +172,7 @@ class Sweep {
     }
   }
 
-  /// What the kernel takes and the planner may ask for.
+  /// True if the kernel takes it and the planner may ask for it.
   bool sensible(const GemmSm90Config& config) const {
     const GemmProblem& q = problems_[0];
     if (config.swapped && q.m > 64) return false;

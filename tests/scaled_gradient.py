@@ -1,4 +1,4 @@
-"""What stands where a test plants a NaN into a gradient."""
+"""Plants a NaN into a gradient."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the ops over tensor lists share: which tensors they take, and how elements of a dense tensor are numbered.
+"""Shared by the ops over tensor lists: the tensors that they take, and the numbering of a dense tensor's elements.
 
 Elementwise list ops walk memory, not indices: element ``i`` of a dense tensor is the ``i``-th one in memory, whatever
 the order of its dimensions. A parameter in ``channels_last`` therefore costs no copy, as long as its gradient and state
@@ -22,7 +22,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements cover one range of memory without gaps or overlap, in any order of the dimensions."""
+    """True if the elements cover one range of memory without gaps or overlap, in any order of the dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -34,7 +34,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def same_order(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are laid out alike; strides of dimensions of size 1 mean nothing."""
+    """True if two tensors of one shape are laid out alike; strides of dimensions of size 1 mean nothing."""
     if a.stride() == b.stride():
         return True
     if a.numel() == 0:

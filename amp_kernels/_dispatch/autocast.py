@@ -83,7 +83,7 @@ def _batched(op: Op, keyword: str, dtype_of: Callable) -> Callable:
 
 
 def eager(*tensors: torch.Tensor) -> bool:
-    """Whether nothing but torch's eager mode looks at a call on ``tensors``: no compiler, transform, mode or subclass.
+    """True if only torch's eager mode sees a call on ``tensors``: no compiler, transform, mode or subclass.
 
     Then a public function may run its composite op as plain Python. That does what the dispatcher would do, and saves
     its two passes through Python, some 20 us.
@@ -101,7 +101,7 @@ def eager(*tensors: torch.Tensor) -> bool:
 
 
 def dtype_on(device_type: str) -> torch.dtype | None:
-    """What the rules above would pass as ``compute_dtype``: autocast's dtype where it is on, else ``None``."""
+    """The ``compute_dtype`` that the rules above would pass: autocast's dtype where it is on, else ``None``."""
     if device_type in KEYS and torch.is_autocast_enabled(device_type) and not policy.disabled:
         return torch.get_autocast_dtype(device_type)
     return None

@@ -20,9 +20,9 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     ``batch_invariant=True`` to their GEMMs, whose configuration then depends on N, K and the dtypes only. It costs
     speed, most of it for few rows.
 
-    What holds: forward, and the gradient of the rows' input, bit by bit, for 16-bit work on one machine and backend (on
-    the CPU kernels, also for any number of threads). What does not: the gradients of weights and biases, which are sums
-    over the rows, and fp32 and fp64 work, which torch computes. The backward of a call follows the setting of its
+    This covers the forward and the gradient of the rows' input, bit by bit, for 16-bit work on one machine and backend (on
+    the CPU kernels, also for any number of threads). It does not cover the gradients of weights and biases, which are sums
+    over the rows, nor fp32 and fp64 work, which torch computes. The backward of a call follows the setting of its
     forward.
 
     Blocks nest. One holds for its thread, and for every thread that is in no such block itself: these follow the open
@@ -46,5 +46,5 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
 
 
 def is_batch_invariant() -> bool:
-    """Whether :func:`batch_invariant` is in force in this thread."""
+    """True if :func:`batch_invariant` is in force in this thread."""
     return SETTING.here() is True

@@ -58,7 +58,7 @@ def cpu_isa(name: str) -> Iterator[None]:
 
 
 def flushes_subnormals() -> bool:
-    """Whether the next bf16 product takes subnormal numbers for zero (docs/cpu.md)."""
+    """True if the next bf16 product takes subnormal numbers for zero (docs/cpu.md)."""
     return chosen() in ("avx512_bf16", "amx", "amx_emulated")
 
 

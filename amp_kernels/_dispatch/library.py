@@ -146,7 +146,7 @@ class Op:
 
     @functools.cached_property
     def built(self) -> policy.Built:
-        """What this install has for the op; touches no device."""
+        """The op's implementations in this install; touches no device."""
         return policy.Built() if self.composite else policy.built(self.name, self.family, self.tensor_cores)
 
     def _without_cpp_kernel(self, *args, **kwargs):

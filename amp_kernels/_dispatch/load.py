@@ -21,7 +21,7 @@ _absent: dict[str, str] = {}
 
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """What the build recorded: per library whether it was built or why not, arch list, compilers, torch. Empty if never built."""
+    """The record of the build: state of each library, architectures, compilers, torch. Empty if never built."""
     path = PACKAGE / "_build_info.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -45,7 +45,7 @@ def has_triton() -> bool:
 
 
 def has_function(module: str, name: str) -> bool:
-    """Whether ``amp_kernels/<module>.py`` defines ``name``; read as text, so that nothing is imported."""
+    """True if ``amp_kernels/<module>.py`` defines ``name``; read as text, so that nothing is imported."""
     path = PACKAGE / f"{module}.py"
     return path.exists() and re.search(rf"^(def )?{name}\b", path.read_text(), re.MULTILINE) is not None
 

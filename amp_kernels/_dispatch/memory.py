@@ -4,8 +4,8 @@ import re
 
 import torch
 
-# What an allocation that failed is called: by torch, by C++, and by LibTorch's stable ABI, which passes on that a call of torch
-# failed, but not why. Its arguments having been checked, a call that only allocates has no other reason.
+# Messages of failed allocations, of torch, of C++ and of LibTorch's stable ABI. The ABI reports that a call of torch failed, but not
+# why: a call that only allocates, with checked arguments, has no other reason.
 _ALLOCATIONS = re.compile(
     r"out of memory|can't allocate memory|bad_alloc"
     r"|(aoti_torch_empty_strided|\"aten::(empty|new_empty|contiguous|clone|to)\").*API call failed"

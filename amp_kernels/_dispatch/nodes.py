@@ -70,10 +70,10 @@ def _why_not(info: dict, version: str) -> str | None:
 
 
 def may_serve() -> bool:
-    """Whether it is worth asking the module; the rest of what makes a call plain it sees itself.
+    """True if the module may serve a call. It checks the remaining conditions itself.
 
-    Every call of a small layer passes here, so it looks at variables, and asks for Dynamo alone: what else compiles does so
-    under a mode, which the module sees.
+    Every call of a small layer passes here, so it reads variables only. Of the compilers it asks for Dynamo: the others
+    work under a mode, which the module sees.
     """
     return (
         not is_dynamo_compiling()

@@ -44,7 +44,7 @@ class BackendUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Built:
-    """What exists for one op on this install.
+    """The implementations of one op in this install.
 
     ``cuda_archs`` are entries as in ``TORCH_CUDA_ARCH_LIST`` (``"9.0a"``, ``"8.0+PTX"``). ``tensor_cores`` says that the CUDA
     kernels are mma.sync (from 8.0 on) and wgmma (9.0). ``aten``: the op also exists as torch's product and ops of the package.
@@ -70,7 +70,7 @@ class Choice:
 
 
 def arch_runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether code built for ``arch`` runs on a GPU of ``capability``.
+    """True if code built for ``arch`` runs on a GPU of ``capability``.
 
     A cubin runs on its own major version from its own minor version on; ``a`` suffixes run on exactly that chip; ``+PTX`` is
     compiled by the driver for anything newer.
@@ -239,7 +239,7 @@ def backend(name: str) -> Iterator[None]:
 
 
 class Op(Protocol):
-    """What the choice asks of an op."""
+    """The attributes of an op that the choice reads."""
 
     name: str
     built: Built
@@ -338,7 +338,7 @@ def capability_of(device_type: str, index: int | None = None) -> tuple[int, int]
 
 
 def built(op: str, family: str, tensor_cores: bool) -> Built:
-    """What this install has for an op; touches no device.
+    """The implementations of an op in this install; touches no device.
 
     Args:
         op: its name, by which the C++ libraries register it, and by which ``_triton/<family>.py`` defines it.

@@ -18,14 +18,14 @@ class _Block(Generic[T]):
 
 
 class Setting(Generic[T]):
-    """What holds in a thread is the value of the innermost block that the thread itself is in; in a thread that is in none,
-    the value of the block that was entered last and is still open, in whatever thread.
+    """A thread has the value of its innermost open block. A thread without an open block has the value of the block that any thread
+    entered last and that is still open.
 
     The second half is for autograd, which runs the backward of CUDA tensors in threads of its own, and for pools of threads.
-    Blocks may end in any order: what is left is what the open ones say.
+    Blocks may end in any order.
     """
 
-    #: The value of the open block that was entered last, ``None`` if none is open: what a fast path looks at.
+    #: The value of the open block that was entered last, ``None`` if none is open. Fast paths look at it.
     newest: T | None
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Setting(Generic[T]):
         self._changing = threading.RLock()  # a collected generator may leave a block while another is entered
 
     def here(self) -> T | None:
-        """What holds in this thread; ``None`` if no block is open."""
+        """This thread's value; ``None`` if no block is open."""
         if self.newest is None:
             return None
         own = getattr(self._own, "value", None)

@@ -17,9 +17,9 @@ def set_enabled(enabled: bool) -> None:
     """Switch the package on or off, for the whole process: the first rung of the ladder when a run goes wrong.
 
     Off, every op runs in plain torch operations (the backend ``"reference"``), and computes in FP32 where autocast asks
-    for 16 bits; a :class:`amp_kernels.GradScaler` built then is disabled. What it does not reach: torch's own ops, for
-    which autocast must be switched off (``torch.autocast(..., enabled=ak.is_enabled())``), and 16-bit parameters, which
-    stay what they are: sums and updates are FP32, results have their dtype.
+    for 16 bits; a :class:`amp_kernels.GradScaler` built then is disabled. Two things stay: torch's own ops, for
+    which autocast must be switched off (``torch.autocast(..., enabled=ak.is_enabled())``), and 16-bit parameters, whose
+    sums and updates are FP32 while results have their dtype.
 
     Optimizers of this package compute torch's formulas then, but round as their kernels do (fused multiply-adds), so that
     weights can differ from those of :mod:`torch.optim` in their last bits. To rule the optimizer out, use torch's.
@@ -48,7 +48,7 @@ def set_enabled(enabled: bool) -> None:
 
 
 def is_enabled() -> bool:
-    """Whether the package is switched on (:func:`set_enabled`).
+    """True if the package is switched on (:func:`set_enabled`).
 
     Examples:
         >>> ak.is_enabled()

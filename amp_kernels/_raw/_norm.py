@@ -1,4 +1,4 @@
-"""What the two passes of a normalisation share: argument checks, and the statistics of a row in torch's operations."""
+"""Shared by the two passes of a normalisation: argument checks, and the statistics of a row in torch's operations."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ DERIVATIVES = {
 
 
 def differentiable(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> torch.Tensor:
-    """What the op computes, through operations that autograd can differentiate again."""
+    """The op's result by operations that autograd can differentiate again."""
     return DERIVATIVES[activation](grad.float(), preact.float()).to(preact.dtype)
 
 

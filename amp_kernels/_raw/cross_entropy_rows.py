@@ -15,10 +15,11 @@ from torch import Tensor
 from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 
 
 def check(logits, target, weight, factor, loss, grad) -> None:
-    """What the C++ kernels check too: what would read or write beyond a tensor."""
+    """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
     name, soft = "cross_entropy_rows_", target.is_floating_point()
     rows, classes = logits.shape
     floats = {"logits": logits, "grad": grad} | ({"target": target} if soft else {})
@@ -95,17 +96,14 @@ def _weighted(c: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
+    normal = Normal(device)
 
     def call(
         rows: int, classes: int, dtype: torch.dtype, soft=None, weighted=False, wants_grad=True, **options
     ) -> Sample:
         logits = 4 * normal(rows, classes, dtype=dtype)
         if soft is None:
-            target = torch.randint(classes, (rows,), generator=generator).to(device)
+            target = torch.randint(classes, (rows,), generator=normal.generator).to(device)
             target[1:2] = options.get("ignore_index", -100)
         else:
             target = normal(rows, classes).softmax(1).to(soft)

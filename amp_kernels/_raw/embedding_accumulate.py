@@ -17,7 +17,7 @@ from .._dispatch.library import Sample, define
 
 
 def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor) -> None:
-    """What the C++ kernels check too: what would read or write beyond a tensor."""
+    """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
     name = "embedding_accumulate_"
     for argument, tensor in {"out": out, "grad": grad}.items():
         check_tensor(name, argument, tensor, KERNEL_DTYPES)

@@ -1,4 +1,4 @@
-"""How the magnitudes of tensors are spread over the powers of two: what a 16-bit format would keep of them."""
+"""Histograms of magnitudes by power of two, which show what a 16-bit format would keep of tensors."""
 
 from __future__ import annotations
 

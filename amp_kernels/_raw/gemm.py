@@ -34,6 +34,7 @@ from .._checks.activations import ACTIVATIONS, GATED, check_activation
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import KernelOp, Sample, define
+from .._dispatch.samples import Normal
 from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32
 from .activation_backward import DERIVATIVES
 
@@ -93,17 +94,13 @@ def _gemm_accumulate_reference(call):
 
 
 def _operands(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
+    normal = Normal(device)
     for dtype in HALF_DTYPES:
-        yield normal(5, 7).to(device, dtype), normal(7, 10).to(device, dtype)
-        yield normal(7, 16).to(device, dtype).t(), normal(8, 7).to(device, dtype).t()
-        yield normal(2, 3, 8).to(device, dtype), normal(2, 4, 8).to(device, dtype).mT
-    yield normal(3, 0).to(device, torch.bfloat16), normal(0, 4).to(device, torch.bfloat16)
-    yield normal(0, 5).to(device, torch.float16), normal(5, 4).to(device, torch.float16)
+        yield normal(5, 7, dtype=dtype), normal(7, 10, dtype=dtype)
+        yield normal(7, 16, dtype=dtype).t(), normal(8, 7, dtype=dtype).t()
+        yield normal(2, 3, 8, dtype=dtype), normal(2, 4, 8, dtype=dtype).mT
+    yield normal(3, 0, dtype=torch.bfloat16), normal(0, 4, dtype=torch.bfloat16)
+    yield normal(0, 5, dtype=torch.float16), normal(5, 4, dtype=torch.float16)
 
 
 def gemm_samples(device: str) -> Iterator[Sample]:

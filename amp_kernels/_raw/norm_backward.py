@@ -5,8 +5,8 @@ With ``n = (x - mean) * rstd`` and ``g = grad * weight``, and means over a row::
     grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_sum
     grad_weight = sum over rows of grad * n        grad_bias = sum over rows of grad
 
-RMS norm has no mean(g). What was added to a residual before the norm, perhaps through dropout, gets its gradient from
-grad_x as that was rounded, in the same pass. The sums over rows are partial sums of strips of rows, added in order: deterministic, without
+RMS norm has no mean(g). A branch that was added to a residual before the norm, perhaps through dropout, gets its gradient from
+the rounded grad_x, in the same pass. The sums over rows are partial sums of strips of rows, added in order: deterministic, without
 atomics. The op is raw; ``amp_kernels.layer_norm`` and ``amp_kernels.rms_norm`` are the differentiable ones.
 """
 
@@ -18,6 +18,7 @@ import torch
 
 from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from . import dropout
 from ._norm import check_backward, statistics
 
@@ -44,11 +45,7 @@ def _reference(call):
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
+    normal = Normal(device)
     for i, dtype in enumerate(KERNEL_DTYPES):
         other, third = KERNEL_DTYPES[i - 1], KERNEL_DTYPES[i - 2]
         for rows, columns in ((5, 40), (3, 1100), (9, 7), (0, 4)):

@@ -13,6 +13,7 @@ import torch
 
 from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from . import dropout
 from ._norm import check_forward, statistics
 
@@ -40,11 +41,7 @@ def _reference(call):
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
+    normal = Normal(device)
     for i, dtype in enumerate(KERNEL_DTYPES):
         other, third = KERNEL_DTYPES[i - 1], KERNEL_DTYPES[i - 2]
         x, weight, bias = normal(5, 40, dtype=dtype), normal(40, dtype=other), normal(40, dtype=third)

@@ -9,6 +9,7 @@ What does not count has gradient 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 
 
 def check_forward(x: Tensor, mask: Tensor | None, out_dtype: torch.dtype) -> None:
@@ -94,20 +96,16 @@ def _backward(
 
 def _problems(device: str) -> Iterator[tuple[Tensor, Tensor | None, Tensor, torch.dtype]]:
     """x, mask, gradient, dtype of the result."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
-        return (2 * torch.randn(shape, generator=generator)).to(device, dtype)
-
+    normal = partial(draw := Normal(device), scale=2.0)
     for i, dtype in enumerate(KERNEL_DTYPES):
         other = KERNEL_DTYPES[i - 1]
         yield normal(5, 40, dtype=dtype), None, normal(5, 40, dtype=other), other
         if i != 1:
-            mask = torch.rand(2, 1, 3, 1100, generator=generator).to(device) < 0.7
+            mask = torch.rand(2, 1, 3, 1100, generator=draw.generator).to(device) < 0.7
             mask[..., 0] = True
             yield normal(12, 1100, dtype=dtype), mask.expand(2, 2, 3, 1100), normal(12, 1100, dtype=dtype), dtype
             continue
-        mask = torch.rand(3, 1, 1, 7, generator=generator).to(device) < 0.5
+        mask = torch.rand(3, 1, 1, 7, generator=draw.generator).to(device) < 0.5
         mask[1] = False
         yield normal(9, 7, dtype=dtype), mask.expand(3, 1, 3, 7), normal(9, 7, dtype=dtype), dtype
     yield normal(0, 4, dtype=torch.float32), None, normal(0, 4, dtype=torch.float32), torch.float32

@@ -1,4 +1,4 @@
-"""How ranks that hold pieces of one list of tensors come to one norm and one decision.
+"""Norms and skip decisions that ranks with pieces of one list of tensors agree on.
 
 Every square must count once, although a piece may lie on several ranks (replicated dimensions of a mesh, a submesh, a
 plain parameter beside sharded ones): it counts on the first rank that has it. Who that is follows from meshes and
@@ -55,7 +55,7 @@ class Agreement:
         self._undeclared = shard_group is None and of_fsdp1 and dist.get_world_size() > 1
 
     def __bool__(self) -> bool:
-        """Whether there is any other rank to agree with."""
+        """True if there is any other rank to agree with."""
         return bool(self.groups)
 
     def check(self, name: str) -> None:
@@ -156,7 +156,7 @@ def _widest(tensors: Iterable[Tensor]) -> DeviceMesh | None:
 
 
 def _counts(tensor: Tensor, first: int) -> bool:
-    """Whether this rank is the first of those that hold the same piece. ``first``: the lowest rank of all."""
+    """True if this rank is the first of those that hold the same piece. ``first``: the lowest rank of all."""
     if not is_dtensor(tensor):
         return dist.get_rank() == first
     mesh = tensor.device_mesh

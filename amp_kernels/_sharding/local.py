@@ -15,7 +15,7 @@ local_tensor, spec = operator.attrgetter("_local_tensor"), operator.attrgetter("
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds, as a plain tensor over the same memory; a plain tensor itself."""
+    """This rank's piece of a DTensor, as a plain tensor over the same memory; a plain tensor as it is."""
     if not is_dtensor(tensor):
         return tensor
     piece = tensor._local_tensor

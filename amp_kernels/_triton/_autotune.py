@@ -39,7 +39,7 @@ class GemmConfig:
 
 @dataclass(frozen=True)
 class Chip:
-    """What the model knows of a GPU."""
+    """The properties of a GPU that the model uses."""
 
     multiprocessors: int
     shared_limit: int  # bytes a block may use

@@ -1,4 +1,4 @@
-"""What follows the last product of a GEMM: :func:`finish`, on the fp32 sums of one tile, and the two small kernels of other sums.
+"""The epilogue of a GEMM: :func:`finish`, on the fp32 sums of one tile, and the two small kernels of other sums.
 
 ``finish_kernel`` adds the partial sums of a GEMM whose K was split and does with the result what the GEMM kernel does with its own.
 ``column_sums_kernel`` adds the sums over rows that each row of tiles left. Both add in one order, whatever order blocks run in: a

@@ -1,4 +1,4 @@
-"""The Triton GEMM for fp16 or bf16 operands: one kernel for all GEMM ops. What it does with the sums is ``_gemm_epilogue.finish``.
+"""The Triton GEMM for fp16 or bf16 operands: one kernel for all GEMM ops. ``_gemm_epilogue.finish`` is its epilogue.
 
 The work is 2 M N K flops on Tensor Cores against (M K + K N) * 2 bytes read and M N written: with tiles of 128 x 256 an operand byte
 that reaches shared memory is used 85 to 256 times, enough for the Tensor Cores to be the limit. One program computes one tile of c.
@@ -121,7 +121,7 @@ def gemm_kernel(
                 b_tile = _load_box(b, batch, k, column + N, B_COLUMN_MAJOR, BLOCK_K, BLOCK_N)
                 up = tl.dot(a_tile, b_tile, up)
     else:
-        # Of each operand one stride is that of the outer dimension, and one extent ends its contiguous dimension.
+        # Each operand has one stride, of the outer dimension, and one bound, of its contiguous dimension.
         a_row = multiple(stride_am, 1 if A_COLUMN_MAJOR else VEC_A)
         a_step = multiple(stride_ak, VEC_A if A_COLUMN_MAJOR else 1)
         b_step = multiple(stride_bk, 1 if B_COLUMN_MAJOR else VEC_B)

@@ -1,4 +1,4 @@
-"""What the Triton kernels of a normalisation share: how much of a row one program holds, and the row's statistics."""
+"""Shared by the Triton kernels of a normalisation: the part of a row that one program holds, and the row's statistics."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def run_of(index, per_run, longer):
 
 @triton.jit
 def not_finite(x):
-    """Whether x is infinite or NaN, by its bits. Any of the four dtypes."""
+    """True if x is infinite or NaN, by its bits. Any of the four dtypes."""
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
         return (bits & 0x7FF0000000000000) == 0x7FF0000000000000

@@ -54,13 +54,13 @@ def power(base, exponent):
 
 @triton.jit
 def learning_rate(group, LRS: tl.constexpr):
-    """Of the group whose row is ``group``, as a double."""
+    """The learning rate of the group whose row is ``group``, as a double."""
     return tl.load(tl.load(group).to(tl.pointer_type(tl.float32))).to(tl.float64) if LRS else real(group + FIRST_OPTION)
 
 
 @triton.jit
 def weight_decay(group, GROUP_COLUMNS: tl.constexpr, DECAYS: tl.constexpr):
-    """Of the group whose row is ``group``."""
+    """The weight decay of the group whose row is ``group``."""
     address = tl.load(group + 1).to(tl.pointer_type(tl.float64))
     return tl.load(address) if DECAYS else real(group + (GROUP_COLUMNS - 2))
 

@@ -3,8 +3,8 @@ formulas.
 
 A program walks over its row in blocks. Each lane keeps the largest logit it has seen and the sum of exponentials relative
 to it (Milakov and Gimelshein, arXiv:1805.02867); the lanes join at the end, and a second walk, which finds the row in L2,
-writes the gradient. Smoothing and probabilities take a walk more, in between. What an ignored row holds is read for no
-other use than to be replaced.
+writes the gradient. Smoothing and probabilities take one more walk in between. Values of an ignored row are
+replaced without being used.
 
 Rows of odd length begin at any address. Blocks are counted from the 16-byte boundary at or in front of the row, which
 ``tl.multiple_of`` tells, and only a block that leaves the row has a mask: under one, every access would be scalar.
@@ -51,7 +51,7 @@ def _block(at, first, phase, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def _coefficients(column, classes, soft, weight, own, shared, SOFT: tl.constexpr, WEIGHTED: tl.constexpr):
-    """What the target gives each class, the own part of a target class apart; 0 outside of the row."""
+    """The target's share of each class, without the target class's own part; 0 outside of the row."""
     inside = (column >= 0) & (column < classes)
     c = tl.where(inside, shared, 0.0)
     if SOFT:

@@ -93,7 +93,7 @@ def run(
     if beta == 0:
         residual = None
     preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
-    # Of a row-major b, whose second half is a tile's up values, TMA reads halves of whole 16 bytes.
+    # A row-major b of swiglu has its up values in its second half, which TMA can read if it begins at 16 bytes.
     tma = not gated or n % 8 == 0 or _order(_lies(b))[0]
     if config is None:
         capability = torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0)
@@ -201,7 +201,7 @@ def _choose(capability, c, a, b, preact, residual, n, activation, backward, batc
 
 
 class _Matrix:
-    """What the kernels ask of a ``t[batch, row, column]`` of ``n`` or 2 n columns, of which they take n at a time.
+    """The properties of ``t[batch, row, column]`` that the kernels depend on. It has ``n`` or 2 n columns, read n at a time.
 
     ``column_major``: rows are the contiguous dimension. ``vec``: how many elements an access may take (:func:`_order`).
     """
@@ -218,7 +218,7 @@ class _Matrix:
             self.vec = min(self.vec, _order(lies._replace(shape=(batch, rows, columns - n), address=second))[1])
 
     def fits_int32(self, box: tuple[int, int]) -> bool:
-        """Whether offsets within a tile fit 32 bits."""
+        """True if offsets within a tile fit 32 bits."""
         return box[0] * self.stride[1] + box[1] * self.stride[2] < _INT32
 
 
@@ -294,7 +294,7 @@ def _launch(
 
 
 def _order(t: _Lies) -> tuple[bool, int]:
-    """Whether rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
+    """True if rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
 
     That number is a power of two of at most 16 bytes. It divides the extent of the contiguous dimension, the other strides and the
     address, so that no group of as many elements crosses an edge of the matrix or an alignment boundary.
@@ -313,7 +313,7 @@ def _order(t: _Lies) -> tuple[bool, int]:
 
 
 def _fits_tma(t: _Lies, column_major: bool) -> bool:
-    """Whether a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
+    """True if a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
     (batch, outer, inner), (batch_stride, outer_stride, inner_stride) = t.shape, t.stride
     if column_major:
         outer, inner, outer_stride, inner_stride = inner, outer, inner_stride, outer_stride

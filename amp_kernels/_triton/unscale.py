@@ -1,7 +1,7 @@
 """unscale_ in Triton: a list of gradients of any dtypes multiplied by the inverse loss scale where they lie, and tested.
 
 Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once: bandwidth is the limit. A persistent
-grid walks over the whole list (``_tables.py``). What is tested is the stored value: a product that fits
+grid walks over the whole list (``_tables.py``). The stored value is tested: a product that fits
 fp32 may still overflow fp16. The flag is shared with other checks, so it is set and never cleared.
 
 The main loop has neither mask nor unknown alignment, either of which would make its accesses scalar: the elements before

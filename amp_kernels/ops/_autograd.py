@@ -7,10 +7,10 @@ from torch.autograd import forward_ad
 
 
 def under_transform() -> bool:
-    """Whether a torch.func transform or forward-mode AD is at work.
+    """True if a torch.func transform or forward-mode AD is at work.
 
-    The formulas of this package are those of reverse mode; what a raw op passes on to a transform is no tangent at all,
-    and so a derivative of zero. torch's own operations serve every transform.
+    The formulas of this package are those of reverse mode: under a transform a raw op passes on no tangent, which means a
+    derivative of zero. torch's own operations serve every transform.
     """
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 

@@ -5,7 +5,7 @@ by a kernel of its own, in the dtype of the weight. ``gemm_accumulate_`` does th
 
 ``.grad`` stays the truth: it *is* ``main_grad`` (another tensor over the same memory), or ``None``, or whatever a user
 has put there. So every optimizer, scaler, clipping function and zero_grad, of this package or of torch, finds the
-gradient where it always is, and DistributedDataParallel reduces it. How one backward goes:
+gradient where it always is, and DistributedDataParallel reduces it. The steps of one backward:
 
 1. The node of the op looks at ``.grad``: ``None`` means a fresh start (beta = 0, ``main_grad`` is not read); the buffer
    itself, accumulate (beta = 1); anything else is copied into the buffer first. It runs the GEMM, lets ``.grad`` be the
@@ -90,7 +90,7 @@ def buffer_for(weight: Tensor) -> Tensor:
 
 
 def in_use() -> bool:
-    """Whether any weight has a ``main_grad``."""
+    """True if any weight has a ``main_grad``."""
     return bool(_registered)
 
 
@@ -163,7 +163,7 @@ def refuse_data_parallel(*weights: Tensor) -> None:
 
 
 def _is_accumulated(node: torch.autograd.graph.Node) -> bool:
-    """Whether this backward writes ``.grad``, rather than returning the gradient (torch.autograd.grad)."""
+    """True if this backward writes ``.grad``, rather than returning the gradient (torch.autograd.grad)."""
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # "A leaf node was passed to _will_engine_execute_node but we are ... autograd.grad()"

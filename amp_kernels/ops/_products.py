@@ -62,7 +62,7 @@ def added_product(
 ) -> torch.Tensor:
     """``beta * input + alpha * (a @ b)`` of 16-bit operands with two or three dimensions each. Below autograd.
 
-    A row that is added to all others goes as a bias, which a kernel reads once for a tile. What else broadcasts is read
+    A row that is added to all others is passed as a bias, which a kernel reads once for a tile. Other broadcasts are read
     element by element. With ``beta`` 0, ``input`` is not read.
     """
     options = gemm_options(a, None, alpha, batch_invariant)
@@ -206,7 +206,7 @@ def write_out(
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors surely share memory. Views with gaps may interleave without doing so, and pass, as in
+    """True if two tensors surely share memory. Views with gaps may interleave without sharing any; they pass, as in
     torch."""
     if torch.compiler.is_compiling() or x.is_meta or not x.numel() or not y.numel():
         return False

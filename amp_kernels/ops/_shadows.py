@@ -51,7 +51,7 @@ _shadows: dict[int, Shadow] = {}  # by id(param)
 
 
 def shadows_exist() -> bool:
-    """Whether any parameter has a shadow."""
+    """True if any parameter has a shadow."""
     return bool(_shadows)
 
 

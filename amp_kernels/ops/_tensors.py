@@ -1,14 +1,14 @@
-"""Shapes and dtypes of the tensors that differentiable ops pass on, and seeded tensors for their samples."""
+"""Shapes and dtypes of the tensors that differentiable ops pass on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 
 def is_strided(x: torch.Tensor) -> bool:
-    """Whether ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
+    """True if ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
     return x.layout is torch.strided and not x.is_nested
 
 
@@ -37,13 +37,3 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x if x.dtype is dtype else x.to(dtype)
-
-
-def sampler(device: str) -> Callable[..., torch.Tensor]:
-    """``normal(*shape, dtype=..., grad=True)``: seeded tensors for the samples of an op."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
-
-    return normal

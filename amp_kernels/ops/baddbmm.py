@@ -17,13 +17,14 @@ from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from ._autograd import add_gradient, under_transform
 from ._products import added_product, reduced_product, working_dtype, write_out
-from ._tensors import cast, sampler
+from ._tensors import cast
 
 
 class _Baddbmm(torch.autograd.Function):
-    """What autograd follows. The 16-bit copies of a and b are returned beside the result, as in ``matmul``."""
+    """The autograd node. The 16-bit copies of a and b are returned beside the result, as in ``matmul``."""
 
     @staticmethod
     def forward(ctx, input, a, b, alpha, beta, dtype, batch_invariant):
@@ -89,7 +90,7 @@ def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
 
 
 def samples(device: str) -> Iterator[Sample]:
-    normal = sampler(device)
+    normal = Normal(device, grad=True)
 
     for dtype in FLOATS:
         a, b = normal(2, 3, 5, dtype=dtype), normal(2, 5, 4, dtype=dtype)

@@ -26,6 +26,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES, is_dense, names
 from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows, unscale
 from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
@@ -35,7 +36,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class Options(NamedTuple):
-    """What a loss is, its reduction apart; by the names of the raw op."""
+    """The options of a loss but its reduction, by the names of the raw op."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
@@ -43,7 +44,7 @@ class Options(NamedTuple):
 
 
 def denominator(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
-    """What a mean divides by, in fp32 or the dtype of ``weight``: the weights of the rows that count; of probabilities, their number."""
+    """The divisor of a mean, in fp32 or the dtype of ``weight``: the sum of the counted rows' weights; for probabilities, their number."""
     if target.dtype != torch.int64:
         return torch.full((), float(target.shape[0]), dtype=torch.float32, device=target.device)
     counted = target != options.ignore_index
@@ -60,7 +61,7 @@ def reduced(loss: Tensor, reduction: str, divisor: Tensor | None) -> Tensor:
 
 
 def row_factors(rows: int, reduction: str, divisor: Tensor | None, grad: Tensor | None, device) -> Tensor:
-    """What the gradient of each row is multiplied by; ``grad`` is the gradient of the reduced loss, 1 if ``None``."""
+    """The factor of each row's gradient; ``grad`` is the gradient of the reduced loss, 1 if ``None``."""
     factor = torch.ones((), dtype=torch.float32, device=device) if grad is None else grad.float()
     return (factor if divisor is None else factor / divisor).expand(rows)
 
@@ -271,13 +272,10 @@ def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_l
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
+    normal = Normal(device, grad=True)
 
     def classes(*shape: int) -> Tensor:
-        target = torch.randint(5, shape, generator=generator).to(device)
+        target = torch.randint(5, shape, generator=normal.generator).to(device)
         target.view(-1)[1:2] = -100
         return target
 

@@ -25,6 +25,7 @@ from .._checks.operands import check_bias, check_same_device, check_tensor, chec
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._raw import activation_backward
 from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_op
@@ -33,15 +34,14 @@ from . import _main_grad
 from ._autograd import add_gradient, under_transform
 from ._products import differentiable_product, gemm_options, working_dtype
 from ._shadows import fresh_shadow, shadows_exist
-from ._tensors import cast, flat, is_strided, like, sampler
+from ._tensors import cast, flat, is_strided, like
 
 
 class _Linear(torch.autograd.Function):
-    """What autograd follows of ``linear``.
+    """The autograd node of ``linear``.
 
-    The 16-bit copies of x and weight and the pre-activation are returned beside the result: as outputs of this node
-    they carry their dependence on the inputs into a backward that is itself recorded, and no fp32 copy need be kept for
-    it.
+    The 16-bit copies of x and weight and the pre-activation are outputs too. So a recorded backward sees their dependence
+    on the inputs, and no fp32 copy is kept for it.
     """
 
     @staticmethod
@@ -199,7 +199,7 @@ def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.
 
 
 def samples(device: str) -> Iterator[Sample]:
-    normal = sampler(device)
+    normal = Normal(device, grad=True)
 
     for i, dtype in enumerate(FLOATS):
         yield (normal(4, 5, dtype=dtype), normal(3, 5, dtype=dtype)), {}
@@ -317,5 +317,5 @@ def _of_dtensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _needs_others(weight: torch.Tensor, activation: str) -> bool:
-    """Whether a rank with a piece of a DTensor has not all that the activation of one of its elements is made of."""
+    """True if the activation of an element needs pre-activations that lie on other ranks."""
     return any(placed.is_shard(1) or (placed.is_shard(0) and activation in GATED) for placed in weight.placements)

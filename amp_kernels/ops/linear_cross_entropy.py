@@ -26,6 +26,7 @@ from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows
 from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_accumulate_op, gemm_op
@@ -95,7 +96,7 @@ MOST_Z_LOSS = 2.0**-12
 def forward_scale(
     dtype: torch.dtype, reduction: str, target: Tensor, class_weight: Tensor | None, options: Options
 ) -> float | None:
-    """What the gradients that the forward makes are multiplied by; ``None``: backward has to make them."""
+    """The factor of gradients that the forward makes; ``None`` if the backward has to make them."""
     if made_in_forward(reduction, dtype):
         return 1.0
     # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p, where |lse| < 65,536: at most 32.
@@ -245,15 +246,11 @@ def _check(
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
-
+    normal = Normal(device, grad=True)
     soft = normal(3, 5, dtype=torch.float32, grad=False).softmax(1)
     yield (normal(3, 4, dtype=torch.bfloat16), normal(5, 4, dtype=torch.bfloat16), soft), {}
     for dtype in FLOATS:
-        target = torch.randint(5, (2, 3), generator=generator).to(device)
+        target = torch.randint(5, (2, 3), generator=normal.generator).to(device)
         target[0, 1] = -100
         weight = torch.ones(5, device=device)
         yield (normal(2, 3, 4, dtype=dtype), normal(5, 4, dtype=dtype), target), {"chunk_size": 4}

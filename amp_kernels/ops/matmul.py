@@ -20,10 +20,11 @@ from .._checks.operands import check_out_dtype, check_same_device, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
 from ._products import Matmul, product, working_dtype, write_out
-from ._tensors import cast, reshaped, sampler
+from ._tensors import cast, reshaped
 
 
 def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
@@ -67,7 +68,7 @@ def _check_shapes(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def samples(device: str) -> Iterator[Sample]:
-    normal = sampler(device)
+    normal = Normal(device, grad=True)
 
     for dtype in FLOATS:
         yield (normal(3, 5, dtype=dtype, grad=False), normal(5, 4, dtype=dtype, grad=False)), {}

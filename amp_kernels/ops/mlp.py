@@ -23,6 +23,7 @@ from .._checks.operands import check_bias, check_same_device, check_tensors, rea
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from .._raw import activation_backward
 from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_dact_op, gemm_op
@@ -31,13 +32,13 @@ from . import _main_grad
 from ._autograd import add_gradient, under_transform
 from ._products import differentiable_product, gemm_options, working_dtype
 from ._shadows import fresh_shadow
-from ._tensors import cast, flat, like, sampler
+from ._tensors import cast, flat, like
 from .linear import check_shadow, gradient_dtype, linear, weight_gradient
 
 
 class _Mlp(torch.autograd.Function):
-    """What autograd follows of ``mlp``. As in ``linear``, everything saved that was made here is returned beside the
-    result, so that a backward which is itself recorded sees what it depends on."""
+    """The autograd node of ``mlp``. As in ``linear``, saved tensors that are made here are also outputs, so that a recorded
+    backward sees their dependence on the inputs."""
 
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant):
@@ -169,7 +170,7 @@ def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, autocast: bo
 
 
 def samples(device: str) -> Iterator[Sample]:
-    normal = sampler(device)
+    normal = Normal(device, grad=True)
 
     def problem(activation: str, dtype: torch.dtype, grad: bool = True) -> tuple[torch.Tensor, ...]:
         rows = 12 if activation in GATED else 6

@@ -24,6 +24,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define, is_traced
+from .._dispatch.samples import Normal
 from .._raw import dropout, norm_backward, norm_forward
 from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
@@ -34,7 +35,7 @@ from .linear import gradient_dtype
 
 
 class _Norm(torch.autograd.Function):
-    """What autograd follows of a norm: ``(y, sum)``, the sum ``None`` without a residual."""
+    """The autograd node of a norm. Returns ``(y, sum)``; the sum is ``None`` without a residual."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p):
@@ -198,11 +199,7 @@ def _check(name: str, x, shape: tuple[int, ...], weight, bias, residual) -> None
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
-
+    normal = Normal(device, grad=True)
     for i, dtype in enumerate(FLOATS):
         weight, bias = normal(6, dtype=dtype), normal(6, dtype=dtype)
         yield (normal(2, 4, 6, dtype=dtype), [6], weight, bias), {"eps": 1e-5, "centred": True}

@@ -16,6 +16,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.library import Sample, define, is_traced
+from .._dispatch.samples import Normal
 from .._raw import softmax_rows
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
@@ -29,8 +30,8 @@ class _Softmax(torch.autograd.Function):
         y, statistics = softmax_rows.forward_op(rows, _rows_of(mask, x), log=log, safe=safe, out_dtype=out_dtype)
         y = reshaped(y, x.shape)
         ctx.log, ctx.safe, ctx.dtype = log, safe, x.dtype
-        # Of log-softmax the input: exp(y) of a y in 16 bits would lose the digits that y has before its point. The y of
-        # softmax is 0 where the mask leaves an element out, and so is its gradient, unless the row is NaN.
+        # log-softmax saves its input: exp(y) of a 16-bit y would be as inexact as the digits of y before its point. Softmax saves
+        # y, which is 0 where the mask leaves an element out, as is the gradient, unless the row is NaN.
         ctx.save_for_backward(*((x, mask, statistics) if log else (y, None if safe else mask, None)))
         return y
 
@@ -135,16 +136,12 @@ def _check_mask(name: str, mask: Tensor, x: Tensor) -> None:
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
-
+    normal = Normal(device, grad=True)
     for i, dtype in enumerate(FLOATS):
         yield (normal(3, 6, dtype=dtype), -1), {"log": i % 2 == 0}
         if i % 2:
             yield (normal(2, 3, 4, dtype=dtype), 1), {"log": i == 1}
-            mask = torch.rand(2, 1, 1, 5, generator=generator).to(device) < 0.6
+            mask = torch.rand(2, 1, 1, 5, generator=normal.generator).to(device) < 0.6
             mask[..., 0] = True
             yield (normal(2, 2, 3, 5, dtype=dtype), 3, mask), {"log": i == 3}
     for dtype in (torch.float16, torch.bfloat16):
@@ -206,7 +203,7 @@ def softmax(
 
     Returns:
         A contiguous tensor in the dtype of ``input``, inside torch.autocast (fp16, bf16 and fp32) in autocast's dtype,
-        rounded once. What the mask leaves out has no gradient. Saved for backward: the result and, unless ``safe``, the mask.
+        rounded once. Masked elements have no gradient. Saved for backward: the result and, unless ``safe``, the mask.
 
     Raises:
         TypeError: a dtype or layout is not accepted.
@@ -238,7 +235,7 @@ def log_softmax(
 ) -> Tensor:
     """torch.log_softmax, computed in fp32 whatever the dtypes are, with a mask.
 
-    What the mask leaves out is -inf and has no gradient, and so is, with ``safe``, a slice of which nothing is kept. Saved
+    Masked elements are -inf and have no gradient; with ``safe``, so is a fully masked slice. Saved
     for backward: ``input``, from which the gradient is as exact as fp32, and two fp32 numbers a slice.
 
     The arguments, the result's dtype and the errors are those of :func:`softmax`.

@@ -1,4 +1,4 @@
-"""Inputs of a GEMM: shapes, layouts, dtypes and values, shared by tests and benchmarks."""
+"""Inputs of ops: shapes, layouts, dtypes and values, shared by tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from .._checks.lists import HALF_DTYPES as HALF_DTYPES
+from .._dispatch.samples import Normal
 from .poison import embed
 
 #: Sizes around the edges of tiles and vectors, including 0 and 1.
@@ -33,6 +34,18 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "strided": lambda t: embed(t, step=2)[0],
     "expanded": _expanded,
 }
+
+
+def normal(
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    grad: bool = False,
+    scale: float = 1.0,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Normally distributed numbers of standard deviation ``scale``, which depend on shape and seed alone."""
+    return Normal(device, seed=seed)(*shape, dtype=dtype, scale=scale, grad=grad)
 
 
 def operand(

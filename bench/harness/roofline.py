@@ -38,8 +38,8 @@ class Roofline:
     def floor_seconds(self, count_bytes: int, flops: int, dtype: str, written: int | None = None) -> float:
         """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16).
 
-        `written` of the bytes are written; None: half, as in a copy. What is read beyond as many bytes moves at the rate of
-        two reads to one write, together with its share of the writes.
+        `written` of the bytes are written; None: half, as in a copy. Reads beyond as many bytes move at the rate of
+        two reads to one write, together with their share of the writes.
         """
         read = count_bytes // 2 if written is None else count_bytes - written
         copied = max(0, min(count_bytes, 2 * (2 * (count_bytes - read) - read)))

@@ -117,7 +117,7 @@ class Timer:
         return found
 
     def _captured(self) -> tuple[Callable[[], None], str]:
-        """The calls as a CUDA graph. What waits for the device cannot be captured and stays eager."""
+        """The calls as a CUDA graph. Calls that wait for the device cannot be captured and stay eager."""
         graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))

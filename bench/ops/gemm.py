@@ -2,8 +2,8 @@
 the CPU).
 
 The shapes are those of training and of kernel libraries' own benchmarks (`gemm_shapes.py`): forward (NT: x @ w.T),
-input gradient (NN), weight gradient (TN) into FP32 `main_grad`. What torch has to do for the same result is its
-baseline: an epilogue is separate kernels, an accumulation a product and an add. Shapes are reported by family, since
+input gradient (NN), weight gradient (TN) into FP32 `main_grad`. torch's baseline is what gives
+the same result: an epilogue is separate kernels, an accumulation a product and an add. Shapes are reported by family, since
 ratios of unlike things have no common mean:
 
 - aligned: a plain product that TMA and cuBLAS's best kernels can read. The headline. `skinny` is a part of it, shown

@@ -2,7 +2,7 @@
 
 Of AdamW only the weights are compared: each keeps its moments in a form of its own. In a whole step none of them clips, and
 only Apex checks and takes the norm; AdamW's update hardly depends on the size of the gradients, so that the weights are
-right all the same. What each does stands in its row (`pipeline`).
+right all the same. Each one's work is in its row (`pipeline`).
 """
 
 import contextlib

@@ -55,7 +55,7 @@ H200 = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of one program: bytes of the kernels that Inductor makes, and their names and those of other ops with their numbers."""
+    """One program: bytes of Inductor's kernels, and the names and numbers of these and of other ops."""
 
     bytes: int
     kernels: Counter[str]

@@ -1,7 +1,7 @@
 """Predicts the time of a traced training step, by family of kernels.
 
-The rates of torch's own kernels are chosen to fit steps measured on one H200 (`measured.STEPS`). Of this package's, norms
-have the rate that was measured there, the rest its target. Products are priced by the planner's model, cuBLAS's at a share
+The rates of torch's own kernels are chosen to fit steps measured on one H200 (`measured.STEPS`). This package's norms
+have the rate that was measured there, the other kernels their target. Products are priced by the planner's model, cuBLAS's at a share
 of it.
 """
 

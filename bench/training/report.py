@@ -1,4 +1,4 @@
-"""What the training benchmark leaves behind: a table for the terminal, a plot, and a JSON record."""
+"""Output of the training benchmark: a table for the terminal, a plot, and a JSON record."""
 
 import json
 import math

@@ -33,7 +33,7 @@ std::vector<CastRef> casts_of(PyObject* destinations, PyObject* sources) {
   return casts;
 }
 
-// Whether no two tensors overlap. Sources may share memory, but that case is left to Python.
+// True if no two tensors overlap. Sources may share memory, but that case is left to Python.
 bool are_disjoint(const std::vector<CastRef>& casts) {
   std::vector<std::pair<const char*, const char*>> spans;
   spans.reserve(2 * casts.size());

@@ -1,5 +1,5 @@
-// What the host does for each parameter in a cached step (amp_kernels/optim/_cached_step.py): see that parameter and
-// gradient are what they were, and note where the gradient is.
+// The host's work for each parameter of a cached step (CachedStep in amp_kernels/optim/_launches.py): check that
+// parameter and gradient are unchanged, and note the gradient's address.
 //
 // The Python form asks for each gradient's Python object, which torch makes anew where nobody holds one, and looks at
 // every tensor five times; with thousands of small tensors that is most of a step. Here one walk looks at the C++
@@ -28,7 +28,7 @@ const Tensor& tensor(PyObject* list, size_t i) {
   return THPVariable_Unpack(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
 }
 
-// What decides how a kernel reads a tensor, but for its address.
+// Everything but the address that decides how a kernel reads a tensor.
 struct Form {
   c10::DispatchKeySet keys;  // layout, device type, and whether memory says all (no negated view, no subclass)
   c10::Device device;
@@ -87,7 +87,7 @@ std::vector<int64_t> versions(PyObject* list) {
   return found;
 }
 
-// Whether `use` was given the words of a buffer of int64.
+// True if `use` was given the words of a buffer of int64.
 template <typename Use>
 bool with_words(PyObject* object, int flags, Use use) {
   Py_buffer words;

@@ -44,7 +44,7 @@ class FormulaNode : public torch::autograd::Node {
                                  torch::dynamo::autograd::SwapSavedVariables& swapped) override;
 
  protected:
-  // Whether the kernels take this gradient of the first output; the other outputs have none.
+  // True if the kernels take this gradient of the first output; the other outputs have none.
   virtual bool takes(const Tensor& grad) const { return is_narrow_on_cpu(grad); }
   // A gradient per input, unrecorded; none at all if the kernels do not serve this machine.
   virtual variable_list plainly(const Tensor& grad, const variable_list& saved) = 0;

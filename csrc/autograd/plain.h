@@ -42,7 +42,7 @@ inline bool nothing_between() {
          (c10::impl::tls_local_dispatch_key_set().included_ & kTransforms).empty() && !torch::jit::tracer::isTracing();
 }
 
-// Whether products on the device are those of the kernels.
+// True if products on the device are those of the kernels.
 inline bool is_served(const at::Device& device) {
   return device.is_cpu() || (device.is_cuda() && device.index() < 64 && (gpus >> device.index() & 1));
 }
@@ -59,18 +59,18 @@ inline bool is_plain(const Tensor& t) {
 // A plain tensor of fp16, bf16 or fp32 on the CPU.
 inline bool is_narrow_on_cpu(const Tensor& t) { return t.is_cpu() && is_plain(t) && is_narrow(t.scalar_type()); }
 
-// Whether the gradient is wanted in the dtype of `parameter`: a leaf may ask for another one.
+// True if the gradient is wanted in the dtype of `parameter`: a leaf may ask for another one.
 inline bool has_own_grad_dtype(const Tensor& parameter) {
   if (!is_half(parameter.scalar_type()) || !parameter.requires_grad() || !parameter.is_leaf()) return true;
   return parameter.grad_dtype() == parameter.scalar_type();
 }
 
-// Whether a function of rows of `x` may be plain; asked before anything that takes time.
+// True if a function of rows of `x` may be plain; asked before anything that takes time.
 inline bool is_plain_input(const Tensor& x) {
   return is_narrow_on_cpu(x) && nothing_between() && has_own_grad_dtype(x);
 }
 
-// Whether autograd records a function of these.
+// True if autograd records a function of these.
 template <typename... Tensors>
 bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::GradMode::is_enabled() && ((inputs.defined() && inputs.requires_grad()) || ...);

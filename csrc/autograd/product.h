@@ -26,8 +26,8 @@ namespace {
 
 // ---- casts
 
-// Whether autocast's copy of a weight was made of the weight as it is. Copies of weights that have died are forgotten
-// when the table has grown to twice its size.
+// True if autocast's copy of a weight is up to date. Copies of dead weights are removed when the table has grown to
+// twice its size.
 class SeenCopies {
  public:
   bool is_of(const Tensor& copy, const Tensor& weight) {

@@ -121,7 +121,7 @@ AK_DEVICE void store_row(float (&values)[kColumns], void* data, DType dtype, int
   });
 }
 
-/// Whether all rows of `columns` elements from `data` on can be read in vectors.
+/// True if all rows of `columns` elements from `data` on can be read in vectors.
 inline bool rows_aligned(const void* data, int columns) { return columns % kWideRow == 0 && vector_aligned(data); }
 
 /// Calls f<threads of a block, columns of a vector, whether a block holds a whole row>.

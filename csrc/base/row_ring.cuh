@@ -235,7 +235,7 @@ class RowRing {
  private:
   static constexpr int kSumBytes = 8;  // per warp, for up to two values
 
-  // Of a team that shares rows with those of other blocks: in turn, two buffers of the warps' sums and two mbarriers.
+  // A team that shares rows with teams of other blocks has two buffers of the warps' sums and two mbarriers, in turn.
   static constexpr int kSharers = Team::kCluster * Team::kWarps;  // warps that share a row
   static constexpr int kExchangeBytes = Team::kCluster == 1 ? 0 : 2 * (kSharers + 1) * kSumBytes;
   AK_DEVICE uint32_t exchanged(int turn) const {

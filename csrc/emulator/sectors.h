@@ -14,14 +14,14 @@ struct Region;
 struct Thread;
 struct Warp;
 
-/// Of one launch. The n-th stores of a warp's lanes to a buffer count as one instruction, so it is exact where all
-/// lanes that store there do so as often.
+/// Sectors of one launch. The n-th stores of a warp's lanes to a buffer count as one instruction, so it is exact where
+/// all lanes that store there do so as often.
 class SectorCount {
  public:
   void note_read(const void* p, std::size_t bytes);
   void note_write(const Thread& thread, const Region& region, const void* p, std::size_t bytes);
-  /// Sectors that an instruction wrote in part, though not at the ends of a buffer, and that nothing read. What a
-  /// single lane stores, such as a row's statistics, is left out.
+  /// Sectors that an instruction wrote in part, though not at the ends of a buffer, and that nothing read. Stores of
+  /// a single lane, such as a row's statistics, are left out.
   int halves() const;
 
  private:

@@ -120,7 +120,7 @@ py::array_t<float> join(const Codes& weight, const Remainders& remainder, const 
   });
 }
 
-// Whether csrc/base/split_master.h keeps its promises for one fp32 code, 1 or 0. Every case is computed and one
+// True if csrc/base/split_master.h keeps its promises for one fp32 code, 1 or 0. Every case is computed and one
 // chosen, so that the loop over all codes is vectorised.
 template <typename T>
 AK_HD uint32_t split_is_right(uint32_t code);

@@ -37,7 +37,7 @@
 namespace ak {
 namespace {
 
-/// Whether a row with this target has a loss. If not, loss and gradient are 0, or NaN for a class out of range.
+/// True if a row with this target has a loss. If not, loss and gradient are 0, or NaN for a class out of range.
 AK_DEVICE bool counts(const CrossEntropyRows& p, int64_t target) {
   return target != p.ignore_index && target >= 0 && target < p.classes;
 }
@@ -49,8 +49,8 @@ AK_DEVICE int64_t target_of(const CrossEntropyRows& p, int64_t row) {
   return load(static_cast<const int64_t*>(p.target) + row * p.target_stride);
 }
 
-/// The logits and, for soft targets, the probabilities. Of an ignored row only the few elements outside its whole words
-/// are read.
+/// The logits and, for soft targets, the probabilities. An ignored row is not read but for the few elements outside its
+/// whole words.
 struct LogitPieces {
   const CrossEntropyRows& p;
   AK_DEVICE const uint8_t* at(int m, int64_t row) const {
@@ -277,7 +277,7 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
   ring.finish();
 }
 
-/// Whether a ring can read and write the rows in vectors.
+/// True if a ring can read and write the rows in vectors.
 bool ring_takes(const CrossEntropyRows& p) {
   const auto aligned = [&](const void* data, int64_t stride) {
     return rows_aligned(data, p.classes) && (p.rows == 1 || stride % kWideRow == 0);

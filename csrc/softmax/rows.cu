@@ -276,7 +276,7 @@ softmax_rows_backward_ring_kernel(AK_PARAM(SoftmaxRowsBackward) p, int teams) {
   ring.finish();
 }
 
-/// Whether a ring can read the rows, and those of the mask, in vectors.
+/// True if a ring can read the rows, and those of the mask, in vectors.
 bool ring_takes(const RowMask& mask, int columns, bool aligned) {
   return aligned && columns <= kRingColumns && (mask.data == nullptr || mask.wide);
 }

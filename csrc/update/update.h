@@ -57,7 +57,7 @@ inline std::vector<std::vector<size_t>> group_by_shape(std::span<const Param> pa
   return groups;
 }
 
-/// What the parameters of a group share; `Options` are the rule's (update/rule.h).
+/// Shared by the parameters of a group; `Options` are the rule's (update/rule.h).
 template <class Options>
 struct ParamGroup {
   Options options;

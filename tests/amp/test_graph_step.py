@@ -10,11 +10,12 @@ import amp_kernels as ak
 from amp_kernels.amp.graph_step import _beside
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim._state import Place
+from amp_kernels.testing.generators import normal
 
 from ..gpu.test_optimizers import OPTIMIZERS
 from ..reliability.loop import assert_same, flat
 
-BATCHES = [torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+BATCHES = [normal(6, 4, seed=i) for i in range(6)]
 BATCHES[2][1, 1] = torch.inf
 
 
@@ -144,7 +145,7 @@ def steps_a_part(run, source):
 @pytest.mark.parametrize(
     ("change", "anew"), [(loads_the_optimizer, 3), (loads_the_model, 0), (replaces_a_state, 3), (steps_a_part, 3)]
 )
-def test_what_happens_between_steps_counts(change, anew):
+def test_changes_between_steps_count(change, anew):
     """``anew``: the steps of another warm-up, where there must be another graph."""
     options = OPTIMIZERS["adamw master"]
     source, plain, run = (tensor_rates(Run(*options)) for _ in range(3))
@@ -229,16 +230,6 @@ def branches(run, x):
         raise AssertionError
 
 
-def selects(run, x):
-    run.train(x)
-    return x[x > 0]
-
-
-def looks_for_nonzero(run, x):
-    run.train(x)
-    return x.nonzero()
-
-
 def steps_the_schedule(run, x):
     run.train(x)
     run.scheduler.scheduler.step()
@@ -254,13 +245,13 @@ def changes_a_number(run, x):
     [
         (reads_the_loss, r"waits for a value on the host \(aten._local_scalar_dense.default"),
         (branches, r"waits for a value on the host"),
-        (selects, r"waits for a value on the host \(aten.index.Tensor"),
-        (looks_for_nonzero, r"waits for a value on the host \(aten.nonzero.default"),
+        (lambda run, x: (run.train(x), x[x > 0]), r"waits for a value on the host \(aten.index.Tensor"),
+        (lambda run, x: (run.train(x), x.nonzero()), r"waits for a value on the host \(aten.nonzero.default"),
         (steps_the_schedule, r"writes numbers of the optimizer's groups.*scheduler.step\(\) after the step"),
         (changes_a_number, r"writes numbers of the optimizer's groups"),
     ],
 )
-def test_what_is_refused_changes_nothing(function, words):
+def test_a_refused_step_changes_nothing(function, words):
     run = tensor_rates(Run())
     run.train(BATCHES[0])
     before = run.state()
@@ -285,7 +276,7 @@ def test_a_refused_first_call_leaves_numbers_in_the_groups():
         assert random.getstate() == drawn
 
 
-def test_what_undoes_a_failed_step_waits_for_it(monkeypatch):
+def test_undoing_a_failed_step_waits_for_it(monkeypatch):
     """On a GPU steps before the failure may still run on their stream."""
     waits = []
 
@@ -340,15 +331,11 @@ def test_parameters_without_a_gradient_are_named():
     ("options", "error", "words"),
     [
         ({"warmup": 1}, ValueError, "graph_step: warmup is 1"),
-        (
-            {"scaler": torch.amp.GradScaler("cpu")},
-            TypeError,
-            "scaler has type torch.amp.grad_scaler.GradScaler; accepted: None",
-        ),
+        ({"scaler": torch.amp.GradScaler("cpu")}, TypeError, "scaler has type torch.amp.* accepted: None"),
         (
             {"optimizer": torch.optim.SGD([torch.ones(1)])},
             TypeError,
-            "optimizer has type torch.optim.sgd.SGD; accepted: an optimizer of",
+            "optimizer has type torch.optim.* accepted: an opt",
         ),
     ],
 )

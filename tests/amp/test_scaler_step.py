@@ -131,25 +131,6 @@ def test_a_step_is_one_read_one_update_and_one_op_of_scalars():
 # ---- whole loops ----
 
 
-@EACH
-def test_accumulation(make):
-    ours, theirs = model(), model()
-    one, two = make(ours.parameters()), make(theirs.parameters())
-    scaler = GradScaler("cpu", init_scale=2.0**10)
-    data = batches(8)
-    for i, x in enumerate(data):
-        scaler.scale(ours(x).square().mean() / 4).backward()
-        (theirs(x).square().mean() / 4).backward()
-        if i % 4 == 3:
-            scaler.step(one, max_norm=10.0)
-            scaler.update()
-            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 10.0)
-            two.step()
-            one.zero_grad()
-            two.zero_grad()
-    assert gap(ours, theirs) <= 1e-6
-
-
 def test_two_optimizers_one_scaler():
     """One optimizer's inf skips only that optimizer; update() backs off once for everyone."""
     a, b = model(0), model(1)
@@ -214,26 +195,3 @@ def test_bounds_of_the_scale(options, overflows, scales):
     assert drive(scaler, overflows) == scales
     assert scaler.skipped_steps.item() == sum(overflows)
     assert scaler.last_step_skipped is bool(overflows[-1])
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_dtensor_gradients_take_torchs_path(fused, tmp_path):
-    """FSDP2's parameters: torch's op knows how to reduce the flag over the mesh, ours would see a bare shard."""
-    import torch.distributed as dist
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        p = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
-        optimizer, scaler = torch.optim.AdamW([p], lr=0.5, fused=fused), GradScaler("cpu", init_scale=8.0)
-        for bad in (False, True):
-            optimizer.zero_grad()
-            scaler.scale((p * (torch.inf if bad else 1.0)).sum().to_local()).backward()
-            before = p.detach().full_tensor().clone()
-            scaler.step(optimizer)
-            scaler.update()
-            assert torch.equal(p.full_tensor(), before) == bad
-        assert scaler.get_scale() == 4.0
-    finally:
-        dist.destroy_process_group()

@@ -2,21 +2,11 @@
 
 import subprocess
 
-import pytest
 import torch
 
 from bench.harness import environment
 
 CPU = torch.device("cpu")
-
-
-def test_results_belong_to_the_device_and_to_the_tree_they_come_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "device_name", lambda device: "AMD EPYC(TM) 9,5 @ 3GHz ")
-    (tmp_path / "setup.py").touch()
-    monkeypatch.chdir(tmp_path)
-    for folder in ("bench", "site-packages/amp_kernels/bench"):  # in a source tree, and installed
-        monkeypatch.setattr(environment, "FOLDER", tmp_path / folder)
-        assert environment.results_folder(CPU) == tmp_path / "bench" / "results" / "amd-epyc-tm-9-5-3ghz"
 
 
 def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_path, monkeypatch):
@@ -37,17 +27,6 @@ def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_p
     assert environment.commit() == clean + "+changes"
     (tmp_path / "setup.py").unlink()
     assert environment.commit() is None  # an installed package, by chance inside a repository
-
-
-def test_devices_by_name_and_a_gpu_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [environment.pick_device(name) for name in (None, "cpu", "cpu:0")] == [CPU] * 3
-    with pytest.raises(ValueError, match=r"--device cuda: torch .* finds no CUDA GPU"):
-        environment.pick_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match=r"--device cuda:3: this machine has 1 CUDA"):
-        environment.pick_device("cuda:3")
 
 
 def test_a_busy_machine_is_named(monkeypatch):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from amp_kernels.testing.patience import PATIENCE
 from bench import gpu
@@ -69,16 +68,6 @@ def test_a_process_that_hangs_is_ended_and_its_case_named(tmp_path, monkeypatch)
     assert gpu.run("late", [sys.executable, "-c", ""], -1.0)[1] == "NOT RUN: no time left"
 
 
-def test_a_log_has_what_was_written_before_a_hang(tmp_path):
-    program = "import sys, time; print('so far', flush=True); time.sleep(10_000)"
-    for seconds in UNTIL_IT_HAS_STARTED:
-        outcome = gpu.run("test", [sys.executable, "-c", program], seconds, tmp_path / "log")
-        assert outcome[1] == f"HUNG for {seconds} s"
-        if (tmp_path / "log").read_text():
-            break
-    assert (tmp_path / "log").read_text() == "so far\n"
-
-
 def test_a_part_and_the_build_take_nine_minutes_at_most_and_every_benchmark_is_in_one(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(
@@ -131,46 +120,11 @@ def test_a_run_that_was_cut_is_resumed_behind_what_passed(tmp_path, monkeypatch)
     assert [name for name, _ in ran] == list(ends)
 
 
-def test_no_part_starts_that_would_end_too_late(tmp_path, monkeypatch):
-    outcomes, ran = played(tmp_path, monkeypatch, {"tests": "passed"}, ["--seconds", "99"])
-    assert ran == []
-    assert outcomes == [("tests", "NOT RUN: no time left", 0.0)]
-
-
-def test_of_another_commit_nothing_is_resumed(tmp_path, monkeypatch):
+def test_another_commit_resumes_nothing(tmp_path, monkeypatch):
     played(tmp_path, monkeypatch, {"tests": "passed"})
     record = tmp_path / "parts.json"
     record.write_text(record.read_text().replace("c0ffee", "0ther"))
     assert played(tmp_path, monkeypatch, {"tests": "passed"}, ["--resume"])[1] == [("tests", True)]
-
-
-def test_named_parts_keep_the_rest_of_the_folder(tmp_path, monkeypatch):
-    played(tmp_path, monkeypatch, {"tests": "passed", "step": "passed"})
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("of the step")
-    assert played(tmp_path, monkeypatch, {"tests": "passed"}, ["--part", "tests"])[1] == [("tests", False)]
-    assert rows.exists()
-    assert played(tmp_path, monkeypatch, {"step": "passed"}, ["--part", "step", "--resume"])[1] == []
-
-
-def test_parts_are_named():
-    assert gpu.parse(["--part", "step,tests"]).part == ["step", "tests"]
-    with pytest.raises(SystemExit):
-        gpu.parse(["--part", "steps"])
-
-
-def test_it_needs_a_gpu_and_builds_for_it(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.missing(("torch", "no_such_package", "python3")) == ["no_such_package"]
-    monkeypatch.setattr(gpu, "missing", lambda names: [])
-    assert gpu.main(["--check"]) == 2
-    assert "make gpu needs a CUDA GPU" in capsys.readouterr().err
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert gpu.main(["--check"]) == 0
-    for capability, entry in (((9, 0), "9.0a"), ((8, 6), "8.6"), ((12, 0), "12.0")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        assert gpu.main(["--arch"]) == 0
-        assert capsys.readouterr().out == f"{entry}\n"
 
 
 class Runs(list):
@@ -201,16 +155,6 @@ def test_the_files_of_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypa
     assert outcomes["tests/gpu/test_step.py"] == "FAILED (exit 1)"  # the last test is not to blame
     assert "== tests/gpu/test_step.py\noutput of tests/gpu/test_step.py\n" in capsys.readouterr().out
     assert all("info" in command or {"--require-gpu", "gpu"} <= set(command) for _, command in ran)
-
-
-def test_with_xdist_they_are_one_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "missing", lambda names: [])
-    ran = Runs(monkeypatch, {"gpu tests": "FAILED (exit 5)"})
-    found = [(name, outcome) for name, outcome, _ in gpu.run_tests(tmp_path, 100)]
-    assert found == [("info --check", "passed"), ("gpu tests", "FAILED (exit 5)")]  # no test at all
-    command = ran[1][1]
-    assert command[-len(gpu.TESTS) :] == list(gpu.TESTS)
-    assert {"--require-gpu", "tests.gpu.fresh_context", "-n", "--timeout"} <= set(command)
 
 
 def test_every_folder_with_gpu_tests_is_run():
@@ -257,11 +201,3 @@ def test_a_broken_context_costs_one_test(tmp_path):
         "gw0"
     }  # once or twice: the summary's lines are long
     assert "test_it[2]" in run.stdout.partition("crashed while running")[2].splitlines()[0]
-
-
-def test_predictions_are_written_beside_what_was_measured(tmp_path, monkeypatch):
-    """For a GPU that the model knows not, which takes no time; `bench.predict --run` has tests of its own."""
-    assert gpu.predictions(tmp_path, 1000, False)[0][:2] == ("predictions", "passed")
-    assert "no predictions" in (tmp_path / "predicted.txt").read_text()
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert gpu.predictions(tmp_path, 1000, False)[0][1].startswith("passed: none")

@@ -1,15 +1,12 @@
 """The paper's table: columns, resumed runs and failures."""
 
-import json
-import math
-
 import pytest
 import torch
 from torch import nn
 
 from bench import paper
 from bench.training import paper_table
-from bench.training.tasks import SIZES, Task
+from bench.training.tasks import Task
 
 STEPS = 4
 
@@ -81,19 +78,6 @@ def test_updates_of_a_quarter_of_a_unit_are_lost_without_masters(slope, dtype, q
     assert set(found.values()) == {1 - 64 * quarter_unit}
 
 
-def test_a_row_tells_what_a_run_cost(slope):
-    found = slope("fp16", slope=2.0**-20)
-    assert found["state_bytes"] >= slope("fp16 no master")["state_bytes"] + 4  # the master
-    assert found["skipped"] == 0
-    assert found["seconds"] > 0
-    assert slope("fp16", slope=2.0)["skipped"] == 2  # 2^17 and 2^16 are above FP16's largest number
-
-
-def test_a_metric_that_is_not_finite_is_null_in_json(slope, monkeypatch):
-    monkeypatch.setattr(Slope, "metric", lambda self, model: math.nan)
-    assert '"metric": null' in json.dumps(slope("fp32"))
-
-
 # ---- the real tasks
 
 
@@ -110,17 +94,6 @@ def test_a_cell_trains(task, column):
     assert found["metric"] < before
     assert 0 <= found["zero_share"] < 1
     assert found["peak_bytes"] > found["state_bytes"] > 0
-
-
-@pytest.mark.parametrize("task", ["gan", "regression"])
-def test_the_large_size_is_larger_and_trains(task, tmp_path, capsys):
-    one = ["--task", task, "--column", "fp32", "--seed", "0", "--steps", "1"]
-    one += ["--processes", "1", "--out", str(tmp_path)]
-    assert paper.main(one) == paper.main([*one, "--size", "large"]) == 0
-    small, large = (json.loads((tmp_path / f"{file}.jsonl").read_text()) for file in ("paper", "paper-large"))
-    assert large["state_bytes"] > 8 * small["state_bytes"]
-    assert large["size"] == "large"
-    assert paper.TASKS[task](SIZES["large"]).steps > paper.TASKS[task]().steps
 
 
 # ---- resuming
@@ -148,26 +121,6 @@ def test_a_killed_run_goes_on_and_nothing_is_trained_twice(slope, monkeypatch, t
     assert len(paper.read(results)) == 21
     assert results.read_text().startswith(first)
     assert "21 runs" in capsys.readouterr().out
-
-
-def test_a_run_of_other_steps_or_another_size_is_another_cell(slope, tmp_path, capsys):
-    for more in (["--steps", "2"], [], ["--size", "large"]):
-        paper.main(arguments(tmp_path, "--column", "fp32", "--seed", "0", *more))
-    assert [row["steps"] for row in paper.read(tmp_path / "paper.jsonl")] == [2, STEPS]
-    assert [row["steps"] for row in paper.read(tmp_path / "paper-large.jsonl")] == [4 * STEPS]
-    assert "1 runs" in capsys.readouterr().out.split("paper.jsonl")[1]  # the table is of the cells that were asked for
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--steps", "0"), ("--processes", "0"), ("--task", "chess"), ("--device", "cuda:99")]
-)
-def test_bad_options_are_refused_with_their_name(option, value, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        paper.main(["--out", str(tmp_path), option, value])
-    assert option in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-    assert paper.main(["--out", str(tmp_path), "--report"]) == 1
-    assert "no results" in capsys.readouterr().err
 
 
 # ---- the verdict

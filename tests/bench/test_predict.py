@@ -16,10 +16,9 @@ from amp_kernels.testing.emulator import launches
 from bench import predict, predict_page
 from bench.ops.gemm_shapes import Shape
 from bench.prediction import measured, tables, tile_times
-from bench.prediction.chips import CHIPS, plan
+from bench.prediction.chips import CHIPS
 from bench.prediction.measured import STEPS
-from bench.prediction.price import fused, steps, traces
-from bench.prediction.trace import Op
+from bench.prediction.price import steps, traces
 from bench.training.gpt import GPT2_MODELS as MODELS
 
 pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
@@ -87,7 +86,7 @@ def measured_run(tmp_path):
     measured.use(measured.H200)
 
 
-def test_what_this_package_took_stands_beside_the_prediction(measured_run, monkeypatch):
+def test_measured_times_of_this_package_stand_beside_the_prediction(measured_run, monkeypatch):
     shapes = [Shape(4096, 4096, 4096, "NT"), Shape(4096, 4096, 4096, "NN"), Shape(2048, 2048, 2048, "NT")]
     hit, other_layout, wrong = tables.products(shapes, H200)[1:]
     assert hit[3] == "340.0"
@@ -104,48 +103,6 @@ def test_what_this_package_took_stands_beside_the_prediction(measured_run, monke
     assert (first[:2], first[4], second[4]) == (("llama-1b", "fp32"), "10.000", "")
     assert tables.trained("gpt2-124m", "converted") == (0.07, 12.0)
     assert tables.trained("gpt2-124m", "torch eager") == STEPS["gpt2-124m", "torch eager"]
-
-
-def test_the_page_says_whether_the_measured_step_was_another(measured_run, monkeypatch):
-    (key,) = (key for key in measured.run() if "gpt2-124m" in key and "amp_kernels" in key)
-    for row, another in (({}, True), ({"shadows": False}, True), ({"shadows": True}, False)):
-        monkeypatch.setattr(predict_page, "run", lambda row=row: {key: {"ms": 70.0, **row}})
-        assert bool(predict_page.shadows()) == another
-    monkeypatch.setattr(predict_page, "run", dict)
-    assert predict_page.shadows() == ""
-
-
-@pytest.mark.parametrize(
-    ("device", "chip"), [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H20", None)]
-)
-def test_a_run_on_another_gpu_stands_beside_its_predictions(tmp_path, capsys, device, chip):
-    layer = {"op": "layer_norm", "dtype": "fp32", "copy_gb_per_s": 2000.0, "bytes": 3 * 10**8}
-    rows = [{**layer, "shape": "32768x768 forward under autocast", "p50_us": 200.0}]
-    rows += [{"op": "step", "shape": "llama-1b", "dtype": "fp32", "p50_us": 3e4, "device_us": 2e4}]
-    told = {"device": device, "provider": "amp_kernels", "status": "ok"}
-    write(tmp_path, "rows", [row | told for row in rows])
-    try:
-        assert predict.main(["--run", str(tmp_path)]) == 0
-    finally:
-        measured.use(measured.H200)
-    said = capsys.readouterr().out
-    if chip is None:
-        assert "is of 'NVIDIA H20'; the model knows H200, H100, A100" in said
-        return
-    assert (said.count(f"for {chip}"), said.count(f"on {chip}, bf16")) == (3, 2)
-    lines = [line.split() for line in said.splitlines() if line.startswith("llama-1b") and "+" not in line]
-    assert next(line for line in lines if line[1] == "fp32")[4] == "20.000"
-    assert "96.0" not in said  # of the H200
-
-
-def test_chips_differ_where_they_should():
-    large, streamed = (
-        {name: plan(shape, chip)["microseconds"] for name, chip in CHIPS.items()}
-        for shape in (Shape(8192, 8192, 8192, "NT"), Shape(8192, 16, 4096, "NT"))
-    )
-    assert large["H100"] == pytest.approx(large["H200"], rel=0.02)
-    assert large["A100"] > 2 * large["H100"]
-    assert streamed["H100"] == pytest.approx(streamed["H200"] * 4.25 / 2.96, rel=0.1)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -171,23 +128,11 @@ def test_families_of_the_measured_step():
     assert {k: 100 * seconds[k] / total for k in shares} == pytest.approx(shares, abs=4)
 
 
-def test_what_is_priced_as_ours_is_ours_on_a_gpu():
+def test_ops_priced_as_ours_have_cuda_kernels():
     glue = "".join(path.read_text() for path in (ROOT / "csrc").rglob("glue*.cpp"))
     names = {op.name for each in traces(MODELS["gpt2-124m"], True) for op in each.ops if op.name.startswith("ak::")}
     assert "ak::gemm" in names
     assert not [name for name in names if f'"{name.removeprefix("ak::")}"' not in glue]
-
-
-def test_what_a_compiler_fuses_is_read_and_written_once():
-    def op(name: str, reads: list, writes: list) -> Op:
-        return Op(name, [], [], [(i, 8) for i in reads], [(i, 8) for i in writes], [], [], {})
-
-    before = [op("add", [1, 2], [3]), op("gelu", [3], [4]), op("mm", [4], [5])]
-    behind = [op("add", [5, 3], [6]), op("mul", [6], [7]), op("mm", [7], [8])]
-    first, product, second, last = fused([*before, *behind])
-    assert (dict(first.reads).keys(), dict(first.writes).keys()) == ({1, 2}, {3, 4})
-    assert (dict(second.reads).keys(), dict(second.writes).keys()) == ({5, 3}, {7})
-    assert (product.name, last.name) == ("mm", "mm")
 
 
 @pytest.mark.skipif(not REGISTRY["adamw_"].built.emulate, reason="the emulated library is not built")

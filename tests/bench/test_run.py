@@ -1,16 +1,12 @@
 """The command: what it runs, what it leaves behind, and what survives a case that takes the process with it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from amp_kernels._dispatch import cpu_isa
-from amp_kernels.testing.patience import PATIENCE
 from bench import run
-from bench.harness import watch
 from bench.harness.case import Scope
 from bench.harness.rows import KEY
 from bench.ops import OPS, cpu_suite
@@ -137,7 +133,7 @@ def test_a_wrong_result_fails_the_command(tmp_path, monkeypatch, capsys):
     assert "WRONG: double 64 fp32 amp_kernels: out[0]: relative error 5.00e-01" in capsys.readouterr().out
 
 
-def test_what_is_measured_survives_a_case_that_ends_the_process(tmp_path, monkeypatch):
+def test_rows_survive_a_case_that_ends_the_process(tmp_path, monkeypatch):
     def dies(x):
         raise KeyboardInterrupt
 
@@ -152,67 +148,3 @@ def test_what_is_measured_survives_a_case_that_ends_the_process(tmp_path, monkey
     del cases[1]
     assert run.main(command) == 0
     assert not progress.exists()
-
-
-def test_what_does_not_fit_into_the_time_is_named_and_an_error(tmp_path, capsys):
-    command = ["--device", "cpu", "--quick", "--op", "update_scale", "--out", str(tmp_path), "--seconds", "0"]
-    assert run.main(command) == 1
-    assert "NOT MEASURED within 0 s: update_scale_ 1 flag fp32" in capsys.readouterr().out
-
-
-def listed(capsys, *options) -> tuple[list[str], str]:
-    """Names of cases, and what is said of others."""
-    assert run.main(["--device", "cpu", "--list", *options]) == 0
-    captured = capsys.readouterr()
-    return [line.split("  ")[0] for line in captured.out.splitlines()], captured.err
-
-
-def test_cases_are_chosen_by_size_place_and_memory(capsys):
-    everything, _ = listed(capsys, "--op", "gemm,step")
-    assert listed(capsys, "--op", "gemm,step", "--after", everything[5])[0] == everything[6:]
-    assert listed(capsys, "--op", "gemm,step", "--after", "gemm 1x1x1 NT bf16")[0] == []
-    small, said = listed(capsys, "--op", "gemm,step", "--memory", "0.001")
-    assert "left out: gemm 1024x768x768 NT bf16 needs 45.0 MiB of memory" in said
-    assert "step tiny / 64 fp32" in small
-    assert not {"gemm 1024x768x768 NT bf16", "step tiny fp32"} & set(small)
-    assert {name.split()[0] for name in listed(capsys)[0]} == NAMES
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--op", "conv"], "--op: conv is unknown; accepted: activation, activation_backward, adamw"),
-        (["--provider", "flash"], "--provider: flash is unknown; accepted: torch, amp_kernels, apex"),
-        (["--device", "tpu"], "--device tpu: not a device"),
-    ],
-)
-def test_bad_options_are_refused(capsys, options, message):
-    with pytest.raises(SystemExit, match="2"):
-        run.main(options)
-    assert message in capsys.readouterr().err
-
-
-def test_a_case_that_never_returns_ends_the_process_and_leaves_its_name(tmp_path):
-    progress = tmp_path / "progress"
-    for seconds in (0.5, 5.0, 50.0):  # a busy machine may need more than the first between the two notes
-        program = (
-            "import pathlib, time; from bench.harness import watch\n"
-            f"with watch.watched(pathlib.Path({str(progress)!r}), {seconds}) as note:\n"
-            "    note('gemm 8x8x8', 'torch, check'); note('gemm 8x8x8', 'amp_kernels, check'); time.sleep(10_000)"
-        )
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
-        assert ended.returncode == 1
-        assert "Timeout" in ended.stderr
-        if "amp_kernels" in progress.read_text():
-            break
-    assert progress.read_text() == "gemm 8x8x8\namp_kernels, check\n"
-
-
-def test_a_case_gets_its_time_anew_and_the_watch_ends_with_the_run(monkeypatch):
-    asked = []
-    monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda seconds, **_: asked.append(seconds))
-    monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: asked.append("end"))
-    with watch.watched(None, 5.0) as note:
-        for text in (("a", "1"), ("a", "2"), ("b", "1")):
-            note(*text)
-    assert asked == [5.0, 5.0, "end"]

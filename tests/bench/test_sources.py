@@ -38,9 +38,3 @@ def test_rows_of_several_commits_are_as_old_as_the_oldest(tree, tmp_path):
 def test_a_run_without_a_record_says_so(tmp_path, tree):
     assert "c1 were not recorded" in sources.told(tmp_path, ["c1"], tree)
     assert "changed since:" not in sources.told(tmp_path, ["c1"], tree)
-
-
-def test_an_installed_package_has_no_sources(tmp_path):
-    sources.record(tmp_path / "results", None, tmp_path)
-    assert not (tmp_path / "results").exists()
-    assert {"gemm", "norm", "Triton"} <= {*sources.families()}

@@ -78,29 +78,8 @@ def test_the_list_has_what_was_timed(capsys):
     assert set(measured.tiles()) <= set(tiles.products())
 
 
-def test_products_are_chosen_by_size(capsys, monkeypatch):
-    monkeypatch.setattr(tiles, "sweep", lambda program, timed, seconds, sample_ms: list(map(tiles.line, timed)))
-    assert tiles.main(["--only", "262144x64x64", "12544x256x2304", "--program", "tiles"]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert rows[0] == "262144 64 64 NT 16 none 1"
-    assert rows[-1] == "12544 256 2304 NT 16 none 1"
-    assert {row.split()[5] for row in rows[:-1]} == {"none", "relu", "gelu"}
-    with pytest.raises(SystemExit):
-        tiles.main(["--only", "1x2x3"])
-    assert "1x2x3; accepted are the sizes" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        tiles.main(["--only", "262144x64x64", "--out", "nowhere"])
-
-
 def test_the_least_time_of_a_choice_is_kept(tmp_path):
     rows = [f"64,64,64,NT,16,none,1,64x64 1x1,{splits},0,{us}" for splits, us in ((1, 3.5), (2, 4.0), (1, 3.25))]
     assert tile_times.write(tmp_path / FILE, rows, "A test") == 2
     (times,) = tile_times.read(tmp_path / FILE).values()
     assert times == {Choice("64x64 1x1", 1, False): 3.25, Choice("64x64 1x1", 2, False): 4.0}
-
-
-def test_the_program_ends_when_its_time_is_spent(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiles, "products", lambda: [Product(Shape(512, 512, 512, "NT"))])
-    assert tiles.main(["--out", str(tmp_path), "--program", str(program), "--seconds", "1.5005"]) == 0
-    (times,) = tile_times.read(tmp_path / FILE).values()
-    assert 1 <= len(times) < 10  # of 25: warming up takes 1.5 seconds

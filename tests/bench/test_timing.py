@@ -105,7 +105,7 @@ def test_short_calls_are_replayed_without_their_launches(monkeypatch):
     assert machine.eager_calls == 4  # first calls and those before the capture
 
 
-def test_what_cannot_be_captured_is_timed_with_its_launches(monkeypatch):
+def test_calls_that_cannot_be_captured_are_timed_with_their_launches(monkeypatch):
     machine = Machine(monkeypatch, capturable=False)
     timer = Timer([machine.call], GPU, EFFORT, graph=True)
     assert timer.kind == "eager"

@@ -12,7 +12,6 @@ import amp_kernels as ak
 from amp_kernels.testing.patience import PATIENCE
 from bench import train
 from bench.training import report
-from bench.training.runner import Interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ["--model", "nano", "--device", "cpu"]
@@ -89,28 +88,6 @@ def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_pat
     assert not (tmp_path / train.CHECKPOINTS).exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_does_what_it_did_before(number):
-    reached = []
-    outer = signal.signal(number, lambda *args: reached.append(1))
-    try:
-        interrupts = Interrupts()
-        assert not interrupts()
-        signal.raise_signal(number)
-        assert (interrupts(), interrupts.signal, reached) == (True, number, [])
-        signal.raise_signal(number)
-        assert reached
-    finally:
-        signal.signal(number, outer)
-
-
-def test_it_runs_as_a_file_from_anywhere(tmp_path):
-    options = ["--dtype", "fp32", "--provider", "torch", "--steps", 2, "--out", "here"]
-    process = start(*options, script=(ROOT / "bench" / "train.py",), cwd=tmp_path)
-    assert process.wait(timeout=PATIENCE) == 0, process.stdout.read()
-    assert (tmp_path / "here" / "train.json").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -128,34 +105,6 @@ def test_a_bad_option_gets_one_line(tmp_path, capsys, options, message):
     assert printed.err.count("\n") == 1
     assert message in printed.err
     assert not (tmp_path / "out").exists()
-
-
-class InterruptedAtOnce(Interrupts):
-    def __call__(self):
-        self.signal = signal.SIGINT
-        return True
-
-
-def test_resume_refuses_what_disagrees_and_gives_each_later_run_a_fresh_start(tmp_path, monkeypatch, capsys):
-    """Interrupted in the first of two runs: the second must not start from the first one's state."""
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
-    arguments = ["--dtype", "fp32", "--steps", "9"]
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "Interrupts", InterruptedAtOnce)
-        assert train.main([*NANO, *arguments, "--out", str(cut)]) == 130
-    resume = ["--device", "cpu", "--resume", "--out", str(cut)]
-    (tmp_path / "other.txt").write_bytes(bytes(range(256)) * 100)
-    for options, message in (
-        (["--steps", "10"], "the checkpoint has steps = 9, the command line 10"),
-        (["--dtype", "fp16"], "the checkpoint has dtypes = ('fp32',)"),
-        (["--no-scaler"], "the checkpoint has scaler = True"),
-        (["--text", str(tmp_path / "other.txt")], "another text"),
-    ):
-        assert train.main([*resume, *options]) == 2
-        assert message in capsys.readouterr().err
-    assert train.main(resume) == 0
-    assert train.main([*NANO, *arguments, "--out", str(whole)]) == 0
-    assert outcome(cut) == outcome(whole)
 
 
 # ---- table, record and plot

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bench.training.data import load_text
-from bench.training.gpt import MODELS
 from bench.training.trainers import TRAINERS
 from bench.training.trial import Settings, Trial
 
@@ -53,17 +52,6 @@ def test_an_interrupted_run_continues_bit_for_bit(text, tmp_path, dtype, provide
     assert {key: trial.result()[key] for key in kept} == {key: whole.result()[key] for key in kept}
 
 
-def test_providers_start_from_the_same_weights_and_batches(text):
-    weights, losses = [], []
-    for provider in TRAINERS:
-        trial = Trial(settings(steps=1), text, provider, "fp32")
-        weights.append(parameters(trial))
-        trial.train()
-        losses.append(trial.losses[0].item())
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
 @EVERY_PROVIDER
 def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     """The counter comes from the optimizer, the scale from the scaler: they must tell the same story."""
@@ -75,29 +63,6 @@ def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     falls = sum(after < before for before, after in itertools.pairwise(scales))
     assert result["skipped_steps"] == falls > 0
     assert result["final_scale"] == scales[-1]
-
-
-@EVERY_PROVIDER
-def test_without_a_scaler_nothing_is_scaled(text, provider):
-    trial = Trial(settings(steps=4, scaler=False), text, provider, "fp16")
-    assert trial.train()
-    result = trial.result()
-    assert result["scales"] is result["final_scale"] is None
-    assert (result["scaled"], result["skipped_steps"]) == (False, 0)
-    assert "unscaled" in result["name"]
-
-
-def test_a_run_learns(text):
-    trial = Trial(settings(steps=60), text, "torch", "bf16")
-    trial.train()
-    result = trial.result()
-    assert result["losses"][0] == pytest.approx(5.55, abs=0.1)  # ln 256: it knows nothing yet
-    assert result["validation_loss"] < 3.6
-    assert result["tokens_per_second"] > 0
-    assert [step for step, _ in result["validation"]] == [15, 30, 45, 60]
-    assert MODELS["nano"].dropout > 0
-    assert trial._validate() == trial._validate()  # without dropout
-    assert trial.trainer.model.training
 
 
 @EVERY_PROVIDER
@@ -115,12 +80,3 @@ def test_memory_is_the_weights_two_moments_and_the_most_on_top(text, provider):
         third = torch.empty(3 << 20, dtype=torch.uint8)
     assert trial.peak_bytes == pytest.approx(held + (15 << 20), abs=1000)
     del second, third
-
-
-def test_the_learning_rate_warms_up_and_decays():
-    config = MODELS["micro"]
-    rates = [config.lr_at(step, 200) / config.lr for step in range(200)]
-    assert rates[0] == pytest.approx(1 / 40, rel=0.01)
-    assert rates.index(max(rates)) == 39
-    assert rates[100] == pytest.approx(0.51, rel=0.01)
-    assert rates[-1] == pytest.approx(0.02, rel=0.05)

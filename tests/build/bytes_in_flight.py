@@ -1,4 +1,4 @@
-"""How much a thread asks of global memory before it waits for the first answer, and whether its stores fill sectors: read
+"""Bytes that a thread asks of global memory before it waits for the first answer, and stores that fill sectors: read
 from the order of the machine code.
 
 Bandwidth takes bytes in flight (Little's law): those of a thread, times the threads that share a multiprocessor. And it
@@ -32,7 +32,7 @@ def reads(x: Instruction) -> set[str]:
 
 
 def leaves(x: Instruction) -> bool:
-    """Whether what stands below is another path: after a jump that is always taken, and after a loop."""
+    """True if what stands below is another path: after a jump that is always taken, and after a loop."""
     if x.name == "BRA" and int(x.operands[-1], 16) <= x.address:
         return True
     return x.name.startswith("CALL") or (x.name in ENDS and not x.guard and len(x.operands) <= 1)

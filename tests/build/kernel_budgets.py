@@ -1,4 +1,4 @@
-"""What each CUDA kernel may take of a multiprocessor, and what its machine code must contain.
+"""Limits of each CUDA kernel on a multiprocessor, and required machine code.
 
 A row holds for every instance of the kernel on every architecture; ``kernel<Class>`` for the instances with that class,
 ``kernel<Class, true>`` for those that besides have this value of their one bool. A kernel without a row fails the test.
@@ -29,326 +29,133 @@ class Budget:
     why: str = ""
 
 
-# Of the teams of row_ring.cuh: the columns of a thread, and the cp.async of 16 bytes that bring them in fp32.
+# Teams of row_ring.cuh: the columns of a thread, and the cp.async of 16 bytes that bring them in fp32.
 TEAM_COLUMNS = 8 + 16 + 24 + 32 + 16 + 24 + 32 + 16  # the last has 32 in some kernels
 RING_COPIES = TEAM_COLUMNS // 4
 
 ELEMENTWISE = "; a thread has one vector in flight, and many threads share an SM"
 
+# A round of loads has one wide load more for each dtype, except on sm_120.
 BUDGETS = {
-    "check_and_norm_kernel": Budget(
-        registers=96,
-        shared=128,
-        blocks=2,
-        wide_loads=4 * (8 + 7),  # one more for each dtype, except on sm_120
-        in_flight=112,
-        ways=4,
-        why="4 dtypes, each with rounds of 8 loads, of which the last loads what is left; two blocks of 256 threads share an SM",
-    ),
-    "per_tensor_norm_kernel": Budget(
-        registers=96,
-        shared=128,
-        blocks=2,
-        wide_loads=4 * (8 + 7),  # one more for each dtype, except on sm_120
-        in_flight=112,
-        ways=4,
-        why="the walk of check_and_norm_kernel",
-    ),
+    "check_and_norm_kernel": Budget(registers=96, shared=128, blocks=2, wide_loads=4 * (8 + 7), in_flight=112, ways=4,
+        why="4 dtypes, each with rounds of 8 loads, of which the last loads what is left; two blocks of 256 threads "
+            "share an SM"),
+    "per_tensor_norm_kernel": Budget(registers=96, shared=128, blocks=2, wide_loads=4 * (8 + 7), in_flight=112, ways=4,
+        why="the walk of check_and_norm_kernel"),
     "per_tensor_finish_kernel": Budget(registers=64, shared=0, why="one warp a tensor, nothing to gain"),
-    "cross_entropy_rows_kernel": Budget(
-        registers=64,
-        shared=0,
-        whole_sectors=True,
+    "cross_entropy_rows_kernel": Budget(registers=64, shared=0, whole_sectors=True,
         opcodes={"LDGSTS.E.BYPASS.128": 3 * 6, "STG.E.128": 3 * 6, "MUFU.EX2": 3 * 58},
-        why="softmax_rows_kernel's: 3 sizes of blocks, 1,024 threads an SM; words of the logits and of probabilities, before "
-        "the loop and in both walks; for each dtype words of gradients, and of what rows without a loss have; two walks of one "
-        "exponential a logit, eight at a time",
-    ),
-    "cross_entropy_rows_ring_kernel": Budget(
-        registers=168,
-        shared=0,
-        whole_sectors=True,
+        why="softmax_rows_kernel's: 3 sizes of blocks, 1,024 threads an SM; words of the logits and of probabilities, "
+            "before the loop and in both walks; for each dtype words of gradients, and of what rows without a loss "
+            "have; two walks of one exponential a logit, eight at a time"),
+    "cross_entropy_rows_ring_kernel": Budget(registers=168, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
-        why="up to 32 columns of the row, of the coefficients and of the weights; the rows' bytes are in flight to shared "
-        "memory; one exponential a logit",
-    ),
-    "exponent_histogram_kernel": Budget(
-        registers=64,
-        shared=1280,
-        blocks=4,
-        wide_loads=4 * (4 + 3),  # likewise
-        in_flight=48,
-        ways=4,
-        opcodes={"ATOMS.POPC.INC": 1},
-        why="4 dtypes, each with rounds of 4 loads, and 280 counters; increments of a warp that "
-        "meet are added up first",
-    ),
-    "unscale_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=4,
-        wide_loads=4 * (4 + 3),  # likewise
-        in_flight=64,
-        ways=4,
-        why="4 dtypes, each with rounds of 4 loads; 64 registers let 4 blocks of 256 share an SM",
-    ),
-    "cast_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=4,
-        wide_loads=2 * 2 * (4 * 4 + 2 * 4 + 4),
-        in_flight=64,
-        ways=9,
-        spilled=("sm_120", "Lb1E", 16),
-        whole_sectors=True,
-        why="with and without stochastic rounding, 9 pairs of dtypes, each with a loop and an end of 64 bytes of loads, 16 "
-        "or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM",
-    ),
-    "embedding_pieces_kernel": Budget(
-        registers=96, shared=0, why="four rows of 8 columns on their way to a thread; 640 threads share an SM"
-    ),
-    "embedding_joints_kernel": Budget(
-        registers=96, shared=0, why="four partial sums of 8 columns on their way to a thread; 640 threads share an SM"
-    ),
-    "softmax_rows_ring_kernel": Budget(
-        registers=128,
-        shared=0,
-        whole_sectors=True,
+        why="up to 32 columns of the row, of the coefficients and of the weights; the rows' bytes are in flight to "
+            "shared memory; one exponential a logit"),
+    "exponent_histogram_kernel": Budget(registers=64, shared=1280, blocks=4, wide_loads=4 * (4 + 3), in_flight=48,
+        ways=4, opcodes={"ATOMS.POPC.INC": 1},
+        why="4 dtypes, each with rounds of 4 loads, and 280 counters; increments of a warp that meet are added up "
+            "first"),
+    "unscale_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=4 * (4 + 3), in_flight=64, ways=4,
+        why="4 dtypes, each with rounds of 4 loads; 64 registers let 4 blocks of 256 share an SM"),
+    "cast_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=2 * 2 * (4 * 4 + 2 * 4 + 4), in_flight=64,
+        ways=9, spilled=("sm_120", "Lb1E", 16), whole_sectors=True,
+        why="with and without stochastic rounding, 9 pairs of dtypes, each with a loop and an end of 64 bytes of "
+            "loads, 16 or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM"),
+    "embedding_pieces_kernel": Budget(registers=96, shared=0,
+        why="four rows of 8 columns on their way to a thread; 640 threads share an SM"),
+    "embedding_joints_kernel": Budget(registers=96, shared=0,
+        why="four partial sums of 8 columns on their way to a thread; 640 threads share an SM"),
+    "softmax_rows_ring_kernel": Budget(registers=128, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
-        why="up to 32 columns of the row and of its mask; 16 warps an SM; the rows' bytes are in flight to shared memory; "
-        "one exponential an element",
-    ),
-    "softmax_rows_backward_ring_kernel": Budget(
-        registers=128,
-        shared=0,
-        whole_sectors=True,
+        why="up to 32 columns of the row and of its mask; 16 warps an SM; the rows' bytes are in flight to shared "
+            "memory; one exponential an element"),
+    "softmax_rows_backward_ring_kernel": Budget(registers=128, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
-        why="up to 32 columns of two rows and of the mask; 16 warps an SM; the rows' bytes are in flight to shared memory",
-    ),
-    "softmax_rows_kernel": Budget(
-        registers=64,
-        shared=0,
-        whole_sectors=True,
+        why="up to 32 columns of two rows and of the mask; 16 warps an SM; the rows' bytes are in flight to shared "
+            "memory"),
+    "softmax_rows_kernel": Budget(registers=64, shared=0, whole_sectors=True,
         opcodes={"LDGSTS.E.BYPASS.128": 3 * 6, "STG.E.128": 3, "MUFU.EX2": 3 * 21},
-        why="3 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of a row and of its "
-        "mask, before the loop and in both walks, and words of results",
-    ),
-    "softmax_rows_backward_kernel": Budget(
-        registers=64,
-        shared=0,
-        whole_sectors=True,
+        why="3 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of a row and of "
+            "its mask, before the loop and in both walks, and words of results"),
+    "softmax_rows_backward_kernel": Budget(registers=64, shared=0, whole_sectors=True,
         opcodes={"LDGSTS.E.BYPASS.128": 3 * 9, "STG.E.128": 3, "MUFU.EX2": 3 * 9},
-        why="3 sizes of blocks, 1,024 threads an SM; words of two rows and of the mask",
-    ),
+        why="3 sizes of blocks, 1,024 threads an SM; words of two rows and of the mask"),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
-    "update_kernel<AdamW, false>": Budget(
-        registers=128,
-        shared=0,
-        blocks=2,
-        wide_loads=7 * 7,
-        in_flight=112,
-        ways=7,
+    "update_kernel<AdamW, false>": Budget(registers=128, shared=0, blocks=2, wide_loads=7 * 7, in_flight=112, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
-        "weight; 128 registers let 2 blocks of 256 share an SM",
-    ),
-    "update_kernel<AdamW, true>": Budget(
-        registers=128,
-        shared=0,
-        blocks=2,
-        wide_loads=9 * (9 + 11),
-        in_flight=176,
+            "weight; 128 registers let 2 blocks of 256 share an SM"),
+    "update_kernel<AdamW, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * (9 + 11), in_flight=176,
         ways=9,
-        why="with extras: 9 ways to keep a weight, each with and without a third moment, and two words of the average",
-    ),
-    "update_kernel<Sgd, false>": Budget(
-        registers=80,
-        shared=0,
-        blocks=3,
-        wide_loads=7 * (5 + 3),
-        in_flight=80,
-        ways=7,
-        why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM",
-    ),
-    "update_kernel<Sgd, true>": Budget(
-        registers=80,
-        shared=0,
-        blocks=3,
-        wide_loads=9 * (7 + 5),
-        in_flight=112,
-        ways=9,
-        why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average",
-    ),
-    "update_kernel<Lion, false>": Budget(
-        registers=80,
-        shared=0,
-        blocks=3,
-        wide_loads=7 * 5,
-        in_flight=80,
-        ways=7,
+        why="with extras: 9 ways to keep a weight, each with and without a third moment, and two words of the average"),
+    "update_kernel<Sgd, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * (5 + 3), in_flight=80, ways=7,
+        why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM"),
+    "update_kernel<Sgd, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5), in_flight=112, ways=9,
+        why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average"),
+    "update_kernel<Lion, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
-        "weight; 80 registers let 3 blocks of 256 share an SM",
-    ),
-    "update_kernel<Lion, true>": Budget(
-        registers=128,
-        shared=0,
-        blocks=2,
-        wide_loads=9 * 7,
-        in_flight=112,
-        ways=9,
-        why="with extras: 9 ways to keep a weight, and two words of the average",
-    ),
-    "lamb_moments_kernel": Budget(
-        registers=120,
-        shared=64,
-        blocks=2,
-        wide_loads=5 * 7,
-        in_flight=112,
-        ways=5,
+            "weight; 80 registers let 3 blocks of 256 share an SM"),
+    "update_kernel<Lion, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
+        why="with extras: 9 ways to keep a weight, and two words of the average"),
+    "lamb_moments_kernel": Budget(registers=120, shared=64, blocks=2, wide_loads=5 * 7, in_flight=112, ways=5,
         why="5 ways to read a weight, each loading two words of the gradient and of each moment and one or two of the "
-        "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs",
-    ),
+            "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs"),
     "lamb_rates_kernel": Budget(registers=64, shared=64, why="one block a tensor, nothing to gain"),
-    "update_kernel<Lamb, false>": Budget(
-        registers=80,
-        shared=0,
-        blocks=3,
-        wide_loads=7 * 5,
-        in_flight=80,
-        ways=7,
-        why="7 ways to keep a weight, each loading two words of each moment and one or two of the weight; 80 registers "
-        "let 3 blocks of 256 share an SM",
-    ),
-    "update_kernel<Lamb, true>": Budget(
-        registers=128,
-        shared=0,
-        blocks=2,
-        wide_loads=9 * 7,
-        in_flight=112,
-        ways=9,
-        why="with extras: 9 ways to keep a weight, and two words of the average",
-    ),
+    "update_kernel<Lamb, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
+        why="7 ways to keep a weight, each loading two words of each moment and one or two of the weight; 80 "
+            "registers let 3 blocks of 256 share an SM"),
+    "update_kernel<Lamb, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
+        why="with extras: 9 ways to keep a weight, and two words of the average"),
     "update_prepare_kernel": Budget(registers=64, shared=0, why="one thread a parameter, nothing to gain"),
-    "gemm_sm90_kernel": Budget(
-        registers=255,
-        shared=0,
-        why="2 warpgroups of 255, 3 of 168 or 4 of 128, where setmaxnreg starts, fill the file",
-    ),
-    "gemm_repack_kernel": Budget(
-        registers=32, shared=0, why="bandwidth, five loads of a thread in flight: 8 blocks of 256 share an SM"
-    ),
-    "gemm_add_phases_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=4,
+    "gemm_sm90_kernel": Budget(registers=255, shared=0,
+        why="2 warpgroups of 255, 3 of 168 or 4 of 128, where setmaxnreg starts, fill the file"),
+    "gemm_repack_kernel": Budget(registers=32, shared=0,
+        why="bandwidth, five loads of a thread in flight: 8 blocks of 256 share an SM"),
+    "gemm_add_phases_kernel": Budget(registers=64, shared=0, blocks=4,
         opcodes={"LDG.E.EF": 2 * 4 * (2 + 4 + 8), "SHFL.IDX": 6 * 32},
-        why="bandwidth: 4 rows of up to 8 phases, 128 bytes of a thread in flight; 4 blocks of 256 share an SM",
-    ),
-    "gemm_sm80_kernel": Budget(
-        registers=255,
-        shared=0,
-        spilled=("sm_120", "TileILi64ELi64E", 16),
-        opcodes={
-            "HMMA.16816.F32": 2 * (64 + 64 + 16 + 64 + 16),
-            "LDSM.16": 2 * 2 * (21 + 21 + 11 + 21 + 11),
-            "LDGSTS.E.BYPASS.128": 10 * 12,
-        },
-        why="10 instances, 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the "
-        "small tile, which on sm_120 keeps four words in memory",
-    ),
+        why="bandwidth: 4 rows of up to 8 phases, 128 bytes of a thread in flight; 4 blocks of 256 share an SM"),
+    "gemm_sm80_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi64ELi64E", 16),
+        opcodes={"HMMA.16816.F32": 2 * (64 + 64 + 16 + 64 + 16), "LDSM.16": 2 * 2 * (21 + 21 + 11 + 21 + 11), "LDGSTS.E.BYPASS.128": 10 * 12},
+        why="10 instances, 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the small tile, "
+            "which on sm_120 keeps four words in memory"),
     "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "scale_rows_kernel": Budget(registers=64, shared=64, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),
-    "activation_forward_kernel": Budget(
-        registers=64, shared=0, blocks=8, wide_loads=3, in_flight=16, whole_sectors=True, why="3 types" + ELEMENTWISE
-    ),
-    "swiglu_forward_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=4,
-        wide_loads=3 * 2,
-        in_flight=32,
-        whole_sectors=True,
-        why="3 types" + ELEMENTWISE,
-    ),
-    "activation_backward_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=8,
-        wide_loads=3 * 2 + 2,
-        in_flight=24,
-        whole_sectors=True,
-        why="3 types, two also with gradients in fp32" + ELEMENTWISE,
-    ),
-    "swiglu_backward_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=4,
-        wide_loads=3 * 3 + 2,
-        in_flight=32,
-        whole_sectors=True,
-        why="3 types, two also with gradients in fp32" + ELEMENTWISE,
-    ),
-    "dropout_kernel": Budget(
-        registers=64,
-        shared=0,
-        blocks=8,
-        wide_loads=2 * (2 + 1),
-        in_flight=16,
-        whole_sectors=True,
-        why="x and residual of 3 types" + ELEMENTWISE,
-    ),
-    "norm_forward_ring_kernel": Budget(
-        registers=168,
-        shared=0,
-        whole_sectors=True,
+    "activation_forward_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=3, in_flight=16,
+        whole_sectors=True, why="3 types" + ELEMENTWISE),
+    "swiglu_forward_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=3 * 2, in_flight=32,
+        whole_sectors=True, why="3 types" + ELEMENTWISE),
+    "activation_backward_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=3 * 2 + 2, in_flight=24,
+        whole_sectors=True, why="3 types, two also with gradients in fp32" + ELEMENTWISE),
+    "swiglu_backward_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=3 * 3 + 2, in_flight=32,
+        whole_sectors=True, why="3 types, two also with gradients in fp32" + ELEMENTWISE),
+    "dropout_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=2 * (2 + 1), in_flight=16, whole_sectors=True,
+        why="x and residual of 3 types" + ELEMENTWISE),
+    "norm_forward_ring_kernel": Budget(registers=168, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 * (RING_COPIES + 8)},
-        why="up to 32 columns of the row, of the weight and of the bias, or 64 of the row; the rows' bytes are in flight to shared "
-        "memory: copies of two matrices, before and in the loop",
-    ),
-    "norm_forward_resident_kernel": Budget(
-        registers=64,
-        shared=0,
-        whole_sectors=True,
+        why="up to 32 columns of the row, of the weight and of the bias, or 64 of the row; the rows' bytes are in "
+            "flight to shared memory: copies of two matrices, before and in the loop"),
+    "norm_forward_resident_kernel": Budget(registers=64, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 + 2 + 27, "LDG.E.64": 2 * 18 * 2 * 4},
-        why="two rows of 512 threads share an SM, with 16 columns of 16-bit weights and biases on their way to a thread, which "
-        "three types of rows and three of results read; with and without a residual, copies of two matrices in front of the "
-        "loop, in the loop of both, and behind each of 27 last passes without",
-    ),
-    "norm_forward_kernel": Budget(
-        registers=128,
-        shared=1024,
-        whole_sectors=True,
-        why="16 columns of the row, of the weight and of the bias; 512 threads share an SM",
-    ),
-    "norm_backward_ring_kernel": Budget(
-        registers=255,
-        shared=0,
-        whole_sectors=True,
+        why="two rows of 512 threads share an SM, with 16 columns of 16-bit weights and biases on their way to a "
+            "thread, which three types of rows and three of results read; with and without a residual, copies of two "
+            "matrices in front of the loop, in the loop of both, and behind each of 27 last passes without"),
+    "norm_forward_kernel": Budget(registers=128, shared=1024, whole_sectors=True,
+        why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"),
+    "norm_backward_ring_kernel": Budget(registers=255, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 3 * (RING_COPIES + 4)},
-        why="up to 32 columns each of n and g, of the weight and of the two sums over rows; 8 warps an SM are enough where "
-        "the bytes in flight are in shared memory",
-    ),
-    "norm_backward_sums_kernel": Budget(
-        registers=80,
-        shared=0,
-        blocks=3,
-        wide_loads=2 * 3 * 4,
-        in_flight=64,
-        ways=9,
-        why="x and the gradient of 3 types each, four rows of both on their way to a thread; 80 registers let 3 blocks of "
-        "256 share an SM",
-    ),
-    "norm_backward_kernel": Budget(
-        registers=128,
-        shared=1024,
-        whole_sectors=True,
-        why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM",
-    ),
-}
+        why="up to 32 columns each of n and g, of the weight and of the two sums over rows; 8 warps an SM are enough "
+            "where the bytes in flight are in shared memory"),
+    "norm_backward_sums_kernel": Budget(registers=80, shared=0, blocks=3, wide_loads=2 * 3 * 4, in_flight=64, ways=9,
+        why="x and the gradient of 3 types each, four rows of both on their way to a thread; 80 registers let 3 "
+            "blocks of 256 share an SM"),
+    "norm_backward_kernel": Budget(registers=128, shared=1024, whole_sectors=True,
+        why="16 columns each of n and g and of the two sums over rows; 512 threads share an SM"),
+}  # fmt: skip
 
 
 def table() -> str:
-    """Of the kernels whose speed is memory's, as it stands in docs/ptx.md."""
+    """The table of docs/ptx.md: kernels whose speed is memory's."""
     head = "| kernel | registers per thread | threads per SM | bytes in flight per thread | KB in flight per SM |\n|---|---|---|---|---|\n"
     rows = (
         f"| `{kernel}` | {min(b.registers, 65_536 // threads)} | {b.blocks} x {b.threads} | {b.in_flight} "

@@ -1,4 +1,4 @@
-// What launch() and make_tensor_map() tell the CUDA runtime and driver, written down by stand-ins for both: the
+// Arguments of launch() and make_tensor_map() to CUDA runtime and driver, written down by stand-ins for both: the
 // emulator has words of its own for these, and a wrong unit or order would show on a GPU only.
 #include <cuda_runtime.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-// What nvcc alone has: the indices, unused here, and this function, in the toolkit's words.
+// Known to nvcc alone: the indices, unused here, and this function, in the toolkit's words.
 extern const uint3 threadIdx, blockIdx;
 extern const dim3 blockDim, gridDim;
 template <typename T>

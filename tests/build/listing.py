@@ -1,4 +1,4 @@
-"""What `cuobjdump` prints of machine code (SASS), as instructions."""
+"""Instructions of the machine code (SASS) that `cuobjdump` prints."""
 
 from __future__ import annotations
 

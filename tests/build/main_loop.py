@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .listing import Instruction
 
-# What moves through memory, waits for others or is a call has no place between two steps of k.
+# Memory accesses, waits and calls have no place between two steps of k.
 FOREIGN = ("STL", "LDL", "LDG", "STG", "LD", "ST", "LDS", "STS", "MEMBAR", "ERRBAR", "FENCE", "BAR", "CALL")
 
 
@@ -39,7 +39,7 @@ def main_loop(code: Sequence[Instruction]) -> Loop:
 
 
 def faults(code: Sequence[Instruction], columns: int, slices: int) -> list[str]:
-    """What the loop of a tile does that it should not. ``slices``: of 64 rows, that a consumer has of it; ``columns`` of it."""
+    """Faults of a tile's loop. ``slices``: those of 64 rows that a consumer has; ``columns`` of the tile."""
     loop = main_loop(code)
     steps, rest = divmod(len(loop.products), 4 * slices)
     if rest or not steps:

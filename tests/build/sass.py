@@ -7,6 +7,7 @@ those are the slow paths of a division, and what a wait says. Asynchronous work 
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections import Counter
@@ -42,7 +43,7 @@ class Thread:
         self.path: list[Instruction] = []
 
     def run(self, limit: int = 200_000) -> list[Instruction]:
-        """What is executed until the thread exits, those that its predicate turns off included: they take their turn."""
+        """The instructions executed until the thread exits, those that its predicate turns off included: they take their turn."""
         at = 0
         while len(self.path) < limit:
             x = self.code[at]
@@ -100,11 +101,7 @@ class Thread:
         """The address that comes next."""
         if x.name == "BRA":
             taken = all(self.predicate(p) for p in x.operands[:-1] if re.fullmatch(r"!?U?P\w+", p))
-            return (
-                int(x.operands[-1], 16)
-                if taken and "DIV" not in x.modifiers and "ANY" not in x.modifiers
-                else following
-            )
+            return int(x.operands[-1], 16) if taken and not {"DIV", "ANY"} & {*x.modifiers} else following
         if x.name == "BRX":
             register, offset = x.operands[0].split()
             return following + signed(self.read(register)) + int(offset, 16)
@@ -160,11 +157,8 @@ class Thread:
     def do_lds(self, x):
         terms = [self.read(text) for text in x.operands[1].strip("[]").split("+")]
         address = None if None in terms else sum(terms) & MASK
-        words = (
-            [self.shared.get(address + i) for i in (0, 4, 8, 12)]
-            if address is not None and "128" in x.modifiers
-            else []
-        )
+        wide = address is not None and "128" in x.modifiers
+        words = [self.shared.get(address + i) for i in (0, 4, 8, 12)] if wide else []
         if not words or None in words:
             return self.forget(x)
         first = int(x.operands[0].removeprefix("R"))
@@ -209,12 +203,7 @@ class Thread:
     def do_plop3(self, x):
         inputs = [self.predicate(p) for p in x.operands[2:5]]
         table = int(x.operands[5], 16)
-        possible = {
-            bool(table >> (a << 2 | b << 1 | c) & 1)
-            for a in known(inputs[0])
-            for b in known(inputs[1])
-            for c in known(inputs[2])
-        }
+        possible = {bool(table >> (a << 2 | b << 1 | c) & 1) for a, b, c in itertools.product(*map(known, inputs))}
         self.set(x.operands[0], possible.pop() if len(possible) == 1 else None)
 
     def do_sel(self, x):
@@ -374,7 +363,7 @@ class Thread:
         self.set(x.operands[0], True)
 
     def do_vote(self, x):
-        """Of one thread: what it says itself."""
+        """A vote of one thread is its own predicate."""
         flags = [text for text in x.operands if re.fullmatch(r"!?U?P\w*", text)]
         if re.fullmatch(r"U?P\d", x.operands[0]):
             self.set(x.operands[0], self.predicate(flags[-1]))

@@ -1,4 +1,4 @@
-"""What the epilogue of the Hopper GEMM executes for an element of C: a thread of a consumer is followed through the machine code of a few
+"""Instructions of the Hopper GEMM's epilogue for an element of C: a thread of a consumer is followed through the machine code of a few
 instances, from the last product of its tile to the end, and the budgets of instructions and of cycles hold for all that it does there.
 Needs nvcc, no GPU."""
 
@@ -103,7 +103,7 @@ def idle_cycles(epilogue: str, shape: dict, as_float: bool) -> tuple[float, floa
 
 
 def in_elements(epilogue: str, as_float: bool) -> bool:
-    """Whether what is read or written cannot be moved by TMA: a derivative beside a C in fp32."""
+    """True if what is read or written cannot be moved by TMA: a derivative beside a C in fp32."""
     return epilogue == "elements" or (as_float and epilogue.startswith("d"))
 
 
@@ -127,7 +127,7 @@ def tma_epilogue(epilogue: str) -> tuple[float, float]:
 
 
 def number(tile: str) -> int:
-    """Of the first with this name, which does without a cluster what the others do in one."""
+    """The first tile with this name, which does without a cluster what the others do in one."""
     candidates = enumerate(_host.gemm_candidates()["sm90"])
     return next(i for i, t in candidates if f"{t['m']}x{t['n']}" + " pingpong" * t["pingpong"] == tile)
 
@@ -141,7 +141,7 @@ def sums_of_a_thread(tile: dict) -> int:
 
 
 def request(epilogue: str, as_float: bool) -> dict:
-    """What plan_gemm is told of an epilogue. Alpha alone is to it a bias, which costs more."""
+    """Arguments of plan_gemm for an epilogue. Alpha alone is to it a bias, which costs more."""
     asked = {"out_bytes": 4 if as_float else 2, "plain": epilogue == "plain", "tma_output": epilogue != "odd_rows"}
     if epilogue == "elements":
         return asked | {"row_output": False}  # which leads the model there, too

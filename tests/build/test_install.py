@@ -132,7 +132,7 @@ def test_source_distribution_can_be_built(tmp_path):
 @pytest.mark.slow
 def test_isolated_build_uses_the_torch_of_the_environment(tmp_path):
     """pip's build environment holds no torch; the one that pip runs in does."""
-    wheel, _ = build_wheel(tmp_path)
+    wheel, _ = build_wheel(tmp_path, AMP_KERNELS_PARTS="cpu host")
     libraries = info_of(wheel)["libraries"]
     assert libraries["cpu"]["built"]
     assert libraries["host"]["built"]
@@ -185,7 +185,7 @@ def test_failing_compiler_leaves_python_and_the_reference(tmp_path, environment)
 
 
 def test_absent_nvcc_is_a_reason_and_a_failure_when_cuda_is_forced(tmp_path):
-    wheel, _ = build_wheel(tmp_path, "--no-build-isolation", CUDA_HOME="/nonexistent")
+    wheel, _ = build_wheel(tmp_path, "--no-build-isolation", CUDA_HOME="/nonexistent", AMP_KERNELS_PARTS="cpu cuda")
     libraries = info_of(wheel)["libraries"]
     assert libraries["cpu"]["built"]
     expected = ["nvcc was not found (CUDA_HOME=/nonexistent)", "the installed torch is a CPU build"]

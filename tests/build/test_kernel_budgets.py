@@ -142,7 +142,7 @@ def sass(binaries, functions) -> list[Code]:
 
 
 def crowded(budget: Budget, registers: int, arch: str = "sm_90a") -> bool:
-    """Whether the blocks that share a multiprocessor need more registers than it has; it hands them out by eight a thread."""
+    """True if the blocks that share a multiprocessor need more registers than it has; it hands them out by eight a thread."""
     blocks = min(budget.blocks, THREADS[arch] // budget.threads)
     return -(-registers // 8) * 8 * budget.threads * blocks > 65_536
 
@@ -242,5 +242,5 @@ def test_wgmma_is_never_serialised(binaries, functions):
 
 
 def test_the_number_of_gemm_instances(functions):
-    """What nvcc compiles, in minutes: epilogue and activation are run-time switches."""
+    """The instances that nvcc compiles, in minutes: epilogue and activation are run-time switches."""
     assert len({f.symbol for f in functions if f.kernel in ("gemm_sm90_kernel", "gemm_sm80_kernel")}) <= 300

@@ -11,7 +11,7 @@ from amp_kernels.testing.patience import PATIENCE
 HERE = Path(__file__).parent
 
 
-def test_what_the_runtime_is_told(tmp_path):
+def test_arguments_of_a_launch(tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH: there are no CUDA headers")
     program = tmp_path / "launch"

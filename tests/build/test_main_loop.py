@@ -16,7 +16,7 @@ SAMPLED = [(128, 256), (128, 144)]  # whose instances other tests compile as wel
 
 
 def slices(tile: dict) -> int:
-    """Of 64 rows, that a consumer has."""
+    """The slices of 64 rows that a consumer has."""
     return tile["m"] // 64 // (1 if tile["pingpong"] else tile["consumers"])
 
 

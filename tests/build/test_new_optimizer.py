@@ -174,7 +174,7 @@ def test_declaration_triton_and_class(folder):
 
 
 def test_the_shared_tests_run_over_it(folder):
-    """Of the formula and of what a step leaves alone: those that need no compiled kernel."""
+    """The tests of the formula and of unchanged memory that need no compiled kernel."""
     file = str(TESTS / "ops" / "test_updates.py")
     chosen = "every_rule_has_a_row or (adagrad_ and (test_options or scale or own_options or nobody or skipped))"
     said = run(folder, "-m", "pytest", "-p", "amp_kernels", "-p", "row", "-p", "no:cacheprovider", "-k", chosen, file)

@@ -35,7 +35,7 @@ def planted(folder: Path, file: str, old: str, new: str) -> Path:
 
 
 def norm_faults(folder: Path, csrc: Path) -> set[str]:
-    """What the rules say of check_and_norm's kernel for sm_90."""
+    """The verdicts of the rules on check_and_norm's kernel for sm_90."""
     cubin = folder / "norm.cubin"
     options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
     command = ["nvcc", *options, "-I", csrc, "-cubin", "-o", cubin, csrc / NORM]

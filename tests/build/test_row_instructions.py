@@ -1,4 +1,4 @@
-"""What kernels of rows execute for an element: a thread is followed through the machine code (sm_90a) of a row that it finds
+"""Instructions of row kernels for an element: a thread is followed through the machine code (sm_90a) of a row that it finds
 in the middle of its work, as the next one is on its way. At a copy's rate an SM of the H200 issues some 25 instructions for an element
 of 16 bits, of which 4 bytes move. So the share of a copy's rate that instructions leave is predicted as 25 / 4 times the bytes that an
 element moves, over its instructions, and at most 1; that share takes bytes on their way, too. Needs nvcc, no GPU."""
@@ -93,7 +93,7 @@ RINGS = {
 
 
 class Code(NamedTuple):
-    """What Thread follows of a kernel."""
+    """The parts of a kernel that Thread follows."""
 
     instructions: dict
     table: list[int]
@@ -216,7 +216,7 @@ class Copying(Thread):
 
 
 def of_a_row(code: Code, constants, thread: int) -> int:
-    """What a row adds that is neither the first nor the last; constants: of a number of rows."""
+    """Instructions of a row that is neither the first nor the last; constants: for a number of rows."""
     two, three = (len(Thread(*code, constants(rows), thread).run()) for rows in (2, 3))
     return three - two
 
@@ -228,7 +228,7 @@ def test_norms_of_long_rows(dtype, has, most, norms):
 
 
 def test_norms_of_rows_in_all_registers(compiled):
-    """Of fp32: the copies of the next row are on their way through all passes over a row."""
+    """fp32 rows: the copies of the next row are on their way through all passes over a row."""
     (code,) = (
         c
         for name, c in compiled("norm/forward.cu").items()
@@ -242,7 +242,7 @@ def test_norms_of_rows_in_all_registers(compiled):
 
 @pytest.mark.parametrize(("dtype", "most"), CLUSTERS)
 def test_norms_of_rows_that_a_cluster_shares(dtype, most, compiled):
-    """Of a block's slice of COLUMNS, which one of its two teams has: while rows of both are in work, the next ones are on their way."""
+    """A block's slice of COLUMNS, which one of its two teams has: while rows of both are in work, the next ones are on their way."""
     (code,) = (
         c
         for name, c in compiled("norm/backward.cu").items()
@@ -267,14 +267,14 @@ def test_norms_of_rows_that_a_cluster_shares(dtype, most, compiled):
 
 @pytest.mark.parametrize(("dtype", "gradient", "smoothing", "most"), LOSSES)
 def test_losses_of_long_rows(dtype, gradient, smoothing, most, loss):
-    """Of a row whose target is none of the thread's columns."""
+    """A row whose target is none of the thread's columns."""
     executed = of_a_row(loss, lambda rows: cross_entropy(dtype, gradient, smoothing, rows), 70)
     assert 0.9 * most < executed / (CLASSES / LOSS_THREADS) <= most
 
 
 @pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS)
 def test_rings_of_rows(ring, compiled):
-    """Of GPT-2's width, whose first rows are on their way before the loop: what the seventh adds is a row's work and copies."""
+    """Rows of GPT-2's width, whose first ones are on their way before the loop: the seventh adds a row's work and copies."""
     (code,) = (
         c for name, c in compiled(f"{ring.source}.cu").items() if f"{ring.kernel}_kernelINS_7RowTeamILi1ELi24E" in name
     )

@@ -80,7 +80,7 @@ def cut(placements):
     return found
 
 
-def sequence_parallel():
+def check_sequence_parallel():
     """Norms of a converted model under SequenceParallel; an embedding and a gated activation of rows."""
     torch.manual_seed(0)
     model = ak.convert(nn.Sequential(nn.LayerNorm(8), nn.RMSNorm(8)))
@@ -124,4 +124,4 @@ def sequence_parallel():
 
 
 def test_modules_under_sequence_parallel_and_what_is_refused(ranks):
-    ranks.run(sequence_parallel, world=2)
+    ranks.run(check_sequence_parallel, world=2)

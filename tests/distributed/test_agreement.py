@@ -53,7 +53,7 @@ def ops_of_a_step(layout, name):
 @pytest.mark.parametrize(("layout", "checks"), [("fsdp", 1), ("hsdp", 1), ("part", 2)])
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB"])
 def test_a_step_is_one_check_one_sum_one_update_and_no_read_on_the_host(ranks, layout, checks, name):
-    """Where some parameters count on another rank they are checked apart. LAMB's update is two halves around a sum."""
+    """Parameters that count on another rank are checked apart. LAMB's update is two halves around a sum."""
     update, updates = {"AdamW": ("adamw_", 1), "SGD": ("sgd_", 1), "LAMB": ("lamb_half_", 2)}[name]
     for rank, (ops, from_addresses) in enumerate(ranks.run(ops_of_a_step, layout, name)):
         assert sum(n for op, n in ops.items() if "check_and_norm" in op) == (1 if rank == 0 else checks)
@@ -68,7 +68,7 @@ def test_a_step_is_one_check_one_sum_one_update_and_no_read_on_the_host(ranks, l
 
 
 def counted_once(layout):
-    """How often each parameter's elements count over all ranks, as multiples of the parameter."""
+    """Counts of each parameter's elements over all ranks, as multiples of the parameter."""
     model = LAYOUTS[layout](make_model())
     params = list(model.parameters())
     counts = Agreement(params).counts
@@ -167,7 +167,7 @@ def one_rank(bad, value):
 
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_what_one_rank_sees_holds_for_all(ranks, bad, value):
+def test_an_overflow_on_one_rank_is_one_on_all(ranks, bad, value):
     assert ranks.run(one_rank, bad, value, world=2) == [(True, 4.0, True, False)] * 2
 
 
@@ -259,7 +259,7 @@ def refusals():
     return True
 
 
-def test_what_is_refused(ranks):
+def test_refusals(ranks):
     assert all(ranks.run(refusals))
 
 

@@ -130,10 +130,10 @@ def test_wrong_options_are_one_line(options, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-def indivisible():
+def check_indivisible():
     with pytest.raises(ValueError, match="argument --hsdp: 3 does not divide the number of processes, 2"):
         bench_ranks.Layout("hsdp", 3, torch.device("cpu"))
 
 
 def test_replicas_must_divide_the_ranks(ranks):
-    ranks.run(indivisible, world=2)
+    ranks.run(check_indivisible, world=2)

@@ -56,7 +56,7 @@ def train(model, optimizer, first, last):
 
 
 def is_uninterrupted(model, optimizer, kind, upto):
-    """Whether weights and states are those of one process after so many steps."""
+    """True if weights and states are those of one process after so many steps."""
     reference, alone = build("plain", kind)
     train(reference, alone, 0, upto)
     equal = []
@@ -168,7 +168,7 @@ def test_other_forms(ranks, layout, options):
 
 
 def fake_step(kind):
-    """What torch does to a fresh optimizer to learn what its state looks like: a step with zero gradients and no rate."""
+    """torch's way to learn the state of a fresh optimizer: a step with zero gradients and no rate."""
     model, optimizer = build("fsdp", kind)
     before = [local(p.detach()).clone() for p in model.parameters()]
     get_optimizer_state_dict(model, optimizer)

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
+from amp_kernels.testing.generators import normal
 
 from .worlds import everyone, whole
 
@@ -62,7 +63,7 @@ def step(model, calls):
         last.register_forward_hook(lambda *_: calls.append("forward")),
         last.register_full_backward_hook(lambda *_: calls.append("backward")),
     ]
-    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(torch.distributed.get_rank()))
+    x = normal(5, 8, seed=torch.distributed.get_rank())
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         y = model(x)
@@ -81,7 +82,7 @@ def has_weight(module):
     return "weight" in module._parameters
 
 
-def converted_afterwards(name, wrapper):
+def check_converted_afterwards(name, wrapper):
     wrap, calls = WRAPPERS[wrapper], []
     before = wrap(ak.convert(make(name)))
     model, plain = wrap(make(name)), wrap(make(name))
@@ -111,11 +112,11 @@ def converted_afterwards(name, wrapper):
 @pytest.mark.parametrize("name", ["layer", "blocks"])
 def test_the_order_of_convert_and_the_wrapper_does_not_matter(ranks, name, wrapper):
     if (name, wrapper) != ("layer", "fully_shard of children"):
-        ranks.run(converted_afterwards, name, wrapper, world=2)
+        ranks.run(check_converted_afterwards, name, wrapper, world=2)
 
 
-def methods():
-    """What the wrapper adds is there: state_dict of DTensors, unshard, accumulation without communication, slices."""
+def check_methods():
+    """Methods that the wrapper adds are there: state_dict of DTensors, unshard, accumulation without communication, slices."""
     model = ak.convert(WRAPPERS["fully_shard of children"](make("blocks")))
     before = WRAPPERS["fully_shard of children"](ak.convert(make("blocks")))
     for layer in (model[0], model[5]):
@@ -141,11 +142,11 @@ def methods():
         model[0].__deepcopy__({})
 
 
-def test_what_fully_shard_adds_stays(ranks):
-    ranks.run(methods, world=2)
+def test_methods_of_fully_shard_stay(ranks):
+    ranks.run(check_methods, world=2)
 
 
-def slices():
+def check_slices():
     """fully_shard's classes make a slice of the class beneath."""
     wrap = WRAPPERS["fully_shard"]
     model, before = ak.convert(wrap(make("blocks"))), wrap(ak.convert(make("blocks")))
@@ -155,7 +156,7 @@ def slices():
 
 
 def test_a_slice_of_a_wrapped_container(ranks):
-    ranks.run(slices, world=1)
+    ranks.run(check_slices, world=1)
 
 
 class Own(FSDPModule, nn.Linear):

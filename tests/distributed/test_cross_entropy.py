@@ -152,6 +152,6 @@ def refusals():
     return loss.isnan().tolist(), x.grad.isnan().all(1).tolist()
 
 
-def test_what_is_refused_and_classes_out_of_range(ranks):
+def test_refusals_and_classes_out_of_range(ranks):
     for loss, grad in ranks.run(refusals, world=2):
         assert loss == grad == [True, False]

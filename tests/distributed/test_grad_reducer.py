@@ -184,7 +184,7 @@ def unused():
     return found
 
 
-def test_what_a_rank_does_not_use_counts_as_zeros(ranks):
+def test_unused_parameters_of_a_rank_count_as_zeros(ranks):
     assert ranks.run(unused, world=2) == [[0.5, 0.5, 0.0, 0.0, 0.0, 1.0]] * 2
 
 
@@ -208,7 +208,7 @@ def test_all_start_from_the_first_rank(ranks):
     assert ranks.run(starts, world=2) == [[want.tolist()] * 3 + [want[:, ::2].tolist()] * 3] * 2
 
 
-def refusals():
+def check_refusals():
     model = torch.nn.Linear(2, 2)
     placed = torch.nn.ParameterList([distribute_tensor(torch.ones(4), everyone(), [Shard(0)])])
     for arguments, exception, message in (
@@ -241,8 +241,8 @@ def refusals():
         late(torch.ones(1, 2, dtype=BF16)).sum().backward()
 
 
-def test_what_is_refused(ranks):
-    ranks.run(refusals, world=2)
+def test_refusals(ranks):
+    ranks.run(check_refusals, world=2)
 
 
 def failed_backward(bucket_mb, after):
@@ -270,7 +270,7 @@ def failed_backward(bucket_mb, after):
 
 @pytest.mark.parametrize("bucket_mb", [25, 1e-6])
 @pytest.mark.parametrize("after", [[0, 1], [0]])
-def test_what_a_failed_backward_leaves(ranks, bucket_mb, after):
+def test_a_failed_backward_leaves_no_trace(ranks, bucket_mb, after):
     """``[0]``: a backward that shares no parameter with the failed one. Its gradients must not stay each rank's own."""
     assert ranks.run(failed_backward, bucket_mb, after, world=2) == [(ArithmeticError, [2.0, 2.0, 2.0])] * 2
 
@@ -308,6 +308,6 @@ def sharded_sums():
 
 
 def test_fully_shard_adds_micro_batches_up_in_fp32(ranks):
-    """What accumulate_fp32 sends its users to."""
+    """accumulate_fp32 refers its users to this."""
     for grad in ranks.run(sharded_sums, world=2):
         assert torch.equal(grad, torch.full((2, 4), 300.0))

@@ -65,7 +65,7 @@ TARGETS = (TOKENS + 1) % 6
 
 
 def reader(**more):
-    """What the page imports, and what a reader brings."""
+    """The page's imports, and the reader's own code."""
     imports, _ = blocks("## Wrappers")
     names = {"model": Model(), "scaler": ak.GradScaler("cpu", init_scale=2.0**8), "nodes": 2, **more}
     names["data"] = dist.get_world_size() // 2

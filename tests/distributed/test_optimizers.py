@@ -87,8 +87,8 @@ def test_stochastic_rounding_of_pieces_and_copies(ranks):
     assert 1.0 < torch.cat(first[:2]).float().mean().item() < 1.0 + 3 * 2.0**-8
 
 
-def views():
-    """What a state shows are views of the flat buffers, and writes to parameters from outside reach the masters."""
+def check_views():
+    """A state shows views of the flat buffers, and writes to parameters from outside reach the masters."""
     model = LAYOUTS["fsdp"](make_model(BF16))
     optimizer = ak.optim.AdamW(model.parameters(), lr=1e-2)
     reference = make_model(BF16)
@@ -120,7 +120,7 @@ def views():
 
 
 def test_state_is_dtensors_over_the_flat_buffers_and_follows_writes(ranks):
-    ranks.run(views)
+    ranks.run(check_views)
 
 
 def new_pieces():

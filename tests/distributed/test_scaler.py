@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import amp_kernels as ak
 from amp_kernels._sharding.local import local
+from amp_kernels.testing.generators import normal
 
 from .worlds import LAYOUTS, difference, everyone, give, make_model, whole, without_sync
 
@@ -146,7 +147,7 @@ def test_total_norm_and_clipping(ranks, layout, norm_type):
 
 
 def data(rank, step, micro):
-    return torch.randn(4, 7, generator=torch.Generator().manual_seed(1000 * step + 10 * micro + rank))
+    return normal(4, 7, seed=1000 * step + 10 * micro + rank)
 
 
 def poison(model, on):

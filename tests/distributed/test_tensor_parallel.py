@@ -150,7 +150,7 @@ def test_activations(ranks):
             assert errors[0] == 0.0 or what == "mlp" or name == "swiglu", (what, name)
 
 
-def refusals():
+def check_refusals():
     x, weight = placed(integers(4, 8), Replicate()), placed(integers(6, 8), Shard(0))
     with pytest.raises(
         TypeError, match=r"linear: a tensor of shape \[4, 8\] is plain beside DTensors; accepted: DTensors"
@@ -166,5 +166,5 @@ def refusals():
     assert torch.equal(whole(ak.matmul(x, weight.t())), integers(4, 8) @ integers(6, 8).t())
 
 
-def test_what_is_refused_and_what_is_left_to_torch(ranks):
-    ranks.run(refusals, world=2)
+def test_refusals_and_calls_left_to_torch(ranks):
+    ranks.run(check_refusals, world=2)

@@ -81,7 +81,7 @@ def whole(tensor):
 
 
 def same(flag):
-    """Whether any rank says so."""
+    """True if any rank says so."""
     counted = torch.tensor(float(flag))
     dist.all_reduce(counted)
     return bool(counted > 0)

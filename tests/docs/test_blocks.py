@@ -47,7 +47,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)  # a traceback shows the page's line
 
 
-def test_what_counts_as_a_block():
+def test_fenced_python_counts_as_a_block():
     text = (
         "```python\na = 1\n```\n"
         "<!-- not run: needs a GPU -->\n```python\nb = 2\n```\n"

@@ -11,11 +11,6 @@ namespace ak::test::epilogue {
 
 constexpr Major K = Major::kK, MN = Major::kMN;
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-
 /// Where the elements of a matrix lie.
 enum class Lies { kRows, kPadded, kOdd, kSpread, kTransposed, kOneRow, kOneColumn };
 

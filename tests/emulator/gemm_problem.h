@@ -24,12 +24,7 @@ inline std::string title(const char* what, const Shape& s) {
                      s.splits, s.sms);
 }
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-
-/// How C lies. By columns: as the transpose of a row-major matrix.
+/// The layout of C. By columns: as the transpose of a row-major matrix.
 enum class Lies { kByRows, kByColumns };
 
 template <class T, Major kMajorA, Major kMajorB>

@@ -1,4 +1,4 @@
-// What a split product needs besides its operands, for the tests of the GEMM kernels.
+// Scratch of a split product, for the tests of the GEMM kernels.
 #pragma once
 #include "gemm/call.h"
 #include "harness.h"

@@ -1,4 +1,4 @@
-// What the tests on the emulator share: which seeds to run, and how failures are counted and told.
+// Shared by the tests on the emulator: seeds to run, and the counting and printing of failures.
 //   test_X            the seeds that `make test` runs
 //   test_X 24         that many seeds per case
 //   test_X --seed 17  replays one schedule
@@ -8,8 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/half.h"
 #include "device/launch.cuh"
 #include "emulator/memory.h"
 
@@ -76,6 +79,12 @@ class Cases {
   Seeds seeds_;
   int cases_ = 0, failures_ = 0;
 };
+
+/// The DType of fp16, bf16 or float.
+template <class T>
+constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
+                        : std::is_same_v<T, bf16> ? DType::kBFloat16
+                                                  : DType::kFloat16;
 
 inline std::string message_of(const Status& status) { return status.ok() ? "" : status.message; }
 

@@ -38,7 +38,7 @@ def ninja(*arguments: str) -> list[str]:
 
 @cache
 def commands() -> dict[str, str]:
-    """How each object, and the library, is made."""
+    """The command of each object and of the library."""
     found = {}
     for line in ninja("commands", "amp_kernels_emulated"):
         output = re.search(r" -o (\S+)", line)

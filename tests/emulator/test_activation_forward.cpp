@@ -6,11 +6,6 @@
 namespace ak::test {
 namespace {
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-
 /// `offset`: elements in front of z and out, which so lose their alignment.
 template <class Z>
 std::string run(Activation activation, int rows, int columns, const int (&offset)[2] = {0, 0}) {

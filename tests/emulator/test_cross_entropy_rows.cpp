@@ -10,10 +10,6 @@ namespace ak::test {
 namespace {
 
 template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-template <class T>
 constexpr double kRoundoff = std::is_same_v<T, float>  ? 0x1p-24
                              : std::is_same_v<T, bf16> ? 0x1p-8
                                                        : 0x1p-11;
@@ -130,65 +126,61 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
   return !loss_written.empty() || !o.gradient || o.in_place || o.gap > 0 ? loss_written : out.check_written();
 }
 
+template <class T, class Target>
+void check(Cases& cases, const std::string& title, const Options& o) {
+  cases.check(title, [&] { return run<T, Target>(o); });
+}
+
 template <class T>
 void check_type(Cases& cases, const std::string& name) {
   for (int classes : {1, 7, 8, 15, 64, 100, 700}) {
-    cases.check(name + ", short rows", [=] { return run<T, int64_t>({.classes = classes}); });
+    check<T, int64_t>(cases, name + ", short rows", {.classes = classes});
   }
-  cases.check(name + ", long rows", [] { return run<T, int64_t>({.rows = 2, .classes = 2051, .offset = 1}); });
-  cases.check(name + ", longer rows", [] { return run<T, int64_t>({.rows = 1, .classes = 20011}); });
+  check<T, int64_t>(cases, name + ", long rows", {.rows = 2, .classes = 2051, .offset = 1});
+  check<T, int64_t>(cases, name + ", longer rows", {.rows = 1, .classes = 20011});
   for (int offset : {1, 3}) {
-    cases.check(name + ", addresses", [=] { return run<T, int64_t>({.gap = 2, .offset = offset}); });
-    cases.check(name + ", addresses apart",
-                [=] { return run<T, int64_t>({.classes = 60, .gap = 4, .grad_offset = offset}); });
+    check<T, int64_t>(cases, name + ", addresses", {.gap = 2, .offset = offset});
+    check<T, int64_t>(cases, name + ", addresses apart", {.classes = 60, .gap = 4, .grad_offset = offset});
   }
-  cases.check(name + ", several rows a block", [] { return run<T, int64_t>({.rows = 40, .classes = 9}); });
+  check<T, int64_t>(cases, name + ", several rows a block", {.rows = 40, .classes = 9});
   for (int classes : {200, 203}) {  // a team's rows, and a block's
-    cases.check(name + ", all options", [=] {
-      return run<T, int64_t>({.classes = classes, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
-    });
-    cases.check(name + ", weights",
-                [=] { return run<T, int64_t>({.classes = classes, .weighted = true, .z_loss = 0.25}); });
-    cases.check(name + ", smoothing", [=] { return run<T, int64_t>({.classes = classes, .smoothing = 0.125}); });
-    cases.check(name + ", no gradient", [=] { return run<T, int64_t>({.classes = classes, .gradient = false}); });
+    check<T, int64_t>(cases, name + ", all options",
+                      {.classes = classes, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
+    check<T, int64_t>(cases, name + ", weights", {.classes = classes, .weighted = true, .z_loss = 0.25});
+    check<T, int64_t>(cases, name + ", smoothing", {.classes = classes, .smoothing = 0.125});
+    check<T, int64_t>(cases, name + ", no gradient", {.classes = classes, .gradient = false});
   }
   for (int classes : {67, 72, 2060, 2064}) {
-    cases.check(name + ", in place", [=] {
-      return run<T, int64_t>(
-          {.rows = 20, .classes = classes, .in_place = true, .smoothing = classes > 100 ? 0.0 : 0.5});
-    });
+    check<T, int64_t>(cases, name + ", in place",
+                      {.rows = 20, .classes = classes, .in_place = true, .smoothing = classes > 100 ? 0.0 : 0.5});
   }
   for (int classes : {130, 136}) {
-    cases.check(name + ", probabilities", [=] {
-      return run<T, T>({.classes = classes, .gap = classes % 16, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
-    });
-    cases.check(name + ", probabilities in fp32", [=] { return run<T, float>({.rows = 20, .classes = classes}); });
+    check<T, T>(cases, name + ", probabilities",
+                {.classes = classes, .gap = classes % 16, .weighted = true, .smoothing = 0.125, .z_loss = 0.25});
+    check<T, float>(cases, name + ", probabilities in fp32", {.rows = 20, .classes = classes});
   }
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   for (int classes : {88, 90}) {
     for (int target : {-100, -3, classes, 1000}) {
       for (float held : {infinity, nan, 0.5f}) {
-        cases.check(name + ", ignored or unknown", [=] {
-          return run<T, int64_t>({.classes = classes,
-                                  .weighted = true,
-                                  .smoothing = 0.5,
-                                  .target = target,
-                                  .masked = held,
-                                  .masked_until = 80});
-        });
+        check<T, int64_t>(cases, name + ", ignored or unknown",
+                          {.classes = classes,
+                           .weighted = true,
+                           .smoothing = 0.5,
+                           .target = target,
+                           .masked = held,
+                           .masked_until = 80});
       }
     }
   }
   for (int classes : {900, 904}) {
-    cases.check(name + ", -inf in front", [=] {
-      return run<T, int64_t>({.classes = classes, .target = classes - 1, .masked = -infinity, .masked_until = 890});
-    });
+    check<T, int64_t>(cases, name + ", -inf in front",
+                      {.classes = classes, .target = classes - 1, .masked = -infinity, .masked_until = 890});
   }
   for (int classes : {30, 32}) {
-    cases.check(name + ", only -inf", [=] {
-      return run<T, int64_t>(
-          {.classes = classes, .gradient = false, .target = 1, .masked = -infinity, .masked_until = classes});
-    });
+    check<T, int64_t>(
+        cases, name + ", only -inf",
+        {.classes = classes, .gradient = false, .target = 1, .masked = -infinity, .masked_until = classes});
   }
 }
 
@@ -196,27 +188,22 @@ template <class T>
 void check_teams(Cases& cases, const std::string& name) {
   for (int classes : {128, 256, 264, 520, 776, 1032, 2056, 3080, 4104}) {
     const std::string title = name + ", teams for " + std::to_string(classes);
-    cases.check(title, [=] { return run<T, int64_t>({.classes = classes, .gap = 8, .sms = 2}); });
+    check<T, int64_t>(cases, title, {.classes = classes, .gap = 8, .sms = 2});
   }
-  cases.check(name + ", the largest row of a team", [] { return run<T, int64_t>({.rows = 1, .classes = 8192}); });
+  check<T, int64_t>(cases, name + ", the largest row of a team", {.rows = 1, .classes = 8192});
   // One team, so that each slot is filled several times.
-  cases.check(name + ", a ring of 9", [] { return run<T, int64_t>({.rows = 21, .classes = 64, .shared = 2400}); });
-  cases.check(name + ", a ring of 3 with probabilities", [] {
-    return run<T, T>({.rows = 7, .classes = 600, .weighted = true, .smoothing = 0.25, .shared = 16000});
-  });
-  cases.check(name + ", a ring of 4 warps, all options", [] {
-    return run<T, int64_t>(
-        {.rows = 9, .classes = 1048, .weighted = true, .smoothing = 0.125, .z_loss = 0.25, .shared = 17100});
-  });
-  cases.check(name + ", no room for a team",
-              [] { return run<T, int64_t>({.classes = 64, .smoothing = 0.25, .shared = 700}); });
-  cases.check(name + ", rows apart by no whole vector", [] { return run<T, int64_t>({.classes = 64, .gap = 2}); });
-  cases.check(name + ", probabilities that are not aligned",
-              [] { return run<T, T>({.classes = 64, .target_offset = 1}); });
-  cases.check(name + ", weights that are not aligned",
-              [] { return run<T, int64_t>({.classes = 64, .weighted = true, .smoothing = 0.25, .weight_offset = 1}); });
-  cases.check(name + ", a gradient that is not aligned",
-              [] { return run<T, int64_t>({.classes = 64, .grad_offset = 1}); });
+  check<T, int64_t>(cases, name + ", a ring of 9", {.rows = 21, .classes = 64, .shared = 2400});
+  check<T, T>(cases, name + ", a ring of 3 with probabilities",
+              {.rows = 7, .classes = 600, .weighted = true, .smoothing = 0.25, .shared = 16000});
+  check<T, int64_t>(
+      cases, name + ", a ring of 4 warps, all options",
+      {.rows = 9, .classes = 1048, .weighted = true, .smoothing = 0.125, .z_loss = 0.25, .shared = 17100});
+  check<T, int64_t>(cases, name + ", no room for a team", {.classes = 64, .smoothing = 0.25, .shared = 700});
+  check<T, int64_t>(cases, name + ", rows apart by no whole vector", {.classes = 64, .gap = 2});
+  check<T, T>(cases, name + ", probabilities that are not aligned", {.classes = 64, .target_offset = 1});
+  check<T, int64_t>(cases, name + ", weights that are not aligned",
+                    {.classes = 64, .weighted = true, .smoothing = 0.25, .weight_offset = 1});
+  check<T, int64_t>(cases, name + ", a gradient that is not aligned", {.classes = 64, .grad_offset = 1});
 }
 
 // Rows by way of shared memory: whole ones, and in pieces where it is small.
@@ -225,26 +212,26 @@ void check_pieces(Cases& cases, const std::string& name) {
   for (const int shared : {232448, 3200}) {
     const std::string title = name + (shared > 3200 ? ", whole rows" : ", pieces");
     const Options plain{.rows = 5, .classes = 803, .offset = 1, .shared = shared};
-    const auto check = [&](const std::string& what, auto change, auto target) {
+    const auto changed = [&](const std::string& what, auto change, auto target) {
       Options o = plain;
       change(o);
-      cases.check(title + what, [=] { return run<T, decltype(target)>(o); });
+      check<T, decltype(target)>(cases, title + what, o);
     };
     const auto all = [](Options& o) { o.weighted = true, o.smoothing = 0.125, o.z_loss = 0.25; };
-    check("", [](Options&) {}, int64_t{});
-    check(", all options", all, int64_t{});
-    check(", probabilities", all, T{});
-    check(", probabilities in fp32", [](Options& o) { o.target_offset = 3; }, float{});
-    check(", no gradient", [](Options& o) { o.gradient = false; }, int64_t{});
-    check(", in place", [](Options& o) { o.in_place = true, o.gap = 3, o.smoothing = 0.25; }, int64_t{});
-    check(", gradients elsewhere", [](Options& o) { o.grad_offset = 2; }, int64_t{});
+    changed("", [](Options&) {}, int64_t{});
+    changed(", all options", all, int64_t{});
+    changed(", probabilities", all, T{});
+    changed(", probabilities in fp32", [](Options& o) { o.target_offset = 3; }, float{});
+    changed(", no gradient", [](Options& o) { o.gradient = false; }, int64_t{});
+    changed(", in place", [](Options& o) { o.in_place = true, o.gap = 3, o.smoothing = 0.25; }, int64_t{});
+    changed(", gradients elsewhere", [](Options& o) { o.grad_offset = 2; }, int64_t{});
     const auto many = [](Options& o) { o.rows = 100, o.classes = 131, o.ignored = 3; };
-    check(", many rows a block, some ignored", many, int64_t{});
-    check(", the same in place", [=](Options& o) { many(o), o.in_place = true, o.gap = 3; }, int64_t{});
-    check(", ignored", [](Options& o) { o.grad_offset = 1, o.target = -100; }, int64_t{});
+    changed(", many rows a block, some ignored", many, int64_t{});
+    changed(", the same in place", [=](Options& o) { many(o), o.in_place = true, o.gap = 3; }, int64_t{});
+    changed(", ignored", [](Options& o) { o.grad_offset = 1, o.target = -100; }, int64_t{});
     for (const int target : {0, 7, 801, 802})
-      check(", the target " + std::to_string(target), [=](Options& o) { o.target = target; }, int64_t{});
-    check(
+      changed(", the target " + std::to_string(target), [=](Options& o) { o.target = target; }, int64_t{});
+    changed(
         ", only -inf in front", [](Options& o) { o.masked = -INFINITY, o.masked_until = 700, o.target = 802; },
         int64_t{});
     const auto same_bits = [=]<class Target>(Target, Options o) {
@@ -265,8 +252,8 @@ void check_pieces(Cases& cases, const std::string& name) {
     cases.check(title + ", the address changes no bit of smoothing", [=] { return same_bits(int64_t{}, o); });
     cases.check(title + ", the address changes no bit of probabilities", [=] { return same_bits(T{}, o); });
   }
-  cases.check(name + ", ignored rows are not read",
-              [] { return run<T, int64_t>({.classes = 901, .offset = 1, .target = -100, .holes = true}); });
+  check<T, int64_t>(cases, name + ", ignored rows are not read",
+                    {.classes = 901, .offset = 1, .target = -100, .holes = true});
 }
 
 // Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed as in softmax_rows.
@@ -295,10 +282,9 @@ void check_all(Cases& cases) {
   check_teams<bf16>(cases, "bf16");
   check_pieces<bf16>(cases, "bf16");
   check_pieces<float>(cases, "fp32");
-  cases.check("GPT-2's classes", [] { return run<bf16, int64_t>({.rows = 2, .classes = 50257, .in_place = true}); });
+  check<bf16, int64_t>(cases, "GPT-2's classes", {.rows = 2, .classes = 50257, .in_place = true});
   for (int classes : {264, 1032})
-    cases.check("fp32, teams for " + std::to_string(classes),
-                [=] { return run<float, int64_t>({.classes = classes}); });
+    check<float, int64_t>(cases, "fp32, teams for " + std::to_string(classes), {.classes = classes});
   cases.check("no rows", [] {
     CrossEntropyRows p{};
     p.type = DType::kFloat32;

@@ -5,11 +5,6 @@
 namespace ak::test {
 namespace {
 
-template <class T>
-constexpr DType kType = std::is_same_v<T, float>  ? DType::kFloat32
-                        : std::is_same_v<T, bf16> ? DType::kBFloat16
-                                                  : DType::kFloat16;
-
 /// `offset`: elements in front of x, residual and out, which so lose their alignment.
 template <class X, class R, class Out>
 std::string run(size_t n, double p, bool adds, const int (&offset)[3] = {0, 0, 0}) {

@@ -46,7 +46,7 @@ class Tensors {
   float* write(const char* name, int64_t before, int64_t n) {
     return static_cast<float*>(write(name, kFloat, before, n));
   }
-  /// What the kernels have written, one tensor behind the other.
+  /// The kernels' results, one tensor behind the other.
   std::vector<float> written() const {
     std::vector<float> all;
     for (const AnyBuffer* b : written_) {

@@ -89,7 +89,7 @@ class Problem:
         """Eighths, of the result's rows."""
         return laid(integers(self.generator, (*self.shape[:-1], columns), dtype, -16, 17) / 8, self.how[2])
 
-    def same_on_both(self, call):
+    def assert_same_on_both(self, call):
         """`call()` on the emulator and on the CPU: bits must agree."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
@@ -124,9 +124,9 @@ def test_forward_of_any_problem(problem, activation, out_dtype, bias, residual, 
         columns = n // 2 if activation == "swiglu" else n
         kwargs["residual"] = p.beside(columns, p.dtype if residual == "same" else residual)
     if keep_z:
-        p.same_on_both(lambda: gemm(p.a, p.b, **kwargs, batch_invariant=batch_invariant, preact=True))
+        p.assert_same_on_both(lambda: gemm(p.a, p.b, **kwargs, batch_invariant=batch_invariant, preact=True))
     else:
-        p.same_on_both(lambda: [gemm(p.a, p.b, **kwargs, batch_invariant=batch_invariant)])
+        p.assert_same_on_both(lambda: [gemm(p.a, p.b, **kwargs, batch_invariant=batch_invariant)])
 
 
 @settings(max_examples=40, deadline=None)
@@ -146,7 +146,7 @@ def test_backward_of_any_problem(problem, activation, out_dtype, bias_grad):
         # The sums of the rows are added in another order on the CPU; with integers and relu that does not show.
         return [dz, sums] if bias_grad and activation in ("none", "relu") else [dz]
 
-    p.same_on_both(call)
+    p.assert_same_on_both(call)
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,7 +162,7 @@ def test_accumulation_of_any_problem(problem, alpha, beta):
         assert c.stride() == laid(start, p.how[2]).stride()
         return [gemm_accumulate_(c, p.a, p.b, alpha=alpha, beta=beta)]
 
-    p.same_on_both(call)
+    p.assert_same_on_both(call)
 
 
 def calls(p: Problem) -> dict:
@@ -189,7 +189,7 @@ def test_tiles_beyond_c(kind):
     for seed, (case, sm_count, tile) in enumerate(of_kind.values()):
         how = ("transposed" if case.m_major_a else "plain", "plain" if case.n_major_b else "transposed", "plain")
         p = Problem(case.m, case.n, case.k, None, torch.bfloat16, how, "9.0", seed, sm_count)
-        p.same_on_both(calls(p)[kind])
+        p.assert_same_on_both(calls(p)[kind])
         (launch,) = (launch for launch in launches() if launch.name == "gemm_sm90")
         assert (launch.block, launch.cluster) == (128 * (1 + tile["consumers"]), tile["cluster_m"] * tile["cluster_n"])
 
@@ -205,7 +205,7 @@ def launch_of(a: torch.Tensor, b: torch.Tensor, **options) -> Launch:
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (8, 512, 4096), (16, 16, 8192), (9, 9, 9), (300, 260, 72)])
-def test_what_the_planner_chose_is_launched(m, n, k, capability, monkeypatch):
+def test_the_planned_kernel_is_launched(m, n, k, capability, monkeypatch):
     monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", f"{capability // 10}.{capability % 10}")
     launch = launch_of(torch.zeros(m, k).bfloat16(), torch.zeros(n, k).bfloat16().T)
     aligned = k % 8 == 0
@@ -244,7 +244,7 @@ def test_a_lone_row_takes_the_kernel_of_many():
 
 
 def test_a_lone_row_takes_the_kernel_of_many_also_beside_one_residual_for_all():
-    """Of one row its distance to the next is what a row is long, of many that share it 0, which TMA does not take."""
+    """The stride of one row is its length; that of many that share it is 0, which TMA does not take."""
     b, residual = torch.zeros(333, 512, dtype=torch.bfloat16).mT.contiguous().mT, torch.zeros(512, dtype=torch.bfloat16)
     rows = [torch.zeros(m, 333).bfloat16() for m in (1, 64)]
     launched = [launch_of(a, b, residual=residual.expand(len(a), 512), batch_invariant=True) for a in rows]
@@ -279,10 +279,12 @@ def test_unaligned_operands_are_copied(how, batch):
     problem = Problem(41, 67, 1097, batch, torch.bfloat16, (*how, "plain"), "9.0", 3)
     bias = integers(problem.generator, (67,), torch.float32)
     start = problem.beside(67, torch.float32)
-    problem.same_on_both(lambda: [gemm(problem.a, problem.b, alpha=0.5)])
+    problem.assert_same_on_both(lambda: [gemm(problem.a, problem.b, alpha=0.5)])
     assert [launch.name for launch in launches()] == ["gemm_repack", "gemm_sm90"]
-    problem.same_on_both(lambda: [gemm(problem.a, problem.b, bias=bias, activation="relu", out_dtype=torch.float32)])
-    problem.same_on_both(lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)])
+    problem.assert_same_on_both(
+        lambda: [gemm(problem.a, problem.b, bias=bias, activation="relu", out_dtype=torch.float32)]
+    )
+    problem.assert_same_on_both(lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)])
 
 
 @pytest.mark.parametrize(("capability", "k", "sm_count"), [("9.0", 4001, 2), ("9.0", 500, 8), ("8.0", 500, 2)], ids=str)
@@ -295,10 +297,10 @@ def test_odd_lines_along_a_long_k_go_in_phases(capability, k, sm_count):
         lambda: [gemm(problem.a, problem.b, out_dtype=torch.float32)],
         lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)],
     ):
-        problem.same_on_both(call)
+        problem.assert_same_on_both(call)
         assert [launch.name for launch in launches()] == [product, "gemm_add_phases"]
     bias = integers(problem.generator, (19,), torch.float32)
-    problem.same_on_both(lambda: [gemm(problem.a, problem.b, bias=bias)])
+    problem.assert_same_on_both(lambda: [gemm(problem.a, problem.b, bias=bias)])
     assert "gemm_add_phases" not in [launch.name for launch in launches()]
 
 

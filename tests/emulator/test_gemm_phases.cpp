@@ -145,7 +145,7 @@ void products(Cases& cases) {
   for (int k = 9; k <= 17; k++) product<fp16, float>(cases, {"lines left over", {16, 16}, {13, 15}, k});
 }
 
-/// What is not worked on in phases.
+/// Products without phases.
 void refusals(Cases& cases) {
   const Case usual{"", {32, 33}, {24, 25}, 64};
   const auto none = [&](const char* what, Case c, auto change) {

@@ -28,7 +28,7 @@ def tensors(value):
     return [t for item in value for t in tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
-def same_on_both(call, *inputs):
+def assert_same_on_both(call, *inputs):
     """`call(*inputs)` on the emulator and on the CPU, on copies: results, and what became of the inputs."""
     outcomes = []
     for backend in ("emulate", "cpu"):
@@ -78,8 +78,8 @@ def test_a_list_of_more_gradients_than_one_launch_takes(count, norm_type, per_te
 
 
 def test_unscale_reads_factor_and_flag_from_their_own_places():
-    same_on_both(unscale_, grads_of(9), torch.tensor(0.0), torch.tensor(0.125))
-    same_on_both(unscale_, [torch.full((5,), 3e38), torch.ones(3)], torch.tensor(0.0), torch.tensor(2.0))
+    assert_same_on_both(unscale_, grads_of(9), torch.tensor(0.0), torch.tensor(0.125))
+    assert_same_on_both(unscale_, [torch.full((5,), 3e38), torch.ones(3)], torch.tensor(0.0), torch.tensor(2.0))
     assert launches()[-1].arguments <= 4096
 
 
@@ -88,12 +88,14 @@ def test_update_scale_sees_every_flag_and_option(found):
     for tracker, left in ((0, 3), (4, 3), (4, 1)):
         state = [torch.tensor(64.0), torch.tensor(tracker, dtype=torch.int32), torch.tensor(left, dtype=torch.int32)]
         flags = [torch.tensor(f) for f in found]
-        same_on_both(lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags)
-        same_on_both(
+        assert_same_on_both(
+            lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags
+        )
+        assert_same_on_both(
             lambda s, t, h, flags: update_scale_(s, t, h, flags, hysteresis=2, consecutive=True), *state, flags
         )
         counters = torch.tensor(7), torch.tensor(2)
-        same_on_both(
+        assert_same_on_both(
             lambda *args: update_scale_(*args[:4], skipped_steps=args[4], consecutive_skips=args[5]),
             *state,
             flags,
@@ -107,10 +109,10 @@ def test_update_scale_sees_every_flag_and_option(found):
 @pytest.mark.parametrize("dtypes", [(bf16, bf16), (f32, f16), (f32, f32)])
 def test_activation_backward_of_views(dtypes):
     grad, z = integers(9, 6, dtype=dtypes[0]), integers(6, 9, dtype=dtypes[1], seed=1)
-    same_on_both(lambda g, z: activation_backward(g, z.t(), activation="gelu"), grad, z)
-    same_on_both(lambda g, z: activation_backward(g[:, ::2], z.t(), activation="swiglu"), grad, z)
-    same_on_both(lambda g, z: activation_backward(g[0], z[:, 0], activation="silu"), grad, z)
-    same_on_both(lambda g, z: activation_backward(g[:0], z.t()[:0], activation="silu"), grad, z)
+    assert_same_on_both(lambda g, z: activation_backward(g, z.t(), activation="gelu"), grad, z)
+    assert_same_on_both(lambda g, z: activation_backward(g[:, ::2], z.t(), activation="swiglu"), grad, z)
+    assert_same_on_both(lambda g, z: activation_backward(g[0], z[:, 0], activation="silu"), grad, z)
+    assert_same_on_both(lambda g, z: activation_backward(g[:0], z.t()[:0], activation="silu"), grad, z)
 
 
 # ---- GEMM
@@ -133,12 +135,12 @@ def test_gemm_takes_operands_as_they_lie(layout, batch, capability):
     a, b = operands(40, 24, 72, batch)
     a = a.mT.contiguous().mT if layout[0] == "t" else a
     b = b.mT.contiguous().mT if layout[1] == "t" else b
-    same_on_both(lambda: [gemm(a, b), gemm(a[..., 8:], b[..., 8:, :16], out_dtype=f32)])
+    assert_same_on_both(lambda: [gemm(a, b), gemm(a[..., 8:], b[..., 8:, :16], out_dtype=f32)])
     gaps = integers(*a.shape[:-1], 144, seed=8)[..., ::2]  # contiguous in no dimension
-    same_on_both(lambda: [gemm(gaps, b), gemm(a, gaps[..., :24, :].mT)])
+    assert_same_on_both(lambda: [gemm(gaps, b), gemm(a, gaps[..., :24, :].mT)])
     if batch:
-        same_on_both(lambda: gemm(a[:1].expand(3, -1, -1), b))
-        same_on_both(lambda: gemm(a[::2], b[1:]))
+        assert_same_on_both(lambda: gemm(a[:1].expand(3, -1, -1), b))
+        assert_same_on_both(lambda: gemm(a[::2], b[1:]))
 
 
 @pytest.mark.parametrize("batch", [None, 2])
@@ -148,11 +150,11 @@ def test_every_side_operand_has_its_own_place(batch, capability):
     columns, rows = integers(32, dtype=f32, seed=3)[::2], integers(24, 3, dtype=bf16, seed=4)[:, 1:2]
     residual = integers(*shape[:-2], 16, 24, dtype=f32, seed=5).mT
     for bias in (columns, rows):
-        same_on_both(lambda bias=bias: gemm(a, b, bias, residual, alpha=0.5, beta=-2.0, activation="relu"))
-        same_on_both(lambda bias=bias: gemm(a, b, bias, out_dtype=f32, activation="gelu_tanh"))
-    same_on_both(lambda: gemm(a, b, None, residual[..., :1].expand(shape), beta=0.25, out_dtype=f16))
-    same_on_both(lambda: gemm(a, b, columns, torch.full(shape, torch.nan), beta=0.0))
-    same_on_both(lambda: gemm(a, b, columns, activation="swiglu"))
+        assert_same_on_both(lambda bias=bias: gemm(a, b, bias, residual, alpha=0.5, beta=-2.0, activation="relu"))
+        assert_same_on_both(lambda bias=bias: gemm(a, b, bias, out_dtype=f32, activation="gelu_tanh"))
+    assert_same_on_both(lambda: gemm(a, b, None, residual[..., :1].expand(shape), beta=0.25, out_dtype=f16))
+    assert_same_on_both(lambda: gemm(a, b, columns, torch.full(shape, torch.nan), beta=0.0))
+    assert_same_on_both(lambda: gemm(a, b, columns, activation="swiglu"))
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
@@ -161,11 +163,11 @@ def test_gemm_dact_and_its_column_sums(batch, activation, capability):
     a, b = operands(40, 24, 16, batch)
     preact = integers(*a.shape[:-1], 24, seed=6)
     for bias_grad in (False, True):
-        same_on_both(
+        assert_same_on_both(
             lambda flag=bias_grad: gemm_dact(a, b, preact, activation=activation, bias_grad=flag, out_dtype=f32)
         )
-    same_on_both(lambda: gemm_dact(a, b, preact.mT.contiguous().mT.float(), activation=activation))
-    same_on_both(lambda: gemm_dact(a[..., :0, :], b, preact[..., :0, :], activation=activation, bias_grad=True))
+    assert_same_on_both(lambda: gemm_dact(a, b, preact.mT.contiguous().mT.float(), activation=activation))
+    assert_same_on_both(lambda: gemm_dact(a[..., :0, :], b, preact[..., :0, :], activation=activation, bias_grad=True))
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 0.5])
@@ -175,8 +177,8 @@ def test_accumulation_into_views(batch, beta, capability):
     c = integers(*a.shape[:-1], 16, dtype=f32, seed=7)
     if beta == 0.0:
         c.fill_(torch.nan)
-    same_on_both(lambda c: gemm_accumulate_(c, a, b, alpha=0.5, beta=beta), c)
-    same_on_both(lambda c: gemm_accumulate_(c.mT, b.mT, a.mT, beta=beta), c)
+    assert_same_on_both(lambda c: gemm_accumulate_(c, a, b, alpha=0.5, beta=beta), c)
+    assert_same_on_both(lambda c: gemm_accumulate_(c.mT, b.mT, a.mT, beta=beta), c)
 
 
 @pytest.mark.parametrize("k", [0, 5, 2048])
@@ -185,10 +187,10 @@ def test_any_k(k, capability):
     a, b = operands(16, 24, k)
     bias = integers(24, dtype=f32)
     for _ in range(2):
-        same_on_both(lambda: gemm(a, b, bias, out_dtype=f32))
+        assert_same_on_both(lambda: gemm(a, b, bias, out_dtype=f32))
     for m, n in ((0, 24), (16, 0)):
-        same_on_both(lambda m=m, n=n: gemm(a[:m], b[:, :n], bias[:n], out_dtype=f32))
-    same_on_both(lambda c: gemm_accumulate_(c, a, b, beta=2.0), torch.ones(16, 24))
+        assert_same_on_both(lambda m=m, n=n: gemm(a[:m], b[:, :n], bias[:n], out_dtype=f32))
+    assert_same_on_both(lambda c: gemm_accumulate_(c, a, b, beta=2.0), torch.ones(16, 24))
 
 
 def test_a_row_is_the_same_alone_and_from_an_unaligned_place(capability):
@@ -289,7 +291,7 @@ RULES = {
 @pytest.mark.parametrize(("name", "options"), [(name, options) for name, row in RULES.items() for options in row])
 @pytest.mark.parametrize("count", [7, 700])
 def test_a_step_of_more_parameters_than_one_launch_takes(name, options, count):
-    """Of 700, the last are not in the first launch; of 7, the second step comes from a table of addresses."""
+    """The last of 700 are not in the first launch; the second step of 7 comes from a table of addresses."""
     with torch.random.fork_rng():
         emulated = trained(name, "emulate", options, count, steps=3 if count == 7 else 1)
         expected = trained(name, "cpu", options, count, steps=3 if count == 7 else 1)

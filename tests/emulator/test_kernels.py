@@ -40,7 +40,7 @@ def test_on_emulator(programs: Path, test: str):
 
 def test_every_kernel_is_tested():
     """A kernel that cannot run on the emulator is not finished."""
-    sources = "".join(path.read_text() for path in HERE.glob("test_*.cpp"))
+    sources = "".join(path.read_text() for path in HERE.glob("*.[ch]*"))
     csrc = HERE.parents[1] / "csrc"
     for kernel in csrc.rglob("*.cu"):
         text = kernel.read_text()
@@ -50,7 +50,7 @@ def test_every_kernel_is_tested():
         )
         header = re.search(r'#include ("[\w/]+\.cuh")', text) if only_instances else None
         name = header[1] if header else f'"{kernel.relative_to(csrc)}"'
-        assert name in sources, f"no test_*.cpp includes {name}"
+        assert name in sources, f"no test includes {name}"
 
 
 def test_no_planted_bug_is_stale():

@@ -7,6 +7,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.emulator import launches
+from amp_kernels.testing.generators import normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(f32, f32), (bf16, f32), (f32, bf16), (bf16, bf16), (f16, f32)]
@@ -16,10 +17,6 @@ SEED = torch.tensor([7])
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
     monkeypatch.setenv("AMP_KERNELS_EMULATE_SECTORS", "1")
-
-
-def normal(*shape, dtype):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
 
 
 def halves(op: str, *args, **options) -> dict[str, int]:

@@ -27,7 +27,7 @@ struct Options {
   int shared = 232448;  // bytes a block may have: room for so many teams, or for none
 };
 
-/// What the mask says of an element; a matrix of its own for every dimension it is not expanded along.
+/// The mask of the elements; a matrix of its own for every dimension it is not expanded along.
 struct Mask {
   emu::Buffer<uint8_t> bytes;
   RowMask rows;

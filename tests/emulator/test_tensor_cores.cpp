@@ -25,8 +25,8 @@ enum class Bug { kNone, kNoFence, kNoCommit, kNoWait, kWaitTooFew, kOverwrite, k
 
 constexpr int kDepth = 64;
 
-/// How an operand of `kRows` (m or n) by kDepth lies in shared memory: as columns of swizzle rows, each as wide as the
-/// swizzle.
+/// The layout of an operand of `kRows` (m or n) by kDepth in shared memory: as columns of swizzle rows, each as wide as
+/// the swizzle.
 template <Major kMajor, Swizzle kSwizzle, int kRows>
 struct Layout {
   static constexpr int kWide = static_cast<int>(row_bytes(kSwizzle)) / 2;  // elements of a swizzle row

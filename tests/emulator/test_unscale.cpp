@@ -35,7 +35,7 @@ void multiply(std::vector<char>& bytes, float inv_scale, bool& found) {
   }
 }
 
-/// What the bytes of a gradient should be; sets `found` if a result is not finite.
+/// The expected bytes of a gradient; sets `found` if a result is not finite.
 std::vector<char> expect(const AnyBuffer& grad, float inv_scale, bool& found) {
   std::vector<char> bytes = grad.bytes();
   switch (grad.dtype()) {

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def nvcc(source: Path, arch: str, output: Path) -> str:
-    """What the compiler says."""
+    """The compiler's output."""
     gencode = f"-gencode=arch=compute_{arch},code=sm_{arch}"
     command = [
         "nvcc",

@@ -118,7 +118,7 @@ struct Model {
   }
 };
 
-/// What a parameter shall be; both uses of a kFp32Copy* are drawn: a 16-bit param with an fp32 master, an fp32 param
+/// The storage of a parameter; both uses of a kFp32Copy* are drawn: a 16-bit param with an fp32 master, an fp32 param
 /// with a shadow.
 struct Shape {
   WeightKind kind;
@@ -192,7 +192,7 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
     if (is_split(kind)) {
       split(weight, *p->param, *p->master, i);
     } else {
-      // What is only written stays NaN, so that a kernel that reads it is caught.
+      // Buffers that are only written stay NaN, so that a kernel that reads it is caught.
       if (!p->master) p->param->set(i, weight);
       if (p->master) p->master->set(i, weight);
     }

@@ -24,7 +24,7 @@ each_that_runs_here = pytest.mark.parametrize(
 )
 
 
-def learns(path, folder, **environment):
+def check_learning(path, folder, **environment):
     """Run the file: its last line tells that the loss fell by a quarter or more, what it checks holds, no file stays behind."""
     paths = [str(FOLDER.parent), os.environ.get("PYTHONPATH")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
@@ -48,14 +48,14 @@ def learns(path, folder, **environment):
 @pytest.mark.own_backend
 @each_that_runs_here
 def test_on_the_cpu(path, tmp_path):
-    learns(path, tmp_path, CUDA_VISIBLE_DEVICES="")
+    check_learning(path, tmp_path, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.gpu
 @pytest.mark.own_backend
 @pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem not in NEEDS], ids=lambda path: path.stem)
 def test_on_cuda(path, tmp_path):
-    learns(path, tmp_path)
+    check_learning(path, tmp_path)
 
 
 @each_example

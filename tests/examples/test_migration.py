@@ -131,7 +131,7 @@ def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
 )
 @pytest.mark.needs("accelerate")
 def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
-    """What it says of the second step, which overflows, and what a scheduler does; our scaler answers in each case."""
+    """Its report of the second step, which overflows, and the scheduler's reaction; our scaler answers in each case."""
     import accelerate
 
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")  # it has FP16 on a GPU alone

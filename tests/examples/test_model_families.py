@@ -134,7 +134,7 @@ def trained(model, family, dtype, amp, optimizer):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Of models as small as these a second thread makes a slower one."""
+    """A second thread makes models as small as these slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 import amp_kernels as ak
+from amp_kernels.testing import generators
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ROWS, COLUMNS, CLASSES = 6, 40, 23
-
-
-def normal(*shape: int, dtype: torch.dtype = F32, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape) + seed)
-    return torch.randn(shape, generator=generator).to("cuda", dtype)
-
-
-def leaf(*shape: int, dtype: torch.dtype = F32, seed: int = 0) -> Tensor:
-    return normal(*shape, dtype=dtype, seed=seed).requires_grad_()
+normal = functools.partial(generators.normal, device="cuda")
+leaf = functools.partial(normal, grad=True)
 
 
 def with_gradients(function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor) -> Callable[[], list[Tensor]]:

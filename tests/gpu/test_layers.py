@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels._raw.gemm import gemm_op
 
 from . import launches
 
@@ -303,19 +302,3 @@ def test_a_compiled_model_computes_the_same():
     assert torch.equal(eager, compiled)
     compiled.sum().backward()
     assert all(param.grad.isfinite().all() for param in model.parameters())
-
-
-def test_other_streams():
-    """Forward and backward on a stream of their own."""
-    x, w = integers(200, 64, dtype=BF16), integers(72, 64, dtype=BF16)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        found = gradients(ak.linear, x, w)
-    torch.cuda.current_stream().wait_stream(stream)
-    for one, other in zip(found, gradients(F.linear, x.double(), w.double()), strict=True):
-        assert torch.equal(one, other.to(BF16))
-
-
-def test_the_default_is_the_cuda_kernel():
-    assert ak._dispatch.policy.select(gemm_op, torch.empty(0, device=DEVICE)) == "cuda"

@@ -43,7 +43,7 @@ FLOOR = {"gelu": 2.0**-36, "gelu_tanh": 2.0**-33, "silu": 2.0**-118}
 
 
 def relative_bound(name: str, x: torch.Tensor) -> torch.Tensor | float:
-    """Of the result, where x is negative."""
+    """Relative bound of the result for a negative x."""
     return {"gelu": 2.0**-11, "gelu_tanh": 2.0**-10}.get(name) or (6 + x.abs() / 2) * U
 
 

@@ -52,7 +52,7 @@ def test_unbiased_by_a_binomial_test(dtype, x):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_needs_no_rounding_is_never_changed(dtype):
+def test_exact_values_are_never_changed(dtype):
     codes = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
     values = _host.to_float(codes, dtype)
     nan = np.isnan(values)

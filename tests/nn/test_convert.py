@@ -119,7 +119,7 @@ def test_left_alone_with_a_reason(caplog, make, reason):
     assert f"convert: 0 ({kind.__name__}) is left alone: {reason}" in caplog.text
 
 
-def test_what_is_replaced_is_logged(caplog):
+def test_replacements_are_logged(caplog):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 1))
     with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
         convert(model)
@@ -203,7 +203,7 @@ def test_revert():
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
-def test_what_looks_for_torchs_exact_classes_finds_them_after_revert():
+def test_quantization_finds_torchs_classes_after_revert():
     """Dynamic quantization passes over a converted model without a word."""
     from torch.ao.quantization import quantize_dynamic
 

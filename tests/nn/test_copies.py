@@ -1,4 +1,4 @@
-"""What "no FP32 copy" means: the casts and copies of one training step of GPT-2, counted below autograd, and the memory
+"""No FP32 copies: the casts and copies of one training step of GPT-2, counted below autograd, and the memory
 that its last layer and loss take at most."""
 
 import copy

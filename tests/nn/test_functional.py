@@ -15,7 +15,7 @@ LINEAR_CROSS_ENTROPY = "input linear_weight target linear_bias weight reduction 
 
 
 def names_in_torch(name):
-    """Of the signature, or of the docstring where the function is written in C."""
+    """Names of the signature, or of the docstring if the function is written in C."""
     function = getattr(F, name, None)
     if function is None and name == "linear_cross_entropy":  # before torch 2.13
         return LINEAR_CROSS_ENTROPY.split()

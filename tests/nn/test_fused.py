@@ -103,7 +103,7 @@ def _replaced_forward(module):
         lambda m: setattr(m[0], "activation", "gelu"),
     ],
 )
-def test_what_is_changed_later_is_called_as_it_is(change, called):
+def test_layers_changed_later_are_called_as_they_are(change, called):
     model = pair()
     change(model)
     assert "relu" not in gemms(called, model)

@@ -123,23 +123,6 @@ def test_hooks_fire_once_and_see_the_gradient():
         handle.remove()
 
 
-def test_an_optimizer_in_the_backward():
-    """A post-accumulate hook that steps and empties .grad: each backward starts afresh."""
-    module = layer()
-    with accumulate_fp32(module):
-        got = []
-
-        def step(param):
-            got.append(param.grad.clone())
-            param.grad = None
-
-        module.weight.register_post_accumulate_grad_hook(step)
-        x = micro_batches(1)[0]
-        backward(module, x)
-        backward(module, x)
-        assert torch.equal(got[0], got[1])
-
-
 def test_a_tensor_hook_gets_every_increment(accumulations):
     module = layer()
     increments = []
@@ -321,19 +304,6 @@ def test_our_optimizer_scaler_and_clipping_read_it(dtype, clip):
         assert is_main(module.fc1.weight)
 
 
-def test_torchs_optimizer_too():
-    module, plain = layer(), layer()
-    with accumulate_fp32(module):
-        for net in (module, plain):
-            optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-            for x in micro_batches(2):
-                optimizer.zero_grad()
-                backward(net, x)
-                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-                optimizer.step()
-        assert torch.equal(module.weight, plain.weight)
-
-
 def test_remove_and_the_handle():
     module = layer(torch.bfloat16, bias=True)
     x = micro_batches(1, torch.bfloat16)[0]
@@ -415,12 +385,3 @@ def test_a_sharded_or_wrapped_weight_is_refused_before_anything_changes():
     with pytest.raises(TypeError, match=r"1.weight has type .*TwoTensor; accepted: plain parameters"):
         accumulate_fp32(module)
     assert not hasattr(module[0].weight, "main_grad")
-
-
-def test_the_version_of_main_grad_tells_of_the_write():
-    """Whoever saved it for a backward gets autograd's error and not other numbers."""
-    module = layer()
-    with accumulate_fp32(module):
-        before = module.weight.main_grad._version
-        backward(module, micro_batches(1)[0])
-        assert module.weight.main_grad._version > before

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 from amp_kernels.nn import residual
+from amp_kernels.testing.generators import normal
 
 nn = torch.nn
 WIDTH = 8
@@ -103,7 +104,7 @@ def results(block, xs, amp=True, **kwargs):
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.bfloat16, enabled=amp):
         y = first(block(*xs, **kwargs))
-    factor = torch.randn(y.shape, generator=torch.Generator().manual_seed(5))
+    factor = normal(*y.shape, seed=5)
     grads = torch.autograd.grad((y.float() * factor).sum(), [*xs, *block.parameters()])
     return [y.detach(), *grads]
 

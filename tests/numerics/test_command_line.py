@@ -27,7 +27,7 @@ def train(run, loss_weight=1.0, watch=True):
         run.scaler.step(optimizer)
         run.scaler.update()
         optimizer.zero_grad()
-    return (model.weight - 1).abs().mean().item()
+    return 1 + (model.weight - 1).abs().mean().item()  # seeds move it by less than a tenth
 
 
 def small(run):
@@ -79,7 +79,7 @@ from beside_it import one
 
 
 def added(seed):
-    return seed + one
+    return 100 * one + seed
 
 
 def metric(run):

@@ -43,7 +43,7 @@ def test_seeds_that_differ_by_a_tenth_of_the_metric_prove_nothing():
         assert str(result).endswith(verdict)
 
 
-def test_what_a_run_is_given():
+def test_arguments_of_a_run():
     seen = []
 
     def train(run):

@@ -85,7 +85,7 @@ def test_the_scaler_is_off():
 
 
 @pytest.mark.usefixtures("off")
-def test_what_torchs_own_ops_made_in_16_bits_is_computed_in_fp32():
+def test_16_bit_results_of_torchs_ops_are_widened():
     model = ak.convert(nn.Sequential(nn.Conv1d(2, 4, 1), nn.Linear(6, 3), nn.LayerNorm(3)))
     x = torch.randn(2, 2, 6)
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""What the tests of raw ops share: each runs once for every backend that was built, products on the CPU once for every instruction
+"""Shared by the tests of raw ops: each runs once for every backend that was built, products on the CPU once for every instruction
 set that this machine has."""
 
 import contextlib

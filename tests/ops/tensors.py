@@ -3,11 +3,6 @@
 import torch
 
 
-def normal(*shape, dtype=torch.float32, seed=0, grad=False, scale=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_(grad)
-
-
 def half(*shape):
     return torch.zeros(shape, dtype=torch.float16)
 

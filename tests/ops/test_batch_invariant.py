@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing import generators
 
-from . import tensors
-
-normal = functools.partial(tensors.normal, dtype=torch.bfloat16)
+normal = functools.partial(generators.normal, dtype=torch.bfloat16)
 W1, W2, W3 = normal(48, 333, seed=1), normal(20, 48, seed=2), normal(20, 24, seed=3)
 FUNCTIONS = {
     "linear": lambda x: ak.linear(x, W1, activation="gelu"),

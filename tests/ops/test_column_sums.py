@@ -44,7 +44,7 @@ def test_sums_are_within_the_bound(every_cpu_isa, generator, dtype):
     assert column_sums(x[:, :0]).shape == (0,)
 
 
-def test_what_is_not_finite_stays_in_its_column(every_cpu_isa, generator):
+def test_infinity_and_nan_stay_in_their_column(every_cpu_isa, generator):
     x = matrix(70, 40, generator, BF16)
     x[3, 1], x[69, 2], x[5, 3], x[6, 3] = torch.nan, torch.inf, torch.inf, -torch.inf
     sums = column_sums(x)

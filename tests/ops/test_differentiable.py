@@ -1,4 +1,4 @@
-"""What linear, mlp, matmul, baddbmm and addmm have in common: derivatives of any order, torch's own arithmetic in fp32 and fp64,
+"""Properties that linear, mlp, matmul, baddbmm and addmm share: derivatives of any order, torch's own arithmetic in fp32 and fp64,
 torch.compile, and eager calls that skip the dispatcher."""
 
 from collections.abc import Callable
@@ -12,8 +12,9 @@ from torch.autograd import gradcheck, gradgradcheck
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
+from amp_kernels.testing.generators import normal
 
-from .tensors import leaves, normal, relative
+from .tensors import leaves, relative
 
 SMALL = {"m": 2, "k": 3, "n": 4, "h": 6, "g": 3, "a": 2, "b": 3}
 LARGE = {"m": 24, "k": 16, "n": 20, "h": 40, "g": 20, "a": 2, "b": 3}

@@ -9,6 +9,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw._stochastic import philox4x32_10
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
+from amp_kernels.testing.generators import normal
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 COLUMNS = 48
@@ -29,12 +30,12 @@ def apart(t: torch.Tensor) -> torch.Tensor:
     return far.copy_(t)
 
 
-def drawn(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1])).to(dtype)
-
-
 def test_rows_of_a_loss():
-    logits, target, factor = drawn(2, COLUMNS), drawn(2, COLUMNS, dtype=f16).softmax(1), torch.ones(2)
+    logits, target, factor = (
+        normal(2, COLUMNS, dtype=bf16),
+        normal(2, COLUMNS, dtype=f16, seed=1).softmax(1),
+        torch.ones(2),
+    )
     results = []
     for place in (torch.clone, apart):
         loss, grad = torch.empty(2), place(torch.empty_like(logits))
@@ -44,13 +45,13 @@ def test_rows_of_a_loss():
 
 
 def test_rows_of_head_and_loss():
-    x, weight, target = drawn(2, COLUMNS), drawn(11, COLUMNS), torch.tensor([3, 10])
+    x, weight, target = normal(2, COLUMNS, dtype=bf16), normal(11, COLUMNS, dtype=bf16, seed=1), torch.tensor([3, 10])
     want = linear_cross_entropy(x, weight, target, reduction="none")
     assert torch.equal(linear_cross_entropy(apart(x), weight, target, reduction="none"), want)
 
 
 def test_rows_of_a_mask():
-    x, mask = drawn(2, COLUMNS), drawn(2, COLUMNS) > 0
+    x, mask = normal(2, COLUMNS, dtype=bf16), normal(2, COLUMNS, seed=1) > 0
     want, got = (
         REGISTRY["softmax_rows"](x, place(mask).view(1, 1, 2, COLUMNS), out_dtype=f32)[0]
         for place in (torch.clone, apart)
@@ -68,7 +69,7 @@ def test_a_row_of_an_embedding():
 def last_row(dtype: torch.dtype = bf16, columns: int = COLUMNS) -> torch.Tensor:
     """Rows of which the last holds values and the others zeros, if memory is new."""
     t = torch.empty(ROWS, columns, dtype=dtype)
-    t[-1] = drawn(columns, dtype=dtype)
+    t[-1] = normal(columns, dtype=dtype)
     return t
 
 
@@ -107,7 +108,7 @@ WALKS = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("matrices", "call"), WALKS.values(), ids=WALKS)
 def test_the_last_row_is_that_row(matrices, call):
-    """Of 4 GiB each, and as much for the result."""
+    """The matrices take 4 GiB each, and as much for the result."""
     far = [last_row() for _ in range(matrices)]
     got = call(*far)[-1:].clone()
     assert torch.equal(got, call(*(t[-1:].clone() for t in far)))

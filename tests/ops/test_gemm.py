@@ -197,7 +197,7 @@ def test_cancellation_needs_fp32_sums(device):
 
 
 def flushes(device, dtype):
-    """Whether the CPU's instructions for bf16 run, which take subnormal numbers for zero (docs/cpu.md)."""
+    """True if the CPU's instructions for bf16 run, which take subnormal numbers for zero (docs/cpu.md)."""
     cpu = device == "cpu" and requested_backend() == "cpu"
     return cpu and dtype == torch.bfloat16 and cpu_isa.flushes_subnormals()
 

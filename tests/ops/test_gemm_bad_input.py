@@ -1,4 +1,4 @@
-"""What gemm, gemm_dact and gemm_accumulate_ refuse, before anything is computed. The compiled kernels refuse it as well, in their own
+"""Calls that gemm, gemm_dact and gemm_accumulate_ refuse before anything is computed. The compiled kernels refuse it as well, in their own
 words: a call of torch.ops passes by the checks of the raw functions, and must not corrupt memory."""
 
 import pytest

@@ -227,7 +227,7 @@ def flushed(x, least=2.0**-126):
 
 
 def product_by_the_manual(a, b):
-    """What Intel's manual says of tdpbf16ps. Even and odd elements of 32 along K are summed apart, by fused multiply-adds, and
+    """tdpbf16ps by Intel's manual. Even and odd elements of 32 along K are summed apart, by fused multiply-adds, and
     both are added to the tile; subnormal numbers are flushed. float64 holds a product exactly, and has enough bits that
     its sum, rounded again, is the fused one. A sum that rounds up to 2^-126 is tiny."""
     a, b = (flushed(torch.nn.functional.pad(t.float(), (0, -t.shape[1] % 32))).double() for t in (a, b.t()))
@@ -265,7 +265,7 @@ if TILES:
                 assert torch.equal(result.view(torch.int32), results[0].view(torch.int32)), (m, n, k)  # of a NaN, too
 
     @pytest.mark.parametrize(("factor", "kept"), [(0.5, 1), (0.75, 0), (1.0, 0), (1.25, 0), (-1.0, 1)])
-    def test_what_rounds_up_to_the_least_normal_number_is_flushed(factor, kept):
+    def test_products_that_round_up_to_the_least_normal_number_are_flushed(factor, kept):
         """2^-126 - factor 2^-150: a number is tiny or not before its last bits become those of a subnormal one."""
         a, b = torch.zeros(32, 32), torch.zeros(32, 32)
         a[:, 0], b[0] = 2.0**-63, 2.0**-63

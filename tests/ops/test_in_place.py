@@ -9,8 +9,9 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch import nodes
+from amp_kernels.testing.generators import normal
 
-from .tensors import leaves, normal
+from .tensors import leaves
 
 BF16 = torch.bfloat16
 
@@ -72,7 +73,7 @@ def arguments(shape):
 
 
 def gradients(name, shape, write):
-    """Of a loss over what ``write`` makes of the result, and of these gradients where the function has second ones."""
+    """Gradients of a loss over the written result, and of these gradients where the function has second ones."""
     inputs = arguments(shape)
     torch.manual_seed(0)
     y = write(DIFFERENTIABLE[name](*inputs))

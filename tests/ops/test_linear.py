@@ -8,9 +8,9 @@ from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import linear, op
 from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES
+from amp_kernels.testing.generators import HALF_DTYPES, normal
 
-from .tensors import leaves, normal, relative
+from .tensors import leaves, relative
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -169,7 +169,7 @@ def test_a_shadow_is_read_in_place_of_the_weight():
 
 
 def keep_shadow(weight, dtype, seed=9):
-    """What an optimizer would keep, with values that tell it from a copy of the weight."""
+    """A shadow as an optimizer keeps it, with values that tell it from a copy of the weight."""
     shadow = torch.empty_like(weight, dtype=dtype, requires_grad=False)
     refresh_shadow(weight, shadow)
     return shadow.copy_(normal(*weight.shape, seed=seed))

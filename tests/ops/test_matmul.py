@@ -5,9 +5,9 @@ import torch
 
 from amp_kernels.ops.matmul import matmul
 from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES
+from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, normal
 
-from .tensors import leaves, normal
+from .tensors import leaves
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

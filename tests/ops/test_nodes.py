@@ -14,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, load, nodes
 from amp_kernels.ops._shadows import refresh_shadow
-
-from .tensors import normal
+from amp_kernels.testing.generators import normal
 
 pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
 
@@ -35,7 +34,7 @@ def device(request):
 
 
 def in_cpp(out):
-    """Whether the node of ``out`` is not one of a Python function."""
+    """True if the node of ``out`` is not one of a Python function."""
     return not isinstance(out.grad_fn, torch.autograd.function.BackwardCFunction)
 
 
@@ -323,7 +322,7 @@ def test_a_second_derivative_reaches_a_weight_through_its_copy(x_and_weight):
 
 
 def events(step):
-    """How many calls of torch's dispatcher, and how many blocks of memory, a step takes."""
+    """Number of dispatcher calls and of memory blocks in a step."""
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
@@ -332,7 +331,7 @@ def events(step):
 
 
 def python_calls(step):
-    """How many functions, Python's and C's, a step calls from Python."""
+    """Number of functions, Python's and C's, that a step calls from Python."""
     step()
     calls = 0
 

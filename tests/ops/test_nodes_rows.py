@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 from amp_kernels._dispatch import load, nodes
+from amp_kernels.testing.generators import normal
 
-from .tensors import normal
 from .test_nodes import autocast, python_calls
 
 pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
@@ -35,7 +35,7 @@ ONCE = ("cross_entropy", "a smoothed sum")  # not differentiable twice
 
 
 def in_cpp(out):
-    """Whether the node of ``out``, or before a cast of the result, is not one of a Python function."""
+    """True if the node of ``out``, or before a cast of the result, is not one of a Python function."""
     node = out.grad_fn
     before = [node, *(following for following, _ in node.next_functions)] if "Copy" in node.name() else [node]
     return not any(isinstance(n, torch.autograd.function.BackwardCFunction) for n in before)
@@ -124,7 +124,7 @@ def test_compiled_autograd_traces_anew_for_another_number():
         assert torch.equal(*grads)
 
 
-def test_what_is_wrong_is_said_by_python():
+def test_errors_are_pythons():
     x = normal(4, 50, dtype=FP32, grad=True)
     with pytest.raises(ValueError, match="weight"):
         ak.layer_norm(x, 50, torch.ones(49))
@@ -180,7 +180,7 @@ def test_other_threads_run_during_a_long_call():
 
 @pytest.mark.parametrize("rows", [4, 400])
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "log_softmax"])
-def test_what_only_a_backward_reads_is_kept_for_it(kind, rows):
+def test_statistics_are_kept_for_a_backward_alone(kind, rows):
     """Without one, the statistics of the rows lie in memory of the call, with one in tensors: the same results."""
     x, weight, bias = normal(rows, 50, dtype=FP32), normal(50, dtype=FP32), normal(50, dtype=FP32)
     function = FUNCTIONS["layer_norm" if kind == "layer_norm" else kind]
@@ -217,7 +217,7 @@ def test_the_last_function_of_a_checkpoint(name, rows):
         assert got is None or torch.equal(got, want)
 
 
-def test_what_a_hook_of_saved_tensors_raises_arrives():
+def test_an_error_in_a_hook_of_saved_tensors_is_raised():
     def refuse(tensor):
         raise KeyError("kept nowhere")
 

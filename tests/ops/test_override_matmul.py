@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
+from amp_kernels.testing import generators
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 
-from . import tensors
-
-normal = functools.partial(tensors.normal, dtype=torch.bfloat16)
+normal = functools.partial(generators.normal, dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_each_product(name, dtype, gemms):
     ],
 )
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_what_ends_in_them_and_what_does_not(function, count, mode, gemms):
+def test_calls_that_end_in_a_product_and_others(function, count, mode, gemms):
     with mode():
         operands = normal(3, 6, 40), normal(3, 40, 5), normal(3, 6, 5)
         expected = function(*operands)

@@ -1,4 +1,4 @@
-"""What stands between the products, over any combination of backend, shape, dtypes, place in memory and options, within the bounds of the
+"""The ops between the products, over any combination of backend, shape, dtypes, place in memory and options, within the bounds of the
 arithmetic. Whatever lies beside an operand is NaN."""
 
 import torch
@@ -15,7 +15,7 @@ from amp_kernels._raw.softmax_rows import forward_op as softmax_op
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.poison import embed, poisoned_allocations
 
-from . import test_activation, test_embedding, test_linear_cross_entropy, test_softmax
+from . import test_activation, test_cross_entropy, test_embedding, test_linear_cross_entropy, test_softmax
 from .targets import backends_on_cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -117,6 +117,17 @@ def test_softmax_of_any_dimension(data):
         mask = mask.expand(shape)
     with ak.backend(draw.backend):
         test_softmax.check(x, dim, draw.flag("log"), mask)
+
+
+@drawn
+@given(data=st.data())
+def test_losses(data):
+    draw = Draw(data, test_cross_entropy.op)
+    shape, dtype = (draw(st.integers(1, 9), "rows"), draw(columns, "classes")), draw(dtypes, "dtype")
+    logits, target, weight = test_cross_entropy.problem(*shape, dtype, ignored=False)
+    weight = weight if draw.flag("weighted") else None
+    with ak.backend(draw.backend):
+        test_cross_entropy.check(draw.placed("logits", logits.detach()), target, weight)
 
 
 @drawn

@@ -1,4 +1,4 @@
-"""Functions of rows on the CPU: every width of vectors gives the same bits, and a row those that it has alone."""
+"""Functions of rows: a row has the bits that it has alone, on the CPU and the emulator, and on the CPU those of every width of vectors."""
 
 import pytest
 import torch
@@ -17,9 +17,12 @@ FUNCTIONS = {
     "rms_norm": lambda x, weight, bias, target: ak.rms_norm(x, weight.shape, weight),
     "softmax": lambda x, weight, bias, target: ak.softmax(x, -1),
     "log_softmax": lambda x, weight, bias, target: ak.log_softmax(x, -1),
+    "a masked softmax": lambda x, weight, bias, target: ak.softmax(
+        x, -1, mask=(torch.arange(x.shape[1]) - target[:, None]) % 3 > 0, safe=True
+    ),
     "cross_entropy": lambda x, weight, bias, target: ak.cross_entropy(x, target, reduction="none"),
-    "a smoothed loss": lambda x, weight, bias, target: ak.cross_entropy(
-        x, target, reduction="none", label_smoothing=0.1, z_loss=0.01
+    "a smoothed loss of weighted classes": lambda x, weight, bias, target: ak.cross_entropy(
+        x, target, weight.detach().abs().float(), reduction="none", label_smoothing=0.1, z_loss=0.01
     ),
 }
 ROWS = 70  # more than a block of the shortest ones
@@ -70,12 +73,23 @@ def test_every_width_gives_the_same_bits(generator, name, columns, dtype):
             assert_same_bits(a, b)
 
 
-@pytest.mark.parametrize("columns", [1, 17, 64, 257, 768])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_row_has_the_bits_that_it_has_alone(every_cpu_isa, generator, name, columns):
+def check_rows_alone(name, generator, columns, rows):
     x, weight, bias, target = operands_of(generator, columns, torch.float32)  # no rounding hides a bit
     together = results(name, x, weight, bias, target)
-    for row in range(ROWS):
+    for row in rows:
         alone = results(name, x[row : row + 1], weight, bias, target[row : row + 1])
         for a, b in zip(together[:2], alone[:2], strict=True):
             assert_same_bits(a[row : row + 1], b)
+
+
+@pytest.mark.parametrize("columns", [1, 10, 17, 64, 100, 257, 768, 1041])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_has_the_bits_that_it_has_alone(every_cpu_isa, generator, name, columns):
+    check_rows_alone(name, generator, columns, range(ROWS))
+
+
+@pytest.mark.parametrize("columns", [264, 1032])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_has_the_bits_that_it_has_alone_on_the_emulator(generator, name, columns):
+    with ak.backend("emulate"):
+        check_rows_alone(name, generator, columns, (2, 31))

@@ -1,10 +1,8 @@
 """sgd_ on the CPU: the first step after an overflow, and torch's steps. The rest: test_updates.py."""
 
-import pytest
 import torch
 
 from amp_kernels._updates.samples import Kind
-from amp_kernels._updates.state import NESTEROV
 from amp_kernels.testing.updates import Update
 
 from .update_rules import F32
@@ -22,21 +20,3 @@ def test_first_step_overflows():
     assert update.count(0) == 1
     assert torch.equal(update.moment(0, 0), update.grads[0])
     torch.testing.assert_close(update.params[0], start - 1e-2 * update.grads[0])
-
-
-@pytest.mark.parametrize(
-    ("momentum", "dampening", "nesterov"), [(0.0, 0.0, False), (0.9, 0.5, False), (0.9, 0.0, True)]
-)
-def test_follows_torch_over_many_steps(momentum, dampening, nesterov):
-    g = torch.Generator().manual_seed(9)
-    ours = Update("sgd_", [Kind(F32)], shapes=((500,),), first=True, optional=momentum != 0)
-    theirs = torch.nn.Parameter(ours.params[0].clone())
-    options = {"momentum": momentum, "dampening": dampening}
-    optimizer = torch.optim.SGD([theirs], lr=1e-2, weight_decay=0.01, nesterov=nesterov, foreach=False, **options)
-    for _ in range(20):
-        grad = torch.randn(500, generator=g)
-        theirs.grad = grad.clone()
-        optimizer.step()
-        ours.grads = [grad]
-        ours.step(flags=NESTEROV if nesterov else 0, weight_decay=0.01, **options)
-    torch.testing.assert_close(ours.params[0], theirs.detach(), rtol=2e-6, atol=2e-6)

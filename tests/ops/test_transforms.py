@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-
-from .tensors import normal
+from amp_kernels.testing.generators import normal
 
 
 def assert_close(ours, stock):
@@ -121,6 +120,8 @@ IN_THEIR_OWN_DTYPE = {
     "silu": ak.silu,
     "swiglu": ak.swiglu,
     "dropout_add": lambda x: ak.dropout_add(x, -x, p=0.5),
+    "layer_norm": lambda x: ak.layer_norm(x, 8),
+    "rms_norm": lambda x: ak.rms_norm(x, 8),
     "embedding": lambda x: ak.embedding((x[:, 0] > 0).long(), WEIGHTS[0]),
     "embedding of a table": lambda x: ak.embedding(torch.tensor([[2, 0, 1]]), x, padding_idx=1),
 }

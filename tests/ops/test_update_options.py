@@ -1,4 +1,4 @@
-"""What all update ops do besides their formula: averages of the weights and stochastic rounding."""
+"""All update ops besides their formula: averages of the weights and stochastic rounding."""
 
 import math
 
@@ -203,7 +203,7 @@ def test_no_effect_on_weights_with_a_float32_form(op, backend, kind):
 
 @OPS
 def test_the_flag_is_that_of_the_group(op):
-    """Of two groups one rounds to nearest."""
+    """One of two groups rounds to nearest."""
     kinds = [Kind(BF16), Kind(BF16, stochastic=True)]
     nearest, mixed = stepped(op, kinds=[kinds[0]] * 2), stepped(op, kinds=kinds)
     for i in range(len(mixed.params)):

@@ -98,7 +98,7 @@ def draw_scalars(data) -> dict:
 
 
 def forget_nans(update: Update) -> None:
-    """Of a split weight that is NaN the remainder holds half of the payload."""
+    """The remainder of a split weight that is NaN holds half of the payload."""
     for i, param in enumerate(update.params):
         kind, piece, block, _ = update.place(i)
         if kind.master == torch.int16:

@@ -5,8 +5,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-
-from .tensors import normal
+from amp_kernels.testing.generators import normal
 
 BACKENDS = ("cpu", "emulate", "reference")
 DIFFERENTIABLE = [op for op in REGISTRY.values() if op.composite]

@@ -153,7 +153,7 @@ def codes(t: Tensor) -> np.ndarray:
 
 
 def store_error(kind: Kind, value: Tensor) -> Tensor:
-    """What keeping a weight in this way may add to its error: half a unit in the last place (that of subnormal numbers
+    """Error that storage in this way may add: half a unit in the last place (that of subnormal numbers
     included) of a 16-bit weight that is its own master, a whole one if the rounding is stochastic; a master split over
     fp16 ends at units of 2^-40."""
     units = 2.0 if kind.stochastic else 1.0
@@ -173,7 +173,7 @@ def assert_close(actual: Tensor, expected: Tensor, bound: Tensor, what: str) -> 
 
 
 def assert_visible(update: Update, i: int) -> None:
-    """What the model sees (the 16-bit weight, the shadow) is the fp32 weight, rounded by the rule of its kind."""
+    """The model's weight (16-bit weight, shadow) is the fp32 weight, rounded by the rule of its kind."""
     kind, piece, block, _ = update.place(i)
     weight = update.weight(i)
     if kind.master == F32:

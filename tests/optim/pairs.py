@@ -39,13 +39,13 @@ class Pair:
 
         (self.params, self.fast), (self.slow_params, self.slow) = build(), build()
         for number in range(3 if warm else 0):
-            self.step(number, hit=number == 2)
+            self.check_step(number, hit=number == 2)
 
     def both(self, change):
         change(self.fast, self.params)
         change(self.slow, self.slow_params)
 
-    def step(self, number, hit=None, grads=set_grads):
+    def check_step(self, number, hit=None, grads=set_grads):
         """`hit`: whether this step must read addresses only."""
         self.slow.plan.forget()
         grads(self.slow_params, number)
@@ -57,11 +57,11 @@ class Pair:
             assert (before is not None and cached(self.fast) is before) == hit
         self.check()
 
-    def recovers(self, number=3, **kw):
+    def check_recovery(self, number=3, **kw):
         """A miss, then, once more from the start, a hit."""
-        self.step(number, hit=False, **kw)
-        self.step(number + 1, **kw)
-        self.step(number + 2, hit=True, **kw)
+        self.check_step(number, hit=False, **kw)
+        self.check_step(number + 1, **kw)
+        self.check_step(number + 2, hit=True, **kw)
 
     def check(self):
         for p, q in zip(self.params, self.slow_params, strict=True):

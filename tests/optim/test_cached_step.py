@@ -35,14 +35,14 @@ def test_hits_have_the_bits_of_misses(name, options, mode):
         name, options, (f32, bf16, f16), groups=2, lr=1e-2, master_weights=mode, shadow_dtype=bf16, ema_decay=0.9,
         max_grad_norm=0.5, skip_nonfinite=True,
     )  # fmt: skip
-    pair.step(3, hit=True)
+    pair.check_step(3, hit=True)
     assert fresh_shadow(pair.params[0], bf16) is not None
 
 
 @pytest.mark.parametrize("options", [{"zero_grads": True}, {"amsgrad": True}])
 def test_hits_with_other_options(options):
     pair = Pair(**options)
-    pair.step(3, hit=True)
+    pair.check_step(3, hit=True)
     assert all(p.grad.any() or not p.numel() for p in pair.params) == ("zero_grads" not in options)
 
 
@@ -72,22 +72,6 @@ def test_scaler_and_flags_of_tensors_are_the_same():
     assert any("2 of 16 gradients were infinite or NaN: e; l" in str(entry) for entry in results[0][0])
 
 
-def test_groups_do_not_share_their_numbers():
-    """Scalars are derived once for all parameters of one group and step count."""
-
-    def run(*which):
-        params = [torch.nn.Parameter(torch.ones(5)) for _ in which]
-        optimizer = akopt.AdamW([{"params": [p], "lr": 0.1 * (i + 1)} for p, i in zip(params, which, strict=True)])
-        for _ in range(4):
-            for p in params:
-                p.grad = torch.linspace(-1, 1, 5)
-            optimizer.step()
-        return params
-
-    for p, i in zip(run(0, 1, 2), range(3), strict=True):
-        assert torch.equal(p, *run(i))
-
-
 # ---- gradients that change ----
 
 
@@ -103,7 +87,7 @@ def grads_of(dtype):
 def test_gradients_of_another_dtype():
     pair = Pair(dtypes=(f32, bf16))
     for number, (dtype, hit) in enumerate([(bf16, False), (bf16, True), (f16, False), (f32, False), (f32, True)], 3):
-        pair.step(number, hit=hit, grads=grads_of(dtype))
+        pair.check_step(number, hit=hit, grads=grads_of(dtype))
 
 
 def test_gradients_that_are_not_what_is_in_memory():
@@ -113,10 +97,10 @@ def test_gradients_that_are_not_what_is_in_memory():
 
     pair = Pair(warm=False)
     for number in range(4):
-        pair.step(number, hit=False, grads=negated)
-    pair.step(4)
-    pair.step(5, hit=True)
-    pair.step(6, hit=False, grads=negated)
+        pair.check_step(number, hit=False, grads=negated)
+    pair.check_step(4)
+    pair.check_step(5, hit=True)
+    pair.check_step(6, hit=False, grads=negated)
 
 
 def test_gradients_with_other_strides_are_copied_into_order(caplog):
@@ -127,11 +111,11 @@ def test_gradients_with_other_strides_are_copied_into_order(caplog):
     pair = Pair()
     with caplog.at_level(logging.WARNING, "amp_kernels"):
         for number in (3, 4, 5):
-            pair.step(number, hit=False, grads=transposed)
+            pair.check_step(number, hit=False, grads=transposed)
             assert cached(pair.fast) is None  # making it would cost more than it saves
     assert any("copies gradients" in message for message in caplog.messages)
-    pair.step(6)
-    pair.step(7, hit=True)
+    pair.check_step(6)
+    pair.check_step(7, hit=True)
 
 
 def test_a_gradient_of_another_size_is_refused():
@@ -151,12 +135,12 @@ def test_gradients_that_stay_in_place_and_move():
             p.grad.mul_(number)
 
     pair = Pair()
-    pair.step(3, hit=True, grads=in_place)
+    pair.check_step(3, hit=True, grads=in_place)
     pair.both(lambda optimizer, _: optimizer.zero_grad(set_to_none=False))
-    pair.step(4, hit=True, grads=lambda *_: None)
+    pair.check_step(4, hit=True, grads=lambda *_: None)
     pair.both(lambda optimizer, _: optimizer.zero_grad(set_to_none=True))
     assert pair.fast.step() is None  # nothing to do
-    pair.step(5, hit=False)
+    pair.check_step(5, hit=False)
 
 
 @pytest.mark.parametrize("which", [slice(0, 1), slice(3, 4), slice(2, 5), slice(0, 5)])
@@ -167,8 +151,8 @@ def test_gradients_that_come_and_go(which):
             p.grad = None
 
     pair = Pair(groups=2)
-    pair.recovers(3, grads=partial)
-    pair.recovers(6)
+    pair.check_recovery(3, grads=partial)
+    pair.check_recovery(6)
 
 
 def test_memory_of_a_freed_gradient_is_never_read():
@@ -289,7 +273,7 @@ def test_a_change_is_noticed(change):
     old = [p.detach() for p in pair.params]
     pair.both(change)
     kept = [p.clone() for p in old]
-    pair.recovers()
+    pair.check_recovery()
     if change in (other_memory, other_dtype):  # memory that the parameter has left is not written
         moved = slice(3, 4) if change is other_memory else slice(None)
         assert all(torch.equal(p, q) for p, q in zip(old[moved], kept[moved], strict=True))
@@ -298,7 +282,7 @@ def test_a_change_is_noticed(change):
 def test_seeded_rounding_follows_the_number_of_a_parameter():
     pair = Pair("SGD", {}, (bf16,), groups=2, master_weights="none")
     pair.both(lambda optimizer, params: optimizer.param_groups.reverse())
-    pair.step(3, hit=False)
+    pair.check_step(3, hit=False)
 
 
 def test_parameter_data_with_other_strides_at_the_same_address():
@@ -315,8 +299,8 @@ def test_parameter_data_with_other_strides_at_the_same_address():
     address = pair.params[5].data_ptr()
     pair.both(transpose)
     assert pair.params[5].data_ptr() == address
-    pair.step(3, hit=False, grads=stale)
-    pair.step(4, hit=False, grads=stale)  # the gradient is copied into order
+    pair.check_step(3, hit=False, grads=stale)
+    pair.check_step(4, hit=False, grads=stale)  # the gradient is copied into order
 
 
 def test_several_chunks():

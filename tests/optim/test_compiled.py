@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 import amp_kernels as ak
 from amp_kernels.optim._state import Place
 from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.testing.generators import normal
 
 OPTIONS = [
     pytest.param("AdamW", torch.float32, {"shadow_dtype": torch.bfloat16, "ema_decay": 0.9}, id="AdamW-shadows"),
@@ -39,7 +40,7 @@ class Training:
 
     def backward(self, i, poison=False):
         self.optimizer.zero_grad()
-        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(i)).to(self.dtype)
+        x = normal(3, 4, dtype=self.dtype, seed=i)
         self.scaler.scale(self.model(x).float().square().mean()).backward()
         if poison:
             self.model[0].bias.grad[1] = torch.inf
@@ -209,7 +210,7 @@ def test_a_parameter_that_is_added_and_one_without_a_gradient():
     assert (idle == 1).all()
 
 
-def test_what_ends_a_program():
+def test_calls_that_cause_a_graph_break():
     """A closure, an optimizer of torch, and what the host wants to know of a step: the program goes on after the call."""
     training = Training(*FP32)
     other = torch.optim.SGD(training.model.parameters(), lr=0.1)

@@ -256,7 +256,7 @@ def test_a_loaded_group_keeps_every_key():
     ],
 )
 @pytest.mark.parametrize("steps", [0, 3])
-def test_what_a_scheduler_wrote_changes_nothing_if_it_is_no_number(name, key, value, text, steps):
+def test_a_scheduler_that_writes_no_number_changes_nothing(name, key, value, text, steps):
     """Before the first step, and where only addresses are read anew."""
     p = params(1)[0]
     optimizer = make(name, [p])

@@ -27,7 +27,7 @@ class OnDevice:
 @pytest.mark.parametrize(
     ("source", "target", "blocks"), [(GPU, CPU, True), (CPU, GPU, False), (GPU, torch.device("cuda", 1), False)]
 )
-def test_what_goes_to_the_cpu_is_waited_for(source, target, blocks):
+def test_copies_to_the_cpu_are_waited_for(source, target, blocks):
     for move in (at, lambda tensor, device: Copies(tensor).get(device)):
         tensor = OnDevice(source)
         move(tensor, target)

@@ -153,12 +153,6 @@ def test_the_shown_state_of_a_split_master_is_in_no_cycle():
     assert list(shown) == list(shown.keys())
 
 
-def test_the_master_of_a_converted_parameter_is_the_parameter():
-    net, optimizer = trained("AdamW", bf16, master_weights="split")
-    net.float()
-    assert torch.equal(optimizer.state[net[0].weight]["master"], net[0].weight)
-
-
 def test_a_remainder_alone_is_refused():
     """torch's loader looks names up in ``optimizer.state``, where a plain dict was put."""
     net, optimizer = trained("AdamW", bf16, master_weights="split")

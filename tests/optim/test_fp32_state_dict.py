@@ -115,7 +115,7 @@ def test_before_the_first_step():
         assert torch.equal(result["head.weight"], model.head.weight.float())
 
 
-def test_what_cannot_be_done():
+def test_refusals():
     model, optimizer = trained(torch.bfloat16)
     with pytest.raises(ValueError, match="ema=True, but the optimizer keeps no averages"):
         ak.fp32_state_dict(model, optimizer, ema=True)

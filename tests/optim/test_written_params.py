@@ -98,7 +98,7 @@ def test_infinities_are_what_was_written(mode, dtype):
     assert torch.equal(ps[0].float(), infinite)
 
 
-def test_how_far_a_master_is_from_what_was_written(mode, dtype):
+def test_the_distance_of_a_master_from_a_written_weight(mode, dtype):
     """A split one half a unit in the last place, until it is told to take over the weights as they are."""
     optimizer, ps = trained(mode, dtype)
     with torch.no_grad():

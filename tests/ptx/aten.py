@@ -40,7 +40,7 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def takes_number(function, args) -> bool:
-    """Whether a Python number stands where the overload has a tensor: the dispatcher hands tensors made of numbers over as such."""
+    """True if a Python number stands where the overload has a tensor: the dispatcher hands tensors made of numbers over as such."""
     schema = getattr(function, "_schema", None)
     return schema is not None and any(
         isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType)
@@ -52,7 +52,7 @@ _replayed: list = []  # what captured ops do, by number
 
 
 def cpu_generator(generator: torch.Generator) -> torch.Generator:
-    """What draws in place of a generator on the device, which counts its draws: other numbers, as reproducible."""
+    """A CPU generator in place of one on the device, whose draws it counts: other numbers, as reproducible."""
     if generator.device.type == "cpu":
         return generator
     draws = generator.get_offset()
@@ -67,7 +67,7 @@ def _replay(number: int) -> int:
 
 
 def waits(function, args, kwargs) -> bool:
-    """Whether torch's own kernel has the host wait for the device."""
+    """True if torch's own kernel has the host wait for the device."""
     name = function._schema.name.removeprefix("aten::") if hasattr(function, "_schema") else ""
     if name == "copy_":
         blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
@@ -88,7 +88,7 @@ def set_sync_debug_mode(mode: int | str) -> None:
 
 
 def run_on_cpu(function, args, kwargs):
-    """What the device's kernel for the op would do."""
+    """The work of the device's kernel for the op."""
     if _waits_are_errors and waits(function, args, kwargs):
         raise RuntimeError(f"{function} has the host wait for the device")
     if not torch.cuda.is_current_stream_capturing():
@@ -166,7 +166,7 @@ SUBSTITUTES = {
 
 
 def is_view(schema) -> bool:
-    """Whether the op only makes another view of an argument."""
+    """True if the op only makes another view of an argument."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 

@@ -103,7 +103,7 @@ def glue_flags(cuda: str) -> list[str]:
 
 
 def package_objects() -> dict[Path, Path]:
-    """What the package's build linked its CUDA library from, by source, if it has the default architectures: the objects that are newer
+    """The objects of the package's CUDA library, by source, if it has the default architectures: the objects that are newer
     than their source and all that it includes."""
     libraries = ROOT.glob("build/cmake-*/libamp_kernels_cuda.so")
     library = max(libraries, key=lambda path: path.stat().st_mtime, default=None)

@@ -10,7 +10,7 @@ from .interpreter.tensor_map import LAYOUT, MAGIC
 from .interpreter.text import Module
 from .interpreter.types import PtxError
 
-# What every body finds: its numbers, its word of the buffer and of shared memory, and whether it is the first thread, the first warp.
+# Every body finds its numbers, its word of the buffer and of shared memory, and whether it is the first thread, the first warp.
 TEXT = """
 .version 8.7
 .target sm_90a
@@ -50,7 +50,7 @@ BOX = 64  # elements of 2 bytes, of which the tensor map has one line
 
 @dataclass
 class Shape:
-    """Of a launch."""
+    """Shape of a launch."""
 
     threads: int = 32
     blocks: int = 1

@@ -54,7 +54,7 @@ WORK = [split_product, product, step, norm]
 
 
 def done(work, device):
-    """What comes of it, and its launches: kernels and blocks."""
+    """The result and its launches: kernels and blocks."""
     it = machine()
     it.seed = 0
     first = len(it.prepared)
@@ -94,7 +94,7 @@ def test_split_products_of_both_devices_take_turns():
         assert c.cpu().eq(4096).all()
 
 
-def test_what_is_asked_of_a_device_is_asked_of_each_once():
+def test_each_device_is_asked_once_for_its_properties():
     it = machine()
     for device in (0, 1):
         set_chip(90, 4, device)
@@ -149,7 +149,7 @@ def test_whole_steps_in_graphs_of_each_device():
 
 
 def test_a_graph_of_one_device_while_the_other_is_current():
-    """What it reads of a table of tensors lives as long as the process, whatever is called in between."""
+    """The graph reads a table of tensors that lives as long as the process, whatever is called in between."""
     from amp_kernels._triton import _tables
 
     device = torch.device("cuda", 1)

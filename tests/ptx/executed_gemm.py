@@ -99,7 +99,7 @@ def test_real_values(kernel, truncate):
 
 
 def read_beside(kind: str):
-    """What computes a product whose epilogue reads boxes of a tensor beside C, and that tensor."""
+    """A product whose epilogue reads boxes of a tensor beside C, and that tensor."""
     generator = torch.Generator().manual_seed(5)
     a, b = integers(generator, 72, 64).half().cuda(), integers(generator, 64, 200).half().cuda()
     if kind == "derivative":
@@ -115,7 +115,7 @@ def read_beside(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["a residual", "a batch", "derivative", "swiglu's derivative"])
-def test_what_the_epilogue_reads_is_prefetched(kind, seeds):
+def test_operands_of_the_epilogue_are_prefetched(kind, seeds):
     """Each box that it loads, with the same coordinates, and nothing else."""
     for seed in seeds:
         it = set_chip(90, 1)

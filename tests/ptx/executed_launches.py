@@ -1,4 +1,4 @@
-"""What a launch asks of the runtime and of the driver: each thing wrong once, and launches of several host threads."""
+"""Requests of a launch to runtime and driver: each thing wrong once, and launches of several host threads."""
 
 import ctypes
 import re
@@ -32,7 +32,7 @@ RIGHT = {
 
 
 def encode(**changed) -> int:
-    """What the driver says to a tensor map."""
+    """The driver's answer to a tensor map."""
     m = RIGHT | changed
     raw = ctypes.create_string_buffer(256)
     at = ctypes.addressof(raw) + -ctypes.addressof(raw) % 128 + m["map_at"]

@@ -7,6 +7,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.unscale import unscale_
+from amp_kernels.testing.generators import normal
 
 from .preloaded import machine, set_chip
 
@@ -26,7 +27,7 @@ def tensors(values):
 
 
 def call(op, args, kwargs):
-    """What a call returns, or what it was given, if it returns nothing."""
+    """The results of a call, or its arguments if it returns nothing."""
     with torch.no_grad():
         result = op(*args, **kwargs)
     return [args, tuple(kwargs.values())] if result is None else [result]
@@ -65,7 +66,7 @@ def test_same_bits(op, capability, seeds):
 
 @pytest.mark.parametrize("count", [187, 188])  # the most that a launch of few arguments takes, and one more
 def test_short_and_long_lists(count):
-    values = [torch.randn(1 + i % 3, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(count)]
+    values = [normal(1 + i % 3, seed=i).bfloat16() for i in range(count)]
     it = set_chip(90, 2)
     it.seed = 0
     results = {}
@@ -108,7 +109,7 @@ def test_rows_of_a_loss_that_are_brought_ahead(rows, classes, soft, seeds):
 
 
 def test_sums_over_long_rows():
-    """Of more than 8,192 columns, which a kernel of their own adds up; against float64."""
+    """Rows of more than 8,192 columns, which a kernel of their own adds up; against float64."""
     it, generator = set_chip(90, 2), torch.Generator().manual_seed(0)
     it.seed = 0
     x, grad = (torch.randn(6, 8200, generator=generator).bfloat16() for _ in range(2))
@@ -128,7 +129,7 @@ def test_sums_over_long_rows():
 
 
 def test_rows_that_only_registers_hold_beside_the_next():
-    """Of fp32, of which shared memory has room for one; against float64."""
+    """fp32 rows, of which shared memory has room for one; against float64."""
     it, generator = set_chip(90, 2), torch.Generator().manual_seed(0)
     it.seed = 0
     x, weight = torch.randn(3, 29_064, generator=generator), torch.randn(29_064, generator=generator)
@@ -141,7 +142,7 @@ def test_rows_that_only_registers_hold_beside_the_next():
 
 @pytest.mark.parametrize(("columns", "kernel"), [(264, "ring_kernel"), (30, "kernel")])
 def test_a_norm_with_dropout_is_one_kernel(columns, kernel, seeds):
-    """Of the bits of dropout and norm one after the other on the CPU, or, behind the sum, on the emulator."""
+    """The bits are those of dropout and norm one after the other on the CPU, or, behind the sum, on the emulator."""
     generator = torch.Generator().manual_seed(columns)
     x, grad = (torch.randn(5, columns, generator=generator).bfloat16() for _ in range(2))
     residual, key = torch.randn(5, columns, generator=generator), torch.tensor([0x7EDCBA9876543210])

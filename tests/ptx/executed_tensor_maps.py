@@ -42,7 +42,7 @@ def derivative(activation):
     return lambda to: ak._raw.gemm.gemm_dact(to(a), to(b), to(z), activation=activation)[0]
 
 
-# What is computed, and which rule its maps break.
+# The product, and the rule that its maps break.
 CASES = {
     "matrices": (lambda: gemm(half(80, 64), half(64, 144)), None),
     "columns first": (lambda: gemm(half(64, 80).t(), half(152, 64).t()), None),

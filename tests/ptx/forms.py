@@ -13,7 +13,7 @@ SPECIAL_REGISTER = re.compile(
     r"%((?:n?tid|n?ctaid|n?clusterid|[a-z]+_[a-z]+|laneid|n?warpid|smid|clock|globaltimer)\b[.\w]*)"
 )
 
-# What the compiler's own functions become, as the beginning of a form.
+# The compiler's own functions, as the beginning of a form.
 INTRINSICS = {
     "__shfl_xor_sync": "shfl.sync.bfly",
     "__shfl_sync": "shfl.sync.idx",
@@ -45,7 +45,7 @@ def unknown_registers(texts: Iterable[str]) -> set[str]:
 
 
 def forms_of_words() -> set[str]:
-    """What the words of csrc/device say in PTX: forms, or where a macro or the compiler completes them, how they begin."""
+    """The words of csrc/device in PTX: forms, or their beginnings where a macro or the compiler completes them."""
     found = set()
     for file in (CSRC / "device").glob("*.cuh"):
         text = re.sub(r"//[^\n]*", "", file.read_text())

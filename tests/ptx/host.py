@@ -81,7 +81,7 @@ class Machine:
         self.library.ak_forget_devices()
 
     def calls(self, name: str) -> int:
-        """How often the runtime's function was called in this process."""
+        """Number of calls of the runtime's function in this process."""
         return self.runtime.fake_calls(name.encode())
 
     def forget(self) -> None:

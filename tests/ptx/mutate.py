@@ -31,7 +31,7 @@ def planted_lists(names: Sequence[str] = ()) -> list[tuple[str, ModuleType]]:
 
 
 class Planted:
-    """What machine().rewrite does while a mutant is tried."""
+    """The rewriting of PTX while a mutant is tried."""
 
     def __init__(self, mutant, kernel: str):
         self.mutant, self.kernel, self.places, self.texts = mutant, kernel, 0, {}
@@ -293,8 +293,8 @@ def shared_row_runs() -> list[Callable[[], Iterator]]:
 
 
 def runs_of(cases: str | Sequence[str]) -> list[Callable[[], Iterator]]:
-    """Of a list's cases: an architecture's products, those with copied operands or in phases, rows shared by a cluster, or the names of
-    ops."""
+    """The runs of a list's cases: an architecture's products, those with copied operands or in phases, rows shared by a cluster, or ops
+    by name."""
     others = {"repacked": repacked_runs, "phased": phased_runs, "shared rows": shared_row_runs}
     if isinstance(cases, str) and cases in others:
         return others[cases]()

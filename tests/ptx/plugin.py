@@ -14,7 +14,7 @@ from .triton_driver import install
 install(machine())
 set_chip(90, 2)
 
-# What the interpreter cannot do, or not in reasonable time: parts of the names of tests.
+# Tests that the interpreter cannot run, or not in reasonable time: parts of the names of tests.
 LEFT_OUT = (
     "more_than_two_to_the_31_elements",
     "test_norm_of_large_lists",  # 33 million elements

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 
 def environment() -> dict[str, str]:
-    """Of a process that runs on the interpreter."""
+    """Environment of a process that runs on the interpreter."""
     runtime, library = build()
     paths = [str(runtime.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     added = {

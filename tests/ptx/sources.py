@@ -23,11 +23,11 @@ class Source:
         self.module = "".join(module)
 
     def text(self, kernel: str) -> str:
-        """What stands outside of kernels, and this kernel."""
+        """The text outside of kernels, and this kernel."""
         return self.module + self.kernels[kernel]
 
     def fits(self, capability: int) -> bool:
-        """Whether the driver would compile it for a chip: no newer PTX, and PTX of an "a" target for that chip alone."""
+        """True if the driver would compile it for a chip: no newer PTX, and PTX of an "a" target for that chip alone."""
         return self.number == capability or (self.number < capability and not self.target.endswith("a"))
 
 

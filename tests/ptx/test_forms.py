@@ -24,7 +24,7 @@ def test_these_are_the_architectures_of_the_package():
     assert [arch.removesuffix("+PTX").replace(".", "") for arch in default.split(";")] == list(ARCHS)
 
 
-def test_of_the_vocabulary():
+def test_forms_of_the_vocabulary():
     """Each word of csrc/device, for every architecture. Parsed, so that the forms that are found by their shape are all there are."""
     sources = sources_in(compile_kernel(ROOT / "tests/emulator/vocabulary.cu", [*ARCHS]))
     assert {source.target for source in sources} == set(ARCHS)
@@ -36,8 +36,8 @@ def test_of_the_vocabulary():
     assert not [form for form in forms_of_words() if not any(op.startswith(form) for op in found)]
 
 
-def test_of_the_library():
-    """Of all instances of all kernels, as they ship for sm_80, sm_90a and sm_120."""
+def test_forms_of_the_library():
+    """All instances of all kernels, as they ship for sm_80, sm_90a and sm_120."""
     texts = kernels(build()[1])
     found = opcodes(texts)
     assert len(found) > 200
@@ -57,7 +57,7 @@ FILES = sorted(str(file.relative_to(CSRC)) for file in CSRC.rglob("*.cu") if not
         for name in FILES
     ],
 )
-def test_of_turing(file):
+def test_forms_of_turing(file):
     """sm_75 ships as machine code alone, so its PTX is not in the library. It has no bf16: conversions are arithmetic there."""
     texts = kernels(compile_kernel(CSRC / file, ["75"]))
     assert len(opcodes(texts)) > 20

@@ -208,7 +208,7 @@ def test_kept_and_broken(case):
     case.check()
 
 
-def test_what_the_small_kernels_compute():
+def test_results_of_the_small_kernels():
     """They do what they seem to do: otherwise a rule that they keep would say nothing."""
     assert Memory().launch(EXCHANGE, TWO_WARPS)[:64].tolist() == [i ^ 32 for i in range(64)]
     words = Memory().launch(STORED.replace("st.shared.u32 [%r4], %r1", "st.shared.u32 [%r4], 7"))

@@ -96,9 +96,8 @@ CASES = {
     # ---- barriers of a block
     "bar: a number": Case("bar.sync 1, 64;", " 1,", " 16,", "barrier 16 for 64 threads", TWO_WARPS),
     "bar: whole warps": Case("bar.sync 1, 64;", "64", "33", "barrier 1 for 33 threads", TWO_WARPS),
-    "bar: one count": Case(
-        "selp.b32 %r5, 64, 64, %p2; bar.sync 1, %r5;", "64, 64", "64, 96", "barrier 1 (is )?for (64|96) threads", TWO_WARPS
-    ),
+    "bar: one count": Case("selp.b32 %r5, 64, 64, %p2; bar.sync 1, %r5;", "64, 64", "64, 96",
+        "barrier 1 (is )?for (64|96) threads", TWO_WARPS),
     "bar: too many": Case("bar.arrive 1, 96;", "96", "64", "96 threads at barrier 1 for 64", THREE_WARPS),
     "bar: too few": Case("bar.sync 0, 64;", "bar", "@%p2 bar", r"deadlock: block 0: 32 threads \(0 to 31\) at: @%p2 bar.sync 0, 64: "
                          "barrier 0 has 32 of 64 threads", TWO_WARPS),
@@ -106,9 +105,8 @@ CASES = {
     "mbarrier: none there": Case(MBARRIER, "@%p1 mbarrier.init.shared::cta.b64 [full], 2;", "", "there is no mbarrier at 0x2800"),
     "mbarrier: alignment": Case("@%p1 mbarrier.init.shared::cta.b64 [full], 1;", "full", "full+4", "misaligned for 8 bytes"),
     "mbarrier: for somebody": Case(MBARRIER, "[full], 2", "[full], 0", "an mbarrier for 0 arrivals"),
-    "mbarrier: known to those who use it": Case(
-        MBARRIER, "bar.sync 0;", "", "orders the initialisation of the mbarrier|there is no mbarrier", TWO_WARPS
-    ),
+    "mbarrier: known to those who use it": Case(MBARRIER, "bar.sync 0;", "",
+        "orders the initialisation of the mbarrier|there is no mbarrier", TWO_WARPS),
     "mbarrier: one arrival more": Case(
         "@%p1 mbarrier.init.shared::cta.b64 [full], 2; @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [full], 64;"
         "@%p1 mbarrier.arrive.shared::cta.b64 _, [full], 1;",
@@ -126,67 +124,47 @@ CASES = {
         "_, [full+8]", "_, [full]", "there is no mbarrier",
     ),
     # ---- clusters
-    "cluster: an mbarrier that a peer cannot see": Case(
-        CLUSTER, "fence.mbarrier_init.release.cluster;", "", "no fence and barrier orders the initialisation", PAIR
-    ),
-    "cluster: an arrival that orders nothing": Case(
-        CLUSTER, MEET + "\nsetp", MEET.replace("release", "relaxed") + "\nsetp",
-        "no fence and barrier orders the initialisation", PAIR,
-    ),
-    "cluster: the peer has ended": Case(
-        CLUSTER, WAITING + "END:\n" + MEET, "END:\n",
-        "block 0 has ended, and block 1 works in its shared memory|nothing orders an access of block 1", PAIR,
-    ),
-    "cluster: the peer has ended long ago": Case(
-        CLUSTER.replace("%p3, %r5, 0", "%p3, %r5, 1").replace("%r6, 0", "%r6, 1"), WAITING + "END:\n" + MEET, "END:\n",
-        "block 1 has ended, and block 0 works in its shared memory", PAIR,
-    ),
-    "cluster: a store that an mbarrier counts": Case(
-        SENT, "8;\n@%p1 mapa", "16;\n@%p1 mapa", r"deadlock.*8 bytes pending", PAIR
-    ),
-    "cluster: a store to a peer that cannot be waited for": Case(
-        SENT, "fence.mbarrier_init.release.cluster;", "", "no fence and barrier orders the initialisation", PAIR
-    ),
-    "cluster: a store that is not waited for": Case(
-        SENT, "WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [full], 0;\n@!%p3 bra WAIT;\n", "",
-        "bytes are read that nobody wrote|an asynchronous copy in flight|orders the write", PAIR,
-    ),
-    "cluster: an mbarrier of another block": Case(
-        SENT, "[%r8];\nWAIT", "[full];\nWAIT", "the mbarrier is of another block", PAIR
-    ),
+    "cluster: an mbarrier that a peer cannot see": Case(CLUSTER, "fence.mbarrier_init.release.cluster;", "",
+        "no fence and barrier orders the initialisation", PAIR),
+    "cluster: an arrival that orders nothing": Case(CLUSTER, MEET + "\nsetp",
+        MEET.replace("release", "relaxed") + "\nsetp", "no fence and barrier orders the initialisation", PAIR),
+    "cluster: the peer has ended": Case(CLUSTER, WAITING + "END:\n" + MEET, "END:\n",
+        "block 0 has ended, and block 1 works in its shared memory|nothing orders an access of block 1", PAIR),
+    "cluster: the peer has ended long ago": Case(CLUSTER.replace("%p3, %r5, 0", "%p3, %r5, 1").replace("%r6, 0", "%r6, 1"),
+        WAITING + "END:\n" + MEET, "END:\n", "block 1 has ended, and block 0 works in its shared memory", PAIR),
+    "cluster: a store that an mbarrier counts": Case(SENT, "8;\n@%p1 mapa", "16;\n@%p1 mapa",
+        r"deadlock.*8 bytes pending", PAIR),
+    "cluster: a store to a peer that cannot be waited for": Case(SENT, "fence.mbarrier_init.release.cluster;", "",
+        "no fence and barrier orders the initialisation", PAIR),
+    "cluster: a store that is not waited for": Case(SENT,
+        "WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [full], 0;\n@!%p3 bra WAIT;\n", "",
+        "bytes are read that nobody wrote|an asynchronous copy in flight|orders the write", PAIR),
+    "cluster: an mbarrier of another block": Case(SENT, "[%r8];\nWAIT", "[full];\nWAIT",
+        "the mbarrier is of another block", PAIR),
     "cluster: a store to no multiple of its size": Case(SENT, "[%r7], {", "[%r7+4], {", "misaligned for 8 bytes", PAIR),
-    "cluster: a second arrival": Case(
-        FIRST, "barrier.cluster.wait.acquire.aligned;", "barrier.cluster.arrive.release.aligned;", "a second arrival without a wait", PAIR
-    ),
-    "cluster: a wait for nothing": Case(
-        FIRST, "barrier.cluster.arrive.release.aligned;", "", "a wait without an arrival", PAIR
-    ),
-    "cluster: one of two": Case(
-        FIRST + "OUT:", "fence.mbarrier_init.release.cluster;", "setp.eq.u32 %p3, %r5, 1;\n@%p3 bra OUT;",
-        "deadlock: block 0: 1 threads .* 1 of 2 threads of the cluster have come", PAIR,
-    ),
+    "cluster: a second arrival": Case(FIRST, "barrier.cluster.wait.acquire.aligned;",
+        "barrier.cluster.arrive.release.aligned;", "a second arrival without a wait", PAIR),
+    "cluster: a wait for nothing": Case(FIRST, "barrier.cluster.arrive.release.aligned;", "",
+        "a wait without an arrival", PAIR),
+    "cluster: one of two": Case(FIRST + "OUT:", "fence.mbarrier_init.release.cluster;",
+        "setp.eq.u32 %p3, %r5, 1;\n@%p3 bra OUT;",
+        "deadlock: block 0: 1 threads .* 1 of 2 threads of the cluster have come", PAIR),
     # ---- warps
-    "warp: all members": Case(
-        "shfl.sync.bfly.b32 %r5|%p3, %r1, 1, 31, -1;", "-1", "65535", "a member mask of 0xffff"
-    ),
+    "warp: all members": Case("shfl.sync.bfly.b32 %r5|%p3, %r1, 1, 31, -1;", "-1", "65535", "a member mask of 0xffff"),
     "setmaxnreg: a multiple of 8": Case("setmaxnreg.dec.sync.aligned.u32 40;", "40", "42", "42 registers", WARPGROUP),
     "setmaxnreg: at least 24": Case("setmaxnreg.dec.sync.aligned.u32 40;", "40", "16", "16 registers", WARPGROUP),
     "setmaxnreg: at most 256": Case("setmaxnreg.inc.sync.aligned.u32 240;", "240", "264", "264 registers", WARPGROUP),
     # ---- wgmma
-    "wgmma: what threads wrote, without a proxy fence": product(
-        "fence.proxy.async.shared::cta;", "", "with a proxy fence orders the write"
-    ),
+    "wgmma: what threads wrote, without a proxy fence": product("fence.proxy.async.shared::cta;", "",
+        "with a proxy fence orders the write"),
     "wgmma: no fence": product(FENCE, "", "no wgmma.fence since"),
-    "wgmma: an accumulator written behind the fence": product(
-        FENCE, FENCE + "mov.f32 %f2, 0f00000000;", r"no wgmma.fence since \['%f2'\] was used"
-    ),
-    "wgmma: an accumulator read too early": product(
-        "wait_group.sync.aligned 0", "wait_group.sync.aligned 1", "%f0 is used while a wgmma may still write it"
-    ),
+    "wgmma: an accumulator written behind the fence": product(FENCE, FENCE + "mov.f32 %f2, 0f00000000;",
+        r"no wgmma.fence since \['%f2'\] was used"),
+    "wgmma: an accumulator read too early": product("wait_group.sync.aligned 0", "wait_group.sync.aligned 1",
+        "%f0 is used while a wgmma may still write it"),
     "wgmma: never committed": product("wgmma.commit_group.sync.aligned;", "", "%f0 is used while a wgmma may still write it"),
-    "wgmma: an operand overwritten too early": product(
-        "wgmma.wait_group.sync.aligned 0;\nadd.f32 %f4, %f0, %f1;", "", "overwritten while an asynchronous operation may still read it"
-    ),
+    "wgmma: an operand overwritten too early": product("wgmma.wait_group.sync.aligned 0;\nadd.f32 %f4, %f0, %f1;", "",
+        "overwritten while an asynchronous operation may still read it"),
     "wgmma: the block ends too early": product(
         "wgmma.wait_group.sync.aligned 0;\nadd.f32 %f4, %f0, %f1;\nbar.sync 1;\nst.shared.u32 [%r4], 1;", "", "block 0 has ended before"
     ),

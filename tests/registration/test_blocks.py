@@ -31,7 +31,7 @@ def others():
 
 
 def is_plain():
-    """Whether the C++ module serves a norm, as it does in no block; true where there is no module."""
+    """True if the C++ module serves a norm, as it does in no block; true where there is no module."""
     weight = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     out = ak.rms_norm(torch.ones(2, 8, dtype=torch.bfloat16), 8, weight)
     return nodes._module is None or not isinstance(out.grad_fn, torch.autograd.function.BackwardCFunction)

@@ -1,4 +1,4 @@
-"""What `pytest` without a path runs: all tests there are."""
+"""`pytest` without a path runs all tests."""
 
 from fnmatch import fnmatch
 from pathlib import Path

@@ -7,8 +7,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
+from amp_kernels.testing.generators import normal
 
-X, STREAM = (torch.randn(6, 16, generator=torch.Generator().manual_seed(i)) for i in range(2))
+X, STREAM = (normal(6, 16, seed=i) for i in range(2))
 WEIGHT, KEEP = torch.ones(16), torch.tensor([True] * 10 + [False] * 6)
 CALLS = {
     "layer_norm": lambda x: ak.layer_norm(x, 16, WEIGHT, WEIGHT),

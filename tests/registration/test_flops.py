@@ -1,5 +1,6 @@
 """torch.utils.flop_counter counts the package's products as torch's own; importing the package does not import it."""
 
+import functools
 import subprocess
 import sys
 
@@ -9,6 +10,9 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import amp_kernels as ak
+from amp_kernels.testing import generators
+
+normal = functools.partial(generators.normal, dtype=torch.bfloat16, grad=True)
 
 
 def flops(function, *tensors):
@@ -17,10 +21,6 @@ def flops(function, *tensors):
         if out.requires_grad:
             out.float().sum().backward()
     return counter.get_total_flops()
-
-
-def normal(*shape, grad=True):
-    return torch.randn(shape).bfloat16().requires_grad_(grad)
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -1,4 +1,4 @@
-"""What the registry promises for every op: version counters, dispatch of an explicit backend, import without side effects."""
+"""Promises of the registry for every op: version counters, dispatch of an explicit backend, import without side effects."""
 
 import os
 import subprocess

@@ -24,7 +24,7 @@ SIGNATURES = {
     ((torch.float32, False), (torch.float32, False)): "fp32 result",
     ((torch.float32, True), (torch.float32, False)): "fp32",
     ((LOWER, False), (torch.float32, False)): "input dtype kept",
-    # What torch composes, attention on an unknown GPU and rms_norm on the CPU, widens 16 bits on the way.
+    # Ops that torch composes (attention on an unknown GPU, rms_norm on the CPU) widen 16 bits on the way.
     ((LOWER, True), (LOWER, True)): "lower",
     ((LOWER, True), (torch.float32, False)): "input dtype kept",
 }
@@ -106,7 +106,7 @@ PAIRS = {"cat": torch.cat, "stack": torch.stack}
 
 
 class Casts(TorchDispatchMode):
-    """Whether a tensor of the dtype under test was cast."""
+    """True if a tensor of the dtype under test was cast."""
 
     def __init__(self, dtype):
         super().__init__()

@@ -16,6 +16,7 @@ from amp_kernels._dispatch.policy import Built
 from amp_kernels._dispatch.product_call import ProductCall, described
 from amp_kernels._raw.gemm import gemm_op, set_gemm_rates
 from amp_kernels.cli import _rates, tune
+from amp_kernels.testing.generators import normal
 
 pytestmark = pytest.mark.own_backend
 
@@ -299,8 +300,8 @@ def test_rates_of_the_build_stay_without_a_reason():
 
 def test_the_planner_takes_rates():
     """With memory that slow k is not split, so sums come out in another order; plans are kept by rates."""
-    a = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
-    b = torch.randn(4096, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    a = normal(64, 4096).bfloat16()
+    b = normal(4096, 64, seed=1).bfloat16()
     host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
     usual = [host.gemm_rates()[name] for name in profile.RATES]
     if "emulate" in policy.why_not("cpu", None, gemm_op.built):

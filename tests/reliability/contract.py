@@ -1,4 +1,4 @@
-"""What the scaler and the optimizers promise, in plain Python floats: no tensors, no torch."""
+"""The contract of scaler and optimizers, in plain Python floats: no tensors, no torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ class Refused(Exception):
 
 @dataclass
 class Rules:
-    """Of the scale, as the constructor of the scaler takes them."""
+    """Rules of the scale, as the constructor of the scaler takes them."""
 
     growth_factor: float = 2.0
     backoff_factor: float = 0.5

@@ -4,6 +4,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.testing.generators import normal
 
 #: Optimizers and where their weights live: (name, dtype of the parameters, options).
 VARIANTS = [
@@ -44,7 +45,7 @@ class Loop:
         layers = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
         self.dtype = dtype
         self.model = ak.convert(torch.nn.Sequential(*layers).to(dtype))
-        self.inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(99))
+        self.inputs = normal(32, 6, seed=99)
         make = optimizer or getattr(ak.optim, name)
         self.optimizer = make(self.model.parameters(), lr=0.03, **options or {})
         self.scaler = ak.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, hysteresis=2)

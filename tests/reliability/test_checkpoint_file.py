@@ -45,7 +45,7 @@ def small(tmp_path, monkeypatch):
     return path
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_a_round_trip_keeps_everything(tmp_path):
     ak.checkpoint.save(tmp_path / "c.pt", extra=content())
     expected = dict(flat(content()))
     assert_same(dict(flat(ak.checkpoint.load(tmp_path / "c.pt"))), expected)
@@ -57,7 +57,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
 def test_records_larger_than_a_zip_of_32_bits_can_hold(tmp_path, monkeypatch):
     """With the limit moved down to where a test can afford it."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 50)
-    test_what_is_saved_is_what_is_loaded(tmp_path)
+    test_a_round_trip_keeps_everything(tmp_path)
     test_tensors_are_where_mmap_wants_them(tmp_path)
 
 
@@ -126,13 +126,13 @@ class Custom:
         ({Custom(): 1}, "a key of extra has type .*Custom"),
     ],
 )
-def test_what_cannot_be_loaded_is_not_saved(tmp_path, extra, message):
+def test_values_that_cannot_be_loaded_are_not_saved(tmp_path, extra, message):
     with pytest.raises(TypeError, match=message):
         ak.checkpoint.save(tmp_path / "c.pt", extra=extra)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_has_no_state_is_not_saved(tmp_path):
+def test_objects_without_state_are_not_saved(tmp_path):
     with pytest.raises(TypeError, match="data has type list; accepted: an object with state_dict and load_state_dict"):
         ak.checkpoint.save(tmp_path / "c.pt", data=[1])
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What does not fit is refused before anything of the running state has changed."""
+"""A checkpoint that does not fit is refused before anything of the running state has changed."""
 
 import pytest
 import torch

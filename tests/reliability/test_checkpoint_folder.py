@@ -95,7 +95,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_is_and_the_old_files_go_last(
     assert os.listdir(tmp_path) == ["1.pt"]
 
 
-def test_what_a_killed_writer_left_is_removed_and_what_another_is_writing_is_not(tmp_path):
+def test_the_file_of_a_killed_writer_is_removed_and_that_of_a_live_one_is_not(tmp_path):
     pid = os.fork()
     if pid == 0:
         _folder.publish(tmp_path / "c.pt", lambda file: os.kill(os.getpid(), signal.SIGKILL))
@@ -196,7 +196,7 @@ def test_there_is_one_at_a_time(tmp_path, gate):
 
 
 @pytest.mark.parametrize("then", ["save", "wait", "load"])
-def test_what_went_wrong_in_the_background_is_raised_once_by_the_next_call(tmp_path, monkeypatch, caplog, then):
+def test_an_error_in_the_background_is_raised_once_by_the_next_call(tmp_path, monkeypatch, caplog, then):
     save(tmp_path / "1.pt", 1)
 
     def fail(*args):

@@ -15,6 +15,7 @@ from amp_kernels._dispatch import nodes
 from amp_kernels._raw import check_and_norm
 from amp_kernels.amp._records import record_of
 from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.testing.generators import normal
 
 from .loop import assert_same, flat
 
@@ -40,7 +41,7 @@ class Twin:
         self.scaler = ak.GradScaler("cpu", init_scale=2.0**8, growth_interval=10**6)
 
     def loss(self, batch, value=None):
-        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(batch)).to(self.dtype)
+        x = normal(5, 4, dtype=self.dtype, seed=batch)
         if value is not None:
             x[2, 1] = value
         return self.model(x).float().square().mean()

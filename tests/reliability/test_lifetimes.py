@@ -116,7 +116,7 @@ def test_workers_of_a_data_loader():
 
 @pytest.mark.parametrize("reloaded", ["amp_kernels", "amp_kernels.checkpoint", "amp_kernels.amp", "amp_kernels.nn"])
 def test_a_module_that_is_reloaded(reloaded, tmp_path):
-    """What was made before goes on, what is made afterwards works."""
+    """Objects made before go on, objects made afterwards work."""
 
     def check():
         loop = Loop(*BF16)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import amp_kernels as ak
+from amp_kernels.testing.generators import normal
 from amp_kernels.testing.patience import PATIENCE
 
 from .loop import assert_same, flat
@@ -32,7 +33,7 @@ class Wide:
     def step(self, batch):
         self.place = "forward"
         self.optimizer.zero_grad()
-        x = torch.randn(256, 256, generator=torch.Generator().manual_seed(batch)).bfloat16()
+        x = normal(256, 256, seed=batch).bfloat16()
         result = self.model(x)
         self.place = "backward"
         result.backward(self.slope)
@@ -45,7 +46,7 @@ class Wide:
 
 
 def limited(headroom, function):
-    """What the function raises while the process may have so many bytes more than now."""
+    """The error of the function while the process may have so many bytes more than now."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -60,7 +61,7 @@ def limited(headroom, function):
 
 
 def failures(taken):
-    """Where steps fail, from no memory to enough of it: place, and whether in an op of this package. ``taken``: steps before."""
+    """Failures of steps, from no memory to enough of it: (place, True if in an op of this package). ``taken``: steps before."""
     expected = Wide()
     for batch in [*range(taken), 8, 9]:
         expected.step(batch)

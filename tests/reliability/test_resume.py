@@ -57,7 +57,7 @@ def test_it_goes_on_where_all_steps_were_skipped(tmp_path, variant):
     assert_same(run(second, range(3)).state(), expected)
 
 
-def test_what_is_below_the_smallest_weight_is_kept(tmp_path):
+def test_remainders_below_the_smallest_weight_are_kept(tmp_path):
     """A split master whose 16-bit weight is zero: a zero that somebody writes would clear its remainder."""
     model = torch.nn.Linear(2, 2).half()
     torch.nn.init.zeros_(model.weight)

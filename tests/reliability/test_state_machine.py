@@ -12,6 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule  # noqa: E402
 
 import amp_kernels as ak  # noqa: E402
+from amp_kernels.testing.generators import normal  # noqa: E402
 
 from . import contract  # noqa: E402
 
@@ -36,7 +37,7 @@ class Loop(RuleBasedStateMachine):
 
     @initialize(rules=RULES, seed=st.integers(0, 3), options=st.sampled_from([{}, {"shadow_dtype": torch.float16}]))
     def start(self, rules, seed, options):
-        weights = torch.randn(2, COUNT, generator=torch.Generator().manual_seed(seed))
+        weights = normal(2, COUNT, seed=seed)
         self.params = [[torch.nn.Parameter(piece.clone()) for piece in row.split(SIZES)] for row in weights]
         self.options = options
         models = [contract.Optimizer(bool(i), row.double().tolist()) for i, row in enumerate(weights)]

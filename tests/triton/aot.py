@@ -85,12 +85,12 @@ def machine_code(kernel: CompiledKernel) -> list[Instruction]:
 
 
 def usage(kernel: CompiledKernel) -> Usage:
-    """What the compiled kernel takes of a multiprocessor, as its machine code says."""
+    """Registers, stack and shared memory of the compiled kernel, read from its machine code."""
     text = _cuobjdump(kernel, "-res-usage")
     registers, stack, local = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL"))
     return Usage(registers, stack + local, kernel.metadata.shared)
 
 
 def count(pattern: str, kernel: CompiledKernel) -> int:
-    """How often a regular expression occurs in the kernel's PTX."""
+    """Number of matches of a regular expression in the kernel's PTX."""
     return len(re.findall(pattern, kernel.asm["ptx"]))

@@ -209,7 +209,7 @@ def compiled(case: Case) -> tuple[CompiledKernel, MachineCode]:
 
 
 def arguments(kernel: CompiledKernel, rows: int, columns: int) -> bytes:
-    """Of a launch over contiguous rows: pointers anywhere, strides and counts by their names."""
+    """Arguments of a launch over contiguous rows: pointers anywhere, strides and counts by their names."""
     counts = {"rows": rows, "strip": rows, "ignore_index": -100, "threshold": 0}
     packed = bytearray()
     for name, kind in kernel.src.signature.items():

@@ -12,6 +12,7 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.activation_backward import DERIVATIVES
 from amp_kernels._triton import _activations, activation_backward, activation_forward
 from amp_kernels.testing.backends import check_backend
+from amp_kernels.testing.generators import normal
 from amp_kernels.testing.poison import assert_only_written
 
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]
@@ -46,8 +47,8 @@ def test_bits_of_the_host(name):
     grad = np.random.default_rng(1).standard_normal(X.size).astype(np.float32)
     y, dx = torch.empty(X.size), torch.empty(X.size)
     both_kernel[(1,)](torch.from_numpy(X), torch.from_numpy(grad), y, dx, ACTIVATION=name, BLOCK=X.size)
-    compare(y.numpy(), _host.activate(name, X))
-    compare(dx.numpy(), _host.activate_backward(name, grad, X))
+    check_bits(y.numpy(), _host.activate(name, X))
+    check_bits(dx.numpy(), _host.activate_backward(name, grad, X))
 
 
 @triton.jit
@@ -64,10 +65,10 @@ def test_bits_of_the_host_for_two_values():
     results = [torch.empty(X.size) for _ in range(3)]
     gated_kernel[(1,)](*(torch.from_numpy(x) for x in (X, up, grad)), *results, BLOCK=X.size)
     for got, expected in zip(results, (_host.swiglu(X, up), *_host.swiglu_backward(grad, X, up)), strict=True):
-        compare(got.numpy(), expected)
+        check_bits(got.numpy(), expected)
 
 
-def compare(got, expected):
+def check_bits(got, expected):
     apart = distance(got, expected)
     # The Newton steps of the division round correctly as long as their remainder is a normal number.
     small = np.abs(expected) < 2.0**-100
@@ -86,7 +87,7 @@ def test_samples_of_the_op(name):
 @pytest.mark.parametrize("shape", [(), (2,), (2046,), (2050,), (2, 3, 40), (5, 2), (3, 4200)])
 @pytest.mark.parametrize("name", ["silu", "swiglu"])
 def test_forward_of_shapes_and_strides(shape, name):
-    z = 2 * torch.randn(shape or (2,), generator=torch.Generator().manual_seed(1))
+    z = 2 * normal(*(shape or (2,)), seed=1)
     z = z[0] if name == "silu" and not shape else z
     for preact in (z, z.mT.contiguous().mT if z.ndim > 1 else z, torch.stack([z, z], -1)[..., 0]):
         got = activation_forward.activation_forward(preact, activation=name)

@@ -61,7 +61,7 @@ def make(n, dtype, offset=0, seed=0):
     return torch.randn(n + offset, generator=generator, dtype=torch.float64).to(dtype)[offset:]
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 1023, 1024, 1025, 16383, 16384, 16385, 70000])
+@pytest.mark.parametrize("n", [1, 7, 8, 1023, 1024, 1025, 16383, 16384, 16385, 33000])
 def test_sizes(n):
     check([make(n, DTYPES[n % 4])])
     check([make(n, dtype) for dtype in DTYPES])
@@ -73,7 +73,7 @@ def test_offsets(dtype):
     check([make(n, dtype, offset) for offset in range(1, 9) for n in (3, 1100)])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 2500), st.integers(0, 8)), min_size=1, max_size=8),
     st.sampled_from([None, 1.0, 3.0, 65536.0, 2.0**-10]),
@@ -110,11 +110,11 @@ def test_empty_lists_and_tensors():
 
 @pytest.fixture
 def small_tables(monkeypatch):
-    monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 40)
+    monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 12)
 
 
 def test_more_tensors_than_one_launch_takes(small_tables):
-    grads = [make(1 + i % 3, DTYPES[i % 4], seed=i) for i in range(85)]
+    grads = [make(1 + i % 3, DTYPES[i % 4], seed=i) for i in range(27)]
     grads[-1][0] = 100.0
     check(grads)
     grads[-1][0] = float("nan")
@@ -132,14 +132,15 @@ def test_a_table_is_reused_only_for_the_same_list(monkeypatch):
     assert len(_tables._uploads) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("exponent", [-60, -63, -70, -80, -100])
+@pytest.mark.parametrize(
+    ("exponent", "dtype"), [(-60, torch.float32), (-63, torch.bfloat16), (-70, torch.float32), (-100, torch.bfloat16)]
+)
 def test_squares_below_the_range_of_fp32(dtype, exponent):
     """One by one they vanish or lose bits; their sum must not, nor may larger values or zeros beside them matter."""
-    small = torch.full((40_000,), 1.7 * 2.0**exponent, dtype=dtype)
+    small = torch.full((17_000,), 1.7 * 2.0**exponent, dtype=dtype)
     check([small, torch.zeros(5000)])
     small[100:300] = 0.0
-    small[20_000] = 2.0 ** (exponent + 30)
+    small[16_500] = 2.0 ** (exponent + 30)
     check([small], torch.tensor(2.0**-4))
     want = small.double().square().sum()
     assert module.check_and_norm([small])[0].item() == pytest.approx(want.item(), rel=2.0**-18, abs=2.0**-149)
@@ -152,7 +153,7 @@ def test_a_finite_double_above_the_range_of_fp32():
 
 
 def test_per_tensor_results_of_more_tensors_than_one_launch_takes(small_tables):
-    grads = [torch.full((1 + i % 3,), float(i)) for i in range(85)]
+    grads = [torch.full((1 + i % 3,), float(i)) for i in range(27)]
     grads[7] = torch.empty(0)
     norms, found = module.check_and_norm(grads, norm_type=math.inf, per_tensor=True)
     assert norms.tolist() == [0.0 if i == 7 else float(i) for i in range(len(grads))]

@@ -19,6 +19,7 @@ from amp_kernels._triton import (
     norm_forward,
     softmax_rows,
 )
+from amp_kernels.testing.generators import normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 COLUMNS = 48
@@ -35,7 +36,7 @@ def last_of_a_grid(*bounds):
 @pytest.fixture(autouse=True)
 def last_programs(monkeypatch):
     monkeypatch.setattr(interpreter, "range", last_of_a_grid, raising=False)
-    # What a kernel has written is where it belongs: these are no copies of a GPU's tensors.
+    # A kernel's results are where they belong: these are no copies of a GPU's tensors.
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *args: None)
     monkeypatch.setattr(norm_backward, "programs", lambda device, per_sm: ROWS)
     monkeypatch.setattr(cast._tables, "programs", lambda device, per_sm: ROWS)
@@ -59,7 +60,7 @@ class Matrices:
 
 
 def forward(make):
-    vectors = torch.randn(2, COLUMNS, generator=torch.Generator().manual_seed(4))
+    vectors = normal(2, COLUMNS, seed=4)
     y, total, mean, rstd = norm_forward.norm_forward(make(), *vectors, make(), eps=1e-5, centred=True, out_dtype=f16)
     return y, total, mean, rstd
 

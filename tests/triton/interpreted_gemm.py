@@ -145,7 +145,7 @@ def test_only_what_tma_can_address_goes_through_it():
 
 
 def test_access_widths():
-    """What an access may take: bounded by the address, the strides and the extent of the contiguous dimension."""
+    """The width of an access: bounded by the address, the strides and the extent of the contiguous dimension."""
     x = torch.zeros(4, 64, 64, dtype=torch.float16)
 
     def order(t):

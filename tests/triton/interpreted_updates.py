@@ -49,8 +49,7 @@ def test_samples_of_the_op(name):
 @pytest.mark.parametrize(
     ("op", "amsgrad"), [("adamw_", False), ("adamw_", True), ("sgd_", False), ("lion_", False), ("lamb_", False)]
 )
-@pytest.mark.parametrize("grad_dtype", [F16, BF16, F32])
-@pytest.mark.parametrize("moment_dtype", [F32, BF16])
+@pytest.mark.parametrize(("grad_dtype", "moment_dtype"), [(F16, F32), (BF16, BF16), (F32, F32)])
 def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
     """All in one call, each with a learning rate and a decay of its own, scaled and clipped."""
     groups = range(len(KINDS))
@@ -166,13 +165,14 @@ def test_lamb_without_a_norm(zero, flags):
     check("lamb_", [Kind(F32)], clear, flags=flags, weight_decay=0.0 if flags else 0.1 * (zero != "directions"))
 
 
-@pytest.mark.parametrize("kind", [SPLIT, STOCHASTIC, Kind(F32, shadow=F16)], ids=str)
-@pytest.mark.parametrize("moment_dtype", [F32, BF16])
+@pytest.mark.parametrize(
+    ("kind", "moment_dtype"), [(SPLIT, BF16), (STOCHASTIC, F32), (Kind(F32, shadow=F16), BF16)], ids=str
+)
 def test_lamb_of_many_chunks(kind, moment_dtype, monkeypatch):
     """More chunks of a tensor than are added side by side, and tables that begin with another tensor."""
     monkeypatch.setattr(_tables, "TENSORS_PER_TABLE", 2)
     monkeypatch.setattr(lamb, "SLOTS", 2)
-    check("lamb_", [kind], shapes=((17003,), (100_000,), (33000,), (3,)), moment_dtype=moment_dtype, grad_scale=3.0)
+    check("lamb_", [kind], shapes=((3,), (50_000,), (17_003,)), moment_dtype=moment_dtype, grad_scale=3.0)
 
 
 @pytest.mark.parametrize("op", ["adamw_", "lamb_"])
@@ -247,7 +247,7 @@ def test_sizes(n, kind):
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**63 - 1])
 @pytest.mark.parametrize(("index", "step"), [(0, 0), (2**31, 1), (2**32 - 1, 2**24 - 2)])
-def test_what_random_bits_depend_on(seed, index, step):
+def test_random_bits_depend_on_seed_index_and_step(seed, index, step):
     def place(update):
         update.layout[:, 4] = index
         update.steps[0].fill_(step)
@@ -265,8 +265,9 @@ def test_chunks_of_several_tensors_and_tables(op, monkeypatch):
     check(op, [Kind(BF16, master=F32)], shapes=((17003,), (5,), (33000,), (), (16384,)))
 
 
-def test_more_parameters_than_a_program_prepares():
-    check("adamw_", [Kind(F32)], shapes=((1,),) * (2 * _update.PREPARE_BLOCK + 3))
+def test_more_parameters_than_a_program_prepares(monkeypatch):
+    monkeypatch.setattr(_update, "PREPARE_BLOCK", 8)
+    check("adamw_", [Kind(F32)], shapes=((1,),) * 19)
 
 
 @pytest.mark.parametrize("op", RULES)

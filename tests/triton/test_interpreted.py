@@ -1,4 +1,5 @@
-"""Runs each interpreted_*.py in a process of its own: Triton chooses between compiler and interpreter at import."""
+"""Runs the interpreted_*.py in one process of their own: Triton chooses between compiler and interpreter at import, and a process
+takes several seconds before its first test. One file alone: ``TRITON_INTERPRET=1 python -m pytest tests/triton/interpreted_X.py``."""
 
 import os
 import subprocess
@@ -9,18 +10,13 @@ import pytest
 
 from amp_kernels.testing.patience import PATIENCE
 
-FOLDER = Path(__file__).parent
-FILES = sorted(path.name for path in FOLDER.glob("interpreted_*.py"))
-
-
-def test_there_are_files():
-    assert FILES
+FILES = sorted(map(str, Path(__file__).parent.glob("interpreted_*.py")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_interpreted(name):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FOLDER / name)]
+def test_interpreted():
+    assert FILES
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FILES]
     run = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=PATIENCE
     )

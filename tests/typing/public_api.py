@@ -1,4 +1,4 @@
-"""What a type checker must know of the public API. Never run: `make lint` reads it with mypy, strictly, and a ``type: ignore``
+"""The public API for a type checker. Never run: `make lint` reads it with mypy, strictly, and a ``type: ignore``
 that is not needed is an error, too."""
 
 from typing import assert_type

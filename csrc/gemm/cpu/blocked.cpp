@@ -169,7 +169,7 @@ class Product {
   int64_t columns_of(int64_t block) const { return std::min(block_columns_, columns_ - first_column(block)); }
   int64_t rows_of(int64_t unit) const { return std::min(kRowUnit, p_.m - unit * kRowUnit); }
 
-  // How many elements of K `steps` have from `step` on; the last one may be padded.
+  // Elements of K in `steps` steps from `step` on; the last one may be padded.
   int64_t elements(int64_t step, int64_t steps) const {
     return std::min(p_.k, (step + steps) * kernel_.word_elements) - std::min(p_.k, step * kernel_.word_elements);
   }

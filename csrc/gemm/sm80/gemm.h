@@ -13,7 +13,7 @@ enum class GemmSm80Tile {
 };
 inline constexpr GemmSm80Tile kGemmSm80Tiles[] = {GemmSm80Tile::k128x256, GemmSm80Tile::k128x128, GemmSm80Tile::k64x64};
 
-/// How the lines of an operand (rows, or columns if m- or n-major) are copied to shared memory, fastest first.
+/// Ways to copy the lines of an operand (rows, or columns if m- or n-major) to shared memory, fastest first.
 enum class CopyPath {
   k16Bytes,
   k8Bytes,

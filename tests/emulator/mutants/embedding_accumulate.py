@@ -11,46 +11,22 @@ MUTANTS = [
     Mutant(KERNEL, "if (rows[k] != row) leave_run(i + k, rows[k]);", "", "all runs of a piece are one"),
     Mutant(KERNEL, "if (i + k >= end) break;", "", "the last entry of a piece counts again"),
     Mutant(KERNEL, "begun_before || next == row", "begun_before", "a run that goes on is finished in its first piece"),
-    Mutant(
-        KERNEL, "begun_before || next == row", "next == row", "a run that began before is finished in its last piece"
-    ),
+    Mutant(KERNEL, "begun_before || next == row", "next == row", "a run that began before is finished in its last piece"),
     Mutant(KERNEL, "!begun_before, column), v", "true, column), v", "both partial sums go to one place"),
-    Mutant(
-        KERNEL,
-        "bool begun_before = begin > 0 &&",
-        "bool begun_before = begin > 0 ||",
-        "every piece begins within a run",
-    ),
+    Mutant(KERNEL, "bool begun_before = begin > 0 &&", "bool begun_before = begin > 0 ||", "every piece begins within a run"),
     Mutant(KERNEL, "for (int j = 0; j < V; j++) sum[j] = 0.0f;", ";", "a run begins with the sum of the one before"),
     Mutant(KERNEL, "begun_before = false;", "", "all runs of a piece began before it"),
     Mutant(KERNEL, "first = behind;", "", "the count of a run is that of the piece"),
     Mutant(KERNEL, "row = next; first", "first", "a run keeps the row of the one before"),
-    Mutant(
-        KERNEL, "leave_run(end, end < p.entries ? load(p.sorted + end) : -1);", "", "the last run of a piece is lost"
-    ),
-    Mutant(
-        KERNEL,
-        "end < p.entries ? load(p.sorted + end) : -1",
-        "-1",
-        "no run goes on behind its piece",
-    ),
+    Mutant(KERNEL, "leave_run(end, end < p.entries ? load(p.sorted + end) : -1);", "", "the last run of a piece is lost"),
+    Mutant(KERNEL, "end < p.entries ? load(p.sorted + end) : -1", "-1", "no run goes on behind its piece"),
     # ---- joints
     Mutant(KERNEL, "load(p.sorted + end - 1) != row", "false", "every piece is joined with the next one"),
-    Mutant(
-        KERNEL,
-        "if (begin > 0 && load(p.sorted + begin - 1) == row) return;",
-        "",
-        "a run of three pieces is finished twice",
-    ),
+    Mutant(KERNEL, "if (begin > 0 && load(p.sorted + begin - 1) == row) return;", "", "a run of three pieces is finished twice"),
     Mutant(KERNEL, "(behind - 1) / pieces.size", "behind / pieces.size", "a run that ends with a piece takes one more"),
     Mutant(KERNEL, "next <= last; next += kInFlight", "next < last; next += kInFlight", "the last piece is left out"),
     Mutant(KERNEL, "next + k <= last ?", "next <= last ?", "pieces behind the run are added"),
-    Mutant(
-        KERNEL,
-        "add_to(sum, load_vec<V>(partial_of(p, piece, true, column)));",
-        "",
-        "the first piece of a run is left out",
-    ),
+    Mutant(KERNEL, "add_to(sum, load_vec<V>(partial_of(p, piece, true, column)));", "", "the first piece of a run is left out"),
     Mutant(KERNEL, "first_above(p, begin, end, row, true) : begin", "begin : begin", "a run counts from its piece on"),
     Mutant(KERNEL, "inclusive ? value < row : value <= row", "value <= row", "the run has no beginning"),
     # ---- which entries, rows and columns
@@ -68,4 +44,4 @@ MUTANTS = [
     Mutant(KERNEL, "to_float(v[j]) + mean", "mean", "the table is overwritten"),
     Mutant(KERNEL, "p.by_frequency ? div(sum[j]", "false ? div(sum[j]", "frequency is ignored"),
     Mutant(LIST, "* 2 * sizeof(float)", "* sizeof(float)", "the scratch is half of what is needed"),
-]
+]  # fmt: skip

@@ -20,23 +20,8 @@ MUTANTS = [
     Mutant(STEP, "args.lr[i] = group.lr;", "args.lr[i] = nullptr;", "the device's learning rate is not read"),
     Mutant(STEP, "args.options[i] = group.options;", "args.options[i] = groups[0].options;", "all are of one group"),
     Mutant(STEP, "args.maximize[i] = group.maximize;", "args.maximize[i] = false;", "maximize is ignored"),
-    Mutant(
-        STEP,
-        "m < kThere; m++) store_moment",
-        "m < kThere && row.clip > 0.0f; m++) store_moment",
-        "the moment is not stored when maximizing",
-    ),
-    Mutant(
-        STEP,
-        "if (skipped(decisions)) return;",
-        "",
-        "a skipped step updates",
-    ),
+    Mutant(STEP, "m < kThere; m++) store_moment", "m < kThere && row.clip > 0.0f; m++) store_moment", "the moment is not stored when maximizing"),
+    Mutant(STEP, "if (skipped(decisions)) return;", "", "a skipped step updates"),
     Mutant(STEP, "rows + args.row[tensor]", "rows + tensor", "later launches read the rows of the first one"),
-    Mutant(
-        STEP,
-        "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);",
-        "",
-        "unaligned moments take the vector path",
-    ),
-]
+    Mutant(STEP, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned moments take the vector path"),
+]  # fmt: skip

@@ -33,7 +33,7 @@ struct Interpreter {
 };
 extern Interpreter interpreter;
 
-/// What the named chip has.
+/// Properties of the named chip.
 struct Chip {
   int major = 9, minor = 0, sm_count = 2;
   int shared_per_block = 227 * 1024, shared_per_sm = 228 * 1024;

@@ -106,7 +106,7 @@ FAKE_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 blo
                                         cudaStream_t stream) {
   return launch({grid, block, shared, stream, nullptr, 0}, kernel, arguments);
 }
-/// What <<<>>> calls first: only torch's own kernels do, and they have no PTX.
+/// The first call of <<<>>>: only torch's own kernels make it, and they have no PTX.
 FAKE_API unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) {
   return fail(cudaErrorNotSupported, "a kernel that is not of this package was started with <<<>>>: it has no PTX");
 }

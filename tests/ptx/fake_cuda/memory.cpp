@@ -48,7 +48,7 @@ cudaError_t release(void* p) {
 
 using namespace fake;
 
-/// How often the set of buffers has changed; with `out`, writes pairs of address and bytes of the device's, at most
+/// Number of changes of the set of buffers; with `out`, writes pairs of address and bytes of the device's, at most
 /// `pairs` of them, and returns how many there are.
 FAKE_API uint64_t fake_memory_changes() { return changes; }
 FAKE_API uint64_t fake_buffers(int device, uint64_t* out, uint64_t pairs) {

@@ -166,7 +166,7 @@ class Block:
         return GONE
 
     def gather(self, instruction: Instruction, pc: int, width: int = WARP) -> bool:
-        """Whether the group consists of whole warps (or warpgroups). If not, what is incomplete waits at `pc` for the lanes that are
+        """True if the group consists of whole warps (or warpgroups). If not, what is incomplete waits at `pc` for the lanes that are
         missing, and the instruction must end with GONE."""
         rows, live = self.mask.reshape(-1, width), self.live.reshape(-1, width)
         present = rows.any(1)

@@ -14,7 +14,7 @@ LONGEST = 2_000_000  # instructions of groups; more is taken for a loop without 
 
 
 class Device:
-    """What lasts between launches: memory, participants' numbers, blocks to be used again."""
+    """State that lasts between launches: memory, participants' numbers, blocks to be used again."""
 
     def __init__(self, capability: int = 90, shared_limit: int = 227 * 1024):
         self.capability, self.shared_limit = capability, shared_limit

@@ -22,7 +22,7 @@ GRANULE = 2  # bytes that one entry of a shadow stands for
 
 
 class Knowledge:
-    """What the warps of a block know: [view, warp, participant] -> epoch."""
+    """The knowledge of a block's warps: [view, warp, participant] -> epoch."""
 
     def __init__(self, warps: int, participants: int, first: int):
         self.known = np.zeros((VIEWS, warps, participants), np.int32)
@@ -42,7 +42,7 @@ class Knowledge:
         self.known[SEEN, warps, self.first + warps] = self.epoch[warps]
 
     def release(self, warps) -> np.ndarray:
-        """What these warps know, for others to acquire."""
+        """The knowledge of these warps, for others to acquire."""
         snapshot = self.known[:, warps].max(axis=1)
         self.tick(warps)
         return snapshot

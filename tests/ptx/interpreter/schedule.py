@@ -57,7 +57,7 @@ class Schedule:
         return self.random.sample(blocks, len(blocks))
 
     def at_once(self) -> bool:
-        """Whether an asynchronous operation completes when it is issued."""
+        """True if an asynchronous operation completes when it is issued."""
         return not self.plain and (self.habit == "early" or self.random.random() < 0.2)
 
     def now(self, pending: list) -> list:
@@ -67,5 +67,5 @@ class Schedule:
         return [p for p in pending if self.random.random() < 0.2]
 
     def gives_up(self) -> bool:
-        """Whether a wait that may return false before its time does so."""
+        """True if a wait that may return false before its time does so."""
         return not self.plain and self.random.random() < 0.2

@@ -1,4 +1,4 @@
-"""What goes over lists of tensors: conversions, streaming vectors, a flag that all blocks may set."""
+"""Kernels over lists of tensors: conversions, streaming vectors, a flag that all blocks may set."""
 
 from . import Mutant
 

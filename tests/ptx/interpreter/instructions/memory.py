@@ -161,7 +161,7 @@ def release(block, order: str, region, addresses, warps) -> None:
 
 
 def region_clock(block, region, address: int) -> np.ndarray:
-    """What was released at an address in this launch. Of shared memory, the block is part of the key."""
+    """The values released at an address in this launch. For shared memory, the block is part of the key."""
     key = (region.base, address, None if region.base else block.index)
     clocks = block.launch.clocks
     if key not in clocks:
