@@ -48,7 +48,7 @@ def samples(device: str) -> Iterator[Sample]:
         yield (x.mT,), {"eps": 1e-7, "dtype": out}
         yield (x[:, ::2, 1:8],), {"eps": 30.0, "dtype": out}
         yield (x[:0],), {"eps": 0.0, "dtype": out}
-    x = torch.tensor([[[1e30, -1e30]], [[1e-30, 2e-30]], [[torch.inf, 1.0]], [[torch.nan, 1.0]]], device=device)
+    x = torch.tensor([[[1e30, -1e30]], [[1e-30, 2e-30]]], device=device)
     yield (x,), {"eps": 1e-38, "dtype": torch.float16}
 
 

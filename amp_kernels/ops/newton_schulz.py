@@ -164,9 +164,12 @@ def iterate_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.bfloat16 if large and _multiplies_bf16() else torch.float16
 
 
-@torch.compiler.assume_constant_result
 def _multiplies_bf16() -> bool:
     return cpu_isa.chosen() in ("avx512_bf16", "amx", "amx_emulated")
+
+
+# torch.compiler.assume_constant_result, which would import the compiler.
+_multiplies_bf16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_gram(rows: int, columns: int) -> bool:

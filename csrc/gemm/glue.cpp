@@ -250,19 +250,20 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
   e.alpha = static_cast<float>(alpha), e.beta = static_cast<float>(beta), e.diagonal = static_cast<float>(diagonal);
   const int64_t n = call.problem.n, pitch = OpCall::kOnCpu ? n : (n + 7) / 8 * 8;
   const std::vector<int64_t> sizes = call.sizes(n), padded = call.sizes(pitch);
-  Tensor pairs;
+  Tensor copies;  // alive until the launch
   if (c) {
     check_dtype(op, {"c"}, *c, {a.scalar_type()});
     call.target.check_place({"c"}, *c);
     call.check_sizes("c", *c, sizes);
     if (beta != 0 && !call.empty()) {
-      pairs = *c;
+      Tensor pairs = *c, span = *c;
       if (!OpCall::kOnCpu && !has_pairs(*c)) {
-        Tensor room = torch::stable::new_zeros(*c, padded);
-        pairs = torch::stable::narrow(room, -1, 0, n);
+        span = torch::stable::new_zeros(*c, padded);
+        pairs = torch::stable::narrow(span, -1, 0, n);
         torch::stable::copy_(pairs, *c);
+        copies = span;
       }
-      e.residual = call.read("c", pairs);
+      e.residual = call.read("c", span);
     }
   }
   Tensor room = call.target.empty({"out"}, padded, a.scalar_type());
