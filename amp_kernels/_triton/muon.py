@@ -40,8 +40,8 @@ def _apply(p, moments, g, scalars):
         m = _lerp(moments[0], g, keep, take)
         result = (tl.where(nesterov != 0.0, _lerp(g, m, take, keep), m), m)
     else:
-        spared = (cautious != 0.0) & ~(g * p >= 0.0)
-        result = (tl.fma(-rate, g, tl.where(spared, p, p * decay)),)
+        away = tl.where(g * p >= 0.0, 0.0, cautious) != 0.0
+        result = (tl.fma(-rate, g, tl.where(away, p, p * decay)),)
     return result
 
 
