@@ -118,6 +118,24 @@ def test_the_same_bits_alone_in_a_stack_and_in_a_list(dtype):
     assert torch.equal(ak.newton_schulz([stack, stack[0, 0]])[0], ak.newton_schulz(stack))
 
 
+def test_a_list_of_several_dtypes():
+    matrices = [
+        normal(12, 20, seed=i).to(dtype) for i, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32))
+    ]
+    for x, y in zip(matrices, ak.newton_schulz(matrices), strict=True):
+        assert y.dtype == x.dtype
+        assert torch.equal(y, ak.newton_schulz(x))
+
+
+@pytest.mark.parametrize("elements", [1, 700, 1500])
+def test_a_stack_in_parts(monkeypatch, elements):
+    """So many elements of 24 x 16 that one, two or four matrices are in work together."""
+    x = normal(5, 20, 13)
+    expected = ak.newton_schulz(x)
+    monkeypatch.setattr("amp_kernels.ops.newton_schulz._ELEMENTS_TOGETHER", elements)
+    assert torch.equal(ak.newton_schulz(x), expected)
+
+
 def test_a_power_of_two_changes_no_bit():
     for shape in ((24, 24), (16, 40)):
         x = matrix(*shape)
