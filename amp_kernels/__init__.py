@@ -24,8 +24,10 @@ from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.matmul import matmul
 from .ops.mlp import mlp
+from .ops.newton_schulz import newton_schulz
 from .ops.norm import layer_norm, rms_norm
 from .ops.softmax import log_softmax, softmax
+from .ops.syrk import syrk
 from .optim import fp32_state_dict, refresh_shadows
 
 _load.load()  # after the schemas: C++ only adds implementations
@@ -60,6 +62,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "mlp",
+    "newton_schulz",
     "nn",
     "numerics",
     "ops",
@@ -73,4 +76,5 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "syrk",
 ]

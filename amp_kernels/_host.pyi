@@ -37,6 +37,7 @@ def plan_gemm(
     in_registers: bool = True,
     tma_epilogue: bool = True,
     batch_invariant: bool = False,
+    symmetric: bool = False,
     sm_count: int = 132,
     capability: int = 90,
     sm90: bool = True,

@@ -33,7 +33,8 @@ from .._raw._split_master import join_master, split_master
 from .._raw._stochastic import round_stochastic, rounding_bits
 from .arguments import UpdateArguments
 
-MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL = 1, 2, 4, 8, 16, 32  # a group's flags
+# A group's flags.
+MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL, CAUTIOUS = (1 << k for k in range(7))
 MAX_SEED = 2**63 - 1
 
 TABLE_COLUMNS, TABLE_GRAD = 12, 1  # csrc/base/tensor_table.h

@@ -20,3 +20,15 @@ def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: t
     if copy is None:
         return total
     return copy.to(dtype) if total is None else total + copy.to(dtype)
+
+
+def check_not_recorded(op: str, **tensors: torch.Tensor | None) -> None:
+    """Raises if autograd would record ``op``, which has no formula for a gradient."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            raise RuntimeError(
+                f"{op}: {name} requires a gradient, and {op} is not differentiable; accepted: a call under "
+                f"torch.no_grad(), or {name}.detach()"
+            )

@@ -18,6 +18,7 @@ from .adam import Adam
 from .adamw import AdamW
 from .lamb import LAMB
 from .lion import Lion
+from .muon import Muon
 from .sgd import SGD
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Lion", "MixedPrecision", "fp32_state_dict", "refresh_shadows"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Lion", "MixedPrecision", "Muon", "fp32_state_dict", "refresh_shadows"]

@@ -52,12 +52,21 @@ class Algorithm:
     ):
         self.op, self.declared = op, op.declared
         self.shows_step, self.absent = shows_step, absent or {}
-        self.required = {*required, *op.declared.moments} - {*op.declared.optional}
+        self.required = {*required} | ({*op.declared.moments} - {*op.declared.optional})
+
+    @property
+    def members(self) -> tuple[Algorithm, ...]:
+        """All that a group may have."""
+        return (self,)
+
+    def of(self, group: dict[str, Any]) -> Algorithm:
+        """The member that updates a group."""
+        return self
 
     def check_group(self, name: str, group: dict[str, Any]) -> None:
         """Raise for a group whose numbers are in range and which the optimizer ``name`` still cannot take."""
 
-    def check_param(self, label: str, param: Tensor) -> None:
+    def check_param(self, label: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise for a parameter that only this optimizer cannot update."""
 
     def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
@@ -72,9 +81,17 @@ class Algorithm:
         """A parameter's state in a checkpoint; ``place`` is where ``values`` lie, unless the user put them there."""
         return values
 
+    def option(self, group: dict[str, Any], name: str) -> float:
+        """The group's value of an option of the op, except ``lr``."""
+        return float(group["betas"][int(name[4:]) - 1] if name in ("beta1", "beta2") else group[name])
+
     def flags(self, group: dict[str, Any]) -> int:
         """The flags of a group that only this algorithm has."""
         return 0
+
+    def constants(self, group: dict[str, Any]) -> tuple:
+        """Further values of a group that a captured step keeps."""
+        return ()
 
     def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
         """Update the parameters, device after device. ``params`` are all of the optimizer's."""

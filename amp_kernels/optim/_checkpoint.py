@@ -115,7 +115,7 @@ class CheckpointCodec:
     def _refuse_moments_of_others(self, states: Iterable[dict[str, Any]]) -> None:
         """Raise for the state of another optimizer of this package that has all that this one needs, and more: Lion's moment
         is not Adam's first one. A name that no rule declares is the user's own."""
-        own = self._algorithm.declared.moments
+        own = [name for member in self._algorithm.members for name in member.declared.moments]
         others = {name for rule in RULES.values() for name in rule.declared.moments} - {*own}
         foreign = sorted({name for values in states for name in others & values.keys() if values[name] is not None})
         if foreign:

@@ -108,8 +108,8 @@ def measure(
     if not (request.check or norm):
         return answer
     sum_sq, flags = None, {}
-    for launch in launches:
-        found, flags[launch.batch.device] = _check(request, launch, answer)
+    for device, of_device in _by_device(launches).items():
+        found, flags[device] = _check(request, of_device, answer)
         sum_sq = found if sum_sq is None else sum_sq + at(found, sum_sq.device)
     if agreement:  # a rank without gradients takes part
         device = next(iter(flags)) if flags else home_device(agreement, params)
@@ -129,22 +129,35 @@ def home_device(agreement: Agreement, params: list[Tensor]) -> torch.device:
     return local(params[0]).device if params else agreement.device
 
 
-def _check(request: StepRequest, launch: Launch, answer: StepAnswer) -> tuple[Tensor, Tensor]:
+def _by_device(launches: list[Launch]) -> dict[torch.device, list[Launch]]:
+    by_device: dict[torch.device, list[Launch]] = {}
+    for launch in launches:
+        by_device.setdefault(launch.batch.device, []).append(launch)
+    return by_device
+
+
+def _check(request: StepRequest, launches: list[Launch], answer: StepAnswer) -> tuple[Tensor, Tensor]:
     """The sum of squares that counts on this rank, and the flag, of one device's gradients."""
-    batch, grads, table = launch
-    scale, per_tensor = at(request.grad_scale, batch.device), request.check and request.per_tensor
+    device, nothing = launches[0].batch.device, launches[0].batch.nothing
+    scale, per_tensor = at(request.grad_scale, device), request.check and request.per_tensor
     sums, flags = [], []
-    counted, end = batch.counted, len(batch.params)
-    for first, last in ((0, counted), (counted, end)) if 0 < counted < end else ((0, end),):
-        if table is not None:
-            rows = table.tensor if last - first == end else table.tensor[first:last]
-            sum_sq, flag = check_and_norm_of_table(batch.nothing, rows, scale, per_tensor)
+    for counts in (True, False):
+        ranges = [slice(0, l.batch.counted) if counts else slice(l.batch.counted, None) for l in launches]
+        parts = list(zip(launches, ranges, strict=True))
+        params = [param for launch, part in parts for param in launch.batch.params[part]]
+        if not params:
+            continue
+        if launches[0].table is not None:
+            rows = [launch.table.tensor[part] for launch, part in parts]
+            rows = rows[0] if len(rows) == 1 else torch.cat(rows)
+            sum_sq, flag = check_and_norm_of_table(nothing, rows, scale, per_tensor)
         else:
-            sum_sq, flag = check_and_norm(grads[first:last], scale, per_tensor=per_tensor)
+            grads = [grad for launch, part in parts for grad in launch.grads[part]]
+            sum_sq, flag = check_and_norm(grads, scale, per_tensor=per_tensor)
         if per_tensor:
-            answer.nonfinite.append((batch.params[first:last], flag))
+            answer.nonfinite.append((params, flag))
             sum_sq, flag = sum_sq.sum(dtype=torch.float64).float(), flag.amax()
         # NaN if a gradient that counts on another rank is not finite here.
-        sums.append(sum_sq if first < counted else sum_sq * 0.0)
+        sums.append(sum_sq if counts else sum_sq * 0.0)
         flags.append(flag)
-    return sums[0] if len(sums) == 1 else sums[0] + sums[1], largest_flag(flags, batch.device)
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1], largest_flag(flags, device)

@@ -72,12 +72,12 @@ class GroupChecks:
                 f"{self._name}: a group lacks {', '.join(missing)}; accepted: groups of the same kind of optimizer"
             )
         self._check_ranges(group, defaults)
-        self._algorithm.check_group(self._name, group)
+        self._algorithm.of(group).check_group(self._name, group)
 
     def check_params(self, group: dict[str, Any]) -> None:
         """Raise unless the kernels can update every parameter of the group."""
         for label, param in _labels(group):
-            self._check_param(f"{self._name}: {label}", param)
+            self._check_param(f"{self._name}: {label}", param, group)
 
     def refuse_repeated(self, group: dict[str, Any], groups: list[dict[str, Any]]) -> None:
         """Raise if a parameter of the new ``group`` is in it twice or in one of ``groups``. Its ``params`` become a list."""
@@ -139,7 +139,7 @@ class GroupChecks:
         if not inside:
             raise ValueError(f"{message}: {value}")
 
-    def _check_param(self, label: str, param: Tensor) -> None:
+    def _check_param(self, label: str, param: Tensor, group: dict[str, Any]) -> None:
         if param.dtype not in lists.KERNEL_DTYPES:
             raise TypeError(f"{label} is {param.dtype}; accepted: {lists.names(lists.KERNEL_DTYPES)}")
         if param.layout is not torch.strided:
@@ -162,7 +162,7 @@ class GroupChecks:
                 f"{label} is {lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
                 "accepted: any order of dimensions that covers its memory once"
             )
-        self._algorithm.check_param(label, param)
+        self._algorithm.of(group).check_param(label, param, group)
 
 
 def _labels(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -191,12 +191,23 @@ class PackedGroups:
             key in _NOT_NUMBERS or key == "lr" or _immutable(value)
             for key, value in zip(self._keys, self._values, strict=True)
         )
-        self._names = list(algorithm.declared.options)
         stochastic = STOCHASTIC if master_weights == "none" else 0
-        self.options = [_option(group, name) for group in groups for name in self._names]
+        members = [algorithm.of(group) for group in groups]
+        own = list(zip(members, groups, strict=True))
+        #: By op the options of all groups: 0 in those of another op, and for a learning rate until it is set.
+        self.options = {
+            member.declared.name: [
+                0.0 if name == "lr" or member is not other else member.option(group, name)
+                for other, group in own
+                for name in member.declared.options
+            ]
+            for member in algorithm.members
+        }
         self.ema_decays = [float(group.get("ema_decay") or 0.0) for group in groups]
-        self.flags = [algorithm.flags(group) | stochastic | (MAXIMIZE if group["maximize"] else 0) for group in groups]
-        self.used = [algorithm.moments(group, {}) for group in groups]  # of each group: the moments
+        common = [stochastic | (MAXIMIZE if group["maximize"] else 0) for group in groups]
+        self.flags = [member.flags(group) | bits for (member, group), bits in zip(own, common, strict=True)]
+        self.used = [member.moments(group, {}) for member, group in own]  # of each group: the moments
+        self.constants = [member.constants(group) for member, group in own]
         self.averaged = [group.get("ema_decay") is not None for group in groups]
 
     def unchanged(self, groups: list[dict[str, Any]], master_weights: str) -> bool:
@@ -209,13 +220,16 @@ class PackedGroups:
         return all(map(operator.is_, values, self._values)) and list(chain.from_iterable(groups)) == self._keys
 
     def set_rates(self, rates: list[float]) -> None:
-        self.options[:: len(self._names)] = rates
+        for options in self.options.values():
+            options[:: len(options) // len(rates)] = rates
 
     def fixed_numbers(self) -> list[Any]:
         """All numbers but learning rates and weight decays."""
-        count = len(self._names)
-        options = [value for i, value in enumerate(self.options) if i % count not in (0, count - 1)]
-        return [options, *map(list, (self.ema_decays, self.flags, self.used, self.averaged))]
+        options = []
+        for values in self.options.values():
+            count = len(values) // len(self.flags)
+            options += [value for i, value in enumerate(values) if i % count not in (0, count - 1)]
+        return [options, *map(list, (self.ema_decays, self.flags, self.used, self.averaged, self.constants))]
 
 
 class HyperParameters:
@@ -264,13 +278,6 @@ class HyperParameters:
             yield
         finally:
             self._decays = ()
-
-
-def _option(group: dict[str, Any], name: str) -> float:
-    """The group's value of an option that the op declares."""
-    if name == "lr":
-        return 0.0  # set in each step
-    return float(group["betas"][int(name[4:]) - 1] if name in ("beta1", "beta2") else group[name])
 
 
 def _immutable(value: Any) -> bool:

@@ -26,6 +26,7 @@ from .._dispatch import nodes
 from .._dispatch.walks import bump_versions, identical
 from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local_tensor, spec
+from .._updates.op import UpdateOp
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ..ops._shadows import ShadowList
 from ._state import Block, Place, WrittenParams
@@ -33,9 +34,10 @@ from ._state import Block, Place, WrittenParams
 
 @dataclass
 class DeviceBatch:
-    """The parameters of one device that take part in a step."""
+    """The parameters of one device and update op that take part in a step."""
 
     device: torch.device
+    op: UpdateOp
     params: list[Tensor]
     pieces: list[Tensor]  # what the kernels see: the params, or this rank's pieces of them
     counted: int  # the first so many params count here in norms, the others on other ranks
@@ -47,6 +49,7 @@ class DeviceBatch:
     shadows: ShadowList
     written: WrittenParams
     sharded: list[Tensor]  # the params that are DTensors
+    prepared: Any = None  # by the algorithm, for its launches
     _used: list[tuple[str, ...]] | None = None
     _state: tuple[list[Tensor], ...] = ()  # for `_used`
 
@@ -55,9 +58,7 @@ class DeviceBatch:
         """``numbers`` on the device."""
         return torch.tensor(self.numbers, device=self.device)
 
-    def state(
-        self, moments: tuple[str, ...], used: list[tuple[str, ...]], averaged: list[bool]
-    ) -> tuple[list[Tensor], ...]:
+    def state(self, used: list[tuple[str, ...]], averaged: list[bool]) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the block's group does not use it.
         They are cached as long as ``used``, the moments of each group, is the same list."""
         if self._used is not used:
@@ -65,7 +66,7 @@ class DeviceBatch:
             self._state = (
                 [
                     block.moments[name] if name in used[group] else self.nothing
-                    for name in moments
+                    for name in self.op.declared.moments
                     for block, group in pairs
                 ],
                 [block.steps for block in self.blocks],
@@ -78,16 +79,20 @@ class DeviceBatch:
 
 
 def make_batches(
-    params: list[Tensor], active: list[tuple[int, Place]], counts: list[bool], shard_group: ProcessGroup | None
+    params: list[Tensor],
+    active: list[tuple[int, Place]],
+    counts: list[bool],
+    shard_group: ProcessGroup | None,
+    op_of: Callable[[dict[str, Any]], UpdateOp],
 ) -> list[DeviceBatch]:
     """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
-    optimizer's, count on this rank in norms."""
+    optimizer's, count on this rank in norms. ``op_of(group)``: the op that updates a group."""
     number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
-    by_device: dict[torch.device, list[tuple[int, Place]]] = defaultdict(list)
+    by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place]]] = defaultdict(list)
     for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
-        by_device[place.piece.device].append((group, place))
+        by_device[place.piece.device, op_of(place.block.group)].append((group, place))
     batches = []
-    for device, members in by_device.items():
+    for (device, op), members in by_device.items():
         places = [place for _, place in members]
         numbers = [number[id(place.param)] for place in places]
         group_of = {place.block: group for group, place in members}
@@ -100,6 +105,7 @@ def make_batches(
         batches.append(
             DeviceBatch(
                 device,
+                op,
                 params=[place.param for place in places],
                 pieces=[place.piece for place in places],
                 counted=sum(counts[index] for index in numbers),

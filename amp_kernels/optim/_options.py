@@ -92,6 +92,7 @@ DEFAULTS: MixedPrecision = {
 }
 GROUP_OPTIONS = ("ema_decay", "seed")  # live in the groups, where schedulers and checkpoints find them
 _TYPES = MixedPrecision.__annotations__
+_MAY_BE_TEXTS = ("params", "adjust_lr_fn", "ns_coefficients")  # arguments that no number stands for
 _ACCEPTED = {
     "master_weights": get_args(_TYPES["master_weights"]),
     "shadow_dtype": (None, *HALF_DTYPES),
@@ -151,7 +152,7 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any]) -> None:
             f"{optimizer}: params is {kind}; accepted: model.parameters(), model.named_parameters(), or a list of groups"
         )
     for name, value in arguments.items():
-        if isinstance(value, str) and name not in DEFAULTS and name != "params":
+        if isinstance(value, str) and name not in DEFAULTS and name not in _MAY_BE_TEXTS:
             raise TypeError(f"{optimizer}: {name} is {value!r}, of type str; accepted: a number")
     if arguments.get("fused") is False:
         warnings.warn(

@@ -88,11 +88,14 @@ class StepPlan:
                 stacklevel=3,
             )
         max_norm = options.max_grad_norm if request.max_norm is None else request.max_norm
-        if request.check or max_norm is not None or self._algorithm.op.stage is not None:
+        staged = any(member.op.stage is not None for member in self._algorithm.members)
+        if request.check or max_norm is not None or staged:
             self._agreement.check(self._name)
         answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
-        self._algorithm.launch(updates, self._agreement, self._params)
+        for member in self._algorithm.members:
+            own = [update for update in updates if update.launch.batch.op is member.op]
+            member.launch(own, self._agreement, self._params)
         for batch, _, table in launches:
             batch.shadows.stamp()
             batch.written.stamp()
@@ -117,13 +120,13 @@ class StepPlan:
         arguments = UpdateArguments(
             batch.pieces,
             launch.grads,
-            *batch.state(self._algorithm.declared.moments, packed.used, packed.averaged),
+            *batch.state(packed.used, packed.averaged),
             batch.layout,
             *self.hyper.on_device(groups, batch.device),
             grad_scale=at(request.grad_scale, batch.device),
             found_inf=largest_flag([request.found_inf, *answer.found_infs.values()], batch.device),
             sum_sq=None if max_norm is None else at(answer.sum_sq, batch.device),
-            options=packed.options,
+            options=packed.options[batch.op.declared.name],
             ema_decay=packed.ema_decays,
             flags=packed.flags,
             max_norm=0.0 if max_norm is None else float(max_norm),
@@ -200,14 +203,14 @@ class StepPlan:
         if key == self._batches[0]:
             return self._batches[1], False
         members = list(zip(active.groups, active.places, strict=True))
-        batches = make_batches(self._params, members, self._agreement.counts, self._options.shard_group)
+        counts, shard_group = self._agreement.counts, self._options.shard_group
+        batches = make_batches(self._params, members, counts, shard_group, lambda group: self._algorithm.of(group).op)
         self._batches = (key, batches)
         return batches, True
 
     def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
         """True if the ops run in C++, which takes addresses instead of tensors."""
-        ops = self._algorithm.op.op, check_and_norm
-        chosen = {policy.select(op, batch.nothing) for op in ops for batch in batches}
+        chosen = {policy.select(op, b.nothing) for b in batches for op in (b.op.op, check_and_norm)}
         return chosen <= {"cpu", "cuda", "emulate"}
 
     # ---- captured steps ----

@@ -70,7 +70,7 @@ class StateStore:
             block = self._new_block(group, members, moments, averaged)
             for slot, (param, piece, values) in enumerate(members):
                 views = self._views(block, slot, piece)
-                self._fill(piece, views, block.steps[slot], values, packed.overwrite)
+                self._fill(self._algorithm.of(group), piece, views, block.steps[slot], values, packed.overwrite)
                 shown = {name: view if name == "step" else like(view, param) for name, view in views.items()}
                 state = SplitState(shown) if "remainder" in shown else ShownState(shown) if shown else None
                 packed.places.append(Place(param, block, slot, state, signature(param)))
@@ -109,7 +109,7 @@ class StateStore:
     def _wanted(self, group: dict, loaded: dict) -> tuple[tuple[str, ...], bool]:
         """The moments of a parameter of ``group``, and whether its weight is averaged."""
         averaged = group.get("ema_decay") is not None or loaded.get("ema") is not None
-        return self._algorithm.moments(group, loaded), averaged
+        return self._algorithm.of(group).moments(group, loaded), averaged
 
     def _has_master(self, dtype: torch.dtype) -> bool:
         return dtype in HALF_DTYPES and self._options.master_weights in ("fp32", "split")
@@ -149,11 +149,14 @@ class StateStore:
             buffers["master" if block.master.dtype == torch.float32 else "remainder"] = block.master
         if block.averaged:
             buffers["ema"] = block.ema
-        views = {"step": block.steps[slot]} if self._algorithm.shows_step or stochastic else {}
+        shows_step = self._algorithm.of(block.group).shows_step
+        views = {"step": block.steps[slot]} if shows_step or stochastic else {}
         views.update((name, view_like(buffer, piece, block.offsets[slot])) for name, buffer in buffers.items())
         return views
 
-    def _fill(self, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list) -> None:
+    def _fill(
+        self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list
+    ) -> None:
         """Copy ``values``, a loaded or an earlier state, into its views. Without any the average starts at the weight and
         everything else at zero."""
         for name in {**dict.fromkeys(shown), "master": None}:
@@ -166,11 +169,11 @@ class StateStore:
                 )
             if value is not None and name in shown and name != "step":
                 shown[name].copy_(value)
-            elif value is None and values and name in self._algorithm.required:
+            elif value is None and values and name in algorithm.required:
                 raise ValueError(
                     f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
                 )
-        loaded_step = self._algorithm.loaded_step(shown, values)
+        loaded_step = algorithm.loaded_step(shown, values)
         loaded_step = torch.as_tensor(loaded_step, dtype=torch.float32, device=step.device)
         if loaded_step.numel() != 1:
             raise ValueError(f"{self._name}: the loaded step has shape {list(loaded_step.shape)}; accepted: 1 element")

@@ -28,7 +28,7 @@ class LAMBAlgorithm(Algorithm):
         if not group.get("grad_averaging", True):  # an option of Apex: the first moment then sums gradients
             raise ValueError(f"{name}: grad_averaging is False; accepted: True")
 
-    def check_param(self, label: str, param: Tensor) -> None:
+    def check_param(self, label: str, param: Tensor, group: dict[str, Any]) -> None:
         if hasattr(param, "_param_infos"):
             raise TypeError(
                 f"{label} has type {type_name(param)}, which holds several tensors; accepted: "

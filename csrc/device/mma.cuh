@@ -65,6 +65,12 @@ AK_DEVICE void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
                "r"(r[2]), "r"(r[3])
                : "memory");
 }
+/// stmatrix_x4 with every matrix transposed.
+AK_DEVICE void stmatrix_x4_trans(uint32_t row_address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row_address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 
 /// d[16 x 8] += a[16 x 16] b[16 x 8]; T is fp16 or bf16, accumulation is fp32 (sm_80). Lane l holds rows l / 4 and 8 +
 /// l / 4 and columns 2 (l % 4) and the next of d; the 8 x 8 matrices top left, bottom left, top right, bottom right of

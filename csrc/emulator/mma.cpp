@@ -56,15 +56,21 @@ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transpose) {
   }
 }
 
-void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
+void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4], bool transpose) {
   if (row_address % 16 != 0) fail(format("row address 0x%x is not aligned to 16 bytes", row_address & kWindow));
   auto& slots = warp_slots();
   const int lane = current->lane();
   slots[lane][0] = row_address;
   meet_warp(false);
   for (int matrix = 0; matrix < 4; matrix++) {
-    const auto row = static_cast<uint32_t>(slots[8 * matrix + lane / 4][0]);
-    write_shared(row + 4 * static_cast<uint32_t>(lane % 4), &r[matrix], 4);
+    const auto row = [&](int i) { return static_cast<uint32_t>(slots[8 * matrix + i][0]); };
+    if (!transpose) {
+      write_shared(row(lane / 4) + 4 * static_cast<uint32_t>(lane % 4), &r[matrix], 4);
+      continue;
+    }
+    const uint16_t pair[2] = {static_cast<uint16_t>(r[matrix]), static_cast<uint16_t>(r[matrix] >> 16)};
+    for (int i = 0; i < 2; i++)
+      write_shared(row(2 * (lane % 4) + i) + 2 * static_cast<uint32_t>(lane / 4), &pair[i], 2);
   }
 }
 

@@ -16,7 +16,7 @@ namespace emu {
 float tensor_core_sum(float c, std::span<const float> a, std::span<const float> b);
 
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transpose);
-void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]);
+void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4], bool transpose);
 void mma(float (&d)[4], std::span<const uint32_t> a, std::span<const uint32_t> b, bool is_bf16);
 
 }  // namespace emu
@@ -39,7 +39,11 @@ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transposed)
 }
 inline void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
   emu::enter("stmatrix_x4");
-  emu::stmatrix_x4(row_address, r);
+  emu::stmatrix_x4(row_address, r, false);
+}
+inline void stmatrix_x4_trans(uint32_t row_address, const uint32_t (&r)[4]) {
+  emu::enter("stmatrix_x4_trans");
+  emu::stmatrix_x4(row_address, r, true);
 }
 template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

@@ -3,6 +3,7 @@
 //
 //   z = alpha (A B) + bias,   C = activation(z) + beta residual         all in fp32, rounded once
 //   dz = activation'(preact) applied to A B                             if `preact` is given
+//   C = alpha (A B) + beta residual + diagonal I                        if `symmetric`: its lower triangle, mirrored
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +26,8 @@ struct GemmValues {
 
 struct GemmEpilogue {
   float alpha = 1.0f;
-  float beta = 1.0f;  ///< only used with a residual
+  float beta = 1.0f;      ///< only used with a residual
+  float diagonal = 0.0f;  ///< added to the diagonal of a symmetric C
   Activation activation = Activation::none;
   GemmValues bias;      ///< per column: row_stride 0; per row: column_stride 0; batch_stride 0
   GemmValues residual;  ///< added to the result
@@ -46,7 +48,10 @@ struct GemmProblem {
   const void* b;
   DType type = DType::kBFloat16;  ///< of A and B: fp16 or bf16
   GemmValues c;
-  bool accumulate = false;       ///< adds to an fp32 C, without a residual
+  bool accumulate = false;  ///< adds to an fp32 C, without a residual
+  /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta,
+  /// a residual of C's type and `diagonal`; m = n.
+  bool symmetric = false;
   bool batch_invariant = false;  ///< the bits of a row of C depend on that row of A and on B alone
   int m, n, k;                   ///< at least 1; on the CPU also 0
   int64_t ld_a;                  ///< between rows of A, or columns if m_major_a
@@ -75,8 +80,8 @@ Status gemm_cpu(const GemmProblem& problem, Stream stream);
 
 /// True if there is no epilogue: C = A B.
 inline bool is_plain(const GemmEpilogue& e) {
-  return e.alpha == 1.0f && e.activation == Activation::none && !e.bias.data && !e.residual.data && !e.z.data &&
-         !e.preact.data && !e.column_sums;
+  return e.alpha == 1.0f && e.diagonal == 0.0f && e.activation == Activation::none && !e.bias.data &&
+         !e.residual.data && !e.z.data && !e.preact.data && !e.column_sums;
 }
 
 /// True if two columns of B make one of C: forward of swiglu.
@@ -91,6 +96,20 @@ inline int columns_of_sums(const GemmProblem& q) { return is_halved(q) ? q.n / 2
 inline int columns_of_c(const GemmProblem& q) {
   if (q.epilogue.activation != Activation::swiglu) return q.n;
   return q.epilogue.preact.data ? 2 * q.n : q.n / 2;
+}
+
+/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`, and row and column of each. The triangle is folded
+/// into lines of equal length: of an even number of rows, the last and the first make a line, the last but one and the
+/// second, and so on; of an odd number, the last makes a line by itself.
+constexpr int64_t triangle_of(int64_t tiles) { return tiles * (tiles + 1) / 2; }
+struct TilePlace {
+  int row, column;
+};
+AK_HD TilePlace place_in_triangle(int index, int tiles) {
+  const int length = tiles + 1 - tiles % 2, line = index / length, across = index - line * length;
+  const int lower = tiles - line;  // tiles of the line's lower row
+  if (across < lower) return {lower - 1, across};
+  return {line - tiles % 2, across - lower};
 }
 
 }  // namespace ak

@@ -60,6 +60,7 @@ struct GemmRequest {
   bool in_registers = true;      ///< alpha or a bias at most: gemm_sm90_in_registers()
   bool tma_epilogue = true;      ///< TMA can move every operand: gemm_sm90_tma_epilogue()
   bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
+  bool symmetric = false;        ///< the lower triangle, mirrored
 
   bool tma_operands() const { return tma_a && tma_b; }
 
@@ -242,6 +243,25 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
                       memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
 }
 
+/// Microseconds of a symmetric product with gemm_sm90: a consumer's warp stores its tile of sums twice.
+inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip) {
+  constexpr double kTile = kGemmSm90Triangle, kSums = kTile * kTile / 128 / 4;  // per thread of a warp
+  constexpr Sm90Epilogue kStore{{100, 3.0}, {500, 4.0}};
+  const GemmRates& rate = chip.rates;
+  const double tiles = whole(r.n, kTile), works = r.batch * tiles * (tiles + 1) / 2;
+  const double rounds = whole(works, chip.sm_count);
+  const double product = whole(r.k, 64) * (std::max(4 * kTile, 2 * kTile * 128 / rate.l2) + 2 * rate.hand_over);
+  const double epilogue =
+      rate.turn + (r.side_bytes ? 4 * kOperand : 0) + kBesideProducts * kStore.lone_cycles(4 * kSums);
+  const double cycles = rounds * std::max(product, (product + epilogue) / 2) + epilogue;
+  GemmRequest half = r;  // of the multiply-adds
+  half.m = static_cast<int>(r.m * (tiles + 1) / (2 * tiles));
+  const double bytes =
+      2.0 * r.n * r.k * (1 + rate.crossing) + static_cast<double>(r.n) * r.n * (2 + r.side_bytes / 2.0);
+  return rate.start / rate.clock +
+         side_by_side(under_power(cycles / rate.clock, half, rate), r.batch * bytes / rate.dram);
+}
+
 struct Sm80TileCost {
   int m, n, resident;  // resident: blocks per SM
 };
@@ -255,7 +275,7 @@ inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80Ti
   const bool halved = halves_columns(r);
   const double columns = halved ? r.n / 2 : r.n, tile_columns = halved ? t.n / 2 : t.n;
   const double tiles_m = whole(r.m, t.m), tiles_n = whole(columns, tile_columns);
-  const double works = r.batch * tiles_m * tiles_n * splits;
+  const double works = r.batch * (r.symmetric ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n) * splits;
   const double rounds = whole(works, static_cast<double>(chip.sm_count) * t.resident);
   const double together = std::min<double>(t.resident, whole(works, chip.sm_count));
   const double depth = whole(whole(r.k, 64), splits) * 64;

@@ -1,4 +1,4 @@
-// gemm, gemm_dact, gemm_accumulate_ and, on the CPU, _column_sums: from the schema to gemm/call.h.
+// gemm, gemm_dact, gemm_accumulate_, syrk and, on the CPU, _column_sums: from the schema to gemm/call.h.
 //
 // An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
 #include <algorithm>
@@ -226,6 +226,53 @@ void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, doub
   call.run();
 }
 
+// Whether kernels may read pairs of elements of a row, from every even column on.
+bool has_pairs(const Tensor& t) {
+  const int64_t d = t.dim(), distances = t.stride(d - 2) | batch_stride_of(t);
+  return t.size(d - 1) % 2 == 0 && t.stride(d - 1) == 1 && distances % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 4 == 0;
+}
+
+// The lower triangle of alpha a b' + beta c + diagonal I, and its mirror image. On a GPU rows of C begin at multiples
+// of 16 bytes, and C is copied if that leaves gaps.
+Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, double alpha, double beta, double diagonal) {
+  constexpr const char* op = "syrk";
+  AK_CHECK(a.dim() == 2 || a.dim() == 3, op, ": a must have shape (N, K) or (B, N, K); got ", Ints{a.sizes()});
+  AK_CHECK(same_sizes(a, b), op, ": b must have the shape of a, ", Ints{a.sizes()}, "; got ", Ints{b.sizes()});
+  Call call(op, a, torch::stable::transpose(b, -2, -1), false);
+  if (call.a.lies.k_contiguous != call.b.lies.k_contiguous) {
+    const int64_t d = a.dim();
+    call.a = Operand(torch::stable::contiguous(a), d - 1);
+    call.b = Operand(torch::stable::transpose(torch::stable::contiguous(b), -2, -1), d - 2);
+  }
+  call.problem.symmetric = true;
+  GemmEpilogue& e = call.problem.epilogue;
+  e.alpha = static_cast<float>(alpha), e.beta = static_cast<float>(beta), e.diagonal = static_cast<float>(diagonal);
+  const int64_t n = call.problem.n, pitch = OpCall::kOnCpu ? n : (n + 7) / 8 * 8;
+  const std::vector<int64_t> sizes = call.sizes(n), padded = call.sizes(pitch);
+  Tensor copies;  // alive until the launch
+  if (c) {
+    check_dtype(op, {"c"}, *c, {a.scalar_type()});
+    call.target.check_place({"c"}, *c);
+    call.check_sizes("c", *c, sizes);
+    if (beta != 0 && !call.empty()) {
+      Tensor pairs = *c, span = *c;
+      if (!OpCall::kOnCpu && !has_pairs(*c)) {
+        span = torch::stable::new_zeros(*c, padded);
+        pairs = torch::stable::narrow(span, -1, 0, n);
+        torch::stable::copy_(pairs, *c);
+        copies = span;
+      }
+      e.residual = call.read("c", span);
+    }
+  }
+  Tensor room = call.target.empty({"out"}, padded, a.scalar_type());
+  if (call.empty()) return pitch == n ? room : call.target.empty({"out"}, sizes, a.scalar_type());
+  call.problem.c = values_of(room, room.mutable_data_ptr());
+  call.run();
+  return pitch == n ? room : torch::stable::contiguous(torch::stable::narrow(room, -1, 0, n));
+}
+
 #ifdef AK_ON_CPU
 Tensor run_column_sums(const Tensor& x) {
   OpCall call("_column_sums", {"x"}, x);
@@ -255,6 +302,7 @@ AK_OPS(m) {
   m.impl("gemm", TORCH_BOX(&ak::run_gemm));
   m.impl("gemm_dact", TORCH_BOX(&ak::run_gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::run_gemm_accumulate));
+  m.impl("syrk", TORCH_BOX(&ak::run_syrk));
 #ifdef AK_ON_CPU
   m.impl("_column_sums", TORCH_BOX(&ak::run_column_sums));
 #else

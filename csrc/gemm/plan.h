@@ -35,6 +35,23 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 
+/// Of a symmetric product: it has one tile on sm_90, and two on sm_80. K is not split.
+inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
+  if (chip.sm90 && chip.capability == 90) {
+    const double time = repack_time(r, chip.rates) + symmetric_sm90_time(r, chip);
+    return {.kernel = GemmKernel::kSm90, .repacked = !r.tma_operands(), .microseconds = time};
+  }
+  GemmPlan best;
+  if (!chip.sm80 || chip.capability < 80) return best;
+  best = {.kernel = GemmKernel::kSm80, .microseconds = kNever};
+  for (GemmSm80Tile tile : {GemmSm80Tile::k128x128, GemmSm80Tile::k64x64}) {
+    const int i = static_cast<int>(tile);
+    const double time = sm80_time(r, chip, kSm80Tiles[i], 1);
+    if (time < best.microseconds) best.tile = i, best.microseconds = time;
+  }
+  return best;
+}
+
 }  // namespace detail
 
 /// The plan for one call; kernel is kNone if no kernel of the build runs on the chip.
@@ -44,6 +61,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     r.m = 4096;
     r.batch = 1;
   }
+  if (r.symmetric) return detail::plan_symmetric(r, chip);
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   constexpr int kLeastSteps = 4;  // k steps per split: fewer would only fill the pipeline
   GemmPlan best;
@@ -106,9 +124,9 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     GemmRates rates;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,  r.n_major_b,    r.tma_a,        r.tma_b,           r.tma_output,
-                            r.row_output, r.odd_operands, r.backward,     r.keeps_z,         r.column_sums,
-                            r.plain,      r.in_registers, r.tma_epilogue, r.batch_invariant, sm90};
+      const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,     r.tma_b,       r.tma_output, r.row_output,
+                            r.odd_operands, r.backward,        r.keeps_z,   r.column_sums, r.plain,      r.in_registers,
+                            r.tma_epilogue, r.batch_invariant, r.symmetric, sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
@@ -153,6 +171,7 @@ inline GemmRequest request_of(const GemmProblem& q) {
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;
   r.batch_invariant = q.batch_invariant;
+  r.symmetric = q.symmetric;
   return r;
 }
 

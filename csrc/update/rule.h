@@ -41,7 +41,8 @@ enum UpdateFlag : int64_t {
   kCoupledDecay = 4,
   kStochastic = 8,
   kNoBiasCorrection = 16,
-  kAdaptAll = 32
+  kAdaptAll = 32,
+  kCautious = 64
 };
 
 // base^exponent by squaring: unlike pow() of the different math libraries it has the same bits everywhere.

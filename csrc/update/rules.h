@@ -6,11 +6,12 @@
 #include "update/rules/adamw.h"
 #include "update/rules/lamb.h"
 #include "update/rules/lion.h"
+#include "update/rules/muon.h"
 #include "update/rules/sgd.h"
 
 namespace ak {
 
-using Rules = std::tuple<AdamW, Lamb, Lion, Sgd>;
+using Rules = std::tuple<AdamW, Lamb, Lion, Muon, Sgd>;
 
 // Calls f(Rule{}) for each.
 template <typename F>

@@ -13,7 +13,7 @@ from bench.ops import OPS, cpu_suite
 
 from .doubling import doubling
 
-IN_PLACE = {"adamw", "cast", "lamb", "lion", "sgd", "unscale", "update_scale"}
+IN_PLACE = {"adamw", "cast", "lamb", "lion", "muon", "sgd", "unscale", "update_scale"}
 NAMES = {f"{name}_" if name in IN_PLACE else name for name in OPS} | {"gemm_accumulate_"}
 
 

@@ -92,6 +92,10 @@ BUDGETS = {
         why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM"),
     "update_kernel<Sgd, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5), in_flight=112, ways=9,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average"),
+    "update_kernel<Muon, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * (5 + 3), in_flight=80, ways=7,
+        why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM"),
+    "update_kernel<Muon, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5), in_flight=112, ways=9,
+        why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average"),
     "update_kernel<Lion, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
             "weight; 80 registers let 3 blocks of 256 share an SM"),
@@ -115,9 +119,12 @@ BUDGETS = {
         opcodes={"LDG.E.EF": 2 * 4 * (2 + 4 + 8), "SHFL.IDX": 6 * 32},
         why="bandwidth: 4 rows of up to 8 phases, 128 bytes of a thread in flight; 4 blocks of 256 share an SM"),
     "gemm_sm80_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi64ELi64E", 16),
-        opcodes={"HMMA.16816.F32": 2 * (64 + 64 + 16), "LDSM.16": 2 * 2 * (21 + 21 + 11), "LDGSTS.E.BYPASS.128": 6 * 12},
-        why="6 instances: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, 16 in the small tile, "
-            "which on sm_120 keeps four words in memory"),
+        opcodes={"HMMA.16816.F32": 2 * (64 + 2 * (64 + 16)), "LDSM.16": 2 * 2 * (21 + 2 * (21 + 11)),
+                 "LDGSTS.E.BYPASS.128": 10 * 12},
+        why="10 instances, 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, "
+            "16 in the small tile, which on sm_120 keeps four words in memory"),
+    "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
+    "scale_rows_kernel": Budget(registers=64, shared=64, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),
     "activation_forward_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=3, in_flight=16,
         whole_sectors=True, why="3 types" + ELEMENTWISE),

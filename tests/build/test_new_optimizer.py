@@ -194,7 +194,7 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._updates.arguments import UpdateArguments
 from amp_kernels.testing.backends import check_backend
 
-for name in ("adamw_", "sgd_", "lion_", "lamb_", "lamb_half_"):
+for name in ("adamw_", "sgd_", "lion_", "muon_", "lamb_", "lamb_half_"):
     assert "int seed, float nudge" in str(REGISTRY[name].schema)
     assert check_backend(REGISTRY[name], "triton", "cpu") > 0
 p = torch.nn.Parameter(torch.ones(3))

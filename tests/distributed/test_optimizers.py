@@ -22,6 +22,8 @@ CASES = {
     "bf16 no master": ("AdamW", BF16, {"master_weights": "none_rne"}),
     "sgd": ("SGD", F32, {"momentum": 0.9}),
     "lion split": ("Lion", BF16, {"master_weights": "split"}),
+    "muon": ("Muon", F32, {"state_dtype": BF16}),
+    "muon split": ("Muon", BF16, {"master_weights": "split", "nesterov": False}),
 }
 WORLDS = [(2, "fsdp"), (2, "part"), (2, "columns"), (4, "fsdp"), (4, "hsdp"), (4, "mixed"), (4, "tp"), (4, "fsdp x tp")]
 #: a step after the first one, and one before there is any state

@@ -125,11 +125,18 @@ def states(optimizer, param):
     return {key: whole(value) for key, value in optimizer.store.current(param, optimizer.state).items()}
 
 
+def make_optimizer(name, model, **options):
+    """Muon leaves what is no matrix to AdamW."""
+    params = list(model.parameters())
+    if name == "Muon":
+        params = [{"params": [p], "algorithm": "muon" if p.dim() == 2 else "adamw"} for p in params]
+    return getattr(ak.optim, name)(params, **options)
+
+
 def compare(layout, name, dtype, options, max_norm, bad, steps=6, scaler=True):
     """Some steps on this world and in one process: which were taken, and how far weights, states and norms are apart."""
     model, reference = LAYOUTS[layout](make_model(dtype)), make_model(dtype)
-    make = getattr(ak.optim, name)
-    optimizer, alone = make(model.parameters(), lr=1e-2, **options), make(reference.parameters(), lr=1e-2, **options)
+    optimizer, alone = (make_optimizer(name, m, lr=1e-2, **options) for m in (model, reference))
     mine, theirs = (ak.GradScaler("cpu", init_scale=SCALE, growth_interval=3) for _ in range(2))
     mine.scale(torch.ones(())), theirs.scale(torch.ones(()))
     taken, norms = [], [0.0]

@@ -281,6 +281,7 @@ RULES = {
     "AdamW": [{"amsgrad": True, "shadow_dtype": bf16}, {"master_weights": "split", "ema_decay": 0.5}],
     "SGD": [{"momentum": 0.9, "nesterov": True}, {"master_weights": "none", "seed": 3 << 33}],
     "Lion": [{"state_dtype": bf16, "ema_decay": 0.9}, {"betas": (0.7, 0.95), "maximize": True}],
+    "Muon": [{"nesterov": False, "ema_decay": 0.5}, {"master_weights": "none", "cautious": True}],
     "LAMB": [{"betas": (0.8, 0.9)}, {"use_nvlamb": True, "bias_correction": False}],
 }
 
@@ -288,17 +289,18 @@ RULES = {
 @pytest.mark.parametrize(("name", "options"), [(name, options) for name, row in RULES.items() for options in row])
 @pytest.mark.parametrize("count", [7, 700])
 def test_a_step_of_more_parameters_than_one_launch_takes(name, options, count):
-    """The last of 700 are not in the first launch; the second step of 7 comes from a table of addresses."""
+    """The last of 700 are not in the first launch; the second step of 7 comes from a table of addresses. Muon's products may be of
+    another precision; its weights move by some 1e-2."""
     with torch.random.fork_rng():
         emulated = trained(name, "emulate", options, count, steps=3 if count == 7 else 1)
         expected = trained(name, "cpu", options, count, steps=3 if count == 7 else 1)
     if count > 600:
         assert len([launch for launch in launches() if launch.name == "update_scale"]) == 1
     for got, want in zip(tensors(emulated), tensors(expected), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(got, want, rtol=0, atol=4e-3 if name == "Muon" else 0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "lamb_"])
+@pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "muon_", "lamb_"])
 def test_an_empty_list_is_no_step(name):
     op = REGISTRY[name]
     args, kwargs = next(iter(op.samples("cpu")))

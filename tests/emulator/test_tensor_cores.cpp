@@ -189,6 +189,34 @@ fragment_kernel(const T* a, const T* b, T* c) {
   for (int i = lane; i < 256; i += 32) store(c + i, static_cast<T>(tile_c[i / 16 * kPitch / 2 + i % 16]));
 }
 
+/// out = the transpose of a, 16 x 16: the way back of fragments by stmatrix_x4_trans.
+AK_KERNEL(32, 1)
+transpose_kernel(const fp16* a, fp16* out) {
+  const int lane = lane_index();
+  const uint32_t from = dynamic_shared(), to = from + 16 * 32;
+  auto tile = shared_at<fp16>(from);
+  for (int i = lane; i < 256; i += 32) tile[i] = load(a + i);
+  warp_sync();
+  uint32_t r[4];  // top left, bottom left, top right, bottom right
+  ldmatrix_x4(r, from + lane % 16 * 32 + lane / 16 * 16);
+  stmatrix_x4_trans(to + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16, r);
+  warp_sync();
+  auto turned = shared_at<fp16>(to);
+  for (int i = lane; i < 256; i += 32) store(out + i, static_cast<fp16>(turned[i]));
+}
+
+std::string transposed() {
+  emu::Buffer<fp16> a("a", 256), out("out", 256);
+  fill(a, 7);
+  const LaunchConfig config{.name = "transpose", .grid = 1, .block = 32, .shared_bytes = 2 * 16 * 32};
+  const Status status = launch(transpose_kernel, config, a.data(), out.data());
+  if (!status.ok()) return status.message;
+  for (size_t i = 0; i < 256; i++) {
+    if (out[i].bits != a[i % 16 * 16 + i / 16].bits) return emu::format("element %d is another", static_cast<int>(i));
+  }
+  return {};
+}
+
 template <class T, int kK, bool kTransposedB>
 std::string fragments() {
   emu::Buffer<T> a("a", 256), b("b", 256), c("c", 256);
@@ -210,6 +238,7 @@ std::string fragments() {
 }
 
 void fragments_of_one_warp(Cases& cases) {
+  cases.check("stmatrix, transposed", transposed);
   cases.check("m16n8k16 bf16", [] { return fragments<bf16, 16, false>(); });
   cases.check("m16n8k16 fp16, transposed B", [] { return fragments<fp16, 16, true>(); });
   cases.check("m16n8k8 bf16, transposed B", [] { return fragments<bf16, 8, true>(); });

@@ -128,6 +128,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   const auto v = load_shared_16(at);
   store_shared_2(at, static_cast<float>(v[0]), load_shared_2(at + 8)[1]);
   stmatrix_x4(at, {round_pair<fp16>(1, 2), round_pair<bf16>(1, 2), v[2], v[3]});
+  stmatrix_x4_trans(at, {v[0], v[1], v[2], v[3]});
   fence_proxy_async();
   tma_store(&map, at, 0, 0);
   tma_store(&map, at, 0, 0, 0);

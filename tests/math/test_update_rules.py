@@ -1,4 +1,4 @@
-"""csrc/update/rules/adamw.h, sgd.h, lion.h, lamb.h and ema.h: against float64, and bit for bit against the formula as written."""
+"""csrc/update/rules/adamw.h, sgd.h, lion.h, lamb.h, muon.h and ema.h: against float64, and bit for bit against the formula as written."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from amp_kernels import _host
-from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels._updates.state import ADAPT_ALL, CAUTIOUS, COUPLED_DECAY, NESTEROV, NO_BIAS_CORRECTION
 
 from ..ops.update_rules import formula
 
@@ -111,6 +111,38 @@ def test_lion_as_published_in_float64():
     assert np.all(np.abs(m - moment) <= 30 * 3 * 2.0**-24)
     assert np.all(np.abs(p - exact) <= 30 * 2.0**-24 * 3 * (np.abs(exact) + 1) + 2 * lr * doubt)
     assert doubt.sum() < N / 1000
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.95])
+def test_muon_before_the_products_bit_for_bit(momentum, nesterov):
+    """torch.lerp's two forms, each with one fma. The iterate's old values do not matter."""
+
+    def lerp(a, b, weight):
+        return fma(F(weight), b - a, a) if weight < 0.5 else fma(F(1 - weight), a - b, b)
+
+    _, m, _, g = data(31)
+    e = (g * F(0.5)) * F(-0.7)
+    wanted_m = lerp(m, e, 1 - momentum)
+    wanted = lerp(e, wanted_m, momentum) if nesterov else wanted_m
+    iterate, options = np.full_like(g, np.nan), {"momentum": momentum, "inv_scale": 0.5, "clip": -0.7}
+    formula("muon_", iterate, [m], g, flags=NESTEROV * nesterov, **options)
+    assert np.array_equal(iterate.view(np.uint32), wanted.view(np.uint32))
+    assert np.array_equal(m.view(np.uint32), wanted_m.view(np.uint32))
+    if momentum == 0:
+        assert np.array_equal(m, e)
+
+
+@pytest.mark.parametrize("cautious", [False, True])
+def test_muon_after_the_products_bit_for_bit(cautious):
+    p, _, _, g = data(32)
+    g[::97] = 0
+    lr, ratio, wd = 0.01, 1.7, 0.1
+    decays = g * p >= 0 if cautious else np.ones_like(p, dtype=bool)
+    wanted = fma(F(-lr * ratio), g, np.where(decays, p * F(1 - lr * wd), p))
+    options = {"lr": lr, "ratio": ratio, "weight_decay": wd}
+    formula("muon_", p, [], g, flags=CAUTIOUS * cautious, **options)
+    assert np.array_equal(p.view(np.uint32), wanted.view(np.uint32))
 
 
 @pytest.mark.parametrize("bad", ["m", "g"])

@@ -186,7 +186,7 @@ UPDATES = [
     ({"weight_decay": NAN}, ValueError, "weight_decay.0. is nan"),
     ({"options": lambda x: x[:-1]}, ValueError, "options has . entries and flags 1; accepted: lr, .*, weight_decay of"),
     ({"flags": [0, 0]}, ValueError, "options has . entries and flags 2"),
-    ({"flags": [64]}, ValueError, "flags.0. is 64; accepted: a sum of bits out of 1, "),
+    ({"flags": [128]}, ValueError, "flags.0. is 128; accepted: a sum of bits out of 1, "),
     ({"sum_sq": torch.ones(()), "max_norm": NAN}, ValueError, "max_norm is nan"),
     ({"moments": lambda m: m[1:]}, ValueError, "moments has . entries and steps 1; accepted: .* of each block"),
     ({"moments": lambda m: [m[0].half(), *m[1:]]}, TypeError, r"\[0\] is torch.float16; accepted: float32, bfloat16"),
@@ -213,6 +213,11 @@ OWN = {
     "lion_": [
         ({"beta2": 1.0}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
         ({"moments": lambda m: [t[:0] for t in m]}, ValueError, "exp_avg.0. has 0 elements"),
+    ],
+    "muon_": [
+        ({"momentum": NAN}, ValueError, "momentum.0. is nan"),
+        ({"ratio": -1.0}, ValueError, "ratio.0. is -1.0"),
+        ({"flags": [16]}, ValueError, "flags.0. is 16; accepted: a sum of bits out of 1, 2, 8, 64"),
     ],
     "lamb_": [({"beta1": NAN}, ValueError, "beta1.0. is nan"), ({"eps": -1e-8}, ValueError, "eps.0. is -1e-08")],
 }

@@ -173,6 +173,7 @@ def test_every_part_of_the_key_counts(op, backend, part):
         half_way(update)
         change(update)
         numbers = {"weight_decay": 2.0**-9, "lr": 1.0} if op == "adamw_" else {"weight_decay": 0.0, "lr": 2.0**-9}
+        numbers |= {"ratio": 1.0} if op == "muon_" else {}
         return update.step(of_backend(op, backend), seed=seed, **numbers).params[0]
 
     def nothing(update):

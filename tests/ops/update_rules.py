@@ -14,7 +14,7 @@ from amp_kernels import _host
 from amp_kernels._checks.lists import flat
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
-from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels._updates.state import ADAPT_ALL, CAUTIOUS, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
 from amp_kernels.testing.updates import Update
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -91,6 +91,19 @@ def _lamb(p, moments, g, o, kept):
     return [(weight, rate * error + 2 * rate_error * u.abs() + U * weight.abs()), *bounds]
 
 
+def _muon(p, moments, g, o, kept):
+    """Before the products: two interpolations of three roundings each. After them: the rate, the decay, their product with a
+    weight and the sum are rounded."""
+    for m in moments:  # one, or none
+        size = m.abs() + g.abs()
+        m = o.momentum * m + (1 - o.momentum) * g
+        ahead = o.momentum * m + (1 - o.momentum) * g if o.flags & NESTEROV else m
+        return [(ahead, 12 * U * size), (m, 6 * U * size)]
+    decays = (g * p >= 0) if o.flags & CAUTIOUS else torch.ones_like(p)
+    weight = p * (1 - o.lr * o.weight_decay * decays) - o.lr * o.ratio * g
+    return [(weight, 2 * U * p.abs() + U * (o.lr * o.ratio * g).abs() + U * weight.abs())]
+
+
 TABLE = {
     "adamw_": Rule(
         _adamw,
@@ -106,6 +119,16 @@ TABLE = {
             {"dampening": 0.3},
             {"flags": NESTEROV, "weight_decay": 0.25},
             {"flags": NESTEROV | MAXIMIZE},
+        ],
+    ),
+    "muon_": Rule(
+        _muon,
+        [
+            {},
+            {"flags": NESTEROV | MAXIMIZE},
+            {"momentum": 0.25, "flags": NESTEROV},
+            {"optional": False, "ratio": 0.4},
+            {"optional": False, "flags": CAUTIOUS | MAXIMIZE, "lr": 0.5, "weight_decay": 0.75},
         ],
     ),
     "lion_": Rule(_lion, [{"flags": MAXIMIZE}, {"beta1": 0.6, "beta2": 0.75, "weight_decay": 0.25}]),

@@ -2,10 +2,12 @@
 
 import copy
 import io
+from itertools import groupby
 
 import pytest
 import torch
 
+import amp_kernels as ak
 import amp_kernels.optim as akopt
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -86,6 +88,56 @@ class PublishedLAMB(torch.optim.Optimizer):
                 p.sub_(group["lr"] * ratio * u)
 
 
+class PublishedMuon(torch.optim.Optimizer):
+    """torch.optim.Muon's step, with this package's orthogonalization, for stacks of matrices too, and torch's AdamW for the groups
+    that ask for it. Iterates have float32's precision before they are rounded, whatever the parameters'."""
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        weight_decay=0.1,
+        momentum=0.95,
+        nesterov=True,
+        ns_coefficients=(3.4445, -4.775, 2.0315),
+        eps=1e-7,
+        ns_steps=5,
+        adjust_lr_fn=None,
+        *,
+        maximize=False,
+    ):
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
+        defaults |= {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        super().__init__(params, {**defaults, "algorithm": "muon"})
+        adamw = [
+            {**group, "betas": (0.9, 0.999), "eps": 1e-8}
+            for group in self.param_groups
+            if group["algorithm"] == "adamw"
+        ]
+        self.adamw = torch.optim.AdamW(adamw, maximize=maximize) if adamw else None
+        self.sign = -1.0 if maximize else 1.0
+
+    @torch.no_grad()
+    def step(self):
+        if self.adamw:
+            self.adamw.step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None or not p.numel() or group["algorithm"] == "adamw":
+                    continue
+                grad, state = p.grad * self.sign, self.state[p]
+                buffer = state.setdefault("momentum_buffer", torch.zeros_like(p))
+                buffer.lerp_(grad, 1 - group["momentum"])
+                u = grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+                stack = u.float().bfloat16().reshape(-1, *p.shape[-2:])
+                steps, coefficients, eps = (group[key] for key in ("ns_steps", "ns_coefficients", "eps"))
+                o = ak.newton_schulz(stack, steps, coefficients, eps).view(p.shape)
+                rows, columns = p.shape[-2:]
+                of_shape = max(1, rows / columns) ** 0.5
+                ratio = 0.2 * max(rows, columns) ** 0.5 if group["adjust_lr_fn"] == "match_rms_adamw" else of_shape
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * ratio * o)
+
+
 #: By name: torch's own optimizer, or where torch has none the published one.
 REFERENCES = {
     "AdamW": torch.optim.AdamW,
@@ -93,9 +145,12 @@ REFERENCES = {
     "SGD": torch.optim.SGD,
     "Lion": PublishedLion,
     "LAMB": PublishedLAMB,
+    "Muon": PublishedMuon,
 }
 NAMES = list(REFERENCES)
 EACH = pytest.mark.parametrize("name", NAMES)
+#: Those that take vectors.
+ELEMENTWISE = pytest.mark.parametrize("name", [name for name in NAMES if name != "Muon"])
 TORCHS = pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 #: Options that both take.
 OPTIONS = {
@@ -132,6 +187,11 @@ OPTIONS = {
         {"weight_decay": 0.3, "betas": (0.5, 0.75), "eps": 1e-3},
         {"bias_correction": False, "weight_decay": 0.1},
     ],
+    "Muon": [
+        {},
+        {"maximize": True, "nesterov": False},
+        {"weight_decay": 0.3, "momentum": 0.5, "adjust_lr_fn": "match_rms_adamw"},
+    ],
 }
 CASES = pytest.mark.parametrize(("name", "options"), [(name, kw) for name in NAMES for kw in OPTIONS[name]])
 #: One case of each, with momentum where that is an option.
@@ -139,13 +199,31 @@ STATEFUL = pytest.mark.parametrize(
     ("name", "options"), [(name, {"momentum": 0.9, "dampening": 0.5} if name == "SGD" else {}) for name in NAMES]
 )
 
+ELEMENTWISE_STATEFUL = pytest.mark.parametrize(
+    ("name", "options"), [case for case in STATEFUL.args[1] if case[0] != "Muon"]
+)
+
+
+def _is_matrix(param):
+    return (param[1] if isinstance(param, tuple) else param).dim() in (2, 3)
+
+
+def _groups(name, params):
+    """``params``, of which Muon's matrices and others, as they come, are groups of their own."""
+    if name != "Muon":
+        return params
+    params = list(params)
+    entries = params if params and isinstance(params[0], dict) else [{"params": params}]
+    runs = [(e, muon, [*run]) for e in entries for muon, run in groupby(e["params"], key=_is_matrix)]
+    return [{**entry, "params": run, "algorithm": "muon" if muon else "adamw"} for entry, muon, run in runs]
+
 
 def make(name, params, lr=1e-2, **options):
-    return getattr(akopt, name)(params, lr=lr, **options)
+    return getattr(akopt, name)(_groups(name, params), lr=lr, **options)
 
 
 def reference(name, params, lr=1e-2, **options):
-    return REFERENCES[name](params, lr=lr, **options)
+    return REFERENCES[name](_groups(name, params), lr=lr, **options)
 
 
 def weights(dtype=f32, seed=0):

@@ -4,7 +4,7 @@ import torch
 
 import amp_kernels.optim as akopt
 
-from .optimizers import f32, fill
+from .optimizers import f32, fill, make
 
 
 def cached(optimizer):
@@ -35,7 +35,7 @@ class Pair:
         def build():
             params = make_params(dtypes)
             parts = [{"params": params[i::groups]} for i in range(groups)]
-            return params, getattr(akopt, name)(parts, **{"lr": 0.1, **(options or {}), **more})
+            return params, make(name, parts, **{"lr": 0.1, **(options or {}), **more})
 
         (self.params, self.fast), (self.slow_params, self.slow) = build(), build()
         for number in range(3 if warm else 0):

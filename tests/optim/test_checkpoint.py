@@ -31,7 +31,7 @@ from .optimizers import (
 )
 
 TORCHS_CASES = pytest.mark.parametrize(
-    ("name", "options"), [case for case in CASES.args[1] if case[0] not in ("Lion", "LAMB")]
+    ("name", "options"), [case for case in CASES.args[1] if case[0] not in ("Lion", "LAMB", "Muon")]
 )
 
 

@@ -10,6 +10,7 @@ from amp_kernels.amp import GradScaler
 
 from .optimizers import (
     EACH,
+    ELEMENTWISE,
     U,
     bf16,
     checkpoint,
@@ -119,7 +120,7 @@ def test_average_without_one_in_the_checkpoint_starts_at_the_weight():
                 assert torch.equal(third.state[p]["ema"], p.detach().float())
 
 
-@EACH
+@ELEMENTWISE
 def test_decay_of_groups_and_schedulers(name):
     """A group may keep none; a decay that changes counts from the next step on; switched on late, the average starts
     at the weight, and the other state stays."""

@@ -13,7 +13,7 @@ from amp_kernels.ops import _shadows
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.testing.generators import normal
 
-from .optimizers import EACH, STATEFUL, bf16, copies, f16, f32, fill, make, reference
+from .optimizers import EACH, ELEMENTWISE_STATEFUL, STATEFUL, bf16, copies, f16, f32, fill, make, reference
 
 
 def param(*shape, dtype=f32, seed=0):
@@ -69,7 +69,7 @@ def test_state_has_its_parameters_strides():
     assert optimizer.state[p]["exp_avg"].stride() == p.stride()
 
 
-@STATEFUL
+@ELEMENTWISE_STATEFUL
 def test_state_is_lazy(name, options):
     """No state without a gradient; a parameter that joins later starts at step 1, not at the others' count."""
     options = {**options, "bias_correction": False} if name == "LAMB" else options  # Apex' count is the group's
@@ -98,7 +98,7 @@ def test_no_gradient_at_all(name, options):
     assert not optimizer.state
 
 
-@STATEFUL
+@ELEMENTWISE_STATEFUL
 def test_add_param_group(name, options):
     a, b = param(4), param(4, seed=1)
     optimizer = make(name, [a], 0.1, **options)
@@ -112,7 +112,7 @@ def test_add_param_group(name, options):
     assert optimizer.param_groups[1]["fused"] is True
 
 
-@STATEFUL
+@ELEMENTWISE_STATEFUL
 @pytest.mark.parametrize("how", ["clear", "replace", "delete", "own values"])
 def test_a_user_may_replace_the_state(name, options, how):
     """The buffers behind it must follow: otherwise `opt.state.clear()`, the usual reset, would do nothing."""

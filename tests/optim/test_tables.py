@@ -52,8 +52,8 @@ def table_of(params, kind=akopt.AdamW):
         optimizer.step()
     ((batch, _, table),) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
     packed = optimizer.plan.hyper.packed(optimizer.param_groups)
-    tail = ([], [], None, None, None, packed.options, packed.ema_decays, packed.flags, 0.0, 0)
-    state = batch.state(kind.algorithm.declared.moments, packed.used, packed.averaged)
+    tail = ([], [], None, None, None, packed.options[batch.op.declared.name], packed.ema_decays, packed.flags, 0.0, 0)
+    state = batch.state(packed.used, packed.averaged)
     return [p.grad for p in params], table.tensor.clone(), state, tail
 
 

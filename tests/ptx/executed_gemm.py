@@ -125,3 +125,23 @@ def test_operands_of_the_epilogue_are_prefetched(kind, seeds):
         product = next(launch for launch in reversed(it.recent) if "gemm_sm90_kernel" in launch.kernel.name)
         assert product.prefetched
         check_prefetched(product, beside)
+
+
+@pytest.mark.parametrize(("chip", "by_columns"), [(90, False), (90, True), (80, False)])
+def test_symmetric_products(chip, by_columns, seeds):
+    """Three tiles of 128, or six of 64; the operands differ, so every element says which triangle it was computed in."""
+    syrk = REGISTRY["syrk"]
+    generator = torch.Generator().manual_seed(chip)
+    a, b = (torch.randint(-2, 3, (2, 72, 136), generator=generator).half() for _ in range(2))
+    a, b = (t if by_columns else t.mT.contiguous().mT for t in (a.mT, b.mT))
+    c = torch.randint(-2, 3, (2, 136, 136), generator=generator).half()
+    options = {"alpha": 0.5, "beta": -2.0, "diagonal": 3.0}
+    with ak.backend("cpu"):
+        want = syrk(a, b, c, **options)
+    for seed in seeds:
+        it = set_chip(chip, 2)
+        it.seed = seed
+        it.launched.clear()
+        got = syrk(a.cuda(), b.cuda(), c.cuda(), **options).cpu()
+        assert any(f"gemm_sm{chip}_kernel" in name for name in it.launched)
+        assert torch.equal(got, want)

@@ -1,10 +1,14 @@
 """A small training loop with everything in it that has state: dropout, a scaler that skips, a schedule, shuffled data."""
 
+import functools
+
 import torch
 
 import amp_kernels as ak
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.generators import normal
+
+from ..optim.optimizers import make as make_optimizer
 
 #: Optimizers and where their weights live: (name, dtype of the parameters, options).
 VARIANTS = [
@@ -14,6 +18,7 @@ VARIANTS = [
     ("SGD", torch.float16, {"master_weights": "split", "momentum": 0.9}),
     ("SGD", torch.bfloat16, {"master_weights": "none_rne"}),
     ("Lion", torch.bfloat16, {"master_weights": "none", "seed": 7}),
+    ("Muon", torch.bfloat16, {"master_weights": "split", "nesterov": False}),
     ("LAMB", torch.float32, {"max_grad_norm": 0.1}),
 ]
 IDS = [f"{name}-{str(dtype)[6:]}" for name, dtype, _ in VARIANTS]
@@ -46,7 +51,7 @@ class Loop:
         self.dtype = dtype
         self.model = ak.convert(torch.nn.Sequential(*layers).to(dtype))
         self.inputs = normal(32, 6, seed=99)
-        make = optimizer or getattr(ak.optim, name)
+        make = optimizer or functools.partial(make_optimizer, name)
         self.optimizer = make(self.model.parameters(), lr=0.03, **options or {})
         self.scaler = ak.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, hysteresis=2)
         schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], 0.5)

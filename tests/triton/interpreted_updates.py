@@ -10,7 +10,7 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables, _update, lamb
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
-from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels._updates.state import ADAPT_ALL, CAUTIOUS, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
 from amp_kernels._updates.state import STOCHASTIC as FLAG_STOCHASTIC
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.bits import assert_same_bits
@@ -47,7 +47,8 @@ def test_samples_of_the_op(name):
 
 
 @pytest.mark.parametrize(
-    ("op", "amsgrad"), [("adamw_", False), ("adamw_", True), ("sgd_", False), ("lion_", False), ("lamb_", False)]
+    ("op", "amsgrad"),
+    [("adamw_", False), ("adamw_", True), ("sgd_", False), ("lion_", False), ("lamb_", False), ("muon_", False)],
 )
 @pytest.mark.parametrize(("grad_dtype", "moment_dtype"), [(F16, F32), (BF16, BF16), (F32, F32)])
 def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
@@ -135,6 +136,26 @@ def test_lion_flags_and_options():
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
         beta2=[0.99, 0.9, 0.0, 0.5, 0.9999],
         weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],
+    )
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_muon_flags_and_options(before):
+    """Before the matrix products, with momentum, and after them."""
+
+    def drop_momentum(update):
+        if not before:
+            update.moments = [[buffer[:0] for buffer in update.moments[0]]]
+
+    check(
+        "muon_",
+        [Kind(F32), Kind(BF16) if before else SPLIT, Kind(BF16), Kind(BF16), Kind(F32, shadow=F16)],
+        drop_momentum,
+        flags=[0, MAXIMIZE, NESTEROV | CAUTIOUS, NESTEROV, CAUTIOUS],
+        lr=[0.3, 0.1, 1e-3, 1e-2, 0.5],
+        momentum=[0.95, 0.0, 0.9, 0.25, 0.5],
+        ratio=[1.0, 0.4, 3.0, 2.0, 1.7],
+        weight_decay=[0.7, 0.0, 0.1, 0.2, 0.9],
     )
 
 

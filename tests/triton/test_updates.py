@@ -55,9 +55,9 @@ def test_update_scale(arch):
     check_rounding(kernels[0])
 
 
-def compile_update(arch, op, kind, *, grad=None, moment=F32, amsgrad=False, tensors=1, skew=0, **call):
+def compile_update(arch, op, kind, *, grad=None, moment=F32, amsgrad=False, before=False, tensors=1, skew=0, **call):
     """The kernels of a step of parameters of one kind, by the launcher."""
-    shapes, optional = ((8,),) * tensors, amsgrad or op == "sgd_"
+    shapes, optional = ((8,),) * tensors, amsgrad or before or op == "sgd_"
     update = Update(op, [kind], shapes, grad_dtype=grad, moment_dtype=moment, optional=optional)
     update.grads = [torch.zeros(8 + skew, dtype=g.dtype)[skew:] for g in update.grads]
     for tensors in (update.params, update.grads, *update.moments, update.masters, update.shadows, update.emas):
@@ -108,6 +108,22 @@ def test_updates(arch, op, name, grad, moment):
     assert (
         aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == (3 if op == "lion_" else 4) * 8 * 2
     )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_muon(arch):
+    """The pass before the matrix products does not read the iterate that it writes; the one after them has no momentum."""
+    for before, kind, grad, loads, stores, fmas in (
+        (True, Kind(BF16), BF16, 1 + 2, 1 + 2, 4),
+        (False, Kind(BF16, master=torch.int16), BF16, 1 + 2, 2, 1),
+        (False, Kind(F32, shadow=BF16), BF16, 1 + 2, 3, 1),
+    ):
+        prepare, update = compile_update(arch, "muon_", kind, grad=grad, before=before, tensors=161)
+        assert (aot.count(WIDE_LOAD, update), aot.count(WIDE_STORE, update)) == (loads, stores)
+        assert aot.count(r"fma\.rn\.f32", update) + aot.count(r"fma\.rn\.f32x2", update) == fmas * 8 * 2
+        for kernel in (prepare, update):
+            check_fits(kernel, _update.PROGRAMS_PER_SM)
+            check_rounding(kernel)
 
 
 LAMB_CASES = [

@@ -56,6 +56,12 @@ ak.optim.SGD(model.parameters(), momentum=0.9, max_grad_norm=1.0)
 ak.optim.Adam(model.parameters(), amsgrad=True, zero_grads=True)
 ak.optim.Lion([{"params": model.parameters(), "lr": 1e-4}], shadow_dtype=torch.float16)
 ak.optim.LAMB(model.parameters(), use_nvlamb=True, seed=3)
+muon: torch.optim.Muon = ak.optim.Muon(
+    [{"params": model.parameters(), "algorithm": "adamw"}],
+    adjust_lr_fn="match_rms_adamw",
+    heads=4,
+    master_weights="split",
+)
 ak.optim.AdamW(model.parameters(), master_weights="fp16")  # type: ignore[arg-type]
 ak.optim.AdamW(model.parameters(), master_weight="fp32")  # type: ignore[call-arg]
 optimizer.step()

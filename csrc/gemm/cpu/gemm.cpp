@@ -271,7 +271,9 @@ bool has_contiguous_c(const GemmProblem& q) {
 
 AK_EXPORT Status gemm_cpu(const GemmProblem& q, Stream) {
   if (q.batch == 0 || q.m == 0 || q.n == 0) return {};
-  if (q.epilogue.preact.data) {
+  if (q.symmetric) {
+    run_symmetric(q);
+  } else if (q.epilogue.preact.data) {
     run_backward(q);
   } else if (q.accumulate || q.epilogue.residual.data == q.c.data || !has_contiguous_c(q)) {
     run_accumulation(q);

@@ -33,6 +33,9 @@ void product(const GemmProblem& q, float* room, const Finish& finish);
 // The product without instructions of the machine's own (portable.cpp): A B, contiguous, in `sums`.
 void portable_product(const GemmProblem& q, float* sums);
 
+// A symmetric C (syrk.cpp).
+void run_symmetric(const GemmProblem& q);
+
 // ---- on the micro-kernels of an instruction set (blocked.cpp)
 
 struct BatchedOperand {

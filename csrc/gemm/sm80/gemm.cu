@@ -47,6 +47,7 @@ TileSize size_of(GemmSm80Tile tile) {
 }
 int64_t tiles_of(const GemmProblem& q, TileSize size) {
   const int columns = is_halved(q) ? ceil_div(q.n / 2, size.n / 2) : ceil_div(q.n, size.n);
+  if (q.symmetric) return q.batch * triangle_of(columns);
   return static_cast<int64_t>(q.batch) * ceil_div(q.m, size.m) * columns;
 }
 
@@ -129,6 +130,13 @@ Status gemm_sm80(const GemmProblem& q, const GemmSm80Config& config, const GemmS
     return refuse("gemm_sm80: accumulate takes an fp32 C and no residual");
   }
   const int splits = useful_splits(q.k, config.splits);
+  if (q.symmetric) {
+    if (q.m != q.n || q.c.type != q.type || q.c.column_stride != 1 || splits > 1)
+      return refuse("gemm_sm80: a symmetric C has m = n rows of the type of A, and K is not split");
+    if (config.tile == GemmSm80Tile::k64x64)
+      return launch_gemm<T, Tile<64, 64, 32, 32, 4, true>>(q, splits, scratch, stream);
+    return launch_gemm<T, Tile<128, 128, 64, 64, 2, true>>(q, splits, scratch, stream);
+  }
   switch (config.tile) {
     case GemmSm80Tile::k128x256:
       return launch_gemm<T, Tile<128, 256, 64, 64, 1>>(q, splits, scratch, stream);

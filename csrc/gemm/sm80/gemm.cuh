@@ -27,10 +27,11 @@ namespace ak {
 namespace mma_gemm {
 
 /// A tile of C, divided into warp tiles of kWarpM x kWarpN.
-template <int kBlockM_, int kBlockN_, int kWarpM_, int kWarpN_, int kBlocks_>
+template <int kBlockM_, int kBlockN_, int kWarpM_, int kWarpN_, int kBlocks_, bool kTriangular_ = false>
 struct Tile {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kWarpM = kWarpM_, kWarpN = kWarpN_;
-  static constexpr int kBlocks = kBlocks_;  // per SM, limited by registers
+  static constexpr int kBlocks = kBlocks_;           // per SM, limited by registers
+  static constexpr bool kTriangular = kTriangular_;  // of a symmetric C only tiles of the lower triangle are computed
   static constexpr int kWarpsM = kBlockM / kWarpM, kWarpsN = kBlockN / kWarpN;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarpThreads;
   static constexpr int kParts = kWarpN / 32;            // 2 x 16 columns each
@@ -68,6 +69,12 @@ template <class Tile>
 AK_DEVICE Work work_of_block(const Args& args) {
   const int rows = (args.finish.m + Tile::kBlockM - 1) / Tile::kBlockM;
   const int columns = (args.columns + args.tile_columns - 1) / args.tile_columns;
+  if constexpr (Tile::kTriangular) {  // K is not split
+    const int tiles = static_cast<int>(triangle_of(rows)), tile = block_index() % tiles;
+    const TilePlace place = place_in_triangle(tile, rows);
+    return {
+        place.row * Tile::kBlockM, place.column * Tile::kBlockN, block_index(), block_index() / tiles, 0, 0, args.k};
+  }
   const int in_batch = block_index() % (rows * columns * args.splits), tile = in_batch % (rows * columns);
   const int group = tile / (kRaster * columns), in_group = tile % (kRaster * columns);
   const int high = rows - group * kRaster < kRaster ? rows - group * kRaster : kRaster;
@@ -266,7 +273,10 @@ class Output {
     if (part + 1 < Tile::kParts) return;
     warp_sync();
     const int row = row_ + c / Tile::kParts * 16;
-    if (args_.wide_c) {
+    if constexpr (Tile::kTriangular) store_mirrored(row);
+    if (Tile::kTriangular && column_[1] + kColumns > row) {
+      store_lower(row);
+    } else if (args_.wide_c) {
       store_vectors(row);
     } else if (size_ == 2) {
       store_elements<uint16_t>(row);
@@ -319,6 +329,44 @@ class Output {
     }
   }
 
+  /// Up to the diagonal, element by element.
+  AK_DEVICE void store_lower(int first_row) const {
+    AK_NO_UNROLL
+    for (int i = lane_index(); i < 2 * 16 * kColumns; i += kWarpThreads) {
+      const int half = i / (16 * kColumns), row = i / kColumns % 16, x = i % kColumns, column = column_of(half) + x;
+      if (first_row + row >= args_.finish.m || column > first_row + row) continue;
+      const uint16_t value = shared_at<uint16_t>(line(half, row))[x];
+      store(element<uint16_t>(first_row + row, column), value);
+    }
+  }
+
+  /// What is below the diagonal, as rows of C above it: a lane takes a column of 16 staged rows, 32 bytes of C.
+  AK_DEVICE void store_mirrored(int first_row) const {
+    AK_NO_UNROLL
+    for (int i = lane_index(); i < 2 * kColumns; i += kWarpThreads) {
+      const int half = i / kColumns, column = column_of(half) + i % kColumns;
+      Vec<uint32_t, 4> rows[2];
+      AK_UNROLL
+      for (int r = 0; r < 16; r += 2) {
+        const uint16_t low = shared_at<uint16_t>(line(half, r))[i % kColumns],
+                       high = shared_at<uint16_t>(line(half, r + 1))[i % kColumns];
+        rows[r / 8][r / 2 % 4] = low | static_cast<uint32_t>(high) << 16;
+      }
+      if (args_.wide_c && column < first_row && first_row + 16 <= args_.finish.m) {
+        auto* to = reinterpret_cast<uint32_t*>(element<uint16_t>(column, first_row));
+        store_vec(to, rows[0]);
+        store_vec(to + 4, rows[1]);
+        continue;
+      }
+      AK_UNROLL
+      for (int r = 0; r < 16; r++) {
+        if (first_row + r >= args_.finish.m || column >= first_row + r) continue;
+        const uint32_t pair = rows[r / 8][r / 2 % 4];
+        store(element<uint16_t>(column, first_row + r), static_cast<uint16_t>(r % 2 == 0 ? pair : pair >> 16));
+      }
+    }
+  }
+
   /// For rows of any alignment and stride: adjacent lanes store adjacent elements, and pairs of 16-bit values if they
   /// share a 4-byte word.
   template <class E>
@@ -355,6 +403,15 @@ class Output {
   int column_[2], end_[2];
 };
 
+/// Adds to the elements of a chunk that are on the diagonal.
+AK_DEVICE void add_diagonal(float diagonal, const Chunk& at, float (&v)[2][2][4]) {
+  AK_UNROLL
+  for (int i = 0; i < 16; i++) {
+    const int column = at.column_of(i / 8) + i / 4 % 2 * 8 + i % 2, row = at.row + i / 2 % 2 * 8;
+    if (row == column) v[i / 8][i / 4 % 2][i % 4] += diagonal;
+  }
+}
+
 template <class T, class Tile>
 AK_KERNEL(Tile::kThreads, Tile::kBlocks)
 gemm_sm80_kernel(AK_PARAM(Args) args) {
@@ -373,6 +430,7 @@ gemm_sm80_kernel(AK_PARAM(Args) args) {
   AK_NO_UNROLL
   for (int c = 0; c < Tile::kChunks; c++) {
     finish_chunk(args.finish, output.chunk(c), acc[0]);
+    if constexpr (Tile::kTriangular) add_diagonal(args.finish.epilogue.diagonal, output.chunk(c), acc[0]);
     output.put(c, acc[0]);
     AK_UNROLL
     for (int i = 0; i + 1 < Tile::kChunks; i++) {

@@ -33,6 +33,7 @@
 #include "gemm/sm90/epilogue_elementwise.cuh"
 #include "gemm/sm90/epilogue_tma.cuh"
 #include "gemm/sm90/gemm.h"
+#include "gemm/sm90/mirrored_store.cuh"
 #include "gemm/sm90/producer.cuh"
 #include "gemm/sm90/tile.cuh"
 
@@ -223,6 +224,10 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       const int row = work.m + group * Tile::kConsumerRows;
       // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
       if (row >= args.m || work.n >= args.columns) continue;
+      if constexpr (Tile::kTriangular) {
+        store_mirrored<T, Tile>(acc, &map_c, p.staging_of(consumer), consumer, row, work, args);
+        continue;
+      }
       const auto request_slots = [&] {
         if (thread_in_warpgroup() == 0) mbarrier_arrive(p.mailbox(consumer).slot_requested());
       };
@@ -296,6 +301,7 @@ Schedule make_schedule(const GemmProblem& q, const Args& args, int splits, const
   s.by_columns = q.n > q.m;
   s.lines = s.by_columns ? columns : rows;
   s.line_length = s.by_columns ? rows : columns;
+  s.tiles = rows * columns;
   // Concurrent blocks cover about a square of C, which minimizes the slices of A and B they read. Groups are equal.
   const int tall = Tile::kBlockM * Tile::kClusterM, wide = Tile::kBlockN * Tile::kClusterN;
   const double shape = s.by_columns ? static_cast<double>(tall) / wide : static_cast<double>(wide) / tall;
@@ -314,38 +320,45 @@ Schedule make_schedule(const GemmProblem& q, const Args& args, int splits, const
   return s;
 }
 
+/// Map of all matrices of an operand's batch, or of the one they share: `rows` rows of A or columns of B, in boxes of
+/// `box_rows`.
+template <class T>
+Status operand_map(TensorMap* to, const GemmProblem& q, Major major, const void* p, int rows, int64_t ld,
+                   int64_t batch_stride, int box_rows) {
+  constexpr ElementType kType = std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16;
+  const auto size = [](int64_t x) { return static_cast<uint64_t>(x); };
+  const bool one = batch_stride == 0;
+  TensorMapSpec spec{p,
+                     kType,
+                     3,
+                     {size(q.k), size(rows), one ? 1 : size(q.batch)},
+                     {size(ld), size(batch_stride)},
+                     {kBlockK, static_cast<uint32_t>(box_rows), 1}};
+  if (major == Major::kMN) {
+    std::swap(spec.size[0], spec.size[1]);
+    spec.box[0] = 64;
+    spec.box[1] = kBlockK;
+  }
+  if (one) spec.stride[1] = spec.stride[0] * spec.size[1];
+  return make_tensor_map(to, spec);
+}
+
 /// Makes the tensor maps and launches. kFloat: C is fp32.
 template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
 Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch, Stream stream) {
   constexpr ElementType kType = std::is_same_v<T, bf16> ? ElementType::kBFloat16 : ElementType::kFloat16;
   const auto size = [](int64_t x) { return static_cast<uint64_t>(x); };
-  // Map of all matrices of a batch, or of the one they share.
-  const auto map = [&](TensorMap* to, Major major, const void* p, int rows, int64_t ld, int64_t batch_stride,
-                       int box_rows) {
-    const bool one = batch_stride == 0;
-    TensorMapSpec spec{p,
-                       kType,
-                       3,
-                       {size(q.k), size(rows), one ? 1 : size(q.batch)},
-                       {size(ld), size(batch_stride)},
-                       {kBlockK, static_cast<uint32_t>(box_rows), 1}};
-    if (major == Major::kMN) {
-      std::swap(spec.size[0], spec.size[1]);
-      spec.box[0] = 64;
-      spec.box[1] = kBlockK;
-    }
-    if (one) spec.stride[1] = spec.stride[0] * spec.size[1];
-    return make_tensor_map(to, spec);
-  };
   Args args = arguments<kFloat, Tile>(q, splits);
   const bool halved = args.tile_columns < Tile::kBlockN;  // swiglu
   if (halved && Tile::kBlockN % 128 != 0) return {1, "gemm_sm90: swiglu takes tiles of 128 or 256 columns"};
   if (!Tile::kTakesEpilogue && args.path.fused != FusedEpilogue::kNone)
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{}, map_z{}, map_aux{};
-  Status status = map(&map_a, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
+  Status status =
+      operand_map<T>(&map_a, q, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
-  status = map(&map_b, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
+  status = operand_map<T>(&map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b,
+                          Tile::kBlockN / (halved ? 2 : Tile::kClusterM));
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   // Map of C or of a tensor of its shape. With swiglu its two halves may be two matrices of the map.
   const auto map_boxes = [&](TensorMap* to, const GemmValues& t, bool in_halves) {
@@ -444,6 +457,7 @@ Status run(const GemmProblem& problem, const GemmSm90Config& config, const GemmS
 
 template <class T>
 Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream) {
+  if (problem.symmetric) return gemm_sm90_symmetric<T>(problem, stream);
   return gemm::run<T, 0, kGemmTileCount>(problem, config, scratch, stream);
 }
 

@@ -191,6 +191,15 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
 /// gemm_sm80, which needs none, can do the same product.
 inline constexpr const char* kGemmSm90HasNoMap = "gemm_sm90: the CUDA driver made no tensor map of an operand";
 
+/// Rows and columns of a tile of a symmetric product.
+inline constexpr int kGemmSm90Triangle = 128;
+
+/// A symmetric product whose C begins at a multiple of 16 bytes, as its rows and matrices do; there may be garbage in C
+/// up to the next multiple of 16 bytes of a row. A residual is read in pairs: it is aligned to 4 bytes, and so are its
+/// rows and matrices, and a last single column is followed by another element.
+template <class T>
+Status gemm_sm90_symmetric(const GemmProblem& problem, Stream stream);
+
 /// One product in one launch. `T` is the type of A and B. Bitwise reproducible: the parts of a
 /// split product are added in the order of k.
 template <class T>

@@ -40,11 +40,27 @@ class TileScheduler {
 
   AK_DEVICE bool next(Work& work) {
     if (!more()) return false;
-    const int rank = rank_in_cluster<Tile>(), cluster = next_ / s_.splits, tiles = s_.lines * s_.line_length;
+    const int rank = rank_in_cluster<Tile>(), cluster = next_ / s_.splits, tiles = s_.tiles;
     work.split = next_ - cluster * s_.splits;
     work.tile = cluster * Tile::kCluster + rank;
     work.batch = cluster / tiles;
     const int in_matrix = cluster - work.batch * tiles;
+    work.first_step = work.split * s_.k_steps_per_split;
+    const int left = s_.k_steps - work.first_step;
+    work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
+    next_ += s_.clusters;
+    if constexpr (Tile::kTriangular) {
+      const TilePlace place = place_in_triangle(in_matrix, s_.lines);
+      work.m = place.row * Tile::kBlockM;
+      work.n = place.column * Tile::kBlockN;
+    } else {
+      place_in_rectangle(in_matrix, rank, work);
+    }
+    return true;
+  }
+
+ private:
+  AK_DEVICE void place_in_rectangle(int in_matrix, int rank, Work& work) const {
     const int group = in_matrix / (s_.raster_lines * s_.line_length),
               in_group = in_matrix - group * (s_.raster_lines * s_.line_length);
     const int first_line = group * s_.raster_lines;
@@ -52,14 +68,8 @@ class TileScheduler {
     const int across = in_group / lines, line = first_line + in_group - across * lines;
     work.m = ((s_.by_columns ? across : line) * Tile::kClusterM + (Tile::kClusterM > 1 ? rank : 0)) * Tile::kBlockM;
     work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)) * s_.tile_columns;
-    work.first_step = work.split * s_.k_steps_per_split;
-    const int left = s_.k_steps - work.first_step;
-    work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
-    next_ += s_.clusters;
-    return true;
   }
 
- private:
   const Schedule& s_;
   int next_;
 };

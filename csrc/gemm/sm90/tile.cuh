@@ -17,11 +17,12 @@ constexpr int kSharedLimit = 232448;  // bytes per block
 /// alternate tiles. The blocks of a cluster work on adjacent tiles: one below the other, sharing B, or with kShareA
 /// side by side, sharing A.
 template <int kBlockM_, int kBlockN_, int kStages_, int kCluster_, int kConsumers_, bool kPingpong_ = false,
-          bool kShareA = false>
+          bool kShareA = false, bool kTriangular_ = false>
 struct Tile {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCluster = kCluster_,
                        kConsumers = kConsumers_;
   static constexpr bool kPingpong = kPingpong_;
+  static constexpr bool kTriangular = kTriangular_;  // of a symmetric C only tiles of the lower triangle are computed
   static constexpr int kClusterM = kShareA ? 1 : kCluster, kClusterN = kShareA ? kCluster : 1;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kGroups = kPingpong ? 1 : kConsumers;  // consumers that share a tile
@@ -34,7 +35,7 @@ struct Tile {
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators == 128 ? 24 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators == 128 ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
-  static constexpr bool kTakesEpilogue = gemm_sm90_takes_epilogue(kShape);
+  static constexpr bool kTakesEpilogue = !kTriangular && gemm_sm90_takes_epilogue(kShape);
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   // TMA boxes have 64 columns of 16 bits, 128 bytes. Tiles whose width is no multiple of 64 take boxes of 16 columns in
   // the TMA epilogue, and their direct stores go row by row.
@@ -51,6 +52,7 @@ struct Tile {
   static_assert(kBlockN % 16 == 0, "the columns are a multiple of the narrow boxes");
   static_assert(kFullBoxes || kTakesEpilogue, "tiles without an epilogue have no staging buffer for rows");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster has one block or two");
+  static_assert(!kTriangular || (kBlockM == kBlockN && kCluster == 1), "a triangle is one of square tiles");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
 };
 
@@ -106,6 +108,7 @@ struct Schedule {
   int tile_columns;        // columns of C per tile: kBlockN, or half of that with swiglu
   int lines, line_length;  // in clusters: a line is a row of clusters' tiles, or a column if by_columns
   bool by_columns;
+  int tiles;         // of a matrix
   int raster_lines;  // lines rasterized together, so that their slices of A and B stay in L2
   int work_count;    // work items of all clusters: tiles x batch x splits
   int clusters;      // of the grid
@@ -131,6 +134,12 @@ enum class FusedEpilogue {
   kTma,          ///< TMA moves C and the auxiliary input
   kElementwise,  ///< any alignment, strides and types
 };
+/// Effect on C.
+enum class Output {
+  kRounded,
+  kFloat,
+  kAccumulate,  ///< adds to an fp32 C
+};
 struct EpiloguePath {
   DirectStore direct;
   FusedEpilogue fused;
@@ -149,7 +158,7 @@ inline Operand operand(const GemmValues& t) {
 
 /// GemmEpilogue and C.
 struct Epilogue {
-  float alpha, beta;
+  float alpha, beta, diagonal;
   Activation activation;
   Operand c, bias, residual, z, preact;
   float* column_sums;
@@ -164,7 +173,7 @@ struct Args {
   bool stores_z_first;
   bool has_slow_exit;  // between main loop and store: a split-k reduction or a slot request
   int aux_batched;     // 0 if the batch shares the auxiliary input, else 1
-  bool accumulate;
+  Output output;
   int m, n, k;       // of the product of A and B
   int columns;       // of C per matrix: n, or n / 2 with swiglu
   int tile_columns;  // as in the schedule
@@ -208,9 +217,9 @@ Args arguments(const GemmProblem& q, int splits) {
   }
   const GemmEpilogue& e = p.epilogue;
   Args args{};
-  args.epilogue = {
-      e.alpha,           e.beta,       e.activation, operand(q.c), operand(e.bias), operand(e.residual), operand(e.z),
-      operand(e.preact), e.column_sums};
+  args.epilogue = {e.alpha,           e.beta,          e.diagonal,          e.activation,
+                   operand(q.c),      operand(e.bias), operand(e.residual), operand(e.z),
+                   operand(e.preact), e.column_sums};
   args.path = epilogue_path(p, kFloat);
   args.float_bias = !e.bias.data || e.bias.type == DType::kFloat32;
   args.reads_aux = args.path.fused == FusedEpilogue::kTma && (e.preact.data || e.residual.data);
@@ -218,7 +227,7 @@ Args arguments(const GemmProblem& q, int splits) {
   args.needs_slot_request = args.stores_z_first || (args.path.fused == FusedEpilogue::kTma && splits > 1);
   args.has_slow_exit = splits > 1 || args.needs_slot_request;
   args.aux_batched = (e.preact.data ? e.preact : e.residual).batch_stride != 0;
-  args.accumulate = q.accumulate;
+  args.output = q.accumulate ? Output::kAccumulate : kFloat ? Output::kFloat : Output::kRounded;
   args.m = q.m, args.n = q.n, args.k = q.k;
   args.columns = columns_of_sums(q);
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;

@@ -1,0 +1,255 @@
+"""Muon over float32, float16 and bfloat16 matrices: two fused passes around matrix products over stacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from .._checks import lists
+from .._sharding.agreement import Agreement
+from .._sharding.local import is_dtensor, local
+from .._sharding.pieces import holders_of, sharded_dims
+from .._updates.adamw import adamw_
+from .._updates.muon import muon_
+from .._updates.state import CAUTIOUS, NESTEROV
+from ..ops.newton_schulz import KELLER_JORDAN, Coefficients, triples_of
+from ._algorithm import Algorithm, Update
+from ._base import FusedOptimizer
+from ._exchange import Exchange, Sharded
+from ._launches import DeviceBatch
+from ._matrices import Chunk, Matrices, Member, chunks_of
+from ._options import MixedPrecision, takes_options
+from .adamw import AdamAlgorithm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+AdjustLR = Literal["original", "match_rms_adamw", "spectral_unclamped"]
+
+#: By ``adjust_lr_fn``: the ratio of a step's length to the learning rate.
+RATIOS = {
+    None: lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "spectral_unclamped": lambda rows, columns: math.sqrt(rows / columns),
+}
+#: Of groups with ``algorithm="adamw"``, as torch.optim.AdamW's.
+ADAMW_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "decoupled_weight_decay": True}
+
+
+class AdamWGroups(AdamAlgorithm):
+    """The groups of Muon that AdamW updates."""
+
+    def check_group(self, name: str, group: dict[str, Any]) -> None:
+        missing = [key for key in ADAMW_DEFAULTS if key not in group]
+        if missing:
+            raise ValueError(f"{name}: a group with algorithm='adamw' lacks {', '.join(missing)}")
+        if len(group["betas"]) != 2:
+            raise ValueError(f"{name}: betas is {group['betas']!r}; accepted: 2 numbers")
+
+
+class MuonAlgorithm(Algorithm):
+    """Two passes of the op around the matrix products, and AdamW for the groups that ask for it."""
+
+    def __init__(self) -> None:
+        absent = {"algorithm": "muon", "cautious": False, "heads": None, "flatten": False}
+        super().__init__(muon_, shows_step=False, required=("momentum_buffer",), absent=absent)
+        self._adamw = AdamWGroups(adamw_, required=("step",))
+
+    @property
+    def members(self) -> tuple[Algorithm, ...]:
+        return self, self._adamw
+
+    def of(self, group: dict[str, Any]) -> Algorithm:
+        return self._adamw if group["algorithm"] == "adamw" else self
+
+    def check_group(self, name: str, group: dict[str, Any]) -> None:
+        accepted = {"algorithm": ("muon", "adamw"), "adjust_lr_fn": tuple(RATIOS)}
+        for key, values in accepted.items():
+            if group[key] not in values:
+                raise ValueError(f"{name}: {key} is {group[key]!r}; accepted: {', '.join(map(repr, values))}")
+        triples_of(group["ns_coefficients"], group["ns_steps"])
+        heads = group["heads"]
+        if heads is not None and (not isinstance(heads, int) or heads < 1):
+            raise ValueError(f"{name}: heads is {heads!r}; accepted: None, a positive integer")
+
+    def check_param(self, label: str, param: Tensor, group: dict[str, Any]) -> None:
+        if is_lazy(param):
+            return
+        shape, heads = list(param.shape), group["heads"]
+        if not 2 <= param.dim() <= 3 and not (group["flatten"] and param.dim() > 3):
+            flatten = " flatten=True takes all dimensions but the first for columns;" if param.dim() > 3 else ""
+            raise ValueError(
+                f"{label} has shape {shape}; Muon updates matrices, and stacks of matrices [n, rows, columns];{flatten} "
+                "put other parameters in a group with algorithm='adamw', or in another optimizer"
+            )
+        rows = param.shape[0 if group["flatten"] else -2]
+        if heads is not None and rows % heads:
+            raise ValueError(f"{label} has shape {shape}, and heads is {heads}; accepted: a divisor of its {rows} rows")
+        if _is_cut(param, group["flatten"]):
+            holders_of(param)
+            if not local(param).is_contiguous():
+                raise ValueError(
+                    f"{label} is a DTensor with pieces {lists.describe(local(param))}; accepted: contiguous"
+                )
+
+    def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
+        return self.declared.moments
+
+    def option(self, group: dict[str, Any], name: str) -> float:
+        return 1.0 if name == "ratio" else super().option(group, name)  # the ratio is each parameter's own
+
+    def flags(self, group: dict[str, Any]) -> int:
+        return (NESTEROV if group["nesterov"] else 0) | (CAUTIOUS if group["cautious"] else 0)
+
+    def constants(self, group: dict[str, Any]) -> tuple:
+        coefficients = tuple(triples_of(group["ns_coefficients"], group["ns_steps"]))
+        return coefficients, *(group[key] for key in ("ns_steps", "eps", "adjust_lr_fn", "heads", "flatten"))
+
+    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
+        for launch, arguments in updates:
+            batch, _, table = launch
+            for chunk in self._chunks(batch):
+                chunk.step(self.op, launch, arguments)
+            if table is not None:
+                table.bump_versions()
+            else:
+                torch.autograd.graph.increment_version(batch.sharded)
+
+    def _chunks(self, batch: DeviceBatch) -> list[Chunk]:
+        """Those of a batch, made anew if its groups ask for others."""
+        constants = [self.constants(block.group) for block in batch.blocks]
+        if batch.prepared is None or batch.prepared[0] != constants:
+            batch.prepared = constants, list(_made_chunks(batch, constants))
+        return batch.prepared[1]
+
+
+def _made_chunks(batch: DeviceBatch, constants: list[tuple]) -> Iterator[Chunk]:
+    """Of matrices that lie on this rank, and one for each group of ranks of those that do not, in the same order on all ranks."""
+    own: list[Member] = []
+    exchanged: dict[dist.ProcessGroup, list[Sharded]] = {}
+    for position, (param, row) in enumerate(zip(batch.params, batch.layout.tolist(), strict=True)):
+        *settings, adjust_lr_fn, heads, flatten = constants[row[0]]
+        cut = _is_cut(param, flatten)
+        described = torch.empty(param.shape, device="meta") if cut else batch.pieces[position]
+        if not described.numel():
+            continue
+        matrices = Matrices.of(described, heads, flatten)
+        ratio = RATIOS[adjust_lr_fn](matrices.rows, matrices.columns)
+        member = Member(position, matrices, tuple(settings), (row[3], ratio))
+        if cut:
+            holders = holders_of(param)
+            sharded = Sharded(member, batch.numbers[position], tuple(param.shape), holders)
+            exchanged.setdefault(holders.group, []).append(sharded)
+        else:
+            own.append(member)
+    yield from chunks_of(batch, own)
+    for parameters in sorted(exchanged.values(), key=lambda parameters: min(p.number for p in parameters)):
+        yield Chunk(batch, [Exchange(parameters)])
+
+
+def _is_cut(param: Tensor, flatten: bool) -> bool:
+    """True if the matrices of a parameter lie on several ranks."""
+    whole = set(range(param.dim() - 2)) if not flatten else set()
+    return is_dtensor(param) and bool(sharded_dims(param) - whole)
+
+
+class Muon(FusedOptimizer, torch.optim.Muon):
+    """:class:`torch.optim.Muon` over stacks of matrices, with AdamW for other parameters in the same step.
+
+    A step is one pass over gradients and momentum, which writes 16-bit iterates; matrix products over all matrices of one
+    shape together (:func:`amp_kernels.newton_schulz`); and one pass that moves weights, masters and 16-bit copies::
+
+        momentum_buffer = lerp(momentum_buffer, grad, 1 - momentum)
+        u = lerp(grad, momentum_buffer, momentum) if nesterov else momentum_buffer
+        param = param * (1 - lr * weight_decay) - lr * ratio * newton_schulz(u)
+
+    Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scalable for LLM
+    training", 2025. The step's length does not depend on the size of the gradients. Checkpoints are interchangeable with
+    torch's in both directions. A step needs memory for the iterates of at most 2^27 elements, or of the largest parameter,
+    and for their products, and keeps none of it.
+
+    Args:
+        params: as in :class:`AdamW`; matrices ``[rows, columns]`` or stacks of them, ``[n, rows, columns]``. Embeddings,
+            the last layer, biases and norms belong in a group with ``algorithm="adamw"``, which takes AdamW's ``betas``,
+            ``eps`` and ``amsgrad`` beside ``lr`` and ``weight_decay``.
+        lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
+        weight_decay: decoupled decay, multiplied by ``lr``.
+        momentum: decay rate of the momentum.
+        nesterov: orthogonalize the momentum as it will be if the gradient stays.
+        ns_coefficients: of the iteration, as ``coefficients`` of :func:`amp_kernels.newton_schulz`.
+        eps: the least norm that a matrix is divided by.
+        ns_steps: number of iterations, 0 to 99.
+        adjust_lr_fn: the ratio: ``"original"`` or ``None`` for ``sqrt(max(1, rows / columns))``, ``"match_rms_adamw"`` for
+            ``0.2 * sqrt(max(rows, columns))``, with which AdamW's learning rates fit, ``"spectral_unclamped"`` for
+            ``sqrt(rows / columns)``.
+        cautious: do not decay weights that the step moves away from 0 (Chen et al., "Cautious weight decay", 2025).
+        heads: cut each matrix by rows into so many, as a fused projection of queries, keys and values, which are
+            orthogonalized one by one.
+        flatten: take all dimensions but the first for columns, for weights of convolutions.
+        options: those of all optimizers here, :class:`MixedPrecision`. Clipping scales gradients before the momentum, so
+            that it changes only the weight of one step in the momentum.
+
+    ``algorithm``, ``heads``, ``flatten`` and all numbers may differ between groups.
+
+    Raises:
+        ValueError: a number is out of range or NaN, an option is not among those accepted, or a parameter is no matrix.
+        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> hidden, *others = model.parameters()
+        >>> groups = [{"params": [hidden], "lr": 0.02}, {"params": others, "algorithm": "adamw", "lr": 3e-4}]
+        >>> optimizer = ak.optim.Muon(groups, max_grad_norm=1.0)
+        >>> model(torch.ones(2, 8)).sum().backward()
+        >>> optimizer.step()
+        >>> list(optimizer.state[hidden])
+        ['momentum_buffer']
+    """
+
+    algorithm = MuonAlgorithm()
+
+    @takes_options
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = KELLER_JORDAN,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: AdjustLR | None = None,
+        *,
+        maximize: bool = False,
+        cautious: bool = False,
+        heads: int | None = None,
+        flatten: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **options: Unpack[MixedPrecision],
+    ) -> None:
+        self._set_options(options, foreach, fused, differentiable)
+        numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": bool(nesterov)}
+        products = {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        own = {"algorithm": "muon", "cautious": bool(cautious), "heads": heads, "flatten": bool(flatten)}
+        # Not torch.optim.Muon's constructor, which refuses all but matrices.
+        hints = {"maximize": maximize, "capturable": capturable, "foreach": None, "fused": True}
+        Optimizer.__init__(self, params, {**numbers, **products, **own, **hints})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As :meth:`FusedOptimizer.add_param_group`, with AdamW's defaults for a group with ``algorithm="adamw"``."""
+        if isinstance(param_group, dict) and param_group.get("algorithm") == "adamw":
+            for key, value in ADAMW_DEFAULTS.items():
+                param_group.setdefault(key, value)
+        super().add_param_group(param_group)

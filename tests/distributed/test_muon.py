@@ -1,0 +1,137 @@
+"""Muon over matrices whose pieces lie on several ranks: owners, exchanges, and the bits of one process."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import amp_kernels as ak
+from amp_kernels._sharding.local import local
+from amp_kernels._sharding.pieces import holders_of
+from amp_kernels.optim import _exchange
+from amp_kernels.optim._matrices import Matrices, Member
+
+from .worlds import everyone, grid, whole
+
+SHAPES = [(12, 20), (20, 12), (12, 20), (9, 5), (3, 30)]
+
+
+def placed(tensor, mesh, placements):
+    return torch.nn.Parameter(distribute_tensor(tensor, mesh, placements, src_data_rank=None))
+
+
+def weights(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def largest_difference(shapes, put, steps=3, **options):
+    """Between parameters placed by ``put`` and one process, after some steps; and the collectives of the last step."""
+    values = weights(shapes)
+    mine, alone = [put(value) for value in values], [torch.nn.Parameter(value.clone()) for value in values]
+    ours, theirs = ak.optim.Muon(mine, lr=0.02, **options), ak.optim.Muon(alone, lr=0.02, **options)
+    moved, calls = dist.all_to_all_single, []
+    dist.all_to_all_single = lambda *args, **kwargs: (calls.append(1), moved(*args, **kwargs))[1]
+    try:
+        for step in range(steps):
+            for p, q, grad in zip(mine, alone, weights(shapes, seed=step + 1), strict=True):
+                p.grad, q.grad = put(grad).data, grad
+            calls.clear()
+            ours.step()
+            theirs.step()
+    finally:
+        dist.all_to_all_single = moved
+    return max((whole(p.detach()) - q.detach()).abs().max().item() for p, q in zip(mine, alone, strict=True)), len(
+        calls
+    )
+
+
+def cases():
+    world, mesh = everyone(), grid()
+    rows, both = [Shard(0)], [Shard(0), Shard(1)]
+    stacks = [(8, 6, 10), (5, 10, 6)]
+    return {
+        "rows": largest_difference(SHAPES, lambda t: placed(t, world, rows)),
+        "rows and columns": largest_difference(SHAPES, lambda t: placed(t, mesh, both)),
+        "columns of replicas": largest_difference(SHAPES, lambda t: placed(t, mesh, [Replicate(), Shard(1)])),
+        "heads": largest_difference([(12, 20), (24, 6)], lambda t: placed(t, world, rows), heads=3),
+        "flattened": largest_difference([(6, 3, 2, 2)], lambda t: placed(t, world, [Shard(1)]), flatten=True),
+        "experts": largest_difference(stacks, lambda t: placed(t, world, rows)),
+        "rows of experts": largest_difference(stacks, lambda t: placed(t, mesh, [Shard(0), Shard(1)])),
+        "many": largest_difference(SHAPES * 6, lambda t: placed(t, world, rows), steps=2),
+    }
+
+
+def test_bits_and_collectives(ranks):
+    """Two exchanges however many matrices there are, and none for whole experts."""
+    for found in ranks.run(cases):
+        for case, (difference, collectives) in found.items():
+            assert difference == 0.0, case
+            assert collectives == (0 if case == "experts" else 2), case
+
+
+def checkpoints():
+    """The momentum of four ranks goes on in one process, and back."""
+    values = weights(SHAPES)
+    mine = [placed(value, everyone(), [Shard(0)]) for value in values]
+    ours = ak.optim.Muon(mine, lr=0.02)
+    alone = [torch.nn.Parameter(value.clone()) for value in values]
+    theirs = ak.optim.Muon(alone, lr=0.02)
+
+    def step():
+        for p, q, grad in zip(mine, alone, weights(SHAPES, seed=4), strict=True):
+            p.grad, q.grad = placed(grad, everyone(), [Shard(0)]).data, grad
+        ours.step()
+        theirs.step()
+
+    step()
+    full = theirs.state_dict()
+    ours.load_state_dict(full)
+    sharded = ours.state_dict()
+    for i, values in full["state"].items():
+        assert torch.equal(whole(sharded["state"][i]["momentum_buffer"]), values["momentum_buffer"])
+        assert local(sharded["state"][i]["momentum_buffer"]).shape == local(mine[i]).shape
+    theirs.load_state_dict(sharded)
+    step()
+    return all(torch.equal(whole(p.detach()), q.detach()) for p, q in zip(mine, alone, strict=True))
+
+
+def test_checkpoints_of_any_number_of_ranks(ranks):
+    assert all(ranks.run(checkpoints))
+
+
+def owners():
+    """Of 8 equal matrices each of 4 ranks gets two; one with more work than the others together is alone on its rank."""
+    shapes = [(64, 256)] + [(64, 64)] * 6
+    found = []
+    for some in ([(64, 64)] * 8, shapes):
+        parameters = []
+        for number, shape in enumerate(some):
+            matrices = Matrices.of(torch.empty(shape, device="meta"), None, False)
+            holders = holders_of(placed(torch.zeros(shape), everyone(), [Shard(0)]))
+            parameters.append(_exchange.Sharded(Member(number, matrices, (), (0, 1.0)), number, shape, holders))
+        found.append(list(_exchange.owners_of(parameters[::-1]).values()))
+    return [sorted(map(counts.count, range(4))) for counts in found]
+
+
+def test_owners_are_balanced_by_work(ranks):
+    for equal, unequal in ranks.run(owners):
+        assert equal == [2, 2, 2, 2]
+        assert unequal == [1, 2, 2, 2]
+
+
+def refusals():
+    pipeline = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("pp", "dp", "tp"))["dp", "tp"]
+    two = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))["dp", "tp"]
+    one_dim = placed(torch.zeros(8, 8), pipeline, [Shard(0), Shard(1)])  # one of the dimensions has one rank
+    ak.optim.Muon([one_dim])
+    ak.optim.Muon([placed(torch.zeros(8, 8), two, [Shard(0), Shard(1)])])
+    transposed = placed(torch.zeros(8, 8), everyone(), [Shard(0)])
+    transposed._local_tensor = torch.zeros(8, 2).t()
+    with pytest.raises(ValueError, match=r"params\[0\] is a DTensor with pieces float32\[2, 8\] with strides"):
+        ak.optim.Muon([transposed])
+
+
+def test_refusals(ranks):
+    ranks.run(refusals)

@@ -1,0 +1,206 @@
+"""Bugs in symmetric products: the triangle of tiles, the mirrored stores of gemm_sm90 and gemm_sm80."""
+
+from . import Mutant
+
+TEST = "test_gemm_symmetric"
+CALL = "gemm/call.h"
+STORE = "gemm/sm90/mirrored_store.cuh"
+HOST = "gemm/sm90/symmetric.cu"
+SCHEDULER = "gemm/sm90/producer.cuh"
+KERNEL = "gemm/sm90/gemm.cuh"
+SM80 = "gemm/sm80/gemm.cuh"
+SM80_HOST = "gemm/sm80/gemm.cu"
+MMA = "emulator/mma.cpp"
+
+MUTANTS = [
+    # ---- the triangle
+    Mutant(CALL, "return tiles * (tiles + 1) / 2;", "return tiles * tiles / 2;", "the diagonal tiles are not counted"),
+    Mutant(
+        CALL,
+        "int length = tiles + 1 - tiles % 2,",
+        "int length = tiles + 1,",
+        "odd rows of tiles are folded as even ones",
+    ),
+    Mutant(
+        CALL, "if (across < lower)", "if (across <= lower)", "a tile above the diagonal, and one of the upper row never"
+    ),
+    Mutant(CALL, "return {lower - 1, across};", "return {across, lower - 1};", "the wrong triangle"),
+    Mutant(CALL, "return {line - tiles % 2,", "return {line,", "of odd rows of tiles, the upper row is one too low"),
+    Mutant(
+        SCHEDULER,
+        "work.m = place.row * Tile::kBlockM;",
+        "work.m = place.column * Tile::kBlockM;",
+        "only diagonal tiles",
+    ),
+    Mutant(HOST, "s.work_count = s.tiles * q.batch;", "s.work_count = s.tiles;", "only the first matrix of a batch"),
+    Mutant(HOST, "s.batch_b = q.batch_stride_b != 0;", "s.batch_b = 0;", "B of the first matrix for all"),
+    Mutant(HOST, "s.batch_a = q.batch_stride_a != 0;", "s.batch_a = 1;", "a shared A is read beyond its end"),
+    Mutant(
+        HOST,
+        "q.batch == 1 ? q.c.row_stride * q.m : q.c.batch_stride;",
+        "q.c.row_stride * q.m;",
+        "matrices without the gap",
+    ),
+    Mutant(HOST, "{size(divide_up(q.n, 8)) * 8,", "{size(q.n),", "the rows of C's map end within 16 bytes"),
+    # ---- the mirrored store
+    Mutant(
+        STORE, "column > row) continue;", "column > row + 64) continue;", "the box above the diagonal is stored, too"
+    ),
+    Mutant(
+        STORE,
+        "if (row >= args.m || column > row) continue;",
+        "if (row >= args.m || column >= row) continue;",
+        "no diagonal boxes",
+    ),
+    Mutant(
+        STORE,
+        "if (row != column) tma_store(map, staging + kSliceBytes, row, column, work.batch);",
+        "tma_store(map, staging + kSliceBytes, row, column, work.batch);",
+        "the diagonal twice",
+    ),
+    Mutant(
+        STORE,
+        "tma_store(map, staging + kSliceBytes, row, column, work.batch);",
+        "tma_store(map, staging + kSliceBytes, column, row, work.batch);",
+        "the mirror goes where the box goes",
+    ),
+    Mutant(
+        STORE,
+        "tma_store(map, staging + kSliceBytes, row, column, work.batch);",
+        "tma_store(map, staging + kSliceBytes, row, column, 0);",
+        "the mirror of every matrix goes to the first",
+    ),
+    Mutant(
+        STORE,
+        "stmatrix_x4_trans(turned + j * 128, r);",
+        "stmatrix_x4(turned + j * 128, r);",
+        "blocks of 8 x 8 are not transposed",
+    ),
+    Mutant(
+        STORE,
+        "stmatrix_x4_trans(turned + j * 128, r);",
+        "stmatrix_x4_trans(turned ^ j * 2, r);",
+        "the mirror advances along its rows",
+    ),
+    Mutant(
+        STORE,
+        "box_offset(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);",
+        "box_offset(lane / 8 % 2 * 8 + lane % 8, 2 * warp + lane / 16);",
+        "two blocks of the mirror are exchanged",
+    ),
+    Mutant(
+        STORE,
+        "named_barrier(consumer + 1, kWarpgroupThreads); mirror_box(staging);",
+        "mirror_box(staging);",
+        "the upper half is copied before it is staged",
+    ),
+    Mutant(STORE, "mirror_box(staging); }", "}", "the upper half of a diagonal box is its own"),
+    Mutant(STORE, "below >= 2 * j + 2 ?", "below >= 2 * j + 1 ?", "the first element above the diagonal is kept"),
+    Mutant(
+        STORE,
+        "below == 2 * j + 1 ? 0xffffu",
+        "below == 2 * j + 1 ? 0xffff0000u",
+        "the wrong element of the pair on the diagonal",
+    ),
+    Mutant(
+        STORE,
+        "below = row + 1 - 8 * chunk;",
+        "below = row - 8 * chunk;",
+        "the diagonal comes from the transpose",
+        missed="an element of the diagonal is its own mirror image",
+    ),
+    Mutant(STORE, "wait_for_staging(thread, consumer);", "", "the boxes of the box before are overwritten"),
+    Mutant(
+        STORE,
+        "publish_staging(consumer);",
+        "named_barrier(consumer + 1, kWarpgroupThreads);",
+        "no fence before TMA reads",
+    ),
+    Mutant(STORE, "bulk_commit();", "", "stores that no wait covers"),
+    Mutant(STORE, "&& c <= r ?", "?", "the residual is read above the diagonal and beyond its end"),
+    Mutant(STORE, "r < args.m && c <= r ?", "c <= r ?", "rows of the residual out of bounds"),
+    Mutant(
+        STORE,
+        "args.epilogue.residual, batch, r, c);",
+        "args.epilogue.residual, 0, r, c);",
+        "the residual of the first matrix",
+    ),
+    Mutant(
+        STORE,
+        "row + thread_in_warpgroup() / kWarpThreads * 16 + lane / 4;",
+        "row + lane / 4;",
+        "the residual of the first warp's rows",
+    ),
+    Mutant(
+        STORE,
+        "c = column + i / 2 * 8 + lane % 4 * 2;",
+        "c = column + i % 8 * 8 + lane % 4 * 2;",
+        "pairs of the residual in another order",
+    ),
+    Mutant(
+        STORE,
+        "widen_pair<T>(pairs[j / 4 + i], low, high);",
+        "widen_pair<T>(pairs[i], low, high);",
+        "the residual of the first 16 columns",
+    ),
+    Mutant(STORE, "v[i] = e.alpha * acc[slice]", "v[i] = acc[slice]", "alpha is lost"),
+    Mutant(
+        STORE,
+        "acc[slice][(part * 64 + j) / 2 + i];",
+        "acc[0][(part * 64 + j) / 2 + i];",
+        "the second 64 rows are the first",
+    ),
+    Mutant(STORE, "if (row == column && j == warp * 16) {", "if (j == warp * 16) {", "a diagonal in every box"),
+    Mutant(
+        STORE, "row == column && j == warp * 16", "row == column && j == 0", "the diagonal of the first 16 rows alone"
+    ),
+    Mutant(STORE, "i / 4 == i / 2 % 2 &&", "", "the diagonal of a block of 8 in its neighbour, too"),
+    Mutant(
+        KERNEL,
+        "store_mirrored<T, Tile>(acc, &map_c, p.staging_of(consumer), consumer,",
+        "store_mirrored<T, Tile>(acc, &map_c, p.staging_of(0), consumer,",
+        "both consumers stage in one buffer",
+    ),
+    # ---- gemm_sm80
+    Mutant(
+        SM80,
+        "tile = block_index() % tiles;",
+        "tile = block_index() % (tiles - 1);",
+        "the last tile is another one again",
+    ),
+    Mutant(
+        SM80,
+        "block_index(), block_index() / tiles, 0, 0, args.k};",
+        "block_index(), 0, 0, 0, args.k};",
+        "only the first matrix",
+    ),
+    Mutant(SM80, "column_[1] + kColumns > row) {", "column_[1] > row) {", "whole rows are stored across the diagonal"),
+    Mutant(SM80, "column > first_row + row) continue;", "column >= first_row + row) continue;", "no diagonal"),
+    Mutant(
+        SM80,
+        "column >= first_row + r) continue;",
+        "column > first_row + r + 1) continue;",
+        "the mirror below the diagonal",
+    ),
+    Mutant(
+        SM80,
+        "column < first_row && first_row + 16 <=",
+        "column < first_row + 16 && first_row + 16 <=",
+        "whole words of a mirror across the diagonal",
+    ),
+    Mutant(
+        SM80,
+        "first_row + 16 <= args_.finish.m) {",
+        "first_row <= args_.finish.m) {",
+        "the mirror of rows out of bounds",
+    ),
+    Mutant(SM80, "store_vec(to + 4, rows[1]);", "store_vec(to + 4, rows[0]);", "eight rows of the mirror twice"),
+    Mutant(SM80, "r % 2 == 0 ? pair : pair >> 16", "pair", "every second element of a mirror is its neighbour"),
+    Mutant(
+        SM80,
+        "add_diagonal(args.finish.epilogue.diagonal,",
+        "add_diagonal(2 * args.finish.epilogue.diagonal,",
+        "the diagonal twice",
+    ),
+    Mutant(SM80_HOST, "if (q.symmetric) return q.batch * triangle_of(columns);", "", "more blocks than tiles"),
+]

@@ -1,0 +1,483 @@
+"""Muon: torch.optim.Muon's contract, the matrices of parameters, AdamW's groups, and what a step must not do."""
+
+import math
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._updates.muon import muon_
+from amp_kernels._updates.state import MAXIMIZE, STOCHASTIC
+from amp_kernels.ops._shadows import fresh_shadow
+from amp_kernels.optim import AdamW, Muon, _matrices
+from amp_kernels.optim._matrices import Matrices
+
+from .optimizers import bf16, checkpoint, f16, f32, fill, same, snapshot
+
+SHAPES = [(64, 96), (96, 64), (64, 96), (33, 17), (16, 12), (48, 48)]
+A, B, C = 3.4445, -4.775, 2.0315
+
+
+def parameter(*shape, seed=0, dtype=f32):
+    return torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
+
+
+def parameters(shapes=SHAPES, dtype=f32):
+    return [parameter(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+
+
+def set_grads(params, seed, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = (torch.randn(p.shape, generator=generator) * scale).to(p.dtype)
+
+
+def steps(optimizer, params, count, scale=1.0):
+    for seed in range(count):
+        set_grads(params, seed, scale)
+        optimizer.step()
+    return params
+
+
+def trained(shapes=SHAPES, count=3, dtype=f32, groups=None, **options):
+    """The parameters after some steps of an optimizer with these options, and the optimizer."""
+    params = parameters(shapes, dtype)
+    optimizer = Muon(params if groups is None else groups(params), lr=0.02, **options)
+    return steps(optimizer, params, count), optimizer
+
+
+def same_bits(a, b):
+    return all(map(torch.equal, a, b))
+
+
+def exact_newton_schulz(u, count=5):
+    x = u.double() / u.double().norm()
+    for _ in range(count):
+        gram = x @ x.mT
+        x = A * x + (B * gram + C * gram @ gram) @ x
+    return x
+
+
+# ---- torch's contract ----
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nesterov": False, "weight_decay": 0.0},
+        {"adjust_lr_fn": "match_rms_adamw", "momentum": 0.3},
+        {"adjust_lr_fn": "original", "momentum": 0.0, "weight_decay": 0.5},
+        {"ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5), "eps": 1e-3},
+    ],
+)
+def test_twenty_steps_beside_torch(options):
+    """Both round iterates to 16 bits: the weights stay within 1.5e-2 of the way that they travel. The momentum is exact."""
+    ours, theirs, start = parameters(), parameters(), parameters()
+    a, b = Muon(ours, lr=0.02, **options), torch.optim.Muon(theirs, lr=0.02, **options)
+    steps(a, ours, 20)
+    steps(b, theirs, 20)
+    for p, q, s in zip(ours, theirs, start, strict=True):
+        assert (p - q).norm() <= 1.5e-2 * (q - s).norm()
+        assert torch.equal(a.state[p]["momentum_buffer"], b.state[q]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_step_in_float64(nesterov, scale):
+    """The orthogonalized momentum within 4e-2 (Frobenius) of float64's, whatever the size of the gradients: products of bfloat16
+    err by up to 3e-2, of float16 by a fifth of it."""
+    lr, decay, momentum = 0.5, 0.1, 0.9
+    p = parameter(48, 80)
+    optimizer = Muon([p], lr=lr, weight_decay=decay, momentum=momentum, nesterov=nesterov, eps=0.0)
+    buffer = torch.zeros(48, 80, dtype=torch.float64)
+    for seed in range(3):
+        before = p.detach().double()
+        set_grads([p], seed, scale)
+        optimizer.step()
+        grad = p.grad.double()
+        buffer = momentum * buffer + (1 - momentum) * grad
+        wanted = exact_newton_schulz(momentum * buffer + (1 - momentum) * grad if nesterov else buffer)
+        found = (before * (1 - lr * decay) - p.detach().double()) / lr
+        assert (found - wanted).norm() <= 4e-2 * wanted.norm()
+
+
+def test_is_torchs_kind_and_keeps_its_group_keys():
+    ours, theirs = (kind(parameters()) for kind in (Muon, torch.optim.Muon))
+    assert isinstance(ours, torch.optim.Muon)
+    assert {key: ours.defaults[key] for key in theirs.defaults} == theirs.defaults
+    assert theirs.param_groups[0].keys() <= ours.param_groups[0].keys()
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"}])
+def test_from_torch_and_back_is_exact(options):
+    theirs = torch.optim.Muon(parameters(), lr=0.02, **options)
+    steps(theirs, theirs.param_groups[0]["params"], 4)
+    weights = [p.detach().clone() for p in theirs.param_groups[0]["params"]]
+    ours, again = (kind([torch.nn.Parameter(w.clone()) for w in weights]) for kind in (Muon, torch.optim.Muon))
+    ours.load_state_dict(checkpoint(theirs))
+    assert same(ours.state_dict()["state"], theirs.state_dict()["state"])
+    again.load_state_dict(checkpoint(ours))
+    assert same(again.state_dict()["state"], theirs.state_dict()["state"])
+    for optimizer in (ours, again, theirs):
+        steps(optimizer, optimizer.param_groups[0]["params"], 3)
+    for p, q, r, w in zip(*(o.param_groups[0]["params"] for o in (ours, again, theirs)), weights, strict=True):
+        assert torch.equal(q, r)
+        assert (p - r).norm() <= 2.5e-2 * (r - w).norm()
+
+
+def test_a_checkpoint_without_the_momentum_is_refused():
+    _, optimizer = trained()
+    state = optimizer.state_dict()
+    state["state"][0] = {"momentum": state["state"][0]["momentum_buffer"]}
+    with pytest.raises(ValueError, match=r"Muon: the loaded state .* lacks 'momentum_buffer'"):
+        Muon(parameters()).load_state_dict(state)
+
+
+# ---- matrices ----
+
+
+def test_grouping_does_not_change_bits(monkeypatch):
+    """Alone, beside others of their shape, and in chunks."""
+    together, _ = trained()
+    alone = [steps(Muon([p], lr=0.02), [p], 0)[0] for p in parameters()]
+    optimizers = [Muon([p], lr=0.02) for p in alone]
+    for seed in range(3):
+        set_grads(alone, seed)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert same_bits(together, alone)
+    monkeypatch.setattr(_matrices, "CHUNK_ELEMENTS", 7000)
+    chunked, optimizer = trained()
+    (launch,) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
+    assert len(launch.batch.prepared[1]) == 4
+    assert same_bits(together, chunked)
+
+
+def split(params, parts):
+    return [torch.nn.Parameter(part.clone()) for p in params for part in p.detach().chunk(parts)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "parts", "view"),
+    [
+        ((3, 24, 40), {}, 3, (24, 40)),  # experts
+        ((72, 40), {"heads": 3}, 3, (24, 40)),  # a fused projection
+        ((2, 48, 40), {"heads": 2}, 4, (24, 40)),
+        ((24, 5, 4, 2), {"flatten": True}, 1, (24, 40)),  # a convolution
+        ((24, 40), {"flatten": True, "heads": 1}, 1, (24, 40)),
+    ],
+)
+def test_the_matrices_of_a_parameter_move_as_matrices_of_their_own(shape, options, parts, view):
+    """The ratio is of their shape, too: with it unscaled, sqrt(24 / 40) instead of sqrt(72 / 40)."""
+    whole = parameter(*shape)
+    pieces = [torch.nn.Parameter(x.clone()) for x in whole.detach().reshape(parts, *view)]
+    a = Muon([whole], lr=0.02, adjust_lr_fn="spectral_unclamped", **options)
+    b = Muon(pieces, lr=0.02, adjust_lr_fn="spectral_unclamped")
+    for seed in range(3):
+        set_grads([whole], seed)
+        for p, g in zip(pieces, whole.grad.reshape(parts, *view), strict=True):
+            p.grad = g.clone()
+        a.step()
+        b.step()
+    assert torch.equal(whole.reshape(parts, *view), torch.stack([*pieces]))
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        (lambda x: x.flatten(1).t().contiguous().t(), {}),
+        (lambda x: x.flatten(1).t().contiguous().t(), {"heads": 4}),
+        (lambda x: x.contiguous(memory_format=torch.channels_last), {"flatten": True}),
+        (lambda x: x.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3), {"flatten": True}),
+        (lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), {"flatten": True}),
+        (lambda x: x.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0), {}),
+    ],
+)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_any_order_in_memory(layout, options, compiled):
+    """Sums may come in another order, so the weights agree as far as 16-bit iterates do."""
+    base = torch.randn(24, 5, 4, 2, generator=torch.Generator().manual_seed(7))
+    ordered = torch.nn.Parameter(layout(base))
+    plain = torch.nn.Parameter(ordered.detach().clone(memory_format=torch.contiguous_format))
+    assert plain.stride() != ordered.stride()
+    start = plain.detach().clone()
+    optimizers = Muon([ordered], lr=0.02, **options), Muon([plain], lr=0.02, **options)
+    for seed in range(4):
+        set_grads([plain], seed)
+        ordered.grad = torch.empty_like(ordered).copy_(plain.grad)
+        for optimizer in optimizers:
+            if compiled:
+                optimizer.step()
+            else:
+                with ak.backend("reference"):
+                    optimizer.step()
+    assert (ordered - plain).norm() <= 1.5e-2 * (plain - start).norm()
+
+
+def test_most_orders_in_memory_are_not_copied():
+    base = torch.empty(24, 5, 4, 2)
+    for tensor, options, packed in (
+        (base[0, 0], (None, False), True),
+        (base[0, 0].t(), (None, False), True),
+        (base.flatten(1), (4, False), True),
+        (base.flatten(1).t(), (5, False), False),
+        (base, (None, True), True),
+        (base.contiguous(memory_format=torch.channels_last), (None, True), True),
+        (base.transpose(0, 1), (None, True), False),
+    ):
+        assert Matrices.of(tensor, *options).packed is packed
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "text"),
+    [
+        (
+            (5,),
+            {},
+            r"params\[0\] has shape \[5\]; Muon updates matrices, .* algorithm='adamw', or in another optimizer",
+        ),
+        ((), {}, r"params\[0\] has shape \[\]; Muon updates matrices"),
+        ((4, 3, 2, 2), {}, "flatten=True takes all dimensions but the first"),
+        ((5,), {"flatten": True}, "Muon updates matrices"),
+        ((9, 2), {"heads": 2}, r"shape \[9, 2\], and heads is 2; accepted: a divisor of its 9 rows"),
+        ((9, 2), {"heads": 0}, "heads is 0; accepted: None, a positive integer"),
+        ((9, 2), {"adjust_lr_fn": "rms"}, "adjust_lr_fn is 'rms'; accepted: None, 'original', 'match_rms_adamw'"),
+        ((9, 2), {"ns_steps": 100}, "steps is 100; accepted: an integer from 0 to 99"),
+        ((9, 2), {"ns_coefficients": (1.0, 2.0)}, "coefficients is"),
+    ],
+)
+def test_refusals(shape, options, text):
+    with pytest.raises(ValueError, match=text):
+        Muon([parameter(*shape)], **options)
+    optimizer = Muon([parameter(4, 4)])
+    with pytest.raises(ValueError, match=text):
+        optimizer.add_param_group({"params": [parameter(*shape)], **options})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_empty_parameters_are_left_alone():
+    params, _ = trained([(4, 0), (0, 4), (3, 0, 5), (4, 4)])
+    assert not torch.equal(params[3], parameters([(1,), (1,), (1,), (4, 4)])[3])
+
+
+# ---- AdamW's groups ----
+
+
+def mixed(params, **of_adamw):
+    muon, adamw = [p for p in params if p.dim() == 2], [p for p in params if p.dim() != 2]
+    return [{"params": muon}, {"params": adamw, "algorithm": "adamw", "lr": 3e-3, **of_adamw}]
+
+
+MIXED = [(16, 24), (24,), (24, 16), (16,), (3,)]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}, {"master_weights": "split", "ema_decay": 0.9}])
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_adamw_groups_have_the_bits_of_adamw(dtype, options):
+    """The norm is of all gradients."""
+    betas = {"betas": (0.8, 0.9), "weight_decay": 0.2}
+    params, optimizer = trained(MIXED, dtype=dtype, groups=lambda params: mixed(params, **betas), **options)
+    twins = parameters(MIXED, dtype)
+    groups = [{"params": [p for p in twins if p.dim() == 2], "lr": 0.0}, {"params": [p for p in twins if p.dim() != 2]}]
+    adamw = AdamW(groups, lr=3e-3, **betas, **options)
+    steps(adamw, twins, 3)
+    for p, q in zip(params, twins, strict=True):
+        if p.dim() != 2:
+            assert torch.equal(p, q)
+            assert same(dict(optimizer.state[p]), dict(adamw.state[q]))
+    assert optimizer.param_groups[1]["eps"] == 1e-8
+
+
+def test_adamw_groups_in_checkpoints_and_schedulers():
+    params, optimizer = trained(MIXED, groups=mixed)
+    other_params = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    other = Muon(mixed(other_params))
+    other.load_state_dict(checkpoint(optimizer))
+    assert same(other.state_dict(), optimizer.state_dict())
+    steps(optimizer, params, 2)
+    steps(other, other_params, 2)
+    assert same_bits(params, other_params)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 1.5e-3]
+
+
+def test_a_group_of_an_unknown_algorithm_is_refused():
+    with pytest.raises(ValueError, match="algorithm is 'adam'; accepted: 'muon', 'adamw'"):
+        Muon([{"params": [parameter(3)], "algorithm": "adam"}])
+
+
+def test_a_group_may_change_its_algorithm():
+    """Once its parameters have given up the state of the other one."""
+    p = parameter(8, 8)
+    optimizer = Muon([{"params": [p], "algorithm": "adamw"}])
+    steps(optimizer, [p], 3)
+    optimizer.param_groups[0]["algorithm"] = "muon"
+    with pytest.raises(ValueError, match="lacks 'momentum_buffer'"):
+        optimizer.step()
+    del optimizer.state[p]
+    steps(optimizer, [p], 3)
+    assert list(optimizer.state[p]) == ["momentum_buffer"]
+
+
+# ---- what a step does, and does not ----
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("kept", [{}, {"master_weights": "none", "ema_decay": 0.5, "state_dtype": bf16}])
+def test_a_skipped_step_leaves_every_bit(bad, which, kept):
+    params, optimizer = trained(MIXED, dtype=bf16, groups=mixed, skip_nonfinite=True, **kept)
+    before = snapshot(optimizer)
+    set_grads(params, 9)
+    params[which].grad.view(-1)[1] = bad
+    optimizer.step()
+    assert same(snapshot(optimizer), before)
+    steps(optimizer, params, 1)
+    assert not same(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_each_pass_has_the_flags_and_scalars_that_concern_it(monkeypatch, compiled):
+    """Iterates are rounded to nearest; the second pass neither unscales, clips nor negates again."""
+    calls, step = [], muon_.step
+
+    def spy(arguments, table=None):
+        calls.append(arguments)
+        step(arguments, table)
+
+    monkeypatch.setattr(muon_, "step", spy)
+    options = {"master_weights": "none", "maximize": True, "max_grad_norm": 1.0, "nesterov": False}
+    params, optimizer = trained([(8, 8), (8, 4)], 3 * compiled, dtype=bf16, **options)
+    calls.clear()
+    scaler = ak.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(sum(p.sum() for p in params)).backward()
+    scaler.step(optimizer)
+    before, after = calls
+    assert (before.flags, set(after.flags)) == ([MAXIMIZE], {STOCHASTIC})
+    assert None not in (before.grad_scale, before.sum_sq, before.found_inf, after.found_inf)
+    assert (after.grad_scale, after.sum_sq) == (None, None)
+    assert not any(moment.numel() for moment in after.moments)
+
+
+def test_maximize_is_the_step_of_the_negated_gradients():
+    ours, twins = parameters(), parameters()
+    a, b = Muon(ours, lr=0.02, maximize=True), Muon(twins, lr=0.02)
+    for seed in range(3):
+        set_grads(ours, seed)
+        for p, q in zip(ours, twins, strict=True):
+            q.grad = -p.grad
+        a.step()
+        b.step()
+    assert same_bits(ours, twins)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32])
+def test_the_momentum_is_of_the_unscaled_gradient_and_nothing_else_is_written(dtype):
+    """Not of the orthogonalized one, not normalized, and in float32 beside 16-bit gradients, also after a resumption."""
+    p = parameter(8, 12, dtype=dtype)
+    optimizer = Muon([p], lr=0.02, nesterov=False)
+    scaler = ak.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(torch.ones(()))
+    buffer = torch.zeros(8, 12)
+    for seed in range(4):
+        set_grads([p], seed, 2.0**10 if dtype != f16 else 2.0**4)
+        grad = p.grad.clone()
+        scaler.step(optimizer)
+        assert torch.equal(p.grad, grad)
+        buffer.lerp_(grad.float() * 2.0**-10, 1 - 0.95)
+        assert torch.equal(optimizer.state[p]["momentum_buffer"], buffer)
+        resumed = Muon([p], lr=0.02, nesterov=False)
+        resumed.load_state_dict(checkpoint(optimizer))
+        optimizer = resumed
+
+
+def test_clipping_scales_gradients_before_the_momentum():
+    """The first step is as long as without, and its momentum smaller."""
+    (p,), clipped = trained([(24, 24)], 1, max_grad_norm=0.25)
+    (q,), plain = trained([(24, 24)], 1)
+    assert (p - q).norm() <= 4e-2 * (q - parameter(24, 24)).norm()
+    ratio = clipped.state[p]["momentum_buffer"].norm() / plain.state[q]["momentum_buffer"].norm()
+    torch.testing.assert_close(ratio, 0.25 / q.grad.norm(), rtol=1e-5, atol=0)
+
+
+def test_cautious_decay_spares_weights_that_move_away_from_zero():
+    (p,), _ = trained([(24, 24)], 1, weight_decay=10.0, cautious=True)
+    (still,), _ = trained([(24, 24)], 1, weight_decay=0.0)
+    start = parameter(24, 24).detach()
+    moves_away = (start - still) * start < 0
+    assert 0.1 < moves_away.float().mean() < 0.9
+    assert torch.equal(p[moves_away], still[moves_away])
+    assert torch.allclose((p - still)[~moves_away], -0.2 * start[~moves_away], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"zero_grads": True}, {"state_dtype": bf16}, {"shadow_dtype": bf16}])
+def test_options_of_all_optimizers(options):
+    params, optimizer = trained(**options)
+    plain, _ = trained()
+    gap = max((p - q).abs().max() for p, q in zip(params, plain, strict=True))
+    assert 0 < gap < 0.01 if "state_dtype" in options else gap == 0
+    assert all(p.grad.any() != ("zero_grads" in options) for p in params)
+    if "shadow_dtype" in options:
+        assert torch.equal(fresh_shadow(params[0], bf16), params[0].to(bf16))
+        assert fresh_shadow(params[0], bf16).data_ptr() == optimizer.store.places[id(params[0])].block.shadow.data_ptr()
+
+
+def test_the_state_is_the_momentum_alone():
+    params, optimizer = trained(dtype=bf16, master_weights="none_rne", state_dtype=bf16)
+    (block,) = optimizer.store.blocks
+    assert [list(values) for values in optimizer.state.values()] == [["momentum_buffer"]] * len(params)
+    total = sum(tensor.nbytes for tensor in block.tensors())
+    assert total <= 2 * sum(-(-p.numel() // 16) * 16 for p in params) + 4 * len(params)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_step_of_two_passes_counts_once(compiled):
+    """The count is part of the key of random bits."""
+    params, optimizer = trained(dtype=bf16, master_weights="none", count=3)
+    if not compiled:
+        with ak.backend("reference"):
+            steps(optimizer, params, 1)
+    assert {values["step"].item() for values in optimizer.state.values()} == {3 + (not compiled)}
+
+
+def test_hyper_parameters_count_from_the_next_step_on():
+    """lr as a number and as a tensor, and what decides the matrices and their products."""
+    for change in (
+        {"lr": 0.5}, {"lr": torch.tensor(0.5)}, {"weight_decay": 3.0}, {"momentum": 0.5}, {"ns_steps": 2},
+        {"ns_coefficients": "polar_express"}, {"adjust_lr_fn": "match_rms_adamw"}, {"heads": 2}, {"nesterov": False},
+    ):  # fmt: skip
+        shapes = [(8, 6), (4, 10), (8, 6)]
+        params, optimizer = trained(shapes, 4)
+        fresh_params = [torch.nn.Parameter(p.detach().clone()) for p in params]
+        fresh = Muon(fresh_params)
+        fresh.load_state_dict(checkpoint(optimizer))
+        for each, ps in ((optimizer, params), (fresh, fresh_params)):
+            each.param_groups[0].update(change)
+            set_grads(ps, 9)
+            each.step()
+        assert same_bits(params, fresh_params), change
+        unchanged, _ = trained(shapes, 4)
+        set_grads(unchanged, 9)
+        assert not torch.equal(params[0], unchanged[0])
+
+
+def test_a_captured_step_depends_on_all_that_decides_its_products():
+    _, optimizer = trained()
+    _, numbers = optimizer.plan.conditions(optimizer.param_groups, optimizer.state)
+    for key, value in {"ns_steps": 4, "eps": 1e-3, "heads": 1, "adjust_lr_fn": "match_rms_adamw"}.items():
+        old = optimizer.param_groups[0][key]
+        optimizer.param_groups[0][key] = value
+        assert optimizer.plan.conditions(optimizer.param_groups, optimizer.state)[1] != numbers
+        optimizer.param_groups[0][key] = old
+    optimizer.param_groups[0]["lr"] = 1.0
+    assert optimizer.plan.conditions(optimizer.param_groups, optimizer.state)[1] == numbers
+
+
+def test_parameters_without_gradients_do_not_move():
+    params = parameters()
+    optimizer = Muon(params)
+    fill(params[::2], 1.0)
+    before = [p.detach().clone() for p in params]
+    optimizer.step()
+    assert [torch.equal(p, q) for p, q in zip(params, before, strict=True)] == [False, True] * 3
