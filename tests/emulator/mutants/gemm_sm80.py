@@ -106,12 +106,7 @@ MUTANTS = [
     Mutant(KERNEL, "halves_ = halved ? 1 : 2;", "halves_ = 2;", "the value columns of swiglu are stored too"),
     Mutant(KERNEL, "type == DType::kBFloat16 ? round_pair<bf16>(x, y) : round_pair<fp16>(x, y)", "round_pair<bf16>(x, y)", "fp16 results rounded to bf16"),
     Mutant(KERNEL, "acc[i + 1][e / 8][e / 4 % 2][e % 4];", "acc[i][e / 8][e / 4 % 2][e % 4];", "every chunk is the first one"),
-    Mutant(
-        KERNEL,
-        "output.put(c, acc[0]); AK_UNROLL for (int i = 0; i + 1",
-        "AK_UNROLL for (int i = 0; i + 1",
-        "a finished chunk is not stored",
-    ),
+    Mutant(KERNEL, "output.put(c, acc[0]); AK_UNROLL for (int i = 0; i + 1", "AK_UNROLL for (int i = 0; i + 1", "a finished chunk is not stored"),
     Mutant(HOST, "(q.m == 1 || wide(q.c.row_stride))", "true", "16-byte stores to rows that are not aligned"),
     Mutant(HOST, "q.c.column_stride == 1 &&", "", "16-byte stores where columns lie apart"),
     Mutant(HOST, "(q.batch == 1 || wide(q.c.batch_stride))", "true", "16-byte stores to batches that are not aligned"),
