@@ -41,7 +41,7 @@ def polynomial(x, triples):
 
 
 def error_bound(x, triples):
-    """Of the Frobenius error over the norm of the result. Each of a step's three products rounds its result once, by half an
+    """Bound on the Frobenius error over the norm of the result. Each of a step's three products rounds its result once, by half an
     ulp u of at most the sum of the polynomial's terms, and a step multiplies the error before it by at most a, its slope at
     0, in the directions of small singular values, which have the share of the result's norm that is counted here."""
     u = 2.0**-11 if iterate_dtype(x) == torch.float16 else 2.0**-8
