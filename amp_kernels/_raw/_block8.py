@@ -41,7 +41,7 @@ def encode(x: Tensor, code: Code8, random16: Tensor | int) -> tuple[Tensor, Tens
     exponent = torch.where(largest >= 0x7F800000, NAN, exponent)
     own, least = magnitude >> 23, (exponent - code.top + 1).repeat_interleave(BLOCK)
     significand = (magnitude & 0x7FFFFF) | torch.where(own == 0, 0, 0x800000)
-    fixed = significand >> (least - own.clamp(min=1)).clamp(0, 31)
+    fixed = significand >> (least - own).clamp(0, 31)
     wide = torch.where(own < least, fixed, magnitude - ((least - 1) << 23))
     codes = ((wide + (random16 << 4)) >> 20).clamp(max=code.largest)
     if code.signed:

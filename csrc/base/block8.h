@@ -53,7 +53,7 @@ AK_HD uint8_t block8_encode(float x, uint32_t exponent, uint32_t random) {
   // With 20 bits below the code: above the subnormals the fp32 code relative to the least binade; below, a fixed-point
   // number, whose own bits below 2^-20 of a unit are cut off.
   const uint32_t own = magnitude >> 23, least = exponent - Code::kTop + 1;
-  const uint32_t shift = own < least ? least - (own == 0 ? 1 : own) : 0;
+  const uint32_t shift = own < least ? least - own : 0;
   const uint32_t significand = (magnitude & 0x7fffffu) | (own == 0 ? 0u : 0x800000u);
   const uint32_t fixed = shift > 31 ? 0u : significand >> shift;
   const uint32_t wide = own < least ? fixed : magnitude - ((least - 1) << 23);
