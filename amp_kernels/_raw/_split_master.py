@@ -36,6 +36,16 @@ def split_master(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return weight.to(torch.int16).view(dtype), code.to(torch.int16)
 
 
+def split_master24(master: Tensor, dtype: torch.dtype, random8: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Split float32 values, rounded stochastically to 24 bits, into weights of ``dtype`` and int8 remainders. ``random8``: 8 bits
+    an element, as int64. :func:`join_master` takes the remainders times 256."""
+    nan = master.isnan()
+    code = (wide_code(master.abs(), dtype) + torch.where(nan, 0, random8)) & ~0xFF
+    rounded = torch.where(nan, code, code + 0x8000) >> 16
+    weight = rounded | (master.signbit().long() << 15)
+    return weight.to(torch.int16).view(dtype), (code >> 8).to(torch.int8)
+
+
 def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
     """The float32 masters of :func:`split_master`. A remainder of 0 gives the weight itself.
 

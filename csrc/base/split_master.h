@@ -11,6 +11,11 @@
 //         error of at most 2^-41; finite values from 65536 on become inf; NaN stays NaN. The fp16 weight itself is
 //         infinite from |x| >= 65520 on.
 //
+// With an 8-bit remainder ("split24", 3 bytes in all) the master is rounded stochastically to the upper 24 bits of its
+// wide code: 16 significant bits in bf16, 19 in fp16. To nearest, changes of less than half a unit would be lost in
+// every step; stochastically the mean of many steps is right. The remainder is then the upper byte of that above, whose
+// lower byte is 0. All promises hold for masters of 24 bits.
+//
 // Source of the idea: the bf16 remainders of Apex's distributed Adam and Transformer Engine's FusedAdam; the fp16 form
 // and the treatment of NaN are this project's.
 #pragma once
@@ -25,12 +30,27 @@ struct SplitMaster {
   int16_t remainder;
 };
 
+namespace detail {
+
+// A NaN is not rounded: the carry could run into the sign.
+template <typename T>
+AK_HD SplitMaster<T> split_code(uint32_t code, bool nan) {
+  const uint32_t carry = nan ? 0u : 0x8000u;
+  return {T{static_cast<uint16_t>((code + carry) >> 16)}, static_cast<int16_t>(static_cast<uint16_t>(code))};
+}
+
+}  // namespace detail
+
 template <typename T>
 AK_HD SplitMaster<T> split_master(float x) {
-  const uint32_t code = wide_code<T>(x);
-  // A NaN is not rounded: the carry could run into the sign.
-  const uint32_t carry = is_nan(x) ? 0u : 0x8000u;
-  return {T{static_cast<uint16_t>((code + carry) >> 16)}, static_cast<int16_t>(static_cast<uint16_t>(code))};
+  return detail::split_code<T>(wide_code<T>(x), is_nan(x));
+}
+
+// The master rounded to 24 bits; the lower byte of the remainder is 0. `random` has 8 bits.
+template <typename T>
+AK_HD SplitMaster<T> split_master24(float x, uint32_t random) {
+  const uint32_t code = wide_code<T>(x) + (is_nan(x) ? 0u : random);
+  return detail::split_code<T>(code & ~0xffu, is_nan(x));
 }
 
 // A split never gives a zero weight with a negative remainder, but a weight that was set to zero later (a pruning mask)

@@ -19,6 +19,7 @@
 
 #include "activation/formula.h"
 #include "activation/name.h"
+#include "base/block8.h"
 #include "base/cpu/simd.h"
 #include "base/half.h"
 #include "base/philox.h"
@@ -112,11 +113,60 @@ std::tuple<py::array_t<uint16_t>, py::array_t<int16_t>> split(const Floats& x, c
   });
 }
 
+std::tuple<py::array_t<uint16_t>, py::array_t<int8_t>> split24(const Floats& x, const std::string& dtype,
+                                                               uint32_t random8) {
+  return with_half(dtype, [&](auto half) {
+    using T = decltype(half);
+    return std::tuple{
+        map<uint16_t, float>(x, [&](float v, py::ssize_t) { return split_master24<T>(v, random8).weight.bits; }),
+        map<int8_t, float>(x, [&](float v, py::ssize_t) {
+          return static_cast<int8_t>(split_master24<T>(v, random8).remainder >> 8);
+        })};
+  });
+}
+
 py::array_t<float> join(const Codes& weight, const Remainders& remainder, const std::string& dtype) {
   check_sizes("join_master", weight, remainder);
   const int16_t* r = remainder.data();
   return with_half(dtype, [&](auto half) {
     return map<float>(weight, [&](uint16_t w, py::ssize_t i) { return join_master(decltype(half){w}, r[i]); });
+  });
+}
+
+template <typename F>
+auto with_code8(bool is_signed, const F& f) {
+  return is_signed ? f(SignedCode8{}) : f(UnsignedCode8{});
+}
+
+// Codes and exponent bytes of whole blocks.
+std::tuple<py::array_t<uint8_t>, py::array_t<uint8_t>> encode_block8(
+    const Floats& x, bool is_signed, const py::array_t<uint32_t, py::array::c_style>& random16) {
+  check_sizes("encode_block8", x, random16);
+  if (x.size() % kBlock8 != 0) throw std::invalid_argument("encode_block8: x must have whole blocks of 32 elements");
+  return with_code8(is_signed, [&](auto code) {
+    using Code = decltype(code);
+    py::array_t<uint8_t> codes(x.size()), exponents(x.size() / kBlock8);
+    for (py::ssize_t b = 0; b < exponents.size(); ++b) {
+      const float* in = x.data() + b * kBlock8;
+      uint32_t largest = 0;
+      for (int i = 0; i < kBlock8; ++i) largest = std::max(largest, bits_of(in[i]) & 0x7fffffffu);
+      const uint32_t exponent = block8_exponent<Code>(largest);
+      exponents.mutable_data()[b] = static_cast<uint8_t>(exponent);
+      for (int i = 0; i < kBlock8; ++i) {
+        codes.mutable_data()[b * kBlock8 + i] = block8_encode<Code>(in[i], exponent, random16.data()[b * kBlock8 + i]);
+      }
+    }
+    return std::tuple{codes, exponents};
+  });
+}
+
+py::array_t<float> decode_block8(const py::array_t<uint8_t, py::array::c_style>& codes,
+                                 const py::array_t<uint8_t, py::array::c_style>& exponents, bool is_signed) {
+  if (codes.size() != exponents.size() * kBlock8) throw std::invalid_argument("decode_block8: 32 codes an exponent");
+  return with_code8(is_signed, [&](auto code) {
+    return map<float>(codes, [&](uint8_t c, py::ssize_t i) {
+      return block8_decode<decltype(code)>(c, exponents.data()[i / kBlock8]);
+    });
   });
 }
 
@@ -336,6 +386,7 @@ PYBIND11_MODULE(_host, m) {
   m.def("round_half_away", &ak::round_away, "x"_a, "dtype"_a);
   m.def("round_stochastic", &ak::round_random, "x"_a, "dtype"_a, "seed"_a, "step"_a, "param"_a);
   m.def("split_master", &ak::split, "x"_a, "dtype"_a);
+  m.def("split_master24", &ak::split24, "x"_a, "dtype"_a, "random8"_a);
   m.def("join_master", &ak::join, "weight"_a.noconvert(), "remainder"_a.noconvert(), "dtype"_a);
   m.def("check_split_master", &ak::check_split_master, "dtype"_a,
         "Splits and joins all 2^32 fp32 codes; how many break the promises of csrc/base/split_master.h.");

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from amp_kernels import _host
+from amp_kernels._raw._split_master import split_master24
 
 DTYPES = ("float16", "bfloat16")
 
@@ -92,3 +94,42 @@ def test_a_weight_that_was_set_to_zero_is_zero_whatever_its_remainder(dtype, zer
     back = _host.join_master(np.full(remainder.shape, zero, dtype=np.uint16), remainder, dtype)
     assert np.all(back == 0)
     assert np.all(np.signbit(back) == bool(zero))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_codes_of_24_bits_come_back_whatever_the_random_bits(dtype):
+    """Of every weight and remainder: what they join to splits into them. Not: a zero with a negative remainder, which is zero, a NaN,
+    whose remainder may be any, and in fp16 an infinity with a remainder."""
+    weight, remainder = np.meshgrid(np.arange(1 << 16), np.arange(-128, 128), indexing="ij")
+    weight, remainder = weight.reshape(-1).astype(np.uint16), remainder.reshape(-1).astype(np.int8)
+    x = _host.join_master(weight, remainder.astype(np.int16) * 256, dtype)
+    visible = _host.to_float(weight, dtype)
+    assert np.array_equal(np.isnan(x) & ~np.isnan(visible), (np.isinf(visible) & (remainder > 0)))
+    plain = ~np.isnan(x) & ~((visible == 0) & (remainder < 0)) & ~(np.isinf(x) & (remainder != 0))
+    if dtype == "float16":  # the fp32 value of a code below 2^-17 and above 65504 is rounded (csrc/base/rounding.h)
+        plain &= np.abs(x) < 65536
+    for random8 in (0, 0xFF):
+        again = _host.split_master24(x, dtype, random8)
+        assert np.array_equal(again[0][plain], weight[plain])
+        assert np.array_equal(again[1][plain], remainder[plain])
+    assert np.all(np.isnan(_host.to_float(_host.split_master24(x[np.isnan(x)], dtype, 0xFF)[0], dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_master_of_24_bits_is_unbiased_and_the_reference_agrees(dtype):
+    torch_dtype = getattr(torch, dtype)
+    x = np.array(
+        [1 + 2.0**-17, -3.14159, 0.1, 1e-3, -6e-5, 2.0**-20, 1e-30, 0.0, np.inf, -np.inf, np.nan], dtype=np.float32
+    )
+    x = np.concatenate([x, floats(0x7FFFFFFF, 0xFFFFFFFF)])  # NaNs whose payload a carry would run through
+    total = np.zeros(x.shape)
+    for random8 in range(256):
+        weight, remainder = _host.split_master24(x, dtype, random8)
+        theirs = split_master24(torch.from_numpy(x), torch_dtype, random8)
+        assert np.array_equal(weight, theirs[0].view(torch.int16).numpy().view(np.uint16))
+        assert np.array_equal(remainder, theirs[1].numpy())
+        total += _host.join_master(weight, remainder.astype(np.int16) * 256, dtype)
+    mean, finite = total / 256, np.isfinite(x)
+    kept = np.abs(x) * 2.0**-40 if dtype == "bfloat16" else np.maximum(np.abs(x) * 2.0**-30, 2.0**-41)
+    assert np.all(np.abs(mean[finite] - x[finite]) <= kept[finite])
+    assert np.array_equal(mean[~finite], x[~finite], equal_nan=True)
