@@ -21,6 +21,8 @@ constexpr int64_t kLeastColumns = 64, kPanels = 8;
 constexpr int64_t kMirrored = 32;
 // Elements that a thread should have to copy before a second one is woken.
 constexpr int64_t kElementsPerThread = 65536;
+// Flops that a thread should have to do.
+constexpr int64_t kFlopsPerThread = 4 << 20;
 
 struct Result {
   float alpha, beta, diagonal;
@@ -44,10 +46,11 @@ struct Result {
   }
 };
 
-// The sums of the panel at column `first` of every matrix: of its `rows` rows from the diagonal down.
-AK_SIMD_CLONES void finish(const Result& result, const SumsBlock& block, int64_t first, int64_t rows) {
+// The sums of the panel at column `first` of matrix `from` and of those after it: of its `rows` rows from the diagonal
+// down.
+AK_SIMD_CLONES void finish(const Result& result, const SumsBlock& block, int64_t from, int64_t first, int64_t rows) {
   for (int64_t i = 0; i < block.rows; ++i) {
-    const int64_t matrix = (block.row + i) / rows * result.n * result.n, row = first + (block.row + i) % rows;
+    const int64_t matrix = (from + (block.row + i) / rows) * result.n * result.n, row = first + (block.row + i) % rows;
     for (int64_t x = 0; x < block.columns; x += kTile) {
       const int64_t column = first + block.column + x;
       const int64_t width = std::min({kTile, block.columns - x, row + 1 - column});
@@ -75,9 +78,9 @@ void mirror(uint16_t* matrices, int64_t count, int64_t n) {
   });
 }
 
-// The operand from line `first` of the dimension on that is not summed over.
-const void* from_line(const void* data, int64_t ld, bool k_contiguous, int64_t first) {
-  return static_cast<const uint16_t*>(data) + first * (k_contiguous ? ld : 1);
+// The operand, `offset` elements on, from line `first` of the dimension on that is not summed over.
+const void* from_line(const void* data, int64_t ld, bool k_contiguous, int64_t first, int64_t offset) {
+  return static_cast<const uint16_t*>(data) + offset + first * (k_contiguous ? ld : 1);
 }
 
 }  // namespace
@@ -87,13 +90,29 @@ void run_symmetric(const GemmProblem& q) {
   const int64_t n = q.n;
   const Result result{e.alpha, e.beta, e.diagonal, e.residual.data, q.c.data, q.type, n};
   const int64_t width = (n + kPanels * kLeastColumns - 1) / (kPanels * kLeastColumns) * kLeastColumns;
-  for (int64_t first = 0; first < n; first += width) {
+  const int64_t panels = (n + width - 1) / width, tasks = q.batch * panels;
+  const auto run_panel = [&](int64_t from, int batch, int64_t index) {
+    const int64_t first = index * width;
     GemmProblem panel = q;
-    panel.a = from_line(q.a, q.ld_a, !q.m_major_a, first);
-    panel.b = from_line(q.b, q.ld_b, !q.n_major_b, first);
+    panel.a = from_line(q.a, q.ld_a, !q.m_major_a, first, from * q.batch_stride_a);
+    panel.b = from_line(q.b, q.ld_b, !q.n_major_b, first, from * q.batch_stride_b);
+    panel.batch = batch;
     panel.m = static_cast<int>(n - first);
     panel.n = static_cast<int>(std::min(width, n - first));
-    product(panel, nullptr, [&](const SumsBlock& block) { finish(result, block, first, n - first); });
+    product(panel, nullptr, [&](const SumsBlock& block) { finish(result, block, from, first, n - first); });
+  };
+  if (tasks >= 2 * torch::stable::get_num_threads()) {
+    // Each thread takes panels by itself, long and short ones in turn: one region of threads instead of one a panel.
+    const int64_t flops = q.batch * n * n * std::max<int64_t>(1, q.k);
+    torch::stable::parallel_for(0, tasks, std::max<int64_t>(1, tasks * kFlopsPerThread / flops),
+                                [&](int64_t begin, int64_t end) {
+                                  for (int64_t task = begin; task < end; ++task) {
+                                    const int64_t i = task % panels;
+                                    run_panel(task / panels, 1, i % 2 == 0 ? i / 2 : panels - 1 - i / 2);
+                                  }
+                                });
+  } else {
+    for (int64_t index = 0; index < panels; ++index) run_panel(0, q.batch, index);
   }
   mirror(static_cast<uint16_t*>(q.c.data), q.batch, n);
 }
