@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .harness.rows import OURS, TRAINING
 from .harness.tables import Table
 from .ops.gemm_shapes import Shape
-from .prediction import loss, price
+from .prediction import loss, newton_schulz, price
 from .prediction.chips import CHIPS, floor_us, plan
 from .prediction.measured import product_us, run
 from .prediction.tables import (
@@ -204,6 +204,8 @@ def page() -> str:
     add("Unaligned GEMMs, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
     parts.append("\n" + textwrap.fill(short_lists(), 140) + "\n")
+    add("Symmetric products, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.symmetric(h200))
+    add("Newton-Schulz iterations, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.iterations(h200))
     add("linear_cross_entropy and its three GEMMs, H200", LOSS_BASIS, loss.table(h200))
     for name in GPT2_MODELS:
         add(f"A training step of {name}, H200", MODEL_BASIS.format(chip="H200"), training(name, h200))

@@ -69,7 +69,11 @@ def build(program: Path) -> None:
     """Compiles `tiles.cpp` with the kernel, for Hopper."""
     csrc = HERE.parent / "csrc"
     options = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
-    sources = [HERE / "tiles.cpp", csrc / "gemm" / "sm90" / "gemm_bf16.cu"]
+    sources = [
+        HERE / "tiles.cpp",
+        *(csrc / "gemm" / "sm90").glob("gemm_bf16*.cu"),
+        csrc / "gemm" / "sm90" / "symmetric.cu",
+    ]
     subprocess.run(["nvcc", *options, "-I", csrc, "-o", program, *sources], check=True)
 
 

@@ -102,7 +102,7 @@ def test_checkpoints_of_any_number_of_ranks(ranks):
 
 
 def owners():
-    """Of 8 equal matrices each of 4 ranks gets two; one with more work than the others together is alone on its rank."""
+    """Each of 4 ranks gets two of 8 equal matrices; one with more work than the others together is alone on its rank."""
     shapes = [(64, 256)] + [(64, 64)] * 6
     found = []
     for some in ([(64, 64)] * 8, shapes):

@@ -135,7 +135,7 @@ SHARED = torch.ones(8)
     ("destinations", "sources", "options", "error", "text"),
     [
         ([], [], {}, ValueError, "destinations is an empty list"),
-        (ONE, [ONE], {}, TypeError, "destinations is a Tensor"),
+        (ONE, [ONE], {}, TypeError, "destinations has type torch.Tensor"),
         ([HALF], [ONE, ONE], {}, ValueError, "there are 1 destinations and 2 sources"),
         ([HALF], [ONE.double()], {}, TypeError, r"sources\[0\] is torch.float64; accepted: float16, bfloat16, float32"),
         ([HALF], [torch.ones(5)], {}, ValueError, r"destinations\[0\] is float16\[4\].*sources\[0\] float32\[5\]"),

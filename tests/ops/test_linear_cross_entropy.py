@@ -354,7 +354,7 @@ X, W, Y = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.int64
         ((X, W[:, :2], Y), {}, ValueError, r"input has shape \[4, 3\] and linear_weight \[5, 2\]"),
         ((X, W[0], Y), {}, ValueError, "linear_weight"),
         ((X, W, Y[:3]), {}, ValueError, r"target has shape \[3\]; accepted: \[4\]"),
-        ((X, W, torch.zeros(4, 4)), {}, ValueError, "target, of probabilities"),
+        ((X, W, torch.zeros(4, 4)), {}, ValueError, "that of probabilities, and shape"),
         ((X, W, Y), {"linear_bias": torch.zeros(4)}, ValueError, r"linear_bias has shape \[4\]; accepted: \[5\]"),
         ((X, W, Y), {"weight": torch.zeros(4)}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
         ((X, W, Y), {"chunk_size": 0}, ValueError, "chunk_size is 0; accepted: None or at least 1 row"),

@@ -41,7 +41,7 @@ def polynomial(x, triples):
 
 
 def error_bound(x, triples):
-    """Of the Frobenius error over the norm of the result. Each of a step's three products rounds its result once, by half an
+    """Bound on the Frobenius error over the norm of the result. Each of a step's three products rounds its result once, by half an
     ulp u of at most the sum of the polynomial's terms, and a step multiplies the error before it by at most a, its slope at
     0, in the directions of small singular values, which have the share of the result's norm that is counted here."""
     u = 2.0**-11 if iterate_dtype(x) == torch.float16 else 2.0**-8
@@ -116,6 +116,24 @@ def test_the_same_bits_alone_in_a_stack_and_in_a_list(dtype):
         assert torch.equal(ak.newton_schulz(x.mT.contiguous().mT), alone)
     stack = normal(2, 3, 12, 20).to(dtype)
     assert torch.equal(ak.newton_schulz([stack, stack[0, 0]])[0], ak.newton_schulz(stack))
+
+
+def test_a_list_of_several_dtypes():
+    matrices = [
+        normal(12, 20, seed=i).to(dtype) for i, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32))
+    ]
+    for x, y in zip(matrices, ak.newton_schulz(matrices), strict=True):
+        assert y.dtype == x.dtype
+        assert torch.equal(y, ak.newton_schulz(x))
+
+
+@pytest.mark.parametrize("elements", [1, 700, 1500])
+def test_a_stack_in_parts(monkeypatch, elements):
+    """So many elements of 24 x 16 that one, two or four matrices are in work together."""
+    x = normal(5, 20, 13)
+    expected = ak.newton_schulz(x)
+    monkeypatch.setattr("amp_kernels.ops.newton_schulz._ELEMENTS_TOGETHER", elements)
+    assert torch.equal(ak.newton_schulz(x), expected)
 
 
 def test_a_power_of_two_changes_no_bit():

@@ -1,4 +1,4 @@
-"""Muon: torch.optim.Muon's contract, the matrices of parameters, AdamW's groups, and what a step must not do."""
+"""Muon: torch.optim.Muon's contract, AdamW's groups, and what a step must not do."""
 
 import math
 
@@ -9,8 +9,7 @@ import amp_kernels as ak
 from amp_kernels._updates.muon import muon_
 from amp_kernels._updates.state import MAXIMIZE, STOCHASTIC
 from amp_kernels.ops._shadows import fresh_shadow
-from amp_kernels.optim import AdamW, Muon, _matrices
-from amp_kernels.optim._matrices import Matrices
+from amp_kernels.optim import AdamW, Muon
 
 from .optimizers import bf16, checkpoint, f16, f32, fill, same, snapshot
 
@@ -132,133 +131,6 @@ def test_a_checkpoint_without_the_momentum_is_refused():
     state["state"][0] = {"momentum": state["state"][0]["momentum_buffer"]}
     with pytest.raises(ValueError, match=r"Muon: the loaded state .* lacks 'momentum_buffer'"):
         Muon(parameters()).load_state_dict(state)
-
-
-# ---- matrices ----
-
-
-def test_grouping_does_not_change_bits(monkeypatch):
-    """Alone, beside others of their shape, and in chunks."""
-    together, _ = trained()
-    alone = [steps(Muon([p], lr=0.02), [p], 0)[0] for p in parameters()]
-    optimizers = [Muon([p], lr=0.02) for p in alone]
-    for seed in range(3):
-        set_grads(alone, seed)
-        for optimizer in optimizers:
-            optimizer.step()
-    assert same_bits(together, alone)
-    monkeypatch.setattr(_matrices, "CHUNK_ELEMENTS", 7000)
-    chunked, optimizer = trained()
-    (launch,) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
-    assert len(launch.batch.prepared[1]) == 4
-    assert same_bits(together, chunked)
-
-
-def split(params, parts):
-    return [torch.nn.Parameter(part.clone()) for p in params for part in p.detach().chunk(parts)]
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "parts", "view"),
-    [
-        ((3, 24, 40), {}, 3, (24, 40)),  # experts
-        ((72, 40), {"heads": 3}, 3, (24, 40)),  # a fused projection
-        ((2, 48, 40), {"heads": 2}, 4, (24, 40)),
-        ((24, 5, 4, 2), {"flatten": True}, 1, (24, 40)),  # a convolution
-        ((24, 40), {"flatten": True, "heads": 1}, 1, (24, 40)),
-    ],
-)
-def test_the_matrices_of_a_parameter_move_as_matrices_of_their_own(shape, options, parts, view):
-    """The ratio is of their shape, too: with it unscaled, sqrt(24 / 40) instead of sqrt(72 / 40)."""
-    whole = parameter(*shape)
-    pieces = [torch.nn.Parameter(x.clone()) for x in whole.detach().reshape(parts, *view)]
-    a = Muon([whole], lr=0.02, adjust_lr_fn="spectral_unclamped", **options)
-    b = Muon(pieces, lr=0.02, adjust_lr_fn="spectral_unclamped")
-    for seed in range(3):
-        set_grads([whole], seed)
-        for p, g in zip(pieces, whole.grad.reshape(parts, *view), strict=True):
-            p.grad = g.clone()
-        a.step()
-        b.step()
-    assert torch.equal(whole.reshape(parts, *view), torch.stack([*pieces]))
-
-
-@pytest.mark.parametrize(
-    ("layout", "options"),
-    [
-        (lambda x: x.flatten(1).t().contiguous().t(), {}),
-        (lambda x: x.flatten(1).t().contiguous().t(), {"heads": 4}),
-        (lambda x: x.contiguous(memory_format=torch.channels_last), {"flatten": True}),
-        (lambda x: x.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3), {"flatten": True}),
-        (lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), {"flatten": True}),
-        (lambda x: x.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0), {}),
-    ],
-)
-@pytest.mark.parametrize("compiled", [True, False])
-def test_any_order_in_memory(layout, options, compiled):
-    """Sums may come in another order, so the weights agree as far as 16-bit iterates do."""
-    base = torch.randn(24, 5, 4, 2, generator=torch.Generator().manual_seed(7))
-    ordered = torch.nn.Parameter(layout(base))
-    plain = torch.nn.Parameter(ordered.detach().clone(memory_format=torch.contiguous_format))
-    assert plain.stride() != ordered.stride()
-    start = plain.detach().clone()
-    optimizers = Muon([ordered], lr=0.02, **options), Muon([plain], lr=0.02, **options)
-    for seed in range(4):
-        set_grads([plain], seed)
-        ordered.grad = torch.empty_like(ordered).copy_(plain.grad)
-        for optimizer in optimizers:
-            if compiled:
-                optimizer.step()
-            else:
-                with ak.backend("reference"):
-                    optimizer.step()
-    assert (ordered - plain).norm() <= 1.5e-2 * (plain - start).norm()
-
-
-def test_most_orders_in_memory_are_not_copied():
-    base = torch.empty(24, 5, 4, 2)
-    for tensor, options, packed in (
-        (base[0, 0], (None, False), True),
-        (base[0, 0].t(), (None, False), True),
-        (base.flatten(1), (4, False), True),
-        (base.flatten(1).t(), (5, False), False),
-        (base, (None, True), True),
-        (base.contiguous(memory_format=torch.channels_last), (None, True), True),
-        (base.transpose(0, 1), (None, True), False),
-    ):
-        assert Matrices.of(tensor, *options).packed is packed
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "text"),
-    [
-        (
-            (5,),
-            {},
-            r"params\[0\] has shape \[5\]; Muon updates matrices, .* algorithm='adamw', or in another optimizer",
-        ),
-        ((), {}, r"params\[0\] has shape \[\]; Muon updates matrices"),
-        ((4, 3, 2, 2), {}, "flatten=True takes all dimensions but the first"),
-        ((5,), {"flatten": True}, "Muon updates matrices"),
-        ((9, 2), {"heads": 2}, r"shape \[9, 2\], and heads is 2; accepted: a divisor of its 9 rows"),
-        ((9, 2), {"heads": 0}, "heads is 0; accepted: None, a positive integer"),
-        ((9, 2), {"adjust_lr_fn": "rms"}, "adjust_lr_fn is 'rms'; accepted: None, 'original', 'match_rms_adamw'"),
-        ((9, 2), {"ns_steps": 100}, "steps is 100; accepted: an integer from 0 to 99"),
-        ((9, 2), {"ns_coefficients": (1.0, 2.0)}, "coefficients is"),
-    ],
-)
-def test_refusals(shape, options, text):
-    with pytest.raises(ValueError, match=text):
-        Muon([parameter(*shape)], **options)
-    optimizer = Muon([parameter(4, 4)])
-    with pytest.raises(ValueError, match=text):
-        optimizer.add_param_group({"params": [parameter(*shape)], **options})
-    assert len(optimizer.param_groups) == 1
-
-
-def test_empty_parameters_are_left_alone():
-    params, _ = trained([(4, 0), (0, 4), (3, 0, 5), (4, 4)])
-    assert not torch.equal(params[3], parameters([(1,), (1,), (1,), (4, 4)])[3])
 
 
 # ---- AdamW's groups ----

@@ -20,17 +20,7 @@ MUTANTS = [
     # ---- the step
     Mutant(STEP, "args.options[i] = group.options;", "args.options[i] = groups[0].options;", "all are of one group"),
     Mutant(STEP, "args.lr[i] = group.lr;", "args.lr[i] = nullptr;", "the device's learning rate is not read"),
-    Mutant(
-        STEP,
-        "t.moments[Rule::kRequiredMoments] != nullptr",
-        "t.moments[Rule::kRequiredMoments] == nullptr",
-        "the passes are exchanged",
-    ),
+    Mutant(STEP, "t.moments[Rule::kRequiredMoments] != nullptr", "t.moments[Rule::kRequiredMoments] == nullptr", "the passes are exchanged"),
     Mutant(STEP, "if (skipped(decisions)) return;", "", "a skipped step moves the momentum"),
-    Mutant(
-        STEP,
-        "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);",
-        "",
-        "unaligned momentum takes the vector path",
-    ),
-]
+    Mutant(STEP, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned momentum takes the vector path"),
+]  # fmt: skip
