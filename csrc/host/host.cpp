@@ -390,6 +390,8 @@ PYBIND11_MODULE(_host, m) {
   m.def("join_master", &ak::join, "weight"_a.noconvert(), "remainder"_a.noconvert(), "dtype"_a);
   m.def("check_split_master", &ak::check_split_master, "dtype"_a,
         "Splits and joins all 2^32 fp32 codes; how many break the promises of csrc/base/split_master.h.");
+  m.def("encode_block8", &ak::encode_block8, "x"_a, "is_signed"_a, "random16"_a);
+  m.def("decode_block8", &ak::decode_block8, "codes"_a.noconvert(), "exponents"_a.noconvert(), "is_signed"_a);
   m.def("philox4x32_10", &ak::philox, "counter"_a, "key"_a);
   m.def("activate", &ak::activation, "activation"_a, "x"_a);
   m.def("activate_backward", &ak::activation_gradient, "activation"_a, "grad"_a, "x"_a);

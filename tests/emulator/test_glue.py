@@ -17,6 +17,7 @@ from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels._raw.unscale import unscale_
 from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels.ops._shadows import fresh_shadow
+from amp_kernels.optim import _matrices
 from amp_kernels.testing.emulator import launches
 
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -288,16 +289,17 @@ RULES = {
 
 @pytest.mark.parametrize(("name", "options"), [(name, options) for name, row in RULES.items() for options in row])
 @pytest.mark.parametrize("count", [7, 700])
-def test_a_step_of_more_parameters_than_one_launch_takes(name, options, count):
-    """The last of 700 are not in the first launch; the second step of 7 comes from a table of addresses. Muon's products may be of
-    another precision; its weights move by some 1e-2."""
+def test_a_step_of_more_parameters_than_one_launch_takes(monkeypatch, name, options, count):
+    """The last of 700 are not in the first launch; the second step of 7 comes from a table of addresses. Muon goes without its
+    products, which may be of another precision."""
+    monkeypatch.setattr(_matrices, "newton_schulz", lambda x, **_: x.clone())
     with torch.random.fork_rng():
         emulated = trained(name, "emulate", options, count, steps=3 if count == 7 else 1)
         expected = trained(name, "cpu", options, count, steps=3 if count == 7 else 1)
     if count > 600:
         assert len([launch for launch in launches() if launch.name == "update_scale"]) == 1
     for got, want in zip(tensors(emulated), tensors(expected), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=4e-3 if name == "Muon" else 0, equal_nan=True)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["adamw_", "sgd_", "lion_", "muon_", "lamb_"])
