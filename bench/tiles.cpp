@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "activation/name.h"
 #include "gemm/sm90/gemm.h"
 
 namespace {

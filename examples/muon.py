@@ -1,4 +1,7 @@
-"""Muon for the matrices of a small network and AdamW for everything else, in one optimizer and one scaler."""
+"""Muon for the matrices of a small network and AdamW for everything else, in one optimizer and one scaler.
+
+python examples/muon.py
+"""
 
 import torch
 from torch import nn
@@ -8,9 +11,9 @@ import amp_kernels as ak
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(
-    nn.Embedding(64, 32), nn.Flatten(1), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU()
+    nn.Embedding(16, 32), nn.Flatten(1), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU()
 )
-model = ak.convert(nn.Sequential(model, nn.Linear(128, 64))).to(device)
+model = ak.convert(nn.Sequential(model, nn.Linear(128, 16))).to(device)
 
 hidden = [m.weight for m in model[0].modules() if isinstance(m, nn.Linear)]
 others = [p for p in model.parameters() if all(p is not weight for weight in hidden)]
@@ -23,10 +26,10 @@ scaler = ak.GradScaler(device)
 
 losses = []
 for _ in range(120):
-    pair = torch.randint(64, (256, 2), device=device)
+    pair = torch.randint(16, (256, 2), device=device)
     optimizer.zero_grad()
     with torch.autocast(device, torch.float16):
-        loss = nn.functional.cross_entropy(model(pair).float(), pair.sum(1) % 64)  # addition modulo 64
+        loss = nn.functional.cross_entropy(model(pair).float(), pair.sum(1) % 16)  # addition modulo 16
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()

@@ -144,9 +144,8 @@ def takes_options(init: Constructor) -> Constructor:
 def _check_arguments(optimizer: str, arguments: Mapping[str, Any]) -> None:
     """Raise for arguments that torch's constructors would fail on without naming them."""
     params = arguments.get("params")
-    kind = (
-        "a module" if isinstance(params, torch.nn.Module) else "a state_dict" if isinstance(params, Mapping) else None
-    )
+    is_module = isinstance(params, torch.nn.Module) and not isinstance(params, torch.nn.ParameterList)
+    kind = "a module" if is_module else "a state_dict" if isinstance(params, Mapping) else None
     if kind is not None:
         raise TypeError(
             f"{optimizer}: params is {kind}; accepted: model.parameters(), model.named_parameters(), or a list of groups"
