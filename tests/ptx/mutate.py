@@ -292,10 +292,37 @@ def shared_row_runs() -> list[Callable[[], Iterator]]:
     return [go]
 
 
+def symmetric_runs() -> list[Callable[[], Iterator]]:
+    """A symmetric product on Hopper, of three tiles, with operands that make the two triangles differ."""
+    import torch
+
+    import amp_kernels as ak
+    from amp_kernels._dispatch.library import REGISTRY
+
+    from .preloaded import set_chip
+
+    syrk, generator = REGISTRY["syrk"], torch.Generator().manual_seed(0)
+    operands = [torch.randint(-2, 3, (136, 72), generator=generator).half() for _ in range(2)]
+    with ak.backend("cpu"):
+        want = syrk(*operands)
+
+    def go():
+        set_chip(90, 2)
+        with ak.backend("cuda"):
+            yield syrk(*(operand.cuda() for operand in operands)).cpu(), want
+
+    return [go]
+
+
 def runs_of(cases: str | Sequence[str]) -> list[Callable[[], Iterator]]:
     """The runs of a list's cases: an architecture's products, those with copied operands or in phases, rows shared by a cluster, or ops
     by name."""
-    others = {"repacked": repacked_runs, "phased": phased_runs, "shared rows": shared_row_runs}
+    others = {
+        "repacked": repacked_runs,
+        "phased": phased_runs,
+        "shared rows": shared_row_runs,
+        "symmetric": symmetric_runs,
+    }
     if isinstance(cases, str) and cases in others:
         return others[cases]()
     return gemm_runs(cases) if isinstance(cases, str) else op_runs(cases)

@@ -119,6 +119,7 @@ FAKE_API cudaError_t cudaSetDevice(int device) {
 }
 FAKE_API cudaError_t cudaDeviceSynchronize() { return wait("cudaDeviceSynchronize"); }
 FAKE_API cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+FAKE_API CUresult cuDriverGetVersion(int* version) { return *version = CUDART_VERSION, CUDA_SUCCESS; }
 FAKE_API cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 FAKE_API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
 FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {

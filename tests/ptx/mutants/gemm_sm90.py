@@ -122,7 +122,6 @@ MUTANTS = [
     Mutant("the counter of blocks only grows", r"(atom\.acq_rel\.gpu\.global)\.inc", r"\1.add"),
     # ---- the epilogue
     Mutant("stmatrix: two registers exchanged", r"(stmatrix\S+ \[%r\d+\], \{)(%r\d+), ?(%r\d+)", r"\1\3, \2"),
-    Mutant("stmatrix: not transposed, in a mirrored tile", r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.trans\.shared", r"\1.shared"),
     Mutant("stmatrix: transposed", r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared"),
     Mutant("the halves of a pair exchanged", r"(cvt\.rn\.b?f16x2\.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
     Mutant("pairs of the other 16-bit type", r"cvt\.rn\.f16x2\.f32", "cvt.rn.bf16x2.f32"),
