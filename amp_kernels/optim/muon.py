@@ -248,7 +248,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         Optimizer.__init__(self, params, {**numbers, **products, **own, **hints})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As :meth:`FusedOptimizer.add_param_group`, with AdamW's defaults for a group with ``algorithm="adamw"``."""
+        """As of all optimizers here, with AdamW's defaults for a group with ``algorithm="adamw"``."""
         if isinstance(param_group, dict) and param_group.get("algorithm") == "adamw":
             for key, value in ADAMW_DEFAULTS.items():
                 param_group.setdefault(key, value)
