@@ -34,7 +34,7 @@ def sharded_dims(tensor: Tensor) -> set[int]:
 
 
 def holders_of(tensor: Tensor) -> Holders:
-    """Of the copy of a DTensor to which this rank's piece belongs.
+    """The holders of the copy of a DTensor to which this rank's piece belongs.
 
     Raises:
         ValueError: the tensor is cut along several dimensions of a mesh that is not all ranks.

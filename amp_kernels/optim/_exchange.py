@@ -114,7 +114,7 @@ class Exchange:
             torch._foreach_copy_(*((inside, parts) if gather else (parts, inside)))
 
     def _moved(self, flat: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """What the ranks of the group send to this one. Bytes, because not every backend moves bfloat16."""
+        """The elements that the ranks of the group send to this one, as bytes, because not every backend moves bfloat16."""
         width = flat.element_size()
         result = torch.empty(sum(received) * width, dtype=torch.uint8, device=flat.device)
         sizes = [[count * width for count in counts] for counts in (received, sent)]

@@ -139,14 +139,14 @@ class Chunk:
         self._pass(op, launch, self._after(batch, arguments), results, second=True)
 
     def _before(self, batch: DeviceBatch, a: UpdateArguments) -> UpdateArguments:
-        """Of the first pass, whose weights are the iterates, rounded to nearest. The second one counts the step."""
+        """Arguments of the first pass, whose weights are the iterates, rounded to nearest. The second one counts the step."""
         absent = [batch.nothing] * len(batch.blocks)
         flags = [bits & ~STOCHASTIC for bits in a.flags]
         steps = [buffer.clone() for buffer in a.steps]
         return a._replace(steps=steps, masters=absent, shadows=absent, emas=absent, flags=flags)
 
     def _after(self, batch: DeviceBatch, a: UpdateArguments) -> UpdateArguments:
-        """Of the second pass. Its gradients are neither scaled nor clipped, and have the sign of the first pass."""
+        """Arguments of the second pass. Its gradients are neither scaled nor clipped, and have the sign of the first pass."""
         ratio = list(batch.op.declared.options).index("ratio")
         count, options = len(batch.op.declared.options), []
         for group, value in self.groups:

@@ -226,7 +226,7 @@ void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, doub
   call.run();
 }
 
-// Whether kernels may read pairs of elements of a row, from every even column on.
+// True if kernels may read pairs of elements of a row, from every even column on.
 bool has_pairs(const Tensor& t) {
   const int64_t d = t.dim(), distances = t.stride(d - 2) | batch_stride_of(t);
   return t.size(d - 1) % 2 == 0 && t.stride(d - 1) == 1 && distances % 2 == 0 &&

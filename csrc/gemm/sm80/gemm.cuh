@@ -340,7 +340,8 @@ class Output {
     }
   }
 
-  /// What is below the diagonal, as rows of C above it: a lane takes a column of 16 staged rows, 32 bytes of C.
+  /// Stores the elements below the diagonal as rows of C above it: a lane takes a column of 16 staged rows, 32 bytes of
+  /// C.
   AK_DEVICE void store_mirrored(int first_row) const {
     AK_NO_UNROLL
     for (int i = lane_index(); i < 2 * kColumns; i += kWarpThreads) {
