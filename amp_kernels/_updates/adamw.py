@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from .op import define_update
+from .op import define_update, samples8
 from .state import COUPLED_DECAY, MAXIMIZE, STOCHASTIC, decayed, fma, rounded, sqrt
 
 
@@ -54,6 +54,8 @@ def _samples(amsgrad: Callable[..., Sample]) -> Iterator[Sample]:
     yield amsgrad(190, [bf16, f16, f32], moment_dtype=bf16, flags=STOCHASTIC, ema=True)
     yield call(191, [bf16, f16], flags=STOCHASTIC | MAXIMIZE, master=torch.int16, ema=True)
     yield amsgrad(192, [f32, bf16], ema=True, flags=STOCHASTIC, found=1.0)  # skipped
+    yield from samples8(call, 193)
+    yield from samples8(amsgrad, 197)
 
 
 adamw_ = define_update(
@@ -61,6 +63,7 @@ adamw_ = define_update(
     _rule,
     moments=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     optional=("max_exp_avg_sq",),
+    unsigned=("exp_avg_sq", "max_exp_avg_sq"),
     options={"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
     flags=MAXIMIZE | COUPLED_DECAY | STOCHASTIC,
     samples=_samples,

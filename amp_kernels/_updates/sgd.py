@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from .op import define_update
+from .op import define_update, samples8
 from .state import MAXIMIZE, NESTEROV, STOCHASTIC, decayed, fma, rounded
 
 
@@ -46,6 +46,7 @@ def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(27, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
     yield call(28, [bf16, f32], **plain, flags=STOCHASTIC, ema=True, found=1.0)  # skipped
     yield call(29, [f16, f32], master=torch.int16, shadow=bf16, ema=True)
+    yield from samples8(call)
 
 
 sgd_ = define_update(
