@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BLOCK = 32
-NAN = 255  # the exponent of a block with a NaN or an infinity
+NAN = 255  # the exponent of a block with an infinity, a NaN or a value above 1.875 * 2^127
 NEAREST = 0x8000  # in place of random bits: to nearest, ties away from zero
 
 
@@ -39,13 +39,12 @@ def encode(x: Tensor, code: Code8, random16: Tensor | int = NEAREST) -> tuple[Te
     bits = pad(x, (0, -x.numel() % BLOCK)).view(torch.int32).long()
     magnitude = bits & 0x7FFFFFFF
     largest = magnitude.view(-1, BLOCK).amax(1)
-    exponent = ((largest + 0xFFFFF) >> 23).clamp(code.least, 254)
-    exponent = torch.where(largest >= 0x7F800000, NAN, exponent)
-    own, least = magnitude >> 23, (exponent - code.top + 1).repeat_interleave(BLOCK)
-    significand = (magnitude & 0x7FFFFF) | torch.where(own == 0, 0, 0x800000)
+    exponent = ((largest + 0xFFFFF) >> 23).clamp(code.least, NAN)
+    own, least = (magnitude >> 23).clamp(min=1), (exponent - code.top + 1).repeat_interleave(BLOCK)
+    significand = (magnitude & 0x7FFFFF) | torch.where(magnitude < 0x800000, 0, 0x800000)
     fixed = significand >> (least - own).clamp(0, 31)
     wide = torch.where(own < least, fixed, magnitude - ((least - 1) << 23))
-    codes = ((wide + (random16 << 4)) >> 20).clamp(max=code.largest)
+    codes = (wide + (random16 << 4)) >> 20
     if code.signed:
         codes |= (bits >> 24) & 0x80
     else:

@@ -19,6 +19,7 @@ AK_HD float larger(float a, float b) { return (a > b) | is_nan(a) ? a : b; }
 struct AdamW {
   static constexpr const char* kName = "adamw_";
   static constexpr int kMoments = 3, kRequiredMoments = 2, kOptions = 5;
+  static constexpr uint32_t kUnsigned = 0b110;
 
   struct Options {
     double lr, beta1, beta2, eps, weight_decay;
