@@ -170,8 +170,7 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   const int64_t count = static_cast<int64_t>(blocks.size()), groups = static_cast<int64_t>(call.flags.size());
   AK_CHECK(row.block >= 0 && row.block < count, op, ": ", place, " names block ", row.block, "; there are ", count);
   AK_CHECK(row.group >= 0 && row.group < groups, op, ": ", place, " names group ", row.group, "; there are ", groups);
-  AK_CHECK(row.index >= 0 && row.index <= UINT32_MAX, op, ": ", place, " has index ", row.index, "; accepted: 0 to ",
-           UINT32_MAX);
+  AK_CHECK(row.index >= 0, op, ": ", place, " has index ", row.index, "; accepted: 0 to ", INT64_MAX);
   const Block& block = blocks[static_cast<size_t>(row.block)];
   const ScalarType dtype = static_cast<ScalarType>(row.param_dtype);
   const auto piece = [&](const BlockBuffer& buffer, bool optional = true) {
@@ -200,6 +199,7 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   p.group = static_cast<int>(row.group);
   p.stochastic = (call.flags[static_cast<size_t>(row.group)] & kStochastic) != 0;
   p.index = static_cast<uint32_t>(row.index);
+  p.first_group = static_cast<uint64_t>(row.index) / (uint64_t{1} << 32) * (kBlock8 / 8);
   AK_CHECK(!p.master || is_half(dtype), op, ": ", name, " is ", dtype_name(dtype),
            " and its block has masters; accepted: float16, bfloat16");
   AK_CHECK(!p.shadow || (dtype == ScalarType::Float && is_half(block.shadow.dtype)), op, ": ", name, " is ",

@@ -148,7 +148,7 @@ void take_step(const UpdateCall& call) {
     if (!call.second) return;
   }
   const auto key_of = [&](size_t i) {
-    return RandomKey{static_cast<uint64_t>(call.seed), shared[i].step, params[i].index};
+    return RandomKey{static_cast<uint64_t>(call.seed), shared[i].step, params[i].index, params[i].first_group};
   };
   for_each_tile<Rule>(
       params,

@@ -33,7 +33,7 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
 }  // namespace
 
 void random_numbers(uint32_t* random, int64_t at, int64_t n, const RandomKey& key) {
-  random_span(random, n, key, static_cast<uint64_t>(at) / 8);
+  random_span(random, n, key, key.first_group + static_cast<uint64_t>(at) / 8);
 }
 
 void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, const RandomKey& key) {

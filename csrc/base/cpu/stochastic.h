@@ -9,6 +9,7 @@ namespace ak {
 struct RandomKey {
   uint64_t seed;
   uint32_t step, index;
+  uint64_t first_group = 0;  // that of element 0
   uint32_t stream = 0;
 };
 
