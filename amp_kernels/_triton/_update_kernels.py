@@ -53,6 +53,12 @@ def power(base, exponent):
 
 
 @triton.jit
+def cautious_direction(direction, g, cautious):
+    """With ``cautious`` != 0 nothing where the direction has not the sign of the gradient; NaN stays."""
+    return tl.where(direction * g <= 0.0, tl.where(cautious != 0.0, 0.0, direction), direction)
+
+
+@triton.jit
 def learning_rate(group, LRS: tl.constexpr):
     """The learning rate of the group whose row is ``group``, as a double."""
     return tl.load(tl.load(group).to(tl.pointer_type(tl.float32))).to(tl.float64) if LRS else real(group + FIRST_OPTION)

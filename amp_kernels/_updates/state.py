@@ -97,6 +97,12 @@ def decayed(g: Tensor, weight_decay: float | Tensor, p: Tensor) -> Tensor:
     return torch.where(weight_decay == 0, g, fma(rounded(weight_decay), p, g))
 
 
+def cautious_direction(direction: Tensor, g: Tensor, flags: int) -> Tensor:
+    """With the flag ``CAUTIOUS`` 0 where the direction has not the sign of the gradient (Liang et al., "Cautious optimizers", 2024,
+    without the rescaling). NaN stays."""
+    return torch.where(direction * g <= 0, 0.0, direction) if flags & CAUTIOUS else direction
+
+
 def sqrt(x: Tensor) -> Tensor:
     """float32 root, correctly rounded: torch's own on the CPU (a vector math library) may be one unit off."""
     return x.double().sqrt().float()

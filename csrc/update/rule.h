@@ -63,4 +63,10 @@ AK_HD double power(double base, uint32_t exponent) {
   return result;
 }
 
+// The direction of a cautious update: none where it has not the sign of the gradient (Liang et al., "Cautious
+// optimizers: improving training with one line of code", 2024, without the rescaling). NaN stays.
+AK_HD float cautious_direction(float direction, float g, bool cautious) {
+  return cautious && direction * g <= 0.0f ? 0.0f : direction;
+}
+
 }  // namespace ak

@@ -92,7 +92,7 @@ def test_adamw_flags_and_options(first):
         "adamw_",
         [Kind(F32)] * 5,
         first=first,
-        flags=[0, MAXIMIZE, COUPLED_DECAY, MAXIMIZE | COUPLED_DECAY, COUPLED_DECAY],
+        flags=[0, MAXIMIZE, COUPLED_DECAY | CAUTIOUS, MAXIMIZE | COUPLED_DECAY, CAUTIOUS],
         lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
         beta2=[0.999, 0.9, 0.0, 0.99, 0.9999],
@@ -108,7 +108,7 @@ def test_sgd_flags_and_options(first, momentum):
         if not momentum:
             update.moments = [[buffer[:0] for buffer in update.moments[0]]]
 
-    flags = [0, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV, 0]
+    flags = [CAUTIOUS, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV | CAUTIOUS, 0]
     check(
         "sgd_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
@@ -131,8 +131,8 @@ def test_lion_flags_and_options():
         "lion_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
         no_direction,
-        flags=[0, MAXIMIZE, 0, MAXIMIZE, 0],
-        lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
+        flags=[0, MAXIMIZE, 0, MAXIMIZE | CAUTIOUS, CAUTIOUS],
+        lr=[0.3, 0.1, 1e-3, 1e-2, 0.1],
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
         beta2=[0.99, 0.9, 0.0, 0.5, 0.9999],
         weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],
