@@ -157,7 +157,9 @@ inline uint8_t* exponents_of(const char* op, ArgName param, const BlockBuffer& m
 }
 
 inline Master master_kind(ScalarType dtype) {
-  return dtype == ScalarType::Short ? Master::kSplit : dtype == ScalarType::Char ? Master::kSplit24 : Master::kFloat32;
+  return dtype == ScalarType::Short  ? Master::kSplit
+         : dtype == ScalarType::Char ? Master::kSplit24
+                                     : Master::kFloat32;
 }
 
 // The parameter of a row whose addresses, size and dtypes are known to be right.
@@ -197,7 +199,7 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   p.group = static_cast<int>(row.group);
   p.stochastic = (call.flags[static_cast<size_t>(row.group)] & kStochastic) != 0;
   p.index = static_cast<uint32_t>(row.index);
-  p.first_block = static_cast<uint32_t>(row.index >> 32);
+  p.first_group = static_cast<uint64_t>(row.index) / (uint64_t{1} << 32) * (kBlock8 / 8);
   AK_CHECK(!p.master || is_half(dtype), op, ": ", name, " is ", dtype_name(dtype),
            " and its block has masters; accepted: float16, bfloat16");
   AK_CHECK(!p.shadow || (dtype == ScalarType::Float && is_half(block.shadow.dtype)), op, ": ", name, " is ",

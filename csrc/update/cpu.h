@@ -25,10 +25,6 @@ struct StepValues {
 
 StepValues read_scalars(const UpdateCall& call);
 
-inline RandomKey random_key(const Param& p, uint64_t seed, uint32_t step) {
-  return {seed, step, p.index, uint64_t{p.first_block} * (kBlock8 / 8)};
-}
-
 // The fp32 weights [at, at + n), to be changed: in place if they are stored in fp32, else in `buffer`.
 float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer);
 
@@ -53,8 +49,7 @@ void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, flo
 
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
 // parameter, its weights, its gradients, its moments (null if absent), first element, n), which stores the moments, and
-// then finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one
-// thread.
+// then finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
 template <typename Rule, typename Update, typename Finish>
 void for_each_tile(const std::vector<Param>& params, const Update& update, const Finish& finish) {
   for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {
@@ -152,7 +147,9 @@ void take_step(const UpdateCall& call) {
     run_stage<Rule>(params, shared, step.inv_scale, static_cast<uint64_t>(call.seed), call.half());
     if (!call.second) return;
   }
-  const auto key_of = [&](size_t i) { return random_key(params[i], static_cast<uint64_t>(call.seed), shared[i].step); };
+  const auto key_of = [&](size_t i) {
+    return RandomKey{static_cast<uint64_t>(call.seed), shared[i].step, params[i].index, params[i].first_group};
+  };
   for_each_tile<Rule>(
       params,
       [&](int64_t index, float* p, const float* g, float* const* moments, int64_t at, int64_t n) {

@@ -42,9 +42,8 @@ struct Param {
   DType shadow_dtype;
   float* ema;       ///< running average of the fp32 weight, or null
   bool stochastic;  ///< a 16-bit param that is its own master is rounded stochastically
-  // Parts of the key of its random bits.
-  uint32_t index;        ///< the parameter's number
-  uint32_t first_block;  ///< of 32 elements of the whole parameter, with which this piece of it begins
+  uint32_t index;        ///< the parameter's number, part of the key of its random bits (base/philox.h)
+  uint64_t first_group;  ///< of its random bits: the group of its first element, 0 unless it is a piece of a parameter
   int group;
 
   bool in_8_bits() const { return exponents[0] != nullptr; }

@@ -48,7 +48,7 @@ std::vector<Squares> move_moments(const std::vector<Param>& params, const std::v
         const auto& s = shared[i];
         float direction[kTile];
         moments_span(moments[0], moments[1], g, n, inv_scale, s.clip, s.scalars);
-        store_moments<Lamb>(params[i], moments, at, n, random_key(params[i], seed, s.step));
+        store_moments<Lamb>(params[i], moments, at, n, {seed, s.step, params[i].index, params[i].first_group});
         for (int k = 0; k < 2; ++k) load_moment(params[i], k, is_unsigned<Lamb>(k), at, n, moments[k]);  // as stored
         direction_span(p, moments[0], moments[1], direction, n, s.scalars);
         Squares& sum = squares[i][static_cast<size_t>(at / kChunk)];
