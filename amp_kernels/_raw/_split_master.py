@@ -47,6 +47,10 @@ def split_master24(master: Tensor, dtype: torch.dtype, random8: Tensor | int = N
     return weight.to(torch.int16).view(dtype), (code >> 8).to(torch.int8)
 
 
+#: By the dtype of the remainder.
+SPLITS = {torch.int16: split_master, torch.int8: split_master24}
+
+
 def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
     """The float32 masters of :func:`split_master` and :func:`split_master24`. A remainder of 0 gives the weight itself.
 

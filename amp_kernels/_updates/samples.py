@@ -12,13 +12,10 @@ from torch import Tensor
 from .._checks.lists import HALF_DTYPES, flat
 from .._dispatch.library import Sample
 from .._raw._block8 import FIRST, SECOND, encode
-from .._raw._split_master import split_master, split_master24
+from .._raw._split_master import SPLITS
 from .arguments import UpdateArguments
 from .declaration import Declaration
 from .state import ALIGN, STOCHASTIC
-
-#: By the dtype of the remainder.
-SPLITS = {torch.int16: split_master, torch.int8: split_master24}
 
 
 @dataclass(frozen=True)

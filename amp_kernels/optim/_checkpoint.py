@@ -43,11 +43,11 @@ class CheckpointCodec:
 
     # ---- to a checkpoint ----
 
-    def export(self, params: list[Tensor], state: dict[Any, Any], join: Join) -> None:
+    def export(self, params: list[Tensor], state: dict[Any, Any], join: Join, keep_codes: bool) -> None:
         """Convert the ``state`` of a state_dict, whose keys are numbers of parameters."""
         for key, values in state.items():
             if isinstance(key, int) and key < len(params):
-                state[key] = self._store.exported(params[key], values, join)
+                state[key] = self._store.exported(params[key], values, join, keep_codes=keep_codes)
 
     def copied(self, state: dict[Any, Any]) -> dict[Any, Any]:
         """A copy of ``optimizer.state`` for a pickle. Views would each be pickled with the whole buffer."""

@@ -88,7 +88,13 @@ def test_blocks_of_all_dtypes_share_a_call(rule, backend):
     updates = [
         Update(rule, [kind], ((40,), (1031,)), moment_dtype=dtype, seed=i)
         for i, (kind, dtype) in enumerate(
-            [(Kind(F32), F32), (SPLIT24[0], U8), (SPLIT24[1], BF16), (Kind(BF16, stochastic=True), U8), (Kind(F16), F32)]
+            [
+                (Kind(F32), F32),
+                (SPLIT24[0], U8),
+                (SPLIT24[1], BF16),
+                (Kind(BF16, stochastic=True), U8),
+                (Kind(F16), F32),
+            ]
         )
     ]
     whole = updates[0]
@@ -267,7 +273,10 @@ def test_random_bits_of_weights_and_moments_are_those_of_the_documented_counters
     for k, code in enumerate((FIRST, SECOND)):
         wanted = encode(exact.moment(k, 0), code, bits(1 + k))
         assert all(map(torch.equal, codes_and_exponents(update, k, 0), wanted))
-    weights, remainders = flat(update.params[0]).view(torch.int16).numpy(), update.masters[0][update.place(0)[1]].numpy()
+    weights, remainders = (
+        flat(update.params[0]).view(torch.int16).numpy(),
+        update.masters[0][update.place(0)[1]].numpy(),
+    )
     for i, random in enumerate(bits(0).tolist()):
         weight, remainder = _host.split_master24(exact.weight(0).numpy()[i : i + 1], "bfloat16", random & 0xFF)
         assert (weights.view(np.uint16)[i], remainders[i]) == (weight[0], remainder[0])
@@ -347,9 +356,15 @@ def with_moment(change, k=0):
 BAD = {
     "size": (with_moment(lambda b: b[:-1].clone()), r"moments\[0\] is uint8 and has \d+ elements; .* multiple of 33"),
     "no exponents": (with_moment(lambda b: b[: 33 * 20].clone()), r"of moments\[0\] on, which has"),
-    "offset": (lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1])), r"params\[1\] begins at element 112 of moments\[0\]"),
+    "offset": (
+        lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1])),
+        r"params\[1\] begins at element 112 of moments\[0\]",
+    ),
     "index": (lambda u: u.layout[1].copy_(torch.tensor([0, 96, 1, 0, -1])), r"has index -1"),
-    "master": (lambda u: u.masters.__setitem__(0, torch.zeros(4096, dtype=I8)), r"params\[0\] is float32 and its block has masters"),
+    "master": (
+        lambda u: u.masters.__setitem__(0, torch.zeros(4096, dtype=I8)),
+        r"params\[0\] is float32 and its block has masters",
+    ),
 }
 
 

@@ -151,7 +151,7 @@ TABLE = {
     ),
     "lion_": Rule(
         _lion,
-        [{"flags": MAXIMIZE}, {"flags": CAUTIOUS, "beta1": 0.5}, {"beta1": 0.6, "beta2": 0.75, "weight_decay": 0.25}],
+        [{"flags": MAXIMIZE}, {"flags": CAUTIOUS, "beta1": 0.7}, {"beta1": 0.6, "beta2": 0.75, "weight_decay": 0.25}],
     ),
     "lamb_": Rule(
         _lamb,
