@@ -32,6 +32,7 @@ from .harness.rows import (
 )
 from .harness.tables import Table, align, format_bytes
 
+MOST_OPEN = 10  # rows of a table that is not folded
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
@@ -259,12 +260,10 @@ def text(rows: list[dict]) -> str:
 
 
 def write(folder: Path, rows: list[dict]) -> None:
-    """Tables and plots of these rows into their folder."""
-    name = str(rows[0]["device"])
+    """Tables and pictures of these rows into their folder."""
     (folder / "table.txt").write_text(f"{machine(rows)}\n\n{text(rows)}\n")
-    if not plot.plot_roofline(folder / "roofline.png", rows, name):
-        print("no plot: matplotlib is not installed (pip install matplotlib)")
-    plot.plot_products(folder / "gemm.png", rows, name)
+    if not plot.draw(folder, rows, load_training(folder)):
+        print("no picture: matplotlib is not installed (pip install matplotlib)")
 
 
 def markdown(folder: Path, page: Path) -> str:
@@ -272,11 +271,13 @@ def markdown(folder: Path, page: Path) -> str:
     rows, training = published(folder)
     where = Path(os.path.relpath(folder, page.parent)).as_posix()
     commits = dict.fromkeys(str(row["commit"]) for row in rows)
-    parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and plots: `{where}`."]
+    parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and pictures: `{where}`."]
+    parts += [f"## Summary\n\n{_markdown_table(Section('Summary', summary.table(rows, training), 1))}"]
+    parts += [f"![{name}]({where}/{name}.png)" for name in plot.pictures(folder)]
     gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
     on_cpu = any("isa" in row for row in rows)
     tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])
-    parts += [f"## {section.title}\n\n{_markdown_table(section)}" for section in tables]
+    parts += [f"## {section.title}\n\n{_folded(section)}" for section in tables]
     if bad := [row for row in rows if row["status"] != "ok"]:
         listed = "; ".join(f"{' '.join(row[key] for key in CASE)}, {row['provider']}: {row['reason']}" for row in bad)
         parts.append(f"Wrong or not run: {listed}.")
@@ -293,6 +294,14 @@ def published(folder: Path) -> tuple[list[dict], list[dict]]:
     if not kept:
         raise ValueError(f"{folder} has no rows" + " but those of --quick" * bool(rows))
     return kept, load_training(folder)
+
+
+def _folded(section: Section) -> str:
+    """The table, behind a line to click on if it is long."""
+    count, table = len(section.table) - 1, _markdown_table(section)
+    if count <= MOST_OPEN:
+        return table
+    return f'<details markdown="1"><summary>{count} rows</summary>\n\n{table}\n\n</details>'
 
 
 def _markdown_table(section: Section) -> str:

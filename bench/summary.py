@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from .harness.rows import OURS, cases
+from .harness.tables import Table
 
 FAMILIES = ("aligned", "skinny", "fp32 accumulated", "epilogue", "unaligned")
 LISTS = ("llama-1b", "resnet-50")
@@ -24,6 +25,27 @@ def text(rows: list[dict], training: list[dict]) -> str:
         points.append(f"wrong or not run: {len(bad)}")
     wrapped = [textwrap.fill(f"- {point}", WIDTH, subsequent_indent="  ") for point in points]
     return "\n".join([textwrap.fill(head, WIDTH), "", *wrapped])
+
+
+def table(rows: list[dict], training: list[dict]) -> Table:
+    """At most ten lines: mean and worst ratio of each family, also those in which torch is faster."""
+    groups = {
+        **{f"matrix products, {family}": lambda row, f=family: f in row.get("families", ()) for family in FAMILIES},
+        "linear layers, MLPs": lambda row: row["op"] in ("linear", "mlp"),
+        "norms": lambda row: row["op"] in ("layer_norm", "rms_norm"),
+        **{f"optimizer step, {name}": lambda row, n=name: (row["op"], row["shape"]) == ("step", n) for name in LISTS},
+    }
+    lines = [("", "cases", "torch's time / ours, mean", "worst", "worst case")]
+    for name, belongs in groups.items():
+        if members := sorted(filter(belongs, timed(rows)), key=lambda row: row["speedup"]):
+            mean, worst = statistics.geometric_mean(row["speedup"] for row in members), members[0]
+            case = f"{worst['shape']} {worst['dtype']}"
+            lines.append((name, str(len(members)), f"{mean:.2f}", f"{worst['speedup']:.2f}", case))
+    for row in training:
+        if row["dtype"] == "bf16" and row["provider"] == OURS:
+            lines.append((f"training step, {row['model']}", "1", *[f"{row['speedup']:.2f}"] * 2, row["shape"]))
+            break
+    return lines
 
 
 def products(rows: list[dict]) -> Iterator[str]:
