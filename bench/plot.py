@@ -38,14 +38,18 @@ Bar = tuple[str, float, str]  # its name, length and color
 
 
 def ratios(rows: list[dict], family: str) -> tuple[list[Bar], int]:
-    """Torch's time over ours in the cases of a family, from best to worst, and the number of all cases. Of more than `MOST_BARS` cases those at
-    equal distances in that order, so that the best, the median and the worst stay."""
+    """Torch's time over ours in the cases of a family, from best to worst, and the number of all cases.
+
+    Of more than `MOST_BARS` cases those at equal distances in that order, with the best and the worst."""
     timed = [row for row in rows if row["op"] in FAMILIES[family] and row["provider"] == OURS and "speedup" in row]
     timed.sort(key=lambda row: -row["speedup"])
     count = len(timed)
     if count > MOST_BARS:
         timed = [timed[round(i * (count - 1) / (MOST_BARS - 1))] for i in range(MOST_BARS)]
-    several = len({row["op"] for row in timed}) > 1 and family not in ("step", "products")  # these tell by shape and dtype
+    several = len({row["op"] for row in timed}) > 1 and family not in (
+        "step",
+        "products",
+    )  # these tell by shape and dtype
     names = [f"{row['op']} " * several + f"{row['shape']}, {row['dtype']}" for row in timed]
     names = [name.replace("forward", "fwd").replace("backward", "bwd") for name in names]
     color = [OURS_COLOR if row["speedup"] >= 1 else "tab:red" for row in timed]

@@ -34,6 +34,7 @@ from .harness.tables import Table, align, format_bytes
 
 MOST_OPEN = 10  # rows of a table that is not folded
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+FIGURES = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 @dataclass
@@ -311,13 +312,13 @@ def _markdown_table(section: Section) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def fill(page: Path, shown: str) -> None:
+def fill(page: Path, shown: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Replaces what stands between the page's marks. Raises ValueError if it has not exactly one pair of them."""
-    before = page.read_text()
-    if before.count(BEGIN) != 1 or before.count(END) != 1 or before.index(BEGIN) > before.index(END):
-        raise ValueError(f"{page} needs one line {BEGIN} and, below it, one line {END}")
-    head, rest = before.split(BEGIN)
-    page.write_text(f"{head}{BEGIN}\n{shown}\n{END}{rest.split(END)[1]}")
+    before, (begin, end) = page.read_text(), marks
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise ValueError(f"{page} needs one line {begin} and, below it, one line {end}")
+    head, rest = before.split(begin)
+    page.write_text(f"{head}{begin}\n{shown}\n{end}{rest.split(end)[1]}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -341,6 +342,8 @@ def main(argv: list[str] | None = None) -> int:
             fill(options.page, shown)
         if options.readme:
             fill(options.readme, summary.text(*published(options.folder)))
+            if figures := summary.figures(*published(options.folder)):
+                fill(options.readme, figures, FIGURES)
         if not options.page and not options.readme:
             print(shown)
     except (OSError, ValueError) as error:

@@ -115,7 +115,6 @@ class Table:
             )
         )
 
-
     # ---- picture
 
     def message(self) -> str:

@@ -157,7 +157,10 @@ def test_the_first_picture_shows_times_memory_and_the_step(tmp_path):
     times, peaks = plot.trainings(ours)
     assert [(name, length) for name, length, _ in times] == [("torch, eager", 50.0), ("amp_kernels", 25.0)]
     assert [length for _, length, _ in peaks] == [20.0, 11.0]
-    assert [(name, length) for name, length, _ in plot.steps(steps)] == [("torch, fp32", 2.0), ("amp_kernels, fp32", 1.0)]
+    assert [(name, length) for name, length, _ in plot.steps(steps)] == [
+        ("torch, fp32", 2.0),
+        ("amp_kernels, fp32", 1.0),
+    ]
     assert plot.draw(tmp_path, steps, [{**each, "losses": [2.0, 1.0]} for each in ours]) == ["training", "step"]
     assert list(plot.pictures(tmp_path)) == ["training", "step"]
 
