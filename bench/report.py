@@ -32,7 +32,7 @@ from .harness.rows import (
 )
 from .harness.tables import Table, align, format_bytes
 
-MOST_OPEN = 10  # rows of a table that is not folded
+MOST_OPEN = 10  # rows, and columns, of a table that is not folded
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 FIGURES = "<!-- figures: begin -->", "<!-- figures: end -->"
 
@@ -298,9 +298,9 @@ def published(folder: Path) -> tuple[list[dict], list[dict]]:
 
 
 def _folded(section: Section) -> str:
-    """The table, behind a line to click on if it is long."""
+    """The table, behind a line to click on if it is long or wide."""
     count, table = len(section.table) - 1, _markdown_table(section)
-    if count <= MOST_OPEN:
+    if max(count, len(section.table[0])) <= MOST_OPEN:
         return table
     return f'<details markdown="1"><summary>{count} rows</summary>\n\n{table}\n\n</details>'
 
