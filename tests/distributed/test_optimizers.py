@@ -74,7 +74,9 @@ def test_bits_of_8_bit_moments_are_those_of_one_process(ranks, world, layout):
 
 def wide_columns(layout):
     """Of AdamW, whose random bits of pieces within rows differ from one process: within rounding it is the same."""
-    found = compare(layout, "AdamW", F32, {"state_dtype": "8bit", "betas": (0.0, 0.0)}, None, {}, steps=1, make=make_wide)
+    found = compare(
+        layout, "AdamW", F32, {"state_dtype": "8bit", "betas": (0.0, 0.0)}, None, {}, steps=1, make=make_wide
+    )
     model = LAYOUTS[layout](make_wide())
     optimizer = ak.optim.AdamW(model.parameters(), state_dtype="8bit")
     give(model, make_wide(), 0, 1.0, None)
@@ -112,7 +114,10 @@ def cut_blocks():
 
 def test_pieces_that_cut_a_block_are_refused(ranks):
     (message,) = ranks.run(cut_blocks, world=4)[0]
-    assert "pieces of shape [64, 16], and state_dtype is '8bit'; accepted: contiguous pieces of whole blocks of 32" in message
+    assert (
+        "pieces of shape [64, 16], and state_dtype is '8bit'; accepted: contiguous pieces of whole blocks of 32"
+        in message
+    )
 
 
 def clipped(layout, case, max_norm):

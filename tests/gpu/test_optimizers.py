@@ -37,7 +37,11 @@ OPTIMIZERS = {
     "lamb": (ak.optim.LAMB, F32, {"lr": 1e-2, "shadow_dtype": F16}),
     "adamw 8 bits": (ak.optim.AdamW, F32, {"lr": 1e-2, "state_dtype": "8bit", "amsgrad": True, "cautious": True}),
     "adamw 8 bits split24": (ak.optim.AdamW, BF16, {"lr": 1e-2, "master_weights": "split24", "state_dtype": "8bit"}),
-    "lion 8 bits": (ak.optim.Lion, F16, {"lr": 1e-2, "master_weights": "none", "state_dtype": "8bit", "cautious": True}),
+    "lion 8 bits": (
+        ak.optim.Lion,
+        F16,
+        {"lr": 1e-2, "master_weights": "none", "state_dtype": "8bit", "cautious": True},
+    ),
     "lamb 8 bits": (ak.optim.LAMB, F32, {"lr": 1e-2, "state_dtype": "8bit"}),
     "lamb split": (ak.optim.LAMB, BF16, {"lr": 1e-2, "master_weights": "split", "ema_decay": 0.9}),
 }

@@ -12,7 +12,7 @@ import amp_kernels as ak
 from amp_kernels import _host
 from amp_kernels._checks.lists import flat
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw._block8 import BLOCK, FIRST, NAN, SECOND, decode, encode
+from amp_kernels._raw._block8 import BLOCK, FIRST, NAN, SECOND, encode
 from amp_kernels._raw._stochastic import rounding_bits
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind

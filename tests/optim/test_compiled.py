@@ -17,7 +17,9 @@ from amp_kernels.testing.generators import normal
 OPTIONS = [
     pytest.param("AdamW", torch.float32, {"shadow_dtype": torch.bfloat16, "ema_decay": 0.9}, id="AdamW-shadows"),
     pytest.param("AdamW", torch.bfloat16, {"master_weights": "split"}, id="AdamW-split"),
-    pytest.param("AdamW", torch.bfloat16, {"master_weights": "split24", "state_dtype": "8bit", "cautious": True}, id="AdamW-8bit"),
+    pytest.param(
+        "AdamW", torch.bfloat16, {"master_weights": "split24", "state_dtype": "8bit", "cautious": True}, id="AdamW-8bit"
+    ),
     pytest.param("LAMB", torch.float16, {"zero_grads": True, "max_grad_norm": 1.0}, id="LAMB-float16"),
 ]
 FP32 = "AdamW", torch.float32, {}

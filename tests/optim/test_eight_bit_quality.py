@@ -19,7 +19,10 @@ def quadratic():
     curvature = 10.0 ** -(torch.arange(64 * 64) % 6).float().view(64, 64)
     for _ in range(400):
         noise = 1 + 0.1 * torch.randn(64, 64, generator=generator)
-        yield lambda x, noise=noise: curvature * (x - wanted) * noise, lambda x: (curvature * (x - wanted).square()).sum() / 2
+        yield (
+            lambda x, noise=noise: curvature * (x - wanted) * noise,
+            lambda x: (curvature * (x - wanted).square()).sum() / 2,
+        )
 
 
 def rare_rows():
@@ -30,7 +33,10 @@ def rare_rows():
     rows = 1.0 / torch.arange(1, 513)
     for _ in range(400):
         seen = torch.zeros(512, 1).index_fill_(0, torch.multinomial(rows, 16, True, generator=generator), 1.0)
-        yield lambda x, seen=seen: seen * scale * (x - wanted), lambda x: (rows[:, None] * scale * (x - wanted).square()).sum()
+        yield (
+            lambda x, seen=seen: seen * scale * (x - wanted),
+            lambda x: (rows[:, None] * scale * (x - wanted).square()).sum(),
+        )
 
 
 def falling():
@@ -49,7 +55,7 @@ def largest_update(problem, name, **options):
     x = torch.nn.Parameter(torch.zeros(rows, 64))
     optimizer = getattr(ak.optim, name)([x], lr=LR, weight_decay=0.0, **options)
     largest = 0.0
-    for gradient, loss in make():
+    for gradient, loss in make():  # noqa: B007 (the last one is read)
         before = x.detach().clone()
         x.grad = gradient(before)
         optimizer.step()

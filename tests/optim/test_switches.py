@@ -47,7 +47,9 @@ def test_a_cautious_update_is_the_usual_one_where_signs_agree(name, options):
             assert torch.where(moves | near, True, (q - start * decay).abs() <= 1e-6 * start.abs()).all()
             assert torch.where(~moves | near, True, q == p).all()
             waited += int((~moves & ~near).sum())
-            assert all(torch.equal(a, b) for a, b in zip(usual.state[p].values(), cautious.state[q].values(), strict=True))
+            assert all(
+                torch.equal(a, b) for a, b in zip(usual.state[p].values(), cautious.state[q].values(), strict=True)
+            )
     assert waited >= 20
 
 
