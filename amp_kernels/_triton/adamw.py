@@ -56,4 +56,4 @@ def _apply(p, moments, g, scalars):
     return (tl.fma(-step_size, tl.div_rn(direction, denominator), p),) + updated
 
 
-adamw_ = Rule(_derive, _apply, scalars=9).launch
+adamw_ = Rule(_derive, _apply, scalars=9, unsigned=0b110).launch

@@ -88,6 +88,7 @@ struct Share8 {
   /// Called by all lanes of a warp. `as_stored`: the moments become what the next step will find.
   template <bool kAsStored>
   AK_DEVICE void store_moments(const RoundingKey& key) {
+    warp_sync();  // every lane of a block has read the exponent, which one of them writes
     for_each_moment<kThere>([&]<int m>() {
       uint32_t random[V];
       random_numbers(key, 1 + m, i, random);
