@@ -59,8 +59,8 @@ def table() -> str:
     lines = [head, ("---",) * len(head)]
     for name, dtype, options in LAYOUTS:
         parts = held(name, dtype, options)
-        shown = ", ".join(f"`{key}={value!r}`" for key, value in options.items()) or "–"
-        sizes = [f"{parts[part]:.5g}" if part in parts else "–" for part in head[3:7]]
+        shown = ", ".join(f"`{key}={value!r}`" for key, value in options.items()) or "-"
+        sizes = [f"{parts[part]:.5g}" if part in parts else "-" for part in head[3:7]]
         total = sum(parts.values())
         row = (f"`{name}`", "FP32" if dtype == F32 else "BF16", shown, *sizes, f"{total:.5g}", f"{total * 8.03:.0f} GB")
         lines.append(row)
