@@ -176,13 +176,31 @@ def grouped_kernel(
         )
     elif not SUMS:
         zeros = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        c_matrix = (c, stride_cb, stride_cm, stride_cn, C_COLUMN_MAJOR, VEC_C)
-        store_tile(c_matrix, zeros, batch, first_row, first_column, row_end, N, WIDE, False)
+        # The tuples are written out each time, as in finish_kernel.
+        store_tile(
+            (c, stride_cb, stride_cm, stride_cn, C_COLUMN_MAJOR, VEC_C),
+            zeros,
+            batch,
+            first_row,
+            first_column,
+            row_end,
+            N,
+            WIDE,
+            False,
+        )
         if preact is not None:
-            z_matrix = (preact, stride_zb, stride_zm, stride_zn, Z_COLUMN_MAJOR, VEC_Z)
-            store_tile(z_matrix, zeros, batch, first_row, first_column, row_end, N, WIDE, False)
-            if GATED:
-                store_tile(z_matrix, zeros, batch, first_row, first_column, row_end, N, WIDE, True)
+            for half in tl.static_range(2 if GATED else 1):
+                store_tile(
+                    (preact, stride_zb, stride_zm, stride_zn, Z_COLUMN_MAJOR, VEC_Z),
+                    zeros,
+                    batch,
+                    first_row,
+                    first_column,
+                    row_end,
+                    N,
+                    WIDE,
+                    half == 1,
+                )
 
 
 @grouped_gemm_op.bound
