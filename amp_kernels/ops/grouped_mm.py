@@ -315,6 +315,8 @@ def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype,
     op = "grouped_mm"
     shapes = f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}"
     form = _FORMS.get((a.ndim, b.ndim))
+    if transposed and (form != "rows" or a.shape[1] != b.shape[2]):
+        raise ValueError(f"{shapes}; accepted: [T, in_features] and [G, out_features, in_features]")
     if form is None:
         raise ValueError(f"{shapes}; accepted: two or three dimensions each")
     right = b.mT if transposed else b
@@ -329,7 +331,9 @@ def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype,
     if offs is not None:
         check_offs(op, offs, groups)
     if form in ("sums", "columns") and (bias is not None or activation != "none"):
-        raise ValueError(f"{shapes}; accepted with bias or activation: [T, K] and [G, K, N], or [G, M, K] and [G, K, N]")
+        raise ValueError(
+            f"{shapes}; accepted with bias or activation: [T, K] and [G, K, N], or [G, M, K] and [G, K, N]"
+        )
     if bias is not None:
         accepted = KERNEL_DTYPES if autocast and dtype in HALF_DTYPES else (dtype, torch.float32)
         check_tensor(op, "bias", bias, accepted if dtype in HALF_DTYPES else (dtype,))
@@ -391,7 +395,10 @@ def _call(a, b, offs, bias, **options) -> torch.Tensor:
                 f"grouped_mm: {name} is a DTensor with the placements {tensor.placements}; accepted: each rank's experts and "
                 "their tokens as plain tensors"
             )
-    options |= {"activation": check_activation("grouped_mm", options["activation"]), "batch_invariant": is_batch_invariant()}
+    options |= {
+        "activation": check_activation("grouped_mm", options["activation"]),
+        "batch_invariant": is_batch_invariant(),
+    }
     if autocast.eager(a, b):
         dtype = autocast.dtype_on(a.device.type)
         return _grouped_mm(a, b, offs, bias, fresh_shadow(b, dtype), compute_dtype=dtype, **options)

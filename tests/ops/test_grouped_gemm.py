@@ -46,7 +46,12 @@ def test_all_small_partitions_exactly(device, request):
         b = integers(len(found), 5, 8, limit=2, dtype=dtype, generator=generator)
         bias = integers(len(found), 8, limit=3, dtype=dtype, generator=generator)
         out, z = grouped_gemm_op(
-            poison_behind(a.clone(), offs, 0).to(device), b.to(device), offs, bias.to(device), activation="relu", preact=True
+            poison_behind(a.clone(), offs, 0).to(device),
+            b.to(device),
+            offs,
+            bias.to(device),
+            activation="relu",
+            preact=True,
         )
         assert torch.equal(out.double().cpu(), rows_in_float64(a, b, offs, bias, "relu"))
         assert torch.equal(z.double().cpu(), rows_in_float64(a, b, offs, bias))
@@ -95,7 +100,10 @@ def test_random_groups_within_the_bounds_of_gemm(device, request):
 
 
 def test_nan_stays_in_its_group(device):
-    a, b = torch.ones(9, 6, dtype=torch.bfloat16, device=device), torch.ones(4, 6, 8, dtype=torch.bfloat16, device=device)
+    a, b = (
+        torch.ones(9, 6, dtype=torch.bfloat16, device=device),
+        torch.ones(4, 6, 8, dtype=torch.bfloat16, device=device),
+    )
     offs = ends(2, 5, 5, 7, device=device)
     for group in range(4):
         rows = ranges(offs)[group]
@@ -156,11 +164,15 @@ def test_bad_ends_are_an_error_on_the_cpu_and_clamped_elsewhere(hostile, request
     offs = ends(*hostile, device=device)
     if "cpu-cpu" in request.node.callspec.id:
         for call in (lambda: grouped_gemm_op(a, b, offs), lambda: grouped_gemm_op(a.t(), a, offs)):
-            with pytest.raises(RuntimeError, match=r"offs\[\d\] is -?\d+; accepted: ends in ascending order within \[0, 6\]"):
+            with pytest.raises(
+                RuntimeError, match=r"offs\[\d\] is -?\d+; accepted: ends in ascending order within \[0, 6\]"
+            ):
                 call()
         return
     assert torch.equal(grouped_gemm_op(a, b, offs)[0].double().cpu(), rows_in_float64(a.cpu(), b.cpu(), ends(*clamped)))
-    assert torch.equal(grouped_gemm_op(a.t(), a, offs)[0].double().cpu(), sums_in_float64(a.t().cpu(), a.cpu(), ends(*clamped)))
+    assert torch.equal(
+        grouped_gemm_op(a.t(), a, offs)[0].double().cpu(), sums_in_float64(a.t().cpu(), a.cpu(), ends(*clamped))
+    )
 
 
 def test_a_group_has_the_bits_of_gemm_of_its_rows(device, generator):
@@ -181,7 +193,11 @@ def test_a_group_has_the_bits_of_gemm_of_its_rows(device, generator):
 def test_the_same_bits_for_any_number_of_threads(isa, threads, generator):
     a = operand(400, 64, dtype=torch.bfloat16, generator=generator)
     b = operand(8, 64, 256, dtype=torch.bfloat16, generator=generator)
-    for found in ((1, 3, 3, 20, 300, 310, 380, 400), tuple(range(50, 401, 50)), (390, 391, 392, 393, 394, 395, 396, 397)):
+    for found in (
+        (1, 3, 3, 20, 300, 310, 380, 400),
+        tuple(range(50, 401, 50)),
+        (390, 391, 392, 393, 394, 395, 396, 397),
+    ):
         results = []
         for count in (1, 2, 5):
             threads(count)

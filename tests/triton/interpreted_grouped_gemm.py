@@ -90,7 +90,9 @@ def test_swiglu_and_behind_the_last_end():
     offs = torch.tensor([17, 20], dtype=torch.int32)
     out, z = module.grouped_gemm(a, b, offs, activation="swiglu", preact=True, out_dtype=torch.float32)
     with torch.no_grad():
-        expected, preact = grouped_gemm_op.reference(a, b, offs, activation="swiglu", preact=True, out_dtype=torch.float32)
+        expected, preact = grouped_gemm_op.reference(
+            a, b, offs, activation="swiglu", preact=True, out_dtype=torch.float32
+        )
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(z, preact, rtol=1e-5, atol=1e-5)
     assert not out[20:].any()
