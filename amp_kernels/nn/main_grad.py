@@ -10,6 +10,7 @@ from .._checks.modules import check_module
 from .._checks.types import type_name
 from ..ops import _main_grad
 from .embedding import Embedding
+from .grouped_linear import GroupedLinear
 from .linear import Linear
 
 
@@ -50,11 +51,11 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     DistributedDataParallel work unchanged. After ``zero_grad(set_to_none=True)`` or ``.grad = None``, the first micro-batch
     overwrites ``main_grad`` without reading it. ``main_grad`` is kept, so gradients keep their addresses between steps.
 
-    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`) and
-    :class:`amp_kernels.nn.Embedding` modules that require a gradient. They may also be used through
-    :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.embedding`. All other 16-bit parameters of the
-    model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these modules get their fp32
-    sums without rounding.
+    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`),
+    :class:`amp_kernels.nn.GroupedLinear` and :class:`amp_kernels.nn.Embedding` modules that require a gradient. They may also be
+    used through :func:`amp_kernels.linear`, :func:`amp_kernels.mlp`, :func:`amp_kernels.grouped_mm` and
+    :func:`amp_kernels.embedding`. All other 16-bit parameters of the model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that
+    autograd accumulates into; biases of these modules get their fp32 sums without rounding.
 
     Notes:
 
@@ -114,7 +115,7 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
 
 def _is_fused(module: torch.nn.Module) -> bool:
     """True if a kernel of this package can add the gradient of the module's weight to an fp32 buffer."""
-    return isinstance(module, Linear) or (isinstance(module, Embedding) and not module.sparse)
+    return isinstance(module, (Linear, GroupedLinear)) or (isinstance(module, Embedding) and not module.sparse)
 
 
 def _check(name: str, weight: torch.Tensor) -> None:
