@@ -91,9 +91,16 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
   }
   all_issued();
   wgmma_wait<0>();
-  release(previous);
+  if (Tile::kGrouping == Grouping::kNone || previous >= 0) release(previous);
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
+  if (Tile::kGrouping != Grouping::kNone && previous < 0) {  // a sum of no terms
+    AK_UNROLL
+    for (int i = 0; i < Tile::kSlicesM; i++) {
+      AK_UNROLL
+      for (int j = 0; j < Tile::kBlockN / 2; j++) acc[i][j] = 0.0f;
+    }
+  }
 }
 
 // ---- split k: each part writes its accumulators to scratch in register order and increments a counter. The last to
@@ -205,13 +212,20 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     const Epilogue& e = args.epilogue;
     if (Tile::kPingpong && consumer == 1)  // the first turn is free
       named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);
-    constexpr uint32_t kWorkPhase = 4;
+    constexpr uint32_t kWorkPhase = 4, kTookTurn = 8;
     uint32_t phases = 0;  // phase bits of the barriers this consumer waits on: two slots, then work_full
     for (;;) {
       const NextWork next = take_work(p, p.mailbox(consumer), (phases & kWorkPhase) != 0);
       phases ^= kWorkPhase;
       const Work& work = next.work;
-      if (work.steps == 0) break;
+      if constexpr (Tile::kGrouping != Grouping::kNone && Tile::kPingpong) {
+        // A block may have no tile: then the first turn, which was free, is taken for nothing.
+        const bool first = (phases & kTookTurn) == 0;
+        if (work.steps == Tile::kEndMark && first && consumer == 0)
+          named_barrier(kTurnBarrier, 2 * kWarpgroupThreads);
+        phases |= kTookTurn;
+      }
+      if (work.steps == Tile::kEndMark) break;
       if constexpr (Tile::kPingpong) {  // until the other consumer hands over the tensor cores
         named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       }
@@ -223,7 +237,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       });
       const int row = work.m + group * Tile::kConsumerRows;
       // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
-      if (row >= args.m || work.n >= args.columns) continue;
+      if (row >= end_of_rows<Tile>(args, work) || work.n >= args.columns) continue;
       if constexpr (Tile::kTriangular) {
         store_mirrored<T, Tile>(acc, &map_c, p.staging_of(consumer), consumer, row, work, args);
         continue;
@@ -243,6 +257,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         }
         if (!last) continue;
       }
+      const char* const bias = bias_of_tile<Tile>(args, work.batch);
       const auto store = [&](const auto& op) {
         store_tile<T, kFloat, Tile>(acc, op, args.stores_z_first ? &map_z : &map_c, p.staging_of(consumer), consumer,
                                     row, work, args);
@@ -252,11 +267,11 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       } else if (args.path.direct == DirectStore::kScaled) {
         store(Scale{e.alpha});
       } else if (args.path.direct == DirectStore::kBias) {
-        store(AddBias<T>{reinterpret_cast<const T*>(e.bias.data), args.n});
+        store(AddBias<T>{reinterpret_cast<const T*>(bias), bias || !Tile::kRowGroups ? args.n : 0});
       } else if (args.path.direct == DirectStore::kFloatBias) {
-        store(AddBias<float>{reinterpret_cast<const float*>(e.bias.data), args.n});
+        store(AddBias<float>{reinterpret_cast<const float*>(bias), bias || !Tile::kRowGroups ? args.n : 0});
       } else if (args.path.direct == DirectStore::kUnaligned) {
-        store(ScaleAddBias{e.alpha, e.bias.data, e.bias.type, args.n});
+        store(ScaleAddBias{e.alpha, bias, e.bias.type, args.n});
       }
       if constexpr (Tile::kTakesEpilogue) {
         if (args.path.fused == FusedEpilogue::kNone) continue;
