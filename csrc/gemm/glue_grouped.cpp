@@ -118,7 +118,12 @@ std::tuple<Tensor, Tensor> run_grouped_gemm(const Tensor& a, const Tensor& b, co
     if (z.numel() > 0) e.z = values_of(z, z.mutable_data_ptr());
   }
   q.c = values_of(out, out.mutable_data_ptr());
-  if (out.numel() > 0) call.run();
+  if (call.grouped.groups == 0) {  // every row is behind the last end
+    call.target.zero(out, static_cast<size_t>(out.numel()) * out.element_size());
+    if (preact) call.target.zero(z, static_cast<size_t>(z.numel()) * z.element_size());
+  } else if (out.numel() > 0) {
+    call.run();
+  }
   return {out, z};
 }
 
