@@ -107,7 +107,11 @@ def test_autocast_and_16_bit_parameters_on_poisoned_memory():
 
 
 def test_second_derivatives():
-    module, x, (index, weights) = convert(Experts(dtype=torch.float64)), normal(6, 16).double(), routes(6, dtype=torch.float64)
+    module, x, (index, weights) = (
+        convert(Experts(dtype=torch.float64)),
+        normal(6, 16).double(),
+        routes(6, dtype=torch.float64),
+    )
     assert torch.autograd.gradgradcheck(lambda x: module(x, index, weights), x.requires_grad_())
 
 

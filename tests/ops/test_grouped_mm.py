@@ -201,17 +201,30 @@ def test_eager_calls_do_what_the_dispatcher_does(case, autocast, monkeypatch):
 
 
 def test_float32_weights_under_autocast_get_the_float32_sums():
-    x, weight = normal(24, 40), normal(4, 40, 8, seed=1, grad=True)
+    x, weight = normal(24, 40, grad=True), normal(4, 40, 8, seed=1, grad=True)
     bias = normal(4, 8, seed=2, grad=True)
     with within(torch.bfloat16):
         out = ak.grouped_mm(x, weight, offs=OFFS, bias=bias)
     grad = normal(24, 8, seed=3, dtype=torch.bfloat16)
     out.backward(grad)
+    x16, weight16 = x.detach().bfloat16(), weight.detach().bfloat16()
     for g, rows in enumerate(ranges(OFFS)):
-        pair = x.bfloat16()[rows].t(), grad[rows]
-        assert_within(weight.grad[g], *reference_and_bound(*pair, out_dtype=torch.float32))
+        assert_within(weight.grad[g], *reference_and_bound(x16[rows].t(), grad[rows], out_dtype=torch.float32))
+        assert_within(x.grad[rows], *reference_and_bound(grad[rows], weight16[g].t(), out_dtype=torch.float32))
         ones = torch.ones(1, rows.stop - rows.start, dtype=torch.bfloat16)
         assert_within(bias.grad[g : g + 1], *reference_and_bound(ones, grad[rows], out_dtype=torch.float32))
+
+
+def test_float32_operands_of_sums_get_the_float32_sums():
+    a, b = normal(6, 24, grad=True), normal(24, 40, seed=1, grad=True)
+    with within(torch.bfloat16):
+        out = ak.grouped_mm(a, b, offs=OFFS)
+    grad = normal(4, 6, 40, seed=3, dtype=torch.bfloat16)
+    out.backward(grad)
+    a16, b16 = a.detach().bfloat16(), b.detach().bfloat16()
+    for g, terms in enumerate(ranges(OFFS)):
+        assert_within(a.grad[:, terms], *reference_and_bound(grad[g], b16[terms].t(), out_dtype=torch.float32))
+        assert_within(b.grad[terms], *reference_and_bound(a16[:, terms].t(), grad[g], out_dtype=torch.float32))
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -225,6 +238,22 @@ def test_autocast_reads_the_shadow(grad):
         through = torch.ops.amp_kernels.grouped_mm(x, weight, OFFS)
     assert torch.equal(out, ak.grouped_mm(x.bfloat16(), shadow, offs=OFFS))
     assert torch.equal(out, through)
+
+
+def test_a_recorded_backward_reaches_the_weight_behind_its_shadow():
+    x, weight = normal(24, 8, grad=True), normal(4, 8, 6, seed=1, grad=True)
+
+    def mixed_derivative():
+        with within(torch.float16):
+            out = ak.grouped_mm(x, weight, offs=OFFS)
+        (dx,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+        return torch.autograd.grad(dx.square().sum(), weight)[0]
+
+    expected = mixed_derivative()
+    shadow = torch.empty_like(weight, dtype=torch.float16, requires_grad=False)
+    refresh_shadow(weight, shadow)
+    assert torch.equal(mixed_derivative(), expected)
+    assert expected[0].any()
 
 
 def test_out_dtype():
@@ -308,6 +337,17 @@ def test_batch_invariant_groups_have_the_bits_of_matmul():
         assert torch.equal(alone, out[rows])
         assert torch.equal(one.grad, x.grad[rows])
         assert torch.equal(matrix.grad, weight.grad[g])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_every_product_is_told_of_batch_invariant(op_calls, enabled):
+    """The backward follows its forward."""
+    for shapes in (((24, 8), (4, 8, 6)), ((6, 24), (24, 8))):
+        op_calls.clear()
+        with ak.batch_invariant(enabled):
+            out = ak.grouped_mm(*(normal(*s, dtype=torch.bfloat16, grad=True) for s in shapes), offs=OFFS)
+        out.sum().backward()
+        assert [kwargs.get("batch_invariant", False) for _, kwargs in op_calls["grouped_gemm"]] == [enabled] * 3
 
 
 def test_on_the_meta_device():
