@@ -9,8 +9,10 @@
 #include "base/op_call.h"
 #include "gemm/call.h"
 #include "gemm/glue_operand.h"
+#ifndef AK_ON_CPU
+#include "gemm/launch.h"
+#endif
 
-#ifdef AK_ON_CPU
 namespace ak {
 namespace {
 
@@ -73,11 +75,19 @@ struct Call {
   // Runs the product into grouped.product.c. Not for empty results.
   void run() {
     GemmProblem& q = grouped.product;
+#ifndef AK_ON_CPU
+    a.lay(1, !grouped.sums);
+    if (grouped.sums) b.lay(0, false);
+#endif
     q.a = target.read({"a"}, a.tensor), q.b = target.read({"b"}, b.tensor);
     q.ld_a = a.lies.ld, q.ld_b = b.lies.ld;
     q.m_major_a = !a.lies.k_contiguous, q.n_major_b = !b.lies.k_contiguous;
     q.batch_stride_b = batch_stride_of(b.tensor);
+#ifdef AK_ON_CPU
     target.launch(grouped_gemm_cpu, grouped);
+#else
+    GroupedLaunch(target).run(grouped, gemm_rates(a.tensor));
+#endif
   }
 };
 
@@ -134,4 +144,3 @@ AK_OPS(m) {
   m.impl("grouped_gemm", TORCH_BOX(&ak::run_grouped_gemm));
   m.impl("grouped_gemm_accumulate_", TORCH_BOX(&ak::run_grouped_accumulate));
 }
-#endif
