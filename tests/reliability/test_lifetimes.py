@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from amp_kernels.testing.patience import PATIENCE
 
 from .loop import Loop, assert_same
 
-ROOT = Path(__file__).parents[2]
 BF16 = "AdamW", torch.bfloat16, {"master_weights": "split"}
 
 
@@ -32,8 +30,7 @@ def trained(*arguments, steps=20, seed=0):
 
 
 def in_a_fork(function):
-    """Exit status of a forked process that calls it: 0 if it returns, 1 with a traceback if it raises, negative if a signal ended
-    it."""
+    """Exit status of a forked process that calls it: 0 if it returns, negative if a signal ended it."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -46,17 +43,6 @@ def in_a_fork(function):
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def in_a_new_process(call):
-    """``call``, an expression over the names of this module, in an interpreter that has run no other test.
-
-    torch refuses a backward in a fork of a process whose autograd engine has threads of devices. A fake CUDA tensor of any test
-    before starts one where there is no GPU. A fork cannot use OpenMP's threads of its parent either: one thread.
-    """
-    code = f"from {__name__} import *; torch.set_num_threads(1); {call}"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE)
-    assert run.returncode == 0, run.stderr
 
 
 def test_two_loops_in_two_threads():
@@ -78,14 +64,10 @@ def test_two_loops_in_two_threads():
         assert_same({name: value for name, value in loop.state().items() if name != ".random"}, state)
 
 
-def train_in_a_fork():
+def test_a_fork_trains_as_its_parent_does():
     trained(*BF16, steps=3)
     expected = trained(*BF16)
     assert in_a_fork(lambda: assert_same(trained(*BF16), expected)) == 0
-
-
-def test_a_fork_trains_as_its_parent_does():
-    in_a_new_process("train_in_a_fork()")
 
 
 EXIT = """
@@ -135,21 +117,21 @@ def test_workers_of_a_data_loader():
     assert torch.equal(torch.cat(list(loader)), torch.stack([Rows()[i] for i in range(8)]))
 
 
-def reload(module, file):
-    """Objects made before go on, objects made afterwards work."""
-    loop = Loop(*BF16)
-    loop.step()
-    importlib.reload(importlib.import_module(module))
-    loop.step()
-    ak.checkpoint.save(file, **loop.parts)
-    other = Loop(*BF16, seed=1)
-    other.step()
-    ak.checkpoint.load(file, **other.parts)
-
-
 @pytest.mark.parametrize("reloaded", ["amp_kernels", "amp_kernels.checkpoint", "amp_kernels.amp", "amp_kernels.nn"])
 def test_a_module_that_is_reloaded(reloaded, tmp_path):
-    in_a_new_process(f"reload({reloaded!r}, {str(tmp_path / 'c.pt')!r})")
+    """Objects made before go on, objects made afterwards work."""
+
+    def check():
+        loop = Loop(*BF16)
+        loop.step()
+        importlib.reload(importlib.import_module(reloaded))
+        loop.step()
+        ak.checkpoint.save(tmp_path / "c.pt", **loop.parts)
+        other = Loop(*BF16, seed=1)
+        other.step()
+        ak.checkpoint.load(tmp_path / "c.pt", **other.parts)
+
+    assert in_a_fork(check) == 0
 
 
 def resident():
