@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
@@ -180,6 +181,23 @@ def test_compile_fullgraph(name, autocast, dynamic):
             out.float().square().sum().backward()
             results.append([out, *(t.grad for t in copies)])
         assert all(map(torch.equal, *results))
+
+
+def test_compiles_without_terms():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: ak.grouped_mm(a, b, offs=OFFS), fullgraph=True, backend="aot_eager")
+    a, b = torch.ones(24, 0, dtype=torch.bfloat16, requires_grad=True), torch.ones(4, 0, 6, dtype=torch.bfloat16)
+    out = compiled(a, b)
+    out.sum().backward()
+    assert torch.equal(out, torch.zeros_like(out))
+    assert a.grad.shape == (24, 0)
+
+
+def test_flops_are_those_of_all_rows():
+    with FlopCounterMode(display=False) as counter:
+        x, weight = normal(24, 8, dtype=torch.bfloat16, grad=True), normal(4, 8, 6, dtype=torch.bfloat16, grad=True)
+        ak.grouped_mm(x, weight, offs=OFFS).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 24 * 8 * 6
 
 
 @EACH
