@@ -7,247 +7,34 @@ Four forms, by the dimensions of ``a`` and ``b``; each one's gradients are produ
 - columns, ``[G, M, K]`` and ``[K, T]``: rows of the transposed operands.
 - batch, ``[G, M, K]`` and ``[G, K, N]``: ``matmul``; with bias or activation, rows of groups of equal size.
 
-The op is composite: it decomposes into ``grouped_gemm`` and ``activation_backward``. fp32 and fp64 outside autocast take torch's products:
-on a CPU one of each group's rows; where the host does not know the ends, one of all rows for each group, from which a mask takes the
-group's. torch.func transforms and forward-mode AD take the latter. Precision is that of ``linear``.
+The op is composite: it decomposes into ``grouped_gemm`` and ``activation_backward``. fp32 and fp64 outside autocast, torch.func
+transforms and forward-mode AD take torch's products (``_grouped.py``). Precision is that of ``linear``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
 from .._checks.activations import ACTIVATIONS, check_activation, check_gated_width
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
-from .._checks.operands import check_out_dtype, check_same_device, check_tensor, check_tensors, readable_bias
+from .._checks.operands import check_out_dtype, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.library import PLAIN, Sample, define
+from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
-from .._raw import activation_backward
-from .._raw.grouped_gemm import (
-    check_ends,
-    check_group_bias,
-    check_offs,
-    grouped_gemm_accumulate_op,
-    grouped_gemm_op,
-    row_products,
-    sum_products,
-)
+from .._raw.grouped_gemm import check_ends, check_group_bias, check_offs
 from .._sharding.dtensor import is_dtensor
-from . import _main_grad
-from ._autograd import add_gradient, under_transform
+from ._autograd import under_transform
+from ._grouped import Options, differentiable_rows, differentiable_sums, ends_are_known, torch_rows, torch_sums
 from ._products import working_dtype
 from ._shadows import fresh_shadow
 from ._tensors import cast, reshaped
-from .linear import check_shadow, gradient_dtype, preactivation_gradient
+from .linear import check_shadow
 from .matmul import _matmul
 
 _FORMS = {(2, 3): "rows", (2, 2): "sums", (3, 2): "columns", (3, 3): "batch"}
-
-
-# ---- products of operands in the working dtype, below autograd
-
-
-class _Options(NamedTuple):
-    """``transposed``: b is ``[G, N, K]``, the weight of a layer."""
-
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    activation: str = "none"
-    transposed: bool = False
-    batch_invariant: bool = False
-
-
-def _kernel_options(a: torch.Tensor, options: _Options) -> dict:
-    out_dtype = {} if options.out_dtype is a.dtype else {"out_dtype": options.out_dtype}
-    return {**out_dtype, "batch_invariant": True} if options.batch_invariant else out_dtype
-
-
-def _known(offs: torch.Tensor) -> bool:
-    """True if the host may read the ends."""
-    return type(offs) in PLAIN and offs.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _ranges(offs: torch.Tensor) -> list[slice]:
-    ends = offs.tolist()
-    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def _row_zeros(a: torch.Tensor, b: torch.Tensor, rows: int) -> torch.Tensor:
-    """Rows of zeros, of which autograd knows that they came from ``a`` and ``b``."""
-    return a.new_zeros(rows, b.shape[-1]) + (a[:0].sum() + b[:0].sum())
-
-
-def _rows(a, b, offs, bias, options: _Options, preact: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result, and with an activation the pre-activation if it is asked for."""
-    if options.transposed:
-        b = b.mT
-    if a.dtype in HALF_DTYPES:
-        keywords = _kernel_options(a, options)
-        if options.activation != "none":
-            keywords |= {"activation": options.activation, "preact": preact}
-        return grouped_gemm_op(a, b, offs, bias, **keywords)
-    z = _torch_rows(a, b, offs, bias)
-    return (z, None) if options.activation == "none" else (ACTIVATIONS[options.activation](z), z)
-
-
-def _torch_rows(a, b, offs, bias) -> torch.Tensor:
-    def product(a, b, g):
-        z = torch.matmul(a, b)
-        return z if bias is None else z + (bias if bias.ndim == 1 else bias[g])
-
-    if not _known(offs):
-        return row_products(a, b, offs, product, _row_zeros(a, b, a.shape[0]))
-    ranges = _ranges(offs)
-    parts = [product(a[rows], b[g], g) for g, rows in enumerate(ranges)]
-    return torch.cat([*parts, _row_zeros(a, b, a.shape[0] - (ranges[-1].stop if ranges else 0))])
-
-
-def _sums(a, b, offs, options: _Options) -> torch.Tensor:
-    if a.dtype in HALF_DTYPES:
-        return grouped_gemm_op(a, b, offs, **_kernel_options(a, options))[0]
-    return _torch_sums(a, b, offs)
-
-
-def _torch_sums(a, b, offs) -> torch.Tensor:
-    if not _known(offs) or not offs.shape[0]:
-        return sum_products(a, b, offs, torch.matmul)
-    return torch.stack([torch.matmul(a[:, terms], b[terms]) for terms in _ranges(offs)])
-
-
-# ---- autograd
-
-
-def _recorded(*tensors: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _differentiable_rows(a, b, offs, bias, shadow, options: _Options) -> torch.Tensor:
-    if _recorded(a, b, bias):
-        return autocast.apply(_Rows, a, b, bias, shadow, offs, options)[0]
-    b16 = cast(b, options.dtype) if shadow is None else shadow
-    return _rows(cast(a, options.dtype), b16, offs, readable_bias(bias, options.dtype), options)[0]
-
-
-def _differentiable_sums(a, b, offs, options: _Options) -> torch.Tensor:
-    if _recorded(a, b):
-        return autocast.apply(_Sums, a, b, offs, options)[0]
-    return _sums(cast(a, options.dtype), cast(b, options.dtype), offs, options)
-
-
-class _Rows(torch.autograd.Function):
-    """The rows form. The 16-bit copies of a and b and the pre-activation are outputs too, as in ``linear``."""
-
-    @staticmethod
-    def forward(ctx, a, b, bias, shadow, offs, options):
-        ctx.set_materialize_grads(False)
-        needs_a, needs_b = ctx.needs_input_grad[:2]
-        _main_grad.refuse_data_parallel(b)
-        a16 = cast(a, options.dtype)
-        b16 = cast(b, options.dtype) if shadow is None else shadow
-        out, preact = _rows(a16, b16, offs, readable_bias(bias, options.dtype), options, preact=True)
-        ctx.options, ctx.bias_shape = options, None if bias is None else bias.shape
-        ctx.dtypes = a.dtype, gradient_dtype(b), None if bias is None else gradient_dtype(bias)
-        ctx.save_for_backward(
-            a16 if needs_b else None,
-            b16 if needs_a else None,
-            preact,
-            b if needs_a and shadow is not None else None,  # a recorded backward must reach the weight itself
-            offs,
-        )
-        return (
-            out,
-            preact,
-            a16 if needs_b and a16 is not a else None,
-            b16 if needs_a and shadow is None and b16 is not b else None,
-        )
-
-    @staticmethod
-    def backward(ctx, grad, grad_preact, grad_a16, grad_b16):
-        a16, b16, preact, b, offs = ctx.saved_tensors
-        options, (a_dtype, b_dtype, bias_dtype) = ctx.options, ctx.dtypes
-        needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
-        if b is not None and torch.is_grad_enabled():
-            b16 = b.to(b16.dtype)
-        dz = _preactivation_gradient(options, grad, grad_preact, preact)
-        grad_a = grad_b = grad_bias = None
-        if dz is not None:
-            plain = _Options(options.dtype, options.dtype, batch_invariant=options.batch_invariant)
-            if needs_a:
-                back = plain._replace(out_dtype=a_dtype, transposed=not options.transposed)
-                grad_a = _differentiable_rows(dz, b16, offs, None, None, back)
-            if needs_b:
-                one, other = (dz.t(), a16) if options.transposed else (a16.t(), dz)
-                grad_b = _accumulated(ctx, one, other, offs, options.batch_invariant)
-                if grad_b is None:
-                    grad_b = _differentiable_sums(one, other, offs, plain._replace(out_dtype=b_dtype))
-            if needs_bias:
-                # A product with ones, in which only the terms of a group meet.
-                wide = torch.float32 if dz.dtype in HALF_DTYPES else dz.dtype
-                ones = dz.new_ones(1, dz.shape[0])
-                grad_bias = _differentiable_sums(ones, dz, offs, plain._replace(out_dtype=wide)).squeeze(1)
-                grad_bias = cast(grad_bias.sum_to_size(ctx.bias_shape).view(ctx.bias_shape), bias_dtype)
-        return (
-            add_gradient(grad_a, grad_a16, a_dtype),
-            add_gradient(grad_b, grad_b16, b_dtype),
-            grad_bias,
-            None,
-            None,
-            None,
-        )
-
-
-def _preactivation_gradient(options: _Options, grad, grad_preact, preact) -> torch.Tensor | None:
-    if preact is not None and preact.dtype not in KERNEL_DTYPES:  # fp64, whose derivatives are torch's
-        dz = None if grad is None else activation_backward.DERIVATIVES[options.activation](grad, preact)
-        return add_gradient(dz, grad_preact, preact.dtype)
-    dz = preactivation_gradient(options.activation, grad, grad_preact, preact)
-    return None if dz is None else cast(dz, options.dtype)
-
-
-def _accumulated(ctx, one, other, offs, batch_invariant: bool) -> torch.Tensor | None:
-    """The sums form into the ``main_grad`` of b; ``None`` where it has none."""
-    if one.dtype not in HALF_DTYPES:
-        return None
-
-    def add_to(main: torch.Tensor, fresh: bool) -> None:
-        grouped_gemm_accumulate_op(main, one, other, offs, overwrite=fresh, batch_invariant=batch_invariant)
-
-    return _main_grad.into(ctx, 1, add_to)
-
-
-class _Sums(torch.autograd.Function):
-    """The sums form. The 16-bit copies of a and b are outputs too."""
-
-    @staticmethod
-    def forward(ctx, a, b, offs, options):
-        ctx.set_materialize_grads(False)
-        needs_a, needs_b = ctx.needs_input_grad[:2]
-        a16, b16 = cast(a, options.dtype), cast(b, options.dtype)
-        ctx.options, ctx.dtypes = options, (a.dtype, b.dtype)
-        ctx.save_for_backward(a16 if needs_b else None, b16 if needs_a else None, offs)
-        out = _sums(a16, b16, offs, options)
-        return out, a16 if needs_b and a16 is not a else None, b16 if needs_a and b16 is not b else None
-
-    @staticmethod
-    def backward(ctx, grad, grad_a16, grad_b16):
-        a16, b16, offs = ctx.saved_tensors
-        options, (a_dtype, b_dtype) = ctx.options, ctx.dtypes
-        grad_a = grad_b = None
-        if grad is not None:
-            grad = cast(grad, options.dtype)
-            plain = _Options(options.dtype, a_dtype, batch_invariant=options.batch_invariant)
-            if ctx.needs_input_grad[0]:
-                grad_a = _differentiable_rows(b16, grad, offs, None, None, plain._replace(transposed=True)).t()
-            if ctx.needs_input_grad[1]:
-                grad_b = _differentiable_rows(a16.t(), grad, offs, None, None, plain._replace(out_dtype=b_dtype))
-        return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype), None, None
-
-
-# ---- the op
 
 
 def _grouped_mm(
@@ -267,19 +54,19 @@ def _grouped_mm(
     wide = dtype not in HALF_DTYPES
     form = _check(a, b, offs, bias, shadow, activation, transposed, dtype, compute_dtype is not None)
     check_out_dtype("grouped_mm", out_dtype, (dtype,) if wide else KERNEL_DTYPES)
-    options = _Options(dtype, out_dtype or dtype, activation, transposed, batch_invariant)
+    options = Options(dtype, out_dtype or dtype, activation, transposed, batch_invariant)
     if form == "batch":
         return _batch(a, b, bias, options, compute_dtype)
     if under_transform():
         return _transformed(form, a, b, offs, bias, options)
     if form == "sums":
-        return _differentiable_sums(a, b, offs, options)
+        return differentiable_sums(a, b, offs, options)
     if form == "columns":
-        return _differentiable_rows(b.t(), a.mT, offs, None, None, options).t().contiguous()
-    return _differentiable_rows(a, b, offs, bias, shadow, options)
+        return differentiable_rows(b.t(), a.mT, offs, None, None, options).t().contiguous()
+    return differentiable_rows(a, b, offs, bias, shadow, options)
 
 
-def _batch(a, b, bias, options: _Options, compute_dtype) -> torch.Tensor:
+def _batch(a, b, bias, options: Options, compute_dtype) -> torch.Tensor:
     plain = bias is None and options.activation == "none"
     if plain or options.dtype not in HALF_DTYPES or under_transform():
         out = _matmul(
@@ -294,19 +81,19 @@ def _batch(a, b, bias, options: _Options, compute_dtype) -> torch.Tensor:
         return ACTIVATIONS[options.activation](out).to(options.out_dtype)
     groups, rows, _ = a.shape
     offs = rows * torch.arange(1, groups + 1, device=a.device, dtype=torch.int32)
-    out = _differentiable_rows(a.reshape(groups * rows, a.shape[2]), b, offs, bias, None, options)
+    out = differentiable_rows(a.reshape(groups * rows, a.shape[2]), b, offs, bias, None, options)
     return reshaped(out, (groups, rows, out.shape[1]))
 
 
-def _transformed(form: str, a, b, offs, bias, options: _Options) -> torch.Tensor:
+def _transformed(form: str, a, b, offs, bias, options: Options) -> torch.Tensor:
     wide = options.dtype if options.out_dtype == options.dtype else torch.float32
     a, b = (cast(cast(t, options.dtype), wide) for t in (a, b))
     if form == "sums":
-        return _torch_sums(a, b, offs).to(options.out_dtype)
+        return torch_sums(a, b, offs).to(options.out_dtype)
     if form == "columns":
-        return _torch_rows(b.t(), a.mT, offs, None).t().to(options.out_dtype)
+        return torch_rows(b.t(), a.mT, offs, None).t().to(options.out_dtype)
     bias = None if bias is None else cast(bias, wide)
-    z = _torch_rows(a, b.mT if options.transposed else b, offs, bias)
+    z = torch_rows(a, b.mT if options.transposed else b, offs, bias)
     return ACTIVATIONS[options.activation](z).to(options.out_dtype)
 
 
@@ -341,7 +128,7 @@ def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype,
     check_shadow(op, "shadow", shadow, b, dtype)
     check_same_device(op, a=a, b=b, offs=offs, bias=bias, shadow=shadow)
     check_gated_width(op, "b", right, -1, check_activation(op, activation))
-    if offs is not None and _known(offs) and not under_transform():
+    if offs is not None and ends_are_known(offs) and not under_transform():
         check_ends(op, offs, {"rows": a.shape[0], "sums": a.shape[1], "columns": b.shape[1]}[form])
     return form
 

@@ -27,8 +27,8 @@ constexpr uint32_t row_bytes(Swizzle swizzle) {
 /// cuda.h also derives each stride from the one before it: stride[0] >= size[0], stride[1] >= stride[0] * size[1]. The
 /// driver is not known to check this, and some maps of gemm_sm90 rely on that: phases and the halves of swiglu, whose
 /// matrices begin within each other's rows, and tensors that the caller laid out so (a batch between the rows, a
-/// residual of overlapping windows). If a driver refuses such a map, gemm/launch.h takes gemm_sm80. ragged_lines() relies
-/// on it, too.
+/// residual of overlapping windows). If a driver refuses such a map, gemm/launch.h takes gemm_sm80. ragged_lines()
+/// relies on it, too.
 struct TensorMapSpec {
   const void* base;
   ElementType type;
@@ -47,9 +47,9 @@ struct TensorMapSpec {
 };
 
 /// Lines of a matrix, `ld` elements apart, as a tensor whose bounds the coordinates of a box choose: the box at (x,
-/// ragged_line(line, end), kRaggedLines, end) begins at line `line` and is out of bounds from line `end` on. Its last two
-/// dimensions add kRaggedLines (2^34 - ld) and end ld elements to the address; the first sum is -kRaggedLines ld modulo
-/// 2^64 bytes. `line` may be up to kRaggedLines before `end`. After triton/tools/ragged_tma.py.
+/// ragged_line(line, end), kRaggedLines, end) begins at line `line` and is out of bounds from line `end` on. Its last
+/// two dimensions add kRaggedLines (2^34 - ld) and end ld elements to the address; the first sum is -kRaggedLines ld
+/// modulo 2^64 bytes. `line` may be up to kRaggedLines before `end`. After triton/tools/ragged_tma.py.
 inline constexpr int kRaggedLines = 1 << 30;
 inline TensorMapSpec ragged_lines(const void* base, ElementType type, int columns, int64_t ld, uint32_t box_columns,
                                   uint32_t box_lines) {

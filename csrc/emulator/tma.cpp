@@ -19,7 +19,9 @@ struct BoxCopy {
   Box at;
   uint32_t shared;  // offset of the box
 
-  uint32_t row_count() const { return spec.box[1] * (spec.rank > 2 ? spec.box[2] : 1) * (spec.rank > 3 ? spec.box[3] : 1); }
+  uint32_t row_count() const {
+    return spec.box[1] * (spec.rank > 2 ? spec.box[2] : 1) * (spec.rank > 3 ? spec.box[3] : 1);
+  }
   uint32_t element() const { return bytes_of(spec.type); }
   uint32_t bytes() const { return row_count() * row_bytes(spec.swizzle); }
 
@@ -41,7 +43,8 @@ struct BoxCopy {
     if (width <= 0) return result;
     result.first = at.x < 0 ? static_cast<uint32_t>(std::min<int64_t>(-static_cast<int64_t>(at.x), spec.box[0])) : 0;
     result.last = static_cast<uint32_t>(std::min<int64_t>(width, spec.box[0]));
-    // Addresses wrap at 64 bits: only coordinates are checked, so a sum may leave memory and come back (ragged_lines()).
+    // Addresses wrap at 64 bits: only coordinates are checked, so a sum may leave memory and come back
+    // (ragged_lines()).
     auto index = static_cast<uint64_t>(static_cast<int64_t>(at.x));
     for (int i = 1; i < spec.rank; i++) index += static_cast<uint64_t>(outer[i - 1]) * spec.stride[i - 1];
     result.global = reinterpret_cast<char*>(reinterpret_cast<uint64_t>(spec.base) + index * element());

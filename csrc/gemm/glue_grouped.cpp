@@ -9,8 +9,10 @@
 #include "base/op_call.h"
 #include "gemm/call.h"
 #include "gemm/glue_operand.h"
+#ifndef AK_ON_CPU
+#include "gemm/launch.h"
+#endif
 
-#ifdef AK_ON_CPU
 namespace ak {
 namespace {
 
@@ -73,11 +75,19 @@ struct Call {
   // Runs the product into grouped.product.c. Not for empty results.
   void run() {
     GemmProblem& q = grouped.product;
+#ifndef AK_ON_CPU
+    a.lay(1, !grouped.sums);
+    if (grouped.sums) b.lay(0, false);
+#endif
     q.a = target.read({"a"}, a.tensor), q.b = target.read({"b"}, b.tensor);
     q.ld_a = a.lies.ld, q.ld_b = b.lies.ld;
     q.m_major_a = !a.lies.k_contiguous, q.n_major_b = !b.lies.k_contiguous;
     q.batch_stride_b = batch_stride_of(b.tensor);
+#ifdef AK_ON_CPU
     target.launch(grouped_gemm_cpu, grouped);
+#else
+    GroupedLaunch(target).run(grouped, gemm_rates(a.tensor));
+#endif
   }
 };
 
@@ -108,7 +118,12 @@ std::tuple<Tensor, Tensor> run_grouped_gemm(const Tensor& a, const Tensor& b, co
     if (z.numel() > 0) e.z = values_of(z, z.mutable_data_ptr());
   }
   q.c = values_of(out, out.mutable_data_ptr());
-  if (out.numel() > 0) call.run();
+  if (call.grouped.groups == 0) {  // every row is behind the last end
+    call.target.zero(out, static_cast<size_t>(out.numel()) * out.element_size());
+    if (preact) call.target.zero(z, static_cast<size_t>(z.numel()) * z.element_size());
+  } else if (out.numel() > 0) {
+    call.run();
+  }
   return {out, z};
 }
 
@@ -134,4 +149,3 @@ AK_OPS(m) {
   m.impl("grouped_gemm", TORCH_BOX(&ak::run_grouped_gemm));
   m.impl("grouped_gemm_accumulate_", TORCH_BOX(&ak::run_grouped_accumulate));
 }
-#endif

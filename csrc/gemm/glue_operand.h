@@ -1,6 +1,7 @@
 // Tensors as gemm/call.h takes them, for the glue of its ops.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "base/op_call.h"
@@ -35,6 +36,14 @@ struct TensorOperand {
       as_given = layout(k_dim);
     }
     lies = *as_given;
+  }
+
+  // Copies a matrix whose lines are not along k, or not across it, as asked for.
+  void lay(int64_t k_dim, bool along_k) {
+    if (lies.k_contiguous == along_k) return;
+    const int64_t inner = along_k ? k_dim : 1 - k_dim;
+    tensor = torch::stable::contiguous(inner == 1 ? tensor : torch::stable::transpose(tensor, 0, 1));
+    lies = {std::max<int64_t>(tensor.size(1), 1), along_k};
   }
 
  private:

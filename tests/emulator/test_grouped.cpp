@@ -1,5 +1,5 @@
-// Grouped products on the emulator, gemm_sm90_grouped and gemm_sm80_grouped: the walk over groups, maps that clip at the
-// end of a group, tiles without terms, the epilogues and the rows in no group.
+// Grouped products on the emulator, gemm_sm90_grouped and gemm_sm80_grouped: the walk over groups, maps that clip at
+// the end of a group, tiles without terms, the epilogues and the rows in no group.
 //
 // The inputs are small integers, so every sum is exact. What must reach nothing is NaN or memory that counts as
 // unreadable: rows and terms behind the last end, the padding of lines, biases of other groups. With `nan_group` all
@@ -163,8 +163,7 @@ class Product {
     if (group == groups_) return 0;
     if (group == s_.nan_group) return NAN;
     float sum = 0;
-    for (int k = 0; k < k_; k++)
-      sum += value_a_[size(row * k_ + k)] * value_b_[size((group * k_ + k) * s_.n + column)];
+    for (int k = 0; k < k_; k++) sum += value_a_[size(row * k_ + k)] * value_b_[size((group * k_ + k) * s_.n + column)];
     return sum + (s_.bias ? value_bias_[size((s_.bias == 2 ? group * s_.n : 0) + column)] : 0);
   }
   template <class Value>
@@ -246,8 +245,9 @@ void partitions(Cases& cases) {
       for (int z = y; z <= kTotal; z++) {
         check<bf16>(cases, {.total = kTotal, .other = 8, .n = 16, .ends = {x, y, z}, .bias = 2});
         check<fp16>(cases, {.total = kTotal, .other = 8, .n = 16, .ends = {x, y, z}, .sums = true});
-        check<fp16>(cases, {.total = kTotal, .other = 8, .n = 16, .ends = {x, y, z}, .sums = true, .fp32 = true,
-                            .accumulate = true});
+        check<fp16>(
+            cases,
+            {.total = kTotal, .other = 8, .n = 16, .ends = {x, y, z}, .sums = true, .fp32 = true, .accumulate = true});
       }
     }
   }
@@ -272,8 +272,9 @@ void many_groups(Cases& cases) {
   for (int g = 0; g < 70; g++) ends[static_cast<size_t>(g)] = g < 5 ? 0 : g < 34 ? 2 : g == 34 ? 9 : g < 69 ? 140 : 141;
   check<fp16>(cases, {.total = 150, .other = 8, .n = 16, .ends = ends, .bias = 2, .sms = 3, .offs_stride = 2});
   check<bf16>(cases, {.total = 150, .other = 8, .n = 16, .ends = ends, .sums = true, .sms = 3, .offs_stride = 3});
-  check<bf16>(cases, {.total = 141, .other = 8, .n = 16, .ends = ends, .sums = true, .fp32 = true, .accumulate = true,
-                      .sms = 4});
+  check<bf16>(
+      cases,
+      {.total = 141, .other = 8, .n = 16, .ends = ends, .sums = true, .fp32 = true, .accumulate = true, .sms = 4});
   check<fp16>(cases, {.total = 30, .other = 8, .n = 16, .ends = Ends(33, 30), .sms = 1});  // one group has all
 }
 
@@ -288,8 +289,8 @@ void containment(Cases& cases) {
 
 /// Ends that are out of order, negative or beyond the last row.
 void hostile(Cases& cases) {
-  for (const Ends& ends : {Ends{30, 10, 20}, {-5, -1, 12}, {500, 3, 7}, {10, INT32_MAX, 20}, {INT32_MIN, 40, INT32_MAX},
-                           {40, 40, 41}}) {
+  for (const Ends& ends :
+       {Ends{30, 10, 20}, {-5, -1, 12}, {500, 3, 7}, {10, INT32_MAX, 20}, {INT32_MIN, 40, INT32_MAX}, {40, 40, 41}}) {
     check<bf16>(cases, {.total = 40, .other = 8, .n = 16, .ends = ends, .bias = 2});
     check<fp16>(cases, {.total = 40, .other = 8, .n = 16, .ends = ends, .sums = true});
   }
@@ -299,15 +300,16 @@ void hostile(Cases& cases) {
 void replayed(Cases& cases) {
   check<bf16>(cases, {.total = 140, .other = 72, .n = 72, .ends = {3, 130, 140}, .sms = 3, .next_ends = {0, 0, 9}});
   check<bf16>(cases, {.total = 140, .other = 72, .n = 72, .ends = {0, 0, 0}, .sms = 3, .next_ends = {70, 70, 140}});
-  check<fp16>(cases, {.total = 140, .other = 72, .n = 72, .ends = {140, 140, 140}, .sums = true, .sms = 3,
-                      .next_ends = {0, 69, 69}});
+  check<fp16>(
+      cases,
+      {.total = 140, .other = 72, .n = 72, .ends = {140, 140, 140}, .sums = true, .sms = 3, .next_ends = {0, 69, 69}});
 }
 
 void epilogues(Cases& cases) {
   const Ends ends = {50, 50, 180};
   const Setup base{.total = 190, .other = 40, .n = 144, .ends = ends, .sms = 3};
-  for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu, Activation::silu,
-                                      Activation::swiglu}) {
+  for (const Activation activation :
+       {Activation::none, Activation::relu, Activation::gelu, Activation::silu, Activation::swiglu}) {
     for (const bool keeps_z : {false, true}) {
       for (const int bias : {0, 1, 2}) {
         Setup s = base;

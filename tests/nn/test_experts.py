@@ -89,17 +89,14 @@ def test_results_and_gradients_are_those_of_the_loop(dtype):
 
 
 def test_autocast_and_16_bit_parameters_on_poisoned_memory():
-    x, (index, weights) = normal(40, 16, grad=True), routes()
+    wide, (index, weights) = normal(40, 16, grad=True), routes()
     weights.requires_grad_()
-    expected = run(Experts(), x, index, weights)
-    for module, x, weights in (
-        (Experts(), x, weights),
-        (Experts(dtype=torch.bfloat16), x.detach().bfloat16().requires_grad_(), weights),
-    ):
-        convert(module)
-        with poisoned_allocations(), torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.float32):
+    expected = run(Experts(), wide, index, weights)
+    for dtype in (torch.float32, torch.bfloat16):
+        module, x = convert(Experts(dtype=dtype)), wide.detach().to(dtype).requires_grad_()
+        with poisoned_allocations(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
             found = run(module, x, index, weights)
-        assert found[0].dtype == x.dtype
+        assert found[0].dtype == dtype
         for one, other in zip(found, expected, strict=True):
             assert ((one.double() - other.double()).norm() / other.double().norm()).item() < 2e-2
         assert not found[3][1].any()  # nobody went to expert 1
@@ -107,7 +104,11 @@ def test_autocast_and_16_bit_parameters_on_poisoned_memory():
 
 
 def test_second_derivatives():
-    module, x, (index, weights) = convert(Experts(dtype=torch.float64)), normal(6, 16).double(), routes(6, dtype=torch.float64)
+    module, x, (index, weights) = (
+        convert(Experts(dtype=torch.float64)),
+        normal(6, 16).double(),
+        routes(6, dtype=torch.float64),
+    )
     assert torch.autograd.gradgradcheck(lambda x: module(x, index, weights), x.requires_grad_())
 
 

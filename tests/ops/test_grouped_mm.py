@@ -1,7 +1,6 @@
 """grouped_mm: the four forms, their gradients of any order, autocast, the rest of torch's machinery, and the errors."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
-from amp_kernels._raw.grouped_gemm import grouped_gemm_op
+from amp_kernels.ops import _grouped
 from amp_kernels.ops import grouped_mm as module
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
@@ -151,7 +151,7 @@ def test_wide_types_are_torchs_own(case, dtype, monkeypatch):
     with within(torch.bfloat16 if dtype == torch.float64 else None):  # not eligible for autocast
         assert torch.equal(case.ours(OFFS)(*tensors), expected)
     expected = torch.autograd.grad(expected.square().sum(), tensors)
-    monkeypatch.setattr(module, "_known", lambda offs: False)
+    monkeypatch.setattr(_grouped, "ends_are_known", lambda offs: False)
     given = leaves(tensors, dtype)
     with torch.no_grad():
         for tensor, dim in zip(given, case.behind, strict=True):
@@ -183,6 +183,23 @@ def test_compile_fullgraph(name, autocast, dynamic):
         assert all(map(torch.equal, *results))
 
 
+def test_compiles_without_terms():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: ak.grouped_mm(a, b, offs=OFFS), fullgraph=True, backend="aot_eager")
+    a, b = torch.ones(24, 0, dtype=torch.bfloat16, requires_grad=True), torch.ones(4, 0, 6, dtype=torch.bfloat16)
+    out = compiled(a, b)
+    out.sum().backward()
+    assert torch.equal(out, torch.zeros_like(out))
+    assert a.grad.shape == (24, 0)
+
+
+def test_flops_are_those_of_all_rows():
+    with FlopCounterMode(display=False) as counter:
+        x, weight = normal(24, 8, dtype=torch.bfloat16, grad=True), normal(4, 8, 6, dtype=torch.bfloat16, grad=True)
+        ak.grouped_mm(x, weight, offs=OFFS).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 24 * 8 * 6
+
+
 @EACH
 @AUTOCAST
 def test_eager_calls_do_what_the_dispatcher_does(case, autocast, monkeypatch):
@@ -201,17 +218,30 @@ def test_eager_calls_do_what_the_dispatcher_does(case, autocast, monkeypatch):
 
 
 def test_float32_weights_under_autocast_get_the_float32_sums():
-    x, weight = normal(24, 40), normal(4, 40, 8, seed=1, grad=True)
+    x, weight = normal(24, 40, grad=True), normal(4, 40, 8, seed=1, grad=True)
     bias = normal(4, 8, seed=2, grad=True)
     with within(torch.bfloat16):
         out = ak.grouped_mm(x, weight, offs=OFFS, bias=bias)
     grad = normal(24, 8, seed=3, dtype=torch.bfloat16)
     out.backward(grad)
+    x16, weight16 = x.detach().bfloat16(), weight.detach().bfloat16()
     for g, rows in enumerate(ranges(OFFS)):
-        pair = x.bfloat16()[rows].t(), grad[rows]
-        assert_within(weight.grad[g], *reference_and_bound(*pair, out_dtype=torch.float32))
+        assert_within(weight.grad[g], *reference_and_bound(x16[rows].t(), grad[rows], out_dtype=torch.float32))
+        assert_within(x.grad[rows], *reference_and_bound(grad[rows], weight16[g].t(), out_dtype=torch.float32))
         ones = torch.ones(1, rows.stop - rows.start, dtype=torch.bfloat16)
         assert_within(bias.grad[g : g + 1], *reference_and_bound(ones, grad[rows], out_dtype=torch.float32))
+
+
+def test_float32_operands_of_sums_get_the_float32_sums():
+    a, b = normal(6, 24, grad=True), normal(24, 40, seed=1, grad=True)
+    with within(torch.bfloat16):
+        out = ak.grouped_mm(a, b, offs=OFFS)
+    grad = normal(4, 6, 40, seed=3, dtype=torch.bfloat16)
+    out.backward(grad)
+    a16, b16 = a.detach().bfloat16(), b.detach().bfloat16()
+    for g, terms in enumerate(ranges(OFFS)):
+        assert_within(a.grad[:, terms], *reference_and_bound(grad[g], b16[terms].t(), out_dtype=torch.float32))
+        assert_within(b.grad[terms], *reference_and_bound(a16[:, terms].t(), grad[g], out_dtype=torch.float32))
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -227,6 +257,22 @@ def test_autocast_reads_the_shadow(grad):
     assert torch.equal(out, through)
 
 
+def test_a_recorded_backward_reaches_the_weight_behind_its_shadow():
+    x, weight = normal(24, 8, grad=True), normal(4, 8, 6, seed=1, grad=True)
+
+    def mixed_derivative():
+        with within(torch.float16):
+            out = ak.grouped_mm(x, weight, offs=OFFS)
+        (dx,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+        return torch.autograd.grad(dx.square().sum(), weight)[0]
+
+    expected = mixed_derivative()
+    shadow = torch.empty_like(weight, dtype=torch.float16, requires_grad=False)
+    refresh_shadow(weight, shadow)
+    assert torch.equal(mixed_derivative(), expected)
+    assert expected[0].any()
+
+
 def test_out_dtype():
     a, b = torch.ones(3, 70_000, dtype=torch.float16), torch.ones(1, 70_000, 2, dtype=torch.float16, requires_grad=True)
     out = ak.grouped_mm(a, b, offs=ends(2), out_dtype=torch.float32)
@@ -234,6 +280,9 @@ def test_out_dtype():
     out.sum().backward()  # a gradient of stride 0
     assert (b.grad == 2).all()
     assert ak.grouped_mm(a.t()[:3], a, offs=ends(1, 3), out_dtype=torch.bfloat16).dtype == torch.bfloat16
+    b = torch.ones(3, 2, dtype=torch.float16, requires_grad=True)
+    ak.grouped_mm(a.t()[:5], b, offs=ends(1, 2), out_dtype=torch.float32).sum().backward()
+    assert b.grad.tolist() == [[5, 5], [5, 5], [0, 0]]
 
 
 @pytest.mark.parametrize("name", ["rows gelu", "sums", "columns", "batch"])
@@ -310,6 +359,17 @@ def test_batch_invariant_groups_have_the_bits_of_matmul():
         assert torch.equal(matrix.grad, weight.grad[g])
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_every_product_is_told_of_batch_invariant(op_calls, enabled):
+    """The backward follows its forward."""
+    for shapes in (((24, 8), (4, 8, 6)), ((6, 24), (24, 8))):
+        op_calls.clear()
+        with ak.batch_invariant(enabled):
+            out = ak.grouped_mm(*(normal(*s, dtype=torch.bfloat16, grad=True) for s in shapes), offs=OFFS)
+        out.sum().backward()
+        assert [kwargs.get("batch_invariant", False) for _, kwargs in op_calls["grouped_gemm"]] == [enabled] * 3
+
+
 def test_on_the_meta_device():
     x, weight = torch.empty(24, 8, dtype=torch.bfloat16, device="meta"), torch.empty(4, 8, 6, device="meta").bfloat16()
     offs = torch.empty(4, dtype=torch.int32, device="meta")
@@ -325,60 +385,3 @@ def test_no_grad_calls_keep_no_preactivation(op_calls):
             ak.grouped_mm(x, weight, offs=OFFS, activation="silu")
         ((_, kwargs),) = op_calls["grouped_gemm"]
         assert kwargs.get("preact", False) == grad
-
-
-A, B = torch.ones(6, 4, dtype=torch.bfloat16), torch.ones(3, 4, 5, dtype=torch.bfloat16)
-MISTAKES = [
-    (
-        {"offs": None},
-        ValueError,
-        "a has shape [6, 4] and b [3, 4, 5] and offs is None; accepted with these dimensions: int32",
-    ),
-    ({"offs": SMALL.long()}, TypeError, "offs has dtype int64; accepted: int32"),
-    ({"offs": SMALL[:2]}, ValueError, "offs has shape [2]; accepted: [3], one end per group"),
-    ({"offs": SMALL[None]}, ValueError, "offs has shape [1, 3]; accepted: [3]"),
-    ({"a": A.t(), "b": A, "offs": SMALL[None]}, ValueError, "offs has shape [1, 3]; accepted: [G]"),
-    (
-        {"offs": ends(2, 1, 6)},
-        ValueError,
-        "offs[1] is 1; accepted: ends in ascending order within [0, 6], here from 2 on",
-    ),
-    ({"offs": ends(2, 3, 7)}, ValueError, "offs[2] is 7; accepted: ends in ascending order within [0, 6]"),
-    ({"offs": ends(-1, 3, 6)}, ValueError, "offs[0] is -1"),
-    ({"a": A.float(), "b": B.float(), "offs": ends(0, 7, 7)}, ValueError, "offs[1] is 7"),
-    ({"a": A.t(), "b": A, "offs": ends(7)}, ValueError, "within [0, 6]"),
-    ({"a": B.mT, "b": A.t(), "offs": ends(1, 2, 7)}, ValueError, "within [0, 6]"),
-    ({"a": B.mT, "offs": SMALL}, ValueError, "and offs is given; accepted with these dimensions: None"),
-    ({"a": A[0]}, ValueError, "a has shape [4] and b [3, 4, 5]; accepted: two or three dimensions each"),
-    ({"a": A[:, 1:]}, ValueError, "a has shape [6, 3] and b [3, 4, 5]; accepted: as many columns of a as rows of b"),
-    ({"a": B.mT[:2], "offs": None}, ValueError, "accepted: the same first dimension"),
-    ({"a": A.half()}, TypeError, "a is float16, b is bfloat16"),
-    ({"a": A.long()}, TypeError, "a has dtype int64"),
-    ({"bias": torch.ones(3, 4)}, ValueError, "bias has shape [3, 4]; accepted: [3, 5], a row per group, or [5]"),
-    ({"bias": torch.ones(5).half()}, TypeError, "bias has dtype float16; accepted: bfloat16, float32"),
-    ({"a": A.t(), "b": A, "bias": torch.ones(4)}, ValueError, "accepted with bias or activation: [T, K] and [G, K, N]"),
-    ({"a": A.t(), "b": A, "activation": "relu"}, ValueError, "accepted with bias or activation"),
-    ({"activation": "tanh"}, ValueError, "activation is 'tanh'; accepted: None, 'none'"),
-    ({"activation": "swiglu"}, ValueError, "b has shape [3, 4, 5]; accepted with activation='swiglu'"),
-    ({"out_dtype": torch.float64}, TypeError, "out_dtype is torch.float64; accepted: None, float16, bfloat16, float32"),
-    (
-        {"a": A.float(), "b": B.float(), "out_dtype": torch.bfloat16},
-        TypeError,
-        "out_dtype is torch.bfloat16; accepted: None, float32",
-    ),
-    ({"offs": SMALL.to("meta")}, ValueError, "offs is on meta, but a is on cpu"),
-    ({"offs": [2, 2, 5]}, TypeError, "offs has type list; accepted: a tensor or None"),
-    ({"b": None}, TypeError, "b has type NoneType; accepted: a tensor"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "text"), MISTAKES, ids=[text for _, _, text in MISTAKES])
-def test_a_mistake_is_named(arguments, error, text):
-    given = {"a": A, "b": B, "offs": SMALL} | arguments
-    with pytest.raises(error, match=f"^grouped_mm: .*{re.escape(text)}"):
-        ak.grouped_mm(given.pop("a"), given.pop("b"), **given)
-
-
-def test_the_raw_op_has_no_formula():
-    with pytest.raises(NotImplementedError, match="raw kernel without an autograd formula"):
-        grouped_gemm_op(A.clone().requires_grad_(), B, SMALL)[0].sum().backward()

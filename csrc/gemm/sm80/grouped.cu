@@ -3,21 +3,22 @@
 // Work: that of gemm_sm80, for rows and terms whose groups the device alone knows. Plan: a block per tile, as in
 // gemm_sm80, of as many as the groups may have; those beyond the last tile exit at once. Every warp finds the block's
 // group by itself, 32 groups at a time, a lane for each: the ends are the prefix maximum of the clamped offsets, the
-// tiles before a group a prefix sum. Then the tile is one of an ordinary product, whose rows end with the group or whose
-// operands begin at its first term. The rows behind the last group are a group without terms. Traps: a group without
-// terms has no step to copy, and its sums are zeros all the same. Rows in no group have no bias.
+// tiles before a group a prefix sum. Then the tile is one of an ordinary product, whose rows end with the group or
+// whose operands begin at its first term. The rows behind the last group are a group without terms. Traps: a group
+// without terms has no step to copy, and its sums are zeros all the same. Rows in no group have no bias.
 #include "gemm/sm80/launch.cuh"
 
 namespace ak {
 namespace mma_gemm {
 
 struct GroupArgs {
-  Args args;  // m: all rows, k: all terms
+  Args args;  // m: all rows, k: all terms; of terms, the stride of a batch is that of a line
   const int32_t* offs;
   int64_t offs_stride;
   int groups;
   bool sums;
   bool skips_empty;
+  int place;  // in shared memory: row, column, group and end of the rows of the tile
 };
 
 /// The rows or terms of a block's group.
@@ -67,29 +68,34 @@ AK_KERNEL(Tile::kThreads, Tile::kBlocks)
 gemm_sm80_grouped_kernel(AK_PARAM(GroupArgs) g) {
   const Group group = group_of_block<Tile>(g);
   if (group.tile < 0) return;
-  Args args = g.args;  // of the group's product
-  const int lines = g.sums ? args.finish.m : group.end - group.begin;
+  const int lines = g.sums ? g.args.finish.m : group.end - group.begin;
   const int rows = (lines + Tile::kBlockM - 1) / Tile::kBlockM,
-            columns = (args.columns + args.tile_columns - 1) / args.tile_columns;
+            columns = (g.args.columns + g.args.tile_columns - 1) / g.args.tile_columns;
   const int raster = group.tile / (kRaster * columns), in_raster = group.tile % (kRaster * columns);
   const int high = rows - raster * kRaster < kRaster ? rows - raster * kRaster : kRaster;
+  // Rows of the next group are multiplied, too, and not stored. A group of terms is a batch that begins at its line.
   Work work{};
-  work.m = (raster * kRaster + in_raster % high) * Tile::kBlockM;
-  work.n = in_raster / high * args.tile_columns;
-  work.batch = group.index;
-  if (g.sums) {
-    args.a.data += group.begin * args.a.ld;
-    args.b.data += group.begin * args.b.ld;
-    work.k_end = group.end - group.begin;
-  } else {
-    work.m += group.begin;
-    args.finish.m = group.end;
-    work.k_end = group.index < g.groups ? args.k : 0;
-    if (work.k_end == 0) args.finish.epilogue.bias.data = nullptr;
+  work.m = (g.sums ? 0 : group.begin) + (raster * kRaster + in_raster % high) * Tile::kBlockM;
+  work.n = in_raster / high * g.args.tile_columns;
+  work.batch = g.sums ? group.begin : group.index;
+  work.k_end = g.sums ? group.end - group.begin : group.index < g.groups ? g.args.k : 0;
+  // In registers this would be spilled.
+  const uint32_t place = dynamic_shared() + g.place;
+  const auto word = [](int x) { return static_cast<uint32_t>(x); };
+  if (thread_index() == 0) {
+    const int end = g.sums ? g.args.finish.m : group.end;
+    store_shared_16(place, {{word(work.m), word(work.n), word(group.index), word(end)}});
   }
   float acc[Tile::kChunks][2][2][4] = {};
-  if (work.k_end > 0) multiply<T, Tile>(args, work, acc);
-  finish_tile<Tile>(args, work, acc);
+  if (work.k_end > 0) multiply<T, Tile>(g.args, work, acc);
+  block_sync();
+  const auto kept = load_shared_16(place);
+  Work stored{};
+  stored.m = static_cast<int>(kept[0]), stored.n = static_cast<int>(kept[1]), stored.batch = static_cast<int>(kept[2]);
+  Args args = g.args;
+  args.finish.m = static_cast<int>(kept[3]);
+  if (!g.sums && stored.batch == g.groups) args.finish.epilogue.bias.data = nullptr;
+  finish_tile<Tile>(args, stored, acc);
 }
 
 namespace {
@@ -113,7 +119,9 @@ Status gemm_sm80_grouped(const GroupedProblem& p, Stream stream) {
   if (const char* why = refuses(p)) return refuse(why);
   GemmProblem q = p.product;
   q.batch = p.groups;
-  const GroupArgs g{arguments<Tile>(q, 1), p.offs, p.offs_stride, p.groups, p.sums, q.accumulate};
+  if (p.sums) q.batch_stride_a = q.ld_a, q.batch_stride_b = q.ld_b;
+  GroupArgs g{arguments<Tile>(q, 1), p.offs, p.offs_stride, p.groups, p.sums, q.accumulate, 0};
+  g.place = static_cast<int>(shared_bytes<Tile>(g.args));
   const int64_t columns = ceil_div(g.args.columns, g.args.tile_columns);
   // At most: each group, and the rows in none, may end with a tile that is not full.
   const int64_t rows =
@@ -122,7 +130,7 @@ Status gemm_sm80_grouped(const GroupedProblem& p, Stream stream) {
   const LaunchConfig config{.name = "gemm_sm80_grouped",
                             .grid = static_cast<int>(rows * columns),
                             .block = Tile::kThreads,
-                            .shared_bytes = shared_bytes<Tile>(g.args),
+                            .shared_bytes = static_cast<size_t>(g.place) + 16,
                             .stream = stream};
   return launch(gemm_sm80_grouped_kernel<T, Tile>, config, g);
 }

@@ -311,8 +311,9 @@ AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       }
       publish_staging(consumer);
       if constexpr (kStoredByThreads<ElementOp>) {
-        store_unaligned_rows<kFloat, kColumns>(OutputRows(args, work.batch, row + warp * 16, end_of_rows<Tile>(args, work), work.n + part * kColumns),
-                                               BoxedRows{staging + warp * 16 * 128}, add);
+        store_unaligned_rows<kFloat, kColumns>(
+            OutputRows(args, work.batch, row + warp * 16, end_of_rows<Tile>(args, work), work.n + part * kColumns),
+            BoxedRows{staging + warp * 16 * 128}, add);
       } else if (thread == 0) {
         for (int box = 0; box < kColumns / kBox; box++) {
           const ColumnOrigin<Tile> to(args, work, part * kColumns + box * kBox);
@@ -347,8 +348,9 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const E
   }
   warp_sync();
   if constexpr (kStoredByThreads<ElementOp>) {
-    store_unaligned_rows<false, Tile::kBlockN>(OutputRows(args, work.batch, m + warp * 16, end_of_rows<Tile>(args, work), work.n),
-                                               PitchedRows<kPitch>{lane_base});
+    store_unaligned_rows<false, Tile::kBlockN>(
+        OutputRows(args, work.batch, m + warp * 16, end_of_rows<Tile>(args, work), work.n),
+        PitchedRows<kPitch>{lane_base});
   } else {
     // Steps from one of a lane's 16-byte chunks to the next; past the end of a row the chunk wraps into the next row.
     constexpr int kDown = kWarpThreads / kChunks, kRight = kWarpThreads % kChunks;

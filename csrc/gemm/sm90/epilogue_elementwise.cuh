@@ -140,7 +140,8 @@ AK_DEVICE void run_elementwise_epilogue(const float (&acc)[Tile::kSlicesM][Tile:
         // z = alpha (A B) + bias
         const auto preactivation = [&](int stage_offset, int offset) {
           const float sum = shared_at<float>(staged_at(stage_offset))[0];
-          const float bias = bias_of_tile<Tile>(args, batch) ? element(e.bias, offset ? at(e.bias, offset) : bias_top, r) : -0.0f;
+          const float bias =
+              bias_of_tile<Tile>(args, batch) ? element(e.bias, offset ? at(e.bias, offset) : bias_top, r) : -0.0f;
           const float z = fma(e.alpha, sum, bias);
           if (e.z.data) store_element(e.z.type, at(e.z, offset) + r * e.z.row_bytes, z);
           return z;

@@ -221,8 +221,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       if constexpr (Tile::kGrouping != Grouping::kNone && Tile::kPingpong) {
         // A block may have no tile: then the first turn, which was free, is taken for nothing.
         const bool first = (phases & kTookTurn) == 0;
-        if (work.steps == Tile::kEndMark && first && consumer == 0)
-          named_barrier(kTurnBarrier, 2 * kWarpgroupThreads);
+        if (work.steps == Tile::kEndMark && first && consumer == 0) named_barrier(kTurnBarrier, 2 * kWarpgroupThreads);
         phases |= kTookTurn;
       }
       if (work.steps == Tile::kEndMark) break;
@@ -246,8 +245,9 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         if (thread_in_warpgroup() == 0) mbarrier_arrive(p.mailbox(consumer).slot_requested());
       };
       if (args.has_slow_exit) {
-        const bool last = args.schedule.splits == 1 || reduce_splits<Tile>(args.schedule, work, group, consumer,
-                                                                           p.mailbox(consumer).is_last_split(), acc);
+        const bool last =
+            Tile::kGrouping != Grouping::kNone || args.schedule.splits == 1 ||
+            reduce_splits<Tile>(args.schedule, work, group, consumer, p.mailbox(consumer).is_last_split(), acc);
         if (Tile::kTakesEpilogue && args.needs_slot_request) {
           request_slots();
           if (last && args.stores_z_first) {
@@ -279,23 +279,25 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
           run_elementwise_epilogue<kFloat, Tile>(acc, p.staging, work, args);
           continue;
         }
-        if (args.stores_z_first) {  // the slots are free once z's store, or all warps, have read them
-          if (!Tile::kFullBoxes) publish_staging(consumer);
-          if (thread_in_warpgroup() == 0) bulk_wait_read<0>();
-          request_slots();
-        }
-        const TileBoxes<kFloat, Tile> boxes(args, work, consumer);
-        with_activation(e.activation, [&](auto activation) {
-          const auto finish = [&](auto backward) {
-            run_tma_epilogue<T, kFloat, backward.value, activation.value, Tile>(acc, boxes, p.staging_of(consumer),
-                                                                                p.mailbox(consumer), phases, args);
-          };
-          if (kFloat || !e.preact.data) {
-            finish(std::false_type());
-          } else {
-            finish(std::true_type());
+        if constexpr (Tile::kTakesBoxes) {
+          if (args.stores_z_first) {  // the slots are free once z's store, or all warps, have read them
+            if (!Tile::kFullBoxes) publish_staging(consumer);
+            if (thread_in_warpgroup() == 0) bulk_wait_read<0>();
+            request_slots();
           }
-        });
+          const TileBoxes<kFloat, Tile> boxes(args, work, consumer);
+          with_activation(e.activation, [&](auto activation) {
+            const auto finish = [&](auto backward) {
+              run_tma_epilogue<T, kFloat, backward.value, activation.value, Tile>(acc, boxes, p.staging_of(consumer),
+                                                                                  p.mailbox(consumer), phases, args);
+            };
+            if (kFloat || !e.preact.data) {
+              finish(std::false_type());
+            } else if constexpr (!Tile::kRowGroups) {
+              finish(std::true_type());
+            }
+          });
+        }
       }
     }
     if (thread_in_warpgroup() == 0) bulk_wait<0>();  // shared memory must outlive the stores' reads

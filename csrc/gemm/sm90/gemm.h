@@ -207,7 +207,8 @@ inline constexpr int kGemmSm90GroupTile = 128;
 inline int64_t gemm_sm90_group_tiles(const GroupedProblem& p) {
   const auto tiles = [](int x, int by) { return (x + int64_t{by} - 1) / by; };
   const GemmProblem& q = p.product;
-  const int64_t rows = p.sums ? tiles(q.m, kGemmSm90GroupTile) * p.groups : q.m / kGemmSm90GroupTile + int64_t{p.groups} + 1;
+  const int64_t rows =
+      p.sums ? tiles(q.m, kGemmSm90GroupTile) * p.groups : q.m / kGemmSm90GroupTile + int64_t{p.groups} + 1;
   return rows * tiles(columns_of_sums(q), kGemmSm90GroupTile / (is_halved(q) ? 2 : 1));
 }
 

@@ -67,11 +67,16 @@ Status launch_groups(const GroupedProblem& p, Stream stream) {
   Status status = group_maps<T, kMajorB, Tile>(p, is_halved(q), &map_a, &map_b);
   const auto map_boxes = [&](TensorMap* to, const GemmValues& t) {
     const uint32_t columns = kFloat ? 32 : 64;
-    if (Tile::kRowGroups) return make_tensor_map(to, ragged_lines(t.data, kType, args.columns, t.row_stride, columns, 64));
+    if (Tile::kRowGroups)
+      return make_tensor_map(to, ragged_lines(t.data, kType, args.columns, t.row_stride, columns, 64));
     const auto size = [](int64_t x) { return static_cast<uint64_t>(x); };
     const int64_t plane = q.batch == 1 ? t.row_stride * q.m : t.batch_stride;
-    return make_tensor_map(to, {t.data, kType, 3, {size(args.columns), size(q.m), size(q.batch)},
-                                {size(t.row_stride), size(plane)}, {columns, 64, 1}});
+    return make_tensor_map(to, {t.data,
+                                kType,
+                                3,
+                                {size(args.columns), size(q.m), size(q.batch)},
+                                {size(t.row_stride), size(plane)},
+                                {columns, 64, 1}});
   };
   const bool boxes = args.path.fused == FusedEpilogue::kTma;
   if (boxes || (args.path.direct != DirectStore::kNone && args.path.direct != DirectStore::kUnaligned)) {

@@ -74,12 +74,12 @@ class TileScheduler {
   int next_;
 };
 
-/// Tiles of a grouped product, group by group. Every role walks the groups by itself: a block enters all groups up to its
-/// last tile, and adjacent ends share a cache line.
+/// Tiles of a grouped product, group by group. Every role walks the groups by itself: a block enters all groups up to
+/// its last tile, and adjacent ends share a cache line.
 template <class Tile>
 class GroupedScheduler {
  public:
-  AK_DEVICE explicit GroupedScheduler(const Args& args) : args_(args), next_(block_index()) {
+  AK_DEVICE explicit GroupedScheduler(const Args& args) : args_(args), tile_(block_index()) {
     enter_group();
     find_group();
   }
@@ -89,9 +89,8 @@ class GroupedScheduler {
   AK_DEVICE bool next(Work& work) {
     if (!more()) return false;
     const Schedule& s = args_.schedule;
-    const int tile = next_ - first_tile_, raster = tile / (kRaster * s.line_length),
-              in_raster = tile - raster * (kRaster * s.line_length);
-    const int left = lines_ - raster * kRaster, lines = left < kRaster ? left : kRaster;
+    const int raster = tile_ / (kRaster * s.line_length), in_raster = tile_ - raster * (kRaster * s.line_length);
+    const int left = lines_of_group() - raster * kRaster, lines = left < kRaster ? left : kRaster;
     const int column = in_raster / lines, line = raster * kRaster + in_raster - column * lines;
     work.m = (Tile::kRowGroups ? begin_ : 0) + line * Tile::kBlockM;
     work.n = column * s.tile_columns;
@@ -99,7 +98,7 @@ class GroupedScheduler {
     work.begin = begin_, work.end = end_;
     work.first_step = 0;
     work.steps = Tile::kTermGroups ? blocks(end_ - begin_, kBlockK) : group_ < args_.groups.count ? s.k_steps : 0;
-    next_ += s.clusters;
+    tile_ += s.clusters;
     find_group();
     return true;
   }
@@ -111,10 +110,18 @@ class GroupedScheduler {
   /// The rows behind the last end are like a group, without terms.
   AK_DEVICE int group_count() const { return args_.groups.count + (Tile::kRowGroups ? 1 : 0); }
 
-  /// Moves to the group of tile `next_`.
+  /// Rows of tiles.
+  AK_DEVICE int lines_of_group() const {
+    if constexpr (Tile::kRowGroups) return blocks(end_ - begin_, Tile::kBlockM);
+    return begin_ == end_ && args_.output == Output::kAccumulate ? 0 : args_.schedule.lines;
+  }
+  /// Moves to the group of the next tile.
   AK_DEVICE void find_group() {
-    while (more() && next_ - first_tile_ >= lines_ * args_.schedule.line_length) {
-      first_tile_ += lines_ * args_.schedule.line_length;
+    AK_NO_UNROLL
+    while (more()) {
+      const int tiles = lines_of_group() * args_.schedule.line_length;
+      if (tile_ < tiles) return;
+      tile_ -= tiles;
       begin_ = end_;
       group_++;
       if (more()) enter_group();
@@ -125,18 +132,11 @@ class GroupedScheduler {
     int end = groups.total;
     if (group_ < groups.count) end = load(groups.offs + group_ * groups.stride);
     end_ = end < begin_ ? begin_ : end > groups.total ? groups.total : end;
-    if constexpr (Tile::kRowGroups) {
-      lines_ = blocks(end_ - begin_, Tile::kBlockM);
-    } else {
-      const bool skipped = begin_ == end_ && args_.output == Output::kAccumulate;
-      lines_ = skipped ? 0 : args_.schedule.lines;
-    }
   }
 
   const Args& args_;
-  int next_, first_tile_ = 0;  // the group's first
+  int tile_;  // the next one, counted from the group's first
   int group_ = 0, begin_ = 0, end_ = 0;
-  int lines_ = 0;  // rows of tiles
 };
 
 template <class Tile>
@@ -323,8 +323,7 @@ AK_DEVICE bool post_next(SchedulerOf<Tile>& scheduler, Pipeline& p, Mailbox mail
   if constexpr (Pipeline::kGrouped) {
     if (!exists) work.steps = Tile::kEndMark;
     store_shared_16(mailbox.work(), {{word(work.m), word(work.n), word(work.batch), word(work.end)}});
-    store_shared_16(mailbox.work() + 16,
-                    {{word(work.steps), 0u, word(p.stage * 2 + p.phase), scheduler.more()}});
+    store_shared_16(mailbox.work() + 16, {{word(work.steps), 0u, word(p.stage * 2 + p.phase), scheduler.more()}});
     mbarrier_arrive(mailbox.work_full());
     return exists;
   }
@@ -353,7 +352,7 @@ AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, const TensorMap* ma
   };
   SchedulerOf<Tile> scheduler(scheduled_by<Tile>(args));
   const Mailbox mailbox = p.mailbox(consumer());
-  const bool by_tma = Tile::kTakesEpilogue && args.path.fused == FusedEpilogue::kTma;
+  const bool by_tma = Tile::kTakesBoxes && args.path.fused == FusedEpilogue::kTma;
   if (by_tma) prefetch_tensor_map(map_c);
   if (by_tma && args.reads_aux) prefetch_tensor_map(map_aux);
   uint32_t phases = 0;  // phase bits of the barriers this warp waits on

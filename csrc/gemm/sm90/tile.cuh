@@ -43,10 +43,13 @@ struct Tile {
   // Registers per thread. All warpgroups start with an equal share of 64 K (255, 168 or 128 per thread); the producer
   // warpgroup then gives most of its share to the consumers. A single consumer needs no more than its share. 128
   // accumulators need all that there are: only then can an epilogue work on eight independent values at a time.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators == 128 ? 24 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators == 128 ? 240 : 232;
+  static constexpr bool kManyRegisters = kAccumulators == 128 && kGrouping == Grouping::kNone;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kManyRegisters ? 24 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kManyRegisters ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = !kTriangular && gemm_sm90_takes_epilogue(kShape);
+  /// True if an epilogue may be that of epilogue_tma.cuh: sums over groups have none.
+  static constexpr bool kTakesBoxes = kTakesEpilogue && !kTermGroups;
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   // TMA boxes have 64 columns of 16 bits, 128 bytes. Tiles whose width is no multiple of 64 take boxes of 16 columns in
   // the TMA epilogue, and their direct stores go row by row.
@@ -64,7 +67,8 @@ struct Tile {
   static_assert(kFullBoxes || kTakesEpilogue, "tiles without an epilogue have no staging buffer for rows");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster has one block or two");
   static_assert(!kTriangular || (kBlockM == kBlockN && kCluster == 1), "a triangle is one of square tiles");
-  static_assert(kGrouping == Grouping::kNone || kCluster == 1, "the blocks of a cluster would take tiles of two groups");
+  static_assert(kGrouping == Grouping::kNone || kCluster == 1,
+                "the blocks of a cluster would take tiles of two groups");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
 };
 
@@ -205,8 +209,8 @@ struct Args {
 
 /// One work item of a block.
 struct Work {
-  int m, n;   // first row and column in C
-  int batch;  // or group; behind the last group of rows, the rows that are in none
+  int m, n;               // first row and column in C
+  int batch;              // or group; behind the last group of rows, the rows that are in none
   int first_step, steps;  // of k
   int split;
   int tile;        // index of the tile in scratch

@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(KERNEL, "constexpr int kTurnBarrier = 1 + Tile::kConsumers;", "constexpr int kTurnBarrier = 1;", "turns and epilogues share a barrier"),
     Mutant(KERNEL, "Tile::kPingpong && consumer == 1)  // the first", "Tile::kPingpong && consumer == 0)  // the first",
            "the first turn is the second consumer's, and nobody begins"),
-    Mutant(PRODUCER, "more = post_next(scheduler, p, mailbox, Tile::kPingpong);", "more = post_next(scheduler, p, mailbox, false);",
+    Mutant(PRODUCER, "more = post_next<Tile>(scheduler, p, mailbox, Tile::kPingpong);", "more = post_next<Tile>(scheduler, p, mailbox, false);",
            "from the second tile on both consumers take every tile"),
     Mutant(PRODUCER, "Tile::kPingpong && consumer() == 1);", "false);", "both consumers begin with the first tile"),
     # ---- scheduler warps
