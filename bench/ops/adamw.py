@@ -7,7 +7,7 @@ bf16 and no master. Ours is scaler.step(optimizer, max_norm=...) and scaler.upda
 whole: `pipeline` in their rows says what. The loss scale is 1 and never grows, so that each repetition meets gradients
 of the same size.
 
-A step's `bytes` are the least that the layout has to move (34, 30, 28 or 20 a parameter); `moved_bytes` what this
+A step's `bytes` are the least that the layout has to move (34 to 14.1 a parameter); `moved_bytes` what this
 provider's passes move; `state_bytes` what stays in memory between steps: weights, masters, 16-bit copies, moments.
 """
 
@@ -61,7 +61,8 @@ def step(scope: Scope) -> Iterator[Case]:
 
 def step_case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, **options) -> Case:
     """`sets`: many small tensors leave the time to the host, and rotating among sets of them takes minutes."""
-    half = {"torch:all bf16": lambda inputs: _torch_half(layout, inputs)} if "state_dtype" in layout.options else {}
+    small = layout.half and "state_dtype" in layout.options
+    half = {"torch:all bf16": lambda inputs: _torch_half(layout, inputs)} if small else {}
     return _case(
         "step",
         name,
@@ -90,7 +91,7 @@ def _case(op, name, shapes, layout: Layout, device, *, own, providers, last, mov
         op=op,
         shape=name,
         dtype=layout.name,
-        bytes=moved * count,
+        bytes=round(moved * count),
         flops=flops * count,
         inputs=lambda generator: layouts.draw(layout, shapes, generator),
         reference=lambda inputs: layouts.reference(layout, inputs, max_norm),
