@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from . import options as common
 from . import gpt2, report
+from . import options as common
 from .harness import environment, rows, sources
 from .harness.case import Case, Scope
 from .harness.measure import measure
@@ -36,7 +36,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m amp_kernels bench", description=__doc__.splitlines()[0])
     parser.add_argument("--op", help=f"comma-separated list of {', '.join(OPS)} (default: all)")
     parser.add_argument("--suite", choices=["cpu"], help="a chosen few cases with the goals that they have")
-    parser.add_argument("--peers", action="store_true", help="all libraries that run here, in one table, and GPT-2's step")
+    parser.add_argument(
+        "--peers", action="store_true", help="all libraries that run here, in one table, and GPT-2's step"
+    )
     parser.add_argument("--shape", help="only cases whose shape contains this text")
     parser.add_argument("--dtype", help="only cases whose dtype contains this text, such as bf16")
     parser.add_argument("--provider", help="comma-separated list of torch, amp_kernels and peers (default: all)")
@@ -144,7 +146,9 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
     left_out = {name: why for name in peers.PEERS if (why := peers.skipped(name, device))}
     for name, why in left_out.items() if options.peers else ():
         print(f"not timed: {name} {why}; {peers.PEERS[name].install}")
-    patience = PATIENCE[device.type] * (5 if options.peers else 1)  # torch.compile takes a minute for a model's optimizer
+    patience = PATIENCE[device.type] * (
+        5 if options.peers else 1
+    )  # torch.compile takes a minute for a model's optimizer
     with watched(options.progress_file, patience) as note:
         note(CEILINGS)
         roofline = Roofline(device, effort.settle)
@@ -177,7 +181,9 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
             for row in measured:
                 _complete(row, roofline)
                 name = row["provider"].split(":")[0]
-                row["version"] = machine["versions"].get("torch" if name == "torch.compile" else name) or versions.get(name)
+                row["version"] = machine["versions"].get("torch" if name == "torch.compile" else name) or versions.get(
+                    name
+                )
                 row.update(told)
             found += measured
             merged = rows.record(out / "rows.jsonl", measured)  # now: a later case may take the process with it

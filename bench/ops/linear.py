@@ -138,9 +138,7 @@ def mlp(scope: Scope) -> Iterator[Case]:
         yield mlp_case(*case, scope.device)
 
 
-def mlp_case(
-    activation: str, rows: int, width: int, hidden: int, device: torch.device, compiles: bool = False
-) -> Case:
+def mlp_case(activation: str, rows: int, width: int, hidden: int, device: torch.device, compiles: bool = False) -> Case:
     first = 2 * hidden if activation == "swiglu" else hidden
 
     def eager(x, weight1, bias1, weight2, bias2):

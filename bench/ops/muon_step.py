@@ -91,8 +91,8 @@ def _draw(shapes: list[lists.Shape], generator: torch.Generator) -> Inputs:
 
 
 def _reference(inputs: Inputs) -> dict:
-    norm = sum(grad.double().square().sum() for grad in inputs.grads).sqrt()
-    grads = [grad.double() * (MAX_NORM / (norm + 1e-6)).clamp(max=1.0) for grad in inputs.grads]
+    clip = layouts.clip_factor(inputs.grads, MAX_NORM)
+    grads = [grad.double() * clip for grad in inputs.grads]
     plain = layouts.reference(layouts.LAYOUTS[0], Inputs(inputs.params, grads), None)["params"][0]
     exact = [
         exact_muon(p.double(), [g] * layouts.STEPS, ratio=0.2 * max(p.shape) ** 0.5) if is_matrix(tuple(p.shape)) else q

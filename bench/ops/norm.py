@@ -44,7 +44,14 @@ def _cases(kind: str, scope: Scope) -> Iterator[Case]:
 
 
 def case(
-    kind, rows, columns, dtype: str, backward: bool, device: torch.device, autocast: bool = False, compiles: bool | None = None
+    kind,
+    rows,
+    columns,
+    dtype: str,
+    backward: bool,
+    device: torch.device,
+    autocast: bool = False,
+    compiles: bool | None = None,
 ) -> Case:
     """`compiles`: also torch's function compiled, by default on a GPU."""
     result = torch.bfloat16 if autocast else DTYPES[dtype]

@@ -8,7 +8,7 @@ import torch
 
 from ..harness.case import Call, Prepare, WithFacts
 from ..harness.memory import held_bytes
-from .layouts import ADAMW, EIGHT_BIT, Inputs, Layout
+from .layouts import ADAMW, EIGHT_BIT, MAX_NORM, Inputs, Layout, clip_factor
 from .peers import skipped
 
 Params = list[torch.Tensor]
@@ -60,7 +60,7 @@ OPTIMIZERS = {
     "bitsandbytes:8 bit": PeerOptimizer("bitsandbytes.optim", "AdamW8bit", (EIGHT_BIT.name,)),
     "torchao:8 bit": PeerOptimizer("torchao.optim", "AdamW8bit", (EIGHT_BIT.name,)),
     "torchao:fp8": PeerOptimizer("torchao.optim", "AdamWFp8", (EIGHT_BIT.name,)),
-    "optimi": PeerOptimizer("optimi", "AdamW", ("fp32", "bf16 + split, bf16 moments")),  # Kahan sums in bf16
+    "optimi": PeerOptimizer("optimi", "AdamW", ("fp32",)),
 }
 
 
@@ -72,6 +72,8 @@ def adamw(layout: Layout, device: torch.device, whole_step: bool = False) -> dic
 
 
 def _prepare(name: str, layout: Layout, inputs: Inputs, whole_step: bool) -> Call:
+    if whole_step:
+        torch._foreach_mul_(inputs.grads, clip_factor(inputs.grads, MAX_NORM).item())
     for param, grad in zip(inputs.params, inputs.grads, strict=True):
         param.requires_grad_()
         param.grad = grad

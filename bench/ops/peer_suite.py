@@ -23,8 +23,12 @@ def cases(scope: Scope) -> Iterator[Case]:
     size = scope.pick((32768, 3072, 768), (1024, 3072, 768), (64, 96, 64))
     for backward in (False, True):
         yield linear.activated("gelu", backward, size, device, compiles=True)
-    yield linear.mlp_case("gelu", *scope.pick((32768, 768, 3072), (512, 256, 1024), (64, 48, 96)), device, compiles=True)
-    yield linear.mlp_case("swiglu", *scope.pick((16384, 2048, 8192), (512, 256, 1024), (64, 48, 96)), device, compiles=True)
+    yield linear.mlp_case(
+        "gelu", *scope.pick((32768, 768, 3072), (512, 256, 1024), (64, 48, 96)), device, compiles=True
+    )
+    yield linear.mlp_case(
+        "swiglu", *scope.pick((16384, 2048, 8192), (512, 256, 1024), (64, 48, 96)), device, compiles=True
+    )
 
 
 def _steps(scope: Scope) -> Iterator[Case]:

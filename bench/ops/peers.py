@@ -1,8 +1,7 @@
 """Other libraries, timed where they are installed and have kernels for the device.
 
 Of AdamW only the weights are compared: each library keeps its moments in a form of its own. In a whole step none of them clips,
-and only Apex checks and takes the norm; the update of AdamW hardly depends on the size of the gradients, so that the weights
-are right all the same. Each row names its passes (`pipeline`).
+and only Apex checks and takes the norm, so they get gradients that are clipped already. Each row names its passes (`pipeline`).
 """
 
 import contextlib
