@@ -295,7 +295,15 @@ def last_error(output: str) -> str:
     return " ".join(lines[errors[0] : errors[0] + 2])[:400]
 
 
+def links(repository: str) -> dict[str, str]:
+    """The links of the package's page on an index, for the address of the repository; none if nobody says it."""
+    at = repository.rstrip("/")
+    pages = {"Source": at, "Issues": f"{at}/issues", "Changelog": f"{at}/blob/main/CHANGELOG.md"}
+    return pages if at else {}
+
+
 setup(
+    project_urls=links(os.environ.get("AMP_KERNELS_REPOSITORY", "")),
     ext_modules=[Extension("amp_kernels._host", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     packages=[
