@@ -25,9 +25,9 @@ GITHUB = {
     "github.repository": "owner/amp_kernels",
     "github.token": "",
 }
-NOTHING = ("apt-get", "dnf", "gh", "git-config", "pipx")
+NOTHING = ("apt-get", "dnf", "gh", "pipx")
 PLAYED = {
-    "make": f'for argument in "$@"; do case $argument in *=*) ;; *) exec {{make}} --dry-run "$@" > /dev/null;; esac; done; exit 1',
+    "make": 'for argument in "$@"; do case $argument in *=*) ;; *) exec {{make}} --dry-run "$@" > /dev/null;; esac; done; exit 1',
     "python": 'case "$1 $2" in "-m pip") exit 0;; esac; exec {python} "$@"',
 }
 
@@ -73,6 +73,7 @@ def execute(path: Path, repository: Path = ROOT) -> list[str]:
                     continue
                 if "PYTHON" in given:  # the container's
                     given["PYTHON"] = str(tools / "python")
+                given |= {"GITHUB_WORKSPACE": str(source), "HOME": folder}
                 at = {**os.environ, **given, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
                 done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=source, env=at, capture_output=True, text=True)
                 if done.returncode:

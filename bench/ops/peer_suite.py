@@ -10,7 +10,7 @@ from . import adamw, linear, lists, loss, muon_step, norm
 from .layouts import EIGHT_BIT, LAYOUTS
 
 FP32, _, MASTER, SPLIT, SMALL = LAYOUTS
-LARGE = {"16 M": [(4096, 4096)]}  # beyond a CPU's caches
+LARGE = {"16 M": [(4096, 4096)]}  # beyond a CPU's caches; Muon's products of it take a minute
 
 
 def cases(scope: Scope) -> Iterator[Case]:
@@ -38,5 +38,5 @@ def _steps(scope: Scope) -> Iterator[Case]:
         for layout in (FP32, EIGHT_BIT, *((MASTER, SPLIT) if on_gpu else ()), SMALL):
             compiles = layout is FP32 and len(shapes) <= 200
             yield adamw.step_case(name, shapes, layout, scope.device, with_peers=True, compiles=compiles)
-        if any(map(muon_step.is_matrix, shapes)):
+        if any(map(muon_step.is_matrix, shapes)) and name not in LARGE:
             yield muon_step.case(name, shapes, scope.device)
