@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._sharding.pieces import Holders
-from ._matrices import Member, stacks_of
+from ._matrices import RESULT, Member, stacks_of
 
 ALIGN = 8  # elements: a piece begins at 16 bytes
 
@@ -95,7 +95,7 @@ class Exchange:
         """The orthogonalized pieces, flat and in the order of ``iterates``. Every rank of the group must call this."""
         for idle in self.idle:
             iterates[idle].zero_()
-        result = torch.empty_like(iterates)
+        result = torch.empty_like(iterates, dtype=RESULT)
         sizes = [part.numel for part in self.rounds]
         arrived = [torch.empty(sum(part.received), dtype=iterates.dtype, device=iterates.device) for part in self.rounds]
         coming = [part.collect(*flats) for part, *flats in zip(self.rounds, iterates.split(sizes), arrived, strict=True)]
@@ -125,7 +125,7 @@ class _Round:
         self.numel = sum(self.sent)
         owned = [sharded for sharded in ordered if owners[sharded.number] == rank]
         whole = {id(sharded.member): sharded for sharded in owned}
-        self.stacks = stacks_of([sharded.member for sharded in owned], math.inf)
+        self.stacks = stacks_of([sharded.member for sharded in owned])
         self.shapes = [[whole[id(member)].shape for member in stack.members] for stack in self.stacks]
         self.received, self.parts = [0] * size, []
         at = {id(member): (i, j) for i, stack in enumerate(self.stacks) for j, member in enumerate(stack.members)}
@@ -146,11 +146,11 @@ class _Round:
         return self._move(arrived, self.received, pieces, self.sent)
 
     def orthogonalize(self, arrived: Tensor) -> None:
-        """Replace the pieces that have arrived by those of the orthogonalized matrices."""
+        """Replace the pieces that have arrived by those of the orthogonalized matrices, whose elements have the same size."""
         stacks = [torch.empty(stack.numel, dtype=arrived.dtype, device=arrived.device) for stack in self.stacks]
         self._copy(arrived, self._wholes(stacks), gather=True)
         stacks = [stack.orthogonalize(flat, ()) for stack, flat in zip(self.stacks, stacks, strict=True)]
-        self._copy(arrived, self._wholes(stacks), gather=False)
+        self._copy(arrived.view(RESULT), self._wholes(stacks), gather=False)
 
     def _wholes(self, stacks: Sequence[Tensor]) -> list[list[Tensor]]:
         """The parameters in the buffers of the stacks, with their shapes."""

@@ -110,7 +110,7 @@ class MuonAlgorithm(Algorithm):
 
     def constants(self, group: dict[str, Any]) -> tuple:
         coefficients = tuple(triples_of(group["ns_coefficients"], group["ns_steps"]))
-        return coefficients, *(group[key] for key in ("ns_steps", "eps", "adjust_lr_fn", "heads", "flatten"))
+        return coefficients, *(group[key] for key in ("eps", "adjust_lr_fn", "heads", "flatten"))
 
     def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
         trained = [param.requires_grad for group in groups for param in group["params"]] if agreement else None

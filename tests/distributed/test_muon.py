@@ -74,17 +74,17 @@ def test_bits_and_collectives(ranks):
 
 def travels():
     """The order of exchanges and products on this rank, with two shapes of which each rank owns one of either."""
-    events, moved, multiply = [], dist.all_to_all_single, _matrices.newton_schulz
+    events, moved, multiply = [], dist.all_to_all_single, _matrices.orthogonalized
     shapes = [(12, 20)] * 4 + [(9, 5)] * 4
     params = [placed(value, everyone(), [Shard(0)]) for value in weights(shapes)]
     for p, grad in zip(params, weights(shapes, seed=1), strict=True):
         p.grad = placed(grad, everyone(), [Shard(0)]).data
     dist.all_to_all_single = lambda *args, **kwargs: (events.append("exchange"), moved(*args, **kwargs))[1]
-    _matrices.newton_schulz = lambda x, **kwargs: (events.append(tuple(x.shape)), multiply(x, **kwargs))[1]
+    _matrices.orthogonalized = lambda x, *args: (events.append(tuple(x.shape)), multiply(x, *args))[1]
     try:
         ak.optim.Muon(params).step()
     finally:
-        dist.all_to_all_single, _matrices.newton_schulz = moved, multiply
+        dist.all_to_all_single, _matrices.orthogonalized = moved, multiply
     return events
 
 
