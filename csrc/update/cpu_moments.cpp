@@ -1,7 +1,7 @@
 // Moments of the update ops on the CPU: fp32, bf16, or 8-bit codes (base/block8.h).
 //
-// Work in 8 bits: some 30 vector instructions for as many elements as a vector has, a third of them for the random bits;
-// a step stays bandwidth-bound.
+// Work in 8 bits: some 30 vector instructions for as many elements as a vector has, a third of them for the random
+// bits; a step stays bandwidth-bound.
 #include "base/block8.h"
 #include "update/cpu.h"
 
