@@ -12,7 +12,7 @@ import amp_kernels as ak
 from amp_kernels import _host
 from amp_kernels._checks.lists import flat
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw._block8 import BLOCK, FIRST, NAN, SECOND, decode, encode
+from amp_kernels._raw._block8 import BLOCK, FIRST, NAN, SECOND, encode
 from amp_kernels._raw._stochastic import rounding_bits
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
@@ -50,8 +50,8 @@ def agrees(update: Update, backend: str, **call) -> Update:
     return update
 
 
-def moments8(rule, kinds=(Kind(F32),), shapes=SHAPES, **options) -> Update:
-    return Update(rule, list(kinds), shapes, moment_dtype=U8, **options)
+def moments8(rule, kinds=None, shapes=SHAPES, **options) -> Update:
+    return Update(rule, list(kinds or [Kind(F32)]), shapes, moment_dtype=U8, **options)
 
 
 def codes_and_exponents(update: Update, k: int, i: int):

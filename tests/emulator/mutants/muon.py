@@ -7,6 +7,7 @@ model says more.
 from . import Mutant
 
 TEST = "test_muon"
+ARGS = "update/arguments.cuh"
 STEP, RULE = "update/step.cuh", "update/rules/muon.h"
 UPDATE = "Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);"
 
