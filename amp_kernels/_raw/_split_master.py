@@ -39,11 +39,10 @@ def split_master(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def split_master24(master: Tensor, dtype: torch.dtype, random8: Tensor | int = NEAREST8) -> tuple[Tensor, Tensor]:
     """Split float32 values, rounded to 24 bits, into weights of ``dtype`` and int8 remainders. ``random8``: 8 bits an element, as
-    int64; without them to nearest."""
-    nan = master.isnan()
-    code = (wide_code(master.abs(), dtype) + torch.where(nan, 0, random8)) & ~0xFF
-    rounded = torch.where(nan, code, code + 0x8000) >> 16
-    weight = rounded | (master.signbit().long() << 15)
+    int64; without them to nearest. Every NaN becomes the same."""
+    code = (wide_code(master.abs(), dtype) + random8) & ~0xFF
+    code = torch.where(master.isnan(), _INF[dtype] + (_INF[dtype] & -_INF[dtype]) // 2, code)
+    weight = ((code + 0x8000) >> 16) | ((master.signbit() & ~master.isnan()).long() << 15)
     return weight.to(torch.int16).view(dtype), (code >> 8).to(torch.int8)
 
 

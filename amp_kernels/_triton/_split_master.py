@@ -21,8 +21,9 @@ def split_master(x, HALF: tl.constexpr):
 @triton.jit
 def split_master24(x, random8, HALF: tl.constexpr):
     """The same of ``x`` rounded to 24 bits with 8 random bits; the remainder is int8."""
-    code = wide_code(x, HALF) + tl.where(x != x, 0, random8)
-    weight = tl.where(x != x, code, (code & 0xFFFFFF00) + 0x8000) >> 16
+    quiet: tl.constexpr = 0x7FC00000 if tl.bfloat16 == HALF else 0x7E000000
+    code = tl.where(x != x, quiet, wide_code(x, HALF) + random8).to(tl.uint32)
+    weight = (code + 0x8000) >> 16
     return weight.to(tl.uint16).to(tl.int16, bitcast=True), (code >> 8).to(tl.uint8).to(tl.int8, bitcast=True)
 
 

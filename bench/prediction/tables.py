@@ -25,7 +25,7 @@ STEP_BASIS += "shares of a prototype on an H200, plus {launches:.1f} us for four
 
 # Bytes of arguments of a step's launches, for a list of up to 187 tensors. Short lists have a launch of few bytes where that is enough
 # for the lists that models have.
-STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_088, "adamw_": 32_288}
+STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_088, "adamw_": 32_360}
 FEW_ARGUMENT_BYTES = 4_096
 UPDATE_TENSORS = {"update_prepare": 360, "adamw_": 528}  # tensors in those arguments
 

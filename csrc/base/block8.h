@@ -11,7 +11,8 @@
 // With rounding to nearest a moving average stops where its change is below half a unit: 0.1 % a step of a second
 // moment, where a unit is 12 %. Encoding is integer arithmetic, so that all backends agree to the bit.
 //
-// A block that holds an infinity, a NaN or a value above 1.875 * 2^127 has the exponent 255 and decodes to NaN throughout.
+// A block that holds an infinity, a NaN or a value above 1.875 * 2^127 has the exponent 255 and decodes to NaN
+// throughout.
 #pragma once
 
 #include "base/half.h"
@@ -60,8 +61,8 @@ AK_HD uint32_t above_two(float x, float scale) {
 // no meaning. `random` has 16 bits.
 //
 // The value is scaled so that the least binade begins at 2. From there on the code is in bits 20 to 27 of twice the
-// value, as fp32; below, of the value plus 2, which makes it a fixed-point number. The larger of the two is the one that
-// counts. The fp32 code of 2 has zeros there.
+// value, as fp32; below, of the value plus 2, which makes it a fixed-point number. The larger of the two is the one
+// that counts. The fp32 code of 2 has zeros there.
 template <class Code>
 AK_HD uint32_t block8_round(float x, uint32_t exponent, uint32_t random) {
   constexpr uint32_t kLeastCode = 0x40100000;  // of 2 and a unit

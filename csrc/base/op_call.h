@@ -132,7 +132,8 @@ class OpCall {
 
   void show(ArgName name, const Tensor& t, bool holds_values, bool writable) {
     check_place(name, t);
-    if (Target::kLooks) target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable, t.element_size());
+    if (Target::kLooks)
+      target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable, t.element_size());
   }
 
   const char* op_;

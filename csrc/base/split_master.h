@@ -46,11 +46,13 @@ AK_HD SplitMaster<T> split_master(float x) {
   return detail::split_code<T>(wide_code<T>(x), is_nan(x));
 }
 
-// The master rounded to 24 bits; the lower byte of the remainder is 0. `random` has 8 bits.
+// The master rounded to 24 bits; the lower byte of the remainder is 0. `random` has 8 bits. Every NaN becomes the same.
 template <typename T>
 AK_HD SplitMaster<T> split_master24(float x, uint32_t random) {
-  const uint32_t code = wide_code<T>(x) + (is_nan(x) ? 0u : random);
-  return detail::split_code<T>(code & ~0xffu, is_nan(x));
+  const uint32_t quiet = wide_code<T>(float_of(0x7fc00000u));
+  const uint32_t code = x != x ? quiet : wide_code<T>(x) + random;
+  return {T{static_cast<uint16_t>((code + 0x8000u) >> 16)},
+          static_cast<int16_t>(static_cast<uint16_t>(code & 0xff00u))};
 }
 
 // A split never gives a zero weight with a negative remainder, but a weight that was set to zero later (a pruning mask)
@@ -63,9 +65,13 @@ AK_HD float join_master(T weight, int16_t remainder) {
   return from_wide_code<T>(upper + borrow);
 }
 
+// The same for the upper byte of a remainder. A zero with a negative remainder stays zero here, too: it would give one
+// of the upper codes, which no other weight gives. A NaN stays one with any remainder.
 template <typename T>
 AK_HD float join_master(T weight, int8_t upper_remainder) {
-  return join_master(weight, static_cast<int16_t>(upper_remainder * 256));
+  const uint32_t upper = static_cast<uint32_t>(weight.bits) << 16;
+  const uint32_t code = upper + static_cast<uint32_t>(upper_remainder * 256);
+  return from_wide_code<T>(code << 1 >= 0xffff0000u ? upper : code);
 }
 
 }  // namespace ak

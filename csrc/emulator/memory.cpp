@@ -12,7 +12,7 @@ GlobalMemory& global_memory() {
 }
 
 Region* GlobalMemory::add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable,
-                           std::size_t granule) {
+                          std::size_t granule) {
   auto region = std::make_unique<Region>();
   region->name = std::move(name);
   region->base = static_cast<char*>(base);

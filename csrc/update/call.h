@@ -157,9 +157,7 @@ inline uint8_t* exponents_of(const char* op, ArgName param, const BlockBuffer& m
 }
 
 inline Master master_kind(ScalarType dtype) {
-  return dtype == ScalarType::Short  ? Master::kSplit
-         : dtype == ScalarType::Char ? Master::kSplit24
-                                     : Master::kFloat32;
+  return dtype == ScalarType::Short ? Master::kSplit : dtype == ScalarType::Char ? Master::kSplit24 : Master::kFloat32;
 }
 
 // The parameter of a row whose addresses, size and dtypes are known to be right.

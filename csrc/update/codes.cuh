@@ -1,6 +1,6 @@
 #pragma once
-// Moments in 8 bits (base/block8.h) in registers: a thread has eight elements of a block, which four lanes share, or one
-// of a block that a warp shares.
+// Moments in 8 bits (base/block8.h) in registers: a thread has eight elements of a block, which four lanes share, or
+// one of a block that a warp shares.
 #include <type_traits>
 #include <utility>
 
@@ -62,9 +62,13 @@ AK_DEVICE void decode_codes(const Codes<V>& raw, float (&x)[V]) {
   for (int j = 0; j < V; j++) x[j] = block8_decode<Code>(raw.words[j / 4] >> 8 * (j % 4) & 0xffu, raw.exponent);
 }
 
-/// The upper bytes of four words.
+/// The upper bytes of four words. The compiler finds no prmt in the shifts.
 AK_DEVICE uint32_t upper_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(__byte_perm(a, b, 0x0073), __byte_perm(c, d, 0x0073), 0x5410);
+#else
   return a >> 24 | b >> 24 << 8 | c >> 24 << 16 | (d & 0xff000000u);
+#endif
 }
 
 /// Called by all lanes of a warp. The values of lanes without an element are 0.
@@ -90,8 +94,7 @@ AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]
         sign[j] = Code::kSigned ? bits_of(x[4 * w + j]) : 0;
       }
       const uint32_t signs = upper_bytes(sign[0], sign[1], sign[2], sign[3]) & 0x80808080u;
-      raw.words[w] =
-          raw.exponent == kBlock8NaN ? 0u : upper_bytes(code[0], code[1], code[2], code[3]) | signs;
+      raw.words[w] = raw.exponent == kBlock8NaN ? 0u : upper_bytes(code[0], code[1], code[2], code[3]) | signs;
     }
   }
   return raw;

@@ -56,7 +56,7 @@ void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, 
     return;
   }
   if (p.master_kind == Master::kSplit24) {
-    alignas(64) uint32_t random[kTile];
+    alignas(64) uint16_t random[kTile];
     random_numbers(random, at, n, key);
     with_half(p.param_dtype, [&]<typename T>(T) {
       split24_span(weights, random, static_cast<T*>(p.param) + at, static_cast<int8_t*>(p.master) + at, n);

@@ -49,7 +49,8 @@ void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, flo
 
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
 // parameter, its weights, its gradients, its moments (null if absent), first element, n), which stores the moments, and
-// then finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
+// then finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one
+// thread.
 template <typename Rule, typename Update, typename Finish>
 void for_each_tile(const std::vector<Param>& params, const Update& update, const Finish& finish) {
   for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {

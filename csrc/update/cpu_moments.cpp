@@ -1,7 +1,7 @@
 // Moments of the update ops on the CPU: fp32, bf16, or 8-bit codes (base/block8.h).
 //
-// Work in 8 bits: some 30 vector instructions for as many elements as a vector has, a third of them for the random bits;
-// a step stays bandwidth-bound.
+// Work in 8 bits: some 30 vector instructions for as many elements as a vector has, a third of them for the random
+// bits; a step stays bandwidth-bound.
 #include "base/block8.h"
 #include "update/cpu.h"
 
@@ -25,7 +25,7 @@ AK_SIMD_CLONES void decode_span(const uint8_t* __restrict codes, const uint8_t* 
 }
 
 template <class Code>
-AK_SIMD_CLONES void encode_span(const float* __restrict from, const uint32_t* __restrict random,
+AK_SIMD_CLONES void encode_span(const float* __restrict from, const uint16_t* __restrict random,
                                 uint8_t* __restrict codes, uint8_t* __restrict exponents, int64_t n) {
   each_block(exponents, n, [&](int64_t first, uint8_t& byte, auto count) AK_ALWAYS_INLINE {
     uint32_t largest = 0;
@@ -54,7 +54,7 @@ float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t 
 
 void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n, RandomKey key) {
   if (!p.in_8_bits()) return store_tile(values, p.moments[k], p.moment_dtypes[k], at, n);
-  alignas(64) uint32_t random[kTile];
+  alignas(64) uint16_t random[kTile];
   key.stream = static_cast<uint32_t>(1 + k);
   random_numbers(random, at, n, key);
   uint8_t* codes = static_cast<uint8_t*>(p.moments[k]) + at;

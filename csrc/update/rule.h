@@ -63,6 +63,17 @@ AK_HD double power(double base, uint32_t exponent) {
   return result;
 }
 
+// x / c, correctly rounded, for x >= 0 or NaN and a c whose rounded reciprocal is known: without a division, its checks
+// and branches. After one correction the quotient is off by less than a unit, so the second one rounds it correctly
+// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). Neither x / c nor
+// what is left of x may underflow: roots of fp32 numbers are above 2^-75, and 1 >= c > 2^-40.
+AK_HD float divide(float x, float c, float reciprocal) {
+  float quotient = x * reciprocal;
+  quotient = fma(fma(-c, quotient, x), reciprocal, quotient);
+  quotient = fma(fma(-c, quotient, x), reciprocal, quotient);
+  return x < float_of(0x7f800000u) ? quotient : x;
+}
+
 // The direction of a cautious update: none where it has not the sign of the gradient (Liang et al., "Cautious
 // optimizers: improving training with one line of code", 2024, without the rescaling). NaN stays.
 AK_HD float cautious_direction(float direction, float g, bool cautious) {

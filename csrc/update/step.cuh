@@ -88,8 +88,8 @@ AK_DEVICE void for_each_share(const TensorSpan& span, bool aligned, F f) {
 
 /// Elements i .. i + V - 1.
 template <class Rule, bool kExtras, bool kOptionalMoments, class Weight, int V>
-AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const UpdateRow<Rule>& row, uint64_t seed,
-                               int64_t i) {
+AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const UpdateRow<Rule>& row,
+                               const PhiloxKeys& seed, int64_t i) {
   constexpr int kMoments = kMomentsOf<Rule, kExtras>;
   constexpr int kThere = kOptionalMoments ? kMoments : Rule::kRequiredMoments;
   RawElements<V> raw_grad{};
@@ -127,7 +127,7 @@ AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const Upd
 template <class Rule, bool kExtras, int kThreads, int kTensors>
 AK_KERNEL(kThreads, (kExtras ? Rule::kExtrasBlocksPerSm : Rule::kBlocksPerSm))
 update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepDecisions) decisions,
-              const UpdateRow<Rule>* rows, uint64_t seed) {
+              const UpdateRow<Rule>* rows, AK_PARAM(PhiloxKeys) seed) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (skipped(decisions)) return;
@@ -239,7 +239,8 @@ Status update_params(int resident_blocks, std::span<const Param> params, const S
   while (plan.next(args)) {
     const LaunchConfig config{
         .name = Rule::kName, .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
-    const Status status = launch(update_kernel<Rule, kExtras, kThreads, kTensors>, config, args, decisions, rows, seed);
+    const Status status =
+        launch(update_kernel<Rule, kExtras, kThreads, kTensors>, config, args, decisions, rows, PhiloxKeys(seed));
     if (!status.ok()) return status;
   }
   return {};
@@ -249,8 +250,8 @@ Status update_params(int resident_blocks, std::span<const Param> params, const S
 template <class Rule>
 Status update_params_as_tuned(std::span<const Param> params, const StepDecisions& decisions, uint64_t seed,
                               const UpdateRow<Rule>* rows, Stream stream) {
-  const Status status = update_params8<Rule, kUpdateThreads, Rule::kTensors8>(
-      device_sm_count() * Rule::kBlocksPerSm8, params, decisions, seed, rows, stream);
+  const Status status = update_params8<Rule, kUpdateThreads, Rule::kTensors8>(device_sm_count() * Rule::kBlocksPerSm8,
+                                                                              params, decisions, seed, rows, stream);
   if (!status.ok()) return status;
   if (std::any_of(params.begin(), params.end(), has_extras<Rule>)) {
     return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(device_sm_count() * Rule::kExtrasBlocksPerSm,

@@ -158,7 +158,7 @@ inline WeightPlace weight_place(const Param& p) {
 
 /// The key of a parameter's random bits. With the number of an element it decides them, whatever the launch.
 struct RoundingKey {
-  uint64_t seed;
+  const PhiloxKeys& seed;
   uint32_t step, index;
   uint64_t first_group;
 };
@@ -174,7 +174,8 @@ AK_DEVICE void random_numbers(const RoundingKey& key, uint32_t stream, int64_t i
   } else {
     random[0] = 0;
     AK_UNROLL
-    for (int j = 0; j < 8; j++) random[0] = i % 8 == j ? random16(bits, j) : random[0];  // an index would need local memory
+    for (int j = 0; j < 8; j++)
+      random[0] = i % 8 == j ? random16(bits, j) : random[0];  // an index would need local memory
   }
 }
 

@@ -40,8 +40,8 @@ struct Param {
   void* master;                      ///< fp32, int16 or int8 by `master_kind`; null for kNone
   void* shadow;                      ///< 16-bit copy of an fp32 param, or null
   DType shadow_dtype;
-  float* ema;       ///< running average of the fp32 weight, or null
-  bool stochastic;  ///< a 16-bit param that is its own master is rounded stochastically
+  float* ema;            ///< running average of the fp32 weight, or null
+  bool stochastic;       ///< a 16-bit param that is its own master is rounded stochastically
   uint32_t index;        ///< the parameter's number, part of the key of its random bits (base/philox.h)
   uint64_t first_group;  ///< of its random bits: the group of its first element, 0 unless it is a piece of a parameter
   int group;

@@ -78,9 +78,8 @@ struct Share8 {
     Codes<V> raw[kThere];
     for_each_moment<kThere>([&]<int m>() { raw[m] = fetch_codes<V>(t.moments[m], t.exponents[m], i); });
     if (t.ema != nullptr) average = load_vec<V, Cache::kStreaming>(t.ema + i);
-    with_weight_to_read(kind, [&]<class Weight>(Weight) {
-      Weight::decode(Weight::template fetch<V>(t.main, t.second, i), weight);
-    });
+    with_weight_to_read(
+        kind, [&]<class Weight>(Weight) { Weight::decode(Weight::template fetch<V>(t.main, t.second, i), weight); });
     decode(raw_grad, t.grad_dtype, grad);
     for_each_moment<kThere>([&]<int m>() { decode_codes<CodeOf<Rule, m>>(raw[m], moments[m]); });
   }
@@ -101,7 +100,7 @@ struct Share8 {
 
 template <class Rule, bool kOptionalMoments, int V>
 AK_DEVICE void update_elements8(const UpdateOperands8<Rule>& t, WeightKind kind, const UpdateRow<Rule>& row,
-                                uint64_t seed, int64_t i, bool inside) {
+                                const PhiloxKeys& seed, int64_t i, bool inside) {
   Share8<Rule, kOptionalMoments ? Rule::kMoments : Rule::kRequiredMoments, V> share{t, i, inside};
   share.load(kind);
   if (inside) {
@@ -118,14 +117,15 @@ AK_DEVICE void update_elements8(const UpdateOperands8<Rule>& t, WeightKind kind,
   }
   if constexpr (Rule::kMovesMoments) share.template store_moments<false>(row.key(seed));
   if (!inside) return;
-  with_weight<true>(kind, [&]<class Weight>(Weight) { Weight::store(t.main, t.second, i, share.weight, row.key(seed)); });
+  with_weight<true>(kind,
+                    [&]<class Weight>(Weight) { Weight::store(t.main, t.second, i, share.weight, row.key(seed)); });
   if (t.ema != nullptr) store_ema(t.ema, i, share.average, share.weight, row.ema_take);
 }
 
 template <class Rule, int kThreads, int kTensors>
 AK_KERNEL(kThreads, Rule::kBlocksPerSm8)
 update8_kernel(AK_PARAM(UpdateArgs8<Rule, kTensors>) args, AK_PARAM(StepDecisions) decisions,
-               const UpdateRow<Rule>* rows, uint64_t seed) {
+               const UpdateRow<Rule>* rows, AK_PARAM(PhiloxKeys) seed) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (skipped(decisions)) return;
@@ -162,7 +162,8 @@ Status update_params8(int resident_blocks, std::span<const Param> params, const 
   while (plan.next(args)) {
     const LaunchConfig config{
         .name = Rule::kName, .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
-    const Status status = launch(update8_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows, seed);
+    const Status status =
+        launch(update8_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows, PhiloxKeys(seed));
     if (!status.ok()) return status;
   }
   return {};

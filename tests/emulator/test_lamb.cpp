@@ -14,16 +14,13 @@ struct LambTest {
     return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.999 - 0.01 * group, 1e-6, weight_decay[group],
             group != 1,         group == 2};
   }
-  static void stage(const TestParam& p, const std::vector<float>& weights, const std::vector<float>& grads,
-                    Lamb::Scalars& s) {
-    const auto& moments = p.moments;
+  static void stage(TestParam& p, const std::vector<float>& weights, const std::vector<float>& grads,
+                    std::vector<std::vector<float>>& moments, Lamb::Scalars& s, uint64_t seed, float step) {
+    for (size_t i = 0; i < weights.size(); i++) Lamb::move_moments(moments[0][i], moments[1][i], grads[i], s);
+    moments = p.expect_moments(moments, seed, step);
     long double weight_sq = 0, direction_sq = 0;
     for (size_t i = 0; i < weights.size(); i++) {
-      float m = moments[0]->get(i), v = moments[1]->get(i);
-      Lamb::move_moments(m, v, grads[i], s);
-      moments[0]->set(i, m);
-      moments[1]->set(i, v);
-      const float direction = Lamb::direction(weights[i], moments[0]->get(i), moments[1]->get(i), s);
+      const float direction = Lamb::direction(weights[i], moments[0][i], moments[1][i], s);
       weight_sq += static_cast<long double>(weights[i]) * weights[i];
       direction_sq += static_cast<long double>(direction) * direction;
     }
@@ -31,10 +28,12 @@ struct LambTest {
   }
   template <int kThreads, int kPlaces>
   static Status stage(int blocks, StageCall<Tuned<Lamb>> call) {
-    emu::Buffer<Squares> slots("slots",
-                               std::max<size_t>(1, detail::lamb_rates_bytes<kPlaces>(call.params) / sizeof(Squares)));
+    const size_t bytes = std::max(detail::lamb_rates_bytes<LambArgs<kPlaces>>(call.params),
+                                  detail::lamb_rates_bytes<LambArgs8<kPlaces>>(call.params));
+    emu::Buffer<Squares> slots("slots", std::max<size_t>(1, bytes / sizeof(Squares)));
     call.scratch = slots.data();  // exactly as many as this launch shape needs
-    return detail::lamb_rates<kThreads, kPlaces>(blocks, call);
+    const Status status = detail::lamb_rates<kThreads, LambArgs<kPlaces>>(blocks, call);
+    return status.ok() ? detail::lamb_rates<kThreads, LambArgs8<kPlaces>>(blocks, call) : status;
   }
 };
 

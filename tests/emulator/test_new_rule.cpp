@@ -33,8 +33,8 @@ struct Adagrad {
 
 template <>
 struct Tuned<Adagrad> : Untuned<Adagrad> {
-  static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2;
-  static constexpr int kPrepareTensors = 60, kTensors = 60, kExtrasTensors = 50;
+  static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
+  static constexpr int kPrepareTensors = 60, kTensors = 60, kExtrasTensors = 50, kTensors8 = 40;
 };
 
 /// p -= lr sqrt(rows / columns) m with the moment m = (m + g) / 2.
@@ -62,8 +62,8 @@ struct ByShape {
 
 template <>
 struct Tuned<ByShape> : Untuned<ByShape> {
-  static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2;
-  static constexpr int kPrepareTensors = 60, kTensors = 60, kExtrasTensors = 50;
+  static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
+  static constexpr int kPrepareTensors = 60, kTensors = 60, kExtrasTensors = 50, kTensors8 = 40;
 
   static size_t stage_bytes(std::span<const Param>) { return 0; }
   static Status stage(const StageCall<Tuned<ByShape>>& call);
@@ -112,7 +112,8 @@ struct ByShapeTest {
   using Rule = ByShape;
 
   static ByShape::Options options(int group) { return {0.01 * (group + 1), 0.0}; }
-  static void stage(const TestParam& p, const std::vector<float>&, const std::vector<float>&, ByShape::Scalars& s) {
+  static void stage(TestParam& p, const std::vector<float>&, const std::vector<float>&,
+                    std::vector<std::vector<float>>&, ByShape::Scalars& s, uint64_t, float) {
     if (p.param->size() > 0) s.rate *= ByShape::factor(p.shape);
   }
   template <int kThreads, int kPlaces>

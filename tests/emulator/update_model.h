@@ -8,14 +8,16 @@
 // and may add
 //     static float moment_at_step_0(float value);       // what a kernel finds in a moment before the first step
 // and, for a rule with a stage,
-//     static void stage(const TestParam&, const std::vector<float>& weights, const std::vector<float>& grads,
-//                       Rule::Scalars&);  // before the first Rule::update of a parameter
+//     static void stage(TestParam&, const std::vector<float>& weights, const std::vector<float>& grads,
+//                       std::vector<std::vector<float>>& moments, Rule::Scalars&, uint64_t seed, float step);
+//                       // before the first Rule::update of a parameter; by TestParam::expect_moments if it moves them
 //     template <kThreads, kPlaces> static Status stage(blocks, call);  // its kernels
 #pragma once
 #include <cstring>
 
 #include "tensor_lists.h"
 #include "update/step.cuh"
+#include "update_bytes.h"
 
 namespace ak::test {
 
@@ -23,11 +25,40 @@ namespace ak::test {
 struct TestParam {
   WeightKind kind;
   std::unique_ptr<AnyBuffer> param, grad, master, shadow, ema;  // master: fp32, or remainders as raw 16 bits
-  std::vector<std::unique_ptr<AnyBuffer>> moments;
+  KnownBytes remainder8;                                        // of a 24-bit master
+  std::vector<std::unique_ptr<AnyBuffer>> moments;              // none if they are in 8 bits
+  std::vector<Moment8> moments8;
   MatrixShape shape;
   int group;
   uint32_t index;
+  uint64_t first_group;
   std::vector<std::vector<char>> expected;
+
+  size_t moment_count() const { return moments.size() + moments8.size(); }
+  float moment(size_t m, size_t i) const { return moments8.empty() ? moments[m]->get(i) : moments8[m].get(i); }
+  uint32_t random(uint64_t seed, float step, uint64_t i, uint32_t stream) const {
+    return random_value(seed, index, first_group, static_cast<uint32_t>(step), i, stream);
+  }
+  /// The moments after a step, element by element; returns them as the next step finds them.
+  std::vector<std::vector<float>> expect_moments(std::vector<std::vector<float>> values, uint64_t seed, float step) {
+    for (size_t m = 0; m < values.size(); m++) {
+      if (!moments8.empty()) {
+        const auto bits = [&](size_t i) { return random(seed, step, i, static_cast<uint32_t>(1 + m)); };
+        moments8[m].expect(values[m], bits);
+      }
+      for (size_t i = 0; i < values[m].size(); i++) {
+        if (moments8.empty()) moments[m]->set(i, values[m][i]);
+        values[m][i] = moments8.empty() ? moments[m]->get(i) : moments8[m].get_expected(i);
+      }
+    }
+    return values;
+  }
+  std::vector<KnownBytes*> bytes() {
+    std::vector<KnownBytes*> all;
+    if (remainder8.buffer) all.push_back(&remainder8);
+    for (Moment8& m : moments8) all.insert(all.end(), {&m.codes, &m.exponents});
+    return all;
+  }
 
   std::vector<AnyBuffer*> state() const {
     std::vector<AnyBuffer*> all = {param.get()};
@@ -42,6 +73,21 @@ struct TestParam {
 inline constexpr DType kF16 = DType::kFloat16, kB16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
 inline bool is_split(WeightKind k) { return k == WeightKind::kSplitFp16 || k == WeightKind::kSplitBf16; }
+
+inline bool is_split24(WeightKind k) { return k == WeightKind::kSplit24Fp16 || k == WeightKind::kSplit24Bf16; }
+inline float join24(const TestParam& p, size_t i) {
+  const auto r = static_cast<int8_t>((*p.remainder8.buffer)[i]);
+  return p.param->dtype() == kF16 ? join_master(fp16{p.param->bits(i)}, r) : join_master(bf16{p.param->bits(i)}, r);
+}
+/// The weight's bits; the remainder goes to `byte`.
+inline uint16_t split24(const TestParam& p, float x, uint32_t random, uint8_t& byte) {
+  const auto store = [&](const auto& s) {
+    byte = static_cast<uint8_t>(static_cast<uint16_t>(s.remainder) >> 8);
+    return s.weight.bits;
+  };
+  const uint32_t random8 = random & 0xff;
+  return p.param->dtype() == kF16 ? store(split_master24<fp16>(x, random8)) : store(split_master24<bf16>(x, random8));
+}
 
 inline bool is_stochastic(WeightKind k) { return k == WeightKind::kStochasticFp16 || k == WeightKind::kStochasticBf16; }
 
@@ -59,15 +105,6 @@ inline void split(float x, AnyBuffer& weight, AnyBuffer& remainder, size_t i) {
     weight.set_bits(i, s.weight.bits);
     remainder.set_bits(i, static_cast<uint16_t>(s.remainder));
   }
-}
-
-/// Number `i` of the 16-bit random values that parameter `index` is rounded with at `step`, as the ops promise it.
-inline uint32_t random_value(uint64_t seed, uint32_t index, uint32_t step, uint64_t i) {
-  const uint64_t call = i / 8;
-  const Philox4 words =
-      philox4x32_10({{static_cast<uint32_t>(call), static_cast<uint32_t>(call >> 32), index, step}}, seed);
-  const uint32_t word = words.word[i % 8 / 2];
-  return i % 2 ? word >> 16 : word & 0xffff;
 }
 
 /// The rule as the kernels know it.
@@ -101,9 +138,14 @@ struct Model {
         s.moments[m] = p.moments[m]->data();
         s.moment_dtypes[m] = p.moments[m]->dtype();
       }
+      for (size_t m = 0; m < p.moments8.size(); m++) {
+        s.moments[m] = p.moments8[m].codes.buffer->data();
+        s.exponents[m] = p.moments8[m].exponents.buffer->data();
+      }
       s.step = steps->data() + i;
       s.master_kind = !p.master ? Master::kNone : is_split(p.kind) ? Master::kSplit : Master::kFloat32;
       s.master = p.master ? p.master->data() : nullptr;
+      if (is_split24(p.kind)) s.master_kind = Master::kSplit24, s.master = p.remainder8.buffer->data();
       s.shadow = p.shadow ? p.shadow->data() : nullptr;
       s.shadow_dtype = p.shadow ? p.shadow->dtype() : kF32;
       s.ema = p.ema ? static_cast<float*>(p.ema->data()) : nullptr;
@@ -111,6 +153,7 @@ struct Model {
       s.stochastic =
           is_stochastic(p.kind) || (p.index % 2 && p.kind != WeightKind::kFp16 && p.kind != WeightKind::kBf16);
       s.index = p.index;
+      s.first_group = p.first_group;
       s.group = p.group;
       list.push_back(s);
     }
@@ -125,13 +168,16 @@ struct Shape {
   int64_t n;
   int moments;
   bool ema;
+  bool in_8_bits = false;
 };
 
 template <class Optimizer>
 Shape random_shape(Rng& rng, WeightKind kind, int64_t n, bool extras) {
   using Rule = Kernel<Optimizer>;
   const bool optional = (extras || Rule::kMoments == Rule::kCommonMoments) && rng() % 3 > 0;
-  return {kind, n, optional ? Rule::kMoments : Rule::kRequiredMoments, extras && rng() % 2};
+  const bool in_8_bits = rng() % 3 == 0;
+  const int moments = optional || (in_8_bits && Rule::kRequiredMoments == 0) ? Rule::kMoments : Rule::kRequiredMoments;
+  return {kind, n, moments, extras && rng() % 2, in_8_bits};
 }
 
 template <class Optimizer>
@@ -145,6 +191,7 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
   p->shape = {rows, shape.n / rows};
   p->group = group;
   p->index = static_cast<uint32_t>(rng());
+  p->first_group = rng() % 2 ? 0 : rng() >> 25;  // more than 32 bits
   // Half of the parameters have one operand alone that may start anywhere.
   constexpr uint64_t kOperands = 7;
   const uint64_t only = rng() % 2 ? rng() % kOperands : kOperands;
@@ -155,7 +202,20 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
   };
   const DType grads[] = {kF16, kB16, kF32};
   p->grad = buffer("grad", grads[rng() % 3], true);
-  for (int m = 0; m < shape.moments; m++) p->moments.push_back(buffer("moment", rng() % 2 ? kB16 : kF32, shift_state));
+  auto bytes = [&](const char* name, size_t size, bool shifted) {
+    if (only < kOperands) shifted = operands++ == only;
+    return std::make_unique<Bytes>(name, size, shifted ? static_cast<size_t>(pick(rng, offsets)) : 0);
+  };
+  for (int m = 0; m < shape.moments; m++) {
+    if (shape.in_8_bits) {
+      Moment8& moment = p->moments8.emplace_back();
+      moment.is_unsigned = is_unsigned<typename Optimizer::Rule>(m);
+      moment.codes.buffer = bytes("codes", n, shift_state);
+      moment.exponents.buffer = std::make_unique<Bytes>("exponents", (n + kBlock8 - 1) / kBlock8, rng() % 4);
+    } else {
+      p->moments.push_back(buffer("moment", rng() % 2 ? kB16 : kF32, shift_state));
+    }
+  }
   const DType copy = kind == WeightKind::kFp32CopyFp16 ? kF16 : kB16;
   switch (kind) {
     case WeightKind::kFp32:
@@ -184,6 +244,11 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
       p->param = buffer("param", kind == WeightKind::kSplitFp16 ? kF16 : kB16, true);
       p->master = buffer("remainder", kF16, shift_state);
       break;
+    case WeightKind::kSplit24Fp16:
+    case WeightKind::kSplit24Bf16:
+      p->param = buffer("param", kind == WeightKind::kSplit24Fp16 ? kF16 : kB16, true);
+      p->remainder8.buffer = bytes("remainder", n, shift_state);
+      break;
   }
   if (shape.ema) p->ema = buffer("ema", kF32, shift_state);
   for (size_t i = 0; i < n; i++) {
@@ -191,6 +256,10 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
     if (p->ema) p->ema->set(i, symmetric(rng, 2.0f));
     if (is_split(kind)) {
       split(weight, *p->param, *p->master, i);
+    } else if (is_split24(kind)) {
+      uint8_t byte;
+      p->param->set_bits(i, split24(*p, weight, static_cast<uint32_t>(rng()), byte));
+      p->remainder8.buffer->set(i, byte);
     } else {
       // Buffers that are only written stay NaN, so that a kernel that reads it is caught.
       if (!p->master) p->param->set(i, weight);
@@ -199,6 +268,12 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
     p->grad->set(i, symmetric(rng, 64.0f));
     for (size_t m = 0; m < p->moments.size(); m++) {
       p->moments[m]->set(i, m == 0 ? symmetric(rng, 2.0f) : static_cast<float>(uniform(rng)));  // others are squares
+    }
+  }
+  for (Moment8& moment : p->moments8) {  // any codes, subnormal and zero ones too, and sometimes a block that is NaN
+    for (size_t i = 0; i < n; i++) moment.codes.buffer->set(i, static_cast<uint8_t>(rng() % 3 ? rng() : rng() % 9));
+    for (size_t b = 0; b < moment.exponents.buffer->size(); b++) {
+      moment.exponents.buffer->set(b, static_cast<uint8_t>(rng() % 16 ? 100 + rng() % 40 : 255));
     }
   }
   return p;
@@ -225,7 +300,9 @@ Model<Optimizer> make_model(Rng& rng, const std::vector<Shape>& shapes, const st
     }
   }
   for (const Shape& shape : shapes) {
-    m.extras |= shape.ema || is_stochastic(shape.kind) || shape.moments > Kernel<Optimizer>::kCommonMoments;
+    const bool extra = shape.ema || is_split24(shape.kind) || is_stochastic(shape.kind) ||
+                       shape.moments > Kernel<Optimizer>::kCommonMoments;
+    m.extras |= extra && !shape.in_8_bits;
     m.params.push_back(make_param<Optimizer>(rng, shape, static_cast<int>(rng() % 3), offsets, rng() % 4 == 0));
   }
   m.steps = std::make_unique<emu::Buffer<float>>("steps", m.params.size());
@@ -274,6 +351,7 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
     TestParam& p = *m.params[k];
     std::vector<std::vector<char>> before;
     for (AnyBuffer* b : p.state()) before.push_back(b->bytes());
+    for (KnownBytes* b : p.bytes()) b->expect_the_same();
     const auto& group = m.groups[static_cast<size_t>(p.group)];
     const float step = (*m.steps)[k] + (d.skip ? 0.0f : 1.0f);
     steps.push_back(step);
@@ -285,29 +363,36 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
     auto scalars = Rule::scalars(options, step);
     std::vector<float> weights, grads;
     for (size_t i = 0; i < p.param->size(); i++) {
-      weights.push_back(is_split(p.kind) ? join(*p.param, p.master->bits(i), i)
-                        : p.master       ? p.master->get(i)
-                                         : p.param->get(i));
+      weights.push_back(is_split(p.kind)     ? join(*p.param, p.master->bits(i), i)
+                        : is_split24(p.kind) ? join24(p, i)
+                        : p.master           ? p.master->get(i)
+                                             : p.param->get(i));
       const float grad = effective_grad(p.grad->get(i), d.inv_scale, d.clip);
       grads.push_back(group.maximize ? -grad : grad);
     }
+    std::vector<std::vector<float>> moments(p.moment_count());
+    for (size_t j = 0; j < moments.size(); j++) {
+      for (size_t i = 0; i < weights.size(); i++) moments[j].push_back(p.moment(j, i));
+    }
     if constexpr (kHasStage<Rule>) {
-      if (!d.skip) Optimizer::stage(p, weights, grads, scalars);
+      if (!d.skip) Optimizer::stage(p, weights, grads, moments, scalars, m.seed, step);
     }
     for (size_t i = 0; i < p.param->size() && !d.skip; i++) {
       float w = weights[i];
-      float moments[Rule::kMoments] = {};
-      for (size_t j = 0; j < p.moments.size(); j++) moments[j] = p.moments[j]->get(i);
-      Rule::update(w, moments, p.moments.size() == Rule::kMoments, grads[i], scalars);
-      for (size_t j = 0; j < p.moments.size(); j++) p.moments[j]->set(i, moments[j]);
+      float of_element[Rule::kMoments] = {};
+      for (size_t j = 0; j < moments.size(); j++) of_element[j] = moments[j][i];
+      Rule::update(w, of_element, moments.size() == Rule::kMoments, grads[i], scalars);
+      for (size_t j = 0; j < moments.size(); j++) moments[j][i] = of_element[j];
       if (p.ema) {
         const float average = p.ema->get(i);
         p.ema->set(i, fma(static_cast<float>(1.0 - group.ema_decay), w - average, average));
       }
       if (is_split(p.kind)) {
         split(w, *p.param, *p.master, i);
+      } else if (is_split24(p.kind)) {
+        p.param->set_bits(i, split24(p, w, p.random(m.seed, step, i, 0), p.remainder8.expected[i]));
       } else if (is_stochastic(p.kind)) {
-        const uint32_t random = random_value(m.seed, p.index, static_cast<uint32_t>(step), i);
+        const uint32_t random = p.random(m.seed, step, i, 0);
         p.param->set_bits(i, p.kind == WeightKind::kStochasticFp16 ? round_stochastic<fp16>(w, random).bits
                                                                    : round_stochastic<bf16>(w, random).bits);
       } else {
@@ -316,6 +401,7 @@ std::vector<float> expect(Model<Optimizer>& m, const Decisions& d) {
         if (p.shadow) p.shadow->set(i, w);
       }
     }
+    if (Kernel<Optimizer>::kMovesMoments && !d.skip) p.expect_moments(moments, m.seed, step);
     p.expected.clear();
     size_t j = 0;
     for (AnyBuffer* b : p.state()) {
@@ -358,7 +444,7 @@ std::string compare(Model<Optimizer>& m, const Decisions& d, const Run& run) {
   const Status status = run(states, rows.data());
   if (!status.ok()) return status.message;
   for (size_t k = 0; k < m.params.size(); k++) {
-    const TestParam& p = *m.params[k];
+    TestParam& p = *m.params[k];
     const std::string param = "params[" + std::to_string(k) + "]: ";
     if ((*m.steps)[k] != steps[k]) return param + "step is " + std::to_string((*m.steps)[k]);
     size_t j = 0, at = 0;
@@ -370,6 +456,16 @@ std::string compare(Model<Optimizer>& m, const Decisions& d, const Run& run) {
       }
       if (!b->check_red_zones().empty()) return param + b->check_red_zones();
       j++;
+    }
+    for (KnownBytes* b : p.bytes()) {
+      for (size_t i = 0; i < b->expected.size(); i++) {
+        const bool unknown = b == &p.remainder8 && is_nan(p.param->get(i));
+        if ((*b->buffer)[i] != b->expected[i] && !unknown) {
+          return param + "byte " + std::to_string(i) + " of " + std::to_string(b->expected.size()) + ", of " +
+                 std::to_string(p.param->size()) + " elements";
+        }
+      }
+      if (!b->buffer->check_red_zones().empty()) return param + b->buffer->check_red_zones();
     }
     if (p.grad->bytes() != grads[k]) return param + "the gradient was changed";
   }

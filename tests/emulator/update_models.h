@@ -27,10 +27,13 @@ auto small_instance(const Model<Optimizer>& m, const Decisions& d, int blocks) {
     Status prepared = detail::prepare_rows<Rule, 32, kRows>(states, m.groups, d.on_device, rows, nullptr);
     if (!prepared.ok()) return prepared;
     if constexpr (kHasStage<Rule>) {
-      const StageCall<Rule> call{states, d.on_device, rows, nullptr, {}, nullptr};
+      const StageCall<Rule> call{states, d.on_device, m.seed, rows, nullptr, {}, nullptr};
       prepared = Optimizer::template stage<kThreads, kPlaces>(blocks, call);
       if (!prepared.ok()) return prepared;
     }
+    const Status in_8_bits =
+        detail::update_params8<Rule, kThreads, kPlaces>(blocks, states, d.on_device, m.seed, rows, nullptr);
+    if (!in_8_bits.ok()) return in_8_bits;
     return m.extras ? detail::update_params<Rule, true, kThreads, kPlaces>(blocks, states, d.on_device, m.seed, rows,
                                                                            nullptr)
                     : detail::update_params<Rule, false, kThreads, kPlaces>(blocks, states, d.on_device, m.seed, rows,
@@ -80,6 +83,12 @@ void every_combination(Cases& cases) {
           }
         }
         shapes.push_back({kind_number(k, true), kRunUnits * kUnit + 9, Rule::kMoments, true});
+        for (int64_t n : {0, 1, 31, 32, 33, 255, 256, 257, 300, 2 * kUnit + 40}) {
+          shapes.push_back({kind_number(k, true), n, Rule::kMoments, n % 2 == 0, true});
+          if (Rule::kRequiredMoments > 0) {
+            shapes.push_back({kind_number(k, true), n, Rule::kRequiredMoments, n % 2 == 1, true});
+          }
+        }
         Model m = make_model<Optimizer>(rng, shapes, *offsets);
         Decisions d;
         d.scale_by(3.0f);
@@ -99,7 +108,10 @@ void extreme_values(Cases& cases) {
     cases.check("extreme values of kind " + std::to_string(k), [k] {
       Rng rng(100 + k);
       const WeightKind kind = kind_number(k, true);
-      Model m = make_model<Optimizer>(rng, {{kind, 40, Rule::kCommonMoments, false}, {kind, 33, Rule::kMoments, true}},
+      Model m = make_model<Optimizer>(rng,
+                                      {{kind, 40, Rule::kCommonMoments, false},
+                                       {kind, 33, Rule::kMoments, true},
+                                       {kind, 300, Rule::kMoments, true, true}},
                                       kAligned);
       for (auto& p : m.params) {
         p->grad->set(0, INFINITY);
@@ -108,6 +120,7 @@ void extreme_values(Cases& cases) {
           p->ema->set(1, NAN);
           p->ema->set(2, -INFINITY);
         }
+        if (!p->moments8.empty()) continue;
         p->moments[0]->set(9, 3e38f);
         p->moments[0]->set(17, -1e30f);
         if (p->moments.size() < 2) continue;
@@ -159,6 +172,24 @@ void shipped_instance(Cases& cases) {
   }
 }
 
+/// More parameters with moments in 8 bits than fit one launch, between others.
+template <class Optimizer>
+void shipped_in_8_bits(Cases& cases) {
+  using Rule = Kernel<Optimizer>;
+  for (int64_t count : {int64_t{5}, int64_t{Rule::kTensors8} + 3}) {
+    cases.check("shipped instance, " + std::to_string(count) + " tensors in 8 bits", [count] {
+      Rng rng(static_cast<uint64_t>(count));
+      std::vector<Shape> shapes;
+      for (int64_t i = 0; i < count; i++) {
+        shapes.push_back(
+            {kind_number(rng(), true), count > 100 ? 1 + i % 11 : 2100 + i, Rule::kMoments, i % 3 == 0, true});
+        if (i % 8 == 0) shapes.push_back(random_shape<Optimizer>(rng, WeightKind::kFp32, 40, false));
+      }
+      return step_as_shipped(make_model<Optimizer>(rng, shapes, kAligned));
+    });
+  }
+}
+
 /// One parameter among others is enough for the kernel with extras, whichever extra it has.
 template <class Optimizer>
 void one_with_an_extra(Cases& cases) {
@@ -167,6 +198,7 @@ void one_with_an_extra(Cases& cases) {
   const Shape common{kPlain, 20, Rule::kCommonMoments, false};
   const std::pair<const char*, Shape> extras[] = {
       {"an average", {kPlain, 21, Rule::kCommonMoments, true}},
+      {"a 24-bit master", {WeightKind::kSplit24Bf16, 21, Rule::kCommonMoments, false}},
       {"fp16 stochastic rounding", {WeightKind::kStochasticFp16, 21, Rule::kCommonMoments, false}},
       {"bf16 stochastic rounding", {WeightKind::kStochasticBf16, 21, Rule::kCommonMoments, false}},
       {"all moments", {kPlain, 21, Rule::kMoments, false}}};
@@ -184,6 +216,7 @@ void test_updates(Cases& cases) {
   every_combination<Optimizer>(cases);
   extreme_values<Optimizer>(cases);
   shipped_instance<Optimizer>(cases);
+  shipped_in_8_bits<Optimizer>(cases);
   one_with_an_extra<Optimizer>(cases);
 }
 

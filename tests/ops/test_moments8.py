@@ -50,8 +50,8 @@ def agrees(update: Update, backend: str, **call) -> Update:
     return update
 
 
-def moments8(rule, kinds=(Kind(F32),), shapes=SHAPES, **options) -> Update:
-    return Update(rule, list(kinds), shapes, moment_dtype=U8, **options)
+def moments8(rule, kinds=None, shapes=SHAPES, **options) -> Update:
+    return Update(rule, list(kinds or [Kind(F32)]), shapes, moment_dtype=U8, **options)
 
 
 def codes_and_exponents(update: Update, k: int, i: int):

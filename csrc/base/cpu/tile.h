@@ -117,7 +117,7 @@ AK_SIMD_CLONES void split_span(const float* __restrict master, T* __restrict wei
 
 // `random`: 8 bits an element; bits above them do not count.
 template <typename T>
-AK_SIMD_CLONES void split24_span(const float* __restrict master, const uint32_t* __restrict random,
+AK_SIMD_CLONES void split24_span(const float* __restrict master, const uint16_t* __restrict random,
                                  T* __restrict weight, int8_t* __restrict remainder, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const SplitMaster<T> s = split_master24<T>(master[i], random[i] & 0xffu);

@@ -37,6 +37,7 @@ struct AdamW {
     float take_v;      // 1 - beta2
     float eps;         //
     float correction;  // sqrt(1 - beta2^t)
+    float reciprocal;  // of the correction
     float step_size;   // lr / (1 - beta1^t)
     bool cautious;     //
   };
@@ -52,6 +53,7 @@ struct AdamW {
     s.take_v = static_cast<float>(1.0 - o.beta2);
     s.eps = static_cast<float>(o.eps);
     s.correction = static_cast<float>(sqrt(correction2));
+    s.reciprocal = div(1.0f, s.correction);
     s.step_size = static_cast<float>(div(o.lr, correction1));
     s.cautious = o.cautious;
     return s;
@@ -65,7 +67,7 @@ struct AdamW {
     m = fma(s.take_m, g - m, m);
     v = fma(s.take_v * g, g, s.keep_v * v);
     if (amsgrad) v_max = larger(v_max, v);
-    const float denominator = div(sqrt(amsgrad ? v_max : v), s.correction) + s.eps;
+    const float denominator = divide(sqrt(amsgrad ? v_max : v), s.correction, s.reciprocal) + s.eps;
     p = fma(-s.step_size, div(cautious_direction(m, g, s.cautious), denominator), p);
   }
 };

@@ -102,8 +102,8 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
 
 /// The same for moments in 8 bits.
 template <int V>
-AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind kind, const LambRow& row, uint64_t seed,
-                             int64_t i, bool inside, Squares& sums) {
+AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind kind, const LambRow& row,
+                             const PhiloxKeys& seed, int64_t i, bool inside, Squares& sums) {
   Share8<LambMoments, 2, V> share{t, i, inside};
   share.load(kind);
   auto& [m, v] = share.moments;
@@ -123,8 +123,8 @@ AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind k
 /// The first pass: moves the moments and stores the sums of unit i in slots[i].
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
-lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows, uint64_t seed,
-                    Squares* slots) {
+lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
+                    AK_PARAM(PhiloxKeys) seed, Squares* slots) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (skipped(decisions)) return;
@@ -154,8 +154,8 @@ lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, cons
 /// of a step stores their sums in `pieces`; the second, which has no slots, reads the whole tensors' sums from there.
 template <int kThreads, class Args>
 AK_KERNEL(kThreads, 1)
-lamb_rates_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
-                  Squares* pieces, LambRow* rows) {
+lamb_rates_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const Squares* slots, Squares* pieces,
+                  LambRow* rows) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (skipped(decisions)) return;
@@ -224,7 +224,8 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
     Status status;
     if (moves) {
       const auto* rows = call.rows;
-      status = launch(lamb_moments_kernel<kThreads, Args>, config, args, call.decisions, rows, call.seed, slots);
+      status =
+          launch(lamb_moments_kernel<kThreads, Args>, config, args, call.decisions, rows, PhiloxKeys(call.seed), slots);
     }
     if (!status.ok()) return status;
     config.name = "lamb_rates";

@@ -36,6 +36,7 @@ struct Lamb {
     float take_v;      // 1 - beta2
     float eps;         //
     float correction;  // sqrt(1 - beta2^t)
+    float reciprocal;  // of the correction
     float scale_m;     // 1 / (1 - beta1^t)
     float decay;       // wd
     float adapt;       // 1, or 0: the trust ratio is 1
@@ -50,6 +51,7 @@ struct Lamb {
     s.take_v = static_cast<float>(1.0 - o.beta2);
     s.eps = static_cast<float>(o.eps);
     s.correction = o.bias_correction ? static_cast<float>(sqrt(1.0 - power(o.beta2, t))) : 1.0f;
+    s.reciprocal = div(1.0f, s.correction);
     s.scale_m = o.bias_correction ? static_cast<float>(div(1.0, 1.0 - power(o.beta1, t))) : 1.0f;
     s.decay = static_cast<float>(o.weight_decay);
     s.adapt = o.adapt_all || o.weight_decay != 0.0 ? 1.0f : 0.0f;
@@ -65,7 +67,7 @@ struct Lamb {
 
   // The direction u, from the moments as stored.
   static AK_HD float direction(float p, float m, float v, const Scalars& s) {
-    const float adam = div(m, div(sqrt(v), s.correction) + s.eps) * s.scale_m;
+    const float adam = div(m, divide(sqrt(v), s.correction, s.reciprocal) + s.eps) * s.scale_m;
     const float decayed = fma(s.decay, p, adam);
     return s.decay != 0.0f ? decayed : adam;  // not 0 * p: an infinite weight is not NaN
   }

@@ -4,6 +4,7 @@ from . import Mutant
 
 TEST = "test_adamw"
 STEP = "update/step.cuh"
+ARGS = "update/arguments.cuh"
 WEIGHTS = "update/update.cuh"
 PLAN = "base/tensor_list.h"
 SHARES = "device/tensor_list.cuh"
@@ -22,7 +23,7 @@ MUTANTS = [
     Mutant(STEP, "clip_factor(load(decisions.sum_sq), decisions.max_norm)", "1.0f", "does not clip"),
     Mutant(STEP, "effective_grad(grad[j], row.inv_scale, row.clip)", "effective_grad(grad[j], row.clip, 1.0f)", "does not unscale"),
     # ---- which row, which tensor
-    Mutant(STEP, "row[place] = static_cast<uint32_t>(position);", "row[place] = static_cast<uint32_t>(place);", "scalars of another parameter"),
+    Mutant(ARGS, "row[place] = static_cast<uint32_t>(position);", "row[place] = static_cast<uint32_t>(place);", "scalars of another parameter"),
     Mutant(STEP, "decisions, rows + begin);", "decisions, rows);", "a later launch overwrites the first rows"),
     Mutant(STEP, "groups[p.group]", "groups[0]", "every parameter is taken for group 0"),
     Mutant(STEP, "params[begin + i]", "params[i]", "every launch prepares the first parameters"),
@@ -38,7 +39,7 @@ MUTANTS = [
     Mutant(STEP, "store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m])", "store_moment(t.moments[m], t.moment_dtypes[0], i, moments[m])",
            "the second moment is stored in the first one's dtype"),
     Mutant(STEP, "fetch<V>(t.moments[m], t.moment_dtypes[m], i)", "fetch<V>(t.moments[0], t.moment_dtypes[m], i)", "the first moment is read twice"),
-    Mutant(STEP, "aligned[place] && vector_aligned(p.moments[m])", "aligned[place]", "a moment's alignment is not looked at"),
+    Mutant(ARGS, "aligned[place] && vector_aligned(p.moments[m])", "aligned[place]", "a moment's alignment is not looked at"),
     # ---- which way a weight is kept
     Mutant(WEIGHTS, "WeightKind::kSplitBf16, p.param, p.master};", "WeightKind::kSplitBf16, p.param, p.shadow};", "the remainder is looked for in the shadow"),
     Mutant(WEIGHTS, "half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16", "WeightKind::kSplitBf16", "an fp16 split master is taken for bf16"),
@@ -50,10 +51,10 @@ MUTANTS = [
     Mutant(WEIGHTS, "f(StochasticWeight<fp16>{});", "f(PlainWeight<fp16>{});", "fp16 weights are rounded to nearest even"),
     # ---- stochastic rounding
     Mutant(WEIGHTS, "static_cast<uint64_t>(i) / 8", "static_cast<uint64_t>(i)", "every element calls the generator anew"),
-    Mutant(WEIGHTS, "round_stochastic<T>(x[j], random16(bits, j))", "round_stochastic<T>(x[j], random16(bits, 0))", "eight elements share one number"),
-    Mutant(WEIGHTS, "i % 8 == j ? random16(bits, j) : random", "random16(bits, 0)", "element by element all take the first number of a call"),
+    Mutant(WEIGHTS, "round_stochastic<T>(x[j], random[j])", "round_stochastic<T>(x[j], random[0])", "eight elements share one number"),
+    Mutant(WEIGHTS, "i % 8 == j ? random16(bits, j) : random[0]", "random16(bits, 0)", "element by element all take the first number of a call"),
     Mutant(WEIGHTS, "key.seed, key.step, key.index", "key.seed, key.index, key.step", "step and index are mixed up"),
-    Mutant(STEP, "{seed, row.step, row.index}", "{uint32_t(seed), row.step, row.index}", "half of the seed is dropped"),
+    Mutant("base/philox.h", "static_cast<uint32_t>(key >> 32) + round", "round", "half of the seed is dropped"),
     Mutant(STEP, "row.step = static_cast<uint32_t>(step);", "", "all steps have the same random bits"),
     Mutant(STEP, "row.step = static_cast<uint32_t>(step);", "row.step = static_cast<uint32_t>(step) - 1;", "the random bits of the step before"),
     Mutant(STEP, "args.index[i] = p.index;", "args.index[i] = begin + i;", "the index depends on the list"),
@@ -64,9 +65,9 @@ MUTANTS = [
     Mutant(STEP, "if (kExtras && t.ema != nullptr) store_ema", "for (float& w : weight) w = to_float(round_to<bf16>(w)); if (kExtras && t.ema != nullptr) store_ema",
            "the average is of the rounded weight"),
     Mutant(STEP, "(t.ema + i)", "(t.ema)", "the first elements of the average are read again and again"),
-    Mutant(STEP, "t.ema = extras.ema[tensor]", "t.ema = extras.ema[0]", "the average of another parameter"),
+    Mutant(ARGS, "t.ema = extras.ema[tensor]", "t.ema = extras.ema[0]", "the average of another parameter"),
     Mutant(STEP, "if (kExtras && t.ema != nullptr) average", "if (kExtras) average", "an average that is not there is read"),
-    Mutant(STEP, "aligned[place] = aligned[place] && vector_aligned(p.ema);", "", "unaligned averages take the vector path"),
+    Mutant(ARGS, "aligned[place] = aligned[place] && vector_aligned(p.ema);", "", "unaligned averages take the vector path"),
     # ---- AMSGrad
     Mutant(STEP, "kOptionalMoments, g, row.scalars", "false, g, row.scalars", "the largest second moment is ignored"),
     Mutant(STEP, "for (int m = 0; m < kMoments; m++) of_element[m] = moments[m][j];",
@@ -81,7 +82,7 @@ MUTANTS = [
     Mutant(STEP, "std::any_of(params", "std::all_of(params", "one parameter without extras hides those of the others"),
     # ---- ways to keep a weight
     Mutant(WEIGHTS, "store_rounded<T>(second, i, x);", "", "the 16-bit copy is not written"),
-    Mutant(WEIGHTS, "raw.remainder[j] = split.remainder;", "raw.remainder[j] = 0;", "the remainder is dropped"),
+    Mutant(WEIGHTS, "raw.remainder[j] = static_cast<Remainder>(k24 ? split.remainder >> 8 : split.remainder);", "raw.remainder[j] = 0;", "the remainder is dropped"),
     Mutant(WEIGHTS, "x[j] = join_master(raw.weight[j], raw.remainder[j]);", "x[j] = to_float(raw.weight[j]);", "the remainder is not read"),
     Mutant(WEIGHTS, "static_cast<uint16_t>(raw.low[j] >> 16)", "static_cast<uint16_t>(raw.low[j])", "every other 16-bit element is the one before"),
     Mutant(WEIGHTS, "x[j + 4] = float_of(raw.high[j]);", "x[j + 4] = float_of(raw.low[j]);", "the upper four elements repeat the lower"),

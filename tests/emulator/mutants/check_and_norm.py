@@ -41,7 +41,7 @@ MUTANTS = [
            missed="the result is the same; it costs time where gradients are zero, which nothing on a CPU shows"),
     Mutant(NORM, "0x1p-120f", "0x1p-149f", "only sums of zero are read again, not those that lost bits"),
     # ---- spans and launches
-    Mutant(PLAN, "if (entry.numel == 0) continue;", "", "an empty tensor takes a place, and the last ones get no launch"),
+    Mutant(PLAN, "if (!takes<Args>(entry)) continue;", "", "an empty tensor takes a place, and the last ones get no launch"),
     Mutant(KERNEL, "walk(block_index(), grid_blocks())", "walk(0, 1)", "every block reads the whole list"),
     Mutant(KERNEL, "launch.first_slot + block_index()", "block_index()", "a launch overwrites the slots of the one before"),
     Mutant(KERNEL, "!launch.last ||", "", "every launch reduces the slots so far",

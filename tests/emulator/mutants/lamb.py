@@ -8,6 +8,7 @@ from . import Mutant
 TEST = "test_lamb"
 KERNEL = "update/rules/lamb.cu"
 STEP = "update/step.cuh"
+ARGS = "update/arguments.cuh"
 WEIGHTS = "update/update.cuh"
 PLAN = "base/tensor_list.h"
 
@@ -31,10 +32,10 @@ MUTANTS = [
     Mutant(KERNEL, "sums.weight += square(weight[j]);", "sums.weight = float(sums.weight) + float(square(weight[j]));", "sums are kept in fp32"),
     Mutant(WEIGHTS, "case WeightKind::kFp16: case WeightKind::kStochasticFp16: return f(PlainWeight<fp16>{});",
            "case WeightKind::kFp16: return f(PlainWeight<fp16>{}); case WeightKind::kStochasticFp16: return;", "weights that are rounded stochastically are left out"),
-    Mutant(KERNEL, "rows + args.row[tensor]); const LambOperands", "rows + tensor); const LambOperands", "later launches read the rows of the first one"),
+    Mutant(KERNEL, "rows + args.row[tensor]); const auto t", "rows + tensor); const auto t", "later launches read the rows of the first one"),
     Mutant(KERNEL, "tensor = span.tensor;", "tensor = 0;", "every unit is taken for the first tensor's"),
     Mutant(KERNEL, "index += grid_blocks()", "index += 1", "several blocks take one unit"),
-    Mutant(STEP, "if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && vector_aligned(p.grad);", "", "unaligned gradients take the vector path"),
+    Mutant(ARGS, "if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && vector_aligned(p.grad);", "", "unaligned gradients take the vector path"),
     # ---- slots and rates
     Mutant(KERNEL, "find(index, index + 1, tensor)", "find(index, args.map.units, tensor)", "units to the tensor's end"),
     Mutant(KERNEL, "store(slots + index, sums)", "store(slots + block_index(), sums)", "slots belong to blocks"),

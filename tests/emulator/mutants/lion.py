@@ -7,6 +7,7 @@ from . import Mutant
 
 TEST = "test_lion"
 STEP = "update/step.cuh"
+ARGS = "update/arguments.cuh"
 UPDATE = "Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);"
 
 MUTANTS = [
@@ -23,5 +24,5 @@ MUTANTS = [
     Mutant(STEP, "m < kThere; m++) store_moment", "m < kThere && row.clip > 0.0f; m++) store_moment", "the moment is not stored when maximizing"),
     Mutant(STEP, "if (skipped(decisions)) return;", "", "a skipped step updates"),
     Mutant(STEP, "rows + args.row[tensor]", "rows + tensor", "later launches read the rows of the first one"),
-    Mutant(STEP, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned moments take the vector path"),
+    Mutant(ARGS, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned moments take the vector path"),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ model says more.
 from . import Mutant
 
 TEST = "test_muon"
+ARGS = "update/arguments.cuh"
 STEP, RULE = "update/step.cuh", "update/rules/muon.h"
 UPDATE = "Rule::update(weight[j], of_element, kOptionalMoments, g, row.scalars);"
 
@@ -22,5 +23,5 @@ MUTANTS = [
     Mutant(STEP, "args.lr[i] = group.lr;", "args.lr[i] = nullptr;", "the device's learning rate is not read"),
     Mutant(STEP, "t.moments[Rule::kRequiredMoments] != nullptr", "t.moments[Rule::kRequiredMoments] == nullptr", "the passes are exchanged"),
     Mutant(STEP, "if (skipped(decisions)) return;", "", "a skipped step moves the momentum"),
-    Mutant(STEP, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned momentum takes the vector path"),
+    Mutant(ARGS, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned momentum takes the vector path"),
 ]  # fmt: skip

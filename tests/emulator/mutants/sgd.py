@@ -4,6 +4,7 @@ from . import Mutant
 
 TEST = "test_sgd"
 STEP = "update/step.cuh"
+ARGS = "update/arguments.cuh"
 
 MUTANTS = [
     # ---- the rule
@@ -13,7 +14,7 @@ MUTANTS = [
     Mutant(STEP, "Rule::scalars(options, step)", "Rule::scalars(options, step + 1.0f)", "the first step takes the buffer for history"),
     Mutant(STEP, "Rule::scalars(options, step)", "Rule::scalars(options, 1.0f)", "every step is the first"),
     Mutant("update/rules/sgd.h", "kRequiredMoments = 0", "kRequiredMoments = 1", "a missing buffer is read"),
-    Mutant(STEP, "kCommonMoments = Rule::kMoments", "kCommonMoments = 0", "without extras there is no momentum either"),
+    Mutant(ARGS, "kCommonMoments = Rule::kMoments", "kCommonMoments = 0", "without extras there is no momentum either"),
     # ---- the step
     Mutant(STEP, "t.moments[Rule::kRequiredMoments] != nullptr", "t.moments[Rule::kRequiredMoments] == nullptr", "buffers are used where there are none"),
     Mutant(STEP, "m < kThere; m++) raw_moments[m] = fetch", "m < kThere && row.scalars.first; m++) raw_moments[m] = fetch", "the buffer is read in the first step only"),
@@ -21,8 +22,8 @@ MUTANTS = [
     Mutant(STEP, "moments[m][j] = of_element[m];", "moments[m][j] = moments[m][j];", "the buffer never changes"),
     Mutant(STEP, "decode(raw_moments[m], t.moment_dtypes[m], moments[m]);", "decode(raw_moments[m], t.grad_dtype, moments[m]);",
            "the buffer is taken for the gradient's dtype"),
-    Mutant(STEP, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned buffers take the vector path"),
-    Mutant(STEP, "moment_dtypes[m][place] = p.moment_dtypes[m];", "moment_dtypes[m][place] = DType::kFloat32;", "a bf16 buffer is taken for fp32"),
+    Mutant(ARGS, "aligned[place] = aligned[place] && vector_aligned(p.moments[m]);", "", "unaligned buffers take the vector path"),
+    Mutant(ARGS, "moment_dtypes[m][place] = p.moment_dtypes[m];", "moment_dtypes[m][place] = DType::kFloat32;", "a bf16 buffer is taken for fp32"),
     Mutant(STEP, "if (i >= args.tensors || skipped(decisions)) return;", "if (i >= args.tensors) return;",
            "a skipped step counts, and the next one takes the buffer for history"),
     Mutant(STEP, "store(args.step[i], step);", "", "the count is not stored: every step is the first"),

@@ -53,9 +53,9 @@ def to_f16(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint16(0x7FFF), bits)
 
 
-def fma_f32(a, b, c) -> np.ndarray:
-    """a * b + c rounded once (§9.7.3, fma.rn.f32). The product is exact in double; the sum is rounded to odd there, which leaves the
-    rounding to single alone."""
+def fma_f32(a, b, c, *, to_zero: bool = False) -> np.ndarray:
+    """a * b + c rounded once (§9.7.3, fma.rn.f32, fma.rz.f32). The product is exact in double; the sum is rounded to odd
+    there, which leaves the rounding to single alone."""
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
     total = np.atleast_1d(product + addend)
@@ -67,7 +67,10 @@ def fma_f32(a, b, c) -> np.ndarray:
         away = (error > 0) == (total > 0)
         odd = np.where(inexact & ((bits & 1) == 0), np.where(away, bits + 1, bits - 1), bits)
         total = odd.view(np.float64)
-    return total.astype(np.float32)
+    nearest = total.astype(np.float32)
+    return (
+        np.where(np.abs(nearest) > np.abs(total), np.nextafter(nearest, np.float32(0)), nearest) if to_zero else nearest
+    )
 
 
 _libm = ctypes.CDLL(ctypes.util.find_library("m"))

@@ -23,6 +23,14 @@ def flushed(x):
     return np.where(np.abs(x) < SMALLEST, np.copysign(np.float32(0), x), x)
 
 
+@meaning(r"fma\.rz\.f32")
+def fma_to_zero(block, instruction, pc):
+    d, a, b, c = instruction.operands
+    x, y, z = (block.source(operand, "f32") for operand in (a, b, c))
+    write = block.writer(d, "f32")
+    return lambda mask: write(fma_f32(x, y, z, to_zero=True), mask)
+
+
 # §9.7.3.6 fma: one rounding
 @meaning(r"fma\.rn(?P<ftz>\.ftz)?\.(?P<kind>f32|f64)")
 def fma(block, instruction, pc, ftz, kind):

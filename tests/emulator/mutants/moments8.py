@@ -1,0 +1,65 @@
+"""Bugs in moments in 8 bits: in their format, the random bits, the kernel, its arguments and the list; and in 24-bit masters."""
+
+from . import Mutant
+
+TEST = "test_adamw"
+FORMAT = "base/block8.h"
+PHILOX = "base/philox.h"
+CODES = "update/codes.cuh"
+KERNEL = "update/update8.cuh"
+ARGS = "update/arguments.cuh"
+STEP = "update/step.cuh"
+WEIGHTS = "update/update.cuh"
+
+MUTANTS = [
+    # ---- codes
+    Mutant(CODES, "static_cast<const uint32_t*>(codes) + i / 4", "static_cast<const uint32_t*>(codes) + i / 8", "codes of other elements are read"),
+    Mutant(CODES, "raw.exponent = load(exponents + i / kBlock8);", "raw.exponent = load(exponents);", "every block is read with the exponent of the first"),
+    Mutant(CODES, "if (i % kBlock8 == 0) store(exponents + i / kBlock8", "if (i % kBlock8 == 0) store(exponents + i / kBlock8 / 2 * 2", "an exponent goes to the neighbour block"),
+    Mutant(CODES, "if (i % kBlock8 == 0) store", "if (i == 0) store", "only the first exponent is written"),
+    Mutant(CODES, "if (i % kBlock8 == 0) store(exponents", "if (i % kBlock8 == 8) store(exponents", "another lane writes the exponent: at the end of a tensor none"),
+    Mutant(CODES, "Vec<uint32_t, 2>{{raw.words[0], raw.words[1]}}", "Vec<uint32_t, 2>{{raw.words[1], raw.words[0]}}", "fours of codes are swapped"),
+    Mutant(CODES, ">> 8 * (j % 4) & 0xffu", ">> 8 * (3 - j % 4) & 0xffu", "codes are read backwards"),
+    Mutant(CODES, "constexpr int kLanes = kBlock8 / V;", "constexpr int kLanes = kBlock8 / V / 2;", "half of a block has its own exponent"),
+    Mutant(CODES, "constexpr int kLanes = kBlock8 / V;", "constexpr int kLanes = 2 * kBlock8 / V;", "the exponent of two blocks"),
+    Mutant(CODES, "constexpr int kLanes = kBlock8 / V;", "constexpr int kLanes = kBlock8 / 8;", "one by one, a block has many exponents"),
+    Mutant(CODES, "for (int j = 0; j < V; j++) largest = larger(largest, bits_of(abs(x[j])));", "largest = bits_of(abs(x[0]));", "seven of eight do not count for the exponent"),
+    Mutant(CODES, "bits_of(abs(x[j]))", "bits_of(x[j])", "a negative value counts as the largest"),
+    Mutant(CODES, "block8_round<Code>(x[4 * w + j], raw.exponent, random[4 * w + j])", "block8_round<Code>(x[4 * w + j], raw.exponent, kNearest16)", "to nearest"),
+    Mutant(CODES, "raw.exponent, random[0]);", "raw.exponent, kNearest16);", "one by one, to nearest"),
+    Mutant(CODES, "raw.exponent, random[4 * w + j]", "raw.exponent, random[j]", "eight elements share four numbers"),
+    Mutant(CODES, "Code::kSigned ? bits_of(x[4 * w + j]) : 0", "bits_of(abs(x[4 * w + j]))", "signs are dropped"),
+    Mutant(CODES, "raw.exponent == kBlock8NaN ? 0u : upper", "false ? 0u : upper", "a block that is NaN keeps codes"),
+    Mutant(CODES, "UnsignedCode8, SignedCode8>", "SignedCode8, SignedCode8>", "the second moment has a sign"),
+    # ---- the kernel
+    Mutant(KERNEL, "random_numbers(key, 1 + m, i, random);", "random_numbers(key, 1, i, random);", "both moments have the same random bits"),
+    Mutant(KERNEL, "random_numbers(key, 1 + m, i, random);", "random_numbers(key, m, i, random);", "the first moment has the random bits of the weight"),
+    Mutant(KERNEL, "warp_sync();", "", "nothing orders the reads of an exponent before its write"),
+    Mutant(KERNEL, "if (inside) store_codes", "store_codes", "lanes without an element write codes"),
+    Mutant(KERNEL, "if (!inside) return; RawElements", "RawElements", "lanes without an element read"),
+    Mutant(KERNEL, "span.count / kWarp * kWarp", "span.count / 8 * 8", "a part of a warp takes eights"),
+    Mutant(KERNEL, "aligned ? span.count / kWarp * kWarp : 0", "span.count / kWarp * kWarp", "unaligned tensors take eights"),
+    Mutant(KERNEL, "(span.count - by_eight + kBlock8 - 1) / kBlock8 * kBlock8", "(span.count - by_eight) / kBlock8 * kBlock8", "the last block is left out"),
+    Mutant(KERNEL, "f.template operator()<1>(span.begin + i, i < span.count);", "f.template operator()<1>(span.begin + i, true);", "elements beyond the end"),
+    Mutant(KERNEL, "if (skipped(decisions)) return; ListWalk", "ListWalk", "a skipped step writes codes and exponents"),
+    Mutant(KERNEL, "exponents[m][place] = p.exponents[m];", "exponents[m][place] = p.exponents[0];", "the second moment has the exponents of the first"),
+    Mutant(KERNEL, "decode_codes<CodeOf<Rule, m>>(raw[m], moments[m]);", "decode_codes<CodeOf<Rule, 0>>(raw[m], moments[m]);", "the second moment is read as a first"),
+    Mutant(KERNEL, "if (t.moments[Rule::kRequiredMoments] != nullptr) {", "if (false) {", "optional moments are left out"),
+    Mutant(KERNEL, "effective_grad(share.grad[j], row.inv_scale, row.clip)", "share.grad[j]", "does not unscale"),
+    Mutant(KERNEL, "if (t.ema != nullptr) store_ema", "if (false) store_ema", "the average stays"),
+    # ---- the list
+    Mutant(KERNEL, "return p.in_8_bits();", "return true;", "takes parameters with other moments"),
+    Mutant(ARGS, "return !p.in_8_bits();", "return true;", "update_kernel takes parameters in 8 bits"),
+    Mutant(STEP, "if (p.in_8_bits()) return false;", "", "a parameter in 8 bits selects the kernel with extras for the others",
+           missed="the same results, with more registers"),
+    # ---- the random bits
+    Mutant(PHILOX, "static_cast<uint32_t>(group >> 32) | stream << 24;", "static_cast<uint32_t>(group >> 32);", "all streams are one"),
+    Mutant(PHILOX, "static_cast<uint32_t>(group >> 32) | stream << 24;", "stream << 24;", "pieces beyond 2^35 elements repeat the bits of the first"),
+    Mutant(WEIGHTS, "key.first_group + static_cast<uint64_t>(i) / 8", "static_cast<uint64_t>(i) / 8", "a piece has the random bits of the beginning"),
+    Mutant(STEP, "args.first_group[i] = p.first_group;", "args.first_group[i] = 0;", "the piece's place is dropped"),
+    # ---- 24-bit masters
+    Mutant(WEIGHTS, "random[j] & 0xffu", "0x80u", "a 24-bit master is rounded to nearest"),
+    Mutant(WEIGHTS, "k24 ? split.remainder >> 8 : split.remainder", "split.remainder", "the lower byte is stored"),
+    Mutant(WEIGHTS, "if constexpr (k24) random_numbers(key, 0, i, random);", "if constexpr (k24) random_numbers(key, 1, i, random);", "the random bits of the first moment"),
+    Mutant(WEIGHTS, "half ? WeightKind::kSplit24Fp16 : WeightKind::kSplit24Bf16", "WeightKind::kSplit24Bf16", "an fp16 24-bit master is taken for bf16"),
+]  # fmt: skip
