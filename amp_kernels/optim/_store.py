@@ -181,8 +181,9 @@ class StateStore:
         """The view as ``optimizer.state`` shows it: a DTensor for a DTensor."""
         if name == "step":
             return view
-        scale = name.endswith(SCALE) and moment_of(name) is not None
-        return like(view, param, scale_shape(param.shape) if scale and view.dim() > 1 else None)
+        if not name.endswith(SCALE) or moment_of(name) is None:
+            return like(view, param)
+        return like(view, param, scale_shape(param.shape) if view.dim() > 1 else view.shape)  # flat: not cut
 
     def _fill(
         self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list

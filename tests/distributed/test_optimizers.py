@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import amp_kernels as ak
 from amp_kernels._raw._block8 import FIRST, decode
@@ -100,6 +100,28 @@ def wide_columns(layout):
 def test_pieces_within_rows_consist_of_whole_blocks(ranks, world, layout):
     """A moment is off by at most a unit of 3 bits where two roundings differ."""
     assert max(ranks.run(wide_columns, layout, world=world)) <= 2.0**-3
+
+
+def transposed():
+    """A copy on each rank whose memory is not row-major: exponents are flat."""
+    value = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)).t()
+    params = [
+        torch.nn.Parameter(distribute_tensor(value, everyone(), [Replicate()])),
+        torch.nn.Parameter(value.clone()),
+    ]
+    for p in params:
+        optimizer = ak.optim.AdamW([p], state_dtype="8bit")
+        for step in range(2):
+            p.grad = torch.full_like(p, 1.0 + step) * value.sign() if p is params[1] else None
+            if p is params[0]:
+                p.grad = distribute_tensor((1.0 + step) * value.sign(), everyone(), [Replicate()])
+            optimizer.step()
+    assert whole(optimizer.state[params[1]]["exp_avg_scale"]).shape == (192,)
+    return torch.equal(whole(params[0].detach()), params[1].detach())
+
+
+def test_copies_of_a_transposed_parameter(ranks):
+    assert all(ranks.run(transposed, world=2))
 
 
 def cut_blocks():
