@@ -106,7 +106,7 @@ class Algorithm:
         """Further values of a group that a captured step keeps."""
         return ()
 
-    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
-        """Update the parameters, device after device. ``params`` are all of the optimizer's."""
+    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
+        """Update the parameters, device after device. ``groups`` are all of the optimizer's."""
         for update in updates:
             update.run(self.op)

@@ -249,7 +249,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, and reads torch's checkpoints, fused or not; values are copied into the flat buffers.
+        """As torch's, and reads the checkpoints of torch, fused or not, of Apex, and of the 8-bit optimizers of bitsandbytes and
+        torchao; values are copied into the flat buffers.
 
         Moments and masters are not rounded to the parameter's dtype; with ``state_dtype="8bit"`` moments are rounded to
         nearest, once. A 16-bit parameter whose state has no ``master`` starts from the parameter as it is; a split master that

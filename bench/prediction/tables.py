@@ -159,7 +159,7 @@ def steps(chip: Chip) -> Table:
             floor = count * layout.step_bytes / chip.copy
             micros = step_us(name, layout.name) if measured_on(chip) else None
             times = beside(seconds * 1e3, None if micros is None else micros / 1e3, 3)
-            table.append((name, layout.name, f"{layout.step_bytes}", *times, f"{floor * 1e3:.3f}"))
+            table.append((name, layout.name, f"{layout.step_bytes:g}", *times, f"{floor * 1e3:.3f}"))
     return table
 
 
