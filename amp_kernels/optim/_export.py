@@ -74,7 +74,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
 
 def _weight(optimizer: FusedOptimizer, param: Tensor, names: tuple[str, ...]) -> Tensor:
     """A copy of the first of the states ``names`` that the parameter has, else of the parameter."""
-    values = optimizer.store.current(param, optimizer.state)
+    values = optimizer.store.current(param, optimizer.state, moments=False)
     found = next((values[name] for name in names if values.get(name) is not None), None)
     return _plain(param) if found is None else found.detach().to(torch.float32, copy=True)
 

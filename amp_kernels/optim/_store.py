@@ -237,11 +237,14 @@ class StateStore:
             values = self._decoded(values)
         return self._algorithm.exported(dict(values), place)
 
-    def current(self, param: Tensor, state: dict) -> dict:
-        """A parameter's state as a checkpoint would have it now; empty if there is none."""
+    def current(self, param: Tensor, state: dict, *, moments: bool = True) -> dict:
+        """A parameter's state as a checkpoint would have it now; empty if there is none. Without ``moments`` those in 8 bits are left
+        out, which have to be decoded."""
         place, values = self.places.get(id(param)), state.get(param) or {}
         if place is not None and place.converted:
             values = {key: value for key, value in values.items() if key != "remainder"}
+        if not moments:
+            values = {key: value for key, value in values.items() if moment_of(key) is None}
         return self.exported(param, values) if values else {}
 
     def snapshot(self) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import amp_kernels as ak
@@ -218,3 +219,24 @@ def test_a_parameter_may_get_another_local_tensor(ranks):
     for old, new in ranks.run(new_pieces):
         assert old == [-2.0, -2.0]
         assert new == [4.0, 4.0]
+
+
+def whole_parameters_on_ranks():
+    """ZeRO: each rank steps some of the parameters, and all have them afterwards."""
+    runs = []
+    for _ in range(2):
+        model, reference = make_wide(BF16), make_wide(BF16)
+        options = {"lr": 1e-2, "master_weights": "split24", "state_dtype": "8bit", "shard_group": dist.group.WORLD}
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=ak.optim.AdamW, **options)
+        for step in range(3):
+            give(model, reference, step, 1.0, None)
+            optimizer.step()
+        runs.append([p.detach().clone() for p in model.parameters()])
+    everyone_has = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone_has, runs[0])
+    assert all(map(torch.equal, *runs))
+    return all(torch.equal(a, b) for other in everyone_has for a, b in zip(other, runs[0], strict=True))
+
+
+def test_zero_repeats_itself(ranks):
+    assert all(ranks.run(whole_parameters_on_ranks, world=2))

@@ -62,6 +62,8 @@ muon: torch.optim.Muon = ak.optim.Muon(
     heads=4,
     master_weights="split",
 )
+ak.optim.Lion(model.parameters(), master_weights="split24", state_dtype="8bit", cautious=True, decouple_lr=True)
+ak.optim.AdamW(model.parameters(), state_dtype="4bit")  # type: ignore[arg-type]
 ak.optim.AdamW(model.parameters(), master_weights="fp16")  # type: ignore[arg-type]
 ak.optim.AdamW(model.parameters(), master_weight="fp32")  # type: ignore[call-arg]
 optimizer.step()
