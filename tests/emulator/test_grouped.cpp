@@ -94,7 +94,6 @@ class Product {
       bias_.set(i, round_to<T>(value_bias_[i]));
       float_bias_.set(i, value_bias_[i]);
     }
-    if (s.accumulate) c_.fill(round_to<Out>(kInitial));
   }
 
   /// Launches with these ends; "" or what is wrong.
@@ -102,7 +101,10 @@ class Product {
     ends_ = clamped(given, s_.total);
     for (int g = 0; g < groups_; g++) offs_.set(size(g * s_.offs_stride), given[size(g)]);
     place();
-    for (size_t i = 0; s_.accumulate && i < c_.size(); i++) c_.set(i, round_to<Out>(kInitial));
+    for (size_t i = 0; s_.accumulate && i < c_.size(); i++) {
+      const int group = static_cast<int>(i / size(m_ * ld_c_));
+      c_.set(i, round_to<Out>(is_empty(group) ? kUntouched : kInitial));
+    }
     GroupedProblem p{};
     p.sums = s_.sums, p.groups = groups_, p.offs = offs_.data(), p.offs_stride = s_.offs_stride;
     GemmProblem& q = p.product;
@@ -130,6 +132,7 @@ class Product {
 
  private:
   static constexpr float kInitial = 3;
+  static constexpr float kUntouched = 1e-40f;  // an addition by TMA makes 0 of it
   static int64_t padded(int64_t x) { return (x + 7) / 8 * 8; }
   static size_t size(int64_t x) { return static_cast<size_t>(x); }
   int group_of(int place) const {
@@ -138,6 +141,7 @@ class Product {
     }
     return groups_;
   }
+  bool is_empty(int group) const { return ends_[size(group)] == (group == 0 ? 0 : ends_[size(group - 1)]); }
   bool is_nan(int group) const { return group == groups_ || group == s_.nan_group; }
 
   /// Writes the operands; what is in no group, and all of `nan_group`, is NaN.
@@ -197,7 +201,7 @@ class Product {
       const int begin = g == 0 ? 0 : ends_[size(g - 1)], end = ends_[size(g)];
       for (int row = 0; row < m_; row++) {
         for (int column = 0; column < s_.n; column++) {
-          float sum = s_.accumulate ? kInitial : 0;
+          float sum = !s_.accumulate ? 0 : is_empty(g) ? kUntouched : kInitial;
           for (int k = begin; k < end; k++) sum += value_a_[size(k * m_ + row)] * value_b_[size(k * s_.n + column)];
           if (g == s_.nan_group && begin < end) sum = NAN;
           const int64_t at = s_.turned_c ? row + column * m_ : row * ld_c_ + column;
