@@ -191,6 +191,28 @@ def test_trains_as_before(family):
             assert distance <= allowed, (dtype, name)
 
 
+def gemma2():
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**TEXT, **SIZES, num_key_value_heads=2, head_dim=8))
+
+
+@pytest.mark.own_backend
+@pytest.mark.parametrize(("family", "fused"), [(gpt2, True), (llama, True), (gemma2, False)])
+def test_head_and_loss_are_one_op(family, fused):
+    """The loss and the gradients of the two ops, to a few roundings of FP32. Gemma 2 caps its logits before the loss."""
+    torch.manual_seed(0)
+    plain = ak.convert(family())
+    ours = ak.convert(copy.deepcopy(plain), fuse_loss=True)
+    ids = torch.randint(1, 61, (4, 12))
+    labels = ids.masked_fill(torch.arange(12) < 3, -100)
+    outputs = [model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(30)) for model in (plain, ours)]
+    assert (outputs[1].logits is None) == fused
+    torch.testing.assert_close(outputs[1].loss, outputs[0].loss)
+    for output in outputs:
+        output.loss.backward()
+    found, expected = (flat(p.grad for p in model.parameters()) for model in (ours, plain))
+    assert (found - expected).norm() <= 2.0**-18 * expected.norm()
+
+
 @pytest.mark.own_backend
 @pytest.mark.parametrize("family", FUSED, ids=lambda family: family.__name__)
 def test_norms_make_the_additions(family):
