@@ -34,6 +34,27 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, **SIZES, num_key_value_heads=2))
 
 
+def _looping(model):
+    """With the experts' loop, for float64; torch's grouped product does not take it."""
+    model.set_experts_implementation("eager")
+    return model
+
+
+def mixtral():
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return _looping(transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, **SIZES, **sizes)))
+
+
+def olmoe():
+    sizes = {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
+    return _looping(transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**TEXT, **SIZES, **sizes)))
+
+
+def qwen3_moe():
+    sizes = {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    return _looping(transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**TEXT, **SIZES, **sizes)))
+
+
 def bert():
     return transformers.BertForMaskedLM(transformers.BertConfig(**TEXT, **SIZES, **NO_DROPOUT))
 
@@ -70,6 +91,9 @@ def swin():
 FAMILIES = {
     gpt2: {"Conv1D", "LayerNorm", "GPT2MLP", "NewGELUActivation", "Linear"},
     llama: {"Linear", "LlamaRMSNorm", "LlamaMLP", "SiLUActivation"},
+    mixtral: {"Linear", "MixtralExperts", "MixtralRMSNorm"},
+    olmoe: {"Linear", "OlmoeExperts", "OlmoeRMSNorm"},
+    qwen3_moe: {"Linear", "Qwen3MoeExperts", "Qwen3MoeRMSNorm"},
     bert: {"Linear", "LayerNorm", "BertIntermediate", "GELUActivation"},
     t5: {"Linear", "T5LayerNorm", "T5DenseGatedActDense", "NewGELUActivation"},
     vit: {"Linear", "LayerNorm", "ViTMLP", "GELUActivation"},
@@ -98,7 +122,7 @@ def batches(family):
 
         def call(model, labels=labels, images=images, kinds=kinds):
             images = images.to(next(model.parameters()).dtype)
-            if family in (gpt2, llama, bert, t5):
+            if family in (gpt2, llama, mixtral, olmoe, qwen3_moe, bert, t5):
                 out = model(input_ids=labels, labels=labels)
             elif family is vit:
                 out = model(pixel_values=images, labels=kinds)
