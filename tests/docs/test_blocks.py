@@ -3,7 +3,9 @@
 A block is left out by a line ``<!-- not run: reason -->`` before it. A block of ``>>>`` lines is compared with what it prints.
 """
 
+import ast
 import doctest
+import functools
 import io
 import re
 import textwrap
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import amp_kernels as ak
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,6 +49,26 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             namespace = test.globs
         else:
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)  # a traceback shows the page's line
+
+
+DIFFS = [
+    pytest.param(textwrap.dedent(code), id=f"{page.stem}-{i}")
+    for page in PAGES
+    for i, code in enumerate(re.findall(r"^```diff\n(.*?)^```", page.read_text(), re.M | re.S))
+]
+
+
+@pytest.mark.parametrize("code", DIFFS)
+def test_both_sides_of_a_diff_are_python_and_ours_has_names_that_exist(code):
+    lines = code.splitlines()
+    assert all(line[:2] in ("", "- ", "+ ", "  ") for line in lines)
+    before, after = ("\n".join(line[2:] for line in lines if line[:1] != sign) for sign in "+-")
+    ast.parse(before)
+    ast.parse(after)
+    names = re.findall(r"\bak\.([\w.]+)", after)
+    assert names
+    for name in names:
+        functools.reduce(getattr, name.split("."), ak)
 
 
 def test_fenced_python_counts_as_a_block():

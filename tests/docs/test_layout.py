@@ -82,6 +82,7 @@ def cut(site, pages):
     return json.loads(html.unescape(measured[1]))
 
 
+@pytest.mark.slow
 def test_nothing_is_cut(site):
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.name != "404.html")
     assert len(pages) > 30
