@@ -27,7 +27,7 @@ GITHUB = {
 }
 NOTHING = ("apt-get", "dnf", "gh", "pipx")
 PLAYED = {
-    "make": 'for argument in "$@"; do case $argument in *=*) ;; *) exec {{make}} --dry-run "$@" > /dev/null;; esac; done; exit 1',
+    "make": 'for argument in "$@"; do case $argument in *=*) ;; *) exec {make} --dry-run "$@" > /dev/null;; esac; done; exit 1',
     "python": 'case "$1 $2" in "-m pip") exit 0;; esac; exec {python} "$@"',
 }
 
@@ -75,7 +75,9 @@ def execute(path: Path, repository: Path = ROOT) -> list[str]:
                     given["PYTHON"] = str(tools / "python")
                 given |= {"GITHUB_WORKSPACE": str(source), "HOME": folder}
                 at = {**os.environ, **given, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-                done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=source, env=at, capture_output=True, text=True)
+                done = subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c", command], cwd=source, env=at, capture_output=True, text=True
+                )
                 if done.returncode:
                     failures.append(f"{name}: {command}: {done.stdout}{done.stderr}")
     return failures
@@ -83,7 +85,10 @@ def execute(path: Path, repository: Path = ROOT) -> list[str]:
 
 def play(tools: Path) -> None:
     """Puts the programs that do nothing, and those that only look, into a folder."""
-    real = {"make": subprocess.run(["which", "make"], capture_output=True, text=True).stdout.strip(), "python": sys.executable}
+    real = {
+        "make": subprocess.run(["which", "make"], capture_output=True, text=True).stdout.strip(),
+        "python": sys.executable,
+    }
     scripts = dict.fromkeys(NOTHING, "exit 0") | {name: text.format(**real) for name, text in PLAYED.items()}
     for name, script in scripts.items():
         (tools / name).write_text(f"#!/bin/sh\n{script}\n")

