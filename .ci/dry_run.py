@@ -27,7 +27,7 @@ GITHUB = {
 }
 NOTHING = ("apt-get", "dnf", "gh", "pipx")
 PLAYED = {
-    "make": 'for argument in "$@"; do case $argument in *=*) ;; *) exec {{make}} --dry-run "$@" > /dev/null;; esac; done; exit 1',
+    "make": 'for argument in "$@"; do case $argument in *=*) ;; *) exec {make} --dry-run "$@" > /dev/null;; esac; done; exit 1',
     "python": 'case "$1 $2" in "-m pip") exit 0;; esac; exec {python} "$@"',
 }
 

@@ -8,8 +8,8 @@ python -m bench.gpu --seconds 500 --resume         # start no part that would en
 Each part runs in processes of its own, within its share of the time. A kernel that hangs or breaks the GPU's context is reported with
 the test or case (op and shape) that was running. The benchmarks then go on with the next case, the tests with the next test where
 pytest-xdist and pytest-timeout are installed, else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``):
-rows.jsonl, gpt2.jsonl, profile.txt (the kernels of a training step), gemm_tiles.csv, table.txt, plots, predicted.txt (what the cost
-model says, beside what was measured), summary.txt, and parts.json, which ``--resume`` reads.
+rows.jsonl, gpt2.jsonl, profile.txt (the kernels of a training step), gemm_tiles.csv, peers/ (the other libraries), table.txt, plots,
+predicted.txt (what the cost model says, beside what was measured), summary.txt, and parts.json, which ``--resume`` reads.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ BUILD_SECONDS = 80  # spent by make before this starts: compiling for the one GP
 TEST_SECONDS = 200  # measured on 16 cores: 141 on an H100, 121 on an H200, with xdist
 TRAINING_SECONDS = 200  # measured: 77, after Inductor had compiled the models once
 TILE_SECONDS = 240  # nvcc takes half of it
+PEER_SECONDS = 440  # an estimate, with all libraries; torch.compile takes most of it
 PREDICTION_SECONDS = 15  # on two cores: 9
 TEST_PROCESSES = 8  # files at a time, without xdist
 ONE_TEST_SECONDS = 100  # with it; the longest took 19
@@ -81,6 +82,7 @@ def parts() -> list[Part]:
         benchmark("products", products, 150, ("--dtype", "bf16")),  # measured: 116
         benchmark("step", ("step",), 130),  # measured: 107
         benchmark("ops", rest, 440),  # an estimate: 120 cases, of which 20 took 75 s
+        Part("peers", PEER_SECONDS, other_libraries),
         Part("tiles", TILE_SECONDS, tiles),
         Part("predictions", PREDICTION_SECONDS, predictions),
     ]
@@ -90,9 +92,14 @@ def benchmark(name: str, ops: tuple[str, ...], seconds: int, options: tuple[str,
     command = [sys.executable, "-m", "bench.run", "--op", ",".join(ops), *options]
 
     def run(results: Path, seconds: float, resume: bool) -> list[Outcome]:
-        return bench(name, [*command, *["--resume"] * resume], seconds, results)
+        return benchmark_in(results, name, command, seconds, resume)
 
     return Part(name, seconds, run)
+
+
+def benchmark_in(results: Path, name: str, command: list, seconds: float, resume: bool) -> list[Outcome]:
+    results.mkdir(parents=True, exist_ok=True)
+    return bench(name, [*command, *["--resume"] * resume], seconds, results)
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
@@ -243,6 +250,14 @@ def training(results: Path, seconds: float, resume: bool) -> list[Outcome]:
     lines = (results / "profile.txt").read_text().splitlines()
     print("\n".join(line for line in lines if " ms a step" in line or "Error" in line), flush=True)
     return [outcome]
+
+
+def other_libraries(results: Path, seconds: float, resume: bool) -> list[Outcome]:
+    """peers/: every library that is installed, in one table, and GPT-2's step with it; the picture, too."""
+    command = [sys.executable, "-m", "bench.run", "--peers"]
+    outcomes = benchmark_in(results / "peers", "peers", command, seconds, resume)
+    page = [sys.executable, "-m", "bench.peers_page", results / "peers"]
+    return [*outcomes, run("page of the peers", page, GRACE_SECONDS, results / "peers" / "peers.md")]
 
 
 def tiles(results: Path, seconds: float, resume: bool) -> list[Outcome]:

@@ -302,13 +302,13 @@ def published(folder: Path) -> tuple[list[dict], list[dict]]:
 
 def _folded(section: Section) -> str:
     """The table, behind a line to click on if it is long or wide."""
-    count, table = len(section.table) - 1, _markdown_table(section)
+    count, table = len(section.table) - 1, markdown_table(section)
     if max(count, len(section.table[0])) <= MOST_OPEN:
         return table
     return f'<details markdown="1"><summary>{count} rows</summary>\n\n{table}\n\n</details>'
 
 
-def _markdown_table(section: Section) -> str:
+def markdown_table(section: Section) -> str:
     head, *body = section.table
     rule = ["---" if i < section.left else "--:" for i in range(len(head))]
     lines = [head, rule, *([cell.replace("|", "\\|") for cell in row] for row in body)]

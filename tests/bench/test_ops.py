@@ -93,6 +93,9 @@ PLAYED = {
 }
 
 
+GPU = torch.device("cuda")
+
+
 def test_peers_compute_what_they_are_timed_for_and_lack_what_their_version_lacks(monkeypatch):
     for name, members in PLAYED.items():
         module = types.ModuleType(name)
@@ -100,14 +103,14 @@ def test_peers_compute_what_they_are_timed_for_and_lack_what_their_version_lacks
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
     x, w, y = torch.randn(6, 8), torch.randn(5, 8), torch.arange(6) % 5
-    losses = peers.functions("linear_cross_entropy")
+    losses = peers.functions("linear_cross_entropy", GPU)
     assert losses.keys() == {"liger", "quack"}
     for loss in [*losses.values(), *peers.torch_linear_cross_entropy().values()]:
         torch.testing.assert_close(loss(x, w, y), F.cross_entropy(F.linear(x, w), y))
-    torch.testing.assert_close(peers.functions("swiglu")["liger"](x), torch_swiglu(x))
+    torch.testing.assert_close(peers.functions("swiglu", GPU)["liger"](x), torch_swiglu(x))
     weight = torch.rand(8)
-    torch.testing.assert_close(peers.functions("layer_norm")["quack"](x, weight), F.layer_norm(x, (8,), weight))
-    assert peers.functions("embedding") == peers.functions("softmax") == {}  # no such modules there
+    torch.testing.assert_close(peers.functions("layer_norm", GPU)["quack"](x, weight), F.layer_norm(x, (8,), weight))
+    assert peers.functions("embedding", GPU) == peers.functions("softmax", GPU) == {}  # no such modules there
 
 
 def test_a_peer_that_does_not_import_is_absent(tmp_path, monkeypatch):
