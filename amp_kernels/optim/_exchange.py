@@ -97,8 +97,12 @@ class Exchange:
             iterates[idle].zero_()
         result = torch.empty_like(iterates, dtype=RESULT)
         sizes = [part.numel for part in self.rounds]
-        arrived = [torch.empty(sum(part.received), dtype=iterates.dtype, device=iterates.device) for part in self.rounds]
-        coming = [part.collect(*flats) for part, *flats in zip(self.rounds, iterates.split(sizes), arrived, strict=True)]
+        arrived = [
+            torch.empty(sum(part.received), dtype=iterates.dtype, device=iterates.device) for part in self.rounds
+        ]
+        coming = [
+            part.collect(*flats) for part, *flats in zip(self.rounds, iterates.split(sizes), arrived, strict=True)
+        ]
         going = []
         for part, flat, moved, back in zip(self.rounds, arrived, coming, result.split(sizes), strict=True):
             moved.wait()

@@ -17,9 +17,9 @@ from .._sharding.local import is_dtensor, local
 from .._sharding.pieces import holders_of, sharded_dims
 from .._updates.adamw import adamw_
 from .._updates.muon import muon_
-from .._updates.state import CAUTIOUS, NESTEROV
+from .._updates.state import NESTEROV
 from ..ops.newton_schulz import KELLER_JORDAN, Coefficients, triples_of
-from ._algorithm import Algorithm, Update
+from ._algorithm import SWITCHES, Algorithm, Update
 from ._base import FusedOptimizer
 from ._exchange import Exchange, Sharded
 from ._gradients import home_device
@@ -59,8 +59,8 @@ class MuonAlgorithm(Algorithm):
 
     def __init__(self) -> None:
         absent = {"algorithm": "muon", "cautious": False, "heads": None, "flatten": False}
-        super().__init__(muon_, shows_step=False, required=("momentum_buffer",), absent=absent)
-        self._adamw = AdamWGroups(adamw_, required=("step",))
+        super().__init__(muon_, shows_step=False, required=("momentum_buffer",), absent=absent, switches=SWITCHES)
+        self._adamw = AdamWGroups(adamw_, required=("step",), switches=SWITCHES)
 
     @property
     def members(self) -> tuple[Algorithm, ...]:
@@ -106,7 +106,7 @@ class MuonAlgorithm(Algorithm):
         return 1.0 if name == "ratio" else super().option(group, name)  # the ratio is each parameter's own
 
     def flags(self, group: dict[str, Any]) -> int:
-        return (NESTEROV if group["nesterov"] else 0) | (CAUTIOUS if group["cautious"] else 0)
+        return super().flags(group) | (NESTEROV if group["nesterov"] else 0)
 
     def constants(self, group: dict[str, Any]) -> tuple:
         coefficients = tuple(triples_of(group["ns_coefficients"], group["ns_steps"]))
@@ -186,7 +186,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         params: as in :class:`AdamW`; matrices ``[rows, columns]`` or stacks of them, ``[n, rows, columns]``. Embeddings,
             the last layer, biases and norms belong in a group with ``algorithm="adamw"``, which takes AdamW's ``betas``,
             ``eps`` and ``amsgrad`` beside ``lr`` and ``weight_decay``.
-        lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
+        lr, maximize, decouple_lr, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         weight_decay: decoupled decay, multiplied by ``lr``.
         momentum: decay rate of the momentum.
         nesterov: orthogonalize the momentum as it will be if the gradient stays.
@@ -196,7 +196,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         adjust_lr_fn: the ratio: ``"original"`` or ``None`` for ``sqrt(max(1, rows / columns))``, ``"match_rms_adamw"`` for
             ``0.2 * sqrt(max(rows, columns))``, with which AdamW's learning rates fit, ``"spectral_unclamped"`` for
             ``sqrt(rows / columns)``.
-        cautious: do not decay weights that the step moves away from 0 (Chen et al., "Cautious weight decay", 2025).
+        cautious: do not decay weights that the step moves away from 0 (Chen et al., "Cautious weight decay", 2025). In groups
+            with ``algorithm="adamw"``, where it is off unless they ask for it, as in :class:`AdamW`.
         heads: cut each matrix by rows into so many, as a fused projection of queries, keys and values, which are
             orthogonalized one by one.
         flatten: take all dimensions but the first for columns, for weights of convolutions.
@@ -243,9 +244,10 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        decouple_lr: bool = False,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, foreach, fused, differentiable)
+        self._set_options(options, foreach, fused, differentiable, decouple_lr=decouple_lr)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": bool(nesterov)}
         products = {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
         own = {"algorithm": "muon", "cautious": bool(cautious), "heads": heads, "flatten": bool(flatten)}
@@ -256,6 +258,6 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As of all optimizers here, with AdamW's defaults for a group with ``algorithm="adamw"``."""
         if isinstance(param_group, dict) and param_group.get("algorithm") == "adamw":
-            for key, value in ADAMW_DEFAULTS.items():
+            for key, value in {**ADAMW_DEFAULTS, "cautious": False}.items():
                 param_group.setdefault(key, value)
         super().add_param_group(param_group)

@@ -116,7 +116,9 @@ def local_rows(count, rank):
     return min(count, rank * -(-count // 4))
 
 
-@pytest.mark.parametrize("idle", [{1: (0, 3)}, {0: (1,), 2: (1, 2)}, {3: (0, 1, 2, 3, 4)}, dict.fromkeys(range(4), (2,))])
+@pytest.mark.parametrize(
+    "idle", [{1: (0, 3)}, {0: (1,), 2: (1, 2)}, {3: (0, 1, 2, 3, 4)}, dict.fromkeys(range(4), (2,))]
+)
 def test_ranks_may_have_gradients_for_different_parameters(ranks, idle):
     """A piece without a gradient counts as zeros and stays; no rank waits for another one's."""
     ranks.run(idle_ranks, idle)
