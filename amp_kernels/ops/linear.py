@@ -23,7 +23,7 @@ from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_ga
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors, readable_bias
 from .._dispatch import autocast, nodes
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import activation_backward
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _gradients(
-    grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=False, accumulate=None
+    grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=0, accumulate=None
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`_Linear`."""
     grad, grad_preact, grad_x16, grad_weight16 = grads
@@ -155,7 +155,7 @@ def preactivation_gradient(
     return add_gradient(dz, grad_preact, dz.dtype)
 
 
-def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=False):
+def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=0):
     dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
     _check(x, weight, bias, shadow, dtype, compute_dtype is not None, activation)
     if dtype not in HALF_DTYPES:
@@ -217,14 +217,14 @@ def samples(device: str) -> Iterator[Sample]:
             (normal(4, 5, dtype=dtype, grad=False), normal(3, 5, dtype=dtype, grad=False)),
             {
                 "activation": "relu",
-                "batch_invariant": True,
+                "batch_invariant": 1,
             },
         )
 
 
 op = define(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, "
-    'str activation="none", ScalarType? compute_dtype=None, bool batch_invariant=False) -> Tensor',
+    'str activation="none", ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor',
     _linear,
     samples=samples,
     composite=True,
@@ -299,7 +299,7 @@ def linear(
         return _of_dtensors(x, weight, bias, activation)
     if not is_strided(x):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
-    invariant = is_batch_invariant()
+    invariant = k_blocks()
     if autocast.eager(x, weight):
         dtype = autocast.dtype_on(x.device.type)
         shadow = fresh_shadow(weight, dtype)

@@ -21,7 +21,7 @@ from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_act
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import activation_backward
@@ -135,7 +135,7 @@ def _mlp(
     *,
     activation="gelu",
     compute_dtype=None,
-    batch_invariant=False,
+    batch_invariant=0,
 ):
     dtype = working_dtype("mlp", compute_dtype, x=x, weight1=w1, weight2=w2)
     _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype, compute_dtype is not None, activation)
@@ -185,13 +185,13 @@ def samples(device: str) -> Iterator[Sample]:
         options = {"activation": activation, "compute_dtype": dtype}
         yield (x, w1, None, w2), options
         shadows = w1.detach().to(dtype), w2.detach().to(dtype)
-        yield (x[0, 0], w1, b1, w2, None, *shadows), {**options, "batch_invariant": True}
+        yield (x[0, 0], w1, b1, w2, None, *shadows), {**options, "batch_invariant": 1}
         yield problem(activation, dtype, grad=False), {"activation": activation}
 
 
 op = define(
     "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2=None, Tensor? shadow1=None, "
-    'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, bool batch_invariant=False) '
+    'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, int batch_invariant=0) '
     "-> Tensor",
     _mlp,
     samples=samples,
@@ -253,7 +253,7 @@ def mlp(
     check_tensors("mlp", optional=True, bias1=bias1, bias2=bias2)
     if is_dtensor(x) or is_dtensor(weight1):
         return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
-    invariant = is_batch_invariant()
+    invariant = k_blocks()
     if autocast.eager(x, weight1, weight2):
         dtype = autocast.dtype_on(x.device.type)
         shadows = fresh_shadow(weight1, dtype), fresh_shadow(weight2, dtype)

@@ -48,7 +48,9 @@ struct GemmProblem {
   const void* b;
   DType type = DType::kBFloat16;  ///< of A and B: fp16 or bf16
   GemmValues c;
-  bool accumulate = false;  ///< adds to an fp32 C, without a residual
+  /// Adds to an fp32 C, without a residual. With batch_invariant and alpha 1 the sum over k starts from C, so that the
+  /// parts of a k that is cut at multiples of 64 give the bits of the whole.
+  bool accumulate = false;
   /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta,
   /// a residual of C's type and `diagonal`; m = n.
   bool symmetric = false;
@@ -82,6 +84,11 @@ Status gemm_cpu(const GemmProblem& problem, Stream stream);
 inline bool is_plain(const GemmEpilogue& e) {
   return e.alpha == 1.0f && e.diagonal == 0.0f && e.activation == Activation::none && !e.bias.data &&
          !e.residual.data && !e.z.data && !e.preact.data && !e.column_sums;
+}
+
+/// True if the sum over k starts from C.
+inline bool is_chained(const GemmProblem& q) {
+  return q.accumulate && q.batch_invariant && q.epilogue.alpha == 1.0f;
 }
 
 /// True if two columns of B make one of C: forward of swiglu.
