@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -11,6 +13,7 @@ from .._checks.types import type_name
 from ..ops import _main_grad
 from .embedding import Embedding
 from .linear import Linear
+from .norm import LayerNorm, RMSNorm
 
 
 class AccumulateFp32:
@@ -23,9 +26,7 @@ class AccumulateFp32:
     def remove(self) -> None:
         """Drop every ``main_grad``. An existing ``.grad`` is cast to its parameter's dtype. A second call has no effect."""
         for weight in self._weights:
-            entry = _main_grad.registered(weight)
-            if entry is not None:
-                entry.remove()
+            _main_grad.withdraw(weight)
         for param in self._wide:
             _set_grad_dtype(param, param.dtype)
         self._weights, self._wide = [], []
@@ -55,6 +56,10 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.embedding`. All other 16-bit parameters of the
     model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these modules get their fp32
     sums without rounding.
+
+    Within :func:`amp_kernels.batch_invariant` the gradients of these weights, of their modules' biases and of the weights and
+    biases of :class:`amp_kernels.nn.LayerNorm` and :class:`amp_kernels.nn.RMSNorm` go on from ``main_grad``, token after token: any
+    split into micro-batches of multiples of 64 tokens gives the bits of one pass.
 
     Notes:
 
@@ -103,18 +108,38 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         for param in model.parameters()
         if id(param) not in weights and param.requires_grad and not is_traceable_wrapper_subclass(param)
     ]
-    handle = AccumulateFp32(list(weights.values()), others)
+    rows = {id(param): param for param in _summed_over_rows(model) if id(param) not in weights}
+    mine = [*weights.values(), *rows.values()]
+    handle = AccumulateFp32(mine, [param for param in others if id(param) not in rows])
     for param in handle._wide:
         _set_grad_dtype(param, torch.float32)
     for weight in weights.values():
         weight.main_grad = _main_grad.buffer_for(weight)
         _main_grad.MainGrad(weight)
+    for param in rows.values():
+        _main_grad.offer(param)
     return handle
 
 
 def _is_fused(module: torch.nn.Module) -> bool:
     """True if a kernel of this package can add the gradient of the module's weight to an fp32 buffer."""
     return isinstance(module, Linear) or (isinstance(module, Embedding) and not module.sparse)
+
+
+def _summed_over_rows(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Biases and norm weights of this package's modules that can have a ``main_grad``, which they get within
+    ``batch_invariant()``."""
+    for module in model.modules():
+        names = ("bias",) if isinstance(module, Linear) else ("weight", "bias")
+        for name in names if isinstance(module, (Linear, LayerNorm, RMSNorm)) else ():
+            param = getattr(module, name, None)
+            if param is None or not param.is_leaf or not param.requires_grad or param.dtype not in KERNEL_DTYPES:
+                continue
+            tied = getattr(param, "main_grad", None) is not None
+            if param.numel() and param.is_contiguous() and not (
+                tied or param._backward_hooks or is_traceable_wrapper_subclass(param)
+            ):
+                yield param
 
 
 def _check(name: str, weight: torch.Tensor) -> None:

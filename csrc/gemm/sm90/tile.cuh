@@ -23,6 +23,7 @@ struct Tile {
                        kConsumers = kConsumers_;
   static constexpr bool kPingpong = kPingpong_;
   static constexpr bool kTriangular = kTriangular_;  // of a symmetric C only tiles of the lower triangle are computed
+  static constexpr bool kChained = false;
   static constexpr int kClusterM = kShareA ? 1 : kCluster, kClusterN = kShareA ? kCluster : 1;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kGroups = kPingpong ? 1 : kConsumers;  // consumers that share a tile
@@ -54,6 +55,12 @@ struct Tile {
   static_assert(kCluster == 1 || kCluster == 2, "a cluster has one block or two");
   static_assert(!kTriangular || (kBlockM == kBlockN && kCluster == 1), "a triangle is one of square tiles");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
+};
+
+/// A tile whose accumulators start from C.
+template <class Base>
+struct ChainedTile : Base {
+  static constexpr bool kChained = true;
 };
 
 inline int divide_up(int x, int by) { return (x + by - 1) / by; }
