@@ -31,7 +31,7 @@ from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
 from ._autograd import under_transform
-from ._tensors import cast, is_strided, reshaped
+from ._tensors import aligned, cast, is_strided, reshaped
 from .dropout_add import Dropout
 from .linear import gradient_dtype
 
@@ -61,6 +61,8 @@ class _Norm(torch.autograd.Function):
             found = *_differentiable_backward(ctx.options, x, weight, bias, grad, grad_sum, needs), None
         else:
             branch = seed, ctx.dropout_p, ctx.dtypes[0] if needs[0] else None
+            if ctx.batch_invariant:
+                grad, grad_sum = aligned(grad), aligned(grad_sum)
             in_kernel = (needs[0], False, False, needs[3]) if ctx.batch_invariant else needs
             found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, *branch)
             if ctx.batch_invariant:
@@ -203,6 +205,8 @@ def _norm(
     fused = is_traced(x) and seed is None  # the raw ops make the mask of a seed
     if x.dtype == torch.float64 or x.numel() == 0 or under_transform() or fused:
         return _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p)
+    if is_batch_invariant():
+        x, residual = aligned(x), aligned(residual)
     arguments = x, weight, bias, residual, seed, len(shape), eps, centred, out_dtype, dropout_p
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
     y, total = autocast.apply(_Norm, *arguments) if recorded else _forward(*arguments)[:2]

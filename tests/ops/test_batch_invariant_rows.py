@@ -36,7 +36,7 @@ FUNCTIONS = {
     "linear": lambda x: ak.linear(x, W1, activation="gelu"),
     "mlp": lambda x: ak.mlp(x, W1, None, W2),
     "gated mlp": lambda x: ak.mlp(x, GATED, None, W2, activation="swiglu"),
-    "addmm": lambda x: ak.addmm(x @ W1.t(), x, W1.t(), beta=0.3) if False else ak.addmm(W2[0], x, W1.t()),
+    "addmm": lambda x: ak.addmm(W2[0], x, W1.t()),
     "linear_cross_entropy": lambda x: ak.linear_cross_entropy(x, HEAD, _targets(x), reduction="none", z_loss=1e-4)[:, None],
     "head": lambda x: ak.linear_cross_entropy(
         x, HEAD, _targets(x), reduction="none", chunk_size=7, label_smoothing=0.1
@@ -53,16 +53,14 @@ def _run(function, x):
     return out.detach(), rows.grad
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_rows(name, dtype):
-    def function(x):
-        return FUNCTIONS[name](x)
+#: Those whose weights are of another dtype than the rows, or which have none.
+ANY_DTYPE = ("layer_norm", "rms_norm", "softmax", "gelu", "cross_entropy", "rms_norm of an fp32 sum")
+CASES = [(name, torch.bfloat16) for name in FUNCTIONS] + [(name, torch.float16) for name in ANY_DTYPE]
 
-    if dtype == torch.float16:
-        if name not in ("layer_norm", "rms_norm", "softmax", "gelu", "cross_entropy", "rms_norm of an fp32 sum"):
-            pytest.skip("its weights are bf16")
-    x = normal(ROWS, FEATURES, seed=9).to(dtype)
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_rows(name, dtype):
+    function, x = FUNCTIONS[name], normal(ROWS, FEATURES, seed=9).to(dtype)
     whole = _run(function, x)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
     for rows in ([0], [44], [3, 4, 5], list(range(2, 37)), order.tolist(), [7] * 3):
@@ -78,6 +76,40 @@ def test_rows(name, dtype):
         got = _run(function, x)
         torch.set_num_threads(threads)
         assert all(map(torch.equal, got, whole))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_rows_of_the_cuda_kernels(name, capability, monkeypatch):
+    """On the emulator, whose tensor cores align and cut: rows in another batch, and rows that begin at an odd element."""
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", capability)
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_TRUNCATE", "1")
+    x = normal(ROWS, FEATURES, seed=9)
+    odd = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view_as(x).copy_(x)
+    with ak.backend("emulate"):
+        whole = _run(FUNCTIONS[name], x)
+        for rows, part in (([3], x[3:4]), ([5, 6, 7], x[5:8]), ([30, 2], x[[30, 2]]), (list(range(ROWS)), odd)):
+            for got, expected in zip(_run(FUNCTIONS[name], part.detach()), whole, strict=True):
+                assert torch.equal(got, expected[rows]), rows
+
+
+@pytest.mark.parametrize("columns", [1000, 2048])
+def test_long_rows_of_the_cuda_kernels(columns):
+    """Rows that begin at an odd element take kernels that add in another order: they are copied."""
+    weight = normal(columns, seed=1)
+    functions = {
+        "layer_norm": lambda x: ak.layer_norm(x, columns, weight, weight),
+        "rms_norm of a sum": lambda x: ak.rms_norm(x, columns, weight, residual=x)[0],
+        "softmax": lambda x: ak.softmax(x, -1),
+        "log_softmax": lambda x: ak.log_softmax(x, -1),
+    }
+    x = normal(7, columns, seed=9)
+    odd = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view_as(x).copy_(x)
+    with ak.backend("emulate"):
+        for name, function in functions.items():
+            whole = _run(function, x)
+            for got, expected in zip((*_run(function, odd), *_run(function, x[2:3])), (*whole, *whole), strict=True):
+                assert torch.equal(got, expected if len(got) > 1 else expected[2:3]), name
 
 
 @pytest.mark.parametrize("autocast", [False, True])

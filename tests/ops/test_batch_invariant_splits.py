@@ -187,3 +187,18 @@ def test_products_start_from_what_they_add_to(backend):
                     ak._raw.gemm.gemm_accumulate_(got, a.t(), b, batch_invariant=True)
                 assert torch.equal(got, whole), (m, n, by_rows, sizes)
             torch.testing.assert_close(whole.double(), 0.5 + dz.double().t() @ x.double(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_micro_batches_on_the_cuda_kernels(capability, monkeypatch):
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", capability)
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_TRUNCATE", "1")
+    ids = tokens(150)
+    with ak.backend("emulate"):
+        model = Model(torch.bfloat16)
+        with ak.nn.accumulate_fp32(model):
+            whole = gradients(model, ids, [150])
+            model.zero_grad()
+            assert_same(gradients(model, ids, [64, 86]), whole)
+        model.zero_grad()
+        assert_same(gradients(model, ids, [150]), {name: grad.bfloat16() for name, grad in whole.items()})

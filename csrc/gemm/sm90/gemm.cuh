@@ -69,7 +69,7 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
   int previous = -1;  // stage whose wgmma may still be running
-  for (int step = 0; step < work.steps; step++) {
+  const auto take_step = [&](bool first) {
     const uint64_t a = stage_descriptor<kMajorA>(p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes);
     const uint64_t b = stage_descriptor<kMajorB>(p.b + p.stage * Tile::kBytesB);
     mbarrier_wait(p.full + 8 * p.stage, p.phase);
@@ -78,7 +78,7 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
     for (int k16 = 0; k16 < kBlockK / 16; k16++) {
       AK_UNROLL
       for (int i = 0; i < Tile::kSlicesM; i++) {
-        const bool accumulate = Tile::kChained || step != 0 || k16 != 0;
+        const bool accumulate = Tile::kChained || !first || k16 != 0;
         wgmma<T, kMajorA, kMajorB>(acc[i], a + slice_of_descriptor<kMajorA>(i, k16),
                                    b + slice_of_descriptor<kMajorB>(0, k16), accumulate);
       }
@@ -88,7 +88,14 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
     if (previous >= 0) release(previous);
     previous = p.stage;
     p.advance();
+  };
+  int step = 0;
+  if constexpr (Tile::kChained) {
+    // Apart: ptxas serializes wgmma in a loop whose accumulators anything else defines at its entry.
+    take_step(true);
+    step++;
   }
+  for (; step < work.steps; step++) take_step(step == 0);
   all_issued();
   wgmma_wait<0>();
   release(previous);
