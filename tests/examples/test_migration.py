@@ -52,7 +52,7 @@ def test_lightning(precision, tmp_path, monkeypatch):
     import lightning
 
     monkeypatch.chdir(tmp_path)
-    bf16, fp16 = blocks("lightning")
+    bf16, fp16, _ = blocks("lightning")  # the last needs several processes
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     norms = []
 
