@@ -45,8 +45,9 @@ MUTANTS = [
     Mutant(GEMM, "problem.batch_stride_a = batch_stride_of(a.tensor)", "problem.batch_stride_a = 0", "every matrix of a batch is the first"),
     Mutant(GEMM, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
     Mutant(LAUNCH, "if (q.k == 0) sum_over_zeros(q);", "", "a sum over nothing is left to the kernels"),
-    Mutant(GEMM, "if (batch_invariant && problem.k % 8 == 0 && !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {", "if (false) {",
-           "unaligned rows take another kernel than aligned ones"),
+    Mutant(PLAN, "(r.tma_operands() || r.batch_invariant)", "r.tma_operands()", "unaligned rows take another kernel than aligned ones"),
+    Mutant(GEMM, "call.a.lie_across(d - 1);", "", "a gradient that lies along its rows is refused"),
+    Mutant(GEMM, "tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim)", "tensor.size(other)", "lines across k are taken as dense"),
     # ---- GEMM: epilogue
     Mutant(GEMM, "values.row_stride = per_column ? 0 : t.stride(0);", "values.row_stride = per_column ? 0 : 1;", "a bias per row is taken as dense"),
     Mutant(GEMM, "values.column_stride = per_column ? t.stride(0) : 0;", "values.column_stride = per_column ? 1 : 0;", "a bias per column is taken as dense"),
