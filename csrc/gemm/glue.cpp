@@ -45,8 +45,8 @@ struct Operand {
     if (!lies.k_contiguous) return;
     const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
     if (tensor.size(other) > 1) {
-      const Tensor across = torch::stable::transpose(tensor, -2, -1);
-      tensor = torch::stable::transpose(torch::stable::contiguous(across), -2, -1);
+      const auto turned = [&](const Tensor& t) { return k_dim == d - 1 ? torch::stable::transpose(t, -2, -1) : t; };
+      tensor = turned(torch::stable::contiguous(turned(tensor)));
     }
     lies = {tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim), false};
   }

@@ -1,7 +1,7 @@
 // unit_sums_: sums over rows in an order that no split of the rows at a multiple of 64 changes.
 //
 // Work: reads grad, and x if there is one, once: bound by memory. Plan: a thread adds one column of a unit of 64 rows,
-// with 16 rows in flight, and leaves the sum in scratch, 4 bytes per 64 elements; a second kernel adds the units of a
+// with 8 or 16 rows in flight, and leaves the sum in scratch, 4 bytes per 64 elements; a second kernel adds the units of a
 // column in order, from what `sums` holds. Trap: the order within a unit must not depend on the number of rows.
 #include "unit_sums/call.h"
 
@@ -16,10 +16,12 @@ namespace {
 
 constexpr int kUnitThreads = 256;
 constexpr int kChainThreads = 32;
-constexpr int kInFlight = 16;  // rows, or units
+constexpr int kUnitsInFlight = 16;
 
-template <class T>
+/// kNorm: of a norm's weight.
+template <class T, bool kNorm>
 AK_KERNEL(kUnitThreads, 4) unit_sums_kernel(AK_PARAM(UnitSums) p, int tiles) {
+  constexpr int kInFlight = kNorm ? 8 : 16;  // rows
   wait_for_previous_kernel();
   allow_next_kernel();
   const int unit = block_index() / tiles;
@@ -36,14 +38,14 @@ AK_KERNEL(kUnitThreads, 4) unit_sums_kernel(AK_PARAM(UnitSums) p, int tiles) {
     for (int i = 0; i < kInFlight; i++) {  // out of bounds, the last row is repeated and not added
       const int64_t row = first + i < rows ? first + i : rows - 1;
       value[i] = to_float(load<Cache::kStreaming>(grad + row * p.columns));
-      if (p.x == nullptr) continue;
+      if (!kNorm) continue;
       x[i] = load_element(p.x_type, element(p.x, p.x_type, (begin + row) * p.columns + column));
       mean[i] = p.mean == nullptr ? 0.0f : load(p.mean + begin + row);
       rstd[i] = load(p.rstd + begin + row);
     }
     AK_UNROLL
     for (int i = 0; i < kInFlight; i++) {
-      if (first + i < rows) sum += p.x == nullptr ? value[i] : value[i] * normalized(x[i], mean[i], rstd[i]);
+      if (first + i < rows) sum += kNorm ? value[i] * normalized(x[i], mean[i], rstd[i]) : value[i];
     }
   }
   store(p.units + static_cast<int64_t>(unit) * p.columns + column, sum);
@@ -56,15 +58,15 @@ AK_KERNEL(kChainThreads, 8) unit_chain_kernel(AK_PARAM(UnitSums) p, int units) {
   if (column >= p.columns) return;
   float sum = p.fresh ? 0.0f : load(p.sums + column);
   AK_NO_UNROLL
-  for (int first = 0; first < units; first += kInFlight) {
-    float value[kInFlight];
+  for (int first = 0; first < units; first += kUnitsInFlight) {
+    float value[kUnitsInFlight];
     AK_UNROLL
-    for (int i = 0; i < kInFlight; i++) {
+    for (int i = 0; i < kUnitsInFlight; i++) {
       const int unit = first + i < units ? first + i : units - 1;
       value[i] = load(p.units + static_cast<int64_t>(unit) * p.columns + column);
     }
     AK_UNROLL
-    for (int i = 0; i < kInFlight; i++) {
+    for (int i = 0; i < kUnitsInFlight; i++) {
       if (first + i < units) sum += value[i];
     }
   }
@@ -82,7 +84,8 @@ Status run_unit_sums(const UnitSums& p, Stream stream) {
                       .overlap_previous = true,
                       .stream = stream};
   if (units > 0) {
-    const Status status = launch(unit_sums_kernel<T>, config, p, tiles);
+    const Status status = p.x != nullptr ? launch(unit_sums_kernel<T, true>, config, p, tiles)
+                                         : launch(unit_sums_kernel<T, false>, config, p, tiles);
     if (!status.ok()) return status;
   }
   config.name = "unit_chain";

@@ -68,7 +68,7 @@ MUTANTS = [
            "the plan that another GPU was given"),
     Mutant(LAUNCH, "call_.scratch(size.partials * 4)", "call_.scratch(size.partials * 2)", "room for half of the partial sums"),
     Mutant(LAUNCH, "call_.counters(size.counters)", "call_.counters(size.counters / 2)", "half of the counters"),
-    Mutant("gemm/sm80/gemm.cu", "  if (q.accumulate) {", "  if (false) {", "c is overwritten, not added to"),
+    Mutant("gemm/sm80/gemm.cu", "if (q.accumulate && !Tile::kChained) {", "  if (false) {", "c is overwritten, not added to"),
     Mutant(LAUNCH, "q.batch_stride_a = q.batch_stride_b = 0;", "", "zeros are read beyond their end"),
     # ---- updates
     Mutant(UPDATE_CALL, "p.moment_dtypes[k] = block.moment_dtypes[k];", "p.moment_dtypes[k] = DType::kFloat32;", "moments are taken for fp32"),
