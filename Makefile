@@ -23,7 +23,7 @@ ABI := build/abi
 # Two processes or more: a file of tests goes to one of them.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo paper test examples exhaustive sass ptx abi gpu bench docs lint format mutants build clean
+.PHONY: demo paper test examples exhaustive sass ptx abi wheels gpu bench docs lint format mutants build clean
 
 # The demo builds the parts that it runs, the CUDA kernels for the GPU that is here alone. A full build serves it too.
 demo: $(if $(wildcard $(BUILT)),$(BUILT),$(BUILT)-demo)
@@ -91,6 +91,18 @@ $(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
 	cd $(ABI) && $*/bin/python -m amp_kernels info --check
 	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample $(ABI_SAMPLE) ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 	rm -rf $@
+
+# dist/: a CPU wheel, a CUDA wheel where there is nvcc (all architectures: ten minutes on two cores), the source distribution; each checked.
+# The wheels' Python modules are for $(RUN) and for these interpreters, those of the list that are here.
+#   make wheels VARIANTS=cpu PYTHONS=
+PYTHONS ?= $(shell for v in 10 11 12 13 14; do python3.$$v -c 'import sys; print(sys.executable)'; done 2>/dev/null)
+VARIANTS ?= cpu $(if $(shell command -v nvcc),cuda)
+wheels: $(READY)
+	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group wheels)
+	for variant in $(VARIANTS); do $(RUN) .ci/wheels.py build --variant $$variant --out dist $(PYTHONS) || exit 1; done
+	$(RUN) .ci/wheels.py check dist/*.whl
+	$(RUN) -m build --sdist --no-isolation --outdir dist
+	$(RUN) -m twine check --strict dist/*
 
 # On a machine with a GPU, with or without a network. A missing GPU is an error, a skipped test too; so it is looked for first.
 # What is not built yet is built for that GPU alone, unless TORCH_CUDA_ARCH_LIST says otherwise.

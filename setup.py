@@ -310,9 +310,19 @@ def index_page(text: str, repository: str) -> str:
     return re.sub(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)", absolute, text)
 
 
+def links(repository: str) -> dict[str, str]:
+    """The links of the package's page on an index, for the address of the repository; none if nobody says it."""
+    at = repository.rstrip("/")
+    pages = {"Source": at, "Issues": f"{at}/issues", "Changelog": f"{at}/blob/main/CHANGELOG.md"}
+    return pages if at else {}
+
+
+REPOSITORY = os.environ.get("AMP_KERNELS_REPOSITORY", "")
+
 setup(
-    long_description=index_page((ROOT / "README.md").read_text(), os.environ.get("AMP_KERNELS_REPOSITORY", "")),
+    long_description=index_page((ROOT / "README.md").read_text(), REPOSITORY),
     long_description_content_type="text/markdown",
+    project_urls=links(REPOSITORY),
     ext_modules=[Extension("amp_kernels._host", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     packages=[

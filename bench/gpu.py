@@ -35,12 +35,12 @@ from . import options as common
 from .harness import environment
 from .harness.watch import CEILINGS
 from .ops import OPS
-from .ops.peers import MODULES, PEERS
+from .ops.peers import PEERS
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "triton", "pytest", "setuptools", "cmake", "ninja")
 SIDE_BY_SIDE = ("xdist", "pytest_timeout")  # both: without the second a hang would take all tests with it
-PEER_MODULES = tuple(MODULES.get(name, name) for name in PEERS)
+PEER_MODULES = tuple(peer.module for peer in PEERS.values())
 OPTIONAL = (*SIDE_BY_SIDE, "pybind11", "hypothesis", "matplotlib", "tqdm", *PEER_MODULES)
 
 TESTS = ("tests/gpu", "tests/ops", "tests/triton", "tests/examples")  # where tests are marked gpu

@@ -76,6 +76,21 @@ def steps(rows: list[dict]) -> list[Bar]:
     ]
 
 
+def held(rows: list[dict]) -> list[Bar]:
+    """Bytes a parameter of weights and optimizer state, by layout, from most to least.
+
+    Torch's step has FP32 masters in every layout of 16-bit weights: the first is shown, and the one in which all is BF16."""
+    found = [row for row in rows if row["op"] == "step" and row["shape"] == STEP and "state_bytes" in row]
+    found = [row for row in found if row["provider"] in (OURS, "torch:all bf16") or row["dtype"] in LAYOUTS[:2]]
+    found = [row for row in found if not row["provider"].startswith(f"{OURS}:")]
+    names = [f"{row['provider']}" + f", {row['dtype']}" * (":" not in row["provider"]) for row in found]
+    bars = [
+        (name, row["state_bytes"] / row["params"], _color(row["provider"]))
+        for name, row in zip(names, found, strict=True)
+    ]
+    return sorted(bars, key=lambda bar: -bar[1])
+
+
 def _color(provider: str) -> str:
     return OURS_COLOR if provider.startswith(OURS) else THEIRS_COLOR
 
@@ -86,6 +101,10 @@ def draw(folder: Path, rows: list[dict], training: list[dict]) -> list[str]:
     if plt is None:
         return []
     drawn = ["training"] * _draw_training(plt, folder / "training.png", rows, training)
+    if bars := held(rows):
+        title = f"bytes a parameter that weights and optimizer state hold, {STEP}"
+        _draw(plt, folder / "memory.png", [(title, bars, "", None)], _source(rows))
+        drawn.append("memory")
     for family in FAMILIES:
         bars, count = ratios(rows, family)
         if bars:
@@ -162,4 +181,4 @@ def _number(value: float) -> str:
 
 def pictures(folder: Path) -> Iterator[str]:
     """The names of the pictures that a folder has, the first one first."""
-    return (name for name in ("training", *FAMILIES) if (folder / f"{name}.png").exists())
+    return (name for name in ("training", "memory", *FAMILIES) if (folder / f"{name}.png").exists())

@@ -133,7 +133,10 @@ def steps(rows: list[dict]) -> Table:
                 *(f"{row[key]:,.0f}" if key in row else "" for key in ("p50_us", "device_us", "host_us")),
                 f"{row['speedup']:.2f}" if "speedup" in row else "",
                 f"{ratio:.2f}" if ratio else "",
-                *(f"{row[key] / row['params']:.3g}" for key in ("bytes", "moved_bytes", "state_bytes")),
+                *(
+                    f"{row[key] / row['params']:.3g}" if key in row else ""
+                    for key in ("bytes", "moved_bytes", "state_bytes")
+                ),
                 format_bytes(row["state_bytes"]),
                 f"{row['floor_us']:,.0f}",
                 f"{100 * copy_share(row):.0f} %",

@@ -3,6 +3,7 @@
 python -m amp_kernels bench                        # everything, on CUDA if there is a GPU, else on the CPU
 python -m amp_kernels bench --op gemm --shape 4096 --dtype bf16
 python -m amp_kernels bench --op step --quick --memory 16   # reduced to what fits into 16 GiB
+python -m amp_kernels bench --peers                # other libraries, whole steps and GPT-2: one table (bench.peers_page)
 python -m amp_kernels bench --suite cpu            # what a CPU is to reach against torch, in two minutes
 """
 
@@ -11,13 +12,13 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
+from . import gpt2, report
 from . import options as common
-from . import report
 from .harness import environment, rows, sources
 from .harness.case import Case, Scope
 from .harness.measure import measure
@@ -25,7 +26,7 @@ from .harness.roofline import Roofline
 from .harness.tables import format_bytes
 from .harness.timer import Effort
 from .harness.watch import CEILINGS, PATIENCE, watched
-from .ops import OPS, cpu_suite, peers
+from .ops import OPS, cpu_suite, peer_suite, peers
 
 UNSTEADY = 1.5  # the ratio of the slow to the fast fifth of a provider's times, from which a case is measured once more
 CONTEXT_LOST = 3  # exit status: a kernel broke the GPU's context, so that nothing more can be measured
@@ -35,6 +36,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m amp_kernels bench", description=__doc__.splitlines()[0])
     parser.add_argument("--op", help=f"comma-separated list of {', '.join(OPS)} (default: all)")
     parser.add_argument("--suite", choices=["cpu"], help="a chosen few cases with the goals that they have")
+    parser.add_argument(
+        "--peers", action="store_true", help="all libraries that run here, in one table, and GPT-2's step"
+    )
     parser.add_argument("--shape", help="only cases whose shape contains this text")
     parser.add_argument("--dtype", help="only cases whose dtype contains this text, such as bf16")
     parser.add_argument("--provider", help="comma-separated list of torch, amp_kernels and peers (default: all)")
@@ -50,8 +54,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
     options = parser.parse_args(argv)
-    if options.suite and options.op:
-        parser.error("argument --suite: not with --op, which chooses among all cases")
+    for given, name in ((options.suite, "--suite"), (options.peers, "--peers")):
+        if given and (options.op or (options.suite and options.peers)):
+            parser.error(f"argument {name}: not with --op, which chooses among all cases, nor with another suite")
     options.op = common.names(parser, "--op", options.op, OPS)
     if options.provider is not None:  # else all, torch.compile too
         options.provider = common.names(parser, "--provider", options.provider, ("torch", "amp_kernels", *peers.PEERS))
@@ -64,7 +69,7 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
     memory = _memory(options)
     scope = Scope(options.device, options.quick, memory)
     started = options.after is None
-    for cases in [cpu_suite.cases] if options.suite else [OPS[name] for name in options.op]:
+    for cases in _chosen(options):
         for case in cases(scope):
             if (options.shape or "") not in case.shape or (options.dtype or "") not in case.dtype:
                 continue
@@ -73,6 +78,12 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
             elif started:
                 yield case
             started = started or case.name == options.after
+
+
+def _chosen(options: argparse.Namespace) -> list[Callable[[Scope], Iterator[Case]]]:
+    if options.suite or options.peers:
+        return [cpu_suite.cases if options.suite else peer_suite.cases]
+    return [OPS[name] for name in options.op]
 
 
 def _memory(options: argparse.Namespace) -> float:
@@ -90,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)
-    out = options.out or environment.results_folder(options.device)
+    out = options.out or environment.results_folder(options.device) / ("peers" if options.peers else "")
     found, merged, late = _measured(options, out)
     if not found and not late and not options.resume:
         print("error: no case matches --op, --shape, --dtype and --provider (--list names them)", file=sys.stderr)
@@ -107,9 +118,18 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"UNSTEADY, times vary by {spread([row]):.1f}: {row['op']} {row['shape']} {row['dtype']} {row['provider']}"
         )
+    trained = _train(options, out) if options.peers else 0
     for name in late:
         print(f"NOT MEASURED within {options.seconds:.0f} s: {name}")
-    return int(bool(bad or late))
+    return int(bool(bad or late or trained))
+
+
+def _train(options: argparse.Namespace, out: Path) -> int:
+    """GPT-2's training step with every library; on a CPU one layer and one sequence. Returns the exit status."""
+    arguments = ["--peers", "--dtype", "bf16", "--device", str(options.device), "--out", str(out)]
+    if options.device.type == "cpu":
+        arguments += ["--layers", "1", "--batch", "1", "--steps", "1", "--rounds", "1" if options.quick else "7"]
+    return gpt2.main(arguments)
 
 
 def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[dict], list[str]]:
@@ -123,13 +143,20 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
     if warning := environment.load_warning(device):
         print(warning, file=sys.stderr)
     print("peers: " + ", ".join(f"{name} {found or 'absent'}" for name, found in versions.items()))
-    with watched(options.progress_file, PATIENCE[device.type]) as note:
+    left_out = {name: why for name in peers.PEERS if (why := peers.skipped(name, device))}
+    for name, why in left_out.items() if options.peers else ():
+        print(f"not timed: {name} {why}; {peers.PEERS[name].install}")
+    patience = PATIENCE[device.type] * (
+        5 if options.peers else 1
+    )  # torch.compile takes a minute for a model's optimizer
+    with watched(options.progress_file, patience) as note:
         note(CEILINGS)
         roofline = Roofline(device, effort.settle)
         ceilings = roofline.record()
         print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
-        said = ("device", "threads", "isa", "commit", "date", "versions")
+        said = ("device", "threads", "isa", "load", "commit", "date", "versions")
         told = {"quick": options.quick, "peers": {name: found or "absent" for name, found in versions.items()}}
+        told["skipped"] = left_out
         told |= {key: machine[key] for key in said if key in machine} | ceilings
         found, merged, late = [], [], []
         sources.record(out, machine["commit"])
@@ -154,7 +181,9 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
             for row in measured:
                 _complete(row, roofline)
                 name = row["provider"].split(":")[0]
-                row["version"] = machine["versions"].get(name) or versions.get(name)
+                row["version"] = machine["versions"].get("torch" if name == "torch.compile" else name) or versions.get(
+                    name
+                )
                 row.update(told)
             found += measured
             merged = rows.record(out / "rows.jsonl", measured)  # now: a later case may take the process with it

@@ -32,7 +32,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, **_):
     """mkdocs: pictures lie beside ``docs`` in the repository, and inside it on the site."""
-    return markdown.replace(f"(../{_PICTURES}/", f"({_PICTURES}/")
+    return re.sub(rf"\]\(\.\./((?:\.\./)*{_PICTURES}/)", r"](\1", markdown)
 
 
 def on_page_content(html, page, **_):

@@ -59,12 +59,22 @@ def build_reason(library: str) -> str:
     return entry.get("reason") or f"lib {library} is missing from {PACKAGE} although it was built"
 
 
+def other_cuda(info: dict[str, Any], cuda: str) -> str | None:
+    """Why a library built with one major version of CUDA does not serve a torch of another, whose driver may be older; or None."""
+    nvcc = info.get("nvcc")
+    if nvcc is None or nvcc.split(".")[0] == cuda.split(".")[0]:
+        return None
+    return f"it was built with CUDA {nvcc}, torch with CUDA {cuda}: the major versions must agree; to build it again: {BUILD}"
+
+
 def load() -> None:
     """Load the libraries of ops that were built; that of CUDA only under a CUDA build of torch."""
     for backend, library in LIBRARIES.items():
         path = PACKAGE / f"libamp_kernels_{library}.so"
         if backend == "cuda" and torch.version.cuda is None:
             _absent["cuda"] = "the installed torch is a CPU build"
+        elif backend == "cuda" and (other := other_cuda(build_info(), torch.version.cuda)):
+            _absent["cuda"] = other
         elif not path.exists():
             _absent[backend] = build_reason(library)
         else:

@@ -64,7 +64,9 @@ def _why_not(info: dict, version: str) -> str | None:
         return load.build_reason("nodes")
     if "cpu" in load.absent():
         return f"it needs the CPU kernels: {load.absent()['cpu']}"
-    if info.get("torch") != version:
+    if (
+        info.get("torch", "").partition("+")[0] != version.partition("+")[0]
+    ):  # its CPU and CUDA builds have one C++ interface
         return f"it was built for torch {info.get('torch')}, this is {version}; to build it again: {load.BUILD}"
     return None
 

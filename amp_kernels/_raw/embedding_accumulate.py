@@ -16,9 +16,7 @@ from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 
 
-def check(
-    out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor, scale_by_frequency: bool, in_order: bool
-) -> None:
+def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor, scale_by_frequency: bool, in_order: bool) -> None:
     """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
     name = "embedding_accumulate_"
     if in_order and (out.dtype != torch.float32 or scale_by_frequency):

@@ -160,6 +160,7 @@ def gemm_config(
     gated: bool = False,
     backward: bool = False,
     batch_invariant: bool = False,
+    whole: bool = False,
 ) -> GemmConfig:
     """The configuration for a GEMM of 16-bit operands; each size at least 1, except k.
 
@@ -175,6 +176,7 @@ def gemm_config(
         backward: the epilogue is the derivative of the activation.
         batch_invariant: choose by n alone, as for one fp32 matrix of a fixed number of rows and terms, and do not split K. A step
             divides 64 terms, so that a sum that starts from C goes on as if it had never stopped.
+        whole: do not split K.
     """
     if batch_invariant:
         m, k, batch, out_bytes = _INVARIANT_ROWS, _INVARIANT_ROWS, 1, 4
@@ -201,11 +203,11 @@ def gemm_config(
             total += _LAUNCH_CYCLES + moved / (target.multiprocessors * _MEMORY_BYTES)
         return total
 
-    whole = candidates(capability, vec, full_epilogue=full_epilogue, gated=gated, backward=backward)
+    rows = candidates(capability, vec, full_epilogue=full_epilogue, gated=gated, backward=backward)
     if batch_invariant:
-        whole = tuple(c for c in whole if c.block_k <= 64)
-    parts = () if batch_invariant else candidates(capability, vec)
+        rows = tuple(c for c in rows if c.block_k <= 64)
+    parts = () if batch_invariant or whole else candidates(capability, vec)
     split = (
         replace(c, splits=splits) for c in parts for splits in _SPLITS[1:] if k >= splits * _LEAST_STEPS * c.block_k
     )
-    return min((*whole, *split), key=cycles)
+    return min((*rows, *split), key=cycles)

@@ -16,7 +16,9 @@ UNIT_ROWS = tl.constexpr(UNIT)
 
 
 @triton.jit(do_not_specialize=["rows", "columns"])
-def unit_kernel(grad, x, mean, rstd, units, rows, columns, NORM: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
+def unit_kernel(
+    grad, x, mean, rstd, units, rows, columns, NORM: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr
+):
     unit = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns

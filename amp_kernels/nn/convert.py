@@ -14,7 +14,7 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, fused, head_loss, residual
+from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -57,6 +57,10 @@ def convert(
     A linear layer, its activation and the next linear layer run as one fused op (:func:`amp_kernels.mlp`) inside an
     ``nn.Sequential`` and inside feed-forward blocks like those of GPT-2, Llama, BERT, T5 and ViT. Only the container changes.
     Each call fuses the modules that have no hooks and were not replaced, parametrised or pruned.
+
+    The experts of a mixture that Hugging Face's model files keep in two parameters of three dimensions (Mixtral, Qwen-MoE, OLMoE and
+    others with silu) run as two grouped products (:func:`amp_kernels.grouped_mm`), whatever experts implementation the configuration
+    names. Their tokens are sorted on the device, so no host sync is left.
 
     With ``fuse_residuals`` a norm also makes the addition in front of it, where both lie in one block: ``norm(residual + branch)`` is
     one kernel forward and one backward. This covers the blocks of GPT-2, Llama and ViT between attention and feed-forward layer,
@@ -270,6 +274,8 @@ def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
         return derived(kind, conv1d.forward)
     if copied_norm.is_rms_norm(module):
         return derived(kind, copied_norm.forward)
+    if experts.recognised(module):
+        return derived(kind, experts.forward)
     name = activation.recognised(module) if activation.of_transformers(kind) else None
     return derived(kind, activation.FORWARDS[name]) if name else None
 

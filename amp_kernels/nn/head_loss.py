@@ -79,7 +79,7 @@ def _run(module: torch.nn.Module, view: torch.nn.Module, args: tuple, kwargs: di
     return type(found)(**{name: value for name, value in found.items() if name != "logits"})
 
 
-@shows("amp_kernels.convert(fuse_loss=True)")
+@shows("amp_kernels.convert(fuse_loss=True)", own_signature=True)
 def forward(self, *args: Any, **kwargs: Any) -> Any:
     head = operands(self.lm_head) if self.training and kwargs.get("labels") is not None else None
     as_tuple = not (self.config.return_dict if kwargs.get("return_dict") is None else kwargs["return_dict"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -11,7 +12,9 @@ from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from ..ops import _main_grad
+from . import experts
 from .embedding import Embedding
+from .grouped_linear import GroupedLinear
 from .linear import Linear
 from .norm import LayerNorm, RMSNorm
 
@@ -51,11 +54,11 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     DistributedDataParallel work unchanged. After ``zero_grad(set_to_none=True)`` or ``.grad = None``, the first micro-batch
     overwrites ``main_grad`` without reading it. ``main_grad`` is kept, so gradients keep their addresses between steps.
 
-    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`) and
-    :class:`amp_kernels.nn.Embedding` modules that require a gradient. They may also be used through
-    :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.embedding`. All other 16-bit parameters of the
-    model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these modules get their fp32
-    sums without rounding.
+    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`),
+    :class:`amp_kernels.nn.GroupedLinear`, converted experts and :class:`amp_kernels.nn.Embedding` that require a gradient. They may also be
+    used through :func:`amp_kernels.linear`, :func:`amp_kernels.mlp`, :func:`amp_kernels.grouped_mm` and
+    :func:`amp_kernels.embedding`. All other 16-bit parameters of the model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that
+    autograd accumulates into; biases of these modules get their fp32 sums without rounding.
 
     Within :func:`amp_kernels.batch_invariant` the gradients of these weights, of their modules' biases and of the weights and
     biases of :class:`amp_kernels.nn.LayerNorm` and :class:`amp_kernels.nn.RMSNorm` go on from ``main_grad``, token after token: any
@@ -95,9 +98,8 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     check_module("accumulate_fp32", model)
     names = {id(param): name for name, param in model.named_parameters()}
     weights: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        weight = module.weight if _is_fused(module) else None
-        if weight is None or not weight.is_leaf or not weight.requires_grad or weight.numel() == 0:
+    for weight in itertools.chain.from_iterable(map(_fused_weights, model.modules())):
+        if not weight.is_leaf or not weight.requires_grad or weight.numel() == 0:
             continue
         if weight.dtype in KERNEL_DTYPES:
             weights[id(weight)] = weight
@@ -121,9 +123,12 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     return handle
 
 
-def _is_fused(module: torch.nn.Module) -> bool:
-    """True if a kernel of this package can add the gradient of the module's weight to an fp32 buffer."""
-    return isinstance(module, Linear) or (isinstance(module, Embedding) and not module.sparse)
+def _fused_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The weights of the module whose gradient a kernel of this package can add to an fp32 buffer."""
+    if experts.is_converted(module):
+        return [getattr(module, name) for name in experts.WEIGHTS]
+    fused = isinstance(module, (Linear, GroupedLinear)) or (isinstance(module, Embedding) and not module.sparse)
+    return [module.weight] if fused else []
 
 
 def _summed_over_rows(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
@@ -136,8 +141,10 @@ def _summed_over_rows(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
             if param is None or not param.is_leaf or not param.requires_grad or param.dtype not in KERNEL_DTYPES:
                 continue
             tied = getattr(param, "main_grad", None) is not None
-            if param.numel() and param.is_contiguous() and not (
-                tied or param._backward_hooks or is_traceable_wrapper_subclass(param)
+            if (
+                param.numel()
+                and param.is_contiguous()
+                and not (tied or param._backward_hooks or is_traceable_wrapper_subclass(param))
             ):
                 yield param
 

@@ -24,7 +24,6 @@ from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import activation_backward
-from .._raw._column_sums import column_sums
 from .._raw.gemm import gemm_dact_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
@@ -120,7 +119,9 @@ def _hidden_gradient(grad, grad_h, grad_z, z, w2, activation, needs_sums, batch_
             dh = product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
             return activation_backward.op(dh, z, activation=activation), None
         sums = needs_sums and not batch_invariant  # its order depends on the number of rows
-        return gemm_dact_op(flat(grad), w2, z, activation=activation, bias_grad=sums, batch_invariant=bool(batch_invariant))
+        return gemm_dact_op(
+            flat(grad), w2, z, activation=activation, bias_grad=sums, batch_invariant=bool(batch_invariant)
+        )
     dh = None if grad is None else differentiable_product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
     dh = add_gradient(dh, grad_h, torch.float32)
     dz = None if dh is None else activation_backward.differentiable(dh, z, activation)

@@ -73,6 +73,7 @@ def describe(device: torch.device) -> dict[str, object]:
         from amp_kernels._dispatch import cpu_isa  # here: the rest of this file works without the package
 
         machine["isa"] = cpu_isa.chosen()
+        machine["load"] = round(os.getloadavg()[0], 1)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         machine["cuda"] = torch.version.cuda

@@ -47,7 +47,7 @@ def _activation(name: str, rows: int, columns: int, dtype: str, device: torch.de
     own, theirs, moved, written = FUNCTIONS[name]
     functions = {"torch": theirs}
     if device.type == "cuda" and name == "swiglu":
-        functions = compiled(functions | peers.functions("swiglu"), dtype == "bf16")
+        functions = compiled(functions | peers.functions("swiglu", device), dtype == "bf16")
 
     def inputs(generator: torch.Generator) -> Tensors:
         options = {"generator": generator, "device": device, "dtype": DTYPES[dtype]}

@@ -7,7 +7,7 @@ bf16 and no master. Ours is scaler.step(optimizer, max_norm=...) and scaler.upda
 whole: `pipeline` in their rows says what. The loss scale is 1 and never grows, so that each repetition meets gradients
 of the same size.
 
-A step's `bytes` are the least that the layout has to move (34, 30, 28 or 20 a parameter); `moved_bytes` what this
+A step's `bytes` are the least that the layout has to move (34 to 14.1 a parameter); `moved_bytes` what this
 provider's passes move; `state_bytes` what stays in memory between steps: weights, masters, 16-bit copies, moments.
 """
 
@@ -19,12 +19,10 @@ import amp_kernels as ak
 
 from ..harness.case import Call, Case, Scope, WithFacts
 from ..harness.memory import held_bytes
-from . import layouts, lists, peers
-from .layouts import Inputs, Layout
+from . import layouts, lists, muon_step, peer_optimizers
+from .layouts import MAX_NORM, Inputs, Layout
 from .providers import compared
 
-MAX_NORM = 1.0
-NEVER = 10**9  # growth interval
 MANY = ("fp32 + bf16 shadow", "bf16 + split master")  # layouts of the list of many small tensors
 
 
@@ -43,7 +41,7 @@ def update_case(name: str, shapes: list[lists.Shape], layout: Layout, device: to
         device,
         own=lambda inputs: _update(layouts.OurAdamW(layout, inputs)),
         providers={"torch": lambda inputs: _update(layouts.TorchAdamW(layout, inputs))},
-        last=peers.adamw(layout) if device.type == "cuda" else {},
+        last=peer_optimizers.adamw(layout, device) if device.type == "cuda" else {},
         moved=layout.update_bytes,
         flops=15,
         max_norm=None,
@@ -57,11 +55,28 @@ def step(scope: Scope) -> Iterator[Case]:
         for layout in layouts.LAYOUTS:
             if not many or layout.name in MANY:
                 yield step_case(name, shapes, layout, scope.device, sets=1 if many else None)
+        if not many and any(map(muon_step.is_matrix, shapes)):
+            yield muon_step.case(name, shapes, scope.device)
 
 
-def step_case(name: str, shapes: list[lists.Shape], layout: Layout, device: torch.device, **options) -> Case:
-    """`sets`: many small tensors leave the time to the host, and rotating among sets of them takes minutes."""
-    half = {"torch:all bf16": lambda inputs: _torch_half(layout, inputs)} if "state_dtype" in layout.options else {}
+def step_case(
+    name: str,
+    shapes: list[lists.Shape],
+    layout: Layout,
+    device: torch.device,
+    with_peers: bool | None = None,
+    compiles: bool = False,
+    **options,
+) -> Case:
+    """`with_peers`: by default on a GPU; `compiles`: also torch's step compiled. `sets`: many small tensors leave the time to the
+    host, and rotating among sets of them takes minutes."""
+    others = {}
+    if layout.half and "state_dtype" in layout.options:
+        others["torch:all bf16"] = lambda inputs: _torch_half(layout, inputs)
+    if compiles:
+        others["torch.compile"] = lambda inputs: _torch_compiled(layout, inputs)
+    if device.type == "cuda" if with_peers is None else with_peers:
+        others |= peer_optimizers.adamw(layout, device, whole_step=True)
     return _case(
         "step",
         name,
@@ -70,7 +85,7 @@ def step_case(name: str, shapes: list[lists.Shape], layout: Layout, device: torc
         device,
         own=lambda inputs: _ours(layout, inputs),
         providers={"torch": lambda inputs: _torch(layout, inputs)},
-        last=half | (peers.adamw(layout, whole_step=True) if device.type == "cuda" else {}),
+        last=others,
         moved=layout.step_bytes,
         flops=17,
         max_norm=MAX_NORM,
@@ -90,7 +105,7 @@ def _case(op, name, shapes, layout: Layout, device, *, own, providers, last, mov
         op=op,
         shape=name,
         dtype=layout.name,
-        bytes=moved * count,
+        bytes=round(moved * count),
         flops=flops * count,
         inputs=lambda generator: layouts.draw(layout, shapes, generator),
         reference=lambda inputs: layouts.reference(layout, inputs, max_norm),
@@ -110,7 +125,7 @@ def _update(adamw: layouts.AdamW) -> Call:
 
 def _torch(layout: Layout, inputs: Inputs) -> Call:
     adamw = layouts.TorchAdamW(layout, inputs)
-    scaler = _scaler(torch.amp.GradScaler, adamw.params)
+    scaler = layouts.scaler(torch.amp.GradScaler, adamw.params)
 
     def step():
         scaler.unscale_(adamw.optimizer)
@@ -121,6 +136,19 @@ def _torch(layout: Layout, inputs: Inputs) -> Call:
 
     casts = ", cast" if adamw.copies else ""
     return _with_facts(adamw, step, f"unscale + check, norm, clip, fused update{casts}, scale")
+
+
+def _torch_compiled(layout: Layout, inputs: Inputs) -> Call:
+    """torch.compile takes the multi-tensor optimizer; the check of GradScaler waits for the device, which no compiled step can."""
+    adamw = layouts.TorchAdamW(layout, inputs, foreach=True, capturable=inputs.params[0].is_cuda)
+
+    @torch.compile
+    def step():
+        torch.nn.utils.clip_grad_norm_(adamw.params, MAX_NORM)
+        adamw.optimizer.step()
+        adamw.cast()
+
+    return _with_facts(adamw, step, "norm, clip, update; no check")
 
 
 def _torch_half(layout: Layout, inputs: Inputs) -> Call:
@@ -135,7 +163,7 @@ def _torch_half(layout: Layout, inputs: Inputs) -> Call:
 
 def _ours(layout: Layout, inputs: Inputs) -> Call:
     adamw = layouts.OurAdamW(layout, inputs)
-    scaler = _scaler(ak.GradScaler, adamw.params)
+    scaler = layouts.scaler(ak.GradScaler, adamw.params)
 
     def step():
         scaler.step(adamw.optimizer, max_norm=MAX_NORM)
@@ -143,13 +171,6 @@ def _ours(layout: Layout, inputs: Inputs) -> Call:
 
     copies = " + 16-bit weights" if layout.half or layout.shadow else ""
     return _with_facts(adamw, step, f"check + norm, clip + update{copies}, scale")
-
-
-def _scaler(scaler_class: type, params: list[torch.Tensor]) -> torch.amp.GradScaler:
-    device = params[0].device
-    scaler = scaler_class(device.type, init_scale=1.0, growth_interval=NEVER)
-    scaler.scale(torch.ones((), device=device))  # creates the scale
-    return scaler
 
 
 def _with_facts(adamw, step: Callable[[], None], pipeline: str) -> Call:

@@ -32,7 +32,7 @@ def _case(tokens: int, rows: int, columns: int, dtype: str, device: torch.device
     functions = {"torch": lambda table, indices: F.embedding(indices, table)}
     if device.type == "cuda":
         functions = compiled(
-            functions | peers.functions("embedding"), dtype == "bf16" and (tokens, rows, columns) == CUDA[0]
+            functions | peers.functions("embedding", device), dtype == "bf16" and (tokens, rows, columns) == CUDA[0]
         )
     size = DTYPES[dtype].itemsize
     return differentiable(

@@ -14,6 +14,10 @@ import amp_kernels as ak
 from . import lists
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-2, (0.9, 0.999), 1e-8, 0.1
+CODED = 33 / 32  # bytes of a moment in 8 bits
+ADAMW = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
+MAX_NORM = 1.0  # of a whole step
+NEVER = 10**9  # growth interval
 STEPS = 2  # of the check: the second reads the moments that the first wrote
 
 
@@ -23,12 +27,12 @@ class Layout:
 
     name: str
     param: torch.dtype
-    update_bytes: int
+    update_bytes: float
     options: dict = field(default_factory=dict)  # of ak.optim.AdamW
     shadow: bool = False
 
     @property
-    def step_bytes(self) -> int:
+    def step_bytes(self) -> float:
         """Bytes a parameter of a whole step: the check and the norm read the gradients once more."""
         return self.update_bytes + self.param.itemsize
 
@@ -36,23 +40,39 @@ class Layout:
     def half(self) -> bool:
         return self.param != torch.float32
 
+    @property
+    def in_8_bits(self) -> bool:
+        return self.options.get("state_dtype") == "8bit"
+
     def bounds(self) -> dict[str, float]:
         """Accepted relative errors: the rounding of what is stored; bf16 moments act on the weights too.
 
         Moments carry the error of the clip factor: torch's norm on a CPU is one long FP32 sum (6e-5 on 25 M elements by
-        one thread).
+        one thread). Some compute 1 - 0.999 in FP32, with an error of 6e-5.
         """
+        if self.in_8_bits:
+            # Moments with errors of up to 10 % give the second step, which moves a weight of 0.02 by 1e-2, an error of 5 % of the
+            # weight; the bound is twice that, and a step that is missing four times that.
+            return {"params": 0.1, "exp_avg": 2.0**-4}
         moments = 2.0**-8 if self.options.get("state_dtype") else 2.0**-12
-        return {"params": (2.0**-8 if self.half else 2e-6) + (moments if moments > 1e-3 else 0.0), "exp_avg": moments}
+        return {"params": (2.0**-8 if self.half else 4e-5) + (moments if moments > 1e-3 else 0.0), "exp_avg": moments}
 
 
+EIGHT_BIT = Layout("fp32, 8-bit moments", torch.float32, 12 + 4 * CODED, {"state_dtype": "8bit"})
 LAYOUTS = (
-    Layout("fp32", torch.float32, 28),  # a whole step: 32, the others 34, 30, 28 and 20
+    Layout("fp32", torch.float32, 28),  # a whole step: 32, the others 34, 30, 28, 20, 20.125 and 14.125
     Layout("fp32 + bf16 shadow", torch.float32, 30, {"shadow_dtype": torch.bfloat16}, shadow=True),
     Layout("bf16 + fp32 master", torch.bfloat16, 28, {"master_weights": "fp32"}),
     Layout("bf16 + split master", torch.bfloat16, 26, {"master_weights": "split"}),
     Layout(
         "bf16 + split, bf16 moments", torch.bfloat16, 18, {"master_weights": "split", "state_dtype": torch.bfloat16}
+    ),
+    EIGHT_BIT,
+    Layout(
+        "bf16 + split24, 8-bit moments",
+        torch.bfloat16,
+        8 + 4 * CODED,
+        {"master_weights": "split24", "state_dtype": "8bit"},
     ),
 )
 
@@ -87,7 +107,7 @@ class AdamW:
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
         self.params = self.shown = params
-        self.optimizer = optimizer(params, lr=LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, **options)
+        self.optimizer = optimizer(params, **ADAMW, **options)
 
     def cast(self) -> None:
         if self.copies:
@@ -97,15 +117,17 @@ class AdamW:
     def results(self) -> dict:
         """Weights and moments. They stay the same tensors: looked up once, or thousands of lookups are timed with each step."""
         state = self.optimizer.state
+        if getattr(self.optimizer, "state_dtype", None) == "8bit":  # shown as copies
+            return {"params": self.shown}
         return {"params": self.shown, "exp_avg": [state[param]["exp_avg"] for param in self.params]}
 
 
 class TorchAdamW(AdamW):
-    """torch's fused AdamW on FP32 parameters and gradients, and the 16-bit copy of the weights if there is one."""
+    """torch's AdamW, fused without other options, on FP32 parameters and gradients, and the 16-bit copy of the weights if there is one."""
 
-    def __init__(self, layout: Layout, inputs: Inputs):
+    def __init__(self, layout: Layout, inputs: Inputs, **options):
         params, grads = ([tensor.float() for tensor in tensors] for tensors in (inputs.params, inputs.grads))
-        super().__init__(params, grads, torch.optim.AdamW, **_fused(params))
+        super().__init__(params, grads, torch.optim.AdamW, **(options or _fused(params)))
         self.copies = [param.bfloat16() for param in params] if layout.half or layout.shadow else []
         self.shown = self.copies if layout.half else params
         # A step's passes: unscale_ 8, norm 4, clip 8, update 28, and casts 6 where there are copies.
@@ -133,16 +155,27 @@ class OurAdamW(AdamW):
         self.step_bytes = layout.step_bytes
 
 
+def scaler(scaler_class: type, params: list[torch.Tensor]) -> torch.amp.GradScaler:
+    """One whose scale is 1 and stays."""
+    device = params[0].device
+    made = scaler_class(device.type, init_scale=1.0, growth_interval=NEVER)
+    made.scale(torch.ones((), device=device))  # creates the scale
+    return made
+
+
 def _fused(params: list[torch.Tensor]) -> dict:
     return {"fused": True, "capturable": params[0].device.type == "cuda"}
 
 
+def clip_factor(grads: list[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """That of clipping to a norm, in float64."""
+    norm = sum(grad.double().square().sum() for grad in grads).sqrt()
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 def reference(layout: Layout, inputs: Inputs, max_norm: float | None) -> dict:
     """STEPS steps of AdamW in float64 on the same gradients, clipped to `max_norm`."""
-    clip = 1.0
-    if max_norm is not None:
-        norm = sum(grad.double().square().sum() for grad in inputs.grads).sqrt()
-        clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    clip = 1.0 if max_norm is None else clip_factor(inputs.grads, max_norm)
     params, exp_avgs = [], []
     for param, grad in zip(inputs.params, inputs.grads, strict=True):
         p, g = param.double(), grad.double() * clip

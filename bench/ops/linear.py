@@ -14,7 +14,8 @@ import torch.nn.functional as F
 import amp_kernels as ak
 
 from ..harness.case import DTYPES, Call, Case, Prepare, Scope, Tensors
-from .providers import compared, differentiable, timed_call
+from . import peers
+from .providers import compared, compiled, differentiable, timed_call
 
 ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu}
 HOST = (64, 256, 256)
@@ -48,13 +49,15 @@ def plain(size: Size, dtype: str, device: torch.device, **options) -> Case:
     )
 
 
-def activated(activation: str, backward: bool, size: Size, device: torch.device, **options) -> Case:
+def activated(
+    activation: str, backward: bool, size: Size, device: torch.device, compiles: bool = False, **options
+) -> Case:
     direction = "forward + backward" if backward else "forward"
     return differentiable(
         "gemm",
         device,
         lambda x, weight, bias: ak.linear(x, weight, bias, activation=activation),
-        {"torch": lambda x, weight, bias: ACTIVATIONS[activation](F.linear(x, weight, bias))},
+        compiled({"torch": lambda x, weight, bias: ACTIVATIONS[activation](F.linear(x, weight, bias))}, compiles),
         leaves=3,
         bound=3 * ROUNDING,  # eager code rounds pre-activation, result and gradients
         backward=backward,
@@ -132,10 +135,10 @@ def mlp(scope: Scope) -> Iterator[Case]:
     cuda = [("gelu", 32768, 768, 3072), ("swiglu", 16384, 2048, 8192)]  # activation, rows, width, hidden width
     cpu = [("gelu", 512, 256, 1024), ("swiglu", 512, 256, 1024)]
     for case in scope.pick(cuda, cpu, [("gelu", 64, 48, 96), ("swiglu", 64, 48, 96)]):
-        yield _mlp(*case, scope.device)
+        yield mlp_case(*case, scope.device)
 
 
-def _mlp(activation: str, rows: int, width: int, hidden: int, device: torch.device) -> Case:
+def mlp_case(activation: str, rows: int, width: int, hidden: int, device: torch.device, compiles: bool = False) -> Case:
     first = 2 * hidden if activation == "swiglu" else hidden
 
     def eager(x, weight1, bias1, weight2, bias2):
@@ -155,7 +158,7 @@ def _mlp(activation: str, rows: int, width: int, hidden: int, device: torch.devi
         "gemm",
         device,
         lambda *tensors: ak.mlp(*tensors, activation=activation),
-        {"torch": eager},
+        compiled({"torch": eager} | peers.functions(f"mlp {activation}", device), compiles),
         leaves=5,
         bound=6 * ROUNDING,
         op="mlp",

@@ -20,17 +20,17 @@ def cross_entropy(scope: Scope) -> Iterator[Case]:
     shapes = scope.pick([(8192, 50257), (8192, 50304), (8192, 128256)], [(256, 50257)], [(16, 1001)])  # tokens, classes
     for shape in shapes:
         for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
-            yield _cross_entropy(*shape, dtype, scope.device, compiles=dtype == "bf16" and shape == shapes[0])
+            on_gpu = scope.device.type == "cuda"
+            compiles = on_gpu and dtype == "bf16" and shape == shapes[0]
+            yield rows_case(*shape, dtype, scope.device, compiles)
 
 
-def _cross_entropy(rows: int, classes: int, dtype: str, device: torch.device, compiles: bool) -> Case:
+def rows_case(rows: int, classes: int, dtype: str, device: torch.device, compiles: bool) -> Case:
     def inputs(generator: torch.Generator) -> Tensors:
         logits = torch.randn(rows, classes, generator=generator, device=device, dtype=DTYPES[dtype])
         return [logits, torch.randint(classes, (rows,), generator=generator, device=device), None]
 
-    functions = {"torch": F.cross_entropy}
-    if device.type == "cuda":
-        functions = compiled(functions | peers.functions("cross_entropy"), compiles)
+    functions = compiled({"torch": F.cross_entropy} | peers.functions("cross_entropy", device), compiles)
     return differentiable(
         "cross_entropy_rows_",
         device,
@@ -50,23 +50,22 @@ def _cross_entropy(rows: int, classes: int, dtype: str, device: torch.device, co
 
 def linear_cross_entropy(scope: Scope) -> Iterator[Case]:
     for shape in scope.pick(LINEAR_CUDA, [(256, 64, 50257)], [(32, 16, 501)]):
-        yield _linear_cross_entropy(*shape, scope.device)
+        yield head_case(*shape, scope.device, compiles=shape == LINEAR_CUDA[0])
 
 
 def _eager(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(F.linear(x, weight), target)
 
 
-def _linear_cross_entropy(rows: int, features: int, classes: int, device: torch.device) -> Case:
+def head_case(rows: int, features: int, classes: int, device: torch.device, compiles: bool) -> Case:
     def inputs(generator: torch.Generator) -> Tensors:
         x = torch.randn(rows, features, generator=generator, device=device, dtype=torch.bfloat16)
         weight = torch.randn(classes, features, generator=generator, device=device).mul_(features**-0.5)
         return [x, weight, torch.randint(classes, (rows,), generator=generator, device=device), None]
 
-    functions = {"torch": _eager}
-    if device.type == "cuda":
-        functions |= peers.functions("linear_cross_entropy") | peers.torch_linear_cross_entropy()
-        functions = compiled(functions, (rows, features, classes) == LINEAR_CUDA[0])
+    functions = {"torch": _eager} | peers.functions("linear_cross_entropy", device)
+    functions |= peers.torch_linear_cross_entropy() if device.type == "cuda" else {}
+    functions = compiled(functions, compiles)
     return differentiable(
         "gemm",
         device,

@@ -14,7 +14,7 @@ import amp_kernels as ak
 
 from ..harness.case import DTYPES, Case, Scope, Tensors
 from . import peers
-from .providers import differentiable
+from .providers import compiled, differentiable
 
 EPS = peers.NORM_EPS
 STOCK = {
@@ -39,11 +39,21 @@ def _cases(kind: str, scope: Scope) -> Iterator[Case]:
     for size in scope.pick([(32768, 768), (16384, 4096), (2048, 32768)], [(2048, 768)], [(64, 96)]):
         for backward in (False, True):
             for dtype in ("bf16",) if scope.quick else ("bf16", "fp16", "fp32"):
-                yield _case(kind, *size, dtype, backward, scope.device)
-            yield _case(kind, *size, "fp32", backward, scope.device, autocast=True)
+                yield case(kind, *size, dtype, backward, scope.device)
+            yield case(kind, *size, "fp32", backward, scope.device, autocast=True)
 
 
-def _case(kind, rows, columns, dtype: str, backward: bool, device: torch.device, autocast: bool = False) -> Case:
+def case(
+    kind,
+    rows,
+    columns,
+    dtype: str,
+    backward: bool,
+    device: torch.device,
+    autocast: bool = False,
+    compiles: bool | None = None,
+) -> Case:
+    """`compiles`: also torch's function compiled, by default on a GPU."""
     result = torch.bfloat16 if autocast else DTYPES[dtype]
 
     def inputs(generator: torch.Generator) -> Tensors:
@@ -54,9 +64,8 @@ def _case(kind, rows, columns, dtype: str, backward: bool, device: torch.device,
     def rounded(norm):
         return lambda x, weight: norm(x, weight).to(result)
 
-    functions = {"torch": STOCK[kind]}
-    if device.type == "cuda":
-        functions |= {"torch.compile": torch.compile(STOCK[kind])} | peers.functions(kind)
+    functions = compiled({"torch": STOCK[kind]}, device.type == "cuda" if compiles is None else compiles)
+    functions |= peers.functions(kind, device)
     size, out = DTYPES[dtype].itemsize, result.itemsize
     return differentiable(
         "norm_forward",

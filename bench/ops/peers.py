@@ -1,137 +1,132 @@
-"""Other libraries, timed where they are installed. They run on a GPU; where they are absent the harness says so.
+"""Other libraries, timed where they are installed and have kernels for the device.
 
-Of AdamW only the weights are compared: each keeps its moments in a form of its own. In a whole step none of them clips, and
-only Apex checks and takes the norm; AdamW's update hardly depends on the size of the gradients, so that the weights are
-right all the same. Each one's work is in its row (`pipeline`).
+Of AdamW only the weights are compared: each library keeps its moments in a form of its own. In a whole step none of them clips,
+and only Apex checks and takes the norm, so they get gradients that are clipped already. Each row names its passes (`pipeline`).
 """
 
 import contextlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from ..harness.case import Call, WithFacts
-from ..harness.memory import held_bytes
-from .layouts import BETAS, EPS, LR, WEIGHT_DECAY, Inputs, Layout
 
-PEERS = ("apex", "flashoptim", "transformer_engine", "liger", "quack")
-MODULES = {"liger": "liger_kernel"}  # of another name
-LAYOUTS = {
-    "fp32": ("apex", "transformer_engine"),
-    "bf16 + fp32 master": ("apex", "transformer_engine"),
-    "bf16 + split master": ("flashoptim", "transformer_engine"),
+@dataclass(frozen=True)
+class Peer:
+    """A library: its module, its distribution if that is named otherwise, the command that installs it, and if it has CPU kernels."""
+
+    module: str
+    install: str
+    distribution: str = ""
+    on_cpu: bool = False
+
+
+PEERS = {
+    "apex": Peer(
+        "apex",
+        "git clone https://github.com/NVIDIA/apex && APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation ./apex",
+    ),
+    "transformer_engine": Peer(
+        "transformer_engine", "pip install --no-build-isolation 'transformer_engine[pytorch]'", "transformer-engine"
+    ),
+    "liger": Peer("liger_kernel", "pip install liger-kernel", "liger-kernel"),
+    "quack": Peer("quack", "pip install quack-kernels", "quack-kernels"),
+    "flashoptim": Peer("flashoptim", "pip install flashoptim"),
+    "bitsandbytes": Peer("bitsandbytes", "pip install bitsandbytes", on_cpu=True),
+    "torchao": Peer("torchao", "pip install torchao", on_cpu=True),
+    "optimi": Peer("optimi", "pip install torch-optimi", "torch-optimi", on_cpu=True),
+    "dion": Peer(
+        "dion", "git clone https://github.com/microsoft/dion && export PYTHONPATH=$PWD/dion:$PYTHONPATH", on_cpu=True
+    ),
 }
+
+
+def why_absent(name: str) -> str | None:
+    """The reason why a peer cannot be imported, or None."""
+    module = PEERS[name].module if name in PEERS else name
+    if importlib.util.find_spec(module) is None:
+        return "not installed"
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # built for another torch, for instance: the ways to fail are the peer's own
+        return f"does not import: {type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def skipped(name: str, device: torch.device) -> str | None:
+    """The reason why a peer is not timed on this device, or None."""
+    if device.type == "cpu" and name in PEERS and not PEERS[name].on_cpu:
+        return "has no kernels for a CPU"
+    return why_absent(name)
 
 
 def version(name: str) -> str | None:
     """Installed version of a peer, "unknown" if it carries none, None if it is absent or does not import."""
-    module = MODULES.get(name, name)
-    if importlib.util.find_spec(module) is None:
+    if why_absent(name) is not None:
         return None
+    peer = PEERS.get(name, Peer(name, ""))
     try:
-        importlib.import_module(module)
-    except Exception:  # built for another torch, for instance: the ways to fail are the peer's own
-        return None
-    try:
-        return importlib.metadata.version(module)
+        return importlib.metadata.version(peer.distribution or peer.module)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 
 
-def adamw(layout: Layout, whole_step: bool = False) -> dict[str, Callable[[Inputs], Call]]:
-    """The installed peers that have this layout: their update, or all that they do of a step."""
-    chosen = [name for name in LAYOUTS.get(layout.name, ()) if version(name)]
-    return {name: lambda inputs, name=name: _prepare(name, layout, inputs, whole_step) for name in chosen}
-
-
-def _prepare(name: str, layout: Layout, inputs: Inputs, whole_step: bool) -> Call:
-    make = {"apex": _apex, "flashoptim": _flashoptim, "transformer_engine": _transformer_engine}[name]
-    for param, grad in zip(inputs.params, inputs.grads, strict=True):
-        param.requires_grad_()
-        param.grad = grad
-    optimizer = make(inputs.params, layout, {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY})
-    before = _apex_check(inputs.grads) if whole_step and name == "apex" else None
-
-    def call():
-        if before:
-            before()
-        optimizer.step()
-        return {"params": [param.detach() for param in inputs.params]}
-
-    def facts() -> dict:
-        """An update reads and writes what is held, and reads the gradients; Apex's check is three more passes."""
-        held, grads = held_bytes(inputs.params, optimizer), held_bytes(inputs.grads)
-        pipeline = "check, norm, update; no clip" if before else "update; no check, norm or clip"
-        return {
-            "params": sum(param.numel() for param in inputs.params),
-            "state_bytes": held,
-            "moved_bytes": 2 * held + (4 if before else 1) * grads,
-            "pipeline": pipeline,
-        }
-
-    return WithFacts(call, facts) if whole_step else call
-
-
-def _apex(params, layout: Layout, options: dict):
-    from apex.optimizers import FusedAdam
-
-    return FusedAdam(params, adam_w_mode=True, capturable=True, master_weights=layout.half, **options)
-
-
-def _apex_check(grads: list[torch.Tensor]) -> Callable[[], None]:
-    """Norm, then unscaling with the non-finite check: Apex's multi-tensor kernels, in the order of its users."""
-    import amp_C
-    from apex.multi_tensor_apply import multi_tensor_applier
-
-    overflow = torch.zeros(1, dtype=torch.int32, device=grads[0].device)
-
-    def check():
-        multi_tensor_applier(amp_C.multi_tensor_l2norm, overflow, [grads], False)
-        multi_tensor_applier(amp_C.multi_tensor_scale, overflow, [grads, grads], 1.0)
-
-    return check
-
-
-def _flashoptim(params, layout: Layout, options: dict):
-    from flashoptim import FlashAdamW
-
-    return FlashAdamW(params, quantize=False, master_weight_bits=32, **options)
-
-
-def _transformer_engine(params, layout: Layout, options: dict):
-    from transformer_engine.pytorch.optimizers import FusedAdam
-
-    split = layout.name == "bf16 + split master"
-    return FusedAdam(params, adam_w_mode=True, master_weights=layout.half, store_param_remainders=split, **options)
-
-
-def functions(op: str) -> dict[str, Callable]:
-    """The installed peers that have an op, as functions with torch's arguments; without those whose version lacks it."""
+def functions(op: str, device: torch.device) -> dict[str, Callable]:
+    """The peers that have an op on this device, as functions with torch's arguments; without those whose version lacks it."""
     found = {}
     for name, (module, attribute, make) in FUNCTIONS[op].items():
-        if version(name) is not None:
+        if skipped(name, device) is None:
             with contextlib.suppress(ImportError, AttributeError):
                 found[name] = make(getattr(importlib.import_module(module), attribute))
     return found
 
 
 NORM_EPS = 1e-5
+
+
+def _bias(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.zeros_like(weight) if bias is None else bias
+
+
+def _mean_of_rows(f) -> Callable:
+    """Apex's loss of each row. Its ``padding_idx`` is a class that counts nothing: none is."""
+    return lambda logits, target: f.apply(logits, target, 0.0, -1, False).mean()
+
+
+def _with_liger(f) -> Callable:
+    def mlp(x, weight1, bias1, weight2, bias2):
+        return F.linear(f.apply(*F.linear(x, weight1, bias1).chunk(2, -1)), weight2, bias2)
+
+    return mlp
+
+
 # By op and peer: where its function is, and what gives it the arguments of torch's. QuACK's layer norm has a forward alone, and
 # an fp32 weight: a case with a backward reports that it failed. Its linear_cross_entropy asks for a weight in the dtype of
-# the rows. Liger's cross_entropy is left out: it writes the gradient over the logits, which the next call reads.
+# the rows. The cross entropies of Liger and Transformer Engine are left out: they write the gradient over the logits, which the
+# next call reads. Apex's GELU is the tanh approximation, within the bounds of 16 bits.
 FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
     "layer_norm": {
+        "apex": (
+            "apex.normalization.fused_layer_norm",
+            "mixed_dtype_fused_layer_norm_affine",
+            lambda f: lambda x, weight, bias=None: f(x, weight, _bias(weight, bias), weight.shape, NORM_EPS),
+        ),
         "liger": (
             "liger_kernel.ops.layer_norm",
             "LigerLayerNormFunction",
-            lambda f: lambda x, weight: f.apply(x, weight, torch.zeros_like(weight), NORM_EPS),
+            lambda f: lambda x, weight, bias=None: f.apply(x, weight, _bias(weight, bias), NORM_EPS),
         ),
         "quack": ("quack.layernorm", "layernorm", lambda f: lambda x, weight: f(x, weight.float(), eps=NORM_EPS)),
     },
     "rms_norm": {
+        "apex": (
+            "apex.normalization.fused_layer_norm",
+            "mixed_dtype_fused_rms_norm_affine",
+            lambda f: lambda x, weight: f(x, weight, weight.shape, NORM_EPS),
+        ),
         "liger": (
             "liger_kernel.ops.rms_norm",
             "LigerRMSNormFunction",
@@ -143,7 +138,10 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
         "liger": ("liger_kernel.ops.softmax", "LigerSoftmaxFunction", lambda f: f.apply),
         "quack": ("quack.softmax", "softmax", lambda f: f),
     },
-    "cross_entropy": {"quack": ("quack.cross_entropy", "cross_entropy", lambda f: f)},
+    "cross_entropy": {
+        "apex": ("apex.contrib.xentropy", "SoftmaxCrossEntropyLoss", _mean_of_rows),
+        "quack": ("quack.cross_entropy", "cross_entropy", lambda f: f),
+    },
     "linear_cross_entropy": {
         "liger": (
             "liger_kernel.ops.fused_linear_cross_entropy",
@@ -159,6 +157,8 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
     "swiglu": {
         "liger": ("liger_kernel.ops.swiglu", "LigerSiLUMulFunction", lambda f: lambda x: f.apply(*x.chunk(2, -1)))
     },
+    "mlp gelu": {"apex": ("apex.fused_dense.fused_dense", "fused_dense_gelu_dense_function", lambda f: f)},
+    "mlp swiglu": {"liger": ("liger_kernel.ops.swiglu", "LigerSiLUMulFunction", _with_liger)},
     "embedding": {
         "liger": (
             "liger_kernel.ops.experimental.embedding",

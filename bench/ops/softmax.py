@@ -28,7 +28,9 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
 
     functions = {"torch": lambda x: torch.softmax(x, -1)}
     if device.type == "cuda":
-        functions = compiled(functions | peers.functions("softmax"), dtype == "bf16" and (rows, columns) == CUDA[0])
+        functions = compiled(
+            functions | peers.functions("softmax", device), dtype == "bf16" and (rows, columns) == CUDA[0]
+        )
     return differentiable(
         "softmax_rows",
         device,

@@ -201,8 +201,10 @@ def muon(scope: Scope) -> Iterator[Case]:
     )
 
 
-def exact_muon(p: torch.Tensor, grads: Tensors) -> torch.Tensor:
+def exact_muon(p: torch.Tensor, grads: Tensors, ratio: float | None = None) -> torch.Tensor:
+    """Jordan et al., 2024; the learning rate is multiplied by `ratio`, by default that of the paper."""
     a, b, c = 3.4445, -4.775, 2.0315
+    ratio = max(1.0, p.shape[0] / p.shape[1]) ** 0.5 if ratio is None else ratio
     momentum = torch.zeros_like(p)
     for g in grads:
         momentum = 0.95 * momentum + 0.05 * g
@@ -211,7 +213,7 @@ def exact_muon(p: torch.Tensor, grads: Tensors) -> torch.Tensor:
         for _ in range(5):
             gram = x @ x.mT
             x = a * x + (b * gram + c * gram @ gram) @ x
-        p = p * (1 - LR * WEIGHT_DECAY) - LR * max(1.0, p.shape[0] / p.shape[1]) ** 0.5 * x
+        p = p * (1 - LR * WEIGHT_DECAY) - LR * ratio * x
     return p
 
 

@@ -6,9 +6,9 @@ from ..harness.tables import Table
 from .chips import Chip
 
 BASIS = (
-    "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h: the rate within `ak.batch_invariant()`, as a share of the free plan's. "
-    "Columns are rows of the product, for the gradient of a weight tokens. Above 1, loads and stores of C are predicted to be faster than "
-    "additions in L2."
+    "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h: the rate within `ak.batch_invariant()`, as a share of the "
+    "free plan's. Columns are rows of the product, for the gradient of a weight tokens. Above 1, loads and stores of C are predicted "
+    "to be faster than additions in L2."
 )
 ROWS = 16, 128, 512, 1024, 2048, 16384
 LAYERS = (768, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 4096), (14336, 4096), (4096, 14336), (50304, 768)

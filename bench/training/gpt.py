@@ -156,6 +156,7 @@ class GPT2(nn.Module):
         self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, WORDS, bias=False)
         self.fused_loss = self.fused_norms = False  # which take this package's head with loss, and its norms
+        self.head_loss = None  # another library's function of rows, weight and targets
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -164,6 +165,8 @@ class GPT2(nn.Module):
         if self.fused_loss:
             chunk = default_chunk(x.shape[0], torch.bfloat16, "cuda")  # the trace is of CPU tensors
             return ak.linear_cross_entropy(x, self.head.weight, targets.flatten(), chunk_size=chunk)
+        if self.head_loss is not None:
+            return self.head_loss(x, self.head.weight, targets.flatten())
         return F.cross_entropy(self.head(x).float(), targets.flatten())
 
     def stream_fused(self, stream: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,8 @@ The loop in trial.py knows neither. Both follow the usual recipe: FP32
 parameters, autocast around the forward pass, dynamic loss scaling for FP16, gradients clipped to norm 1, AdamW.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -14,7 +16,29 @@ from ..harness.memory import held_bytes
 MAX_NORM = 1.0
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
+ADJUSTMENT = "match_rms_adamw"  # of Muon's learning rate
 INIT_SCALE = 2.0**16
+
+
+#: Makes the optimizers of a model, with a learning rate.
+Optimizers = Callable[[nn.Module, float], list[torch.optim.Optimizer]]
+
+
+def fused_adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)]
+
+
+def split_for_muon(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The weights of the blocks' linear layers, and all other parameters, which are AdamW's."""
+    matrices = [p for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2]
+    ids = {id(p) for p in matrices}
+    return matrices, [p for p in model.parameters() if id(p) not in ids]
+
+
+def torch_muon(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    matrices, others = split_for_muon(model)
+    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=WEIGHT_DECAY, adjust_lr_fn=ADJUSTMENT)
+    return [muon, torch.optim.AdamW(others, lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)]
 
 
 class TorchTrainer:
@@ -23,12 +47,18 @@ class TorchTrainer:
     provider = "torch"
 
     def __init__(
-        self, model: nn.Module, device: torch.device, lr: float, scaled: bool, growth_interval: int, layout=None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        lr: float,
+        scaled: bool,
+        growth_interval: int,
+        layout=None,
+        optimizers: Optimizers = fused_adamw,
     ):
         self.model = layout.place(model) if layout else model
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
-        )
+        self.optimizers = optimizers(self.model, lr)
+        self.optimizer = self.optimizers[0]
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled
         )
@@ -36,14 +66,16 @@ class TorchTrainer:
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and parameter update of one step; no gradient is held over the next forward pass."""
         self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimizer)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
-        self.scaler.step(self.optimizer)
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
     def set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
+        for group in [group for optimizer in self.optimizers for group in optimizer.param_groups]:
             group["lr"] = lr
 
     def scale(self) -> torch.Tensor | float:
@@ -58,7 +90,7 @@ class TorchTrainer:
 
     def held_bytes(self) -> int:
         """Bytes held between two steps: parameters, buffers and optimizer state, each storage once."""
-        return held_bytes(list(self.model.parameters()), list(self.model.buffers()), self.optimizer)
+        return held_bytes(list(self.model.parameters()), list(self.model.buffers()), *self.optimizers)
 
     def parts(self) -> dict:
         """The saved parts, as the arguments of `ak.checkpoint`."""
@@ -79,12 +111,18 @@ class AmpKernelsTrainer(TorchTrainer):
         growth_interval: int,
         layout=None,
         shadow_dtype: torch.dtype | None = None,
+        muon: bool = False,
     ):
         self.model = ak.convert(model)
         self.model = layout.place(self.model) if layout else self.model
-        self.optimizer = ak.optim.AdamW(
-            self.model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, shadow_dtype=shadow_dtype
-        )
+        options = {"lr": lr, "weight_decay": WEIGHT_DECAY, "shadow_dtype": shadow_dtype}
+        if muon:
+            matrices, others = split_for_muon(self.model)
+            groups = [{"params": matrices}, {"params": others, "algorithm": "adamw", "betas": BETAS}]
+            self.optimizer = ak.optim.Muon(groups, adjust_lr_fn=ADJUSTMENT, **options)
+        else:
+            self.optimizer = ak.optim.AdamW(self.model.parameters(), betas=BETAS, **options)
+        self.optimizers = [self.optimizer]
         self.scaler = ak.GradScaler(device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled)
 
     def update(self, loss: torch.Tensor) -> None:

@@ -57,8 +57,8 @@ inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
 
 /// The plan for one call; kernel is kNone if no kernel of the build runs on the chip.
 ///
-/// batch_invariant: an element's sum over k is one chain in any tile, swapped or not, in any cluster, so the tile may suit
-/// the number of rows. The kernel may not: the instructions of gemm_sm90 and gemm_sm80 group k differently.
+/// batch_invariant: an element's sum over k is one chain in any tile, swapped or not, in any cluster, so the tile may
+/// suit the number of rows. The kernel may not: the instructions of gemm_sm90 and gemm_sm80 group k differently.
 inline GemmPlan plan_gemm(const GemmRequest& r, const GemmChip& chip) {
   if (r.symmetric) return detail::plan_symmetric(r, chip);
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
@@ -124,10 +124,9 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     GemmRates rates;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,     r.tma_b,       r.tma_output, r.row_output,
-                            r.odd_operands, r.backward,        r.keeps_z,   r.column_sums, r.plain,      r.in_registers,
-                            r.tma_epilogue, r.batch_invariant, r.chained,   r.symmetric,
-                            sm90};
+      const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,   r.tma_b,       r.tma_output, r.row_output,
+                            r.odd_operands, r.backward,        r.keeps_z, r.column_sums, r.plain,      r.in_registers,
+                            r.tma_epilogue, r.batch_invariant, r.chained, r.symmetric,   sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));

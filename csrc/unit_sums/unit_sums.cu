@@ -1,8 +1,8 @@
 // unit_sums_: sums over rows in an order that no split of the rows at a multiple of 64 changes.
 //
 // Work: reads grad, and x if there is one, once: bound by memory. Plan: a thread adds one column of a unit of 64 rows,
-// with 8 or 16 rows in flight, and leaves the sum in scratch, 4 bytes per 64 elements; a second kernel adds the units of a
-// column in order, from what `sums` holds. Trap: the order within a unit must not depend on the number of rows.
+// with 8 or 16 rows in flight, and leaves the sum in scratch, 4 bytes per 64 elements; a second kernel adds the units
+// of a column in order, from what `sums` holds. Trap: the order within a unit must not depend on the number of rows.
 #include "unit_sums/call.h"
 
 #include "base/element.cuh"
@@ -20,7 +20,8 @@ constexpr int kUnitsInFlight = 16;
 
 /// kNorm: of a norm's weight.
 template <class T, bool kNorm>
-AK_KERNEL(kUnitThreads, 4) unit_sums_kernel(AK_PARAM(UnitSums) p, int tiles) {
+AK_KERNEL(kUnitThreads, 4)
+unit_sums_kernel(AK_PARAM(UnitSums) p, int tiles) {
   constexpr int kInFlight = kNorm ? 8 : 16;  // rows
   wait_for_previous_kernel();
   allow_next_kernel();

@@ -98,7 +98,7 @@ def test_pages_are_filled_between_their_marks(results, tmp_path):
     assert "Rows, table and pictures: `../bench/results/some-gpu`." in text
     assert "| aligned | bf16 | 2 | 2.00 | 0.50 | a | 0.80 | 0.40 |" in text
     assert "nvjet_256x128\\|x" in text  # a bar in a cell would end it
-    assert sorted(path.name for path in folder.glob("*.png")) == ["products.png", "step.png"]
+    assert sorted(path.name for path in folder.glob("*.png")) == ["memory.png", "products.png", "step.png"]
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
     assert "![products](../bench/results/some-gpu/products.png)" in text
     assert "| matrix products, aligned | 2 | 2.00 | 0.50 | a bf16 |" in text
@@ -161,8 +161,15 @@ def test_the_first_picture_shows_times_memory_and_the_step(tmp_path):
         ("torch, fp32", 2.0),
         ("amp_kernels, fp32", 1.0),
     ]
-    assert plot.draw(tmp_path, steps, [{**each, "losses": [2.0, 1.0]} for each in ours]) == ["training", "step"]
-    assert list(plot.pictures(tmp_path)) == ["training", "step"]
+    steps.append(step("amp_kernels", 900, state_bytes=20 * 10**9, dtype="bf16 + split"))
+    steps += [step("torch", 1, dtype="bf16 + split"), step("amp_kernels:triton", 1, dtype="fp32")]
+    assert [(name, length) for name, length, _ in plot.held(steps)] == [
+        ("amp_kernels, bf16 + split", 20.0),
+        ("torch, fp32", 8.0),
+        ("amp_kernels, fp32", 8.0),
+    ]
+    drawn = plot.draw(tmp_path, steps, [{**each, "losses": [2.0, 1.0]} for each in ours])
+    assert drawn == list(plot.pictures(tmp_path)) == ["training", "memory", "step"]
 
 
 def test_a_long_table_is_folded(results, tmp_path):

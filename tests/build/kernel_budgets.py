@@ -129,8 +129,12 @@ BUDGETS = {
     "gemm_sm80_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi64ELi64E", 16),
         opcodes={"HMMA.16816.F32": 2 * (64 + 2 * (64 + 16)), "LDSM.16": 2 * 2 * (21 + 2 * (21 + 11)),
                  "LDGSTS.E.BYPASS.128": 10 * 12},
-        why="14 instances, 4 for symmetric results and 4 whose sums start from C: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, "
+        why="14 instances, 4 for symmetric results and 4 whose sums start from C: 128 sums and two sets of fragments. A step of "
+            "32 k is 64 mma a warp, "
             "16 in the small tile, which on sm_120 keeps four words in memory"),
+    "gemm_sm80_grouped_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi128ELi128E", 16),
+        opcodes={"HMMA.16816.F32": 2 * 64, "LDSM.16": 2 * 2 * 21, "LDGSTS.E.BYPASS.128": 2 * 12},
+        why="2 instances: the loop of gemm_sm80_kernel; on sm_120 four words wait in memory"),
     "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "scale_rows_kernel": Budget(registers=64, shared=64, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),

@@ -11,7 +11,10 @@ FEATURES, ROWS, BLOCKS = 8 * 24, 5, 8
 
 
 def operands():
-    return (generators.normal(*shape, dtype=torch.bfloat16, seed=i) for i, shape in enumerate(((ROWS, FEATURES), (16, FEATURES))))
+    return (
+        generators.normal(*shape, dtype=torch.bfloat16, seed=i)
+        for i, shape in enumerate(((ROWS, FEATURES), (16, FEATURES)))
+    )
 
 
 def row_parallel(x, weight, ranks, group=None):

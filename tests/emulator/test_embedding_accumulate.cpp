@@ -133,7 +133,8 @@ std::string in_order(const std::vector<int64_t>& runs, int64_t columns, int64_t 
     for (size_t c = 0; c < width; c++) want[static_cast<size_t>(words[t]) * width + c] += values[t * width + c];
   }
   emu::Buffer<float> out("out", std::vector<float>(rows * width, 0.1f));
-  for (const auto& [first, last] : {std::pair<size_t, size_t>{0, static_cast<size_t>(cut)}, {static_cast<size_t>(cut), entries}}) {
+  for (const auto& [first, last] :
+       {std::pair<size_t, size_t>{0, static_cast<size_t>(cut)}, {static_cast<size_t>(cut), entries}}) {
     if (first == last) continue;
     std::vector<int64_t> order(last - first), index;
     for (size_t i = 0; i < order.size(); i++) order[i] = static_cast<int64_t>(i);

@@ -1,5 +1,5 @@
-// The order of a sum over k, on tensor cores that align and truncate: an element has the same bits in every tile, order of
-// operands and cluster, alone and in company; a sum that starts from C goes on as if it had never stopped.
+// The order of a sum over k, on tensor cores that align and truncate: an element has the same bits in every tile, order
+// of operands and cluster, alone and in company; a sum that starts from C goes on as if it had never stopped.
 #include <memory>
 
 #include "gemm/sm80/gemm.cu"
@@ -195,12 +195,14 @@ void refused(Cases& cases) {
     GemmProblem q = in.problem(c, 0, 64);
     if (gemm_sm90_chained<bf16>(q, {0}, nullptr).ok()) return "a product that adds nothing was taken";
     q.accumulate = true;
-    if (gemm_sm90_chained<bf16>(q, {gemm_tile_index(64, 64)}, nullptr).ok()) return "a tile without an instance was taken";
+    if (gemm_sm90_chained<bf16>(q, {gemm_tile_index(64, 64)}, nullptr).ok())
+      return "a tile without an instance was taken";
     if (gemm_sm90_chained<bf16>(q, {0, 2}, nullptr).ok()) return "splits were taken";
     q.m_major_a = false;
     if (gemm_sm90_chained<bf16>(q, {0}, nullptr).ok()) return "a k-major A was taken";
     q.m_major_a = true;
-    if (gemm_sm80<bf16>(q, {GemmSm80Tile::k128x256}, {}, nullptr).ok()) return "gemm_sm80 took a tile without an instance";
+    if (gemm_sm80<bf16>(q, {GemmSm80Tile::k128x256}, {}, nullptr).ok())
+      return "gemm_sm80 took a tile without an instance";
     return "";
   });
 }
@@ -219,8 +221,8 @@ void run(Cases& cases) {
   }
   const int pingpong = gemm_tile_index(128, 128, true), small = gemm_tile_index(64, 128);
   for (const int tile : {pingpong, small}) {
-    edges<bf16>(cases, tile, {130, 133, 72, 0, 1, 2});             // rows of C that TMA cannot write
-    edges<bf16>(cases, tile, {72, 136, 72, 8, 1, 2, 3});           // a batch
+    edges<bf16>(cases, tile, {130, 133, 72, 0, 1, 2});    // rows of C that TMA cannot write
+    edges<bf16>(cases, tile, {72, 136, 72, 8, 1, 2, 3});  // a batch
     edges<bf16>(cases, tile, {72, 130, 72, 0, 1, 2}, Lies::kByColumns);
     edges<bf16>(cases, tile, {1, 1, 1});
   }

@@ -1,5 +1,5 @@
-// unit_sums on the emulator, bit for bit: numbers whose sum depends on the order, over ragged units, columns and dtypes, in
-// one call and in two, with and without a norm.
+// unit_sums on the emulator, bit for bit: numbers whose sum depends on the order, over ragged units, columns and
+// dtypes, in one call and in two, with and without a norm.
 #include <cmath>
 
 #include "harness.h"
@@ -43,7 +43,9 @@ std::string run(const Problem& q) {
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, q.cut}, {q.cut, q.rows}}) {
     if (begin == end && q.cut == 0 && q.rows > 0) continue;
     UnitSums p{};
-    const auto at = [&](AnyBuffer& t, DType type) { return static_cast<char*>(t.data()) + begin * q.columns * bytes_of(type); };
+    const auto at = [&](AnyBuffer& t, DType type) {
+      return static_cast<char*>(t.data()) + begin * q.columns * bytes_of(type);
+    };
     p.sums = out.data();
     p.grad = at(grad, q.grad), p.grad_type = q.grad;
     if (q.norm) p.x = at(x, q.x), p.x_type = q.x, p.rstd = rstd.data() + begin;

@@ -1,6 +1,8 @@
 """Head and loss of a causal language model as one op: the loss and gradients of the separate ones, and no logits."""
 
 import copy
+import inspect
+import pickle
 import sys
 import types
 from dataclasses import dataclass
@@ -99,7 +101,7 @@ def data():
 
 
 def is_fused(model):
-    return type(model).forward.__module__ == "amp_kernels.nn.head_loss"
+    return type(model).__module__ == "amp_kernels.nn.head_loss"
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -164,6 +166,16 @@ def test_the_head_is_left_alone_if_skipped_and_without_the_option():
     model = ak.convert(Model(), skip=["lm_head"], fuse_loss=True)
     assert not is_fused(model)
     assert not is_fused(ak.convert(Model()))
+
+
+def test_its_signature_is_the_models_and_it_pickles():
+    """transformers drops the columns of a data set that forward does not name."""
+    theirs, ours = models()
+    assert inspect.signature(ours.forward) == inspect.signature(theirs.forward)
+    ids, labels = data()
+    copied = pickle.loads(pickle.dumps(ours))
+    assert is_fused(copied)
+    assert copied(ids, labels=labels).keys() == {"loss"}
 
 
 def test_compiled_it_is_the_models_own_and_reverted_too():

@@ -18,9 +18,7 @@ BACKENDS = ["cpu", "reference"]
 def parts(x, w, ranks, blocks, out_features=None):
     """Each rank's part of ``x @ w^T`` over its share of the features."""
     with ak.batch_invariant(k_blocks=blocks // ranks):
-        return [
-            ak.matmul(a, b.t(), out_dtype=F32) for a, b in zip(x.chunk(ranks, 1), w.chunk(ranks, 1), strict=True)
-        ]
+        return [ak.matmul(a, b.t(), out_dtype=F32) for a, b in zip(x.chunk(ranks, 1), w.chunk(ranks, 1), strict=True)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -116,13 +114,16 @@ def test_blocks_of_a_compiled_function():
 
 @pytest.mark.parametrize("blocks", [0, -2, 3, 12])
 def test_k_blocks_is_a_power_of_two(blocks):
-    with pytest.raises(ValueError, match=f"k_blocks is {blocks}; accepted: a power of two"), ak.batch_invariant(k_blocks=blocks):
+    with (
+        pytest.raises(ValueError, match=f"k_blocks is {blocks}; accepted: a power of two"),
+        ak.batch_invariant(k_blocks=blocks),
+    ):
         pass
 
 
 @pytest.mark.parametrize("blocks", [True, 2.0, "2", None])
 def test_k_blocks_is_an_int(blocks):
-    with pytest.raises(TypeError, match="k_blocks is .*; accepted: an int"), ak.batch_invariant(k_blocks=blocks):
+    with pytest.raises(TypeError, match=r"k_blocks is .*; accepted: an int"), ak.batch_invariant(k_blocks=blocks):
         pass
 
 
@@ -164,7 +165,12 @@ def test_blocks_nest():
 
 
 def test_tree_sum():
-    values = [torch.tensor([2.0**24, 1.0]), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0])]
+    values = [
+        torch.tensor([2.0**24, 1.0]),
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([1.0, 3.0]),
+        torch.tensor([1.0, 4.0]),
+    ]
     assert tree_sum(values).tolist() == [2.0**24 + 2, 10.0]
     one = tree_sum(values[:1])
     assert torch.equal(one, values[0])

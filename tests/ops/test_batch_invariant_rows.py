@@ -37,7 +37,9 @@ FUNCTIONS = {
     "mlp": lambda x: ak.mlp(x, W1, None, W2),
     "gated mlp": lambda x: ak.mlp(x, GATED, None, W2, activation="swiglu"),
     "addmm": lambda x: ak.addmm(W2[0], x, W1.t()),
-    "linear_cross_entropy": lambda x: ak.linear_cross_entropy(x, HEAD, _targets(x), reduction="none", z_loss=1e-4)[:, None],
+    "linear_cross_entropy": lambda x: ak.linear_cross_entropy(x, HEAD, _targets(x), reduction="none", z_loss=1e-4)[
+        :, None
+    ],
     "head": lambda x: ak.linear_cross_entropy(
         x, HEAD, _targets(x), reduction="none", chunk_size=7, label_smoothing=0.1
     )[:, None],
@@ -119,7 +121,9 @@ def test_the_loss_of_the_head_is_that_of_its_logits(chunk, autocast):
     dtype = torch.float32 if autocast else torch.bfloat16
     results = []
     for fused in (True, False):
-        x, w, b = (t.to(dtype).requires_grad_() for t in (normal(ROWS, FEATURES, seed=9), HEAD.clone(), normal(CLASSES)))
+        x, w, b = (
+            t.to(dtype).requires_grad_() for t in (normal(ROWS, FEATURES, seed=9), HEAD.clone(), normal(CLASSES))
+        )
         with ak.batch_invariant(), torch.autocast("cpu", torch.float16, enabled=autocast):
             if fused:
                 loss = ak.linear_cross_entropy(x, w, _targets(x), linear_bias=b, reduction="none", chunk_size=chunk)
@@ -142,8 +146,7 @@ def test_every_product_of_the_head_is_told(name, op_calls):
             )
         loss.backward()
         told = [
-            kwargs.get("batch_invariant", False)
-            for _, kwargs in (*op_calls["gemm"], *op_calls["gemm_accumulate_"])
+            kwargs.get("batch_invariant", False) for _, kwargs in (*op_calls["gemm"], *op_calls["gemm_accumulate_"])
         ]
         assert told == [enabled] * len(told)
         assert len(told) == (4 if enabled else 3)

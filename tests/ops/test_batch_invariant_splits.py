@@ -32,7 +32,12 @@ class Model(torch.nn.Module):
         x = x + self.layer(self.norm(x))
         y, x = self.centred(self.mlp(x), residual=x)
         return ak.linear_cross_entropy(
-            x + y, self.head.weight, 7 * tokens % WORDS, linear_bias=self.head.bias, reduction="sum", chunk_size=self.chunk
+            x + y,
+            self.head.weight,
+            7 * tokens % WORDS,
+            linear_bias=self.head.bias,
+            reduction="sum",
+            chunk_size=self.chunk,
         )
 
 

@@ -126,7 +126,9 @@ def test_batch_invariant_plans_keep_the_order_of_k(capability, kernel):
     """Over 10^4 shapes: one kernel, no split and no phases for any number of rows and batches, and copies by layout alone."""
     draw = random.Random(0)
     for _ in range(10_000 // 8):
-        n, k = (draw.choice((draw.randint(1, 300), 8 * draw.randint(1, 2000), draw.randint(1, 60_000))) for _ in range(2))
+        n, k = (
+            draw.choice((draw.randint(1, 300), 8 * draw.randint(1, 2000), draw.randint(1, 60_000))) for _ in range(2)
+        )
         lies = {
             **dict(zip(("m_major_a", "n_major_b"), draw.choices((True, False), k=2), strict=True)),
             **dict(zip(("tma_a", "tma_b"), draw.choices((True, True, False), k=2), strict=True)),

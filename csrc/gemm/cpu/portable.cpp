@@ -126,8 +126,7 @@ void portable_product(const GemmProblem& q, float* sums) {
     return;
   }
   const GemmValues* const start = is_chained(q) ? &q.c : nullptr;
-  for (int64_t i = 0; i < q.batch; ++i)
-    chain_product(matrix_of(a, i), matrix_of(b, i), start, i, sums + i * elements);
+  for (int64_t i = 0; i < q.batch; ++i) chain_product(matrix_of(a, i), matrix_of(b, i), start, i, sums + i * elements);
 }
 
 }  // namespace ak
